@@ -1,0 +1,1 @@
+"""Tables of arithmetic: number formats, matrix units, instructions.  One table per fact."""

@@ -1,0 +1,60 @@
+"""Number formats: precision, range and rounding unit of every dtype that a kernel may read, write or cast to.
+
+Sources: IEEE 754-2019 (binary16/32/64), the bfloat16 and OCP 8-bit floating point (OFP8, revision 1.0) formats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DType:
+    """A binary floating point format with `precision` significant bits (the hidden one included)."""
+
+    name: str
+    precision: int
+    emin: int  # exponent of the smallest normal number, 2**emin
+    max: float  # largest finite number
+    itemsize: int  # bytes
+
+    @property
+    def torch(self) -> torch.dtype:
+        dtype = getattr(torch, self.name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def unit_roundoff(self) -> float:
+        """u: round-to-nearest has a relative error of at most u = 2**-precision in the normal range."""
+        return 2.0**-self.precision
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return 2.0 ** (self.emin - self.precision + 1)
+
+    @property
+    def overflow(self) -> float:
+        """Where round-to-nearest begins to give infinity: half an ulp above `max`."""
+        return self.max * (1 + self.unit_roundoff)
+
+
+_FORMATS = (
+    DType("float64", 53, -1022, torch.finfo(torch.float64).max, 8),
+    DType("float32", 24, -126, torch.finfo(torch.float32).max, 4),
+    DType("float16", 11, -14, 65504.0, 2),
+    DType("bfloat16", 8, -126, torch.finfo(torch.bfloat16).max, 2),
+    DType("float8_e4m3fn", 4, -6, 448.0, 1),
+    DType("float8_e5m2", 3, -14, 57344.0, 1),
+)
+DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _FORMATS}
+
+
+def dtype_named(name: str) -> DType:
+    """The format of that name; raises ValueError that lists the known ones."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise ValueError(f"dtype: {name!r} is none of {', '.join(DTYPES)}") from None

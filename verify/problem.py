@@ -1,0 +1,232 @@
+"""Problem: the mathematics and the memory of one input, as one frozen value with a one-line name that parses back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+
+from references.masks import Full, Lengths, Mask, parse_mask
+from verify.arithmetic.dtypes import DType, dtype_named
+
+ORDERS = ("bhsd", "bshd", "sbhd")
+EXPANSIONS = ("b", "h")
+
+
+class ProblemError(ValueError):
+    """A Problem, or the text of one, that makes no sense; the message names the field."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one tensor of logical shape (batch, heads, seqlen, head_dim) lies in memory.
+
+    order: the storage order of the four dimensions; head_dim is always the innermost.
+    pitch: unused elements behind every row of head_dim elements.
+    offset: unused elements before the first one; an odd offset misaligns the tensor.
+    expand: dimensions ("b", "h") stored once and expanded with stride 0.
+    """
+
+    order: str = "bhsd"
+    pitch: int = 0
+    offset: int = 0
+    expand: str = ""
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ProblemError(f"layout: order {self.order!r} is none of {', '.join(ORDERS)}")
+        if self.pitch < 0 or self.offset < 0:
+            raise ProblemError("layout: pitch and offset count elements and cannot be negative")
+        if any(dim not in EXPANSIONS for dim in self.expand):
+            raise ProblemError(f"layout: expand {self.expand!r} may hold only {', '.join(EXPANSIONS)}")
+
+    @property
+    def name(self) -> str:
+        parts = [self.order, f"p{self.pitch}" * bool(self.pitch), f"o{self.offset}" * bool(self.offset)]
+        return ".".join(filter(None, [*parts, f"x{self.expand}" * bool(self.expand)]))
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        order, *rest = text.split(".")
+        found = {part[:1]: part[1:] for part in rest}
+        if set(found) - set("pox") or len(found) != len(rest):
+            raise ProblemError(f"layout: {text!r} is not a layout (example: bshd.p8.o1.xh)")
+        return Layout(order, int(found.get("p", "0")), int(found.get("o", "0")), found.get("x", ""))
+
+    def strides(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        """Strides in elements of (batch, heads, seqlen, head_dim)."""
+        sizes = dict(zip("bhsd", shape, strict=True))
+        strides = {"d": 1}
+        step = sizes["d"] + self.pitch
+        for dim in reversed(self.order[:-1]):
+            strides[dim] = 0 if dim in self.expand else step
+            step *= 1 if dim in self.expand else max(sizes[dim], 1)
+        return strides["b"], strides["h"], strides["s"], strides["d"]
+
+    def extent(self, shape: tuple[int, int, int, int]) -> int:
+        """Elements of storage from the tensor's allocation start to just behind its last element."""
+        if 0 in shape:
+            return self.offset
+        return self.offset + 1 + sum((n - 1) * s for n, s in zip(shape, self.strides(shape), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One input.  Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv, head_dim), v with head_dim_v.
+
+    softmax_scale multiplies the scores and may be zero or negative.  softcap c > 0 replaces a scaled score s by
+    c tanh(s / c), before the mask; 0 means none.  distribution and seed choose the values (`verify.inputs`).
+    Raises ProblemError, naming the field, for what makes no sense.
+    """
+
+    batch: int = 1
+    heads_q: int = 1
+    heads_kv: int = 1
+    seqlen_q: int
+    seqlen_kv: int
+    head_dim: int
+    head_dim_v: int = 0  # 0: the same as head_dim
+    dtype: str
+    mask: Mask = field(default_factory=Full)
+    softmax_scale: float | None = None  # None: head_dim ** -0.5
+    softcap: float = 0.0
+    layout_q: Layout = Layout()
+    layout_k: Layout = Layout()
+    layout_v: Layout = Layout()
+    layout_out: Layout = Layout()
+    distribution: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.head_dim_v == 0:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        if self.softmax_scale is None:
+            object.__setattr__(self, "softmax_scale", self.head_dim**-0.5)
+        for name in ("batch", "heads_q", "heads_kv", "head_dim", "head_dim_v"):
+            if getattr(self, name) < 1:
+                raise ProblemError(f"{name}: {getattr(self, name)} is less than 1")
+        for name in ("seqlen_q", "seqlen_kv", "seed", "softcap"):
+            if getattr(self, name) < 0:
+                raise ProblemError(f"{name}: {getattr(self, name)} is negative")
+        if self.heads_q % self.heads_kv:
+            raise ProblemError(f"heads_q: {self.heads_q} is no multiple of heads_kv = {self.heads_kv}")
+        if not math.isfinite(self.scale):
+            raise ProblemError(f"softmax_scale: {self.softmax_scale} is not finite")
+        try:
+            dtype_named(self.dtype)
+            self.mask.check(self.batch)
+        except ValueError as error:
+            raise ProblemError(str(error)) from None
+        if self.layout_out.expand:
+            raise ProblemError("layout_out: an output cannot be expanded")
+
+    @property
+    def scale(self) -> float:
+        assert self.softmax_scale is not None
+        return self.softmax_scale
+
+    @property
+    def format(self) -> DType:
+        return dtype_named(self.dtype)
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head; query head h reads key head h // group."""
+        return self.heads_q // self.heads_kv
+
+    @property
+    def shape_q(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads_q, self.seqlen_q, self.head_dim
+
+    @property
+    def shape_k(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads_kv, self.seqlen_kv, self.head_dim
+
+    @property
+    def shape_v(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads_kv, self.seqlen_kv, self.head_dim_v
+
+    @property
+    def shape_out(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads_q, self.seqlen_q, self.head_dim_v
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {name: getattr(self, f"layout_{name}") for name in ("q", "k", "v", "out")}
+
+    @property
+    def pairs(self) -> int:
+        """(query, key) pairs over all heads: what the cost of judging grows with."""
+        return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
+
+    def kv_lengths(self) -> tuple[int, ...]:
+        """Valid keys per sequence, as a `Lengths` mask says or seqlen_kv."""
+        whole = (self.seqlen_kv,) * self.batch
+        given = [part.kv_lengths for part in self.mask.atoms if isinstance(part, Lengths)]
+        return tuple(min(lengths) for lengths in zip(whole, *given, strict=True))
+
+    @property
+    def name(self) -> str:
+        """One line that `Problem.parse` reads back; fields at their defaults are left out."""
+        return ",".join(f"{key}={text}" for key, text in self._texts())
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        defaults = {f.name: f.default for f in fields(self)}
+        defaults |= {"softmax_scale": self.head_dim**-0.5, "head_dim_v": self.head_dim, "mask": Full()}
+        for name, key in _KEYS.items():
+            value = getattr(self, name)
+            if value != defaults[name]:
+                yield key, value.name if isinstance(value, Mask | Layout) else str(value)
+
+    @staticmethod
+    def parse(text: str) -> Problem:
+        """The Problem of that name; raises ProblemError with the part that does not parse."""
+        values: dict[str, object] = {}
+        for item in text.split(","):
+            key, equals, value = item.partition("=")
+            if not equals or key not in _FIELDS or _FIELDS[key] in values:
+                raise ProblemError(f"{item!r} is not a field of a problem (fields: {', '.join(_FIELDS)})")
+            try:
+                values[_FIELDS[key]] = _read(_FIELDS[key], value)
+            except ValueError as error:
+                raise ProblemError(f"{key}: {value!r} does not parse ({error})") from None
+        try:
+            return Problem(**values)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ProblemError(f"{text!r} is not a whole problem: {error}") from None
+
+    def but(self, **changes: object) -> Problem:
+        """This problem with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _read(name: str, text: str) -> object:
+    if name == "mask":
+        return parse_mask(text)
+    if name.startswith("layout_"):
+        return Layout.parse(text)
+    if name in ("softmax_scale", "softcap"):
+        return float(text)
+    return text if name in ("dtype", "distribution") else int(text)
+
+
+_KEYS = {
+    "batch": "b",
+    "heads_q": "hq",
+    "heads_kv": "hkv",
+    "seqlen_q": "sq",
+    "seqlen_kv": "skv",
+    "head_dim": "d",
+    "head_dim_v": "dv",
+    "dtype": "dtype",
+    "mask": "mask",
+    "softmax_scale": "scale",
+    "softcap": "softcap",
+    "layout_q": "lq",
+    "layout_k": "lk",
+    "layout_v": "lv",
+    "layout_out": "lo",
+    "distribution": "dist",
+    "seed": "seed",
+}
+_FIELDS = {key: name for name, key in _KEYS.items()}
