@@ -207,15 +207,18 @@ class Support:
 class Numerics:
     """How the kernel computes; the bounds follow from it.  Terms are those of docs/tolerance.md.
 
-    operands: dtype of Q and K as they enter the product ("input", "tf32", "float32"); accumulator: of both products.
+    operands: dtype of Q and K as they enter the product ("input" or "float32"); accumulator: of both products;
+    float32_products: whether a product of fp32 operands is "ieee" or may be "tf32".
     prescale: what the scale multiplies before QK^T: "none", "q" (q * scale) or "sqrt" (q and k * sqrt|scale|), rounded to
     the operands' dtype.  scores: dtype that QK^T is rounded to before the softmax ("float32" or "input").
     probability: dtype of P as it enters PV; normalised: whether P was divided by the row sum before that.
     exp: name of the exponential in `verify.arithmetic.instructions`.  block_n: keys per rescale (None: the config's; 0: all
-    keys at once, no rescale).  softcap_tanh: name of the tanh.
+    keys at once, no rescale).  softcap_tanh: name of the tanh.  scale_roundings: fp32 roundings in the factor that
+    multiplies the scores (1 if the host rounds scale * log2(e) once, 3 if the kernel forms it in fp32).
     """
 
     operands: str = "input"
+    float32_products: str = "ieee"
     accumulator: str = "float32"
     prescale: str = "none"
     scores: str = "float32"
@@ -224,6 +227,7 @@ class Numerics:
     exp: str = "ex2.approx"
     block_n: int | None = None
     softcap_tanh: str = "tanhf"
+    scale_roundings: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +282,7 @@ class Variant:
             "numerics": asdict(self.numerics),
             "contract": asdict(self.contract),
             "allocates_outputs": self.allocates_outputs,
+            "has_workspace": self.workspace is not None,
             "head_dim_buckets": list(self.head_dim_buckets),
             "witness": list(self.witness),
             "unavailable": self.available() if self.available is not None else None,
@@ -289,6 +294,7 @@ class Declaration:
     """A variant as the judge knows it: data read from a child process, and where its source lies.
 
     ref: how a case names the variant (its name, or `path/to/file.py@name` for a file outside the collection).
+    undeclared: made from a plain function.  interpreted: Triton's interpreter runs it here, so problems must be small.
     """
 
     ref: str
@@ -301,10 +307,12 @@ class Declaration:
     numerics: Numerics
     contract: Contract
     allocates_outputs: bool = False
+    has_workspace: bool = False
     head_dim_buckets: tuple[int, ...] = ()
     witness: tuple[str, ...] = ()
     unavailable: str | None = None
     undeclared: bool = False
+    interpreted: bool = False
 
     def config(self, name: str) -> Config:
         """The config of that name; raises KeyError."""
@@ -328,8 +336,10 @@ def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: 
         numerics=Numerics(**data["numerics"]),
         contract=Contract(**data["contract"]),
         allocates_outputs=data["allocates_outputs"],
+        has_workspace=data["has_workspace"],
         head_dim_buckets=tuple(data["head_dim_buckets"]),
         witness=tuple(data["witness"]),
         unavailable=data["unavailable"],
         undeclared=data.get("undeclared", False),
+        interpreted=data.get("interpreted", False),
     )

@@ -1,0 +1,113 @@
+"""Hypothesis profiles, a GPU for each worker, --kernel, evidence and the report: nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+
+
+def _pin_gpu() -> None:
+    """Give worker n the n-th GPU of the caller's mask, before anything initialises CUDA."""
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not _WORKER.startswith("gw") or mask in ("", "-1"):
+        return
+    devices = mask.split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(_WORKER[2:]) % len(devices)]
+
+
+_pin_gpu()
+
+from verify import campaign  # noqa: E402 - after the mask
+from verify.court import Court, Docket  # noqa: E402
+
+_COMMON = {
+    "deadline": None,  # the cell has deadlines of its own
+    "database": None,  # failing cases are kept by id, which survives a change of strategies
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+    "phases": (Phase.explicit, Phase.generate, Phase.shrink),
+    "report_multiple_bugs": False,
+}
+settings.register_profile("dev", max_examples=20, **_COMMON)
+settings.register_profile("ci", max_examples=10, derandomize=True, print_blob=False, **_COMMON)
+settings.register_profile("gpu", max_examples=200, **_COMMON)
+settings.register_profile("nightly", max_examples=2000, verbosity=Verbosity.quiet, **_COMMON)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("verify")
+    group.addoption("--kernel", action="append", default=[], metavar="FILE", help="try this kernel file, not the collection")
+    group.addoption("--profile", default=None, choices=("dev", "ci", "gpu", "nightly"), help="how many cases, how random")
+    group.addoption("--examples", type=int, default=None, help="cases per docket, instead of the profile's number")
+    group.addoption("--run-id", default=None, help="continue that run: what it has judged is not judged again")
+    group.addoption("--report-dir", default=None, help="where the accuracy report goes (default: .verify/report/<device>)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "hears(group): the property test of one group of oracles")
+    profile = config.getoption("--profile") or campaign.default_profile()
+    settings.load_profile(profile)
+    examples = config.getoption("--examples")
+    if examples is not None:
+        settings.register_profile("chosen", settings.get_profile(profile), max_examples=examples)
+        settings.load_profile("chosen")
+    if profile == "nightly" and config.getoption("--hypothesis-seed", default=None) is None:
+        config.option.hypothesis_seed = str(datetime.now(UTC).date().toordinal())
+    given = getattr(config, "workerinput", {}).get("verify_run")
+    if given is None:
+        files = [Path(file) for file in config.getoption("--kernel")]
+        run = campaign.open_run(profile, files, config.getoption("--run-id"))
+    else:
+        run = campaign.join_run(Path(given))
+    config.stash[_RUN] = run
+
+
+def pytest_configure_node(node: object) -> None:
+    node.workerinput["verify_run"] = str(node.config.stash[_RUN].directory)  # type: ignore[attr-defined]
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    return campaign.workers()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run = metafunc.config.stash[_RUN]
+    marker = metafunc.definition.get_closest_marker("hears")
+    if marker is not None:
+        dockets = run.dockets(marker.args[0])
+        metafunc.parametrize("docket", [pytest.param(docket, id=docket.id) for docket in dockets])
+    if "unloadable" in metafunc.fixturenames:
+        metafunc.parametrize("unloadable", [pytest.param(failure, id=failure.ref) for failure in run.roster.failures])
+    if "witness" in metafunc.fixturenames:
+        metafunc.parametrize("witness", [pytest.param(pair, id=pair[1]) for pair in run.witnesses()])
+
+
+@pytest.fixture(scope="session")
+def court(pytestconfig: pytest.Config) -> Iterator[Court]:
+    """The court of this worker."""
+    court = pytestconfig.stash[_RUN].court(_WORKER or "main")
+    yield court
+    court.close()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
+        session.config.stash[_REPORT] = campaign.report(session.config.stash[_RUN], session.config.getoption("--report-dir"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    text = config.stash.get(_REPORT, None)
+    if text:
+        terminalreporter.section("accuracy report")
+        terminalreporter.write_line(text)
+
+
+_RUN: pytest.StashKey[campaign.OpenRun] = pytest.StashKey()
+_REPORT: pytest.StashKey[str] = pytest.StashKey()
+__all__ = ["Court", "Docket"]

@@ -1,0 +1,1 @@
+"""Attention kernels that torch brings along."""

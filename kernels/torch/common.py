@@ -1,0 +1,53 @@
+"""What the variants around torch's own kernels share: masks in the forms that ATen takes, and why an operator cannot run."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from references.masks import Causal, Mask
+from verify.variant import MASK_KINDS, AttentionArgs, Unsupported
+
+# Every mask kind that a bias of zeros and -inf can express; "causal.square" is part of "causal" and "causal.tl".
+BIAS_MASKS = tuple(kind for kind in MASK_KINDS if kind != "causal.square")
+
+
+def missing_operator(name: str) -> str | None:
+    """Why `torch.ops.aten.<name>` cannot be called, or None."""
+    return None if hasattr(torch.ops.aten, name) else f"torch {torch.__version__} has no aten::{name}"
+
+
+def missing_cuda(operator: str | None = None) -> str | None:
+    """Why a CUDA kernel (of that ATen name) cannot run here, or None."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    return missing_operator(operator) if operator is not None else None
+
+
+def takes_causal_flag(args: AttentionArgs) -> bool:
+    """Whether ATen's `is_causal`, which is aligned to the top left corner, says exactly this mask."""
+    return isinstance(args.mask, Causal) and (args.mask.alignment == "tl" or args.seqlen_q == args.seqlen_kv)
+
+
+def has_part(args: AttentionArgs, part: type[Mask]) -> bool:
+    """Whether the mask is, or intersects with, one of that class."""
+    return any(isinstance(atom, part) for atom in args.mask.atoms)
+
+
+def additive_bias(args: AttentionArgs, pitch_multiple: int = 1) -> Tensor:
+    """The mask as torch's front end hands it to its kernels: 0 where visible, -inf elsewhere.
+
+    (batch, heads_q, seqlen_q, seqlen_kv) in q's dtype; the row pitch is a multiple of `pitch_multiple` elements.
+    """
+    shape = args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv
+    pitch = -(-args.seqlen_kv // pitch_multiple) * pitch_multiple
+    bias = args.q.new_zeros((*shape[:3], pitch))[..., : args.seqlen_kv]
+    return bias.masked_fill_(~args.mask.dense(*shape, device=args.q.device), -math.inf)
+
+
+def refuse_misaligned(args: AttentionArgs, alignment: int = 16) -> None:
+    """Raise `Unsupported` naming the tensor that vector loads of `alignment` bytes cannot read."""
+    for name, tensor in (("q", args.q), ("k", args.k), ("v", args.v)):
+        strides = [step for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
+        if tensor.data_ptr() % alignment or any(step * tensor.itemsize % alignment for step in strides):
+            raise Unsupported(f"layout_{name}", f"rows do not begin at multiples of {alignment} bytes")

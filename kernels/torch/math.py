@@ -1,0 +1,54 @@
+"""torch's composite attention, `aten::_scaled_dot_product_attention_math`: two matrix products around a softmax, in fp32.
+
+Read off the operator's results (torch 2.13, CPU) and its source:
+- fp16 and bf16 inputs are raised to fp32 first, unless torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) was called;
+  on CUDA the fp32 products are IEEE unless TF32 was allowed.
+- q and k are each multiplied by sqrt|scale| in fp32, and q by the sign of the scale too: zero and negative scales are right.
+- P is divided by the row sum before it meets V, and stays fp32; one rounding to q's dtype at the end.
+- exp measured through the operator, 200,000 arguments in [-87.3, -17.4]: at most 0.96 ulp, subnormal results included.
+- A boolean mask would be *added* to the scores: the front end turns it into a bias before, and so does this file.
+- The softmax is the "safe" one: a row without a key, or seqlen_kv = 0, gives exactly 0.
+- A masked NaN spreads, and so does a masked key whose product with a query overflows fp32: (+inf) + (-inf).
+- Batch slices differ from the batch in the last bit: the BLAS behind it chooses its kernel by shape and alignment.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.torch.common import BIAS_MASKS, additive_bias, missing_operator, takes_causal_flag
+from references.masks import Full
+from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+
+SUPPORT = Support(
+    dtypes=("float32", "float16", "bfloat16"),
+    head_dims=range(1, 513),
+    masks=BIAS_MASKS,
+    intersections=True,
+    grouped_heads=True,
+    separate_head_dim_v=True,
+    min_seqlen=0,
+)
+
+
+def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
+    """O by aten::_scaled_dot_product_attention_math, which returns no log-sum-exp; raises `Unsupported`."""
+    SUPPORT.check(args, out)
+    causal = takes_causal_flag(args)
+    bias = None if causal or isinstance(args.mask, Full) else additive_bias(args)
+    out.copy_(
+        torch.ops.aten._scaled_dot_product_attention_math(
+            args.q, args.k, args.v, bias, 0.0, causal, scale=args.softmax_scale, enable_gqa=True
+        )[0]
+    )
+
+
+VARIANT = Variant(
+    name="torch-math",
+    family="torch",
+    forward=forward,
+    support=SUPPORT,
+    numerics=Numerics(operands="float32", prescale="sqrt", probability="float32", normalised=True, exp="vexp", block_n=0),
+    contract=Contract(lse=None, batch_invariant=False),
+    allocates_outputs=True,
+    available=lambda: missing_operator("_scaled_dot_product_attention_math"),
+)

@@ -1,0 +1,1 @@
+"""Variants written in Triton."""

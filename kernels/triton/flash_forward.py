@@ -1,0 +1,309 @@
+"""FlashAttention-2 forward with log-sum-exp, in Triton.
+
+One program owns BLOCK_M query rows of one head and walks over the keys in blocks of BLOCK_N, keeping per row the running
+maximum m, the running denominator l and the un-normalised output acc (Dao, arXiv 2307.08691, algorithm 1):
+
+    x     = (softmax_scale log2 e) (q . k)          one fp32 product per score, so that x - m is exactly 0 at the maximum
+    m'    = max(m, max x)
+    p     = 2^(x - m'),  alpha = 2^(m - m')
+    l     = alpha l + sum p                         p in fp32, before it is rounded
+    acc   = alpha acc + round(p) v                  p rounded to v's dtype, products accumulated in fp32
+    O     = acc / l,  LSE = ln 2 (m + log2 l)       one division and one rounding at the end
+
+Compiled without fp fusion: a fused q.k * scale - m would subtract a rounded product from an exact one, and the largest
+probability would no longer be exactly 1.
+
+Every supported mask shows each row one interval of keys [low, high), found by comparison with a diagonal (causal, window) or
+read from a table (everything else).  Blocks that every row of the tile sees whole need no mask and come first, then the
+blocks at the edges; blocks that no row sees are never loaded, nor are keys outside the tile's own [min low, max high).
+
+A build is chosen by dtype, head-dim buckets, mask kind (`full`, `causal`, `window`, `interval`), blocks and one bit,
+"aligned"; lengths, offsets, scale and head counts are plain arguments.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from references.masks import Causal, Full, Window
+from verify.variant import AttentionArgs, Config, Contract, Numerics, Support, Unsupported, Variant, Workspace
+
+BUCKETS = (16, 32, 64, 128, 256)
+LOG2_E = math.log2(math.e)
+
+
+def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat as Triton takes them
+    q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1; so k, v and out
+    k,
+    v,
+    out,
+    lse,  # float32 (batch, heads_q, seqlen_q), contiguous
+    row_low,  # int32 (batch, seqlen_q), contiguous; None but for KIND "interval"
+    row_high,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qs: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_ks: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vs: tl.int64,
+    stride_ob: tl.int64,
+    stride_oh: tl.int64,
+    stride_os: tl.int64,
+    heads_q: tl.int32,
+    group: tl.int32,  # query heads per key head
+    seqlen_q: tl.int32,
+    seqlen_kv: tl.int32,
+    head_dim: tl.int32,
+    head_dim_v: tl.int32,
+    diagonal_low: tl.int32,  # row r sees keys from r + diagonal_low (KIND "window")
+    diagonal_high: tl.int32,  # to r + diagonal_high, inclusive (KIND "causal" and "window")
+    scale_log2: tl.float32,
+    KIND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    # One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows grow longer.
+    tiles = tl.cdiv(seqlen_q, BLOCK_M)
+    program = tl.program_id(0)
+    tile = tiles - 1 - program % tiles
+    head = (program // tiles) % heads_q
+    batch = (program // tiles) // heads_q
+    batch_64 = batch.to(tl.int64)
+    head_64 = head.to(tl.int64)
+    head_kv_64 = (head // group).to(tl.int64)
+
+    # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of bounds.
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tl.minimum(rows, seqlen_q - 1)
+    if KIND == "interval":
+        low = tl.load(row_low + batch_64 * seqlen_q + row)
+        high = tl.load(row_high + batch_64 * seqlen_q + row)
+    else:
+        low = tl.zeros([BLOCK_M], tl.int32)
+        high = low + seqlen_kv
+        if KIND != "full":
+            high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)
+        if KIND == "window":
+            low = tl.maximum(row + diagonal_low, 0)
+
+    # Blocks [begin, end) hold a key that some row sees; of these, [inner_begin, inner_end) are seen whole by every row.
+    # An empty row has max(low) >= low >= high >= min(high), which leaves no inner block.
+    some = low < high
+    first = tl.min(tl.where(some, low, seqlen_kv), 0)
+    last = tl.max(tl.where(some, high, 0), 0)
+    begin = first // BLOCK_N
+    end = tl.maximum(tl.cdiv(last, BLOCK_N), begin)
+    inner_begin = tl.minimum(tl.maximum(tl.cdiv(tl.max(low, 0), BLOCK_N), begin), end)
+    inner_end = tl.minimum(tl.maximum(tl.min(high, 0) // BLOCK_N, inner_begin), end)
+    edges_left = inner_begin - begin
+    edges = edges_left + end - inner_end
+
+    keys = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    dims_v = tl.arange(0, BLOCK_DV)
+    q_rows = q + batch_64 * stride_qb + head_64 * stride_qh + row.to(tl.int64)[:, None] * stride_qs
+    q_tile = tl.load(q_rows + dims[None, :], mask=dims[None, :] < head_dim, other=0.0)
+    k_head = k + batch_64 * stride_kb + head_kv_64 * stride_kh
+    v_head = v + batch_64 * stride_vb + head_kv_64 * stride_vh
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741 - the paper's name
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for EDGE in tl.static_range(2):
+        blocks = inner_end - inner_begin
+        if EDGE == 1:
+            blocks = edges
+        for i in range(blocks):
+            block = inner_begin + i
+            if EDGE == 1:
+                block = tl.where(i < edges_left, begin + i, inner_end + (i - edges_left))
+            key = block * BLOCK_N + keys
+            k_mask = dims[None, :] < head_dim
+            v_mask = dims_v[None, :] < head_dim_v
+            if EDGE == 1:
+                # A key that no row sees is not loaded: whatever lies there, NaN included, cannot enter P V as 0 * NaN.
+                loaded = (key >= first) & (key < last)
+                k_mask = k_mask & loaded[:, None]
+                v_mask = v_mask & loaded[:, None]
+
+            k_rows = k_head + key.to(tl.int64)[:, None] * stride_ks
+            k_tile = tl.load(k_rows + dims[None, :], mask=k_mask, other=0.0)
+            x = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale_log2
+            if EDGE == 1:
+                x = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), x, float("-inf"))
+
+            m_new = tl.maximum(m, tl.max(x, 1))
+            # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
+            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+            p = tl.exp2(x - shift[:, None])
+            alpha = tl.exp2(m - shift)
+            l = l * alpha + tl.sum(p, 1)  # noqa: E741
+            acc = acc * alpha[:, None]
+            v_rows = v_head + key.to(tl.int64)[:, None] * stride_vs
+            v_tile = tl.load(v_rows + dims_v[None, :], mask=v_mask, other=0.0)
+            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
+            m = m_new
+
+    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
+    denominator = tl.where(l == 0.0, 1.0, l)
+    o_tile = acc / denominator[:, None]
+    lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
+    valid = rows < seqlen_q
+    o_rows = out + batch_64 * stride_ob + head_64 * stride_oh + row.to(tl.int64)[:, None] * stride_os
+    o_mask = valid[:, None] & (dims_v[None, :] < head_dim_v)
+    tl.store(o_rows + dims_v[None, :], o_tile.to(out.dtype.element_ty), mask=o_mask)
+    tl.store(lse + (batch_64 * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
+
+
+_STRIDES = [f"stride_{tensor}{dim}" for tensor in "qkvo" for dim in "bhs"]
+_SIZES = ["heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"]
+_TABLES = ["lse", "row_low", "row_high"]
+
+# The same function twice.  Without the promise that pointers and strides are multiples of 16, Triton loads element by element
+# and cannot copy asynchronously; with it baked in, only some tensors would do.
+aligned = triton.jit(_flash_forward, do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TABLES)
+general = triton.jit(
+    _flash_forward,
+    do_not_specialize=[*_SIZES, *_STRIDES, "head_dim", "head_dim_v"],
+    do_not_specialize_on_alignment=[*_TABLES, "q", "k", "v", "out"],
+)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a config becomes for one dtype and head dim; block_n is always the config's, as the declared numerics say."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def effective_blocks(config: Config, dtype: str, bucket: int) -> Blocks:
+    """The blocks that fit; `bucket` is the larger of the two head-dim buckets."""
+    assert config.block_m and config.block_n and config.num_warps and config.num_stages
+    return Blocks(config.block_m, config.block_n, config.num_warps, config.num_stages)
+
+
+def head_dim_bucket(head_dim: int) -> int:
+    """The tile width for a head dim: the next of BUCKETS."""
+    return next(bucket for bucket in BUCKETS if head_dim <= bucket)
+
+
+@dataclass(frozen=True)
+class MaskBuild:
+    """A mask as the kernel takes it: its kind, and for "causal" and "window" the keys that row r sees:
+    r + diagonal_low <= key <= r + diagonal_high.
+    """
+
+    kind: str
+    diagonal_low: int = 0
+    diagonal_high: int = 0
+
+
+def mask_build(args: AttentionArgs) -> MaskBuild:
+    """Fold causal and window parts into one band; anything else is read from a table of intervals."""
+    lows: list[int] = []
+    highs: list[int] = []
+    for atom in args.mask.atoms:
+        if isinstance(atom, Causal | Window):
+            offset = args.seqlen_kv - args.seqlen_q if atom.alignment == "br" else 0
+            left, right = (None, 0) if isinstance(atom, Causal) else (atom.left, atom.right)
+            lows += [] if left is None else [offset - left]
+            highs += [] if right is None else [offset + right]
+        elif not isinstance(atom, Full):
+            return MaskBuild("interval")
+    kind = "window" if lows else "causal" if highs else "full"
+    # Clamped to where a diagonal has left the score matrix: a window may be wider than 32 bits.
+    nowhere_below, nowhere_above = -args.seqlen_q - 1, args.seqlen_kv
+    low = max(nowhere_below, min(nowhere_above, max(lows, default=nowhere_below)))
+    high = max(nowhere_below, min(nowhere_above, min(highs, default=nowhere_above)))
+    return MaskBuild(kind, low, high)
+
+
+def is_aligned(args: AttentionArgs, out: Tensor) -> bool:
+    """Whether the build may count on 16-byte pointers and on strides and head dims that are multiples of 16 elements."""
+    tensors = (args.q, args.k, args.v, out)
+    return (
+        all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+        and all(stride % 16 == 0 for tensor in tensors for stride in tensor.stride()[:3])
+        and args.head_dim % 16 == args.head_dim_v % 16 == 0
+    )
+
+
+def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
+    """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
+    SUPPORT.check(args, out)
+    for name, tensor in {"q": args.q, "k": args.k, "v": args.v, "out": out}.items():
+        if tensor.stride(3) != 1:
+            raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())}: head_dim must be innermost")
+    if args.seqlen_q == 0:
+        return
+    mask = mask_build(args)
+    tables: tuple[Tensor | None, Tensor | None] = (None, None)
+    if mask.kind == "interval":
+        low, high = args.mask.row_bounds(args.batch, args.seqlen_q, args.seqlen_kv, args.q.device)
+        tables = low.contiguous(), high.contiguous()
+    bucket, bucket_v = head_dim_bucket(args.head_dim), head_dim_bucket(args.head_dim_v)
+    blocks = effective_blocks(args.config, args.dtype, max(bucket, bucket_v))
+    kernel = aligned if is_aligned(args, out) else general
+    grid = (args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),)
+    with torch.cuda.device_of(args.q):
+        kernel[grid](
+            *(args.q, args.k, args.v, out, lse, *tables),
+            *(stride for tensor in (args.q, args.k, args.v, out) for stride in tensor.stride()[:3]),
+            *(args.heads_q, args.heads_q // args.heads_kv, args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v),
+            *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
+            KIND=mask.kind,
+            BLOCK_M=blocks.block_m,
+            BLOCK_N=blocks.block_n,
+            BLOCK_D=bucket,
+            BLOCK_DV=bucket_v,
+            num_warps=blocks.num_warps,
+            num_stages=blocks.num_stages,
+            enable_fp_fusion=False,
+        )
+
+
+SUPPORT = Support(
+    dtypes=("float16", "bfloat16", "float32"),
+    head_dims=range(16, 257),
+    masks=("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix"),
+    intersections=True,
+    grouped_heads=True,
+    separate_head_dim_v=True,
+    min_seqlen=0,
+    devices=("cpu", "cuda"),  # "cpu" is Triton's interpreter
+    capability=(8, 0),
+)
+
+VARIANT = Variant(
+    name="triton-flash-forward",
+    family="triton",
+    forward=forward,
+    configs=(
+        Config(block_m=128, block_n=64, num_warps=8, num_stages=2),
+        Config(block_m=64, block_n=32, num_warps=4, num_stages=2),
+    ),
+    support=SUPPORT,
+    numerics=Numerics(operands="input", accumulator="float32", scores="float32", probability="input", exp="ex2.approx"),
+    contract=Contract(
+        lse="natural",
+        empty_row_out=0.0,
+        empty_row_lse=-math.inf,
+        deterministic=True,
+        # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile that do not.
+        masked_values="finite",
+        batch_invariant=True,
+    ),
+    head_dim_buckets=BUCKETS,
+)

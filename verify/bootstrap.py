@@ -1,0 +1,69 @@
+"""Bootstrap: make `python -m verify` work on a fresh clone that has only Python, pip and git.  Standard library alone.
+
+If a required package is missing, an environment is made in `.venv` beside the sources, with the versions that
+constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_IMPORT_NAMES = {"pytest-xdist": "xdist"}
+
+
+def requirements() -> list[str]:
+    """What the commands need: the project's dependencies and the test group, as pyproject.toml lists them."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    return [*project["project"]["dependencies"], *project["dependency-groups"]["test"]]
+
+
+def missing() -> list[str]:
+    """Required packages that cannot be imported here."""
+    names = [re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0] for requirement in requirements()]
+    if not sys.platform.startswith("linux"):
+        names.remove("triton")
+    # ml_dtypes is an independent witness in tests only; a machine that lacks it lists those tests as not run.
+    needed = [name for name in names if name != "ml_dtypes"]
+    return [name for name in needed if importlib.util.find_spec(_IMPORT_NAMES.get(name, name)) is None]
+
+
+def ensure() -> None:
+    """Return if everything is here; else set up `.venv`, run this command again in it, and exit with its status."""
+    absent = missing()
+    if not absent:
+        return
+    home = ROOT / ".venv"
+    python = home / "bin" / "python"
+    if os.environ.get("VERIFY_BOOTSTRAP") == "0" or os.environ.get("VERIFY_BOOTSTRAPPED") == "1":
+        print(f"verify: missing {', '.join(absent)}; install them with: pip install -c constraints.txt -e .", file=sys.stderr)
+        raise SystemExit(3)
+    if not _complete(python):
+        print(f"verify: {', '.join(absent)} not found; setting up {home.name}/ with the pinned versions (once) ...", flush=True)
+        venv.create(home, with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        command = [*pip, "--constraint", str(ROOT / "constraints.txt"), "--editable", str(ROOT), *requirements()]
+        if subprocess.run(command, check=False).returncode:
+            print("verify: the installation failed; the lines above say why", file=sys.stderr)
+            raise SystemExit(3)
+        (home / "complete").touch()
+    os.environ["VERIFY_BOOTSTRAPPED"] = "1"
+    os.execv(python, [str(python), "-m", "verify", *sys.argv[1:]])
+
+
+def _complete(python: Path) -> bool:
+    """Whether an earlier set-up finished, or an environment made by hand has what is needed."""
+    if not python.exists():
+        return False
+    if (ROOT / ".venv" / "complete").exists():
+        return True
+    probe = "from verify import bootstrap; raise SystemExit(bool(bootstrap.missing()))"
+    return subprocess.run([str(python), "-c", probe], cwd=ROOT, check=False, capture_output=True).returncode == 0

@@ -1,0 +1,199 @@
+"""Campaign: one run of many dockets over many workers, its directory, its known failures and its report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import hypothesis
+import torch
+
+from verify import device
+from verify.case import Case, CaseError
+from verify.court import Court, Docket, inapplicable, not_here, state_directory
+from verify.discovery import Roster, Unloadable, roster
+from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
+from verify.report import build, write
+from verify.variant import Declaration
+
+_ROSTER = "roster.json"
+_WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
+_KNOWN = "known-failures.txt"
+
+
+def default_profile() -> str:
+    """gpu where there is a device, ci where CI is set, else dev."""
+    return "gpu" if torch.cuda.is_available() else "ci" if os.environ.get("CI") else "dev"
+
+
+def workers() -> int | None:
+    """Workers for `-n auto`: as many as GPU memory and cores allow; None leaves it to xdist where there is no GPU."""
+    if not torch.cuda.is_available():
+        return None
+    free = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+    return max(1, min(sum(memory // _WORKER_MEMORY for memory in free), os.cpu_count() or 1))
+
+
+@dataclass
+class OpenRun:
+    """A run that is being made: its directory, profile and roster of variants."""
+
+    directory: Path
+    profile: str
+    roster: Roster
+
+    @cached_property
+    def here(self) -> tuple[Declaration, ...]:
+        """The variants that can run on this machine."""
+        return tuple(declaration for declaration in self.roster.declarations if not_here(declaration) is None)
+
+    def dockets(self, group: str) -> list[Docket]:
+        """Everything to be heard before one group of oracles, in a stable order."""
+        return [
+            Docket(declaration, config, dtype, group)
+            for declaration in self.here
+            if inapplicable(declaration, group) is None
+            for dtype in declaration.support.dtypes
+            for config in (declaration.configs if group != "refusal" else declaration.configs[:1])
+        ]
+
+    def court(self, worker: str) -> Court:
+        """A court that records under that worker's name and remembers what this run has judged before."""
+        remembered = load(self.directory) if any(self.directory.glob("*.jsonl")) else None
+        return Court(Recorder(self.directory, worker), remembered)
+
+    def docket_of(self, case: Case) -> Docket | None:
+        """The docket that a case belongs to, if its variant and config are known here."""
+        for declaration in self.here:
+            configs = {config.name: config for config in declaration.configs}
+            if declaration.ref == case.variant and case.config in configs:
+                return Docket(declaration, configs[case.config], case.problem.dtype, case.group)
+        return None
+
+    def witnesses(self) -> list[tuple[Docket, str]]:
+        """Declared worst cases and cases that failed before: re-run first."""
+        ids = [id_ for declaration in self.here for id_ in declaration.witness]
+        known = state_directory() / _KNOWN
+        ids += known.read_text(encoding="utf-8").split() if known.exists() else []
+        pairs = []
+        for id_ in dict.fromkeys(ids):
+            try:
+                docket = self.docket_of(Case.parse(id_))
+            except CaseError:
+                continue
+            if docket is not None:
+                pairs.append((docket, id_))
+        return pairs
+
+
+def open_run(profile: str, files: list[Path], run_id: str | None = None) -> OpenRun:
+    """Begin a run, or continue the one of that id: discover the variants and record who is on trial and who is not."""
+    directory = state_directory() / "runs" / (run_id or new_run_id())
+    if (directory / _ROSTER).exists():
+        return join_run(directory)
+    found = roster(files or None)
+    run = OpenRun(directory, profile, found)
+    with Recorder(directory, "campaign") as recorder:
+        fingerprint = device.fingerprint()
+        recorder.write(
+            Run(
+                run=directory.name,
+                started=directory.name.split("-")[0],
+                profile=profile,
+                device=fingerprint,
+                versions={"torch": torch.__version__, "hypothesis": hypothesis.__version__},
+            )
+        )
+        for declaration in found.declarations:
+            recorder.write(_entry(declaration))
+            reason = not_here(declaration)
+            if reason is not None:
+                recorder.write(NotRun(variant=declaration.ref, reason=reason))
+        for failure in found.failures:
+            for record in _unloadable(failure):
+                recorder.write(record)
+    (directory / _ROSTER).write_text(found.dumps(), encoding="utf-8")
+    (directory / "profile").write_text(profile, encoding="utf-8")
+    return run
+
+
+def join_run(directory: Path) -> OpenRun:
+    """A run that `open_run` made, in another process or at another time."""
+    text = (directory / _ROSTER).read_text(encoding="utf-8")
+    return OpenRun(directory, (directory / "profile").read_text(encoding="utf-8"), Roster.loads(text))
+
+
+def _entry(declaration: Declaration) -> VariantEntry:
+    return VariantEntry(
+        ref=declaration.ref,
+        name=declaration.name,
+        family=declaration.family,
+        path=declaration.path if declaration.ref != declaration.name else _short(declaration.path),
+        source_hash=declaration.source_hash,
+        configs=tuple(config.name for config in declaration.configs),
+        support=asdict(declaration.support),
+        numerics=asdict(declaration.numerics),
+        contract=asdict(declaration.contract),
+        unavailable=declaration.unavailable,
+        undeclared=declaration.undeclared,
+    )
+
+
+def _short(path: str) -> str:
+    parts = Path(path).parts
+    return "/".join(parts[parts.index("kernels") :]) if "kernels" in parts else Path(path).name
+
+
+def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
+    entry = VariantEntry(
+        ref=failure.ref,
+        name=failure.ref,
+        family="unknown",
+        path=failure.ref,
+        source_hash="",
+        configs=(),
+        support={},
+        numerics={},
+        contract={},
+    )
+    finding = Finding(oracle="loading", message=f"does not load: {failure.message}", replay=f"python -m verify run {failure.ref}")
+    verdict = Verdict(
+        case=f"{failure.ref}:-:loading:-",
+        variant=failure.ref,
+        config="-",
+        dtype="-",
+        oracle="loading",
+        group="loading",
+        outcome="fail",
+        phase="generate",
+        problem="-",
+        finding=finding,
+    )
+    return [entry, verdict]
+
+
+def remember_failures(evidence: Evidence) -> None:
+    """Keep the smallest failing cases by id; the next run hears them first."""
+    failing = {v.case for v in evidence.verdicts if v.outcome == "fail" and v.group != "loading"}
+    if not failing:
+        return
+    known = state_directory() / _KNOWN
+    before = known.read_text(encoding="utf-8").split() if known.exists() else []
+    smallest = sorted(failing, key=len)[:50]
+    known.write_text("\n".join(dict.fromkeys([*smallest, *before][:200])) + "\n", encoding="utf-8")
+
+
+def report(run: OpenRun, directory: str | Path | None = None) -> str:
+    """Build the accuracy report of a run; returns a line that says where it is and what it says."""
+    evidence = load(run.directory)
+    if not evidence.verdicts:
+        return ""
+    remember_failures(evidence)
+    built = build(evidence)
+    where = Path(directory) if directory else state_directory() / "report" / str(evidence.run.device["slug"])
+    paths = write(built, where)
+    failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
+    cases = len({v.case for v in evidence.verdicts if v.counted})
+    return f"{cases} cases, {failed} failing verdicts; run {run.directory.name}; report: {paths['html']}"

@@ -1,0 +1,258 @@
+"""The judge's side of a cell: start it, ask it, time it, and say what became of it.
+
+A `Zygote` is one environment's process (plain, or with Triton's interpreter); a `Cell` has at most one life forked from it.
+Whatever a kernel does to its life - an exception, a crash, a hang, a poisoned CUDA context - becomes a `Reply`; the next
+request finds a fresh life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verify.cell.wire import Closed, receive, send
+from verify.memory import Arena
+
+ROOT = Path(__file__).resolve().parents[2]
+_START_TIMEOUT = 180.0  # seconds for a zygote to import torch on a busy machine
+
+
+class InfrastructureError(RuntimeError):
+    """The cell itself could not be had; no verdict on any kernel."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a cell's process sees: a name for reports, environment variables, and whether kernels run on "cuda" or "cpu"."""
+
+    name: str
+    device: str
+    variables: tuple[tuple[str, str], ...] = ()
+    first_deadline: float = 60.0  # seconds: the first run of a variant may compile
+    deadline: float = 10.0
+
+
+PLAIN_CUDA = Environment("cuda", "cuda", first_deadline=120.0)
+# Without a GPU Triton kernels run in its interpreter; the switch does nothing to kernels that are not Triton's.
+PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")), 60.0, 30.0)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a request.  status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang"."""
+
+    status: str
+    message: str = ""
+    argument: str = ""
+    seconds: float = 0.0
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+class Zygote:
+    """The process of one environment, with torch imported, from which lives are forked."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def fork(self, log: int) -> tuple[socket.socket, int]:
+        """A new life: its socket and process id.  `log` is the descriptor that gets its output."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._control is not None
+        mine, theirs = socket.socketpair()
+        try:
+            send(self._control, {"op": "fork"}, [theirs.fileno(), log])
+            return mine, int(receive(self._control)[0]["pid"])
+        except (Closed, TimeoutError) as error:
+            mine.close()
+            raise InfrastructureError(f"the {self.environment.name} zygote is gone: {error}") from error
+        finally:
+            theirs.close()
+
+    def reap(self, pid: int) -> int | None:
+        """Exit status of a life that has ended (negative: a signal), or None if the zygote cannot say."""
+        if self._control is None:
+            return None
+        try:
+            send(self._control, {"op": "reap", "pid": pid})
+            return int(receive(self._control)[0]["exit"])
+        except (Closed, TimeoutError):
+            return None
+
+    def close(self) -> None:
+        """End the process; it kills what lives are left."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def _start(self) -> None:
+        mine, theirs = socket.socketpair()
+        variables = os.environ | dict(self.environment.variables) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        command = [sys.executable, "-m", "verify.cell.child", str(theirs.fileno())]
+        # Its own words matter only when it fails to start.
+        with tempfile.TemporaryFile() as words:
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=variables, stdin=subprocess.DEVNULL, stdout=words, stderr=words
+            )
+            theirs.close()
+            mine.settimeout(_START_TIMEOUT)
+            try:
+                receive(mine)
+            except (Closed, TimeoutError) as error:
+                words.seek(0)
+                text = words.read()[-2000:].decode(errors="replace")
+                raise InfrastructureError(f"the {self.environment.name} zygote did not start: {text}") from error
+        self._control = mine
+
+
+class Cell:
+    """One life at a time, which loads kernel files and runs them in the judge's arena."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self.environment = zygote.environment
+        self.lives = 0
+        self._zygote = zygote
+        self._life: socket.socket | None = None
+        self._pid = 0
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the cell
+        self._loaded: set[str] = set()
+        self._arena_generation = 0
+        self._warm: set[tuple[str, int]] = set()
+        self._hung = False
+
+    # Requests.
+
+    def load(self, path: str) -> Reply:
+        """Load a kernel file; the reply's data["variants"] describes what it holds."""
+        message = {"op": "load", "path": path, "package_root": str(ROOT)}
+        reply = self._ask(message, self.environment.first_deadline)
+        if reply.ok:
+            self._loaded.add(path)
+        return reply
+
+    def arch(self) -> str:
+        """The architecture that this cell's kernels run on: "sm_90", "cpu"..."""
+        reply = self._ask({"op": "device"}, self.environment.first_deadline)
+        if not reply.ok:
+            raise InfrastructureError(f"the {self.environment.name} cell does not answer: {reply.message}")
+        return str(reply.data["arch"])
+
+    def workspace(self, path: str, request: dict[str, Any]) -> Reply:
+        """Ask which scratch buffers the variant wants for these shapes."""
+        return self._on_loaded(path, request | {"op": "workspace"}, self.environment.deadline)
+
+    def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
+        """Run one kernel over the arena as it is laid out; returns when the device is idle again."""
+        build = (request["variant"], request["config"])
+        deadline = self.environment.deadline if build in self._warm or self._hung else self.environment.first_deadline
+        message = request | {"op": "run", "device": self.environment.device}
+        reply = self._on_loaded(path, message, deadline, arena)
+        if reply.ok:
+            self._warm.add(build)
+        self._hung |= reply.status == "hang"
+        return reply
+
+    def close(self) -> None:
+        """End the life."""
+        self._end_life()
+        self._log.close()
+
+    # Below: lives and their ends.
+
+    def _on_loaded(self, path: str, message: dict[str, Any], deadline: float, arena: Arena | None = None) -> Reply:
+        self._ensure_life()
+        if path not in self._loaded:
+            reply = self.load(path)
+            if not reply.ok:
+                return reply
+        if arena is not None and self._arena_generation != arena.generation:
+            reply = self._ask({"op": "arena", "capacity": arena.capacity}, self.environment.first_deadline, [arena.fd])
+            if not reply.ok:
+                return reply
+            self._arena_generation = arena.generation
+        return self._ask(message, deadline)
+
+    def _ask(self, message: dict[str, Any], deadline: float, fds: list[int] | None = None) -> Reply:
+        self._ensure_life()
+        assert self._life is not None
+        begun = time.perf_counter()
+        self._life.settimeout(deadline)
+        try:
+            send(self._life, message, fds)
+            data, _ = receive(self._life)
+        except TimeoutError:
+            self._end_life()
+            return Reply("hang", f"no answer within {deadline:g} s; killed", seconds=time.perf_counter() - begun)
+        except Closed:
+            return Reply("crash", self._obituary(), seconds=time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        status = str(data.get("status", "raised"))
+        reason = str(data.get("reason") or data.get("message") or "")
+        reply = Reply(status, reason, str(data.get("argument", "")), seconds, data)
+        if data.get("poisoned"):
+            self._end_life()
+        return reply
+
+    def _ensure_life(self) -> None:
+        if self._life is not None:
+            return
+        self._log.seek(0)
+        self._log.truncate()
+        self._life, self._pid = self._zygote.fork(self._log.fileno())
+        self._loaded.clear()
+        self._arena_generation = 0
+        self.lives += 1
+
+    def _end_life(self) -> int | None:
+        """Kill the life, if any, and return its exit status."""
+        if self._life is None:
+            return None
+        self._life.close()
+        self._life = None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        return self._zygote.reap(self._pid)
+
+    def _obituary(self) -> str:
+        """How the life ended, and its last words."""
+        assert self._life is not None
+        self._life.close()
+        self._life = None
+        status = self._zygote.reap(self._pid)
+        if status is None:
+            how = "the cell ended"
+        elif status < 0:
+            name = signal.Signals(-status).name
+            how = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        else:
+            how = f"exited with status {status}"
+        with contextlib.suppress(OSError):
+            self._log.seek(0)
+            words = self._log.read()[-1500:].decode(errors="replace").strip()
+            return f"{how}\n{words}" if words else how
+        return how

@@ -1,0 +1,227 @@
+"""The child's side of a cell.
+
+The process that the judge starts is a *zygote*: it imports torch once and forks a *life* per request, so that a cell that was
+killed or crashed is back within milliseconds.  A life loads kernel files, maps the judge's arena and runs kernels in it, until
+its socket closes.  Nothing here knows a Problem, a reference or a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import mmap
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from references.masks import parse_mask
+from verify.cell.loading import Breach, load
+from verify.cell.wire import Closed, receive, send
+from verify.memory import Slot, slots_from
+from verify.variant import AttentionArgs, Unsupported, Variant
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve as a zygote on the control socket whose descriptor is argv[1]."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    _preload()
+    send(control, {"ready": True})
+    lives: set[int] = set()
+    with contextlib.suppress(Closed):
+        while True:
+            message, fds = receive(control, 2)
+            if message["op"] == "fork":
+                pid = _fork(control, *fds)
+                lives.add(pid)
+                send(control, {"pid": pid})
+            elif message["op"] == "reap":
+                _, status = os.waitpid(message["pid"], 0)
+                lives.discard(message["pid"])
+                send(control, {"exit": os.waitstatus_to_exitcode(status)})
+    for pid in lives:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _preload() -> None:
+    torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from verify.cell.interpreter import repair
+
+        with contextlib.suppress(ImportError):
+            repair()
+
+
+def _fork(control: socket.socket, peer: int, log: int) -> int:
+    pid = os.fork()
+    if pid:
+        os.close(peer)
+        os.close(log)
+        return pid
+    # The life: it must not outlive the zygote, and must not return into the zygote's loop whatever happens.
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.setsid()
+        control.close()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        faulthandler.enable()
+        _Life(socket.socket(fileno=peer)).serve()
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+    os._exit(0)
+
+
+class _Life:
+    """One life: its socket, the variants that it loaded and the arena that it mapped."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.variants: dict[str, Variant] = {}
+        self.host = torch.empty(0, dtype=torch.uint8)
+        self.device_bytes: Tensor | None = None
+        self.poisoned = False
+
+    def serve(self) -> None:
+        """Answer requests until the judge hangs up."""
+        with contextlib.suppress(Closed):
+            while True:
+                message, fds = receive(self.sock, 1)
+                try:
+                    reply = self._answer(message, fds)
+                except Unsupported as refusal:
+                    reply = {"status": "unsupported", "argument": refusal.argument, "reason": refusal.reason}
+                except Breach as breach:
+                    reply = {"status": "breach", "message": str(breach)}
+                except torch.OutOfMemoryError as error:
+                    torch.cuda.empty_cache()
+                    reply = {"status": "out of memory", "message": _first_line(error)}
+                except MemoryError as error:
+                    reply = {"status": "out of memory", "message": _first_line(error) or "MemoryError"}
+                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                    reply = {
+                        "status": "raised",
+                        "message": f"{type(error).__name__}: {_first_line(error)}",
+                        "traceback": _trim(traceback.format_exc()),
+                    }
+                send(self.sock, reply | {"poisoned": self.poisoned})
+
+    def _answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        match message["op"]:
+            case "load":
+                loaded = load(Path(message["path"]), message["package_root"])
+                self.variants.update({variant.name: variant for variant in loaded.variants})
+                extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}
+                described = [variant.describe() | extra for variant in loaded.variants]
+                return {"status": "ok", "variants": described, "sources": list(loaded.sources)}
+            case "device":
+                return {"status": "ok", "arch": _arch()}
+            case "arena":
+                self._map(fds[0], message["capacity"])
+                return {"status": "ok"}
+            case "workspace":
+                variant = self.variants[message["variant"]]
+                args, *_ = _arguments(message, variant, torch.empty(0, dtype=torch.uint8, device="meta"))
+                wanted = variant.workspace(args) if variant.workspace is not None else {}
+                return {"status": "ok", "workspace": {name: [list(shape), dtype] for name, (shape, dtype) in wanted.items()}}
+            case "run":
+                self._run(message)
+                return {"status": "ok"}
+        raise ValueError(f"unknown request {message['op']!r}")
+
+    def _map(self, fd: int, capacity: int) -> None:
+        memory = mmap.mmap(fd, capacity)
+        os.close(fd)
+        self.host = torch.frombuffer(memory, dtype=torch.uint8)
+        self.device_bytes = None
+        if torch.cuda.is_available():
+            # Pinned, the whole arena moves in one fast copy each way; unpinned it would still be right.
+            torch.cuda.cudart().cudaHostRegister(self.host.data_ptr(), capacity, 0)
+
+    def _run(self, message: dict[str, Any]) -> None:
+        variant = self.variants[message["variant"]]
+        size = message["size"]
+        if message["device"] == "cpu":
+            _launch(variant, message, self.host[:size])
+            return
+        if self.device_bytes is None or self.device_bytes.numel() < size:
+            self.device_bytes = torch.empty(self.host.numel(), dtype=torch.uint8, device="cuda")
+        arena = self.device_bytes[:size]
+        arena.copy_(self.host[:size], non_blocking=True)
+        try:
+            _launch(variant, message, arena)
+        finally:
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                self.poisoned = True
+                raise
+        self.host[:size].copy_(arena)
+
+
+def _launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
+    args, out, lse, workspace = _arguments(message, variant, arena)
+    if variant.allocates_outputs:
+        # Whatever the kernel allocates next is likely to be this memory: leave poison in it.
+        for tensor in (out, lse):
+            if tensor is not None:
+                torch.full_like(tensor, float("nan"), memory_format=torch.contiguous_format)
+    variant.forward(args, out, lse, workspace)
+
+
+def _arguments(
+    message: dict[str, Any], variant: Variant, arena: Tensor
+) -> tuple[AttentionArgs, Tensor, Tensor | None, dict[str, Tensor]]:
+    slots = {slot.name: slot for slot in slots_from(message["slots"])}
+
+    def tensor(slot: Slot) -> Tensor:
+        if arena.device.type == "meta":
+            dtype = getattr(torch, slot.dtype)
+            return torch.empty(0, dtype=dtype, device="meta").as_strided(slot.shape, slot.strides)
+        return slot.view(arena)
+
+    args = AttentionArgs(
+        q=tensor(slots["q"]),
+        k=tensor(slots["k"]),
+        v=tensor(slots["v"]),
+        mask=parse_mask(message["mask"]),
+        softmax_scale=message["softmax_scale"],
+        softcap=message["softcap"],
+        config=variant.configs[message["config"]],
+    )
+    lse = tensor(slots["lse"]) if "lse" in slots else None
+    prefix = "workspace."
+    workspace = {name.removeprefix(prefix): tensor(slot) for name, slot in slots.items() if name.startswith(prefix)}
+    return args, tensor(slots["out"]), lse, workspace
+
+
+def _arch() -> str:
+    if not torch.cuda.is_available():
+        return "cpu"
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:500]
+
+
+def _trim(text: str, lines: int = 12) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])[:4000]
+
+
+if __name__ == "__main__":
+    main()

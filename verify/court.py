@@ -1,0 +1,216 @@
+"""Court: holds the cells, the arena and the record, and turns a case into verdicts.  Knows no test framework."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from hypothesis.strategies import SearchStrategy
+
+from verify import strategies
+from verify.case import Case
+from verify.cell.cell import Cell, Zygote
+from verify.discovery import environment
+from verify.inputs import gather_possible
+from verify.evidence import Drawn, Evidence, Finding, Phase, Recorder, Verdict
+from verify.memory import Arena
+from verify.oracles import Oracle, of_group
+from verify.oracles.execution import execution, memory
+from verify.problem import Problem
+from verify.strategies import LIMITS, coverage_bins
+from verify.trial import Ruling, Trial
+from verify.variant import Config, Declaration
+
+_LIVES = 3  # cells kept alive at once, each with its own kernel file loaded
+_BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
+
+
+@dataclass(frozen=True)
+class Docket:
+    """One variant, config and dtype before one group of oracles: what one property test hears."""
+
+    declaration: Declaration
+    config: Config
+    dtype: str
+    group: str
+
+    @property
+    def id(self) -> str:
+        return "-".join((self.declaration.ref, self.config.name, self.dtype))
+
+    @cached_property
+    def problems(self) -> SearchStrategy[Problem]:
+        """What this docket draws, as large as this machine can judge quickly."""
+        device = "gpu" if environment().device == "cuda" else "interpreter" if self.declaration.interpreted else "cpu"
+        limits = LIMITS[device]
+        if self.group == "refusal":
+            return strategies.outside(self.declaration, dtype=self.dtype, limits=limits).map(lambda pair: pair[0])
+        if self.group in ("counting", "gather"):
+            drawn = strategies.problems(self.declaration, dtype=self.dtype, limits=limits, distributions=(self.group,))
+            return drawn.filter(lambda p: gather_possible(p) is None) if self.group == "gather" else drawn
+        return strategies.problems(self._declaration, dtype=self.dtype, limits=limits)
+
+    @property
+    def _declaration(self) -> Declaration:
+        """Poison needs a mask to hide behind; every other group draws from the whole support."""
+        support = self.declaration.support
+        masked = tuple(mask for mask in support.masks if mask != "full") or support.masks
+        return replace(self.declaration, support=replace(support, masks=masked)) if self.group == "poison" else self.declaration
+
+
+def inapplicable(declaration: Declaration, group: str) -> str | None:
+    """Why no oracle of a group judges a variant, or None."""
+    if group == "refusal" and all(
+        strategies.outside(declaration, dtype=dtype, limits=LIMITS["interpreter"]).is_empty
+        for dtype in declaration.support.dtypes
+    ):
+        return "supports everything that can be asked"
+    reasons = [oracle.applies(declaration) for oracle in of_group(group)]
+    return None if None in reasons else "; ".join(filter(None, reasons))
+
+
+def not_here(declaration: Declaration) -> str | None:
+    """Why a variant cannot run on this machine, or None."""
+    if declaration.unavailable is not None:
+        return declaration.unavailable
+    device = environment().device
+    if device not in declaration.support.devices:
+        return f"runs on {', '.join(declaration.support.devices)}; this campaign is for {device}"
+    return None
+
+
+@dataclass
+class Court:
+    """Hears cases one at a time; close it at the end.  `remembered` is an earlier run's evidence, whose passes stand."""
+
+    recorder: Recorder
+    remembered: Evidence | None = None
+    cells: OrderedDict[str, Cell] = field(default_factory=OrderedDict)
+    arena: Arena = field(default_factory=Arena)
+    drawn: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    refused: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    _arch: str = ""
+
+    def __post_init__(self) -> None:
+        self._zygote = Zygote(environment())
+
+    def close(self) -> None:
+        """End the cells and write what was counted."""
+        for cell in self.cells.values():
+            cell.close()
+        self._zygote.close()
+        self.arena.close()
+        for (variant, dtype, group), drawn in sorted(self.drawn.items()):
+            refused = self.refused.get((variant, dtype, group), 0)
+            self.recorder.write(Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=refused))
+        self.recorder.close()
+
+    def hear(self, docket: Docket, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
+        """Judge one case: record that it begins, run it, ask every oracle of the group, record the verdicts."""
+        case = Case(docket.declaration.ref, docket.config.name, docket.group, problem)
+        key = (docket.declaration.ref, docket.dtype, docket.group)
+        if phase == "generate":
+            self.drawn[key] = self.drawn.get(key, 0) + 1
+        if self.remembered is not None and case.id in self.remembered.judged:
+            return [v for oracle in of_group(docket.group) if (v := self.remembered.verdict_of(case.id, oracle.name))]
+        self.recorder.begin(case.id, phase, docket.declaration.ref)
+        cell = self._cell(docket.declaration)
+        trial = Trial(
+            declaration=docket.declaration,
+            config=docket.config,
+            problem=problem,
+            cell=cell,
+            arena=self.arena,
+            arch=self.arch,
+            with_best=problem.seed % _BEST_EVERY == 0,
+        )
+        rulings = self._rulings(docket, trial)
+        if docket.group != "refusal" and trial.first.reply.status == "unsupported":
+            self.refused[key] = self.refused.get(key, 0) + 1
+        return [self._verdict(case, docket, trial, name, ruling, phase) for name, ruling in rulings]
+
+    def _rulings(self, docket: Docket, trial: Trial) -> list[tuple[str, Ruling | None]]:
+        """Each oracle's ruling in order, up to the first that makes the rest meaningless; None: not its business."""
+        if docket.group != "refusal":
+            ruling = execution(trial, trial.first)
+            if ruling.finding is not None:
+                return [("execution", ruling)]
+            found: list[tuple[str, Ruling | None]] = [("execution", ruling), ("memory", memory(trial, trial.first))]
+        else:
+            found = []
+        for oracle in of_group(docket.group):
+            if oracle.applies(docket.declaration) is None:
+                found.append((oracle.name, oracle.judge(trial) if self._concerned(oracle, trial) else None))
+        return found
+
+    @staticmethod
+    def _concerned(oracle: Oracle, trial: Trial) -> bool:
+        return oracle.concerns(trial)
+
+    @property
+    def arch(self) -> str:
+        """The architecture that kernels run on here."""
+        if not self._arch:
+            probe = Cell(self._zygote)
+            self._arch = probe.arch()
+            probe.close()
+        return self._arch
+
+    def _cell(self, declaration: Declaration) -> Cell:
+        """The cell of that kernel's file; the least recently used one makes room."""
+        if declaration.path not in self.cells:
+            while len(self.cells) >= _LIVES:
+                self.cells.popitem(last=False)[1].close()
+            self.cells[declaration.path] = Cell(self._zygote)
+        self.cells.move_to_end(declaration.path)
+        return self.cells[declaration.path]
+
+    def _verdict(self, case: Case, docket: Docket, trial: Trial, oracle: str, ruling: Ruling | None, phase: Phase) -> Verdict:
+        finding = ruling.finding if ruling is not None else None
+        if finding is not None:
+            finding = Finding(**{**vars(finding), "replay": replay_command(case)})
+        verdict = Verdict(
+            case=case.id,
+            variant=case.variant,
+            config=case.config,
+            dtype=docket.dtype,
+            oracle=oracle,
+            group=case.group,
+            outcome="inapplicable" if ruling is None else "pass" if finding is None else "fail",
+            phase=phase,
+            problem=case.problem.name,
+            seconds={name: round(seconds, 6) for name, seconds in trial.seconds.items()},
+            measures=dict(ruling.measures) if ruling is not None else {},
+            bins=tuple(sorted(coverage_bins(case.problem, docket.config))) if oracle in ("bound", docket.group) else (),
+            finding=finding,
+        )
+        begun = time.perf_counter()
+        self.recorder.write(verdict)
+        trial.seconds["record"] = trial.seconds.get("record", 0.0) + time.perf_counter() - begun
+        return verdict
+
+
+def replay_command(case: Case) -> str:
+    """The shell command that judges one case again."""
+    return f"python -m verify replay {case.id}"
+
+
+def explain(verdict: Verdict) -> str:
+    """A failing verdict for the person who has to act."""
+    assert verdict.finding is not None
+    found = verdict.finding
+    counts = f"\n  how many {found.count} of {found.total}" if found.total else ""
+    return (
+        f"{verdict.oracle}: {found.message}\n"
+        f"  variant  {verdict.variant}\n  config   {verdict.config}\n  oracle   {verdict.oracle} ({verdict.group})\n"
+        f"  got      {found.got}\n  bound    {found.bound}\n  where    {found.where or 'the whole run'}{counts}\n"
+        f"  problem  {verdict.problem}\n  replay   {found.replay}"
+    )
+
+
+def state_directory() -> Path:
+    """Where runs leave their evidence: .verify in the current directory."""
+    return Path(".verify")

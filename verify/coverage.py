@@ -1,0 +1,122 @@
+"""Coverage bins: what a campaign's problems have exercised, and what they must."""
+
+from __future__ import annotations
+
+import torch
+
+from references.masks import Causal, Intersection, Lengths
+from verify.distributions import ordinary
+from verify.problem import Problem
+from verify.variant import MASK_KINDS, Config, Support
+
+BINS_REQUIRED = (
+    "kv_tiles>=3",
+    "ragged_tail",
+    "seqlen_q<seqlen_kv",
+    "seqlen_q>seqlen_kv",
+    "decode",
+    "zero_length",
+    "empty_row",
+    "late_maximum",
+    "grouped_heads",
+    "head_dim_v!=head_dim",
+    "scale<0",
+    "scale=0",
+    "softcap",
+    "strided",
+    "expanded",
+    "misaligned",
+    "mask:intersection",
+    *(f"mask:{kind}" for kind in MASK_KINDS if kind != "causal.square"),
+    *(f"distribution:{name}" for name in ordinary()),
+)
+
+
+def coverage_bins(problem: Problem, config: Config) -> set[str]:
+    """The bins that a problem fills for that config; the required ones are `BINS_REQUIRED`.
+
+    Tiles are the config's, or 64 where it does not say.  "late_maximum": logits grow with the key index over more than one
+    tile, so every block rescales.  "misaligned": a tensor does not start, or its rows do not, at a multiple of 16 bytes.
+    """
+    tile_m, tile_n = config.block_m or 64, config.block_n or 64
+    atoms = problem.mask.atoms
+    layouts = {name: layout for name, layout in problem.layouts.items() if getattr(problem, f"shape_{name}")[2]}
+    lengths = [n for part in atoms if isinstance(part, Lengths) for n in (*part.q_lengths, *part.kv_lengths)]
+    scale, both = problem.scale, (problem.seqlen_q, problem.seqlen_kv)
+    found = {
+        "kv_tiles>=3": problem.seqlen_kv > 2 * tile_n,
+        "ragged_tail": bool(problem.seqlen_q % tile_m or problem.seqlen_kv % tile_n),
+        "seqlen_q<seqlen_kv": 0 < both[0] < both[1],
+        "seqlen_q>seqlen_kv": 0 < both[1] < both[0],
+        "decode": problem.seqlen_q == 1 < problem.seqlen_kv,
+        "zero_length": 0 in (*both, *lengths),
+        "empty_row": _has_empty_row(problem),
+        "late_maximum": problem.distribution == "increasing" and problem.seqlen_kv > tile_n and scale != 0 and both[0] > 0,
+        "grouped_heads": problem.group > 1,
+        "head_dim_v!=head_dim": problem.head_dim_v != problem.head_dim,
+        "scale<0": scale < 0,
+        "scale=0": scale == 0,
+        "softcap": problem.softcap > 0,
+        "strided": any(layout.order != "bhsd" or layout.pitch or layout.expand for layout in layouts.values()),
+        "expanded": any(layout.expand for layout in layouts.values()),
+        "misaligned": any(
+            n * problem.format.itemsize % 16
+            for name, layout in layouts.items()
+            for n in (layout.offset, layout.pitch + getattr(problem, f"shape_{name}")[3])
+        ),
+        "mask:intersection": isinstance(problem.mask, Intersection),
+        f"distribution:{problem.distribution}": True,
+    }
+    tl = {part: isinstance(part, Causal) and part.alignment == "tl" for part in atoms}
+    return {name for name, filled in found.items() if filled} | {f"mask:{part.kind}" + ".tl" * tl[part] for part in atoms}
+
+
+def bins_reachable(support: Support) -> set[str]:
+    """The required bins that problems inside that support can fill."""
+    masks = mask_kinds(support, square=True)
+    free, empties = not square_only(support), {"lengths", "dense", "window"} & set(masks)
+    closed = {
+        "seqlen_q<seqlen_kv": free,
+        "seqlen_q>seqlen_kv": free,
+        "decode": free and support.min_seqlen <= 1,
+        "zero_length": support.min_seqlen == 0 or "lengths" in masks,
+        "empty_row": bool(empties)
+        or (free and (support.min_seqlen == 0 or bool({"causal", "documents"} & set(support.masks)))),
+        "grouped_heads": support.grouped_heads,
+        "head_dim_v!=head_dim": support.separate_head_dim_v,
+        "scale<0": support.any_scale,
+        "scale=0": support.any_scale,
+        "softcap": support.softcap,
+        "strided": support.any_layout,
+        "expanded": support.any_layout,
+        "mask:intersection": support.intersections and len(set(masks) - {"full"}) > 1,
+        **{f"mask:{kind}": kind in masks for kind in MASK_KINDS},
+    }
+    return {name for name in BINS_REQUIRED if closed.get(name, True)}
+
+
+def square_only(support: Support) -> bool:
+    """Whether seqlen_q must equal seqlen_kv."""
+    return not support.cross_lengths or set(support.masks) == {"causal.square"}
+
+
+def mask_kinds(support: Support, square: bool) -> list[str]:
+    """Mask kinds that the support allows for such lengths; "causal.square" becomes both alignments, which agree there."""
+    kinds = dict.fromkeys(kind for kind in support.masks if kind != "causal.square")
+    if square and "causal.square" in support.masks:
+        kinds |= dict.fromkeys(("causal", "causal.tl"))
+    return sorted(kinds, key=lambda kind: kind != "full")
+
+
+def _has_empty_row(problem: Problem) -> bool:
+    """Whether some query sees no key; where rows see no single interval, only the first head is searched."""
+    if not problem.seqlen_q or not problem.seqlen_kv:
+        return problem.seqlen_q > 0
+    try:
+        low, high = problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)
+    except ValueError:
+        rows = min(problem.seqlen_q, max((1 << 20) // problem.seqlen_kv, 1))
+        mod = problem.mask.mod(problem.seqlen_q, problem.seqlen_kv)
+        query, key, zero = torch.arange(rows)[:, None], torch.arange(problem.seqlen_kv), torch.tensor(0)
+        return not bool(mod(zero, zero, query, key).expand(rows, problem.seqlen_kv).any(-1).all())
+    return bool((high == low).any())

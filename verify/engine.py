@@ -1,0 +1,109 @@
+"""Engine: pytest in a child process, with live progress read from the evidence that it leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from verify.cell.cell import ROOT
+from verify.court import state_directory
+from verify.evidence import Evidence, load, new_run_id
+
+CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
+_POLL = 0.5  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a command asks of the engine.  workers: "auto", or a number; 0 runs in one process."""
+
+    kernels: tuple[Path, ...] = ()
+    profile: str | None = None
+    examples: int | None = None
+    seed: int | None = None
+    workers: str = "auto"
+    run_id: str = field(default_factory=new_run_id)
+    report_dir: Path | None = None
+    select: str = ""
+
+    @property
+    def directory(self) -> Path:
+        return state_directory() / "runs" / self.run_id
+
+    def command(self) -> list[str]:
+        """The pytest command line."""
+        words = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "properties"), "--rootdir", str(ROOT)]
+        words += ["-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
+        words += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
+        words += ["--run-id", self.run_id]
+        words += ["--profile", self.profile] if self.profile else []
+        words += ["--examples", str(self.examples)] if self.examples is not None else []
+        words += ["--hypothesis-seed", str(self.seed)] if self.seed is not None else []
+        words += ["--report-dir", str(self.report_dir)] if self.report_dir is not None else []
+        words += ["-k", self.select] if self.select else []
+        for kernel in self.kernels:
+            words += ["--kernel", str(kernel)]
+        return words
+
+
+def carry_out(order: Order, console: Console, deadline: float | None = None) -> int:
+    """Run the campaign and return an exit code.  `deadline` (time.monotonic) ends it early, keeping what was judged."""
+    with tempfile.TemporaryFile("w+") as words:
+        process = subprocess.Popen(order.command(), stdout=words, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            _watch(process, order, console, deadline)
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            return INFRASTRUCTURE
+        words.seek(0)
+        return _status(process.returncode, order, words.read(), console)
+
+
+def _watch(process: subprocess.Popen[bytes], order: Order, console: Console, deadline: float | None) -> None:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        while process.poll() is None:
+            time.sleep(_POLL)
+            judged, failing = _count(order.directory)
+            progress.update(task, completed=judged, description=f"cases judged, {failing} failing verdicts")
+            if deadline is not None and time.monotonic() > deadline:
+                process.terminate()
+                process.wait()
+
+
+def _count(directory: Path) -> tuple[int, int]:
+    """Cases begun and failing verdicts so far, by a cheap scan of the evidence."""
+    begun = failing = 0
+    for path in directory.glob("*.jsonl"):
+        text = path.read_bytes()
+        begun += text.count(b'"kind":"begin"') + text.count(b'"kind": "begin"')
+        failing += text.count(b'"outcome":"fail"') + text.count(b'"outcome": "fail"')
+    return begun, failing
+
+
+def _status(returncode: int, order: Order, output: str, console: Console) -> int:
+    evidence = evidence_of(order)
+    if evidence is None or not evidence.verdicts:
+        console.print(output.strip()[-4000:], markup=False, highlight=False)
+        console.print("nothing was judged", style="bold red")
+        return INFRASTRUCTURE
+    if any(verdict.outcome == "fail" for verdict in evidence.verdicts):
+        return FAILED
+    if returncode not in (0, -15):
+        console.print(output.strip()[-4000:], markup=False, highlight=False)
+        return INFRASTRUCTURE
+    return CLEAN
+
+
+def evidence_of(order: Order) -> Evidence | None:
+    """What the run has recorded, or None if it never began."""
+    return load(order.directory) if order.directory.exists() else None

@@ -1,0 +1,215 @@
+"""Guarded memory: every buffer that a kernel sees lies in one arena that the judge owns.
+
+Redzones around every buffer, the gaps inside strided ones and all outputs and workspaces hold quiet-NaN patterns with unusual
+payloads: what reads past an edge becomes NaN, what writes there shows.  Where a kernel runs (this machine's memory, or a copy
+of the whole arena on a device) makes no difference to the check: after the run the bytes come back, outputs are read, their
+poison is restored, and the arena must equal its pristine image byte for byte.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.inputs import Inputs
+from verify.problem import Problem
+
+REDZONE = 16 * 1024  # bytes on each side of a buffer; a tile's overshoot past a short tensor stays inside
+ALIGNMENT = 512
+
+CANARY = 0x7FC1  # NaN in fp16, bf16 and (doubled) fp32
+POISONS = {"nan": 0x7FA5, "huge": 0x7BFF}  # outputs before a run; "huge" is finite in every 16- and 32-bit format
+OUTPUTS = ("out", "lse")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One buffer: a strided view of `shape` whose first element lies at byte `start`; [begin, end) is its allocation."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    begin: int
+    end: int
+
+    def view(self, arena: Tensor) -> Tensor:
+        """This buffer as a tensor over the arena's bytes (a uint8 tensor)."""
+        size = dtype_named(self.dtype).itemsize
+        extent = (0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))) * size
+        typed = arena[self.start : self.start + extent].view(dtype_named(self.dtype).torch)
+        return typed.as_strided(self.shape, self.strides)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every buffer of one run lies; `size` in bytes."""
+
+    slots: tuple[Slot, ...]
+    size: int
+
+    def __getitem__(self, name: str) -> Slot:
+        return next(slot for slot in self.slots if slot.name == name)
+
+    def __contains__(self, name: str) -> bool:
+        return any(slot.name == name for slot in self.slots)
+
+    def wire(self) -> list[dict[str, Any]]:
+        """The slots as JSON-ready data."""
+        return [asdict(slot) for slot in self.slots]
+
+    def owner(self, byte: int) -> str:
+        """In words, what lies at that byte."""
+        for slot in self.slots:
+            if slot.begin <= byte < slot.end:
+                return f"{byte - slot.start:+d} bytes from the start of {slot.name}, inside its allocation"
+        before = [slot for slot in self.slots if slot.end <= byte]
+        if before:
+            return f"{byte - before[-1].end} bytes past the end of {before[-1].name}"
+        return f"{self.slots[0].begin - byte} bytes before {self.slots[0].name}"
+
+
+def slots_from(wire: list[dict[str, Any]]) -> tuple[Slot, ...]:
+    """Rebuild the slots from `Plan.wire`'s data (after JSON)."""
+    return tuple(Slot(**(data | {"shape": tuple(data["shape"]), "strides": tuple(data["strides"])})) for data in wire)
+
+
+def plan(problem: Problem, *, lse: bool, workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
+    """Lay out q, k, v, out, lse (if the contract has one) and the workspaces of one run."""
+    slots: list[Slot] = []
+    position = REDZONE
+    shapes = {"q": problem.shape_q, "k": problem.shape_k, "v": problem.shape_v, "out": problem.shape_out}
+    wanted: list[tuple[str, str, tuple[int, ...], tuple[int, ...], int, int]] = []
+    for name, layout in problem.layouts.items():
+        shape = shapes[name]
+        wanted.append((name, problem.dtype, shape, layout.strides(shape), layout.offset, layout.extent(shape) + layout.pitch))
+    dense = {f"workspace.{name}": spec for name, spec in workspace.items()}
+    if lse:
+        dense["lse"] = ((problem.batch, problem.heads_q, problem.seqlen_q), "float32")
+    for name, (shape, dtype) in dense.items():
+        wanted.append((name, dtype, shape, contiguous(shape), 0, int(np.prod(shape, dtype=np.int64))))
+    for name, dtype, shape, strides, offset, extent in wanted:
+        size = dtype_named(dtype).itemsize
+        slots.append(Slot(name, dtype, tuple(shape), strides, position + offset * size, position, position + extent * size))
+        position = _up(position + extent * size) + REDZONE
+    return Plan(tuple(slots), _up(position))
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def _up(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes that a run changed outside its outputs."""
+
+    slot: str  # the input that changed, or "redzone"
+    where: str
+    count: int
+
+
+class Arena:
+    """Shared anonymous memory: the judge writes it, hands its descriptor to a cell, and reads what came back."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self.capacity = 0
+        self.generation = 0
+        self._map: mmap.mmap | None = None
+        self.bytes = np.empty(0, np.uint8)
+        self._pristine = np.empty(0, np.uint8)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.bytes = np.empty(0, np.uint8)
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:  # a tensor still looks at it: the collector closes it later
+                self._map = None
+            os.close(self.fd)
+            self._map, self.fd, self.capacity = None, -1, 0
+
+    def reserve(self, size: int) -> None:
+        """Make room for `size` bytes; `generation` changes when cells must map the arena anew."""
+        if size <= self.capacity:
+            return
+        self.close()
+        self.capacity = max(1 << 22, 1 << (size - 1).bit_length())
+        self.fd = os.memfd_create("attention-verify")
+        os.ftruncate(self.fd, self.capacity)
+        self._map = mmap.mmap(self.fd, self.capacity)
+        self.bytes = np.frombuffer(self._map, np.uint8)
+        self.generation += 1
+
+    def lay(self, where: Plan, inputs: Inputs, poison: str) -> None:
+        """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces; keep the pristine image."""
+        self.reserve(where.size)
+        self.bytes[: where.size].view(np.uint16)[:] = CANARY
+        arena = torch.from_numpy(self.bytes)
+        for slot in where.slots:
+            if slot.name in ("q", "k", "v"):
+                stored = getattr(inputs, slot.name)
+                view = slot.view(arena)
+                # An expanded dimension is stored once: write through the narrowed view.
+                for dim, (have, want) in enumerate(zip(stored.shape, view.shape, strict=True)):
+                    view = view.narrow(dim, 0, have) if have != want else view
+                view.copy_(stored)
+            else:
+                fill(slot.view(arena), poison)
+        self._pristine = self.bytes[: where.size].copy()
+
+    def read(self, where: Plan, name: str) -> Tensor:
+        """A contiguous copy of that buffer as it is now."""
+        return where[name].view(torch.from_numpy(self.bytes)).clone(memory_format=torch.contiguous_format)
+
+    def damage(self, where: Plan, poison: str) -> Damage | None:
+        """What the run changed that it had no right to: an input, a gap or a redzone.  Call after reading the outputs."""
+        arena = torch.from_numpy(self.bytes)
+        for slot in where.slots:
+            if slot.name not in ("q", "k", "v"):
+                fill(slot.view(arena), poison)
+        now = self.bytes[: where.size]
+        if np.array_equal(now.view(np.uint64), self._pristine.view(np.uint64)):
+            return None
+        changed = np.flatnonzero(now != self._pristine)
+        first = int(changed[0])
+        inside = [s.name for s in where.slots if s.begin <= first < s.end and s.name in ("q", "k", "v")]
+        return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
+
+
+def fill(view: Tensor, poison: str) -> None:
+    """Fill a buffer with a poison pattern."""
+    if view.numel():
+        view.copy_(pattern(view.dtype, poison).expand(view.shape))
+
+
+def pattern(dtype: torch.dtype, poison: str) -> Tensor:
+    """One element of that poison."""
+    words = np.full(4, POISONS[poison], np.uint16)
+    return torch.from_numpy(words).view(torch.uint8)[: dtype.itemsize].clone().view(dtype)
+
+
+def unwritten(tensor: Tensor, poison: str) -> Tensor:
+    """Where `tensor` (contiguous) still holds the poison's very bits, as booleans."""
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    return tensor.view(integer) == pattern(tensor.dtype, poison).view(integer)

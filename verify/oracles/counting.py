@@ -1,0 +1,86 @@
+"""Counting: with Q = 0 every visible key weighs the same, so O = hits / visible and LSE = ln visible."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.instructions import LOG_ERROR, ULP, exp_error
+from verify.arithmetic.mma import unit_for
+from verify.evidence import Finding
+from verify.oracles import Oracle
+from verify.trial import Ruling, Trial, place
+
+
+def judge(trial: Trial) -> Ruling:
+    """The counts come from the mask alone, in integers; only division, exponential and output rounding may err."""
+    p, run, numerics = trial.problem, trial.first, trial.declaration.numerics
+    assert run.out is not None
+    seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
+    _, _, v = trial.expanded(trial.inputs)
+    hits = seen.double() @ v.double().repeat_interleave(p.group, 1)
+    visible = seen.sum(-1)
+    live = visible > 0
+    want = hits / visible.clamp(min=1)[..., None]
+    output = dtype_named(p.dtype)
+    rounding = 3 * ULP + 2 * exp_error(numerics.exp) + output.unit_roundoff
+    if numerics.normalised:
+        # P = 1 / visible is rounded before the product; un-normalised P = 1 is exact in every dtype, and so is its sum.
+        probability = p.dtype if numerics.probability == "input" else numerics.probability
+        rounding += dtype_named(probability).unit_roundoff + unit_for(trial.arch, probability).kappa(p.seqlen_kv)
+    bound = want * rounding + output.smallest_subnormal / 2
+    error = (run.out.double() - want).abs()
+    bad = live[..., None] & ~(error <= bound)
+    if bool(bad.any()):
+        at = tuple(int(i) for i in bad.nonzero()[0])
+        got, expected = float(run.out[at]), float(want[at])
+        row = place("row", at[:3])
+        message = (
+            f"out is {got:.7g} at {place('out', at)}, should be {int(hits[at])} hits / {int(visible[at[:3]])} visible keys = "
+            f"{expected:.7g} in {row}; {int(bad.sum())} of {bad.numel()} elements miscount"
+        )
+        return Ruling(
+            Finding(
+                oracle="counting",
+                message=message,
+                got=got,
+                bound=float(bound[at]),
+                where=place("out", at),
+                count=int(bad.sum()),
+                total=bad.numel(),
+            )
+        )
+    if run.lse is None:
+        return Ruling()
+    lse, logs = trial.natural_lse(run.lse), torch.log(visible.clamp(min=1).double())
+    limit = LOG_ERROR * (1 + logs) + 2 * exp_error(numerics.exp) + ULP * (2 + logs)
+    bad = live & ~((lse - logs).abs() <= limit)
+    if not bool(bad.any()):
+        return Ruling()
+    at = tuple(int(i) for i in bad.nonzero()[0])
+    counted = math.exp(min(float(lse[at]), 700.0))
+    message = (
+        f"lse counts {counted:.6g} keys at {place('lse', at)}, should be {int(visible[at])}: got {float(lse[at]):.9g}, should be "
+        f"{float(logs[at]):.9g}; {int(bad.sum())} of {bad.numel()} rows miscount"
+    )
+    return Ruling(
+        Finding(
+            oracle="counting",
+            message=message,
+            got=float(lse[at]),
+            bound=float(limit[at]),
+            where=place("lse", at),
+            count=int(bad.sum()),
+            total=bad.numel(),
+        )
+    )
+
+
+ORACLE = Oracle(
+    name="counting",
+    group="counting",
+    catches="every off-by-one in masks, windows, lengths and alignments; wrong LSE base; a lost or doubled key",
+    judge=judge,
+)

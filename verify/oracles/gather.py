@@ -1,0 +1,93 @@
+"""Gather: one key wins every row by 160 powers of two, so O is that row of V, bit for bit, and LSE is its logit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.inputs import gather_targets
+from verify.evidence import Finding
+from verify.oracles import Oracle
+from verify.oracles.bound import compare
+from verify.trial import Ruling, Trial, place
+
+_KEPT = 8  # significant bits of V's patterns: an fp32 output is compared after rounding to as many
+
+
+def judge(trial: Trial) -> Ruling:
+    """All other weights underflow to zero, the winner's is exp(0); 16-bit outputs must equal V bitwise."""
+    p, run = trial.problem, trial.first
+    assert run.out is not None
+    targets = gather_targets(p)
+    live = targets >= 0
+    _, _, v = trial.expanded(trial.inputs)
+    per_head = v.repeat_interleave(p.group, 1)
+    index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim_v)
+    want = per_head.gather(2, index) if p.seqlen_kv else torch.zeros_like(run.out)
+    got = _rounded(run.out) if p.dtype == "float32" else run.out
+    bad = live[..., None] & ~(got == want)
+    if bool(bad.any()):
+        at = tuple(int(i) for i in bad.nonzero()[0])
+        b, h, i, _ = at
+        message = (
+            f"out[b={b}, h={h}, q={i}] should be row {int(targets[b, h, i])} of V"
+            f"{_which(got[b, h, i], per_head[b, h])}; {int(bad.any(-1).sum())} of {live.numel()} rows are wrong "
+            f"(first element {place('out', at)}: got {float(run.out[at]):.9g}, should be {float(want[at]):.9g})"
+        )
+        return Ruling(
+            Finding(
+                oracle="gather",
+                message=message,
+                got=float(run.out[at]),
+                bound=float(want[at]),
+                where=place("out", at),
+                count=int(bad.sum()),
+                total=bad.numel(),
+            )
+        )
+    if run.lse is None:
+        return Ruling()
+    natural, truth = trial.natural_lse(run.lse), trial.truth
+    compared = compare(natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32"))
+    wrong = live & ~(compared.ratio <= 1)
+    if not bool(wrong.any()):
+        return Ruling()
+    at = tuple(int(i) for i in wrong.nonzero()[0])
+    message = (
+        f"lse is {float(natural[at]):.9g} at {place('lse', at)}, should be the winning logit {float(truth.lse[at]):.9g}; "
+        f"{int(wrong.sum())} of {wrong.numel()} rows are wrong"
+    )
+    got_lse, limit = float(natural[at]), float(truth.lse_bound[at])
+    return Ruling(
+        Finding(
+            oracle="gather",
+            message=message,
+            got=got_lse,
+            bound=limit,
+            where=place("lse", at),
+            count=int(wrong.sum()),
+            total=wrong.numel(),
+        )
+    )
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """fp32 rounded to _KEPT significant bits, to nearest."""
+    drop = 24 - _KEPT
+    bits = tensor.contiguous().view(torch.int32)
+    return ((bits + (1 << (drop - 1))) & ~((1 << drop) - 1)).view(torch.float32)
+
+
+def _which(row: Tensor, values: Tensor) -> str:
+    """Which row of V was read instead, in words, if one was."""
+    hits = (values == row).all(-1).nonzero().flatten()
+    return f", is row {int(hits[0])}" if len(hits) else ""
+
+
+ORACLE = Oracle(
+    name="gather",
+    group="gather",
+    catches="wrong indexing: layouts, strides, tails, swizzles, head maps, page tables",
+    judge=judge,
+)

@@ -1,0 +1,54 @@
+"""Reports: evidence condensed, written as JSON, Markdown and one HTML page, read back, and compared.
+
+report = build(load(run_dir))
+write(report, "reports/nvidia-h100-80gb-hbm3")
+compare(read("reports/nvidia-h100-80gb-hbm3"), report).regressed
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from verify.report.build import build
+from verify.report.compare import Change, Comparison, Worst, compare, render_comparison, worst_cases
+from verify.report.schema import SCHEMA_VERSION, Report, ReportError, dumps, parse, read
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Change",
+    "Comparison",
+    "Report",
+    "ReportError",
+    "Worst",
+    "build",
+    "compare",
+    "dumps",
+    "parse",
+    "read",
+    "render_comparison",
+    "worst_cases",
+    "write",
+]
+
+
+def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
+    """Write report.json, report.md and report.html into a folder; returns their paths in this order.
+
+    Each file is replaced whole: a reader sees the old one or the new one.
+    """
+    from verify.report import html, markdown
+
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    return (
+        _replace(place / "report.json", dumps(report)),
+        _replace(place / "report.md", markdown.render(report)),
+        _replace(place / "report.html", html.render(report)),
+    )
+
+
+def _replace(path: Path, content: str) -> Path:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(content, encoding="utf-8", newline="\n")
+    return fresh.replace(path)

@@ -1,0 +1,297 @@
+"""From evidence to a report: counts, worst cases, coverage, one status per variant.  Equal evidence gives equal reports."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import PurePath
+
+from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
+from verify.report import statistics
+from verify.report.schema import (
+    SCHEMA_VERSION,
+    DTypeReport,
+    Failure,
+    Group,
+    NotRun,
+    Oracle,
+    Report,
+    ReportError,
+    Status,
+    VariantReport,
+)
+
+BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
+
+
+def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None = None) -> Report:
+    """The report of a run.
+
+    bins_required: the coverage bins that every dtype of every variant must fill, or a function (variant, dtype) -> bins;
+    None asks `verify.coverage.bins_reachable` for those that the variant's support leaves open.
+    Raises ReportError for evidence without a run record, or of several runs or devices.
+    """
+    run = _one_run(evidence)
+    required = _required(bins_required)
+    by_variant: dict[str, list[Verdict]] = defaultdict(list)
+    for verdict in evidence.verdicts:
+        by_variant[verdict.variant].append(verdict)
+    entries = {entry.ref: entry for entry in evidence.variants}
+    entries |= {ref: _unknown(ref) for ref in by_variant if ref not in entries}
+    variants = [_variant(entries[ref], by_variant[ref], evidence, required) for ref in sorted(entries)]
+    report: Report = {
+        "schema": SCHEMA_VERSION,
+        "run": run.run,
+        "started": run.started,
+        "profile": run.profile,
+        "device": run.device,
+        "versions": dict(sorted(run.versions.items())),
+        "status": "grey",
+        "reasons": _reasons(evidence, set(entries)),
+        "cases": sum(variant["cases"] for variant in variants),
+        "failures": sum(variant["failures"] for variant in variants),
+        "variants": variants,
+        "lost": [{"case": b.case, "phase": b.phase, "variant": b.variant} for b in evidence.lost],
+        "torn": list(evidence.torn),
+        "unstable": [{"case": case, "oracle": oracle} for case, oracle in evidence.unstable],
+        "not_run": _not_run(evidence),
+    }
+    report["status"] = _overall(report)
+    return report
+
+
+def _one_run(evidence: Evidence) -> Run:
+    if not evidence.runs:
+        raise ReportError("the evidence has no run record: nothing says on what device it was measured")
+    for what, found in {
+        "runs": {run.run for run in evidence.runs},
+        "devices": {str(run.device.get("slug")) for run in evidence.runs},
+    }.items():
+        if len(found) > 1:
+            raise ReportError(f"the evidence mixes {what}: {', '.join(sorted(found))}; a report is of one")
+    return evidence.runs[0]
+
+
+def _required(given: Sequence[str] | BinsRequired | None) -> BinsRequired:
+    if given is None:
+        return lambda variant, dtype: _reachable(variant)
+    if callable(given):
+        return given
+    bins = tuple(given)
+    return lambda variant, dtype: bins
+
+
+def _reachable(entry: VariantEntry) -> tuple[str, ...]:
+    """The required bins that the variant's declared support leaves open."""
+    from verify.coverage import bins_reachable
+    from verify.variant import Support
+
+    if not entry.support:
+        return ()
+    known = {f.name for f in fields(Support)}
+    support = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.support.items() if name in known}
+    return tuple(sorted(bins_reachable(Support(**support))))
+
+
+def _unknown(ref: str) -> VariantEntry:
+    """Stands for a variant with verdicts and no declaration on record."""
+    return VariantEntry(
+        ref=ref, name=ref, family="", path="", source_hash="", configs=(), support={}, numerics={}, contract={}, undeclared=True
+    )
+
+
+def _reasons(evidence: Evidence, known: set[str]) -> list[str]:
+    """What keeps the whole report, and no single variant, from being green."""
+    reasons = []
+    if lost := [begin for begin in evidence.lost if begin.variant not in known]:
+        reasons.append(f"{_count(len(lost), 'case')} launched but never judged")
+    if evidence.torn:
+        reasons.append(f"{_count(len(evidence.torn), 'line')} of evidence cut short by a kill")
+    reasons += [f"{n.variant} not run: {n.reason}" for n in evidence.not_run if n.variant not in known]
+    return reasons
+
+
+def _overall(report: Report) -> Status:
+    """Green needs at least one variant, and all that were run; those listed as not run, with the reason, do not count."""
+    listed = {row["variant"] for row in report["not_run"] if not row["dtype"]}
+    here = [variant["status"] for variant in report["variants"] if variant["cases"] or variant["ref"] not in listed]
+    if "red" in here:
+        return "red"
+    return "green" if here and set(here) == {"green"} and not report["reasons"] else "grey"
+
+
+def _not_run(evidence: Evidence) -> list[NotRun]:
+    rows = {(n.variant, n.dtype, n.reason) for n in evidence.not_run}
+    rows |= {(v.ref, "", v.unavailable) for v in evidence.variants if v.unavailable is not None}
+    return [{"variant": variant, "dtype": dtype, "reason": reason} for variant, dtype, reason in sorted(rows)]
+
+
+def _variant(entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, required: BinsRequired) -> VariantReport:
+    declared = [str(dtype) for dtype in entry.support.get("dtypes", ())]
+    others = {v.dtype for v in verdicts} | {d.dtype for d in evidence.drawn if d.variant == entry.ref}
+    dtypes = [
+        _dtype(entry, dtype, [v for v in verdicts if v.dtype == dtype], evidence, required(entry, dtype))
+        for dtype in [*dict.fromkeys(declared), *sorted(others - set(declared))]
+    ]
+    reasons = [f"{report['dtype']}: {reason}" for report in dtypes for reason in report["reasons"]]
+    lost: list[Begin] = [begin for begin in evidence.lost if begin.variant == entry.ref]
+    if lost:
+        reasons.append(f"{_count(len(lost), 'case')} launched but never judged")
+    if entry.ref in evidence.changed:
+        reasons.append("its source changed during the run")
+    if not entry.source_hash:
+        reasons.append("no declaration on record")
+    if entry.unavailable is not None:
+        reasons = [f"unavailable: {entry.unavailable}", *([] if not verdicts else reasons)]
+    return {
+        "ref": entry.ref,
+        "name": entry.name,
+        "family": entry.family,
+        "path": entry.path if not PurePath(entry.path).is_absolute() else PurePath(entry.path).name,
+        "source_hash": entry.source_hash,
+        "configs": list(entry.configs),
+        "status": _status(any(v.outcome == "fail" for v in verdicts), reasons, bool(dtypes)),
+        "reasons": reasons,
+        "undeclared": entry.undeclared,
+        "unavailable": entry.unavailable,
+        "cases": sum(report["cases"] for report in dtypes),
+        "failures": sum(report["failures"] for report in dtypes),
+        "support": entry.support,
+        "numerics": entry.numerics,
+        "contract": entry.contract,
+        "dtypes": dtypes,
+        "failing": _failing(verdicts),
+    }
+
+
+def _status(failed: bool, reasons: Sequence[str], ran: bool) -> Status:
+    if failed:
+        return "red"
+    return "green" if ran and not reasons else "grey"
+
+
+def _dtype(
+    entry: VariantEntry, dtype: str, verdicts: list[Verdict], evidence: Evidence, required: Sequence[str]
+) -> DTypeReport:
+    counted = [v for v in verdicts if v.counted]
+    judged = [v for v in counted if v.outcome != "inapplicable"]
+    bins = Counter(name for name, _ in {(name, v.case) for v in judged for name in v.bins})
+    missing = sorted({name for name in required if not bins[name]})
+    groups: list[Group] = [
+        {"group": d.group, "drawn": d.drawn, "refused": d.refused}
+        for d in evidence.drawn
+        if (d.variant, d.dtype) == (entry.ref, dtype)
+    ]
+    reasons = _shortfalls(verdicts, judged, missing, len(set(required)))
+    if not judged:
+        reasons = [n.reason for n in evidence.not_run if n.variant == entry.ref and n.dtype in ("", dtype)] or reasons
+    return {
+        "dtype": dtype,
+        "status": _status(any(v.outcome == "fail" for v in verdicts), reasons, True),
+        "reasons": reasons,
+        "cases": _cases(judged),
+        "failures": _cases(v for v in judged if v.outcome == "fail"),
+        "drawn": sum(group["drawn"] for group in groups),
+        "refused": sum(group["refused"] for group in groups),
+        "groups": groups,
+        "bins": {name: bins[name] for name in sorted(bins)},
+        "bins_missing": missing,
+        "oracles": _oracles(counted),
+        "worst_out": statistics.worst(judged, "r_out"),
+        "worst_lse": statistics.worst(judged, "r_lse"),
+        "r_out": statistics.spread(judged, "r_out"),
+        "r_lse": statistics.spread(judged, "r_lse"),
+        "lse_ulp": statistics.spread(judged, "lse_ulp"),
+        "bound_ratio": statistics.spread(judged, "bound_ratio"),
+        "seconds": statistics.timings(judged),
+        "samples": statistics.samples(judged),
+    }
+
+
+def _shortfalls(verdicts: Sequence[Verdict], judged: Sequence[Verdict], missing: Sequence[str], required: int) -> list[str]:
+    reasons = []
+    if failures := _cases(v for v in judged if v.outcome == "fail"):
+        reasons.append(f"{failures} of {_count(_cases(judged), 'case')} fail")
+    elif shrunk := _cases(v for v in verdicts if v.outcome == "fail"):
+        reasons.append(f"{_count(shrunk, 'case')} failed while shrinking")
+    if not judged:
+        reasons.append("not run")
+    elif missing:
+        reasons.append(f"{len(missing)} of {required} coverage bins empty")
+    return reasons
+
+
+def _oracles(counted: Sequence[Verdict]) -> list[Oracle]:
+    grouped: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
+    for verdict in counted:
+        grouped[verdict.group, verdict.oracle].append(verdict)
+    return [_oracle(group, oracle, found) for (group, oracle), found in sorted(grouped.items())]
+
+
+def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
+    judged = [v for v in verdicts if v.outcome != "inapplicable"]
+    return {
+        "oracle": oracle,
+        "group": group,
+        "cases": len(judged),
+        "failures": sum(v.outcome == "fail" for v in judged),
+        "inapplicable": len(verdicts) - len(judged),
+        "worst_out": statistics.worst(judged, "r_out"),
+        "worst_lse": statistics.worst(judged, "r_lse"),
+        "r_out": statistics.spread(judged, "r_out"),
+        "r_lse": statistics.spread(judged, "r_lse"),
+        "lse_ulp": statistics.spread(judged, "lse_ulp"),
+        "bound_ratio": statistics.spread(judged, "bound_ratio"),
+    }
+
+
+def _failing(verdicts: Sequence[Verdict]) -> list[Failure]:
+    grouped: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        if verdict.outcome == "fail":
+            grouped[verdict.config, verdict.oracle].append(verdict)
+    return [_failure(min(found, key=_size), len(found)) for _, found in sorted(grouped.items())]
+
+
+def _failure(verdict: Verdict, cases: int) -> Failure:
+    finding = verdict.finding
+    return {
+        "variant": verdict.variant,
+        "config": verdict.config,
+        "oracle": verdict.oracle,
+        "dtype": verdict.dtype,
+        "cases": cases,
+        "case": verdict.case,
+        "problem": verdict.problem,
+        "phase": verdict.phase,
+        "message": finding.message if finding else "",
+        "got": finding.got if finding else None,
+        "bound": finding.bound if finding else None,
+        "where": finding.where if finding else "",
+        "count": finding.count if finding else 0,
+        "total": finding.total if finding else 0,
+        "replay": (finding.replay if finding else "") or statistics.replay_command(verdict.case),
+    }
+
+
+def _size(verdict: Verdict) -> tuple[float, int, str]:
+    """Multiplications that the problem asks for, then how much there is to say about it."""
+    from verify.problem import Problem, ProblemError
+
+    try:
+        problem = Problem.parse(verdict.problem)
+        work = float(problem.pairs * (problem.head_dim + problem.head_dim_v))
+    except ProblemError:
+        work = math.inf
+    return work, len(verdict.problem), verdict.case
+
+
+def _cases(verdicts: Iterable[Verdict]) -> int:
+    """Several oracles may judge one case; it counts once."""
+    return len({verdict.case for verdict in verdicts})
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)

@@ -1,0 +1,223 @@
+"""Two reports of the same device, or of two devices: what got worse, what got better, what nobody looks at any more."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from verify.report import statistics, text
+from verify.report.schema import Distribution, DTypeReport, Oracle, Report, ReportError, VariantReport
+
+# Largest values of random draws wander: between two runs of one kernel with different seeds, by tens of percent.  A ratio
+# of 1.25 is where a person should look; it decides nothing (r <= 1 does).
+THRESHOLD = 1.25
+# Below these a change is of no interest: a hundredth of the bound; half an ulp of fp32, a correctly rounded LSE.
+FLOORS = {"r_out": 0.01, "r_lse": 0.01, "lse_ulp": 0.5}
+
+Place = tuple[str, str, str]  # variant, dtype, oracle
+
+
+@dataclass(frozen=True)
+class Change:
+    """The worst value of one measure in two reports.  ratio = new / old."""
+
+    variant: str
+    dtype: str
+    oracle: str
+    measure: str
+    old: float
+    new: float
+
+    @property
+    def ratio(self) -> float:
+        if self.old == self.new or statistics.badness(self.old) == statistics.badness(self.new):
+            return 1.0
+        if math.isnan(self.new):
+            return math.inf
+        if math.isnan(self.old) or math.isinf(self.old):
+            return 0.0
+        return math.inf if self.old == 0 else self.new / self.old
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What changed from an old report to a new one.  Places are (variant, dtype, oracle), bins (variant, dtype, bin).
+
+    worse, better: the worst value rose or fell by more than `threshold`.  stale: variants whose source hash differs, so that
+    the old report says nothing of the new source.  gone: judged in the old report, not in the new one.
+    """
+
+    old: str
+    new: str
+    same_device: bool
+    threshold: float
+    worse: tuple[Change, ...] = ()
+    better: tuple[Change, ...] = ()
+    newly_failing: tuple[Place, ...] = ()
+    newly_passing: tuple[Place, ...] = ()
+    gone: tuple[Place, ...] = ()
+    newly_covered: tuple[Place, ...] = ()
+    newly_uncovered: tuple[Place, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
+
+    @property
+    def regressed(self) -> bool:
+        """Something fails that did not, is worse, or is no longer looked at."""
+        return bool(self.worse or self.newly_failing or self.gone or self.newly_uncovered or self.removed)
+
+
+def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Comparison:
+    """Compare two reports; raises ReportError for a threshold that is not above 1."""
+    if not threshold > 1:
+        raise ReportError(f"threshold: {threshold} is not above 1, the ratio of equal results")
+    before, after = ({v["ref"]: v for v in report["variants"]} for report in (old, new))
+    both = sorted(before.keys() & after.keys())
+    places = (_places(before[ref] for ref in both), _places(after[ref] for ref in both))
+    bins = (_bins(before[ref] for ref in both), _bins(after[ref] for ref in both))
+    shared = sorted(places[0].keys() & places[1].keys())
+    changes = [change for place in shared for change in _changes(place, places[0][place], places[1][place])]
+    return Comparison(
+        old=_title(old),
+        new=_title(new),
+        same_device=old["device"].get("slug") == new["device"].get("slug"),
+        threshold=threshold,
+        worse=tuple(c for c in changes if c.ratio > threshold),
+        better=tuple(c for c in changes if c.ratio < 1 / threshold),
+        newly_failing=tuple(p for p in sorted(places[1]) if places[1][p]["failures"] and not _failed(places[0].get(p))),
+        newly_passing=tuple(p for p in shared if places[0][p]["failures"] and _passed(places[1][p])),
+        gone=tuple(p for p in sorted(places[0]) if places[0][p]["cases"] and not _judged(places[1].get(p))),
+        newly_covered=tuple(sorted(bins[1] - bins[0])),
+        newly_uncovered=tuple(sorted(bins[0] - bins[1])),
+        added=tuple(sorted(after.keys() - before.keys())),
+        removed=tuple(sorted(before.keys() - after.keys())),
+        stale=tuple(ref for ref in both if before[ref]["source_hash"] != after[ref]["source_hash"]),
+    )
+
+
+def _title(report: Report) -> str:
+    return f"{report['device'].get('slug', 'unknown device')} {report['run']}"
+
+
+def _places(variants: Iterable[VariantReport]) -> dict[Place, Oracle]:
+    return {(v["ref"], d["dtype"], o["oracle"]): o for v in variants for d in v["dtypes"] for o in d["oracles"]}
+
+
+def _bins(variants: Iterable[VariantReport]) -> set[Place]:
+    return {(v["ref"], d["dtype"], name) for v in variants for d in v["dtypes"] for name, cases in d["bins"].items() if cases}
+
+
+def _failed(oracle: Oracle | None) -> bool:
+    return oracle is not None and oracle["failures"] > 0
+
+
+def _judged(oracle: Oracle | None) -> bool:
+    return oracle is not None and oracle["cases"] > 0
+
+
+def _passed(oracle: Oracle) -> bool:
+    return oracle["cases"] > 0 and oracle["failures"] == 0
+
+
+def _changes(place: Place, old: Oracle, new: Oracle) -> Iterator[Change]:
+    pairs: dict[str, tuple[Distribution | None, Distribution | None]] = {
+        "r_out": (old["r_out"], new["r_out"]),
+        "r_lse": (old["r_lse"], new["r_lse"]),
+        "lse_ulp": (old["lse_ulp"], new["lse_ulp"]),
+    }
+    for measure, (first, second) in pairs.items():
+        if first is None or second is None:
+            continue
+        was, now = first["maximum"], second["maximum"]
+        if statistics.badness(max(was, now, key=statistics.badness)) > (False, FLOORS[measure]):
+            yield Change(*place, measure, was, now)
+
+
+class Worst(NamedTuple):
+    """The worst case of one dtype of one variant: what CI computes again from its id.  None: the case has no such r."""
+
+    variant: str
+    dtype: str
+    case: str
+    problem: str
+    r_out: float | None
+    r_lse: float | None
+
+
+def worst_cases(report: Report) -> list[Worst]:
+    """The worst cases by O and by LSE of every (variant, dtype), one entry per case, sorted."""
+    return [worst for variant in report["variants"] for d in variant["dtypes"] for worst in _worst(variant["ref"], d)]
+
+
+def _worst(ref: str, report: DTypeReport) -> list[Worst]:
+    found = [worst for worst in (report["worst_out"], report["worst_lse"]) if worst is not None]
+    rows = {w["case"]: Worst(ref, report["dtype"], w["case"], w["problem"], w["r_out"], w["r_lse"]) for w in found}
+    return [rows[case] for case in sorted(rows)]
+
+
+def render_comparison(comparison: Comparison, form: Literal["text", "markdown"] = "text", width: int = 100) -> str:
+    """The comparison for a terminal (ANSI colours are left to the caller's console: none here) or as Markdown."""
+    return _markdown(comparison) if form == "markdown" else _terminal(comparison, width)
+
+
+def _sections(found: Comparison) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """(heading, column names, rows) of what is not empty, the bad news first."""
+    place, bins, change = ("variant", "dtype", "oracle"), ("variant", "dtype", "bin"), ("measure", "old", "new", "ratio")
+    table: list[tuple[str, tuple[str, ...], Iterable[tuple[str, ...]]]] = [
+        ("Newly failing", place, found.newly_failing),
+        (f"Worse (by more than {found.threshold:g})", (*place, *change), map(_row, found.worse)),
+        ("No longer judged", place, found.gone),
+        ("Bins no longer covered", bins, found.newly_uncovered),
+        ("Variants removed", ("variant",), ((ref,) for ref in found.removed)),
+        ("Source changed: the old report is stale for", ("variant",), ((ref,) for ref in found.stale)),
+        ("Newly passing", place, found.newly_passing),
+        (f"Better (by more than {found.threshold:g})", (*place, *change), map(_row, found.better)),
+        ("Bins newly covered", bins, found.newly_covered),
+        ("Variants added", ("variant",), ((ref,) for ref in found.added)),
+    ]
+    return [(heading, columns, rows) for heading, columns, given in table if (rows := list(given))]
+
+
+def _row(change: Change) -> tuple[str, ...]:
+    measure = text.MEASURES[change.measure]
+    return change.variant, change.dtype, change.oracle, measure, *map(text.number, (change.old, change.new, change.ratio))
+
+
+def _opening(comparison: Comparison) -> list[str]:
+    lines = [f"{comparison.old} -> {comparison.new}: " + ("regressed" if comparison.regressed else "no regression")]
+    if not comparison.same_device:
+        lines.append("The reports are of different devices: their arithmetic, and so their errors, may rightly differ.")
+    return lines
+
+
+def _markdown(comparison: Comparison) -> str:
+    lines = [f"**{text.markdown(line)}**" if i == 0 else text.markdown(line) for i, line in enumerate(_opening(comparison))]
+    for heading, columns, rows in _sections(comparison):
+        lines += ["", f"### {heading}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+        lines += ["| " + " | ".join(map(text.code, row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _terminal(comparison: Comparison, width: int) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, highlight=False, emoji=False, markup=False)
+    for line in _opening(comparison):
+        console.print(text.plain(line))
+    for heading, columns, rows in _sections(comparison):
+        table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for name in columns:
+            table.add_column(name, justify="right" if name in ("old", "new", "ratio") else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(text.one_line(cell)) for cell in row))
+        console.print()
+        console.print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"

@@ -1,0 +1,198 @@
+"""The report as Markdown for a forge: headline and tables, details folded, below the 1 MiB that a step summary may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from verify.report import text
+from verify.report.schema import Distribution, DTypeReport, Failure, Report, VariantReport
+from verify.report.tables import declarations, device_rows, headline, ordered
+
+LIMIT = 1 << 20  # bytes: GitHub's limit of a step summary
+
+_MARKS = {"green": "✅", "red": "❌", "grey": "⬜"}
+_MESSAGE = 2000  # characters of one message
+_LISTED = 200  # rows of lists that a bad day makes long
+
+
+def render(report: Report) -> str:
+    """The whole report; without the variants' details where it would pass LIMIT, then cut."""
+    whole = "\n".join(_lines(report, details=True)) + "\n"
+    if len(whole.encode()) < LIMIT:
+        return whole
+    short = "\n".join([*_lines(report, details=False), "", "The details of the variants are in report.html and report.json."])
+    note = "\n\n(cut: report.json has everything)\n"
+    return short.encode()[: LIMIT - len(note) - 1].decode(errors="ignore") + note
+
+
+def _lines(report: Report, *, details: bool) -> Iterator[str]:
+    name = text.markdown(report["device"].get("name", "unknown device"))
+    yield f"# Attention accuracy: {name}"
+    yield ""
+    yield f"{_MARKS[report['status']]} **{text.label(report['status'], report['cases'])}** {text.markdown(headline(report))}"
+    for reason in report["reasons"]:
+        yield f"\n**{text.markdown(reason)}**"
+    yield ""
+    yield f"Run {text.code(report['run'])}, started {text.code(report['started'])}, profile {text.code(report['profile'])}."
+    yield from _verdicts(report)
+    yield from _failing(report)
+    if details:
+        yield "\n## Variants\n"
+        for variant in ordered(report):
+            yield from _variant(variant)
+    for title, terms, rows in declarations(report):
+        yield f"\n## {title}\n"
+        yield from _table(
+            ["variant", *map(text.markdown, terms)], [[_name(n), *map(text.markdown, cells)] for n, cells in rows]
+        )
+    yield from _shortcomings(report)
+    yield from _device(report)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
+    yield "| " + " | ".join(columns) + " |"
+    yield "|" + "|".join(" ---: " if i in right else " --- " for i in range(len(columns))) + "|"
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _name(name: str) -> str:
+    return f"**{text.markdown(name)}**"
+
+
+def _verdicts(report: Report) -> Iterator[str]:
+    columns = ["variant", "dtype", "verdict", "cases", "worst r, O", "worst r, LSE", "LSE, ulp", "bound / best"]
+    rows: list[list[str]] = []
+    for variant in ordered(report):
+        if not variant["cases"] and variant["status"] != "red":
+            verdict = f"{_MARKS[variant['status']]} {text.label(variant['status'], 0)}"
+            reason = text.markdown(text.shorter("; ".join(variant["reasons"]), 200))
+            rows.append([_name(variant["ref"]), "", f"{verdict}: {reason}", *[text.NONE] * 7])
+            continue
+        for place, d in enumerate(variant["dtypes"]):
+            verdict = f"{_MARKS[d['status']]} {text.label(d['status'], d['cases'])}"
+            start = [_name(variant["ref"]) if place == 0 else "", text.markdown(d["dtype"]), verdict]
+            share, empty = text.share(d["refused"], d["drawn"]), str(len(d["bins_missing"]))
+            rows.append([*start, text.tally(d), *_measures(d), share, empty])
+    yield "\n## Verdicts\n"
+    yield from _table([*columns, "refused / drawn", "bins empty"], rows, range(3, 10))
+    yield ""
+    yield "r: error of the worst element over its bound; above 1 the kernel is wrong. LSE, ulp: largest error in units of"
+    yield "fp32's last place. Bound / best: median of the variant's bounds over the tightest of that dtype. A dtype passes when"
+    yield "nothing fails and no required coverage bin is empty."
+
+
+def _measures(report: DTypeReport) -> list[str]:
+    worst = [report["worst_out"], report["worst_lse"]]
+    texts = [text.NONE if w is None else _bold(text.number(w["value"]), not w["value"] <= 1) for w in worst]
+    ulp, ratio = report["lse_ulp"], report["bound_ratio"]
+    return [*texts, text.number(ulp["maximum"] if ulp else None), text.number(ratio["median"] if ratio else None)]
+
+
+def _bold(shown: str, bold: bool) -> str:
+    return f"**{shown}**" if bold else shown
+
+
+def _failing(report: Report) -> Iterator[str]:
+    failing = [(variant, failure) for variant in ordered(report) for failure in variant["failing"]]
+    if failing:
+        yield "\n## Failing cases\n"
+        yield "The smallest case found for each variant, config and oracle."
+    for variant, failure in failing[:_LISTED]:
+        yield from _failure(variant, failure)
+    yield from _rest(len(failing))
+
+
+def _failure(variant: VariantReport, failure: Failure) -> Iterator[str]:
+    cases = f"{failure['cases']} failing case{'s' * (failure['cases'] != 1)}"
+    title = [_name(variant["ref"]), *(text.code(failure[key]) for key in ("oracle", "dtype", "config"))]
+    yield "\n" + " · ".join([*title, cases]) + "\n"
+    yield from _block(text.shorter(failure["message"], _MESSAGE))
+    if failure["total"]:
+        place = f" at {text.code(failure['where'])}" if failure["where"] else ""
+        got, bound = (text.markdown(text.number(failure[key])) for key in ("got", "bound"))
+        yield f"\ngot {got}, but should be within {bound}{place}; {text.share(failure['count'], failure['total'])} elements\n"
+    yield from _block(failure["replay"], "sh")
+
+
+def _block(content: str, language: str = "") -> Iterator[str]:
+    """A fenced block whose fence no line of the content can close."""
+    lines = [text.plain(line) for line in content.splitlines()] or [""]
+    fence = "`" * max(3, *(len(line) - len(line.lstrip("`")) + line.count("`") + 1 for line in lines))
+    yield fence + language
+    yield from lines
+    yield fence
+
+
+def _variant(variant: VariantReport) -> Iterator[str]:
+    state = f"{_MARKS[variant['status']]} {text.label(variant['status'], variant['cases'])}"
+    yield f"<details><summary>{text.markdown(variant['ref'])} {state}</summary>\n"
+    for reason in variant["reasons"]:
+        yield f"- {text.markdown(reason)}"
+    for d in variant["dtypes"]:
+        if d["cases"]:
+            yield from _dtype(d)
+    yield "\n</details>"
+
+
+def _dtype(d: DTypeReport) -> Iterator[str]:
+    yield f"\n### {text.markdown(d['dtype'])}\n"
+    rows = [
+        [
+            text.markdown(o["oracle"]),
+            text.markdown(o["group"]),
+            text.tally(o),
+            str(o["inapplicable"]),
+            text.number(o["worst_out"]["value"] if o["worst_out"] else None),
+            text.number(o["worst_lse"]["value"] if o["worst_lse"] else None),
+        ]
+        for o in d["oracles"]
+    ]
+    yield from _table(["oracle", "group", "cases", "not applicable", "worst r, O", "worst r, LSE"], rows, range(2, 6))
+    spreads = {"r_out": d["r_out"], "r_lse": d["r_lse"], "lse_ulp": d["lse_ulp"], "bound_ratio": d["bound_ratio"]}
+    cells = [_spread(text.MEASURES[key], found) for key, found in spreads.items() if found is not None]
+    if cells:
+        yield ""
+        yield from _table(["measure", "cases", "least", "median", "90 %", "99 %", "worst"], cells, range(1, 7))
+    for title, worst in (("Worst O", d["worst_out"]), ("Worst LSE", d["worst_lse"])):
+        if worst is not None:
+            yield f"\n{title}: r = {text.number(worst['value'])}, {text.markdown(worst['oracle'])}\n"
+            yield from _block(worst["replay"], "sh")
+    empty = f"; **empty: {text.markdown(', '.join(d['bins_missing']))}**" if d["bins_missing"] else ""
+    yield f"\nCoverage: {len(d['bins'])} bins filled{empty}."
+    if d["seconds"]:
+        steps = ", ".join(f"{text.markdown(s)} {text.seconds(t['median'])}" for s, t in d["seconds"].items())
+        yield f"\nMedian time per case: {steps}."
+
+
+def _spread(name: str, found: Distribution) -> list[str]:
+    levels = (found["minimum"], found["median"], found["p90"], found["p99"], found["maximum"])
+    return [name, str(found["count"]), *map(text.number, levels)]
+
+
+def _shortcomings(report: Report) -> Iterator[str]:
+    if report["not_run"]:
+        yield "\n## Not run\n"
+        rows = [[_name(n["variant"]), text.markdown(n["dtype"]), text.markdown(n["reason"])] for n in report["not_run"]]
+        yield from _table(["variant", "dtype", "reason"], rows[:_LISTED])
+        yield from _rest(len(rows))
+    if report["lost"] or report["torn"] or report["unstable"]:
+        yield "\n## Incomplete evidence\n"
+        items = [f"- **both passed and failed** {text.code(u['oracle'])}: {text.code(u['case'])}" for u in report["unstable"]]
+        items += [f"- launched and never judged ({text.markdown(b['phase'])}): {text.code(b['case'])}" for b in report["lost"]]
+        items += [f"- line cut short by a kill: {text.code(place)}" for place in report["torn"]]
+        yield from items[:_LISTED]
+        yield from _rest(len(items))
+
+
+def _rest(total: int) -> Iterator[str]:
+    if total > _LISTED:
+        yield f"\n… and {total - _LISTED} more in report.json."
+
+
+def _device(report: Report) -> Iterator[str]:
+    yield "\n## Device and sources\n"
+    yield from _table(["", ""], [[text.markdown(name), text.markdown(item)] for name, item in device_rows(report)])
+    yield ""
+    rows = [[_name(v["ref"]), text.code(v["path"]), text.code(v["source_hash"])] for v in ordered(report)]
+    yield from _table(["variant", "source", "source hash"], rows)

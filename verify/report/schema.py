@@ -1,0 +1,255 @@
+"""The report as data, schema version 1: what `report.json` holds.  docs/report-schema.md describes it for other readers.
+
+All mappings here are TypedDicts, so that a report is plain data.  Floats may be NaN or infinite in memory and are the
+strings "nan", "inf", "-inf" in the file.  Within a version, fields may be added; a reader ignores those it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from verify import strict_json
+
+SCHEMA_VERSION = 1
+
+# green: every required coverage bin filled, no failure.  red: a failure.  grey: not run, or incomplete.
+Status = Literal["green", "red", "grey"]
+
+
+class ReportError(ValueError):
+    """A report that cannot be read or built; one line, for the person who must act."""
+
+
+class Distribution(TypedDict):
+    """Of one measure over the counted cases.  histogram: cases per interval between neighbours of `edges` (of r: EDGES)."""
+
+    count: int
+    not_finite: int
+    minimum: float
+    median: float
+    p90: float
+    p99: float
+    maximum: float
+    edges: list[float]
+    histogram: list[int]
+
+
+class WorstCase(TypedDict):
+    """The case with the largest value of a measure; value is that measure.  replay: the command, as plain text."""
+
+    value: float
+    r_out: float | None
+    r_lse: float | None
+    case: str
+    problem: str
+    config: str
+    oracle: str
+    replay: str
+
+
+class Oracle(TypedDict):
+    """One oracle on one dtype of one variant.  cases: judged (passed or failed), counted phases only."""
+
+    oracle: str
+    group: str
+    cases: int
+    failures: int
+    inapplicable: int
+    worst_out: WorstCase | None
+    worst_lse: WorstCase | None
+    r_out: Distribution | None
+    r_lse: Distribution | None
+    lse_ulp: Distribution | None
+    bound_ratio: Distribution | None
+
+
+class Group(TypedDict):
+    """Problems drawn for a group of oracles, and how many of them the variant's declared support refused."""
+
+    group: str
+    drawn: int
+    refused: int
+
+
+class Timing(TypedDict):
+    """Seconds of one step of judging, over the counted cases."""
+
+    median: float
+    maximum: float
+    total: float
+
+
+class Sample(TypedDict):
+    """One case of the plots; error_bound is the bound at the element with the largest error."""
+
+    seqlen_kv: float
+    max_error: float | None
+    error_bound: float | None
+    r_out: float | None
+
+
+class DTypeReport(TypedDict):
+    """One dtype of one variant.  cases, failures: distinct cases, whatever the number of oracles that judged them.
+
+    `reasons` say why it is not green.  bins: cases per coverage bin.
+    """
+
+    dtype: str
+    status: Status
+    reasons: list[str]
+    cases: int
+    failures: int
+    drawn: int
+    refused: int
+    groups: list[Group]
+    bins: dict[str, int]
+    bins_missing: list[str]
+    oracles: list[Oracle]
+    worst_out: WorstCase | None
+    worst_lse: WorstCase | None
+    r_out: Distribution | None
+    r_lse: Distribution | None
+    lse_ulp: Distribution | None
+    bound_ratio: Distribution | None
+    seconds: dict[str, Timing]
+    samples: list[Sample]
+
+
+class Failure(TypedDict):
+    """The smallest failing case of one (variant, config, oracle), of `cases` failing ones, shrinking included."""
+
+    variant: str
+    config: str
+    oracle: str
+    dtype: str
+    cases: int
+    case: str
+    problem: str
+    phase: str
+    message: str
+    got: float | str | None
+    bound: float | str | None
+    where: str
+    count: int
+    total: int
+    replay: str
+
+
+class VariantReport(TypedDict):
+    """One variant.  path: relative to the collection, or the file's name alone."""
+
+    ref: str
+    name: str
+    family: str
+    path: str
+    source_hash: str
+    configs: list[str]
+    status: Status
+    reasons: list[str]
+    undeclared: bool
+    unavailable: str | None
+    cases: int
+    failures: int
+    support: dict[str, Any]
+    numerics: dict[str, Any]
+    contract: dict[str, Any]
+    dtypes: list[DTypeReport]
+    failing: list[Failure]
+
+
+class Lost(TypedDict):
+    """A case that was launched and never judged: its judge died, or the run is not over."""
+
+    case: str
+    phase: str
+    variant: str
+
+
+class Unstable(TypedDict):
+    """A case that an oracle both passed and failed."""
+
+    case: str
+    oracle: str
+
+
+class NotRun(TypedDict):
+    """A variant, or one dtype of it, that was not tried, and why."""
+
+    variant: str
+    dtype: str
+    reason: str
+
+
+class Report(TypedDict):
+    """One campaign on one device."""
+
+    schema: int
+    run: str
+    started: str
+    profile: str
+    device: dict[str, Any]
+    versions: dict[str, str]
+    status: Status
+    reasons: list[str]
+    cases: int
+    failures: int
+    variants: list[VariantReport]
+    lost: list[Lost]
+    torn: list[str]
+    unstable: list[Unstable]
+    not_run: list[NotRun]
+
+
+def dumps(report: Report) -> str:
+    """The text of report.json: strict JSON, equal for equal reports."""
+    # Indented to the depth of a variant's dtypes and compact below: small diffs in git, without a line per number.
+    return _indent(strict_json.encode(report), 0) + "\n"
+
+
+def read(path: Path | str) -> Report:
+    """The report in a file, or in `report.json` of a folder.
+
+    Raises ReportError for a file that is missing, is no strict JSON, or has another version or shape.
+    """
+    file = Path(path)
+    file = file / "report.json" if file.is_dir() else file
+    try:
+        data = strict_json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"{file}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{file}: is no report: {error}") from None
+    try:
+        return parse(data)
+    except ReportError as error:
+        raise ReportError(f"{file}: {error}") from None
+
+
+def parse(data: Any) -> Report:
+    """JSON data as a report; raises ReportError naming the version or the first place whose shape is wrong."""
+    version = data.get("schema") if isinstance(data, dict) else None
+    if version is None:
+        raise ReportError("is no report: it has no schema version")
+    if isinstance(version, bool) or version != SCHEMA_VERSION:
+        raise ReportError(f"has schema version {version!r}; this version of verify reads {SCHEMA_VERSION}")
+    try:
+        return strict_json.decode(Report, data, "report")
+    except strict_json.ShapeError as error:
+        raise ReportError(str(error)) from None
+
+
+_DEEPEST = 6
+_SHORT = 120
+
+
+def _indent(data: Any, depth: int) -> str:
+    flat = json.dumps(data, allow_nan=False, ensure_ascii=False)
+    if len(flat) <= _SHORT or depth >= _DEEPEST or not isinstance(data, dict | list):
+        return flat
+    inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
+    if isinstance(data, list):
+        return "[" + ",".join(inner + _indent(item, depth + 1) for item in data) + outer + "]"
+    items = (f"{json.dumps(key, ensure_ascii=False)}: {_indent(item, depth + 1)}" for key, item in data.items())
+    return "{" + ",".join(inner + item for item in items) + outer + "}"

@@ -1,0 +1,106 @@
+"""Small texts that every rendering shares: numbers, labels, and escapes for what came from kernels and their messages."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from verify.report.schema import DTypeReport, Oracle, Status
+
+NONE = "–"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+_MARKUP = re.compile(r"[&<>\\`*\[\]#|~$!]|\b_|_\b|^(?:[-+=]|\d+[.)])")
+
+# How a step of judging, or a measure, is called where people read it.
+MEASURES = {
+    "r_out": "r of O",
+    "r_lse": "r of LSE",
+    "lse_ulp": "LSE error, ulp of fp32",
+    "bound_ratio": "bound / best bound",
+}
+
+
+def plain(text: object) -> str:
+    """Text without control characters (terminal escapes) or marks that reorder it (bidirectional overrides)."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
+
+
+def number(value: float | str | None) -> str:
+    """Three significant digits; "–" for nothing."""
+    if value is None:
+        return NONE
+    if isinstance(value, str):
+        return plain(value)
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration in a unit that suits it."""
+    if value is None:
+        return NONE
+    for least, unit, scale in ((60.0, "min", 1 / 60), (1.0, "s", 1.0), (1e-3, "ms", 1e3)):
+        if value >= least:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value * 1e6:.3g} µs"
+
+
+def label(status: Status, cases: int) -> str:
+    """The word for a status; colour alone never says it."""
+    if status == "grey":
+        return "incomplete" if cases else "not run"
+    return "pass" if status == "green" else "FAIL"
+
+
+def tally(report: DTypeReport | Oracle) -> str:
+    """ "3 of 120 fail", or the number of cases."""
+    cases, failures = report["cases"], report["failures"]
+    return f"{failures} of {cases} fail" if failures else f"{cases}"
+
+
+def share(part: int, whole: int) -> str:
+    """ "12 / 340 (3.5 %)"."""
+    return f"{part} / {whole} ({100 * part / whole:.1f} %)" if whole else NONE
+
+
+def one_line(text: object) -> str:
+    """Plain text with every run of blanks and line ends as one blank."""
+    return " ".join(plain(text).split())
+
+
+def markdown(text: object) -> str:
+    """Text for a Markdown paragraph or table cell, with nothing in it that Markdown or HTML reads as markup."""
+    # Character references never count as markup (CommonMark, section 2.5).  The zero-width blanks keep a forge from
+    # notifying whoever is called like the word behind @, and from making links of addresses.
+    line = one_line(text).replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
+    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", line)
+
+
+def code(text: object) -> str:
+    """Text as code, in a table cell or elsewhere."""
+    line = one_line(text)
+    if not line or re.search(r"[`|\\]", line):  # a code span in a table cell cannot hold these
+        return f"<code>{markdown(line)}</code>"
+    return f"`{line}`"
+
+
+def shorter(text: str, limit: int) -> str:
+    """At most `limit` characters, the middle left out."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit * 2 // 3]} … {text[-(limit // 3 - 3) :]}"
+
+
+def value(item: object) -> str:
+    """A declared value (`numerics`, `contract`) as text."""
+    if isinstance(item, float):
+        return number(item)
+    if isinstance(item, list | tuple):
+        return ", ".join(value(part) for part in item)
+    return (
+        {None: "none", True: "yes", False: "no"}.get(item, plain(item))
+        if item is None or isinstance(item, bool)
+        else plain(item)
+    )

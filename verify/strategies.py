@@ -1,0 +1,340 @@
+"""Hypothesis strategies over Problem; the coverage bins that a campaign must fill come along from `verify.coverage`.
+
+Shapes, flags, the name of a distribution and a seed are drawn; elements never.  Problems are built inside a support, not
+filtered.  Alternatives stand in the order in which a failure should shrink: batch 1, one head, short, head_dim 16, full
+mask, default scale, contiguous, "normal", seed 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from verify.coverage import BINS_REQUIRED, bins_reachable, coverage_bins, mask_kinds, square_only
+from verify.distributions import ordinary
+from verify.problem import Layout, Problem
+from verify.variant import MASK_KINDS, Declaration, Support
+
+__all__ = ["BINS_REQUIRED", "LIMITS", "Limits", "bins_reachable", "coverage_bins", "outside", "problems"]
+
+_HEAD_DIMS = (16, 64, 32, 128, 256, 8, 24, 40, 72, 80, 96, 104, 120, 136, 192, 248, 15, 17, 33, 63, 65, 127, 129, 255, 512)
+_GROUPS = (1, 1, 2, 3, 7, 8)
+_COUNTS = (1, 2, 3, 4, 5)
+_SIDES = (0, 1, None, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 5000)
+_DOCUMENTS = (1, 2, 3, 5, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129)
+_PERCENTS = (50, 100, 90, 99, 10, 1, 0)
+_SCALES = (1.0, 0.125, 0.01, 4.0)
+_SOFTCAPS = (20.0, 50.0, 1.0)
+_LONGEST_REFUSAL = 1 << 13  # a longer input, made just to see it refused, costs too much memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How large a problem may become.  seqlen: of nearly all problems; long_seqlen: of one in twenty; elements: of q, k, v
+    and out together.  Heads and batch give way to lengths, lengths to pairs."""
+
+    seqlen: int
+    long_seqlen: int
+    heads: int
+    batch: int
+    pairs: int
+    elements: int
+
+
+INTERPRETER = Limits(seqlen=160, long_seqlen=160, heads=4, batch=3, pairs=40_000, elements=200_000)
+CPU = Limits(seqlen=300, long_seqlen=1100, heads=8, batch=4, pairs=250_000, elements=1_000_000)
+GPU = Limits(seqlen=600, long_seqlen=4100, heads=24, batch=5, pairs=1 << 24, elements=1 << 23)
+LIMITS = {"interpreter": INTERPRETER, "cpu": CPU, "gpu": GPU}
+
+
+def problems(
+    declaration: Declaration, *, dtype: str, limits: Limits, distributions: Sequence[str] | None = None
+) -> st.SearchStrategy[Problem]:
+    """Problems of that dtype inside the declared support, weighted towards edges.
+
+    distributions: names to choose from, by default all ordinary ones; with "gather", scale, softcap and the layout of q are
+    such that it can be built (but see `gather_possible`: head_dim may be too small for the length).
+    Raises ValueError if the support does not have the dtype.
+    """
+    if dtype not in declaration.support.dtypes:
+        raise ValueError(f"dtype: {declaration.name} does not support {dtype}")
+    names = tuple(ordinary() if distributions is None else distributions)
+    if not names:
+        raise ValueError("distributions: none to choose from")
+    return _problems(declaration.support, dtype, limits, names)
+
+
+_Pair = st.SearchStrategy[tuple[int, int]]
+
+
+@st.composite
+def _problems(
+    draw: st.DrawFn, support: Support, dtype: str, limits: Limits, names: tuple[str, ...], lengths: _Pair | None = None
+) -> Problem:
+    head_dim = _head_dim(draw, support)
+    head_dim_v = head_dim
+    if support.separate_head_dim_v and _rarely(draw, 4):
+        head_dim_v = _head_dim(draw, support)
+    seqlen_q, seqlen_kv = draw(lengths) if lengths is not None else _lengths(draw, support, limits)
+    row = head_dim + head_dim_v
+    room = min(limits.pairs // max(seqlen_q * seqlen_kv, 1), limits.elements // max((seqlen_q + seqlen_kv) * row, 1))
+    group = draw(_up_to(_GROUPS, min(room, limits.heads))) if support.grouped_heads else 1
+    heads_kv = draw(_up_to(_COUNTS, min(room, limits.heads) // group))
+    batch = draw(_up_to(_COUNTS, min(room // (group * heads_kv), limits.batch)))
+    name = draw(st.sampled_from((names[0],) * 2 + names))
+    answered = name == "gather"
+    problem = Problem(
+        batch=batch,
+        heads_q=group * heads_kv,
+        heads_kv=heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_kv=seqlen_kv,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        dtype=dtype,
+        mask=_mask(draw, support, batch, seqlen_q, seqlen_kv),
+        softmax_scale=_scale(draw, head_dim, zero=not answered) if support.any_scale else None,
+        softcap=draw(st.sampled_from(_SOFTCAPS)) if support.softcap and not answered and _rarely(draw, 3) else 0.0,
+        **(_layouts(draw, expand_q=not answered) if support.any_layout else {}),
+        distribution=name,
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+    refusal = support.refusal(problem)
+    assert refusal is None, f"drawn outside the support: {refusal} for {problem.name}"
+    return problem
+
+
+def _rarely(draw: st.DrawFn, one_in: int) -> bool:
+    """True for about one draw in that many; shrinks to False."""
+    return draw(st.sampled_from((False,) * (one_in - 1) + (True,)))
+
+
+def _up_to(options: Iterable[int], most: int) -> st.SearchStrategy[int]:
+    """Options that are at most `most`; 1 if there is none."""
+    return st.sampled_from([n for n in options if n <= most] or [1])
+
+
+def _head_dim(draw: st.DrawFn, support: Support) -> int:
+    dims = support.head_dims
+    edges = [d for d in _HEAD_DIMS if d in dims]
+    simplest = edges[0] if edges and edges[0] in (16, 64) else min(dims)
+    special = list(dict.fromkeys([simplest, *edges, min(dims), max(dims)]))
+    return draw(st.sampled_from(sorted(dims) if _rarely(draw, 4) else special))
+
+
+def _seqlen(draw: st.DrawFn, low: int, high: int) -> int:
+    """A length in [low, high]: mostly at or beside a multiple of 16, more often of 64."""
+    beside = [n + side for step in (16, 64, 64) for n in range(0, high + 2, step) for side in (-1, 0, 1)]
+    edges = sorted([low, *(n for n in beside if low <= n <= high)])
+    return draw(st.integers(low, high) if _rarely(draw, 4) else st.sampled_from(edges))
+
+
+def _lengths(draw: st.DrawFn, support: Support, limits: Limits) -> tuple[int, int]:
+    reach = limits.long_seqlen if limits.long_seqlen > limits.seqlen and _rarely(draw, 20) else limits.seqlen
+    low = max(support.min_seqlen, 1)
+    top = max(low, min(reach, support.max_seqlen or reach))
+    few = min(top, max(low, 33))
+
+    def within(other: int) -> int:
+        return max(low, min(top, limits.pairs // max(other, 1)))
+
+    relations = ["equal"] * 5
+    if not square_only(support):
+        relations += ["any"] * 4 + ["decode", "tall", "wide"]
+    if support.min_seqlen == 0:
+        relations += ["zero"]
+    relation = draw(st.sampled_from(relations))
+    if relation == "equal":
+        seqlen = _seqlen(draw, low, max(low, min(top, math.isqrt(limits.pairs))))
+        return seqlen, seqlen
+    if relation == "zero":
+        zeros = [(0, 0)] if square_only(support) else [(1, 0), (0, 1), (0, 0)]
+        zero_q, zero_kv = draw(st.sampled_from(zeros))
+        return (_seqlen(draw, low, few) if zero_q else 0), (_seqlen(draw, low, top) if zero_kv else 0)
+    if relation == "tall":
+        seqlen_kv = _seqlen(draw, low, few)
+        return _seqlen(draw, low, within(seqlen_kv)), seqlen_kv
+    seqlen_q = {"any": lambda: _seqlen(draw, low, top), "decode": lambda: low, "wide": lambda: _seqlen(draw, low, few)}[
+        relation
+    ]()
+    return seqlen_q, _seqlen(draw, low, within(seqlen_q))
+
+
+def _mask(draw: st.DrawFn, support: Support, batch: int, seqlen_q: int, seqlen_kv: int) -> Mask:
+    kinds = mask_kinds(support, seqlen_q == seqlen_kv)
+    simple = (kinds[:1] * 2 if kinds[0] == "full" else []) + kinds
+    mask = _atom(draw, draw(st.sampled_from(simple)), batch, seqlen_q, seqlen_kv)
+    others = [kind for kind in kinds if kind != "full"]
+    if support.intersections and len(others) > 1 and not isinstance(mask, Full) and _rarely(draw, 3):
+        mask = intersect(mask, _atom(draw, draw(st.sampled_from(others)), batch, seqlen_q, seqlen_kv))
+    return mask
+
+
+def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int) -> Mask:
+    def length(whole: int) -> int:
+        match draw(st.sampled_from(("whole", "some", "some", "some", "none"))):
+            case "some" if whole:
+                return _seqlen(draw, 1, whole)
+            case "none":
+                return 0
+        return whole
+
+    match kind:
+        case "causal" | "causal.tl":
+            return Causal("tl" if kind == "causal.tl" else "br")
+        case "window":
+            return Window(draw(st.sampled_from(_SIDES)), draw(st.sampled_from(_SIDES)), draw(st.sampled_from(("br", "tl"))))
+        case "lengths":
+            return Lengths(tuple(length(seqlen_q) for _ in range(batch)), tuple(length(seqlen_kv) for _ in range(batch)))
+        case "documents":
+            cuts, left = [], seqlen_kv
+            for size in draw(st.lists(st.sampled_from((*_DOCUMENTS, 0)), max_size=5)):
+                cuts.append(min(size, left))
+                left -= cuts[-1]
+            return Documents((*cuts, left))
+        case "prefix":
+            edges = sorted({0, 1, 15, 16, 17, 63, 64, 65, 128, seqlen_kv // 2, max(seqlen_kv - 1, 0), seqlen_kv, seqlen_kv + 5})
+            return Prefix(draw(st.sampled_from(edges)))
+        case "dense":
+            return Dense(draw(st.sampled_from(_PERCENTS)), draw(st.integers(0, 2**16 - 1)))
+    return Full()
+
+
+def _scale(draw: st.DrawFn, head_dim: int, *, zero: bool) -> float | None:
+    special = (*_SCALES, -(head_dim**-0.5), -1.0, *((0.0,) if zero else ()))
+    choice: float | None = draw(st.sampled_from((None,) * 2 * len(special) + special))
+    return choice
+
+
+def _layouts(draw: st.DrawFn, *, expand_q: bool) -> dict[str, Layout]:
+    style = draw(st.sampled_from(("contiguous", "contiguous", "contiguous", "bshd", "sbhd", "free", "free")))
+    if style != "free":
+        return {} if style == "contiguous" else {f"layout_{name}": Layout(style) for name in ("q", "k", "v", "out")}
+    expansions = {"q": ("", "", "b") if expand_q else ("",), "out": ("",)}
+
+    def layout(name: str) -> Layout:
+        return Layout(
+            draw(st.sampled_from(("bhsd", "bshd", "sbhd"))),
+            draw(st.sampled_from((0, 8, 16, 1))),
+            draw(st.sampled_from((0, 0, 8, 1))),
+            draw(st.sampled_from(expansions.get(name, ("", "", "h", "b", "bh")))),
+        )
+
+    return {f"layout_{name}": layout(name) for name in ("q", "k", "v", "out")}
+
+
+def outside(declaration: Declaration, *, dtype: str, limits: Limits) -> st.SearchStrategy[tuple[Problem, str]]:
+    """Problems just outside the support, each with the argument that the kernel must name when it refuses.
+
+    One thing is broken at a time; what follows from it (head_dim_v where it must equal head_dim) goes along.  Empty
+    (`st.nothing()`) if the support has no edge that a Problem can cross.
+    """
+    edges = tuple(_edges(declaration.support, dtype)) if dtype in declaration.support.dtypes else ()
+    return _outside(declaration.support, edges, limits) if edges else st.nothing()
+
+
+_Change = Callable[[st.DrawFn, Problem], Problem]
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """A way out of a support: draw a problem inside another `support`, of those lengths, then change it."""
+
+    argument: str
+    support: Support
+    dtype: str
+    lengths: _Pair | None = None
+    change: _Change = lambda draw, problem: problem
+
+
+@st.composite
+def _outside(draw: st.DrawFn, support: Support, edges: tuple[_Edge, ...], limits: Limits) -> tuple[Problem, str]:
+    edge = draw(st.sampled_from(edges))
+    problem = edge.change(draw, draw(_problems(edge.support, edge.dtype, limits, ordinary(), edge.lengths)))
+    refusal = support.refusal(problem)
+    named = refusal[0] if refusal else None
+    wanted = None if edge.argument.startswith("layout_") else edge.argument  # `refusal` does not see layouts
+    assert named == wanted, f"{named} is refused, not {wanted}: {problem.name}"
+    return problem, edge.argument
+
+
+def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
+    inner = support.head_dims
+    for other in ("float64", "float32", "bfloat16", "float16"):
+        if other not in support.dtypes:
+            yield _Edge("dtype", replace(support, dtypes=(other,)), other)
+    beyond = [d for d in (max(inner) + 1, max(inner) + 8, min(inner) - 1, 24, 48) if d > 0 and d not in inner]
+    if support.separate_head_dim_v:
+        apart = replace(support, head_dims=beyond, separate_head_dim_v=False)
+        yield _Edge("head_dim", apart, dtype, change=lambda draw, base: base.but(head_dim_v=_head_dim(draw, support)))
+        yield _Edge("head_dim_v", support, dtype, change=lambda draw, base: base.but(head_dim_v=draw(st.sampled_from(beyond))))
+    else:
+        yield _Edge("head_dim", replace(support, head_dims=beyond), dtype)
+        yield _Edge("head_dim_v", support, dtype, change=lambda draw, base: base.but(head_dim_v=_another(draw, support, base)))
+    if not support.grouped_heads:
+        yield _Edge(
+            "heads_kv", support, dtype, change=lambda draw, base: base.but(heads_q=base.heads_kv * draw(_up_to((2, 3, 8), 8)))
+        )
+    if not support.any_scale:
+        factors = st.sampled_from((2.0, -1.0, 0.0))
+        yield _Edge(
+            "softmax_scale", support, dtype, change=lambda draw, base: base.but(softmax_scale=base.scale * draw(factors))
+        )
+    if not support.softcap:
+        yield _Edge("softcap", support, dtype, change=lambda draw, base: base.but(softcap=draw(st.sampled_from(_SOFTCAPS))))
+    yield from _length_edges(support, dtype)
+    yield from _mask_edges(support, dtype)
+    rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on
+    if not support.any_layout and (support.max_seqlen or rows) >= rows:
+        for name in ("q", "k", "v", "out"):
+            yield _Edge(f"layout_{name}", support, dtype, st.just((rows, rows)), _strided(name))
+
+
+def _strided(name: str) -> _Change:
+    return lambda draw, base: base.but(**{f"layout_{name}": Layout(pitch=draw(st.sampled_from((8, 1))))})
+
+
+def _another(draw: st.DrawFn, support: Support, base: Problem) -> int:
+    """A head_dim_v that differs from head_dim, supported if there is one."""
+    others = [d for d in _HEAD_DIMS if d in support.head_dims and d != base.head_dim]
+    return draw(st.sampled_from(others or [base.head_dim + 8]))
+
+
+def _length_edges(support: Support, dtype: str) -> Iterator[_Edge]:
+    low, short = max(support.min_seqlen, 1), support.min_seqlen - 1
+    free = replace(support, min_seqlen=0, max_seqlen=None, cross_lengths=True)
+    some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
+    cross = not square_only(support)
+    if short >= 0:
+        yield _Edge("seqlen_q", free, dtype, some.map(lambda n: (short, n)) if cross else st.just((short, short)))
+    if short >= 0 and cross:
+        yield _Edge("seqlen_kv", free, dtype, some.map(lambda n: (n, short)))
+    if not support.cross_lengths and mask_kinds(support, square=False) and support.max_seqlen != low:
+        yield _Edge("seqlen_kv", free, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1)))
+    if support.max_seqlen is not None and support.max_seqlen < _LONGEST_REFUSAL:
+        long = support.max_seqlen + 1
+        yield _Edge("seqlen_kv", free, dtype, some.map(lambda n: (n, long)) if cross else st.just((long, long)))
+
+
+def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
+    low = max(support.min_seqlen, 1)
+    some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
+    for kind in MASK_KINDS:
+        only = replace(support, masks=(kind,), intersections=False)
+        if kind in support.masks or kind == "causal.square":
+            continue
+        if not (kind.startswith("causal") and "causal.square" in support.masks):
+            yield _Edge("mask", only, dtype)
+        elif support.cross_lengths and support.max_seqlen != low:  # where the lengths are equal, it is inside
+            yield _Edge("mask", only, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1)))
+    kinds = [kind for kind in mask_kinds(support, square=True) if kind != "full"]
+    if not support.intersections and len(kinds) > 1:
+
+        def several(draw: st.DrawFn, base: Problem) -> Problem:
+            return base.but(mask=intersect(*(_atom(draw, kind, base.batch, base.seqlen_q, base.seqlen_kv) for kind in kinds)))
+
+        yield _Edge("mask", support, dtype, some.map(lambda n: (n, n)), several)
