@@ -32,6 +32,7 @@ from references.masks import Full, Mask, intersect
 
 Choice = Tensor | slice | None  # positions along one dimension; None: all of them
 Size = int | None  # None: what suits the device
+Positions = range | Tensor
 
 _LOWEST = torch.finfo(torch.float64).min
 
@@ -85,10 +86,9 @@ class RowBlock:
     values: Tensor  # V of each head, 0 at keys that no row of the block sees
 
 
-# A tile of scores: folded rows x keys.  On CUDA 8192 x 512 scores are 32 MiB, which an H100's L2 cache holds from the first
-# product to the second, and 8192 rows fill its multiprocessors in the second.
-_ROWS = {"cpu": 1024, "cuda": 8192}
-_COLUMNS = 512
+# A tile of scores is folded rows x keys: few enough launches and rows enough to keep an H100's fp64 matrix units busy (the
+# best of 8192..32768 x 384..2048 measured there); on a CPU, 4 MiB.
+_ROWS, _COLUMNS = {"cpu": 1024, "cuda": 8192}, {"cpu": 512, "cuda": 2048}
 _LOADED = {"cpu": 2**21, "cuda": 2**25}  # elements of keys and values (or of inputs being measured) in fp64 at once
 _BUDGET = {"cpu": 2**21, "cuda": 2**26}  # elements of one tensor of `row_blocks`
 _NO_SHIFT = 100.0  # up to this |S| the row maximum need not be subtracted: exp(+-100) = 1e+-43 is far inside fp64's range
@@ -108,18 +108,15 @@ def forward(
     finite = math.isfinite(_largest_norm(v))
     bound = abs(attention.softmax_scale) * _largest_norm(q) * _largest_norm(k)
     small = math.isfinite(bound) and min(bound, attention.softcap or bound) <= _NO_SHIFT
-    for heads, at, part, tiles in inputs.blocks(chosen, torch.arange(inputs.seqlen_kv), block_q, block_kv):
+    for heads, at, part, tiles in inputs.blocks(chosen, range(inputs.seqlen_kv), block_q, block_kv):
         q_block = inputs.rows(inputs.q, heads, at) * attention.softmax_scale
         o, row_lse = _online_softmax(inputs, q_block, tiles, shift=not (small and finite), finite=finite)
         out[heads, :, part], lse[heads, :, part] = inputs.unfold(o), inputs.unfold(row_lse)
     return Forward(out.view(*q.shape[:2], len(chosen), v.shape[-1]), lse.view(*q.shape[:2], len(chosen)))
 
 
-def _online_softmax(inputs: _Inputs, q: Tensor, tiles: Iterator[_Tile], *, shift: bool, finite: bool) -> tuple[Tensor, Tensor]:
-    """O (key heads, folded rows, head_dim_v) and LSE (key heads, folded rows, 1) of a block of rows; q is scaled already.
-
-    shift: subtract the running row maximum; without it m = 0.  finite: V has no NaN or infinity.
-    """
+def _online_softmax(inputs: _Inputs, q: Tensor, tiles: list[_Tile], *, shift: bool, finite: bool) -> tuple[Tensor, Tensor]:
+    """O and LSE (last dimension 1) of folded rows; q is scaled.  Without `shift` m = 0; finite: V has no NaN or infinity."""
     out, special, row_sum = (q.new_zeros((*q.shape[:-1], n)) for n in (inputs.v.shape[-1], inputs.v.shape[-1], 1))
     row_max = torch.full_like(row_sum, -math.inf if shift else 0.0)
     for tile in tiles:
@@ -161,11 +158,11 @@ def row_blocks(
             yield _row_block(inputs, heads, (chosen, part), k64, v64)
 
 
-def _row_block(inputs: _Inputs, heads: slice, chosen: tuple[Tensor, slice], k: Tensor, v: Tensor) -> RowBlock:
+def _row_block(inputs: _Inputs, heads: slice, chosen: tuple[Positions, slice], k: Tensor, v: Tensor) -> RowBlock:
     scale, group, rows = inputs.attention.softmax_scale, inputs.group, chosen[0][chosen[1]]
     q = inputs.rows(inputs.q, heads, rows)
     shape = (len(k) * group, len(rows), k.shape[1])
-    visible = inputs.visible(heads, rows, torch.arange(k.shape[1])).expand(len(k), group, -1, -1).reshape(shape)
+    visible = inputs.visible(heads, rows, range(k.shape[1])).expand(len(k), group, -1, -1).reshape(shape)
     hidden = None if isinstance(inputs.attention.mask, Full) else ~visible
     uncapped = torch.bmm(q, k.mT).mul_(scale).view(shape)
     magnitude = torch.bmm(q.abs(), k.abs().mT).mul_(abs(scale)).view(shape)
@@ -185,7 +182,7 @@ def _row_block(inputs: _Inputs, heads: slice, chosen: tuple[Tensor, slice], k: T
     out = _contract(p, values, None if math.isfinite(values.sum()) else scores != -math.inf)
     row_max, row_sum, index = row_max[..., 0], row_sum[..., 0], (slice(heads.start * group, heads.stop * group), chosen[1])
     lse = row_max + row_sum.log()
-    return RowBlock(index, rows, scores, uncapped, magnitude, visible, p, row_max, row_sum, out, lse, values)
+    return RowBlock(index, _tensor(rows), scores, uncapped, magnitude, visible, p, row_max, row_sum, out, lse, values)
 
 
 def backward(
@@ -209,7 +206,7 @@ def backward(
     saved = forward(q, k, v, attention, block_q=block_q, block_kv=block_kv)
     dq = inputs.zeros(inputs.seqlen_q if columns is None else 0, q.shape[-1])
     dk, dv = (x.new_zeros((len(x), len(keys), x.shape[-1]), dtype=torch.float64) for x in (inputs.k, inputs.v))
-    blocks = inputs.blocks(torch.arange(inputs.seqlen_q), keys, block_q, block_kv)
+    blocks = inputs.blocks(range(inputs.seqlen_q), keys, block_q, block_kv)
     _add_gradients(inputs, saved, blocks, dq if columns is None else None, (dk, dv))
     return Backward(*(x.view(*like.shape[:2], *x.shape[1:]) for x, like in ((dq.flatten(0, 1), q), (dk, k), (dv, v))))
 
@@ -219,7 +216,7 @@ def query_gradient(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, attention: Att
     inputs = _Inputs(q, k, v, attention, dout)
     chosen = _positions(rows, inputs.seqlen_q, "rows")
     dq = inputs.zeros(len(chosen), q.shape[-1])
-    saved, keys = forward(q, k, v, attention, rows=chosen), torch.arange(inputs.seqlen_kv)
+    saved, keys = forward(q, k, v, attention, rows=rows), range(inputs.seqlen_kv)
     _add_gradients(inputs, saved, inputs.blocks(chosen, keys, None, None), dq, None)
     return dq.view(*q.shape[:2], *dq.shape[2:])
 
@@ -269,28 +266,29 @@ def _special(seen: Tensor, values: Tensor) -> Tensor:
     return total
 
 
-def _positions(selection: Choice, length: int, name: str) -> Tensor:
-    """The chosen positions out of `length`, int64, on the CPU."""
-    if selection is None or isinstance(selection, slice):
-        return torch.arange(length)[selection or slice(None)]
-    if selection.ndim != 1 or selection.dtype == torch.bool or selection.is_floating_point():
-        raise ValueError(f"{name}: give a slice or a one-dimensional tensor of integer positions")
-    chosen = selection.to("cpu", torch.int64)
-    if bool(((chosen < 0) | (chosen >= length)).any()):
-        raise ValueError(f"{name}: positions {int(chosen.min())}..{int(chosen.max())} are not all in 0..{length - 1}")
+def _positions(choice: Choice, length: int, name: str) -> Positions:
+    """The chosen positions out of `length`: a range where it can be one, which costs nothing to cut; else int64 on the CPU."""
+    if choice is None or isinstance(choice, slice):
+        return range(length)[choice or slice(None)]
+    chosen, integers = choice.to("cpu", torch.int64), choice.dtype != torch.bool and not choice.is_floating_point()
+    if choice.ndim != 1 or not integers or bool(((chosen < 0) | (chosen >= length)).any()):
+        raise ValueError(f"{name}: give a slice, or integer positions in 0..{length - 1} in a one-dimensional tensor")
     return chosen
+
+
+def _tensor(p: Positions, device: torch.device | str = "cpu") -> Tensor:
+    return p.to(device) if isinstance(p, Tensor) else torch.arange(p.start, p.stop, p.step, device=device)
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
-def _take(x: Tensor, positions: Tensor) -> Tensor:
+def _take(x: Tensor, positions: Positions) -> Tensor:
     """x (..., seqlen, d) at these positions, in fp64."""
-    first, count = int(positions[0]) if len(positions) else 0, len(positions)
-    if torch.equal(positions, torch.arange(first, first + count)):
-        return x.narrow(-2, first, count).to(torch.float64)
-    return x.index_select(-2, positions.to(x.device)).to(torch.float64)
+    if isinstance(positions, range) and positions.step == 1:
+        return x[..., positions.start : positions.stop, :].to(torch.float64)
+    return x.index_select(-2, _tensor(positions, x.device)).to(torch.float64)
 
 
 def _largest_norm(x: Tensor) -> float:
@@ -308,9 +306,9 @@ class _Tile:
 
     inputs: _Inputs
     heads: slice  # key heads
-    rows: Tensor  # positions in seqlen_q
+    rows: Positions  # in seqlen_q
     part: slice  # of the chosen keys
-    keys: Tensor  # their positions in seqlen_kv
+    keys: Positions  # in seqlen_kv
     cut: bool  # whether the mask may hide some of it
 
     def load(self, x: Tensor) -> Tensor:
@@ -324,7 +322,7 @@ class _Tile:
         return scores
 
 
-_Block = tuple[slice, Tensor, slice, Iterator[_Tile]]  # key heads, the rows' positions, their place among the chosen, tiles
+_Block = tuple[slice, Positions, slice, list[_Tile]]  # key heads, the rows' positions, their place among the chosen, tiles
 
 
 class _Inputs:
@@ -353,10 +351,9 @@ class _Inputs:
         self._mod = attention.mask.mod(self.seqlen_q, self.seqlen_kv, q.device)
 
     def zeros(self, rows: int, dim: int) -> Tensor:
-        """An output per row, (batch * heads_kv, group, rows, dim)."""
         return self.q.new_zeros((self.total, self.group, rows, dim), dtype=torch.float64)
 
-    def rows(self, x: Tensor, heads: slice, positions: Tensor) -> Tensor:
+    def rows(self, x: Tensor, heads: slice, positions: Positions) -> Tensor:
         """q, dout or an output at these positions, folded, in fp64."""
         return _take(x[heads], positions).flatten(1, 2)
 
@@ -368,33 +365,32 @@ class _Inputs:
         c = self.attention.softcap
         return scores.div_(c).tanh_().mul_(c) if c else scores
 
-    def visible(self, heads: slice, rows: Tensor, keys: Tensor) -> Tensor:
+    def visible(self, heads: slice, rows: Positions, keys: Positions) -> Tensor:
         """The mask, broadcastable to (key heads, group, rows, keys)."""
         device, flat = self.q.device, torch.arange(heads.start, heads.stop, device=self.q.device)[:, None, None, None]
         h = flat % self.heads_kv * self.group + torch.arange(self.group, device=device)[:, None, None]
-        return self._mod(flat // self.heads_kv, h, rows.to(device)[:, None], keys.to(device))
+        return self._mod(flat // self.heads_kv, h, _tensor(rows, device)[:, None], _tensor(keys, device))
 
-    def blocks(self, rows: Tensor, keys: Tensor, block_q: Size, block_kv: Size) -> Iterator[_Block]:
+    def blocks(self, rows: Positions, keys: Positions, block_q: Size, block_kv: Size) -> Iterator[_Block]:
         """The chosen rows, a block at a time, each with the tiles of those chosen keys that some row of it may see."""
         device, atoms, zero = self.q.device.type, self.attention.mask.atoms, torch.zeros(1, dtype=torch.int64)
-        block_q, block_kv = block_q or max(_ROWS[device] // self.group, 1), block_kv or _COLUMNS
+        block_q, block_kv = block_q or max(_ROWS[device] // self.group, 1), block_kv or _COLUMNS[device]
         count = _ROWS[device] // max(self.group * min(block_q, len(rows)), 1)
         loaded = _LOADED[device] // (block_kv * (self.k.shape[-1] + self.v.shape[-1]))
         intervals = [atom for atom in atoms if atom.interval(1, 1, zero, zero) is not None]
         bounds = intersect(*intervals).row_bounds(self.batch, self.seqlen_q, self.seqlen_kv)
+        pieces = [(piece, keys[piece], _tensor(keys[piece]).aminmax()) for piece in _slices(len(keys), block_kv)]
+        ends = [(piece, at, int(first), int(last)) for piece, at, (first, last) in pieces]
         for heads in _slices(self.total, max(min(count, loaded), 1)):
             batches = slice(heads.start // self.heads_kv, (heads.stop - 1) // self.heads_kv + 1)
             for part in _slices(len(rows), block_q):
-                low, high = (bound[batches][:, rows[part]] for bound in bounds)
+                low, high = (bound[batches][:, _tensor(rows[part])] for bound in bounds)
                 uncut = slice(int(low.max()), int(high.min())) if len(intervals) == len(atoms) else slice(self.seqlen_kv, 0)
                 low, high = low[low < high], high[low < high]
                 seen = slice(int(low.min()), int(high.max())) if len(low) else slice(0, 0)
-                yield heads, rows[part], part, self._tiles(heads, rows[part], (keys, block_kv), (seen, uncut))
-
-    def _tiles(self, heads: slice, rows: Tensor, keys: tuple[Tensor, int], bounds: tuple[slice, slice]) -> Iterator[_Tile]:
-        """Tiles of keys[0], keys[1] at a time, that touch the range `bounds[0]`; those inside `bounds[1]` need no mask."""
-        seen, uncut = bounds
-        for part in _slices(len(keys[0]), keys[1]):
-            first, last = int(keys[0][part].min()), int(keys[0][part].max())
-            if first < seen.stop and last >= seen.start:
-                yield _Tile(self, heads, rows, part, keys[0][part], first < uncut.start or last >= uncut.stop)
+                tiles = [
+                    _Tile(self, heads, rows[part], columns, at, first < uncut.start or last >= uncut.stop)
+                    for columns, at, first, last in ends
+                    if first < seen.stop and last >= seen.start
+                ]
+                yield heads, rows[part], part, tiles

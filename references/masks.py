@@ -255,10 +255,12 @@ class Dense(Mask):
         return f"{self.kind}.{self.percent}.{self.seed}"
 
     def mod(self, seqlen_q: int, seqlen_kv: int, device: torch.device | str = "cpu") -> MaskMod:
+        word = 0xFFFFFFFF
+        seed = self.seed * 0x165667B1 & word
+
         def mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            word = 0xFFFFFFFF
             # Any fixed odd multipliers do; the two multiply-xorshift rounds are those of the MurmurHash3 finaliser.
-            x = (b * 0x9E3779B1 + h * 0x85EBCA77 + q * 0xC2B2AE3D + k * 0x27D4EB2F + self.seed * 0x165667B1) & word
+            x = (b * 0x9E3779B1 + h * 0x85EBCA77 + q * 0xC2B2AE3D + k * 0x27D4EB2F + seed) & word
             x = ((x ^ (x >> 16)) * 0x85EBCA6B) & word
             x = ((x ^ (x >> 13)) * 0xC2B2AE35) & word
             x = x ^ (x >> 16)
@@ -344,16 +346,22 @@ def _parse_atom(name: str) -> Mask:
             case "documents", [lengths]:
                 return Documents(_split(lengths))
             case "prefix", [length]:
-                return Prefix(int(length))
+                return Prefix(_count(length))
             case "dense", [percent, seed]:
-                return Dense(int(percent), int(seed))
+                return Dense(_count(percent), _count(seed))
     except ValueError:
         pass
     raise MaskNameError(f"not a mask: {name!r} (kinds: {', '.join(_ORDER)}; examples: {', '.join(m.name for m in GALLERY)})")
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():  # int() would read "1_0" and "+1"
+        raise ValueError(text)
+    return int(text)
+
+
 def _side(text: str) -> int | None:
-    return None if text == _UNBOUNDED else int(text)
+    return None if text == _UNBOUNDED else _count(text)
 
 
 def _join(lengths: tuple[int, ...]) -> str:
@@ -361,7 +369,7 @@ def _join(lengths: tuple[int, ...]) -> str:
 
 
 def _split(text: str) -> tuple[int, ...]:
-    return tuple(int(length) for length in text.split("_")) if text else ()
+    return tuple(_count(length) for length in text.split("_")) if text else ()
 
 
 _ORDER = ("full", "causal", "window", "lengths", "documents", "prefix", "dense")

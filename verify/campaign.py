@@ -158,7 +158,9 @@ def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
         numerics={},
         contract={},
     )
-    finding = Finding(oracle="loading", message=f"does not load: {failure.message}", replay=f"python -m verify run {failure.ref}")
+    finding = Finding(
+        oracle="loading", message=f"does not load: {failure.message}", replay=f"python -m verify run {failure.ref}"
+    )
     verdict = Verdict(
         case=f"{failure.ref}:-:loading:-",
         variant=failure.ref,
@@ -196,4 +198,4 @@ def report(run: OpenRun, directory: str | Path | None = None) -> str:
     paths = write(built, where)
     failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
     cases = len({v.case for v in evidence.verdicts if v.counted})
-    return f"{cases} cases, {failed} failing verdicts; run {run.directory.name}; report: {paths['html']}"
+    return f"{cases} cases, {failed} failing verdicts; run {run.directory.name}; report: {paths[-1]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
@@ -14,10 +16,10 @@ from verify import strategies
 from verify.case import Case
 from verify.cell.cell import Cell, Zygote
 from verify.discovery import environment
-from verify.inputs import gather_possible
 from verify.evidence import Drawn, Evidence, Finding, Phase, Recorder, Verdict
+from verify.inputs import gather_possible
 from verify.memory import Arena
-from verify.oracles import Oracle, of_group
+from verify.oracles import of_group
 from verify.oracles.execution import execution, memory
 from verify.problem import Problem
 from verify.strategies import LIMITS, coverage_bins
@@ -25,6 +27,7 @@ from verify.trial import Ruling, Trial
 from verify.variant import Config, Declaration
 
 _LIVES = 3  # cells kept alive at once, each with its own kernel file loaded
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
 _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
 
 
@@ -96,6 +99,7 @@ class Court:
 
     def __post_init__(self) -> None:
         self._zygote = Zygote(environment())
+        _keep_freed_memory()
 
     def close(self) -> None:
         """End the cells and write what was counted."""
@@ -114,8 +118,9 @@ class Court:
         key = (docket.declaration.ref, docket.dtype, docket.group)
         if phase == "generate":
             self.drawn[key] = self.drawn.get(key, 0) + 1
-        if self.remembered is not None and case.id in self.remembered.judged:
-            return [v for oracle in of_group(docket.group) if (v := self.remembered.verdict_of(case.id, oracle.name))]
+        standing = self._standing(case, docket)
+        if standing:
+            return standing
         self.recorder.begin(case.id, phase, docket.declaration.ref)
         cell = self._cell(docket.declaration)
         trial = Trial(
@@ -143,12 +148,17 @@ class Court:
             found = []
         for oracle in of_group(docket.group):
             if oracle.applies(docket.declaration) is None:
-                found.append((oracle.name, oracle.judge(trial) if self._concerned(oracle, trial) else None))
+                found.append((oracle.name, oracle.judge(trial) if oracle.concerns(trial) else None))
         return found
 
-    @staticmethod
-    def _concerned(oracle: Oracle, trial: Trial) -> bool:
-        return oracle.concerns(trial)
+    def _standing(self, case: Case, docket: Docket) -> list[Verdict]:
+        """Verdicts of an earlier process of this run, if every oracle that applies has spoken and none convicted."""
+        if self.remembered is None or case.id not in self.remembered.judged:
+            return []
+        names = [oracle.name for oracle in of_group(docket.group) if oracle.applies(docket.declaration) is None]
+        found = [self.remembered.verdict_of(case.id, name) for name in names]
+        standing = [verdict for verdict in found if verdict is not None and verdict.outcome != "fail"]
+        return standing if len(standing) == len(names) else []
 
     @property
     def arch(self) -> str:
@@ -191,6 +201,14 @@ class Court:
         self.recorder.write(verdict)
         trial.seconds["record"] = trial.seconds.get("record", 0.0) + time.perf_counter() - begun
         return verdict
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc not to give every freed tensor back: mapping megabytes anew costs more than the arithmetic on them."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            libc.mallopt(option, 1 << 30)
 
 
 def replay_command(case: Case) -> str:

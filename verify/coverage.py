@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from references.masks import Causal, Intersection, Lengths
+from verify.arithmetic.dtypes import dtype_named
 from verify.distributions import ordinary
 from verify.problem import Problem
 from verify.variant import MASK_KINDS, Config, Support
@@ -71,24 +72,31 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
     return {name for name, filled in found.items() if filled} | {f"mask:{part.kind}" + ".tl" * tl[part] for part in atoms}
 
 
-def bins_reachable(support: Support) -> set[str]:
-    """The required bins that problems inside that support can fill."""
+def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
+    """The required bins that problems inside that support can fill, in every dtype and, if one is given, with that config."""
     masks = mask_kinds(support, square=True)
-    free, empties = not square_only(support), {"lengths", "dense", "window"} & set(masks)
+    longest = float("inf") if support.max_seqlen is None else support.max_seqlen
+    tile_n = (config or Config()).block_n or 64
+    free = not square_only(support) and longest > max(support.min_seqlen, 1)
+    # Where lengths differ, there may be no key at all, or queries that stand before the first one.
+    late = support.min_seqlen == 0 or {"causal", "documents", "window", "prefix"} & set(support.masks)
+    aligned = all(d * dtype_named(name).itemsize % 16 == 0 for name in support.dtypes for d in support.head_dims)
     closed = {
+        "kv_tiles>=3": longest > 2 * tile_n,
+        "late_maximum": longest > tile_n,
         "seqlen_q<seqlen_kv": free,
         "seqlen_q>seqlen_kv": free,
         "decode": free and support.min_seqlen <= 1,
         "zero_length": support.min_seqlen == 0 or "lengths" in masks,
-        "empty_row": bool(empties)
-        or (free and (support.min_seqlen == 0 or bool({"causal", "documents"} & set(support.masks)))),
+        "empty_row": bool({"lengths", "dense"} & set(masks)) or (free and bool(late)),
         "grouped_heads": support.grouped_heads,
-        "head_dim_v!=head_dim": support.separate_head_dim_v,
+        "head_dim_v!=head_dim": support.separate_head_dim_v and len(support.head_dims) > 1,
         "scale<0": support.any_scale,
         "scale=0": support.any_scale,
         "softcap": support.softcap,
         "strided": support.any_layout,
         "expanded": support.any_layout,
+        "misaligned": support.any_layout or not aligned,
         "mask:intersection": support.intersections and len(set(masks) - {"full"}) > 1,
         **{f"mask:{kind}": kind in masks for kind in MASK_KINDS},
     }
@@ -105,7 +113,7 @@ def mask_kinds(support: Support, square: bool) -> list[str]:
     kinds = dict.fromkeys(kind for kind in support.masks if kind != "causal.square")
     if square and "causal.square" in support.masks:
         kinds |= dict.fromkeys(("causal", "causal.tl"))
-    return sorted(kinds, key=lambda kind: kind != "full")
+    return sorted(kinds, key=MASK_KINDS.index)
 
 
 def _has_empty_row(problem: Problem) -> bool:

@@ -192,7 +192,7 @@ def _below(source: Source, logits: Floats) -> Values:
     """Every logit near -logits (one number per row), none positive: q of one sign, k of the other, 1/8 of jitter in each."""
     typical = source.per_score(float(logits.max(initial=1.0)), source.problem.head_dim)
     _, factor_k = source.split(typical)
-    most = math.ldexp(1.0, math.frexp(source.problem.format.max)[1] - 3)
+    most = source.power(math.inf, headroom=2)
     row = np.array([min(source.per_score(x, source.problem.head_dim) / factor_k, most) for x in logits])[:, None]
 
     def jitter(name: str) -> Floats:

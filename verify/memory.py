@@ -90,8 +90,8 @@ def plan(problem: Problem, *, lse: bool, workspace: Mapping[str, tuple[tuple[int
     shapes = {"q": problem.shape_q, "k": problem.shape_k, "v": problem.shape_v, "out": problem.shape_out}
     wanted: list[tuple[str, str, tuple[int, ...], tuple[int, ...], int, int]] = []
     for name, layout in problem.layouts.items():
-        shape = shapes[name]
-        wanted.append((name, problem.dtype, shape, layout.strides(shape), layout.offset, layout.extent(shape) + layout.pitch))
+        box = shapes[name]
+        wanted.append((name, problem.dtype, box, layout.strides(box), layout.offset, layout.extent(box) + layout.pitch))
     dense = {f"workspace.{name}": spec for name, spec in workspace.items()}
     if lse:
         dense["lse"] = ((problem.batch, problem.heads_q, problem.seqlen_q), "float32")
@@ -209,7 +209,11 @@ def pattern(dtype: torch.dtype, poison: str) -> Tensor:
     return torch.from_numpy(words).view(torch.uint8)[: dtype.itemsize].clone().view(dtype)
 
 
+def bits(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's elements as integers of the same size."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
+
+
 def unwritten(tensor: Tensor, poison: str) -> Tensor:
     """Where `tensor` (contiguous) still holds the poison's very bits, as booleans."""
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
-    return tensor.view(integer) == pattern(tensor.dtype, poison).view(integer)
+    return bits(tensor) == bits(pattern(tensor.dtype, poison))

@@ -22,7 +22,9 @@ def replay(case: Case, console: Console) -> int:
             return FAILED
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
     if case.variant not in known:
-        console.print(f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})", style="red", markup=False)
+        console.print(
+            f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})", style="red", markup=False
+        )
         return USAGE
     reason = not_here(known[case.variant])
     if reason is not None:
@@ -43,6 +45,6 @@ def replay(case: Case, console: Console) -> int:
         console.print(f"{verdict.outcome:12} {verdict.oracle:12} {numbers}", markup=False, highlight=False)
     failed = [verdict for verdict in verdicts if verdict.outcome == "fail"]
     for verdict in failed:
-        console.print(f"\n{explain(verdict)}", style="red", markup=False, highlight=False)
+        console.print(f"\n{explain(verdict)}", style="red", markup=False, highlight=False, soft_wrap=True)
     console.print("FAILED" if failed else "FIXED", style="bold red" if failed else "bold green")
     return FAILED if failed else CLEAN

@@ -8,15 +8,17 @@ mask, default scale, contiguous, "normal", seed 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations_with_replacement
 
 from hypothesis import strategies as st
 
 from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
 from verify.coverage import BINS_REQUIRED, bins_reachable, coverage_bins, mask_kinds, square_only
 from verify.distributions import ordinary
-from verify.problem import Layout, Problem
+from verify.problem import ORDERS, Layout, Problem
 from verify.variant import MASK_KINDS, Declaration, Support
 
 __all__ = ["BINS_REQUIRED", "LIMITS", "Limits", "bins_reachable", "coverage_bins", "outside", "problems"]
@@ -27,8 +29,13 @@ _COUNTS = (1, 2, 3, 4, 5)
 _SIDES = (0, 1, None, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 5000)
 _DOCUMENTS = (1, 2, 3, 5, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129)
 _PERCENTS = (50, 100, 90, 99, 10, 1, 0)
-_SCALES = (1.0, 0.125, 0.01, 4.0)
-_SOFTCAPS = (20.0, 50.0, 1.0)
+_SCALES = st.sampled_from(("default",) * 14 + ("negative", -1.0, 0.0, 1.0, 0.125, 0.01, 4.0))
+_CAPS = (20.0, 50.0, 1.0)
+_SOFTCAPS = st.sampled_from((0.0,) * 6 + _CAPS)
+_STYLES = st.sampled_from(("contiguous",) * 3 + ("bshd", "sbhd", "free", "free"))
+_ORDERS, _PITCHES, _OFFSETS = st.sampled_from(ORDERS), st.sampled_from((0, 8, 16, 1)), st.sampled_from((0, 0, 8, 1))
+_SHARED = st.sampled_from(("", "", "h", "b", "bh"))
+_EXPANSIONS = {"q": st.sampled_from(("", "", "b")), "k": _SHARED, "v": _SHARED, "out": st.just("")}
 _LONGEST_REFUSAL = 1 << 13  # a longer input, made just to see it refused, costs too much memory
 
 
@@ -45,7 +52,7 @@ class Limits:
     elements: int
 
 
-INTERPRETER = Limits(seqlen=160, long_seqlen=160, heads=4, batch=3, pairs=40_000, elements=200_000)
+INTERPRETER = Limits(seqlen=160, long_seqlen=400, heads=4, batch=3, pairs=40_000, elements=200_000)
 CPU = Limits(seqlen=300, long_seqlen=1100, heads=8, batch=4, pairs=250_000, elements=1_000_000)
 GPU = Limits(seqlen=600, long_seqlen=4100, heads=24, batch=5, pairs=1 << 24, elements=1 << 23)
 LIMITS = {"interpreter": INTERPRETER, "cpu": CPU, "gpu": GPU}
@@ -75,18 +82,28 @@ _Pair = st.SearchStrategy[tuple[int, int]]
 def _problems(
     draw: st.DrawFn, support: Support, dtype: str, limits: Limits, names: tuple[str, ...], lengths: _Pair | None = None
 ) -> Problem:
-    head_dim = _head_dim(draw, support)
-    head_dim_v = head_dim
-    if support.separate_head_dim_v and _rarely(draw, 4):
-        head_dim_v = _head_dim(draw, support)
-    seqlen_q, seqlen_kv = draw(lengths) if lengths is not None else _lengths(draw, support, limits)
+    # First what is always drawn, from the same lists; then what depends on it.  So shrinking one draw shifts no other's
+    # meaning, and Hypothesis, which repeats examples with small changes, rarely changes what nobody reads.
+    head_dim, other_head_dim_v = draw(_head_dims(support)), support.separate_head_dim_v and draw(_one_in(4))
+    seqlen_q, seqlen_kv = draw(_lengths(support, limits) if lengths is None else lengths)
+    group = draw(st.sampled_from(_GROUPS)) if support.grouped_heads else 1
+    heads_kv, batch = draw(st.sampled_from(_COUNTS)), draw(st.sampled_from(_COUNTS))
+    name = draw(st.sampled_from((names[0],) * 2 + names))
+    scale = draw(_SCALES) if support.any_scale else "default"
+    softcap = draw(_SOFTCAPS) if support.softcap else 0.0
+    style = draw(_STYLES) if support.any_layout else "contiguous"
+    kinds = draw(_mask_kinds(support, seqlen_q == seqlen_kv))
+    seed = draw(st.integers(0, 2**32 - 1))
+    head_dim_v = draw(_head_dims(support)) if other_head_dim_v else head_dim
     row = head_dim + head_dim_v
     room = min(limits.pairs // max(seqlen_q * seqlen_kv, 1), limits.elements // max((seqlen_q + seqlen_kv) * row, 1))
-    group = draw(_up_to(_GROUPS, min(room, limits.heads))) if support.grouped_heads else 1
-    heads_kv = draw(_up_to(_COUNTS, min(room, limits.heads) // group))
-    batch = draw(_up_to(_COUNTS, min(room // (group * heads_kv), limits.batch)))
-    name = draw(st.sampled_from((names[0],) * 2 + names))
-    answered = name == "gather"
+    group = _fit(group, min(room, limits.heads))
+    heads_kv = _fit(heads_kv, min(room, limits.heads) // group)
+    batch = _fit(batch, min(room // (group * heads_kv), limits.batch))
+    mask = intersect(*(_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
+    layouts = _layouts(draw, style)
+    if name == "gather":  # see `gather_possible`
+        scale, softcap, layouts["layout_q"] = scale or "default", 0.0, replace(layouts["layout_q"], expand="")
     problem = Problem(
         batch=batch,
         heads_q=group * heads_kv,
@@ -96,100 +113,110 @@ def _problems(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         dtype=dtype,
-        mask=_mask(draw, support, batch, seqlen_q, seqlen_kv),
-        softmax_scale=_scale(draw, head_dim, zero=not answered) if support.any_scale else None,
-        softcap=draw(st.sampled_from(_SOFTCAPS)) if support.softcap and not answered and _rarely(draw, 3) else 0.0,
-        **(_layouts(draw, expand_q=not answered) if support.any_layout else {}),
+        mask=mask,
+        softmax_scale=scale if isinstance(scale, float) else None if scale == "default" else -(head_dim**-0.5),
+        softcap=softcap,
+        **layouts,
         distribution=name,
-        seed=draw(st.integers(0, 2**32 - 1)),
+        seed=seed,
     )
     refusal = support.refusal(problem)
     assert refusal is None, f"drawn outside the support: {refusal} for {problem.name}"
     return problem
 
 
-def _rarely(draw: st.DrawFn, one_in: int) -> bool:
+@cache
+def _one_in(count: int) -> st.SearchStrategy[bool]:
     """True for about one draw in that many; shrinks to False."""
-    return draw(st.sampled_from((False,) * (one_in - 1) + (True,)))
+    return st.sampled_from((False,) * (count - 1) + (True,))
 
 
-def _up_to(options: Iterable[int], most: int) -> st.SearchStrategy[int]:
-    """Options that are at most `most`; 1 if there is none."""
-    return st.sampled_from([n for n in options if n <= most] or [1])
+def _fit(count: int, most: int) -> int:
+    """That count, or a smaller one where there is no room for it."""
+    return max(1, min(count, most))
 
 
-def _head_dim(draw: st.DrawFn, support: Support) -> int:
-    dims = support.head_dims
+def _head_dims(support: Support) -> st.SearchStrategy[int]:
+    return _head_dims_of(tuple(support.head_dims))
+
+
+@cache
+def _head_dims_of(dims: tuple[int, ...]) -> st.SearchStrategy[int]:
     edges = [d for d in _HEAD_DIMS if d in dims]
     simplest = edges[0] if edges and edges[0] in (16, 64) else min(dims)
     special = list(dict.fromkeys([simplest, *edges, min(dims), max(dims)]))
-    return draw(st.sampled_from(sorted(dims) if _rarely(draw, 4) else special))
+    return st.sampled_from(special) | st.sampled_from(special) | st.sampled_from(sorted(dims))
 
 
-def _seqlen(draw: st.DrawFn, low: int, high: int) -> int:
-    """A length in [low, high]: mostly at or beside a multiple of 16, more often of 64."""
-    beside = [n + side for step in (16, 64, 64) for n in range(0, high + 2, step) for side in (-1, 0, 1)]
+@cache
+def _seqlens(low: int, high: int) -> st.SearchStrategy[int]:
+    """A length in [low, high]: mostly at or beside a multiple of 16, more often of 64, more often a short one."""
+    beside = [2, 3] + [n + side for step in (16, 64, 64) for n in range(0, high + 2, step) for side in (-1, 0, 1)]
     edges = sorted([low, *(n for n in beside if low <= n <= high)])
-    return draw(st.integers(low, high) if _rarely(draw, 4) else st.sampled_from(edges))
+    short = [n for n in edges if n <= max(low, 160)]
+    return st.sampled_from(short) | st.sampled_from(edges) | st.integers(low, high)
 
 
-def _lengths(draw: st.DrawFn, support: Support, limits: Limits) -> tuple[int, int]:
-    reach = limits.long_seqlen if limits.long_seqlen > limits.seqlen and _rarely(draw, 20) else limits.seqlen
-    low = max(support.min_seqlen, 1)
-    top = max(low, min(reach, support.max_seqlen or reach))
-    few = min(top, max(low, 33))
-
-    def within(other: int) -> int:
-        return max(low, min(top, limits.pairs // max(other, 1)))
-
-    relations = ["equal"] * 5
-    if not square_only(support):
-        relations += ["any"] * 4 + ["decode", "tall", "wide"]
-    if support.min_seqlen == 0:
-        relations += ["zero"]
-    relation = draw(st.sampled_from(relations))
-    if relation == "equal":
-        seqlen = _seqlen(draw, low, max(low, min(top, math.isqrt(limits.pairs))))
-        return seqlen, seqlen
-    if relation == "zero":
-        zeros = [(0, 0)] if square_only(support) else [(1, 0), (0, 1), (0, 0)]
-        zero_q, zero_kv = draw(st.sampled_from(zeros))
-        return (_seqlen(draw, low, few) if zero_q else 0), (_seqlen(draw, low, top) if zero_kv else 0)
-    if relation == "tall":
-        seqlen_kv = _seqlen(draw, low, few)
-        return _seqlen(draw, low, within(seqlen_kv)), seqlen_kv
-    seqlen_q = {"any": lambda: _seqlen(draw, low, top), "decode": lambda: low, "wide": lambda: _seqlen(draw, low, few)}[
-        relation
-    ]()
-    return seqlen_q, _seqlen(draw, low, within(seqlen_q))
+def _lengths(support: Support, limits: Limits) -> _Pair:
+    return _lengths_of(support.min_seqlen, support.max_seqlen, square_only(support), limits)
 
 
-def _mask(draw: st.DrawFn, support: Support, batch: int, seqlen_q: int, seqlen_kv: int) -> Mask:
-    kinds = mask_kinds(support, seqlen_q == seqlen_kv)
-    simple = (kinds[:1] * 2 if kinds[0] == "full" else []) + kinds
-    mask = _atom(draw, draw(st.sampled_from(simple)), batch, seqlen_q, seqlen_kv)
-    others = [kind for kind in kinds if kind != "full"]
-    if support.intersections and len(others) > 1 and not isinstance(mask, Full) and _rarely(draw, 3):
-        mask = intersect(mask, _atom(draw, draw(st.sampled_from(others)), batch, seqlen_q, seqlen_kv))
-    return mask
+@cache
+def _lengths_of(least: int, most: int | None, square: bool, limits: Limits) -> _Pair:
+    """(seqlen_q, seqlen_kv): equal, any, decode, tall, wide, or zero."""
+    low = max(least, 1)
+    relations = ["equal"] * 5 + ([] if square else ["any"] * 4 + ["decode", "tall", "wide"]) + ["zero"] * (least == 0)
+    zeros = ((0, 0),) if square else ((1, 0), (0, 1), (0, 0))
+
+    @st.composite
+    def pairs(draw: st.DrawFn) -> tuple[int, int]:
+        reach = limits.long_seqlen if draw(_one_in(20)) else limits.seqlen
+        top = max(low, min(reach, most or reach))
+        few = _seqlens(low, min(top, max(low, 33)))
+        relation = draw(st.sampled_from(relations))
+        first = draw(few if relation in ("decode", "wide") else _seqlens(low, top))
+        second = draw(few if relation == "tall" else _seqlens(low, top))
+        if relation == "equal":
+            first = second = min(first, max(low, math.isqrt(limits.pairs)))
+        elif relation == "decode":
+            first = low
+        elif relation == "zero":
+            keep_q, keep_kv = draw(st.sampled_from(zeros))
+            return first * keep_q, second * keep_kv
+        return first, min(second, max(low, limits.pairs // first))
+
+    return pairs()
+
+
+def _mask_kinds(support: Support, square: bool) -> st.SearchStrategy[tuple[str, ...]]:
+    """One kind, or two whose masks are to be intersected."""
+    return _mask_kinds_of(tuple(mask_kinds(support, square)), support.intersections)
+
+
+@cache
+def _mask_kinds_of(kinds: tuple[str, ...], several: bool) -> st.SearchStrategy[tuple[str, ...]]:
+    alone = [(kind,) for kind in kinds for _ in range(2 if kind == "full" else 1)]
+    both = [pair for pair in combinations_with_replacement(kinds, 2) if "full" not in pair] if several else []
+    repeats = 1 + 3 * len(both) // len(alone)  # one problem in four intersects masks
+    return st.sampled_from([kind for kind in alone for _ in range(repeats)] + both)
+
+
+@cache
+def _parts(whole: int) -> st.SearchStrategy[int]:
+    """A length in [0, whole], which is the simplest."""
+    some = _seqlens(1, max(whole, 1)).map(lambda n: min(n, whole))
+    return st.just(whole) | some | some | st.just(0)
 
 
 def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int) -> Mask:
-    def length(whole: int) -> int:
-        match draw(st.sampled_from(("whole", "some", "some", "some", "none"))):
-            case "some" if whole:
-                return _seqlen(draw, 1, whole)
-            case "none":
-                return 0
-        return whole
-
     match kind:
         case "causal" | "causal.tl":
             return Causal("tl" if kind == "causal.tl" else "br")
         case "window":
             return Window(draw(st.sampled_from(_SIDES)), draw(st.sampled_from(_SIDES)), draw(st.sampled_from(("br", "tl"))))
         case "lengths":
-            return Lengths(tuple(length(seqlen_q) for _ in range(batch)), tuple(length(seqlen_kv) for _ in range(batch)))
+            drawn = [(draw(_parts(seqlen_q)), draw(_parts(seqlen_kv))) for _ in range(batch)]
+            return Lengths(tuple(q for q, _ in drawn), tuple(kv for _, kv in drawn))
         case "documents":
             cuts, left = [], seqlen_kv
             for size in draw(st.lists(st.sampled_from((*_DOCUMENTS, 0)), max_size=5)):
@@ -204,27 +231,10 @@ def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int)
     return Full()
 
 
-def _scale(draw: st.DrawFn, head_dim: int, *, zero: bool) -> float | None:
-    special = (*_SCALES, -(head_dim**-0.5), -1.0, *((0.0,) if zero else ()))
-    choice: float | None = draw(st.sampled_from((None,) * 2 * len(special) + special))
-    return choice
-
-
-def _layouts(draw: st.DrawFn, *, expand_q: bool) -> dict[str, Layout]:
-    style = draw(st.sampled_from(("contiguous", "contiguous", "contiguous", "bshd", "sbhd", "free", "free")))
+def _layouts(draw: st.DrawFn, style: str) -> dict[str, Layout]:
     if style != "free":
-        return {} if style == "contiguous" else {f"layout_{name}": Layout(style) for name in ("q", "k", "v", "out")}
-    expansions = {"q": ("", "", "b") if expand_q else ("",), "out": ("",)}
-
-    def layout(name: str) -> Layout:
-        return Layout(
-            draw(st.sampled_from(("bhsd", "bshd", "sbhd"))),
-            draw(st.sampled_from((0, 8, 16, 1))),
-            draw(st.sampled_from((0, 0, 8, 1))),
-            draw(st.sampled_from(expansions.get(name, ("", "", "h", "b", "bh")))),
-        )
-
-    return {f"layout_{name}": layout(name) for name in ("q", "k", "v", "out")}
+        return dict.fromkeys((f"layout_{name}" for name in _EXPANSIONS), Layout() if style == "contiguous" else Layout(style))
+    return {f"layout_{name}": draw(st.builds(Layout, _ORDERS, _PITCHES, _OFFSETS, _EXPANSIONS[name])) for name in _EXPANSIONS}
 
 
 def outside(declaration: Declaration, *, dtype: str, limits: Limits) -> st.SearchStrategy[tuple[Problem, str]]:
@@ -270,14 +280,17 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
     beyond = [d for d in (max(inner) + 1, max(inner) + 8, min(inner) - 1, 24, 48) if d > 0 and d not in inner]
     if support.separate_head_dim_v:
         apart = replace(support, head_dims=beyond, separate_head_dim_v=False)
-        yield _Edge("head_dim", apart, dtype, change=lambda draw, base: base.but(head_dim_v=_head_dim(draw, support)))
+        yield _Edge("head_dim", apart, dtype, change=lambda draw, base: base.but(head_dim_v=draw(_head_dims(support))))
         yield _Edge("head_dim_v", support, dtype, change=lambda draw, base: base.but(head_dim_v=draw(st.sampled_from(beyond))))
     else:
         yield _Edge("head_dim", replace(support, head_dims=beyond), dtype)
         yield _Edge("head_dim_v", support, dtype, change=lambda draw, base: base.but(head_dim_v=_another(draw, support, base)))
     if not support.grouped_heads:
         yield _Edge(
-            "heads_kv", support, dtype, change=lambda draw, base: base.but(heads_q=base.heads_kv * draw(_up_to((2, 3, 8), 8)))
+            "heads_kv",
+            support,
+            dtype,
+            change=lambda draw, base: base.but(heads_q=base.heads_kv * draw(st.sampled_from((2, 3, 8)))),
         )
     if not support.any_scale:
         factors = st.sampled_from((2.0, -1.0, 0.0))
@@ -285,7 +298,7 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
             "softmax_scale", support, dtype, change=lambda draw, base: base.but(softmax_scale=base.scale * draw(factors))
         )
     if not support.softcap:
-        yield _Edge("softcap", support, dtype, change=lambda draw, base: base.but(softcap=draw(st.sampled_from(_SOFTCAPS))))
+        yield _Edge("softcap", support, dtype, change=lambda draw, base: base.but(softcap=draw(st.sampled_from(_CAPS))))
     yield from _length_edges(support, dtype)
     yield from _mask_edges(support, dtype)
     rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on

@@ -155,7 +155,7 @@ class Trial:
             made["out"][block.index] = block.out.cpu()
             made["lse"][block.index] = block.lse.cpu()
         shape = (p.batch, p.heads_q)
-        return Truth(**{name: tensor.unflatten(0, shape) for name, tensor in made.items()})
+        return Truth(**{name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in made.items()})
 
     def expanded(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v at their full logical shapes (views)."""
@@ -184,11 +184,22 @@ class Ruling:
     measures: Mapping[str, float] = field(default_factory=dict)
 
 
+def convict(oracle: str, message: str, *, name: str, bad: Tensor, got: float | str, bound: float | str) -> Ruling:
+    """A ruling against `name` ("out", "lse") where `bad`, a boolean tensor, is true."""
+    where, count = first_place(name, bad), int(bad.sum())
+    return Ruling(Finding(oracle=oracle, message=message, got=got, bound=bound, where=where, count=count, total=bad.numel()))
+
+
 def place(name: str, index: tuple[int, ...]) -> str:
     """A coordinate in words: out[b=0, h=1, q=5, d=3]."""
     return f"{name}[{', '.join(f'{axis}={i}' for axis, i in zip('bhqd', index, strict=False))}]"
 
 
+def first(where: Tensor) -> tuple[int, ...]:
+    """The first true coordinate of a boolean tensor."""
+    return tuple(int(i) for i in where.nonzero()[0])
+
+
 def first_place(name: str, where: Tensor) -> str:
     """The first true coordinate of a boolean tensor, in words."""
-    return place(name, tuple(int(i) for i in where.nonzero()[0]))
+    return place(name, first(where))

@@ -40,7 +40,7 @@ BIAS_SUPPORT = Support(
 )
 FLAG_SUPPORT = replace(BIAS_SUPPORT, masks=("full", "causal.tl", "causal.square"), intersections=False, any_scale=False)
 # Dtypes and the exponential that they get.
-DTYPE_CLASSES = {"float32": (("float32",), "exp_u20"), "16bit": (("float16", "bfloat16"), "exp_u20")}
+DTYPE_CLASSES = {"float32": (("float32",), "exp_u20"), "16bit": (("float16", "bfloat16"), "fexp_u20")}
 
 
 def _variant(suffix: str, support: Support, exp: str) -> Variant:

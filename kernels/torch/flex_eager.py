@@ -6,6 +6,8 @@ The reference arithmetic that FlexAttention's users debug with; read off torch's
 - The scale multiplies fp32 scores; softcap and mask follow, each element by element: NaN in a masked key has no effect.
 - P is divided by the row sum, rounded to the input's dtype (bitwise torch.softmax(fp32).to(dtype)), then meets V in a product
   of that dtype with an fp32 accumulator.  0 * NaN: NaN in a masked value spreads.
+- In bf16 on CPUs with AVX512_BF16 that product (oneDNN, VDPBF16PS) takes subnormal operands for zero and flushes subnormal
+  results: a V of -1.2e-38 gives O = 0.  The blocked CPU kernel's product, MKL's, does not.
 - LSE = logsumexp / ln 2 * ln 2, one division and one product more than a plain one; -inf for an empty row, whose O is 0.
 - seqlen_q = 0 or seqlen_kv = 0 raises IndexError in torch, or returns no LSE.
 

@@ -180,7 +180,7 @@ general = triton.jit(
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a config becomes for one dtype and head dim; block_n is always the config's, as the declared numerics say."""
+    """What a config becomes for one dtype and head dim; block_n, the keys per rescale, is always the config's."""
 
     block_m: int
     block_n: int
@@ -188,10 +188,34 @@ class Blocks:
     num_stages: int
 
 
-def effective_blocks(config: Config, dtype: str, bucket: int) -> Blocks:
-    """The blocks that fit; `bucket` is the larger of the two head-dim buckets."""
-    assert config.block_m and config.block_n and config.num_warps and config.num_stages
-    return Blocks(config.block_m, config.block_n, config.num_warps, config.num_stages)
+# fp32 products are FMA chains, not MMA: fewer rows and more warps, or the accumulators spill.  By (bucket, config's block_n).
+# With 64 keys at bucket 256 they still do.
+_FLOAT32 = {
+    (64, 64): Blocks(32, 64, num_warps=8, num_stages=2),
+    (64, 32): Blocks(32, 32, num_warps=4, num_stages=2),
+    (128, 64): Blocks(32, 64, num_warps=16, num_stages=2),
+    (128, 32): Blocks(16, 32, num_warps=8, num_stages=2),
+    (256, 64): Blocks(16, 64, num_warps=8, num_stages=1),
+    (256, 32): Blocks(16, 32, num_warps=8, num_stages=2),
+}
+
+
+def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Blocks:
+    """The blocks launched for a config, which must name all four; `bucket` is the larger of the two head-dim buckets.
+
+    A config is launched as declared for 16-bit dtypes, aligned, up to bucket 128.  Elsewhere it would spill, or outgrow the
+    99 KiB of shared memory of sm_86, 89 and 120.  On Hopper 32 rows also keep to mma.sync: the ptxas that Triton 3.6 and 3.7
+    ship (12.8) gives wgmma a wrong descriptor of V where the loop is not software-pipelined, as unaligned loads never are.
+    """
+    chosen = config.block_m, config.block_n, config.num_warps, config.num_stages
+    if None in chosen:
+        raise ValueError(f"config: {config.name} must name block_m, block_n, num_warps and num_stages")
+    declared = Blocks(*chosen)
+    if dtype == "float32":
+        return _FLOAT32.get((max(bucket, 64), declared.block_n), declared)
+    if aligned and bucket <= 128:
+        return declared
+    return Blocks(32, declared.block_n, num_warps=4 if aligned else 8, num_stages=2)
 
 
 def head_dim_bucket(head_dim: int) -> int:
@@ -254,8 +278,9 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
         low, high = args.mask.row_bounds(args.batch, args.seqlen_q, args.seqlen_kv, args.q.device)
         tables = low.contiguous(), high.contiguous()
     bucket, bucket_v = head_dim_bucket(args.head_dim), head_dim_bucket(args.head_dim_v)
-    blocks = effective_blocks(args.config, args.dtype, max(bucket, bucket_v))
-    kernel = aligned if is_aligned(args, out) else general
+    fast = is_aligned(args, out)
+    blocks = effective_blocks(args.config, args.dtype, max(bucket, bucket_v), fast)
+    kernel = aligned if fast else general
     grid = (args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),)
     with torch.cuda.device_of(args.q):
         kernel[grid](

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "
 
 ROOT = Path(__file__).parents[2]
 
-KERNELS = '''
+KERNELS = """
 import sys
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ try:
 except Exception as error:
     results["atomic"] = np.array(str(error))
 np.savez(sys.argv[2], names=np.array(names), **results)
-'''
+"""
 
 
 def in_child(*arguments: str, interpret: str = "1") -> subprocess.CompletedProcess[str]:
@@ -166,7 +166,10 @@ def assert_same(found, expected):
     assert not wrong.any(), f"{wrong.sum()} differ, first: got {found[wrong][:4]}, but should be {expected[wrong][:4]}"
 
 
-ML = {"e4m3": (ml_dtypes.float8_e4m3fn, torch.float8_e4m3fn, 448.0), "e5m2": (ml_dtypes.float8_e5m2, torch.float8_e5m2, 57344.0)}
+ML = {
+    "e4m3": (ml_dtypes.float8_e4m3fn, torch.float8_e4m3fn, 448.0),
+    "e5m2": (ml_dtypes.float8_e5m2, torch.float8_e5m2, 57344.0),
+}
 SIXTEEN = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -231,7 +234,9 @@ def test_dot_multiplies_values_and_adds_in_fp32(child, inputs, dtype):
 
 
 def test_tf32_dot_drops_thirteen_bits(child, inputs):
-    cut = [torch.from_numpy((inputs[side].view(np.uint32) & 0xFFFFE000).view(np.float32)).double() for side in ("left", "right")]
+    cut = [
+        torch.from_numpy((inputs[side].view(np.uint32) & 0xFFFFE000).view(np.float32)).double() for side in ("left", "right")
+    ]
     error = (torch.from_numpy(child["dot-float32-tf32"]).double() - cut[0] @ cut[1]).abs()
     assert (error <= 33 * 2.0**-24 / (1 - 33 * 2.0**-24) * (cut[0].abs() @ cut[1].abs())).all()
     assert (child["dot-float32-tf32"] != child["dot-float32-ieee"]).any()

@@ -33,7 +33,7 @@ ATOMS: st.SearchStrategy[Mask] = st.one_of(
     st.builds(Lengths, *(st.tuples(*[LENGTHS] * BATCH) for _ in range(2))),
     st.builds(Documents, st.lists(st.integers(0, 5), max_size=4).map(tuple)),
     st.builds(Prefix, LENGTHS),
-    st.builds(Dense, st.integers(0, 100), st.integers(0, 2**40)),
+    st.builds(Dense, st.integers(0, 100), st.integers(0, 2**32 - 1)),
 )
 MASKS = st.lists(ATOMS, min_size=1, max_size=3).map(lambda parts: intersect(*parts))
 

@@ -17,12 +17,14 @@ class Unit:
     """One matrix unit.  products, fraction, output: L, F and p of the module's docstring.
 
     operand_error: relative error of each operand before it is multiplied (tf32 drops the low 13 bits of fp32).
+    flush: what an operand may lose because subnormals count as zero.
     """
 
     products: int
     fraction: int
     output: int
     operand_error: float = 0.0
+    flush: float = 0.0
 
     def kappa(self, n: int) -> float:
         """Bound on |computed - exact| / sum |a||b| for a product-sum of n terms with an fp32 accumulator."""
@@ -48,7 +50,8 @@ _UNITS: dict[str, dict[str, Unit]] = {
     "sm_75": {"float16": Unit(4, 24, 23)},
     "sm_80": {"float16": Unit(8, 24, 23), "bfloat16": Unit(8, 24, 23), "tf32": Unit(4, 24, 23, _TF32_ERROR)},
     "sm_90": {"float16": Unit(16, 25, 23), "bfloat16": Unit(16, 25, 23), "tf32": Unit(8, 25, 23, _TF32_ERROR)},
-    "cpu": {"float16": _FP32, "bfloat16": _FP32},
+    # AVX-512's bfloat16 dot product, which torch's matmul uses where it can, takes subnormals as zero (Intel SDM, VDPBF16PS).
+    "cpu": {"float16": _FP32, "bfloat16": NearestChain(1, 24, 24, flush=2.0**-126)},
 }
 _SAME_AS = {"sm_86": "sm_80", "sm_87": "sm_80", "sm_89": "sm_80", "sm_100": "sm_90", "sm_103": "sm_90", "sm_120": "sm_90"}
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,9 +69,14 @@ class Zygote:
         self.environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._lock = threading.Lock()  # one caller at a time on the control socket
 
     def fork(self, log: int) -> tuple[socket.socket, int]:
         """A new life: its socket and process id.  `log` is the descriptor that gets its output."""
+        with self._lock:
+            return self._fork(log)
+
+    def _fork(self, log: int) -> tuple[socket.socket, int]:
         if self._process is None or self._process.poll() is not None:
             self._start()
         assert self._control is not None
@@ -89,8 +95,9 @@ class Zygote:
         if self._control is None:
             return None
         try:
-            send(self._control, {"op": "reap", "pid": pid})
-            return int(receive(self._control)[0]["exit"])
+            with self._lock:
+                send(self._control, {"op": "reap", "pid": pid})
+                return int(receive(self._control)[0]["exit"])
         except (Closed, TimeoutError):
             return None
 
@@ -168,6 +175,8 @@ class Cell:
         """Run one kernel over the arena as it is laid out; returns when the device is idle again."""
         build = (request["variant"], request["config"])
         deadline = self.environment.deadline if build in self._warm or self._hung else self.environment.first_deadline
+        # A hang costs its whole deadline at every step of shrinking: once one was seen, patience is shorter.
+        deadline = min(deadline, float(os.environ.get("VERIFY_DEADLINE", deadline))) / (2 if self._hung else 1)
         message = request | {"op": "run", "device": self.environment.device}
         reply = self._on_loaded(path, message, deadline, arena)
         if reply.ok:

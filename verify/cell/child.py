@@ -149,7 +149,7 @@ class _Life:
         self.device_bytes = None
         if torch.cuda.is_available():
             # Pinned, the whole arena moves in one fast copy each way; unpinned it would still be right.
-            torch.cuda.cudart().cudaHostRegister(self.host.data_ptr(), capacity, 0)
+            torch.cuda.cudart().cudaHostRegister(self.host.data_ptr(), capacity, 0)  # type: ignore[no-untyped-call]
 
     def _run(self, message: dict[str, Any]) -> None:
         variant = self.variants[message["variant"]]

@@ -127,13 +127,13 @@ def _values_of_all_bits(dtype: str) -> Array:
         values[exponent == 0x1F] = np.where(fraction[exponent == 0x1F] == 0, np.inf, np.nan)
     else:  # e4m3 has no infinity and one NaN of each sign
         values[(bits & 0x7F) == 0x7F] = np.nan
-    return np.where(bits < 0x80, values, -values).astype(np.float32)
+    return np.asarray(np.where(bits < 0x80, values, -values), np.float32)
 
 
 def decode(data: Array, dtype: str) -> Array:
     """The interpreter's storage of a format as floats: packed formats as fp32, the others as they are; always exact."""
     if dtype == "bf16":
-        return (data.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray((data.astype(np.uint32) << 16).view(np.float32))
     return np.asarray(_values_of_all_bits(dtype)[data]) if dtype in _PACKED else data
 
 

@@ -9,9 +9,8 @@ import torch
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR, ULP, exp_error
 from verify.arithmetic.mma import unit_for
-from verify.evidence import Finding
 from verify.oracles import Oracle
-from verify.trial import Ruling, Trial, place
+from verify.trial import Ruling, Trial, convict, first, place
 
 
 def judge(trial: Trial) -> Ruling:
@@ -34,24 +33,13 @@ def judge(trial: Trial) -> Ruling:
     error = (run.out.double() - want).abs()
     bad = live[..., None] & ~(error <= bound)
     if bool(bad.any()):
-        at = tuple(int(i) for i in bad.nonzero()[0])
+        at = first(bad)
         got, expected = float(run.out[at]), float(want[at])
-        row = place("row", at[:3])
         message = (
             f"out is {got:.7g} at {place('out', at)}, should be {int(hits[at])} hits / {int(visible[at[:3]])} visible keys = "
-            f"{expected:.7g} in {row}; {int(bad.sum())} of {bad.numel()} elements miscount"
+            f"{expected:.7g}; {int(bad.sum())} of {bad.numel()} elements miscount"
         )
-        return Ruling(
-            Finding(
-                oracle="counting",
-                message=message,
-                got=got,
-                bound=float(bound[at]),
-                where=place("out", at),
-                count=int(bad.sum()),
-                total=bad.numel(),
-            )
-        )
+        return convict("counting", message, name="out", bad=bad, got=got, bound=float(bound[at]))
     if run.lse is None:
         return Ruling()
     lse, logs = trial.natural_lse(run.lse), torch.log(visible.clamp(min=1).double())
@@ -59,23 +47,13 @@ def judge(trial: Trial) -> Ruling:
     bad = live & ~((lse - logs).abs() <= limit)
     if not bool(bad.any()):
         return Ruling()
-    at = tuple(int(i) for i in bad.nonzero()[0])
+    at = first(bad)
     counted = math.exp(min(float(lse[at]), 700.0))
     message = (
-        f"lse counts {counted:.6g} keys at {place('lse', at)}, should be {int(visible[at])}: got {float(lse[at]):.9g}, should be "
-        f"{float(logs[at]):.9g}; {int(bad.sum())} of {bad.numel()} rows miscount"
+        f"lse counts {counted:.6g} keys at {place('lse', at)}, should be {int(visible[at])}: got {float(lse[at]):.9g}, "
+        f"should be {float(logs[at]):.9g}; {int(bad.sum())} of {bad.numel()} rows miscount"
     )
-    return Ruling(
-        Finding(
-            oracle="counting",
-            message=message,
-            got=float(lse[at]),
-            bound=float(limit[at]),
-            where=place("lse", at),
-            count=int(bad.sum()),
-            total=bad.numel(),
-        )
-    )
+    return convict("counting", message, name="lse", bad=bad, got=float(lse[at]), bound=float(limit[at]))
 
 
 ORACLE = Oracle(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
 
-from verify.evidence import Finding
+import torch
+
 from verify.oracles import Oracle
-from verify.trial import Ruling, Trial, first_place
+from verify.trial import Ruling, Trial, convict, first, first_place
 
 
 def judge(trial: Trial) -> Ruling:
@@ -19,28 +19,16 @@ def judge(trial: Trial) -> Ruling:
     if run.lse is not None:
         checks.append(("lse", run.lse, empty, contract.empty_row_lse))
     for name, tensor, where, promised in checks:
-        bad = where & ~_same(tensor, promised)
-        count = int(bad.sum())
-        if count:
-            got = float(tensor[tuple(bad.nonzero()[0])])
-            message = f"{name} of a row without a visible key is {got}, the contract says {promised}; {count} elements differ"
-            spot = first_place(name, bad)
-            return Ruling(
-                Finding(
-                    oracle="empty_rows",
-                    message=f"{message} (first: {spot})",
-                    got=got,
-                    bound=promised,
-                    where=spot,
-                    count=count,
-                    total=int(where.sum()),
-                )
+        same = torch.isnan(tensor) if math.isnan(promised) else tensor == promised
+        bad = where & ~same
+        if bool(bad.any()):
+            got = float(tensor[first(bad)])
+            message = (
+                f"{name} of a row without a visible key is {got}, the contract says {promised}; {int(bad.sum())} elements "
+                f"differ (first: {first_place(name, bad)})"
             )
+            return convict("empty_rows", message, name=name, bad=bad, got=got, bound=promised)
     return Ruling()
-
-
-def _same(tensor: Tensor, promised: float) -> Tensor:
-    return torch.isnan(tensor) if promised != promised else tensor == promised
 
 
 ORACLE = Oracle(

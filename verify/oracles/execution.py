@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from verify.evidence import Finding
 from verify.memory import unwritten
-from verify.trial import Run, Ruling, Trial, first_place
+from verify.trial import Ruling, Run, Trial, convict, first_place
 
 
 def execution(trial: Trial, run: Run) -> Ruling:
@@ -25,30 +23,20 @@ def execution(trial: Trial, run: Run) -> Ruling:
 
 def memory(trial: Trial, run: Run) -> Ruling:
     """Catches writes outside the outputs, changed inputs, and outputs (even padding rows) that were never written."""
-    if run.damage is not None:
-        if run.damage.slot == "redzone":
-            message = f"writes outside its outputs: {run.damage.count} bytes changed, the first {run.damage.where}"
-        else:
-            message = f"changes its input {run.damage.slot}: {run.damage.count} bytes, the first {run.damage.where}"
-        found = Finding(oracle="memory", message=message, got="changed", bound="unchanged", where=run.damage.where)
-        return Ruling(Finding(**{**vars(found), "count": run.damage.count}))
+    damage = run.damage
+    if damage is not None:
+        what = "writes outside its outputs" if damage.slot == "redzone" else f"changes its input {damage.slot}"
+        message = f"{what}: {damage.count} bytes changed, the first {damage.where}"
+        return Ruling(
+            Finding(oracle="memory", message=message, got="changed", bound="unchanged", where=damage.where, count=damage.count)
+        )
     for name, tensor in (("out", run.out), ("lse", run.lse)):
         if tensor is None or not tensor.numel():
             continue
         left = unwritten(tensor, run.poison)
-        count = int(left.sum())
-        if count:
-            message = f"leaves {count} of {math.prod(tensor.shape)} elements of {name} unwritten"
-            where = first_place(name, left)
-            return Ruling(
-                Finding(
-                    oracle="memory",
-                    message=message,
-                    got="the poison",
-                    bound="a written value",
-                    where=where,
-                    count=count,
-                    total=tensor.numel(),
-                )
+        if bool(left.any()):
+            message = (
+                f"leaves {int(left.sum())} of {left.numel()} elements of {name} unwritten, the first {first_place(name, left)}"
             )
+            return convict("memory", message, name=name, bad=left, got="the poison", bound="a written value")
     return Ruling()

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.inputs import gather_targets
-from verify.evidence import Finding
 from verify.oracles import Oracle
 from verify.oracles.bound import compare
-from verify.trial import Ruling, Trial, place
+from verify.trial import Ruling, Trial, convict, first, place
 
 _KEPT = 8  # significant bits of V's patterns: an fp32 output is compared after rounding to as many
 
@@ -28,24 +27,14 @@ def judge(trial: Trial) -> Ruling:
     got = _rounded(run.out) if p.dtype == "float32" else run.out
     bad = live[..., None] & ~(got == want)
     if bool(bad.any()):
-        at = tuple(int(i) for i in bad.nonzero()[0])
+        at = first(bad)
         b, h, i, _ = at
         message = (
             f"out[b={b}, h={h}, q={i}] should be row {int(targets[b, h, i])} of V"
             f"{_which(got[b, h, i], per_head[b, h])}; {int(bad.any(-1).sum())} of {live.numel()} rows are wrong "
             f"(first element {place('out', at)}: got {float(run.out[at]):.9g}, should be {float(want[at]):.9g})"
         )
-        return Ruling(
-            Finding(
-                oracle="gather",
-                message=message,
-                got=float(run.out[at]),
-                bound=float(want[at]),
-                where=place("out", at),
-                count=int(bad.sum()),
-                total=bad.numel(),
-            )
-        )
+        return convict("gather", message, name="out", bad=bad, got=float(run.out[at]), bound=float(want[at]))
     if run.lse is None:
         return Ruling()
     natural, truth = trial.natural_lse(run.lse), trial.truth
@@ -53,23 +42,12 @@ def judge(trial: Trial) -> Ruling:
     wrong = live & ~(compared.ratio <= 1)
     if not bool(wrong.any()):
         return Ruling()
-    at = tuple(int(i) for i in wrong.nonzero()[0])
+    at = first(wrong)
     message = (
         f"lse is {float(natural[at]):.9g} at {place('lse', at)}, should be the winning logit {float(truth.lse[at]):.9g}; "
         f"{int(wrong.sum())} of {wrong.numel()} rows are wrong"
     )
-    got_lse, limit = float(natural[at]), float(truth.lse_bound[at])
-    return Ruling(
-        Finding(
-            oracle="gather",
-            message=message,
-            got=got_lse,
-            bound=limit,
-            where=place("lse", at),
-            count=int(wrong.sum()),
-            total=wrong.numel(),
-        )
-    )
+    return convict("gather", message, name="lse", bad=wrong, got=float(natural[at]), bound=float(truth.lse_bound[at]))
 
 
 def _rounded(tensor: Tensor) -> Tensor:

@@ -1,90 +1,84 @@
-"""Poison: NaN or huge values in keys and queries that nobody looks at change no bit of O or LSE."""
+"""Poison: NaN or huge values where a row does not look change no bit of its O and LSE."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.evidence import Finding
 from verify.inputs import Inputs
+from verify.memory import bits
 from verify.oracles import Oracle
 from verify.oracles.execution import execution, memory
-from verify.oracles.repeat import first_difference
-from verify.trial import Ruling, Trial, first_place
+from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
 
 _HUGE_KEY = 2.0**14  # finite in every format, and so is its product with any query in fp32
 
 
-def poisoned(trial: Trial) -> tuple[Inputs, int]:
-    """The problem's inputs with poison where no pair is visible, and the number of key rows poisoned.
+@dataclass(frozen=True)
+class Poisoning:
+    """The spoiled inputs, how many rows of Q, K and V are spoiled, and the rows of O that must not notice (batch, heads, rows)."""
 
-    NaN where the contract says that masked values may be anything, else huge finite keys and values.
-    """
+    inputs: Inputs
+    count: int
+    untouched: Tensor
+
+
+def poisoned(trial: Trial) -> Poisoning:
+    """Spoil every key that one row, the pivot, does not see: NaN where the contract lets masked values be anything, else huge
+    finite keys and values.  All rows that see no spoiled key must keep their bits, those past a length included."""
     p, inputs = trial.problem, trial.inputs
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
-    keys = seen.any(2).view(p.batch, p.heads_kv, p.group, p.seqlen_kv).any(2)
+    pivot = seen[:, :, p.seed % p.seqlen_q] if p.seqlen_q else seen.any(2)
+    used = pivot.reshape(p.batch, p.heads_kv, p.group, p.seqlen_kv).any(2)
     anything = trial.declaration.contract.masked_values == "any"
-    format_ = dtype_named(p.dtype)
-    k_poison, v_poison = (float("nan"),) * 2 if anything else (_HUGE_KEY, format_.max)
-    k, k_rows = _spoil(inputs.k, keys, k_poison)
-    v, v_rows = _spoil(inputs.v, keys, v_poison)
-    spoiled = replace(inputs, k=k, v=v)
-    count = k_rows + v_rows
-    if anything:
-        q, q_rows = _spoil(inputs.q, seen.any(3), float("nan"))
-        spoiled, count = replace(spoiled, q=q), count + q_rows
-    return spoiled, count
+    k_poison, v_poison = (float("nan"),) * 2 if anything else (_HUGE_KEY, dtype_named(p.dtype).max)
+    k, k_spoiled = _spoil(inputs.k, used, k_poison)
+    v, v_spoiled = _spoil(inputs.v, used, v_poison)
+    spoiled = (k_spoiled.expand(used.shape) | v_spoiled.expand(used.shape)).repeat_interleave(p.group, 1)
+    untouched = ~(seen & spoiled[:, :, None]).any(-1)
+    found = Poisoning(replace(inputs, k=k, v=v), int(k_spoiled.sum() + v_spoiled.sum()), untouched)
+    if not anything:
+        return found
+    q, q_spoiled = _spoil(inputs.q, seen.any(3), float("nan"))
+    return replace(found, inputs=replace(found.inputs, q=q), count=found.count + int(q_spoiled.sum()))
 
 
-def _spoil(stored: Tensor, used: Tensor, poison: float) -> tuple[Tensor, int]:
-    """Poison the rows of a stored tensor that are used by none of the sequences and heads that share them."""
+def _spoil(stored: Tensor, used: Tensor, poison: float) -> tuple[Tensor, Tensor]:
+    """A stored tensor with poison in the rows that none of the sequences and heads sharing them uses, and which these are."""
     for dim in (0, 1):
         if stored.shape[dim] == 1:
             used = used.any(dim, keepdim=True)
     result = stored.clone()
     result[~used] = poison
-    return result, int((~used).sum())
+    return result, ~used
 
 
 def judge(trial: Trial) -> Ruling:
-    """A clean run and a poisoned one, bitwise."""
-    inputs, count = poisoned(trial)
-    if not count:
-        return Ruling()
-    run = trial.run("poisoned", inputs=inputs)
+    """A clean run and a poisoned one, bitwise on the rows that look at no poison."""
+    poisoning = poisoned(trial)
+    run = trial.run("poisoned", inputs=poisoning.inputs)
     for ruling in (execution(trial, run), memory(trial, run)):
         if ruling.finding is not None:
             return ruling
-    clean, spoiled = ({"out": r.out, "lse": r.lse} for r in (trial.first, run))
-    found = first_difference(clean, spoiled)
-    if found is None:
-        return Ruling()
-    name, different = found
-    a, b = clean[name], spoiled[name]
-    assert a is not None
-    assert b is not None
-    at = tuple(different.nonzero()[0])
+    rows = poisoning.untouched
     kind = "NaN" if trial.declaration.contract.masked_values == "any" else "huge values"
-    message = (
-        f"{kind} in {count} rows of Q, K and V that no visible pair uses change {name}: {float(a[at]):.9g} became "
-        f"{float(b[at]):.9g} at {first_place(name, different)}; {int(different.sum())} of {different.numel()} elements changed"
-    )
-    got, want = float(b[at]), float(a[at])
-    return Ruling(
-        Finding(
-            oracle="poison",
-            message=message,
-            got=got,
-            bound=want,
-            where=first_place(name, different),
-            count=int(different.sum()),
-            total=different.numel(),
-        )
-    )
+    for name in ("out", "lse"):
+        clean, spoiled = getattr(trial.first, name), getattr(run, name)
+        if clean is None:
+            continue
+        different = (bits(clean) != bits(spoiled)) & rows.view(*rows.shape, *[1] * (clean.dim() - 3))
+        if bool(different.any()):
+            at = first(different)
+            got, want = float(spoiled[at]), float(clean[at])
+            message = (
+                f"{kind} in {poisoning.count} rows of Q, K and V change {name} in rows that see none of them: {want:.9g} became "
+                f"{got:.9g} at {place(name, at)}; {int(different.sum())} of {different.numel()} elements changed"
+            )
+            return convict("poison", message, name=name, bad=different, got=got, bound=want)
+    return Ruling()
 
 
 def _applies(declaration: Declaration) -> str | None:
@@ -93,15 +87,11 @@ def _applies(declaration: Declaration) -> str | None:
     return None if set(declaration.support.masks) - {"full"} else "supports no mask"
 
 
-def _concerns(trial: Trial) -> bool:
-    return bool(torch.tensor(poisoned(trial)[1]))
-
-
 ORACLE = Oracle(
     name="poison",
     group="poison",
-    catches="0 * NaN leaks, unmasked tails, masked keys that still weigh",
+    catches="0 * NaN leaks, unmasked tails, masked keys that still weigh, causality that leaks",
     judge=judge,
     applies=_applies,
-    concerns=_concerns,
+    concerns=lambda trial: poisoned(trial).count > 0,
 )

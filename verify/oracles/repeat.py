@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from verify.evidence import Finding
+from verify.memory import bits
 from verify.oracles import Oracle
 from verify.oracles.execution import execution, memory
-from verify.trial import Ruling, Trial, first_place
+from verify.trial import Ruling, Trial, convict, first, place
 
 
-def differing_bits(first: Tensor, second: Tensor) -> Tensor:
-    """Where two tensors of one dtype differ in their bits."""
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.dtype.itemsize]
-    return first.contiguous().view(integer) != second.contiguous().view(integer)
-
-
-def first_difference(first: dict[str, Tensor | None], second: dict[str, Tensor | None]) -> tuple[str, Tensor] | None:
-    """The first of some named pairs of tensors that differ bitwise, and where."""
-    for name, tensor in first.items():
-        other = second[name]
+def first_difference(one: dict[str, Tensor | None], two: dict[str, Tensor | None]) -> tuple[str, Tensor, Tensor, Tensor] | None:
+    """The first of some named pairs of tensors that differ bitwise: its name, both, and where."""
+    for name, tensor in one.items():
+        other = two[name]
         if tensor is not None and other is not None:
-            different = differing_bits(tensor, other)
+            different = bits(tensor) != bits(other)
             if bool(different.any()):
-                return name, different
+                return name, tensor, other, different
     return None
 
 
@@ -38,20 +31,14 @@ def judge(trial: Trial) -> Ruling:
     found = first_difference(one, two)
     if found is None:
         return Ruling()
-    name, different = found
-    count, spot = int(different.sum()), tuple(different.nonzero()[0])
-    a, b = one[name], two[name]
-    assert a is not None
-    assert b is not None
-    where = first_place(name, different)
+    name, a, b, different = found
+    at = first(different)
+    got, want = float(b[at]), float(a[at])
     message = (
-        f"{name} differs between two runs on the same inputs: {float(a[spot]):.9g}, then {float(b[spot]):.9g} at {where}; "
-        f"{count} of {different.numel()} elements differ"
+        f"{name} differs between two runs on the same inputs: {want:.9g}, then {got:.9g} at {place(name, at)}; "
+        f"{int(different.sum())} of {different.numel()} elements differ"
     )
-    got, want = float(b[spot]), float(a[spot])
-    return Ruling(
-        Finding(oracle="repeat", message=message, got=got, bound=want, where=where, count=count, total=different.numel())
-    )
+    return convict("repeat", message, name=name, bad=different, got=got, bound=want)
 
 
 ORACLE = Oracle(

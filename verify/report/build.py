@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import PurePath
+from typing import Any
 
 from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
 from verify.report import statistics
@@ -91,7 +92,9 @@ def _reachable(entry: VariantEntry) -> tuple[str, ...]:
     if not entry.support:
         return ()
     known = {f.name for f in fields(Support)}
-    support = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.support.items() if name in known}
+    support: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in entry.support.items() if name in known
+    }
     return tuple(sorted(bins_reachable(Support(**support))))
 
 

@@ -46,6 +46,8 @@ class Change:
 class Comparison:
     """What changed from an old report to a new one.  Places are (variant, dtype, oracle), bins (variant, dtype, bin).
 
+    An oracle that is not called like its group is named with it: "memory (poison)".
+
     worse, better: the worst value rose or fell by more than `threshold`.  stale: variants whose source hash differs, so that
     the old report says nothing of the new source.  gone: judged in the old report, not in the new one.
     """
@@ -104,7 +106,13 @@ def _title(report: Report) -> str:
 
 
 def _places(variants: Iterable[VariantReport]) -> dict[Place, Oracle]:
-    return {(v["ref"], d["dtype"], o["oracle"]): o for v in variants for d in v["dtypes"] for o in d["oracles"]}
+    return {(v["ref"], d["dtype"], _oracle_name(o)): o for v in variants for d in v["dtypes"] for o in d["oracles"]}
+
+
+def _oracle_name(oracle: Oracle) -> str:
+    """Some oracles sit in several groups: what memory says of accuracy cases is not what it says of poisoned ones."""
+    name, group = oracle["oracle"], oracle["group"]
+    return name if name == group else f"{name} ({group})"
 
 
 def _bins(variants: Iterable[VariantReport]) -> set[Place]:
@@ -211,13 +219,13 @@ def _terminal(comparison: Comparison, width: int) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=width, color_system=None, highlight=False, emoji=False, markup=False)
     for line in _opening(comparison):
-        console.print(text.plain(line))
+        console.print(text.plain(line), soft_wrap=True)
     for heading, columns, rows in _sections(comparison):
-        table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for name in columns:
             table.add_column(name, justify="right" if name in ("old", "new", "ratio") else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(text.one_line(cell)) for cell in row))
-        console.print()
+        console.print(f"\n{heading}")
         console.print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"

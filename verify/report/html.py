@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from verify.report import plots, text
 from verify.report.schema import Distribution, Report
-from verify.report.tables import declarations, device_rows, headline, histogram, ordered, scope
+from verify.report.tables import declarations, device_rows, headline, histogram, ordered, scope, worst_of
 
 
 def render(report: Report) -> str:
@@ -25,6 +25,8 @@ def render(report: Report) -> str:
     )
     filters: dict[str, Any] = {
         "number": text.number,
+        "exact": text.exact,
+        "ratio": text.ratio,
         "seconds": text.seconds,
     }
     environment.filters.update(filters)
@@ -41,6 +43,7 @@ def render(report: Report) -> str:
         tally=text.tally,
         share=text.share,
         scope=scope,
+        worst_of=worst_of,
         histogram=_bars,
     )
 

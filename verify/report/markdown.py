@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from verify.report import text
 from verify.report.schema import Distribution, DTypeReport, Failure, Report, VariantReport
-from verify.report.tables import declarations, device_rows, headline, ordered
+from verify.report.tables import declarations, device_rows, headline, ordered, worst_of
 
 LIMIT = 1 << 20  # bytes: GitHub's limit of a step summary
 
@@ -84,7 +84,7 @@ def _verdicts(report: Report) -> Iterator[str]:
 
 def _measures(report: DTypeReport) -> list[str]:
     worst = [report["worst_out"], report["worst_lse"]]
-    texts = [text.NONE if w is None else _bold(text.number(w["value"]), not w["value"] <= 1) for w in worst]
+    texts = [text.NONE if w is None else _bold(text.ratio(w["value"]), not w["value"] <= 1) for w in worst]
     ulp, ratio = report["lse_ulp"], report["bound_ratio"]
     return [*texts, text.number(ulp["maximum"] if ulp else None), text.number(ratio["median"] if ratio else None)]
 
@@ -97,21 +97,21 @@ def _failing(report: Report) -> Iterator[str]:
     failing = [(variant, failure) for variant in ordered(report) for failure in variant["failing"]]
     if failing:
         yield "\n## Failing cases\n"
-        yield "The smallest case found for each variant, config and oracle."
+        yield "The smallest case found for each variant, config and oracle. Counts include shrinking."
     for variant, failure in failing[:_LISTED]:
         yield from _failure(variant, failure)
     yield from _rest(len(failing))
 
 
 def _failure(variant: VariantReport, failure: Failure) -> Iterator[str]:
-    cases = f"{failure['cases']} failing case{'s' * (failure['cases'] != 1)}"
+    cases = f"the smallest of {failure['cases']} failing"
     title = [_name(variant["ref"]), *(text.code(failure[key]) for key in ("oracle", "dtype", "config"))]
     yield "\n" + " · ".join([*title, cases]) + "\n"
     yield from _block(text.shorter(failure["message"], _MESSAGE))
     if failure["total"]:
         place = f" at {text.code(failure['where'])}" if failure["where"] else ""
-        got, bound = (text.markdown(text.number(failure[key])) for key in ("got", "bound"))
-        yield f"\ngot {got}, but should be within {bound}{place}; {text.share(failure['count'], failure['total'])} elements\n"
+        got, bound = text.markdown(text.exact(failure["got"])), text.markdown(text.number(failure["bound"]))
+        yield f"\n{text.share(failure['count'], failure['total'])} elements at fault. Worst{place}: got {got}, bound {bound}.\n"
     yield from _block(failure["replay"], "sh")
 
 
@@ -143,8 +143,8 @@ def _dtype(d: DTypeReport) -> Iterator[str]:
             text.markdown(o["group"]),
             text.tally(o),
             str(o["inapplicable"]),
-            text.number(o["worst_out"]["value"] if o["worst_out"] else None),
-            text.number(o["worst_lse"]["value"] if o["worst_lse"] else None),
+            text.ratio(o["worst_out"]["value"] if o["worst_out"] else None),
+            text.ratio(o["worst_lse"]["value"] if o["worst_lse"] else None),
         ]
         for o in d["oracles"]
     ]
@@ -154,10 +154,9 @@ def _dtype(d: DTypeReport) -> Iterator[str]:
     if cells:
         yield ""
         yield from _table(["measure", "cases", "least", "median", "90 %", "99 %", "worst"], cells, range(1, 7))
-    for title, worst in (("Worst O", d["worst_out"]), ("Worst LSE", d["worst_lse"])):
-        if worst is not None:
-            yield f"\n{title}: r = {text.number(worst['value'])}, {text.markdown(worst['oracle'])}\n"
-            yield from _block(worst["replay"], "sh")
+    for title, worst in worst_of(d):
+        yield f"\n{title}, {text.markdown(worst['oracle'])}, config {text.code(worst['config'])}:\n"
+        yield from _block(worst["replay"], "sh")
     empty = f"; **empty: {text.markdown(', '.join(d['bins_missing']))}**" if d["bins_missing"] else ""
     yield f"\nCoverage: {len(d['bins'])} bins filled{empty}."
     if d["seconds"]:

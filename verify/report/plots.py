@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ MARKS = {"float16": "o", "bfloat16": "s", "float32": "^", "float8_e4m3fn": "D", 
 _OTHER = ("#888888", "X")
 
 _INK = "#0a0b0c"  # stands for currentColor, which matplotlib does not know
+_SCALE = 1.55  # CSS pixels per point at full width: 9 pt are 14 px
 _FLOOR = 2.0**-14  # r at or below it is drawn there: exact results have r = 0
 _CEILING = 2.0**4
 _STYLE: Any = {
@@ -54,34 +55,33 @@ def ratio_plot(report: Report) -> str | None:
     rows = [(v, d) for v in report["variants"] for d in v["dtypes"] if d["r_out"] is not None]
     if not rows:
         return None
-    with _figure(7.4, 0.75 + 0.24 * len(rows)) as figure:
+    with _figure(7.6, 0.75 + 0.24 * len(rows)) as figure:
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
         for place, (_, d) in enumerate(rows):
             _ratio_row(axes, place, d)
-        _variant_lines(axes, [v["ref"] for v, _ in rows])
+        _variant_names(axes, [v["ref"] for v, _ in rows])
         axes.axvline(1.0, color=_INK, linewidth=1.0)
         axes.annotate("r = 1: the bound", (1.0, 1.0), (4, 3), ("data", "axes fraction"), "offset points", fontsize=8)
         axes.set_xscale("log", base=2)
         axes.set_xlim(_FLOOR / 1.5, _CEILING)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_yticks(range(len(rows)), [_row_name(rows, place) for place in range(len(rows))])
+        axes.set_yticks(range(len(rows)), [text.one_line(d["dtype"]) for _, d in rows])
         axes.tick_params(axis="y", length=0)
         ticks = [2.0**e for e in range(-14, 5, 2)]
-        axes.set_xticks(ticks, ["0", *(f"{t:.2g}" if t < 1 else f"{t:g}" for t in ticks[1:])])
+        axes.set_xticks(ticks, ["0", *(f"1/{1 / t:g}" if t < 1 else f"{t:g}" for t in ticks[1:])])
         axes.minorticks_off()
         axes.set_xlabel("r = |O - reference| / bound, worst element of each case")
         return _svg(figure, "ratio", "r by variant and dtype")
 
 
-def _row_name(rows: Sequence[tuple[VariantReport, DTypeReport]], place: int) -> str:
-    variant, dtype = rows[place]
-    first = place == 0 or rows[place - 1][0]["ref"] != variant["ref"]
-    return text.shorter(text.one_line(variant["ref"]), 32) * first + f"   {text.one_line(dtype['dtype'])}"
-
-
-def _variant_lines(axes: Any, refs: Sequence[str]) -> None:
-    for place in range(1, len(refs)):
-        if refs[place] != refs[place - 1]:
+def _variant_names(axes: Any, refs: Sequence[str]) -> None:
+    """Names left of the dtypes, at the first row of each variant, and a line between variants."""
+    for place, ref in enumerate(refs):
+        if place and ref == refs[place - 1]:
+            continue
+        name = text.shorter(text.one_line(ref), 36)
+        axes.annotate(name, (0, place), (-70, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
+        if place:
             axes.axhline(place - 0.5, color=_INK, linewidth=0.4, alpha=0.25)
 
 
@@ -90,7 +90,7 @@ def _ratio_row(axes: Any, place: int, report: DTypeReport) -> None:
     found = [_on_axis(s["r_out"]) for s in report["samples"] if s["r_out"] is not None]
     # A fixed pattern spreads the dots over the row: random jitter would differ between reports.
     heights = [place + 0.22 * math.sin(2.399963 * i) for i in range(len(found))]
-    axes.plot(found, heights, ".", color=colour, markersize=3.2, alpha=0.35, markeredgewidth=0)
+    axes.plot(found, heights, ".", color=colour, markersize=3.2, alpha=0.6, markeredgewidth=0)
     spread = report["r_out"]
     if spread is None:
         return
@@ -119,7 +119,7 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
     panels = [(d, points) for d in variant["dtypes"] if (points := [s for s in d["samples"] if _finite(s["max_error"])])]
     if not any(s["max_error"] for _, points in panels for s in points):
         return None
-    with _figure(7.4, 2.5) as figure:
+    with _figure(9.0, 2.6) as figure:
         every = figure.subplots(1, max(len(panels), 2), sharex=True, sharey=True, squeeze=False)[0]
         for axes, (d, points) in zip(every, panels, strict=False):
             _error_panel(axes, d["dtype"], points)
@@ -135,8 +135,8 @@ def _error_panel(axes: Any, dtype: str, points: Sequence[Sample]) -> None:
     bounds = [(s["seqlen_kv"], s["error_bound"]) for s in points if s["error_bound"] and _finite(s["error_bound"])]
     errors = [(s["seqlen_kv"], s["max_error"]) for s in points if s["max_error"]]
     exact = len(points) - len(errors)
-    axes.plot(*_columns(bounds), "_", color=_INK, markersize=6, alpha=0.55, label="bound at that element")
-    axes.plot(*_columns(errors), mark, color=colour, markersize=3.6, alpha=0.75, markeredgewidth=0, label="error")
+    axes.plot(*_columns(bounds), "_", color=_INK, markersize=6, alpha=0.55)
+    axes.plot(*_columns(errors), mark, color=colour, markersize=3.6, alpha=0.75, markeredgewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
     axes.set_title(text.one_line(dtype) + (f"  ({exact} exact, not drawn)" if exact else ""), fontsize=9, loc="left")
@@ -145,7 +145,6 @@ def _error_panel(axes: Any, dtype: str, points: Sequence[Sample]) -> None:
     axes.minorticks_off()
     axes.grid(visible=True, color=_INK, alpha=0.12, linewidth=0.5)
     axes.set_xlabel("seqlen_kv")
-    axes.legend(loc="upper left", frameon=False, fontsize=8, handletextpad=0.2, borderpad=0.1)
 
 
 def _columns(pairs: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float | None]]:
@@ -181,10 +180,17 @@ def _svg(figure: Any, key: str, label: str) -> str:
     image = image[image.index("<svg") :]
     image = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", image, flags=re.DOTALL)
     image = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{key}-", image)
-    image = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', _opening_tag(label), image, count=1)
+    image = re.sub(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>', _opening_tag(label), image, count=1)
     return re.sub(r"\n\s*", "\n", image.replace(_INK, "currentColor"))
 
 
-def _opening_tag(label: str) -> str:
-    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return rf'<svg {spaces} \1 role="img" aria-label="{label}">'
+def _opening_tag(label: str) -> Callable[[re.Match[str]], str]:
+    """As wide as the page allows, but no wider than makes the text larger than the page's."""
+
+    def tag(found: re.Match[str]) -> str:
+        width, height = float(found[1]), float(found[2])
+        spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        size = f'viewBox="0 0 {width:.1f} {height:.1f}" style="max-width: {width * _SCALE:.0f}px"'
+        return f'<svg {spaces} {size} role="img" aria-label="{label}">'
+
+    return tag

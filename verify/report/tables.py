@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from verify.report import text
-from verify.report.schema import Distribution, DTypeReport, Report, VariantReport
+from verify.report.schema import Distribution, DTypeReport, Report, VariantReport, WorstCase
 
 _ORDER = {"red": 0, "grey": 1, "green": 2}
 _DEVICE = {
@@ -84,10 +84,13 @@ def declarations(report: Report) -> list[tuple[str, list[str], list[tuple[str, l
     return tables
 
 
-def coverage(report: DTypeReport) -> str:
-    """How many of the required bins have a case: "17 filled, 2 empty"."""
-    filled, missing = len(report["bins"]), len(report["bins_missing"])
-    return f"{filled} filled, {missing} empty" if missing else f"{filled} filled"
+def worst_of(report: DTypeReport) -> list[tuple[str, WorstCase]]:
+    """(title, case) of the worst cases by O and by LSE; one entry where it is the same run."""
+    out, lse = report["worst_out"], report["worst_lse"]
+    if out is not None and lse is not None and (out["case"], out["oracle"]) == (lse["case"], lse["oracle"]):
+        return [(f"Worst O, r = {text.ratio(out['value'])}, and worst LSE, r = {text.ratio(lse['value'])}", out)]
+    both = (("O", out), ("LSE", lse))
+    return [(f"Worst {name}, r = {text.ratio(found['value'])}", found) for name, found in both if found is not None]
 
 
 def histogram(found: Distribution) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from verify.report.schema import DTypeReport, Oracle, Status
 NONE = "–"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
-_MARKUP = re.compile(r"[&<>\\`*\[\]#|~$!]|\b_|_\b|^(?:[-+=]|\d+[.)])")
+_MARKUP = re.compile(r"[&<>\\`*\[\]#|~$]|\b_|_\b|^[-+=](?=[\s=-]|$)")
 
 # How a step of judging, or a measure, is called where people read it.
 MEASURES = {
@@ -35,6 +35,17 @@ def number(value: float | str | None) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{value:.3g}"
+
+
+def exact(value: float | str | None) -> str:
+    """Nine significant digits, which tell any two fp32 numbers apart."""
+    return number(value) if value is None or isinstance(value, str) else f"{value:.9g}"
+
+
+def ratio(value: float | None) -> str:
+    """r, with more digits where three would make 1 of something else: 1.0004 fails, 0.9996 does not."""
+    short = number(value)
+    return f"{value:.6f}" if value is not None and short == "1" and value != 1 else short
 
 
 def seconds(value: float | None) -> str:

@@ -1,0 +1,3 @@
+"""Wrong: no VARIANT and no function of (q, k, v)."""
+
+ANSWER = 42

@@ -1,0 +1,3 @@
+"""Wrong: does not import."""
+
+import no_such_package  # noqa: F401

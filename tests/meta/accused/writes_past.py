@@ -1,0 +1,24 @@
+"""Wrong: writes one element past the end of its output."""
+
+import torch
+
+from verify.variant import Contract, Numerics, Support, Variant
+
+SUPPORT = Support(dtypes=("float32",), head_dims=(64,), masks=("full",), any_layout=False)
+
+
+def forward(args, out, lse, workspace):
+    SUPPORT.check(args, out)
+    out.copy_(torch.softmax((args.q @ args.k.mT) * args.softmax_scale, -1) @ args.v)
+    if args.seqlen_q % 2:
+        out.as_strided((1,), (1,), out.storage_offset() + out.numel()).fill_(1.0)
+
+
+VARIANT = Variant(
+    name="one-past-the-end",
+    family="torch",
+    forward=forward,
+    support=SUPPORT,
+    numerics=Numerics(operands="float32", normalised=True, exp="vexp"),
+    contract=Contract(lse=None),
+)

@@ -1,0 +1,126 @@
+"""The judge on trial: right kernels must pass, and each way of being wrong must be convicted by the right oracle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verify.cell.cell import ROOT
+from verify.evidence import Evidence, load
+
+ACCUSED = Path(__file__).parent / "accused"
+
+CORRECT = ("correct_plain", "correct_upcast", "correct_declared")
+
+# file -> oracles, one of which must convict
+WRONG = {
+    "wrong_scale": {"bound"},
+    "wrong_alignment": {"bound", "counting"},
+    "wrong_tail": {"bound", "counting", "gather"},
+    "wrong_zeros": {"bound", "counting", "gather"},
+    "wrong_lse": {"bound", "counting", "gather"},
+    "wrong_nan": {"bound", "gather"},
+    "wrong_precision": {"bound"},
+    "returns_input": {"execution"},
+    "returns_shape": {"execution"},
+    "returns_dtype": {"execution"},
+    "raises": {"execution"},
+    "segfaults": {"execution"},
+    "hangs": {"execution"},
+    "exits": {"execution"},
+    "writes_past": {"memory"},
+    "scales_input": {"memory"},
+    "forgets_rows": {"memory"},
+    "not_repeatable": {"repeat"},
+    "leaks_masked": {"poison"},
+    "accepts_anything": {"refusal"},
+    "declares_nothing": {"loading"},
+    "does_not_import": {"loading"},
+}
+
+
+def trial_of(tmp_path: Path, *names: str, examples: int = 10) -> tuple[int, Evidence, str]:
+    """Run `verify run` on accused kernels in a directory of its own: exit code, evidence, output."""
+    files = [str(ACCUSED / f"{name}.py") for name in names]
+    command = [sys.executable, "-m", "verify", "run", "-n", "0", "--profile", "ci", "--examples", str(examples), *files]
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "VERIFY_DEADLINE": "4", "VERIFY_SHRINK_SECONDS": "2"}
+    variables = {name: value for name, value in variables.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    (run,) = (tmp_path / ".verify" / "runs").iterdir()
+    return done.returncode, load(run), done.stdout + done.stderr
+
+
+def test_correct_kernels_pass(tmp_path: Path) -> None:
+    status, evidence, output = trial_of(tmp_path, *CORRECT, examples=15)
+    assert status == 0, output
+    assert {v.variant.rpartition("@")[0] for v in evidence.verdicts} == {str(ACCUSED / f"{name}.py") for name in CORRECT}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_wrong_kernels_are_convicted(part: int, tmp_path: Path) -> None:
+    """All on one bench: each must be convicted by the right oracle, whatever the others do to their cells."""
+    names = list(WRONG)[part::4]
+    status, evidence, output = trial_of(tmp_path, *names)
+    assert status == 1, output
+    for name in names:
+        convicted = {v.oracle for v in evidence.verdicts if v.outcome == "fail" and f"{name}.py" in v.variant}
+        assert convicted & WRONG[name], f"{name}: convicted by {convicted or 'nobody'}\n{output}"
+
+
+def test_one_bad_kernel_harms_no_other(tmp_path: Path) -> None:
+    """A crash, a hang and an import error beside a correct kernel: the correct one is judged whole, and passes."""
+    status, evidence, output = trial_of(tmp_path, "segfaults", "does_not_import", "exits", "correct_upcast", examples=5)
+    assert status == 1
+    correct = [v for v in evidence.verdicts if "correct_upcast" in v.variant]
+    assert len(correct) > 50, output
+    assert all(v.outcome != "fail" for v in correct)
+
+
+def test_a_failure_is_shrunk_explained_and_replays(tmp_path: Path) -> None:
+    _, evidence, output = trial_of(tmp_path, "wrong_tail")
+    failing = sorted((v for v in evidence.verdicts if v.outcome == "fail"), key=lambda v: len(v.case))
+    smallest = failing[0]
+    assert "b=" not in smallest.problem.split(",")[0], f"not shrunk to one sequence: {smallest.problem}"
+    for word in ("variant", "config", "oracle", "got", "bound", "where", "problem", "replay"):
+        assert f"  {word}" in output
+    assert smallest.finding is not None
+    words = smallest.finding.replay.split()[1:]
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replay", "nonsense"),
+        ("replay", "triton-flash-forward:m128n64w4s2:accuracy:sq=8,skv=8,d=64,dtype=float17"),
+        ("replay", "no-such-variant:default:accuracy:sq=8,skv=8,d=64,dtype=float16"),
+        ("run", "no_such_file.py"),
+        ("compare", "here.json", "there.json"),
+        ("no-such-command",),
+    ],
+)
+def test_bad_usage_gets_one_clear_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "500"}
+    command = [sys.executable, "-m", "verify", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stdout.strip().splitlines()) == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"schema": 99}))
+    command = [sys.executable, "-m", "verify", "compare", str(path), str(path)]
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "99" in done.stdout
