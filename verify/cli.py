@@ -20,7 +20,7 @@ from verify.case import Case, CaseError
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of
 from verify.evidence import Evidence, Verdict
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
 
 
 class UsageError(click.ClickException):

@@ -8,7 +8,7 @@ from references.masks import Causal, Intersection, Lengths
 from verify.arithmetic.dtypes import dtype_named
 from verify.distributions import ordinary
 from verify.problem import Problem
-from verify.variant import MASK_KINDS, Config, Support
+from verify.variant import MASK_KINDS, ROW_ALIGNMENT, Config, Support
 
 BINS_REQUIRED = (
     "kv_tiles>=3",
@@ -61,9 +61,7 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "strided": any(layout.order != "bhsd" or layout.pitch or layout.expand for layout in layouts.values()),
         "expanded": any(layout.expand for layout in layouts.values()),
         "misaligned": any(
-            n * problem.format.itemsize % 16
-            for name, layout in layouts.items()
-            for n in (layout.offset, layout.pitch + getattr(problem, f"shape_{name}")[3])
+            not layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT) for name, layout in layouts.items()
         ),
         "mask:intersection": isinstance(problem.mask, Intersection),
         f"distribution:{problem.distribution}": True,
@@ -91,12 +89,12 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
         "empty_row": bool({"lengths", "dense"} & set(masks)) or (free and bool(late)),
         "grouped_heads": support.grouped_heads,
         "head_dim_v!=head_dim": support.separate_head_dim_v and len(support.head_dims) > 1,
-        "scale<0": support.any_scale,
-        "scale=0": support.any_scale,
+        "scale<0": support.scales == "any",
+        "scale=0": support.scales == "any",
         "softcap": support.softcap,
-        "strided": support.any_layout,
-        "expanded": support.any_layout,
-        "misaligned": support.any_layout or not aligned,
+        "strided": support.layouts != "contiguous",
+        "expanded": support.layouts != "contiguous",
+        "misaligned": support.layouts == "any" or (support.layouts == "contiguous" and not aligned),
         "mask:intersection": support.intersections and len(set(masks) - {"full"}) > 1,
         **{f"mask:{kind}": kind in masks for kind in MASK_KINDS},
     }

@@ -87,10 +87,9 @@ def plan(problem: Problem, *, lse: bool, workspace: Mapping[str, tuple[tuple[int
     """Lay out q, k, v, out, lse (if the contract has one) and the workspaces of one run."""
     slots: list[Slot] = []
     position = REDZONE
-    shapes = {"q": problem.shape_q, "k": problem.shape_k, "v": problem.shape_v, "out": problem.shape_out}
     wanted: list[tuple[str, str, tuple[int, ...], tuple[int, ...], int, int]] = []
     for name, layout in problem.layouts.items():
-        box = shapes[name]
+        box = problem.shapes[name]
         wanted.append((name, problem.dtype, box, layout.strides(box), layout.offset, layout.extent(box) + layout.pitch))
     dense = {f"workspace.{name}": spec for name, spec in workspace.items()}
     if lse:

@@ -63,6 +63,11 @@ class Layout:
             step *= 1 if dim in self.expand else max(sizes[dim], 1)
         return strides["b"], strides["h"], strides["s"], strides["d"]
 
+    def aligned(self, shape: tuple[int, int, int, int], itemsize: int, alignment: int) -> bool:
+        """Whether every row begins at a multiple of `alignment` bytes, counted from an aligned allocation."""
+        steps = [step for step, size in zip(self.strides(shape)[:-1], shape[:-1], strict=True) if size > 1]
+        return 0 in shape or not any(n * itemsize % alignment for n in (self.offset, *steps))
+
     def extent(self, shape: tuple[int, int, int, int]) -> int:
         """Elements of storage from the tensor's allocation start to just behind its last element."""
         if 0 in shape:
@@ -153,6 +158,10 @@ class Problem:
     @property
     def layouts(self) -> dict[str, Layout]:
         return {name: getattr(self, f"layout_{name}") for name in ("q", "k", "v", "out")}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        return {"q": self.shape_q, "k": self.shape_k, "v": self.shape_v, "out": self.shape_out}
 
     @property
     def pairs(self) -> int:

@@ -29,7 +29,12 @@ _COUNTS = (1, 2, 3, 4, 5)
 _SIDES = (0, 1, None, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 5000)
 _DOCUMENTS = (1, 2, 3, 5, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129)
 _PERCENTS = (50, 100, 90, 99, 10, 1, 0)
-_SCALES = st.sampled_from(("default",) * 14 + ("negative", -1.0, 0.0, 1.0, 0.125, 0.01, 4.0))
+_POSITIVE = ("default",) * 14 + (1.0, 0.125, 0.01, 4.0)
+_SCALES = {
+    "any": st.sampled_from((*_POSITIVE, "negative", -1.0, 0.0)),
+    "positive": st.sampled_from(_POSITIVE),
+    "default": st.just("default"),
+}
 _CAPS = (20.0, 50.0, 1.0)
 _SOFTCAPS = st.sampled_from((0.0,) * 6 + _CAPS)
 _STYLES = st.sampled_from(("contiguous",) * 3 + ("bshd", "sbhd", "free", "free"))
@@ -89,9 +94,9 @@ def _problems(
     group = draw(st.sampled_from(_GROUPS)) if support.grouped_heads else 1
     heads_kv, batch = draw(st.sampled_from(_COUNTS)), draw(st.sampled_from(_COUNTS))
     name = draw(st.sampled_from((names[0],) * 2 + names))
-    scale = draw(_SCALES) if support.any_scale else "default"
+    scale = draw(_SCALES[support.scales])
     softcap = draw(_SOFTCAPS) if support.softcap else 0.0
-    style = draw(_STYLES) if support.any_layout else "contiguous"
+    style = draw(_STYLES) if support.layouts != "contiguous" else "contiguous"
     kinds = draw(_mask_kinds(support, seqlen_q == seqlen_kv))
     seed = draw(st.integers(0, 2**32 - 1))
     head_dim_v = draw(_head_dims(support)) if other_head_dim_v else head_dim
@@ -101,7 +106,7 @@ def _problems(
     heads_kv = _fit(heads_kv, min(room, limits.heads) // group)
     batch = _fit(batch, min(room // (group * heads_kv), limits.batch))
     mask = intersect(*(_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
-    layouts = _layouts(draw, style)
+    layouts = _layouts(draw, style, 1 if support.layouts == "any" else 8)
     if name == "gather":  # see `gather_possible`
         scale, softcap, layouts["layout_q"] = scale or "default", 0.0, replace(layouts["layout_q"], expand="")
     problem = Problem(
@@ -231,10 +236,12 @@ def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int)
     return Full()
 
 
-def _layouts(draw: st.DrawFn, style: str) -> dict[str, Layout]:
+def _layouts(draw: st.DrawFn, style: str, unit: int) -> dict[str, Layout]:
+    """Layouts whose pitch and offset are multiples of `unit` elements."""
     if style != "free":
         return dict.fromkeys((f"layout_{name}" for name in _EXPANSIONS), Layout() if style == "contiguous" else Layout(style))
-    return {f"layout_{name}": draw(st.builds(Layout, _ORDERS, _PITCHES, _OFFSETS, _EXPANSIONS[name])) for name in _EXPANSIONS}
+    pitches, offsets = (extra.map(lambda n: n // unit * unit) for extra in (_PITCHES, _OFFSETS))
+    return {f"layout_{name}": draw(st.builds(Layout, _ORDERS, pitches, offsets, _EXPANSIONS[name])) for name in _EXPANSIONS}
 
 
 def outside(declaration: Declaration, *, dtype: str, limits: Limits) -> st.SearchStrategy[tuple[Problem, str]]:
@@ -292,8 +299,8 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
             dtype,
             change=lambda draw, base: base.but(heads_q=base.heads_kv * draw(st.sampled_from((2, 3, 8)))),
         )
-    if not support.any_scale:
-        factors = st.sampled_from((2.0, -1.0, 0.0))
+    if support.scales != "any":
+        factors = st.sampled_from((2.0, -1.0, 0.0) if support.scales == "default" else (-1.0, 0.0))
         yield _Edge(
             "softmax_scale", support, dtype, change=lambda draw, base: base.but(softmax_scale=base.scale * draw(factors))
         )
@@ -302,13 +309,14 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
     yield from _length_edges(support, dtype)
     yield from _mask_edges(support, dtype)
     rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on
-    if not support.any_layout and (support.max_seqlen or rows) >= rows:
+    if support.layouts != "any" and (support.max_seqlen or rows) >= rows:
+        pitches = st.sampled_from((8, 1)) if support.layouts == "contiguous" else st.just(1)
         for name in ("q", "k", "v", "out"):
-            yield _Edge(f"layout_{name}", support, dtype, st.just((rows, rows)), _strided(name))
+            yield _Edge(f"layout_{name}", support, dtype, st.just((rows, rows)), _pitched(name, pitches))
 
 
-def _strided(name: str) -> _Change:
-    return lambda draw, base: base.but(**{f"layout_{name}": Layout(pitch=draw(st.sampled_from((8, 1))))})
+def _pitched(name: str, pitches: st.SearchStrategy[int]) -> _Change:
+    return lambda draw, base: base.but(**{f"layout_{name}": Layout(pitch=draw(pitches))})
 
 
 def _another(draw: st.DrawFn, support: Support, base: Problem) -> int:

@@ -122,6 +122,9 @@ class AttentionArgs:
         return self.softmax_scale
 
 
+ROW_ALIGNMENT = 16  # bytes: what vector loads and TMA need
+SCALES = ("any", "positive", "default")
+LAYOUTS = ("any", "aligned", "contiguous")
 MASK_KINDS = ("full", "causal", "causal.tl", "causal.square", "window", "lengths", "documents", "prefix", "dense")
 
 
@@ -131,7 +134,9 @@ class Support:
 
     masks: kinds out of MASK_KINDS.  "causal.square" is causal where seqlen_q == seqlen_kv only (both alignments agree there);
     "window" covers both alignments; `intersections` says whether several may be combined.
-    layouts: whether q, k, v and out may have any strides (head_dim innermost), or must be contiguous.
+    scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
+    layouts: q, k, v and out may have "any" strides (head_dim innermost), "aligned" ones (every row begins at a multiple of 16
+    bytes), or must be "contiguous".
     capability: the least CUDA compute capability, for kernels that run on "cuda".
     """
 
@@ -144,9 +149,9 @@ class Support:
     cross_lengths: bool = True
     min_seqlen: int = 1
     max_seqlen: int | None = None
-    any_scale: bool = True
+    scales: str = "any"
     softcap: bool = False
-    any_layout: bool = True
+    layouts: str = "any"
     devices: tuple[str, ...] = ("cpu", "cuda")
     capability: tuple[int, int] = (7, 0)
 
@@ -154,6 +159,9 @@ class Support:
         unknown = set(self.masks) - set(MASK_KINDS)
         if unknown:
             raise ValueError(f"support.masks: {', '.join(sorted(unknown))} not in {', '.join(MASK_KINDS)}")
+        for name, known in {"scales": SCALES, "layouts": LAYOUTS}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"support.{name}: {getattr(self, name)!r} not in {', '.join(known)}")
 
     def refusal(self, shape: Shape) -> tuple[str, str] | None:
         """(argument, reason) if that shape is outside this support, else None.  Layouts are checked by `check`."""
@@ -177,7 +185,8 @@ class Support:
             ("seqlen_kv", lengths[0] != lengths[1] and not self.cross_lengths, "must equal seqlen_q"),
             ("seqlen_kv", self.max_seqlen is not None and max(lengths) > self.max_seqlen, f"more than {self.max_seqlen}"),
             ("mask", kind is not None, f"{kind} is not supported"),
-            ("softmax_scale", not (self.any_scale or default), "only head_dim ** -0.5 is supported"),
+            ("softmax_scale", self.scales == "default" and not default, "only head_dim ** -0.5 is supported"),
+            ("softmax_scale", self.scales == "positive" and shape.scale <= 0, f"{shape.scale} is not positive"),
             ("softcap", shape.softcap != 0 and not self.softcap, "is not supported"),
         ]
 
@@ -199,8 +208,12 @@ class Support:
         if found is not None:
             raise Unsupported(*found)
         for name, tensor in {"q": args.q, "k": args.k, "v": args.v, "out": out}.items():
-            if not self.any_layout and not tensor.is_contiguous():
+            if self.layouts == "contiguous" and not tensor.is_contiguous():
                 raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())} are not contiguous")
+            rows = [step for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
+            starts = (tensor.data_ptr(), *(step * tensor.itemsize for step in rows))
+            if self.layouts == "aligned" and tensor.numel() and any(start % ROW_ALIGNMENT for start in starts):
+                raise Unsupported(f"layout_{name}", f"rows do not begin at multiples of {ROW_ALIGNMENT} bytes")
 
 
 @dataclass(frozen=True, kw_only=True)

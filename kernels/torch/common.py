@@ -43,11 +43,3 @@ def additive_bias(args: AttentionArgs, pitch_multiple: int = 1) -> Tensor:
     pitch = -(-args.seqlen_kv // pitch_multiple) * pitch_multiple
     bias = args.q.new_zeros((*shape[:3], pitch))[..., : args.seqlen_kv]
     return bias.masked_fill_(~args.mask.dense(*shape, device=args.q.device), -math.inf)
-
-
-def refuse_misaligned(args: AttentionArgs, alignment: int = 16) -> None:
-    """Raise `Unsupported` naming the tensor that vector loads of `alignment` bytes cannot read."""
-    for name, tensor in (("q", args.q), ("k", args.k), ("v", args.v)):
-        strides = [step for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
-        if tensor.data_ptr() % alignment or any(step * tensor.itemsize % alignment for step in strides):
-            raise Unsupported(f"layout_{name}", f"rows do not begin at multiples of {alignment} bytes")

@@ -38,7 +38,7 @@ BIAS_SUPPORT = Support(
     grouped_heads=True,
     devices=("cpu",),
 )
-FLAG_SUPPORT = replace(BIAS_SUPPORT, masks=("full", "causal.tl", "causal.square"), intersections=False, any_scale=False)
+FLAG_SUPPORT = replace(BIAS_SUPPORT, masks=("full", "causal.tl", "causal.square"), intersections=False, scales="positive")
 # Dtypes and the exponential that they get.
 DTYPE_CLASSES = {"float32": (("float32",), "exp_u20"), "16bit": (("float16", "bfloat16"), "fexp_u20")}
 

@@ -12,7 +12,7 @@ H100 has to confirm is marked (?):
 import torch
 from torch import Tensor
 
-from kernels.torch.common import missing_cuda, refuse_misaligned, takes_causal_flag
+from kernels.torch.common import missing_cuda, takes_causal_flag
 from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
 
 SUPPORT = Support(
@@ -21,8 +21,8 @@ SUPPORT = Support(
     masks=("full", "causal.square"),
     grouped_heads=True,
     min_seqlen=2,
-    any_scale=False,
-    any_layout=False,
+    scales="positive",
+    layouts="aligned",
     devices=("cuda",),
     capability=(8, 0),
 )
@@ -31,7 +31,6 @@ SUPPORT = Support(
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """O and natural LSE; raises `Unsupported`."""
     SUPPORT.check(args, out)
-    refuse_misaligned(args)
     assert lse is not None
     found_out, found_lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         args.q, args.k, args.v, None, True, 0.0, takes_causal_flag(args), False, scale=args.softmax_scale

@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.torch.common import BIAS_MASKS, additive_bias, missing_cuda, refuse_misaligned, takes_causal_flag
+from kernels.torch.common import BIAS_MASKS, additive_bias, missing_cuda, takes_causal_flag
 from references.masks import Full
 from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
 
@@ -28,11 +28,11 @@ BIAS_SUPPORT = Support(
     masks=BIAS_MASKS,
     intersections=True,
     separate_head_dim_v=True,
-    any_layout=False,
+    layouts="aligned",
     devices=("cuda",),
     capability=(8, 0),
 )
-FLAG_SUPPORT = replace(BIAS_SUPPORT, masks=("full", "causal.tl", "causal.square"), intersections=False, any_scale=False)
+FLAG_SUPPORT = replace(BIAS_SUPPORT, masks=("full", "causal.tl", "causal.square"), intersections=False, scales="positive")
 BIAS_PITCH = 16
 
 
@@ -40,7 +40,6 @@ def _variant(name: str, support: Support) -> Variant:
     def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
         """O and natural LSE; raises `Unsupported`."""
         support.check(args, out)
-        refuse_misaligned(args)
         assert lse is not None
         causal = not support.intersections and takes_causal_flag(args)
         bias = None if causal or isinstance(args.mask, Full) else additive_bias(args, BIAS_PITCH)

@@ -33,10 +33,16 @@ SUPPORTS = {
     "everything": EVERYTHING,
     "usual": Support(dtypes=HALF, head_dims=range(16, 257), grouped_heads=True),
     "tutorial": Support(
-        dtypes=("float16",), head_dims=(64, 128), masks=("full", "causal.square"), cross_lengths=False, any_layout=False
+        dtypes=("float16",), head_dims=(64, 128), masks=("full", "causal.square"), cross_lengths=False, layouts="contiguous"
     ),
     "rigid": Support(
-        dtypes=HALF, head_dims=(40,), masks=("causal.square",), min_seqlen=16, max_seqlen=100, any_scale=False, any_layout=False
+        dtypes=HALF,
+        head_dims=(40,),
+        masks=("causal.square",),
+        min_seqlen=16,
+        max_seqlen=100,
+        scales="default",
+        layouts="contiguous",
     ),
     "square or full": Support(dtypes=HALF, head_dims=(32, 64), masks=("full", "causal.square", "lengths"), min_seqlen=0),
     "packed": Support(dtypes=HALF, head_dims=range(8, 129, 8), masks=("documents", "causal"), intersections=True, min_seqlen=0),
@@ -97,7 +103,7 @@ def test_problems_lie_inside_the_support_and_the_limits(name: str, limits: Limit
         assert support.refusal(problem) is None
         assert Problem.parse(problem.name) == problem
         assert problem.dtype == "float16"
-        assert support.any_layout or set(problem.layouts.values()) == {Layout()}
+        assert support.layouts != "contiguous" or set(problem.layouts.values()) == {Layout()}
         assert problem.heads_q <= limits.heads
         assert problem.batch <= limits.batch
         assert problem.pairs <= limits.pairs

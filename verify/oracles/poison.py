@@ -19,7 +19,7 @@ _HUGE_KEY = 2.0**14  # finite in every format, and so is its product with any qu
 
 @dataclass(frozen=True)
 class Poisoning:
-    """The spoiled inputs, how many rows of Q, K and V are spoiled, and the rows of O that must not notice (batch, heads, rows)."""
+    """Spoiled inputs, how many rows of Q, K and V that is, and the rows of O that must not notice (batch, heads_q, rows)."""
 
     inputs: Inputs
     count: int
@@ -74,8 +74,8 @@ def judge(trial: Trial) -> Ruling:
             at = first(different)
             got, want = float(spoiled[at]), float(clean[at])
             message = (
-                f"{kind} in {poisoning.count} rows of Q, K and V change {name} in rows that see none of them: {want:.9g} became "
-                f"{got:.9g} at {place(name, at)}; {int(different.sum())} of {different.numel()} elements changed"
+                f"{kind} in {poisoning.count} rows of Q, K and V change {name} in rows that see none of them: {want:.9g} "
+                f"became {got:.9g} at {place(name, at)}; {int(different.sum())} of {different.numel()} elements changed"
             )
             return convict("poison", message, name=name, bad=different, got=got, bound=want)
     return Ruling()

@@ -7,7 +7,7 @@ from verify.memory import unwritten
 from verify.oracles import Oracle
 from verify.problem import Layout, Problem
 from verify.trial import Ruling, Trial
-from verify.variant import Support
+from verify.variant import ROW_ALIGNMENT, Support
 
 
 def expected_refusal(support: Support, problem: Problem) -> tuple[str, str]:
@@ -16,8 +16,11 @@ def expected_refusal(support: Support, problem: Problem) -> tuple[str, str]:
     if refused is not None:
         return refused
     for name, layout in problem.layouts.items():
-        if not support.any_layout and layout != Layout():
+        if support.layouts == "contiguous" and layout != Layout():
             return f"layout_{name}", f"{layout.name} is not contiguous"
+        aligned = layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT)
+        if support.layouts == "aligned" and not aligned:
+            return f"layout_{name}", f"rows of {layout.name} are not aligned to {ROW_ALIGNMENT} bytes"
     raise ValueError(f"inside the support: {problem.name}")
 
 

@@ -4,7 +4,7 @@ import torch
 
 from verify.variant import Contract, Numerics, Support, Variant
 
-SUPPORT = Support(dtypes=("float32",), head_dims=(64,), masks=("full",), any_layout=False)
+SUPPORT = Support(dtypes=("float32",), head_dims=(64,), masks=("full",), layouts="contiguous")
 
 
 def forward(args, out, lse, workspace):
