@@ -59,17 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("chosen")
     if profile == "nightly" and config.getoption("--hypothesis-seed", default=None) is None:
         config.option.hypothesis_seed = str(datetime.now(UTC).date().toordinal())
-    given = getattr(config, "workerinput", {}).get("verify_run")
-    if given is None:
-        files = [Path(file) for file in config.getoption("--kernel")]
-        run = campaign.open_run(profile, files, config.getoption("--run-id"))
-    else:
-        run = campaign.join_run(Path(given))
-    config.stash[_RUN] = run
+    files = [Path(file) for file in config.getoption("--kernel")]
+    run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
+    config.stash[_RUN] = campaign.open_run(profile, files, run_id)
 
 
 def pytest_configure_node(node: object) -> None:
-    node.workerinput["verify_run"] = str(node.config.stash[_RUN].directory)  # type: ignore[attr-defined]
+    node.workerinput["verify_run"] = node.config.stash[_RUN].directory.name  # type: ignore[attr-defined]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import torch
+from filelock import FileLock
 
 from verify import device
 from verify.case import Case, CaseError
@@ -38,11 +39,23 @@ def workers() -> int | None:
 
 @dataclass
 class OpenRun:
-    """A run that is being made: its directory, profile and roster of variants."""
+    """A run that is being made: its directory, profile, and the kernel files on trial (none: the collection)."""
 
     directory: Path
     profile: str
-    roster: Roster
+    files: tuple[Path, ...]
+
+    @cached_property
+    def roster(self) -> Roster:
+        """Who is on trial: discovered by the first process that asks, read by the others."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / _ROSTER
+        with FileLock(self.directory / "roster.lock"):
+            if not path.exists():
+                found = roster(list(self.files) or None)
+                _record(self, found)
+                path.write_text(found.dumps(), encoding="utf-8")
+        return Roster.loads(path.read_text(encoding="utf-8"))
 
     @cached_property
     def here(self) -> tuple[Declaration, ...]:
@@ -89,20 +102,19 @@ class OpenRun:
 
 
 def open_run(profile: str, files: list[Path], run_id: str | None = None) -> OpenRun:
-    """Begin a run, or continue the one of that id: discover the variants and record who is on trial and who is not."""
-    directory = state_directory() / "runs" / (run_id or new_run_id())
-    if (directory / _ROSTER).exists():
-        return join_run(directory)
-    found = roster(files or None)
-    run = OpenRun(directory, profile, found)
-    with Recorder(directory, "campaign") as recorder:
-        fingerprint = device.fingerprint()
+    """Begin a run, or continue the one of that id."""
+    return OpenRun(state_directory() / "runs" / (run_id or new_run_id()), profile, tuple(files))
+
+
+def _record(run: OpenRun, found: Roster) -> None:
+    """Write down who is on trial, where, and who is not and why."""
+    with Recorder(run.directory, "campaign") as recorder:
         recorder.write(
             Run(
-                run=directory.name,
-                started=directory.name.split("-")[0],
-                profile=profile,
-                device=fingerprint,
+                run=run.directory.name,
+                started=run.directory.name.split("-")[0],
+                profile=run.profile,
+                device=device.fingerprint(),
                 versions={"torch": torch.__version__, "hypothesis": hypothesis.__version__},
             )
         )
@@ -114,15 +126,6 @@ def open_run(profile: str, files: list[Path], run_id: str | None = None) -> Open
         for failure in found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
-    (directory / _ROSTER).write_text(found.dumps(), encoding="utf-8")
-    (directory / "profile").write_text(profile, encoding="utf-8")
-    return run
-
-
-def join_run(directory: Path) -> OpenRun:
-    """A run that `open_run` made, in another process or at another time."""
-    text = (directory / _ROSTER).read_text(encoding="utf-8")
-    return OpenRun(directory, (directory / "profile").read_text(encoding="utf-8"), Roster.loads(text))
 
 
 def _entry(declaration: Declaration) -> VariantEntry:
@@ -189,8 +192,8 @@ def remember_failures(evidence: Evidence) -> None:
 
 def report(run: OpenRun, directory: str | Path | None = None) -> str:
     """Build the accuracy report of a run; returns a line that says where it is and what it says."""
-    evidence = load(run.directory)
-    if not evidence.verdicts:
+    evidence = load(run.directory) if run.directory.exists() else None
+    if evidence is None or not evidence.verdicts:
         return ""
     remember_failures(evidence)
     built = build(evidence)

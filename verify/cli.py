@@ -125,7 +125,7 @@ def report(
         path = state_directory() / "runs" / from_run
         if not path.is_dir():
             raise UsageError(f"no run {from_run!r} under {path.parent}")
-        console.print(campaign.report(campaign.join_run(path), where), highlight=False)
+        console.print(campaign.report(campaign.open_run("", [], from_run), where), highlight=False)
         return CLEAN
     order = Order(profile=profile, examples=examples, seed=seed, workers=workers, report_dir=where)
     return _finish(order, carry_out(order, console), where)

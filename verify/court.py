@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from hypothesis.strategies import SearchStrategy
 
 from verify import strategies
@@ -99,6 +101,8 @@ class Court:
 
     def __post_init__(self) -> None:
         self._zygote = Zygote(environment())
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
         _keep_freed_memory()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from verify.case import Case
 from verify.court import Court, Docket, explain
-from verify.evidence import Verdict
+from verify.evidence import Phase, Verdict
 
 
 class Guilty(AssertionError):  # noqa: N818 - a verdict
@@ -26,21 +26,25 @@ def _guilty(oracle: str) -> type[Guilty]:
 
 @dataclass
 class _Search:
-    """What one docket's search has found: failing cases by id, and the seconds that shrinking them took."""
+    """What one docket's search has found: failing cases by id, and the seconds that searching and shrinking took."""
 
     failed: dict[str, list[Verdict]] = field(default_factory=dict)
-    shrinking: float = 0.0
+    seconds: dict[Phase, float] = field(default_factory=lambda: {"generate": 0.0, "shrink": 0.0})
 
 
-_SHRINK_SECONDS = float(os.environ.get("VERIFY_SHRINK_SECONDS", "20"))
+# Seconds per docket.  A kernel that compiles for seconds per shape gets fewer cases, not a longer campaign.
+_BUDGETS: dict[Phase, float] = {
+    "generate": float(os.environ.get("VERIFY_SEARCH_SECONDS", "15")),
+    "shrink": float(os.environ.get("VERIFY_SHRINK_SECONDS", "15")),
+}
 _searches: defaultdict[str, _Search] = defaultdict(_Search)
 
 
 def hold(court: Court, docket: Docket, source: st.DataObject | str) -> None:
     """Judge a drawn problem, or the case of an id; raise Guilty with the explanation of the first failing verdict.
 
-    A case that failed once stays failed, whatever chance has in mind, and shrinking gives up looking for a smaller one when its
-    time is over (a hang costs a deadline at every step).
+    A case that failed once stays failed, whatever chance has in mind.  The search, and the search for a smaller case, end when
+    their time is over (a hang costs a deadline at every step).
     """
     __tracebackhide__ = True
     if isinstance(source, str):
@@ -50,12 +54,12 @@ def hold(court: Court, docket: Docket, source: st.DataObject | str) -> None:
     problem = source.draw(docket.problems, label="problem")
     if problem.name in search.failed:
         _convict(search.failed[problem.name])
-    if search.shrinking > _SHRINK_SECONDS:
+    phase: Phase = "shrink" if search.failed else "generate"
+    if search.seconds[phase] > _BUDGETS[phase]:
         return
     begun = time.monotonic()
-    verdicts = court.hear(docket, problem, "shrink" if search.failed else "generate")
-    if search.failed:
-        search.shrinking += time.monotonic() - begun
+    verdicts = court.hear(docket, problem, phase)
+    search.seconds[phase] += time.monotonic() - begun
     if any(verdict.outcome == "fail" for verdict in verdicts):
         search.failed[problem.name] = verdicts
     _convict(verdicts)

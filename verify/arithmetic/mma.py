@@ -43,13 +43,14 @@ class NearestChain(Unit):
 _FP32 = NearestChain(1, 24, 24)
 _FP64 = NearestChain(1, 53, 53)
 _TF32_ERROR = 2.0**-10  # truncation of 13 of fp32's 23 fraction bits; rounding, where a compiler adds it, errs by half of that
+_TF32_FLUSH = 2.0**-136  # the quantum of tf32's subnormals: fp32's, 2**-149, without its low 13 bits
 
 # arch -> operand type -> unit.  16-bit types share a row; fp32 operands run on FMA pipes everywhere.
 _UNITS: dict[str, dict[str, Unit]] = {
     "sm_70": {"float16": Unit(4, 23, 23)},
     "sm_75": {"float16": Unit(4, 24, 23)},
-    "sm_80": {"float16": Unit(8, 24, 23), "bfloat16": Unit(8, 24, 23), "tf32": Unit(4, 24, 23, _TF32_ERROR)},
-    "sm_90": {"float16": Unit(16, 25, 23), "bfloat16": Unit(16, 25, 23), "tf32": Unit(8, 25, 23, _TF32_ERROR)},
+    "sm_80": {"float16": Unit(8, 24, 23), "bfloat16": Unit(8, 24, 23), "tf32": Unit(4, 24, 23, _TF32_ERROR, _TF32_FLUSH)},
+    "sm_90": {"float16": Unit(16, 25, 23), "bfloat16": Unit(16, 25, 23), "tf32": Unit(8, 25, 23, _TF32_ERROR, _TF32_FLUSH)},
     # AVX-512's bfloat16 dot product, which torch's matmul uses where it can, takes subnormals as zero (Intel SDM, VDPBF16PS).
     "cpu": {"float16": _FP32, "bfloat16": NearestChain(1, 24, 24, flush=2.0**-126)},
 }

@@ -38,13 +38,13 @@ class Environment:
     name: str
     device: str
     variables: tuple[tuple[str, str], ...] = ()
-    first_deadline: float = 60.0  # seconds: the first run of a variant may compile
-    deadline: float = 10.0
+    patience: float = 60.0  # seconds for one request: any run may compile a build
 
 
-PLAIN_CUDA = Environment("cuda", "cuda", first_deadline=120.0)
+# One compile thread per cell: there are as many cells as cores.
+PLAIN_CUDA = Environment("cuda", "cuda", (("TORCHINDUCTOR_COMPILE_THREADS", "1"),), patience=120.0)
 # Without a GPU Triton kernels run in its interpreter; the switch does nothing to kernels that are not Triton's.
-PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")), 60.0, 30.0)
+PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")))
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,6 @@ class Cell:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the cell
         self._loaded: set[str] = set()
         self._arena_generation = 0
-        self._warm: set[tuple[str, int]] = set()
         self._hung = False
 
     # Requests.
@@ -155,32 +154,28 @@ class Cell:
     def load(self, path: str) -> Reply:
         """Load a kernel file; the reply's data["variants"] describes what it holds."""
         message = {"op": "load", "path": path, "package_root": str(ROOT)}
-        reply = self._ask(message, self.environment.first_deadline)
+        reply = self._ask(message, self.environment.patience)
         if reply.ok:
             self._loaded.add(path)
         return reply
 
     def arch(self) -> str:
         """The architecture that this cell's kernels run on: "sm_90", "cpu"..."""
-        reply = self._ask({"op": "device"}, self.environment.first_deadline)
+        reply = self._ask({"op": "device"}, self.environment.patience)
         if not reply.ok:
             raise InfrastructureError(f"the {self.environment.name} cell does not answer: {reply.message}")
         return str(reply.data["arch"])
 
     def workspace(self, path: str, request: dict[str, Any]) -> Reply:
         """Ask which scratch buffers the variant wants for these shapes."""
-        return self._on_loaded(path, request | {"op": "workspace"}, self.environment.deadline)
+        return self._on_loaded(path, request | {"op": "workspace"}, self.environment.patience)
 
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
         """Run one kernel over the arena as it is laid out; returns when the device is idle again."""
-        build = (request["variant"], request["config"])
-        deadline = self.environment.deadline if build in self._warm or self._hung else self.environment.first_deadline
+        patience = float(os.environ.get("VERIFY_DEADLINE", self.environment.patience))
         # A hang costs its whole deadline at every step of shrinking: once one was seen, patience is shorter.
-        deadline = min(deadline, float(os.environ.get("VERIFY_DEADLINE", deadline))) / (2 if self._hung else 1)
-        message = request | {"op": "run", "device": self.environment.device}
-        reply = self._on_loaded(path, message, deadline, arena)
-        if reply.ok:
-            self._warm.add(build)
+        deadline = patience / 4 if self._hung else patience
+        reply = self._on_loaded(path, request | {"op": "run", "device": self.environment.device}, deadline, arena)
         self._hung |= reply.status == "hang"
         return reply
 
@@ -198,7 +193,7 @@ class Cell:
             if not reply.ok:
                 return reply
         if arena is not None and self._arena_generation != arena.generation:
-            reply = self._ask({"op": "arena", "capacity": arena.capacity}, self.environment.first_deadline, [arena.fd])
+            reply = self._ask({"op": "arena", "capacity": arena.capacity}, self.environment.patience, [arena.fd])
             if not reply.ok:
                 return reply
             self._arena_generation = arena.generation
