@@ -50,7 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "hears(group): the property test of one group of oracles")
+    config.addinivalue_line("markers", "hears(group): the property test of one group of oracles, for every docket")
+    config.addinivalue_line("markers", "covers: a test for the first config of every variant and dtype")
     profile = config.getoption("--profile") or campaign.default_profile()
     settings.load_profile(profile)
     examples = config.getoption("--examples")
@@ -77,6 +78,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("hears")
     if marker is not None:
         dockets = run.dockets(marker.args[0])
+        metafunc.parametrize("docket", [pytest.param(docket, id=docket.id) for docket in dockets])
+    if metafunc.definition.get_closest_marker("covers") is not None:
+        dockets = [docket for docket in run.dockets("accuracy") if docket.config is docket.declaration.configs[0]]
         metafunc.parametrize("docket", [pytest.param(docket, id=docket.id) for docket in dockets])
     if "unloadable" in metafunc.fixturenames:
         metafunc.parametrize("unloadable", [pytest.param(failure, id=failure.ref) for failure in run.roster.failures])

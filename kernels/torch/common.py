@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Mask
-from verify.variant import MASK_KINDS, AttentionArgs, Unsupported
+from verify.variant import MASK_KINDS, AttentionArgs
 
 # Every mask kind that a bias of zeros and -inf can express; "causal.square" is part of "causal" and "causal.tl".
 BIAS_MASKS = tuple(kind for kind in MASK_KINDS if kind != "causal.square")

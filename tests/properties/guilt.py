@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from verify.case import Case
 from verify.court import Court, Docket, explain
 from verify.evidence import Phase, Verdict
+from verify.problem import Problem
 
 
 class Guilty(AssertionError):  # noqa: N818 - a verdict
@@ -40,8 +41,8 @@ _BUDGETS: dict[Phase, float] = {
 _searches: defaultdict[str, _Search] = defaultdict(_Search)
 
 
-def hold(court: Court, docket: Docket, source: st.DataObject | str) -> None:
-    """Judge a drawn problem, or the case of an id; raise Guilty with the explanation of the first failing verdict.
+def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) -> None:
+    """Judge a drawn problem, a given one, or the case of an id; raise Guilty with the explanation of the first failing verdict.
 
     A case that failed once stays failed, whatever chance has in mind.  The search, and the search for a smaller case, end when
     their time is over (a hang costs a deadline at every step).
@@ -49,6 +50,9 @@ def hold(court: Court, docket: Docket, source: st.DataObject | str) -> None:
     __tracebackhide__ = True
     if isinstance(source, str):
         _convict(court.hear(docket, Case.parse(source).problem, "witness"))
+        return
+    if isinstance(source, Problem):
+        _convict(court.hear(docket, source))
         return
     search = _searches[f"{docket.id}-{docket.group}"]
     problem = source.draw(docket.problems, label="problem")

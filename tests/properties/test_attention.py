@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.guilt import hold
+from verify.agenda import agenda
 from verify.court import Court, Docket
 from verify.discovery import Unloadable
 
@@ -19,6 +20,13 @@ pytestmark = pytest.mark.filterwarnings("error")
 def test_is_within_its_bounds_and_contract(docket: Docket, court: Court, data: st.DataObject) -> None:
     """O and LSE lie within their derived tolerances, empty rows are as promised, nothing else is touched, twice the same."""
     hold(court, docket, data)
+
+
+@pytest.mark.covers
+def test_fills_its_coverage_bins(docket: Docket, court: Court) -> None:
+    """Every edge that the support allows is visited, however few random problems there are."""
+    for problem in agenda(docket):
+        hold(court, docket, problem)
 
 
 @pytest.mark.hears("counting")

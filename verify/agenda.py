@@ -1,0 +1,60 @@
+"""Agenda: the few problems that fill every coverage bin of a docket, chosen among many that are drawn and not judged."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from verify.court import Docket
+from verify.coverage import bins_reachable, coverage_bins
+from verify.problem import Problem
+
+_ROUND = 300  # draws; a millisecond each
+_ROUNDS = 5
+
+
+def agenda(docket: Docket) -> list[Problem]:
+    """Problems that together fill every bin that the docket's support can reach, small ones preferred, in a stable order.
+
+    A bin that none of the draws fills stays empty, and the report says so.
+    """
+    drawn: dict[str, Problem] = {}
+    for number in range(_ROUNDS):
+        for problem in _draw(docket, number):
+            drawn.setdefault(problem.name, problem)
+        chosen, missing = _cover(docket, list(drawn.values()))
+        if not missing:
+            break
+    return chosen
+
+
+def _draw(docket: Docket, number: int) -> list[Problem]:
+    found: list[Problem] = []
+
+    @settings(
+        max_examples=_ROUND * (number + 1),
+        database=None,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(docket.problems)
+    def collect(problem: Problem) -> None:
+        found.append(problem)
+
+    collect()
+    return found
+
+
+def _cover(docket: Docket, problems: list[Problem]) -> tuple[list[Problem], set[str]]:
+    """A greedy cover: the problem that fills most of what is missing, the cheaper one if two are equal."""
+    missing = bins_reachable(docket.declaration.support, docket.config)
+    bins = [coverage_bins(problem, docket.config) for problem in problems]
+    chosen: list[Problem] = []
+    while missing:
+        best = max(range(len(problems)), key=lambda i: (len(bins[i] & missing), -problems[i].pairs), default=None)
+        if best is None or not bins[best] & missing:
+            break
+        chosen.append(problems[best])
+        missing = missing - bins[best]
+    return chosen, missing
