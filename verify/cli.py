@@ -171,6 +171,28 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
 
 
 @app.command()
+@click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
+def recheck(folder: Path) -> int:
+    """Compute the worst cases of all reports in FOLDER again, reference and bound, without running any kernel."""
+    from verify.recheck import recheck as again
+    from verify.report import ReportError
+
+    try:
+        found = again(folder)
+    except ReportError as error:
+        raise UsageError(str(error)) from None
+    for one in found:
+        console.print(f"{one.path}: {one.cases} worst cases computed again, {len(one.disagreeing)} disagree", highlight=False)
+        for text in one.disagreeing:
+            console.print(f"  {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+        for ref in one.stale:
+            console.print(f"  stale: the source of {ref} has changed since", style="yellow", markup=False, highlight=False)
+    if not found:
+        console.print(f"no report under {folder}")
+    return FAILED if any(one.disagreeing for one in found) else CLEAN
+
+
+@app.command()
 @click.option("--seconds", default=60.0, show_default=True, help="How long to judge cases for.")
 @_workers
 def bench(seconds: float, workers: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -196,14 +195,13 @@ class Court:
             outcome="inapplicable" if ruling is None else "pass" if finding is None else "fail",
             phase=phase,
             problem=case.problem.name,
-            seconds={name: round(seconds, 6) for name, seconds in trial.seconds.items()},
+            seconds={name: round(seconds, 6) for name, seconds in trial.clock.seconds.items()},
             measures=dict(ruling.measures) if ruling is not None else {},
             bins=tuple(sorted(coverage_bins(case.problem, docket.config))) if oracle in ("bound", docket.group) else (),
             finding=finding,
         )
-        begun = time.perf_counter()
-        self.recorder.write(verdict)
-        trial.seconds["record"] = trial.seconds.get("record", 0.0) + time.perf_counter() - begun
+        with trial.clock.timed("record"):
+            self.recorder.write(verdict)
         return verdict
 
 

@@ -20,6 +20,7 @@ from verify.inputs import Inputs, tensors
 from verify.memory import Arena, Damage, Plan, plan
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
+from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Config, Declaration
 
 # Multiply-adds of one product above which a GPU, where there is one, computes the reference faster than one core.
@@ -57,6 +58,21 @@ class Truth:
 
 
 @dataclass
+class Clock:
+    """Where the time of one case went, in seconds by step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - begun
+
+
+@dataclass
 class Trial:
     """One case: problem, the kernel's declaration and config, and lazily its inputs, runs and truth."""
 
@@ -67,13 +83,13 @@ class Trial:
     arena: Arena
     arch: str
     with_best: bool = False
-    seconds: dict[str, float] = field(default_factory=dict)
+    clock: Clock = field(default_factory=lambda: Clock())
     _runs: dict[str, Run] = field(default_factory=dict)
 
     @cached_property
     def inputs(self) -> Inputs:
         """The problem's values."""
-        with self._timed("generate"):
+        with self.clock.timed("generate"):
             return tensors(self.problem)
 
     @cached_property
@@ -99,9 +115,9 @@ class Trial:
         return self._runs[tag]
 
     def _launch(self, poison: str, inputs: Inputs) -> Run:
-        with self._timed("generate"):
+        with self.clock.timed("generate"):
             self.arena.lay(self.plan, inputs, poison)
-        with self._timed("run"):
+        with self.clock.timed("run"):
             reply = self.cell.run(self.declaration.path, self._request(self.plan), self.arena)
             if reply.status not in ("ok", "unsupported"):
                 return Run(reply, poison)
@@ -122,58 +138,58 @@ class Trial:
 
     @cached_property
     def truth(self) -> Truth:
-        """Reference and bounds, computed together block by block."""
-        p = self.problem
-        heavy = p.pairs * (p.head_dim + p.head_dim_v) > _WORTH_A_GPU and torch.cuda.is_available()
-        device = torch.device("cuda" if heavy else "cpu")
-        declared = tolerance.resolve(self.declaration.numerics, self.config, p, self.arch)
-        best = tolerance.resolve(tolerance.BEST, self.config, p, self.arch)
-        rows = (p.batch * p.heads_q, p.seqlen_q)
-        made: dict[str, Tensor] = {
-            "out": torch.zeros(*rows, p.head_dim_v, dtype=torch.float64),
-            "out_bound": torch.zeros(*rows, p.head_dim_v, dtype=torch.float64),
-            "lse": torch.full(rows, -math.inf, dtype=torch.float64),
-            "lse_bound": torch.zeros(rows, dtype=torch.float64),
-        }
+        """Reference and bounds of the declared arithmetic, and now and then of the best there is."""
+        arithmetics = [tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)]
         if self.with_best:
-            made["best_out_bound"] = torch.zeros_like(made["out"])
-        with self._timed("generate"):
-            q, k, v = (tensor.to(device) for tensor in self.expanded(self.inputs))
-        attention = Attention(p.mask, p.scale, p.softcap)
-        blocks = row_blocks(q, k, v, attention)
-        while True:
-            with self._timed("reference"):
-                block = next(blocks, None)
-            if block is None:
-                break
-            with self._timed("bound"):
-                bounds = tolerance.bound(block, declared, p)
-                made["out_bound"][block.index] = bounds.out.cpu()
-                made["lse_bound"][block.index] = bounds.lse.cpu()
-                if self.with_best:
-                    made["best_out_bound"][block.index] = tolerance.bound(block, best, p).out.cpu()
-            made["out"][block.index] = block.out.cpu()
-            made["lse"][block.index] = block.lse.cpu()
-        shape = (p.batch, p.heads_q)
-        return Truth(**{name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in made.items()})
+            arithmetics.append(tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch))
+        return compute_truth(self.problem, self.expanded(), arithmetics, self.clock)
 
-    def expanded(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    def expanded(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v at their full logical shapes (views)."""
-        p = self.problem
-        return inputs.q.expand(p.shape_q), inputs.k.expand(p.shape_k), inputs.v.expand(p.shape_v)
+        return at_full_shape(self.problem, self.inputs)
 
     def natural_lse(self, lse: Tensor) -> Tensor:
         """A raw LSE in the suite's convention, fp64 natural logarithm."""
         factor = math.log(2) if self.declaration.contract.lse == "base2" else 1.0
         return lse.double() * factor
 
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - begun
+
+def at_full_shape(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v expanded to (batch, heads, seqlen, dim)."""
+    return inputs.q.expand(problem.shape_q), inputs.k.expand(problem.shape_k), inputs.v.expand(problem.shape_v)
+
+
+def compute_truth(
+    p: Problem, inputs: tuple[Tensor, Tensor, Tensor], arithmetics: list[ForwardArithmetic], clock: Clock | None = None
+) -> Truth:
+    """Reference and bounds of a problem, block by block; a second arithmetic gives `best_out_bound`."""
+    clock = clock or Clock()
+    heavy = p.pairs * (p.head_dim + p.head_dim_v) > _WORTH_A_GPU and torch.cuda.is_available()
+    device = torch.device("cuda" if heavy else "cpu")
+    rows = (p.batch * p.heads_q, p.seqlen_q)
+    made: dict[str, Tensor] = {
+        "out": torch.zeros(*rows, p.head_dim_v, dtype=torch.float64),
+        "lse": torch.full(rows, -math.inf, dtype=torch.float64),
+        "out_bound": torch.zeros(*rows, p.head_dim_v, dtype=torch.float64),
+        "lse_bound": torch.zeros(rows, dtype=torch.float64),
+    }
+    if len(arithmetics) > 1:
+        made["best_out_bound"] = torch.zeros_like(made["out"])
+    with clock.timed("generate"):
+        q, k, v = (tensor.to(device) for tensor in inputs)
+    blocks = row_blocks(q, k, v, Attention(p.mask, p.scale, p.softcap))
+    while True:
+        with clock.timed("reference"):
+            block = next(blocks, None)
+        if block is None:
+            break
+        made["out"][block.index], made["lse"][block.index] = block.out.cpu(), block.lse.cpu()
+        with clock.timed("bound"):
+            bounds = tolerance.bound(block, arithmetics[0], p)
+            made["out_bound"][block.index], made["lse_bound"][block.index] = bounds.out.cpu(), bounds.lse.cpu()
+            for other in arithmetics[1:]:
+                made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.cpu()
+    return Truth(**{name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:]) for name, tensor in made.items()})
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ it never imports a kernel.  A kernel imports this module, `references.masks` and
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -52,6 +53,9 @@ class Shape(Protocol):
     def softcap(self) -> float: ...
 
 
+_LETTERS = {"m": "block_m", "n": "block_n", "w": "num_warps", "s": "num_stages"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """What an autotuner or a launcher may choose.  `options` holds choices that only one family has."""
@@ -64,9 +68,20 @@ class Config:
 
     @property
     def name(self) -> str:
-        letters = {"m": self.block_m, "n": self.block_n, "w": self.num_warps, "s": self.num_stages}
-        text = "".join(f"{letter}{value}" for letter, value in letters.items() if value is not None)
+        numbers = {letter: getattr(self, field) for letter, field in _LETTERS.items()}
+        text = "".join(f"{letter}{value}" for letter, value in numbers.items() if value is not None)
         return "-".join([text or "default", *(f"{key}_{value}" for key, value in self.options)])
+
+    @staticmethod
+    def parse(name: str) -> Config:
+        """The config of that name; raises ValueError."""
+        text, *options = name.split("-")
+        letters = {} if text == "default" else dict(re.findall(r"([mnws])(\d+)", text))
+        if text != "default" and "".join(f"{letter}{value}" for letter, value in letters.items()) != text:
+            raise ValueError(f"{name!r} is not a config's name")
+        numbers = {field: int(letters[letter]) for letter, field in _LETTERS.items() if letter in letters}
+        pairs = (option.rsplit("_", 1) for option in options)
+        return Config(**numbers, options=tuple((key, int(value) if value.isdecimal() else value) for key, value in pairs))
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,9 @@ def judge(trial: Trial) -> Ruling:
         at = int(out.error.nan_to_num(nan=torch.inf).argmax())
         measures["max_error"] = float(out.error.flatten()[at])
         measures["error_bound"] = float(truth.out_bound.flatten()[at])
+        at = int(out.ratio.argmax())
+        measures["worst_index"] = float(at)
+        measures["worst_reference"], measures["worst_bound"] = (float(t.flatten()[at]) for t in (truth.out, truth.out_bound))
     measures["r_out"] = out.worst
     if truth.best_out_bound is not None and bool(live.any()):
         positive = truth.best_out_bound > 0

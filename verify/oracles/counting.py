@@ -18,7 +18,7 @@ def judge(trial: Trial) -> Ruling:
     p, run, numerics = trial.problem, trial.first, trial.declaration.numerics
     assert run.out is not None
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
-    _, _, v = trial.expanded(trial.inputs)
+    _, _, v = trial.expanded()
     hits = seen.double() @ v.double().repeat_interleave(p.group, 1)
     visible = seen.sum(-1)
     live = visible > 0

@@ -37,7 +37,11 @@ class Distribution(TypedDict):
 
 
 class WorstCase(TypedDict):
-    """The case with the largest value of a measure; value is that measure.  replay: the command, as plain text."""
+    """The case with the largest value of a measure; value is that measure.  replay: the command, as plain text.
+
+    index, reference, bound: the element of O that used most of its bound, flat in (batch, heads_q, seqlen_q, head_dim_v), and
+    what its fp64 reference and its bound were, so that another machine can compute them again.
+    """
 
     value: float
     r_out: float | None
@@ -47,6 +51,9 @@ class WorstCase(TypedDict):
     config: str
     oracle: str
     replay: str
+    index: float | None
+    reference: float | None
+    bound: float | None
 
 
 class Oracle(TypedDict):

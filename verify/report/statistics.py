@@ -78,6 +78,9 @@ def worst(verdicts: Iterable[Verdict], measure: str) -> WorstCase | None:
         "config": found.config,
         "oracle": found.oracle,
         "replay": replay_command(found.case),
+        "index": found.measures.get("worst_index"),
+        "reference": found.measures.get("worst_reference"),
+        "bound": found.measures.get("worst_bound"),
     }
 
 
