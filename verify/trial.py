@@ -83,7 +83,7 @@ class Trial:
     arena: Arena
     arch: str
     with_best: bool = False
-    clock: Clock = field(default_factory=lambda: Clock())
+    clock: Clock = field(default_factory=Clock)
     _runs: dict[str, Run] = field(default_factory=dict)
 
     @cached_property
