@@ -25,8 +25,8 @@ from verify.problem import Problem
 REDZONE = 16 * 1024  # bytes on each side of a buffer; a tile's overshoot past a short tensor stays inside
 ALIGNMENT = 512
 
-CANARY = 0x7FC1  # NaN in fp16, bf16 and (doubled) fp32
-POISONS = {"nan": 0x7FA5, "huge": 0x7BFF}  # outputs before a run; "huge" is finite in every 16- and 32-bit format
+CANARY = 0x7FF9  # a quiet NaN in fp16 and bf16, doubled in fp32 and fourfold in fp64
+POISONS = {"nan": 0x7FFD, "huge": 0x7BFF}  # outputs before a run; "huge" is finite in every 16-, 32- and 64-bit format
 OUTPUTS = ("out", "lse")
 
 

@@ -106,7 +106,7 @@ class Problem:
         if self.head_dim_v == 0:
             object.__setattr__(self, "head_dim_v", self.head_dim)
         if self.softmax_scale is None:
-            object.__setattr__(self, "softmax_scale", self.head_dim**-0.5)
+            object.__setattr__(self, "softmax_scale", max(self.head_dim, 1) ** -0.5)
         for name in ("batch", "heads_q", "heads_kv", "head_dim", "head_dim_v"):
             if getattr(self, name) < 1:
                 raise ProblemError(f"{name}: {getattr(self, name)} is less than 1")
@@ -115,8 +115,9 @@ class Problem:
                 raise ProblemError(f"{name}: {getattr(self, name)} is negative")
         if self.heads_q % self.heads_kv:
             raise ProblemError(f"heads_q: {self.heads_q} is no multiple of heads_kv = {self.heads_kv}")
-        if not math.isfinite(self.scale):
-            raise ProblemError(f"softmax_scale: {self.softmax_scale} is not finite")
+        for name in ("softmax_scale", "softcap"):
+            if not math.isfinite(getattr(self, name)):
+                raise ProblemError(f"{name}: {getattr(self, name)} is not finite")
         try:
             dtype_named(self.dtype)
             self.mask.check(self.batch)

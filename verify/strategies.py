@@ -59,7 +59,7 @@ class Limits:
 
 INTERPRETER = Limits(seqlen=160, long_seqlen=400, heads=4, batch=3, pairs=40_000, elements=200_000)
 CPU = Limits(seqlen=300, long_seqlen=1100, heads=8, batch=4, pairs=250_000, elements=1_000_000)
-GPU = Limits(seqlen=520, long_seqlen=4100, heads=24, batch=5, pairs=1 << 20, elements=1 << 20)
+GPU = Limits(seqlen=520, long_seqlen=4100, heads=24, batch=5, pairs=1 << 19, elements=1 << 20)
 LIMITS = {"interpreter": INTERPRETER, "cpu": CPU, "gpu": GPU}
 
 

@@ -52,7 +52,7 @@ def receive(sock: socket.socket, max_fds: int = 0) -> tuple[dict[str, Any], list
         body += part
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Closed("not JSON") from error
     if not isinstance(message, dict):
         raise Closed("not an object")
