@@ -29,13 +29,13 @@ from verify.variant import Config, Declaration
 _MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
 
 
-def bench(console: Console, seconds: float, workers: str) -> int:
-    """Measure and print all three; returns an exit code."""
+def bench(console: Console, seconds: float, workers: str, select: str = "") -> int:
+    """Measure and print all three; `select` narrows the campaign as pytest -k does.  Returns an exit code."""
     found = [declaration for declaration in roster().declarations if not_here(declaration) is None]
     count = workers_here() or os.cpu_count() or 1
     if environment().device == "cuda":
         _print_builds(console, found, count)
-    order = Order(profile="gpu" if environment().device == "cuda" else "dev", examples=100_000, workers=workers)
+    order = Order(profile="gpu" if environment().device == "cuda" else "dev", examples=100_000, workers=workers, select=select)
     status = carry_out(order, console, time.monotonic() + seconds)
     evidence = evidence_of(order)
     if evidence is not None and evidence.verdicts:

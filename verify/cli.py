@@ -48,6 +48,7 @@ _profile = click.option(
     type=click.Choice(["dev", "ci", "gpu", "nightly"]),
     help="How many cases, how random; default: what suits here.",
 )
+_select = click.option("-k", "select", default="", metavar="EXPRESSION", help="Only dockets whose id matches, as pytest -k.")
 _seed = click.option("--seed", type=int, help="Seed of the random search.")
 
 
@@ -57,7 +58,7 @@ _seed = click.option("--seed", type=int, help="Seed of the random search.")
 @_profile
 @_seed
 @_workers
-@click.option("-k", "select", default="", metavar="EXPRESSION", help="Only dockets whose id matches, as pytest -k.")
+@_select
 def run(
     kernels: tuple[Path, ...], examples: int | None, profile: str | None, seed: int | None, workers: str, select: str
 ) -> int:
@@ -195,11 +196,12 @@ def recheck(folder: Path) -> int:
 @app.command()
 @click.option("--seconds", default=60.0, show_default=True, help="How long to judge cases for.")
 @_workers
-def bench(seconds: float, workers: str) -> int:
+@_select
+def bench(seconds: float, workers: str, select: str) -> int:
     """Measure this suite itself: builds, judged cases per second with their breakdown, and the fp64 reference's rate."""
     from verify.bench import bench as measure
 
-    return measure(console, seconds, workers)
+    return measure(console, seconds, workers, select)
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Mask
-from verify.variant import MASK_KINDS, AttentionArgs
+from verify.variant import MASK_KINDS, AttentionArgs, Unsupported
 
 # Every mask kind that a bias of zeros and -inf can express; "causal.square" is part of "causal" and "causal.tl".
 BIAS_MASKS = tuple(kind for kind in MASK_KINDS if kind != "causal.square")
+GRID = 65535  # CUDA's limit for the grid's second and third dimension
 
 
 def missing_operator(name: str) -> str | None:
@@ -24,9 +25,19 @@ def missing_cuda(operator: str | None = None) -> str | None:
     return missing_operator(operator) if operator is not None else None
 
 
-def takes_causal_flag(args: AttentionArgs) -> bool:
-    """Whether ATen's `is_causal`, which is aligned to the top left corner, says exactly this mask."""
-    return isinstance(args.mask, Causal) and (args.mask.alignment == "tl" or args.seqlen_q == args.seqlen_kv)
+def takes_causal_flag(args: AttentionArgs, alignment: str = "tl") -> bool:
+    """Whether an `is_causal` aligned to that corner says exactly this mask; ATen's is top left, but for flash on CUDA."""
+    return isinstance(args.mask, Causal) and (args.mask.alignment == alignment or args.seqlen_q == args.seqlen_kv)
+
+
+def check_grid(args: AttentionArgs, *names: str) -> None:
+    """Raise `Unsupported` where one of these ("batch", "heads_q") does not fit into a CUDA grid.
+
+    A support has no limit of that kind, and no problem that the suite draws comes near this one.
+    """
+    for name in names:
+        if getattr(args, name) > GRID:
+            raise Unsupported(name, f"{getattr(args, name)} is more than {GRID}")
 
 
 def has_part(args: AttentionArgs, part: type[Mask]) -> bool:

@@ -1,42 +1,55 @@
 """cuDNN's fused attention through torch, `aten::_scaled_dot_product_cudnn_attention`.
 
-cuDNN is closed: what is declared is what its manual and torch's wrapper say, pessimistic where they are silent, and what an
-H100 has to confirm is marked (?):
-- fp16 and bf16; head dims are multiples of 8 up to 128 (256 on sm_90 and later, with recent releases (?)).
-- The graph is scores, scale, mask, softmax, PV, each in fp32 but for P, which enters PV in the input's dtype.
-- 64 keys per rescale or more (?).  A graph is built and cached per shape, its engine chosen by heuristics: no batch invariance.
-- Lengths of 0 are refused by the front end, and 1 by some releases (?).  Negative and zero scales (?): default scale only.
-- The LSE is natural, shaped (batch, heads_q, seqlen_q, 1).  No masks but the square causal one, so no empty rows.
+cuDNN is closed: the arithmetic is what its manual and torch's wrapper say, the rest was seen on an H100 with torch 2.11 and
+cuDNN 9.19:
+- fp16 and bf16.  fp32 and fp64 raise nothing and return NaN and garbage.
+- Head dims are multiples of 8 (others raise); V's may differ; 512 was right without a mask.  Causal was seen at 64; that it
+  goes as far as 256, on sm_90, is the manual's word.
+- The graph is scores, scale, mask, softmax, PV, each in fp32 but for P, which enters PV in the input's dtype; 64 keys per
+  rescale or more.  A graph is built per shape (0.3 to 2 s the first time), its engine chosen by heuristics: no promise that a
+  slice of a batch has the batch's bits, though it had at 65 x 100, 1 x 4000 and 1000 x 1000.  Repeats agree bitwise.
+- Without a bias a scale of zero or less is wrong where FlashAttention-2's is: NaN for causal and ragged shapes.  Hence
+  positive scales; from 0.001 to 30 they are right.  With a bias every scale is right.  So the "-bias" variant hands every mask
+  over as a bias, the full one as zeros, and keeps to what was seen: head dims 64 and 128, one query head per key head, no
+  length of 1.
+- `is_causal` is aligned to the top left corner.
+- The LSE is natural, (batch, heads_q, seqlen_q, 1).  A row whose bias is all -inf gives O = 0 and LSE = -inf.
+- A length of 0 returns no tensors at all.  A batch or a head count of 70000 raises.
+- Rows must begin at multiples of 16 bytes: others raise nothing and give wrong results.  Any strides that keep to 16 bytes,
+  expanded ones too, are right; the bias may have any pitch.
+- A NaN or infinity at a masked key spreads; huge finite values there change no bit.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kernels.torch.common import missing_cuda, takes_causal_flag
+from kernels.torch.common import BIAS_MASKS, additive_bias, check_grid, missing_cuda, takes_causal_flag
 from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
 
-SUPPORT = Support(
+FLAG_SUPPORT = Support(
     dtypes=("float16", "bfloat16"),
-    head_dims=range(8, 129, 8),
-    masks=("full", "causal.square"),
+    head_dims=range(8, 257, 8),
+    masks=("full", "causal.tl", "causal.square"),
     grouped_heads=True,
-    min_seqlen=2,
+    separate_head_dim_v=True,
     scales="positive",
     layouts="aligned",
     devices=("cuda",),
     capability=(8, 0),
 )
-
-
-def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
-    """O and natural LSE; raises `Unsupported`."""
-    SUPPORT.check(args, out)
-    assert lse is not None
-    found_out, found_lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        args.q, args.k, args.v, None, True, 0.0, takes_causal_flag(args), False, scale=args.softmax_scale
-    )
-    out.copy_(found_out)
-    lse.copy_(found_lse.view(lse.shape))
+BIAS_SUPPORT = replace(
+    FLAG_SUPPORT,
+    head_dims=(64, 128),
+    masks=BIAS_MASKS,
+    intersections=True,
+    grouped_heads=False,
+    separate_head_dim_v=False,
+    min_seqlen=2,
+    scales="any",
+)
+BIAS_PITCH = 16  # as the front end makes it
 
 
 def available() -> str | None:
@@ -46,13 +59,30 @@ def available() -> str | None:
     return missing_cuda("_scaled_dot_product_cudnn_attention")
 
 
-VARIANT = Variant(
-    name="torch-cudnn",
-    family="torch",
-    forward=forward,
-    support=SUPPORT,
-    numerics=Numerics(block_n=64, scale_roundings=3),
-    contract=Contract(batch_invariant=False),
-    allocates_outputs=True,
-    available=available,
-)
+def _variant(name: str, support: Support) -> Variant:
+    def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
+        """O and natural LSE; raises `Unsupported`."""
+        support.check(args, out)
+        check_grid(args, "batch", "heads_q")
+        assert lse is not None
+        causal = not support.intersections and takes_causal_flag(args)
+        bias = additive_bias(args, BIAS_PITCH) if support.intersections else None
+        found_out, found_lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            args.q, args.k, args.v, bias, True, 0.0, causal, False, scale=args.softmax_scale
+        )
+        out.copy_(found_out)
+        lse.copy_(found_lse.view(lse.shape))
+
+    return Variant(
+        name=name,
+        family="torch",
+        forward=forward,
+        support=support,
+        numerics=Numerics(block_n=64, scale_roundings=3),
+        contract=Contract(batch_invariant=False),
+        allocates_outputs=True,
+        available=available,
+    )
+
+
+VARIANTS = [_variant("torch-cudnn", FLAG_SUPPORT), _variant("torch-cudnn-bias", BIAS_SUPPORT)]

@@ -162,19 +162,20 @@ FATES = {
     "segfault": ("print('last words', file=sys.stderr, flush=True); ctypes.string_at(0)", "crash", "killed by SIGSEGV"),
     "abort": ("os.abort()", "crash", "killed by SIGABRT"),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "crash", "killed by SIGKILL (out of memory?)"),
-    "every descriptor closed": ("os.closerange(0, 256)", "crash", "exited with status 70"),
+    "every descriptor closed": ("os.closerange(0, 256)", "crash", "exited with status"),
     "own socket closed": ("[os.close(fd) for fd in sockets()]; time.sleep(60)", "crash", "killed by SIGKILL"),
     "own socket closed, then an exit": ("[os.close(fd) for fd in sockets()]; os._exit(9)", "crash", ""),
-    "no JSON": ("say(framed('no json at all'))", "crash", ""),
-    "no object": ("say(framed('[1, 2]'))", "crash", ""),
-    "no text": ("say(struct.pack('<I', 4) + bytes([0xff, 0xfe, 0xfd, 0x80]))", "crash", ""),
-    "JSON too deep": ("say(framed('[' * 200000))", "crash", ""),
-    "a number too long": ("say(framed('{\"status\": ' + '9' * 5000 + '}'))", "crash", ""),
-    "a message of 4 GiB": ("say(struct.pack('<I', 0xffffffff)); time.sleep(60)", "crash", ""),
+    "no JSON": ("say(framed('no json at all'))", "crash", "not JSON"),
+    "no object": ("say(framed('[1, 2]'))", "crash", "not an object"),
+    "no text": ("say(struct.pack('<I', 4) + bytes([0xff, 0xfe, 0xfd, 0x80]))", "crash", "not JSON"),
+    "JSON too deep": ("say(framed('[' * 200000))", "crash", "not JSON"),
+    "a number too long": ("say(framed('{\"status\": ' + '9' * 5000 + '}'))", "crash", "not JSON"),
+    "a message of 4 GiB": ("say(struct.pack('<I', 0xffffffff)); time.sleep(60)", "crash", "a message of 4294967295 bytes"),
     "a truncated message": ("say(struct.pack('<I', 1000) + b'{'); os._exit(1)", "crash", "exited with status 1"),
     "a truncated header": ("say(b'ab'); os._exit(1)", "crash", "exited with status 1"),
-    "an unknown status": ('say(framed(\'{"status": "pickle", "message": [1]}\')); os._exit(1)', "pickle", "[1]"),
-    "no status": ("say(framed('{}')); os._exit(1)", "raised", ""),
+    "an unknown status": ('say(framed(\'{"status": "pickle", "message": [1]}\'))', "crash", "a reply to no request"),
+    "no status": ("say(framed('{}'))", "crash", "a reply to no request"),
+    "a stranger's answer": ('say(framed(\'{"status": "ok", "request": 0}\'))', "crash", "a reply to no request"),
 }
 
 
@@ -223,9 +224,8 @@ def test_a_hang_ends_at_the_deadline_and_the_next_one_sooner(
 
 
 def test_what_a_kernel_prints_harms_nothing(cell: Cell, arena: Arena, accused: Accused) -> None:
-    noisy = accused(
-        f"{FILL}\nprint('{{\"status\": \"raised\"}}' * 1000)\nos.write(1, bytes(range(256)) * 100)\nos.write(2, b'\\xff' * 70000)"
-    )
+    shout = 'print(\'{"status": "raised"}\' * 1000); os.write(1, bytes(range(256)) * 100); os.write(2, bytes([255]) * 70000)'
+    noisy = accused(f"{FILL}\n{shout}")
     for _ in range(3):
         assert works(cell, noisy, arena)
     assert cell.lives == 1
@@ -428,6 +428,4 @@ def test_the_wire_carries_messages_and_descriptors() -> None:
         with pytest.raises(Closed):
             receive(mine)
         with pytest.raises(Closed):
-            for _ in range(3):
-                send(mine, big)
-    assert signal.getsignal(signal.SIGPIPE) in (signal.SIG_IGN, signal.SIG_DFL)
+            send(mine, big)

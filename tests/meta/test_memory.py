@@ -343,3 +343,11 @@ def test_another_process_sees_the_same_bytes(arena: Arena) -> None:
     found = arena.damage(where, "nan")
     assert found is not None
     assert found.where == "1 bytes before q"
+
+
+def test_nobody_can_change_the_size_of_the_arena(arena: Arena) -> None:
+    """Whoever looks at a mapped file beyond its end gets SIGBUS: a kernel that shrank it would take the judge along."""
+    arena.reserve(10)
+    for size in (0, 4096, arena.capacity * 2):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fd, size)

@@ -11,6 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -18,6 +21,10 @@ class Unit:
 
     operand_error: relative error of each operand before it is multiplied (tf32 drops the low 13 bits of fp32).
     flush: what an operand may lose because subnormals count as zero.
+
+    Of the L + 1 terms of one instruction the largest is aligned with itself and has no more than F fraction bits, so at most
+    L lose anything, each less than 2**-F of the largest.  Truncation lets no partial sum grow past sum |a||b|, so the bound
+    is of the first order and exact.  Zero products lose nothing, nor does an instruction that has no other.
     """
 
     products: int
@@ -30,6 +37,11 @@ class Unit:
         """Bound on |computed - exact| / sum |a||b| for a product-sum of n terms with an fp32 accumulator."""
         return n * 2.0**-self.fraction + math.ceil(n / self.products) * 2.0**-self.output + 2.0 * self.operand_error
 
+    def kappas(self, used: Tensor, n: int) -> Tensor:
+        """kappa, elementwise, of product-sums of n terms of which only `used` (fp64, any shape) are not zero, wherever."""
+        instructions = used.clamp(max=math.ceil(n / self.products))
+        return used * 2.0**-self.fraction + instructions * 2.0**-self.output + 2.0 * self.operand_error
+
 
 @dataclass(frozen=True)
 class NearestChain(Unit):
@@ -39,10 +51,16 @@ class NearestChain(Unit):
     def kappa(self, n: int) -> float:
         return math.expm1(n * math.log1p(2.0**-self.fraction)) + 2.0 * self.operand_error
 
+    def kappas(self, used: Tensor, n: int) -> Tensor:
+        """As `Unit.kappas`."""
+        return torch.expm1(used * math.log1p(2.0**-self.fraction)) + 2.0 * self.operand_error
+
 
 _FP32 = NearestChain(1, 24, 24)
 _FP64 = NearestChain(1, 53, 53)
-_TF32_ERROR = 2.0**-10  # truncation of 13 of fp32's 23 fraction bits; rounding, where a compiler adds it, errs by half of that
+# Truncation of 13 of fp32's 23 fraction bits.  Two truncated operands lose less than 2 * 2**-10 of their product, and shrink
+# it; two rounded ones, where a compiler adds that, err by half as much, which leaves room for the second order.
+_TF32_ERROR = 2.0**-10
 _TF32_FLUSH = 2.0**-136  # the quantum of tf32's subnormals: fp32's, 2**-149, without its low 13 bits
 
 # arch -> operand type -> unit.  16-bit types share a row; fp32 operands run on FMA pipes everywhere.

@@ -2,7 +2,7 @@
 
 An error in a score of `delta` (natural units, relative error of the exponential included) moves a probability by at most a
 factor e^(+-delta); what remains are the roundings of P, of the product with V, of the row sum, of the division and of the
-output.  Every term is a rigorous worst case, not a first-order one: `e = expm1(delta)`, and the denominator stays.
+output.  Every term is a rigorous worst case, not a first-order one: `e = expm1(delta)`, and the denominators stay.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from verify.problem import Problem
 from verify.variant import Config, Numerics
 
 U = 2.0**-24  # unit roundoff of the fp32 arithmetic between the two products
+U64 = 2.0**-53
 TINY = 2.0**-126  # what flush-to-zero may lose
-LOG2E = math.log2(math.e)
-_LARGE = 300.0  # exp of more is no number to work with; every sum of weights is capped by other means there
+FP32_MAX = (2 - 2.0**-23) * 2.0**127
+_LARGE = 300.0  # exp of more is no number to work with: where a score may be off by that much, only convexity bounds O
 _DIRECT = 30.0
 _TOP = 4  # keys per row whose share of the Jacobian term is taken exactly
-_CANCELLATION = 1e-13  # guard of the fp64 variance below
+_DIVISION = 5  # in units of U: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
+_LONGEST = 2**22  # keys whose fp32 sum, in any order, surely has a correct digit
+
+_PRESCALE = {"none": 0, "q": 2, "sqrt": 6}  # roundings of one operand and its factor; of both, and a square root
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,13 @@ class ForwardArithmetic:
     scores: Unit
     values: Unit
     operand_roundings: float  # relative error of the product of one Q and one K operand before it is summed
-    score_roundoff: float  # of a rounding of the scores themselves, 0 if they stay fp32
-    score_limit: float  # where a stored score overflows; inf if scores stay fp32
-    score_roundings: int  # fp32 roundings proportional to |x|
+    score_format: DType | None  # what scores are rounded to, before and after they are scaled; None: they stay fp32
+    scale_roundings: int  # fp32 roundings in the factor of the scores
     probability: DType
     normalised: bool
     exp: float
     tanh: float
     blocks: int  # n_b
-    row_sum: float  # ls
     output: DType
 
     @property
@@ -52,33 +54,47 @@ class ForwardArithmetic:
         """eta_P: half the smallest subnormal of P's dtype; fp32 hardware may flush, so nothing under 2**-126 is believed."""
         return max(self.probability.smallest_subnormal / 2, TINY)
 
+    @property
+    def probability_roundoff(self) -> float:
+        """u_P; P is computed in fp32, so a P that stays fp32 is not rounded once more."""
+        return 0.0 if self.probability.precision >= 24 else self.probability.unit_roundoff
+
+    @property
+    def exps(self) -> float:
+        """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block, the first block's none."""
+        return -self.blocks * math.log1p(-self.exp)
+
 
 def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> ForwardArithmetic:
-    """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is unknown."""
+    """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is unknown or not derived."""
     given = problem.dtype
     operands = given if numerics.operands == "input" else numerics.operands
     probability = given if numerics.probability == "input" else numerics.probability
+    for name, value, possible in (
+        ("accumulator", numerics.accumulator, ("float32",)),
+        ("prescale", numerics.prescale, tuple(_PRESCALE)),
+        ("scores", numerics.scores, ("float32", "input")),
+        ("float32_products", numerics.float32_products, ("ieee", "tf32")),
+    ):
+        if value not in possible:
+            raise ValueError(f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}")
     block_n = numerics.block_n if numerics.block_n is not None else config.block_n or 16
     keys = max(problem.seqlen_kv, 1)
     blocks = math.ceil(keys / block_n) if block_n else 1
-    # Within a block any order of additions, then one per block.
-    chain = min(keys, block_n or keys) + blocks
-    # A prescaled operand is rounded once more, and so is the factor: of one operand, or of both and its square root.
-    prescaled = {"none": 0, "q": 2, "sqrt": 6}[numerics.prescale]
+    if keys + blocks > _LONGEST:
+        raise ValueError(f"seqlen_kv: {keys} keys are more than an fp32 row sum of any order can be bounded for")
     tf32 = numerics.float32_products == "tf32" and arch != "cpu"
     return ForwardArithmetic(
         scores=unit_for(arch, "tf32" if tf32 and operands == "float32" else operands),
         values=unit_for(arch, "tf32" if tf32 and probability == "float32" else probability),
-        operand_roundings=prescaled * dtype_named(operands).unit_roundoff,
-        score_roundoff=0.0 if numerics.scores == "float32" else dtype_named(given).unit_roundoff,
-        score_limit=math.inf if numerics.scores == "float32" else dtype_named(given).overflow,
-        score_roundings=3 + numerics.scale_roundings,
+        operand_roundings=_relative(_PRESCALE[numerics.prescale], dtype_named(operands).unit_roundoff),
+        score_format=dtype_named(given) if numerics.scores == "input" and given != "float32" else None,
+        scale_roundings=numerics.scale_roundings,
         probability=dtype_named(probability),
         normalised=numerics.normalised,
         exp=exp_error(numerics.exp),
         tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
         blocks=blocks,
-        row_sum=math.expm1(chain * math.log1p(U)),
         output=dtype_named(given),
     )
 
@@ -89,80 +105,161 @@ BEST = Numerics(probability="float32", block_n=0)
 
 @dataclass(frozen=True)
 class ForwardBound:
-    """Tolerances: out (heads, rows, head_dim_v), lse (heads, rows); fp64, and 0 where the result must be exact."""
+    """Tolerances: out (heads, rows, head_dim_v), lse (heads, rows); fp64, and 0 where the result must be exact.
+
+    +inf in the rows whose products may overflow on the way: no number that they hold is wrong.
+    """
 
     out: Tensor
     lse: Tensor
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """How far the computed softmax weights may stray.  delta, grown: (heads, rows, seqlen_kv); the others (heads, rows, 1)."""
+
+    delta: Tensor  # bound on |ln(computed / exact weight)|, a shift that the row has in common left out
+    largest: Tensor  # its maximum along the row
+    grown: Tensor  # P expm1(delta)
+    total: Tensor  # lower bound of the computed weights' sum, sum_j P exp(-delta); 1 where it is of no use
+    hopeless: Tensor  # rows whose delta is so large that only convexity bounds O
+    keys: Tensor  # visible ones, fp64
+    row_sum: Tensor  # ls
+    top: Tensor  # bound on the size of the row maximum, as computed
+    empty: Tensor
+
+
 def bound(block: RowBlock, arithmetic: ForwardArithmetic, problem: Problem) -> ForwardBound:
     """The bounds of every output element of a block of whole rows."""
-    a, p = arithmetic, block.probabilities
-    exact_delta = _score_error(block, a, problem)
-    delta = exact_delta.clamp(max=_LARGE)
-    e = torch.where(block.visible, torch.expm1(delta), 0.0)
-    pe = _grown(block, p * e, delta)
-    shrink = (p * torch.exp(-delta)).sum(-1, keepdim=True)
-    empty = ~block.visible.any(-1, keepdim=True)
-    den = torch.where(empty, 1.0, shrink * (1 - a.row_sum))
-    worst = 1 + e.amax(-1, keepdim=True) if e.shape[-1] else torch.ones_like(den)
-    magnitude_out, values = block.out.abs(), block.values.abs()
+    a, p, size, values = arithmetic, block.probabilities, block.out.abs(), block.values.abs()
+    raw = _product_error(block, a, problem)
+    w = _weights(block, a, _score_error(block, a, problem, raw))
     # Computed weights are a convex combination too: no weighted sum leaves the range, or the largest magnitude, of V.
-    top = values.amax(1, keepdim=True) if values.shape[1] else torch.zeros_like(magnitude_out)
-
-    jacobian = torch.minimum(_jacobian(pe, block) / den, _range(block))
-    u_p, n = a.probability.unit_roundoff, problem.seqlen_kv
-    product = a.values.kappa(n)
-    weight = u_p + product * (1 + u_p) + a.blocks * U
-    pre = jacobian + weight * torch.minimum(((p + pe) @ values) / den, top)
-    pre = pre + a.row_sum * torch.minimum(worst * magnitude_out / den, top)
-    # The largest computed weight is exp(0) = 1: whatever the scores' errors, the computed row sum is no less than 1 - ls.
-    mass = torch.where(empty, 1.0, block.row_sum[..., None])
-    lost = (a.flush * worst + 2 * TINY) / (den * mass)
-    lost = torch.minimum(lost, torch.full_like(lost, (a.flush + 2 * TINY) / (1 - a.row_sum)))
-    if a.normalised:
-        lost = torch.full_like(lost, a.flush + 2 * TINY)
-    pre = pre + lost * (block.visible.to(p.dtype) @ values) + a.values.flush
-    pre = pre + 3 * U * (magnitude_out + pre)
-    out = pre + a.output.unit_roundoff * (magnitude_out + pre) + a.output.smallest_subnormal / 2
-    out = torch.where((magnitude_out + pre > 0) & ~empty, out, 0.0)
-    lse = _lse_bound(block, a, (pe.sum(-1), shrink[..., 0], exact_delta), empty[..., 0])
-    if a.score_limit < math.inf and problem.scale:
-        # Scores that are stored in fp16 before they are scaled may overflow there: such a row is outside that arithmetic.
-        beyond = (block.magnitude.amax(-1) / abs(problem.scale) >= a.score_limit) if e.shape[-1] else empty[..., 0]
-        out, lse = out.masked_fill(beyond[..., None], math.inf), lse.masked_fill(beyond, math.inf)
-    return ForwardBound(out, lse)
-
-
-def _grown(block: RowBlock, plain: Tensor, delta: Tensor) -> Tensor:
-    """P expm1(delta); where delta is large P may have underflowed, and exp(S - LSE + delta) says what it may become."""
-    if not bool((delta > _DIRECT).any()):
-        return plain
-    exponent = (block.scores - block.lse[..., None] + delta).nan_to_num(nan=-torch.inf).clamp(max=_LARGE)
-    return torch.where(delta > _DIRECT, torch.exp(exponent), plain)
+    most = values.amax(1, keepdim=True) if values.shape[1] else torch.zeros_like(size[:, :1])
+    jacobian = torch.where(w.hopeless, torch.inf, _jacobian(w.grown, block) / w.total)
+    jacobian = torch.minimum(jacobian, _range(block))
+    upper = (p + w.grown) / w.total
+    carried = torch.where(w.hopeless, most, torch.minimum(upper @ values, most))
+    growth = torch.exp(2 * (a.exps + 2 * U * w.top))
+    lost = torch.minimum(_flushed(block, a, w, growth), torch.where(w.hopeless, torch.inf, upper)) @ values
+    product = a.values.kappas(w.keys, problem.seqlen_kv)
+    fp32 = _relative(2 * a.blocks + (_DIVISION if a.normalised else 0), U)
+    rounding = (1 + a.probability_roundoff) * (1 + product) * (1 + fp32) - 1
+    pre = (jacobian + rounding * carried + lost + w.row_sum * size) / (1 - w.row_sum)
+    exact = (size + pre == 0) | w.empty
+    if not a.normalised:
+        pre = pre + _relative(_DIVISION, U) * (size + pre)
+    pre = pre + growth * (2 * w.keys + 2 * a.blocks + 2) * TINY + a.values.flush
+    out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
+    lse = _lse_bound(block, a, w)
+    beyond = _overflows(block, a, problem, raw)
+    # Sums of un-normalised P V, of which the row maximum only knows that P <= 1; or of normalised ones, which stay near O.
+    reach = carried * (1 + rounding) if a.normalised else w.keys * growth * most
+    out = out.masked_fill(beyond | (reach >= FP32_MAX), torch.inf)
+    return ForwardBound(
+        out.masked_fill(exact, 0.0), lse.masked_fill(beyond, torch.inf)[..., 0].masked_fill(w.empty[..., 0], 0.0)
+    )
 
 
-def _score_error(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
+def _relative(count: int, u: float) -> float:
+    """(1 + u)^count - 1: what `count` roundings of unit roundoff u may add up to."""
+    return math.expm1(count * math.log1p(u))
+
+
+def _product_error(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
+    """Error of the scaled scores by the product itself, as if it were scaled exactly: operands as rounded, then summed."""
+    return block.magnitude * ((1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1)
+
+
+def _score_error(block: RowBlock, a: ForwardArithmetic, problem: Problem, raw: Tensor) -> Tensor:
     """delta: how far the exponent of each p~ may stray, in natural units, rescales and the exponential's own error included.
 
     The row maximum enters as computed, the same in every place, so that only the rounding of the subtraction feels it; the
     roundings of the rescales telescope to that of one subtraction.
     """
-    size = block.scores.abs().masked_fill(~block.visible, 0.0)
-    top = block.row_max.abs().nan_to_num(posinf=0.0, neginf=0.0)[..., None]
-    product = (a.scores.kappa(problem.head_dim) + a.operand_roundings) * block.magnitude
-    if problem.softcap:
-        # tanh contracts: an error before it is no larger behind it.
-        product = product + (a.tanh + 3 * U) * size + U * block.uncapped.abs().masked_fill(~block.visible, 0.0)
-    rounded = product + U * (a.score_roundings * size + top) + a.score_roundoff * (size + product)
-    return rounded + (1 + a.blocks) * a.exp
+    cap, hidden = problem.softcap, ~block.visible
+    size = block.uncapped.abs().masked_fill_(hidden, 0.0)
+    relative = _relative(a.scale_roundings + (4 if cap else 1), U)
+    error = raw + relative * (size + raw)
+    if a.score_format is not None:
+        relative = _relative(2, a.score_format.unit_roundoff)
+        error = error + relative * (size + error) + a.score_format.smallest_subnormal * max(1.0, abs(problem.scale))
+    if cap:
+        # tanh contracts, the more the larger the score: towards 0 it gives way most.
+        capped = block.scores.abs().masked_fill_(hidden, 0.0)
+        error = capped - cap * torch.tanh((size - error) / cap) + 8 * U64 * cap
+        size, relative = capped, (1 + a.tanh) * (1 + _relative(4, U)) - 1
+        error = error + relative * (size + error)
+    error = error.masked_fill_(hidden, 0.0)
+    top = _largest(error) + block.row_max.abs().nan_to_num(posinf=0.0)[..., None]
+    # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| + |m|.
+    delta = error + _relative(3, U) * (size + error + top) + a.exps
+    return delta.masked_fill_(hidden, 0.0)
+
+
+def _weights(block: RowBlock, a: ForwardArithmetic, delta: Tensor) -> _Weights:
+    p, keys = block.probabilities, block.visible.sum(-1, keepdim=True, dtype=torch.float64)
+    largest, empty = _largest(delta), (block.row_max == -torch.inf)[..., None]
+    hopeless = (largest >= _LARGE) & ~empty
+    small = delta.clamp(max=_LARGE)
+    grown = p * torch.expm1(small)
+    if bool((largest > _DIRECT).any()):
+        # P may have underflowed where delta is large, and exp(S - LSE + delta) says what it may become.
+        exponent = (block.scores - block.lse[..., None] + delta).nan_to_num(nan=-torch.inf).clamp(max=_LARGE)
+        grown = torch.where(delta > _DIRECT, torch.exp(exponent), grown)
+    total = (p * torch.exp(-small)).sum(-1, keepdim=True)
+    return _Weights(
+        delta=delta,
+        largest=largest,
+        grown=grown,
+        total=torch.where(empty | hopeless, 1.0, total),
+        hopeless=hopeless,
+        keys=keys,
+        # Any order of the keys' additions, and a product per rescale.
+        row_sum=torch.expm1((keys + a.blocks) * math.log1p(U)),
+        top=largest + block.row_max.abs().nan_to_num(posinf=0.0)[..., None],
+        empty=empty,
+    )
+
+
+def _flushed(block: RowBlock, a: ForwardArithmetic, w: _Weights, growth: Tensor) -> Tensor:
+    """What each weight may lose, as a part of the row sum, because small P are rounded absolutely or flushed.
+
+    The largest p~ is exp(0) but for its own roundings, `growth`: so is the least that the computed row sum can be, whatever
+    the errors of the scores.  Where these are small, the exact row sum says more.
+    """
+    loss = (a.flush + 2 * TINY) * torch.ones_like(growth)
+    if not a.normalised:
+        mass = torch.where(w.empty, 1.0, block.row_sum[..., None])
+        known = torch.exp(w.largest.clamp(max=_LARGE)) * growth / (w.total * mass)
+        loss = loss * torch.where(w.hopeless, growth, torch.minimum(known, growth))
+    return loss * block.visible
+
+
+def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem, raw: Tensor) -> Tensor:
+    """Rows (heads, rows, 1) in which a score may overflow before it is scaled: such a row is outside the arithmetic."""
+    scale = min(abs(problem.scale), 1.0)
+    if not scale:
+        return torch.zeros_like(block.row_max, dtype=torch.bool)[..., None]
+    beyond = _largest(block.magnitude) * (1 + a.operand_roundings) >= FP32_MAX * scale
+    if a.score_format is not None:
+        size = block.uncapped.abs().masked_fill_(~block.visible, 0.0)
+        beyond |= _largest(size + raw) >= a.score_format.overflow * scale
+    return beyond
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The maximum along the keys, (heads, rows, 1); 0 if there are none."""
+    return x.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
 
 
 def _range(block: RowBlock) -> Tensor:
-    """max V - min V over all keys, (heads, 1, head_dim_v): a convex combination cannot leave it."""
-    if not block.values.shape[1]:
+    """max V - min V over the keys that some row sees, (heads, 1, head_dim_v): no convex combination leaves it."""
+    seen = block.visible.any(-2)[..., None]
+    if not seen.shape[1]:
         return block.values.new_zeros(block.values.shape[0], 1, block.values.shape[2])
-    return (block.values.amax(1) - block.values.amin(1))[:, None]
+    high, low = block.values.masked_fill(~seen, -torch.inf).amax(1), block.values.masked_fill(~seen, torch.inf).amin(1)
+    return (high - low).clamp(min=0.0)[:, None]
 
 
 def _jacobian(weights: Tensor, block: RowBlock) -> Tensor:
@@ -187,23 +284,22 @@ def _jacobian(weights: Tensor, block: RowBlock) -> Tensor:
     sums = rest @ torch.cat([values.abs(), shifted.abs(), shifted, shifted * shifted], -1)
     plain, centred, first, second = sums.view(*sums.shape[:-1], 4, width).unbind(-2)
     total = rest.sum(-1, keepdim=True)
-    spread = second - 2 * target * first + target * target * total
-    spread = spread + _CANCELLATION * (second + target * target * total)
+    # The variance around O cancels: what the fp64 sums may have lost is added, at most (keys + 4) u of twice its parts.
+    around = target * target * total
+    spread = second - 2 * target * first + around + 2 * (keys + 4) * U64 * (second + around)
     tails = (plain + out.abs() * total, centred + target.abs() * total, (total * spread.clamp(min=0)).sqrt())
-    return exact + torch.minimum(torch.minimum(tails[0], tails[1]), tails[2])
+    return exact + torch.minimum(torch.minimum(tails[0], tails[1]), tails[2].nan_to_num(nan=torch.inf))
 
 
-def _lse_bound(block: RowBlock, a: ForwardArithmetic, moves: tuple[Tensor, Tensor, Tensor], empty: Tensor) -> Tensor:
-    """LSE = m + ln l: the row sum's relative error, the logarithm's, and the fp32 roundings of the two terms and their sum."""
-    grow, shrink, delta = moves
-    shrink = torch.where(empty, 1.0, shrink)
-    log_sum = torch.where(empty, 0.0, torch.log(block.row_sum.clamp(min=1.0)))
-    top = block.row_max.abs().nan_to_num(posinf=0.0, neginf=0.0)
-    lse = block.lse.abs().nan_to_num(posinf=0.0, neginf=0.0)
-    moved = torch.maximum(torch.log1p(grow), -torch.log(shrink))
-    if delta.shape[-1]:
-        # No log-sum-exp moves by more than its largest score does.
-        largest = delta.masked_fill(~block.visible, 0.0).amax(-1)
-        moved = torch.where(largest > _DIRECT, largest, torch.minimum(moved, largest))
-    roundings = U * (2 * top + log_sum + lse) + LOG_ERROR * (1 + log_sum)
-    return torch.where(empty, 0.0, moved + a.row_sum / (1 - a.row_sum) + roundings)
+def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: _Weights) -> Tensor:
+    """(heads, rows, 1).  LSE = m + ln l: the row sum's relative error, the logarithm's, the fp32 roundings of both and their sum.
+
+    m enters twice, as subtracted and as added, and may be scaled by differently rounded factors.
+    """
+    log_sum = torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None]) + 2 * w.largest
+    lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + w.largest
+    moved = torch.maximum(torch.log1p(w.grown.sum(-1, keepdim=True)), -torch.log(w.total))
+    # No log-sum-exp moves by more than its largest score does.
+    moved = torch.where(w.largest > _DIRECT, w.largest, torch.minimum(moved, w.largest))
+    moved = moved - torch.log1p(-w.row_sum) + 3 * TINY * w.keys
+    return moved + U * ((4 + a.scale_roundings) * w.top + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)
