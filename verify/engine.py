@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +21,7 @@ from verify.evidence import Evidence, load, new_run_id
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
 _POLL = 0.5  # seconds
+_GRACE = 60.0  # seconds beyond a deadline for cases under way and the report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +58,28 @@ class Order:
 
 
 def carry_out(order: Order, console: Console, deadline: float | None = None) -> int:
-    """Run the campaign and return an exit code.  `deadline` (time.monotonic) ends it early, keeping what was judged."""
+    """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is begun."""
     with tempfile.TemporaryFile("w+") as words:
-        process = subprocess.Popen(order.command(), stdout=words, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        variables = dict(os.environ)
+        if deadline is not None:
+            variables["VERIFY_UNTIL"] = str(time.time() + deadline - time.monotonic())
+        process = subprocess.Popen(
+            order.command(),
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=variables,
+            start_new_session=True,
+        )
         try:
             _watch(process, order, console, deadline)
         except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
             return INFRASTRUCTURE
+        finally:
+            # The workers and their cells are in its group; none may outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         words.seek(0)
         return _status(process.returncode, order, words.read(), console)
 
@@ -75,9 +92,8 @@ def _watch(process: subprocess.Popen[bytes], order: Order, console: Console, dea
             time.sleep(_POLL)
             judged, failing = _count(order.directory)
             progress.update(task, completed=judged, description=f"cases judged, {failing} failing verdicts")
-            if deadline is not None and time.monotonic() > deadline:
-                process.terminate()
-                process.wait()
+            if deadline is not None and time.monotonic() > deadline + _GRACE:
+                return
 
 
 def _count(directory: Path) -> tuple[int, int]:
@@ -98,7 +114,7 @@ def _status(returncode: int, order: Order, output: str, console: Console) -> int
         return INFRASTRUCTURE
     if any(verdict.outcome == "fail" for verdict in evidence.verdicts):
         return FAILED
-    if returncode not in (0, -15):
+    if returncode != 0:
         console.print(output.strip()[-4000:], markup=False, highlight=False)
         return INFRASTRUCTURE
     return CLEAN

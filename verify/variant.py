@@ -77,7 +77,7 @@ class Config:
         """The config of that name; raises ValueError."""
         text, *options = name.split("-")
         letters = {} if text == "default" else dict(re.findall(r"([mnws])(\d+)", text))
-        if text != "default" and "".join(f"{letter}{value}" for letter, value in letters.items()) != text:
+        if text != "default" and (not text or "".join(f"{letter}{value}" for letter, value in letters.items()) != text):
             raise ValueError(f"{name!r} is not a config's name")
         numbers = {field: int(letters[letter]) for letter, field in _LETTERS.items() if letter in letters}
         pairs = (option.rsplit("_", 1) for option in options)

@@ -17,7 +17,7 @@ Every supported mask shows each row one interval of keys [low, high), found by c
 read from a table (everything else).  Blocks that every row of the tile sees whole need no mask and come first, then the
 blocks at the edges; blocks that no row sees are never loaded, nor are keys outside the tile's own [min low, max high).
 
-A build is chosen by dtype, head-dim buckets, mask kind (`full`, `causal`, `window`, `interval`), blocks and one bit,
+A build is chosen by dtype, head-dim bucket, mask kind (`full`, `causal`, `window`, `interval`), blocks and one bit,
 "aligned"; lengths, offsets, scale and head counts are plain arguments.
 """
 
@@ -201,7 +201,7 @@ _FLOAT32 = {
 
 
 def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Blocks:
-    """The blocks launched for a config, which must name all four; `bucket` is the larger of the two head-dim buckets.
+    """The blocks launched for a config, which must name all four; `bucket` is that of the larger head dim.
 
     A config is launched as declared for 16-bit dtypes, aligned, up to bucket 128.  Elsewhere it would spill, or outgrow the
     99 KiB of shared memory of sm_86, 89 and 120.  On Hopper 32 rows also keep to mma.sync: the ptxas that Triton 3.6 and 3.7
@@ -277,9 +277,10 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
     if mask.kind == "interval":
         low, high = args.mask.row_bounds(args.batch, args.seqlen_q, args.seqlen_kv, args.q.device)
         tables = low.contiguous(), high.contiguous()
-    bucket, bucket_v = head_dim_bucket(args.head_dim), head_dim_bucket(args.head_dim_v)
+    # One bucket for both head dims: a fifth of the builds that two would need, for padding where they differ.
+    bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
     fast = is_aligned(args, out)
-    blocks = effective_blocks(args.config, args.dtype, max(bucket, bucket_v), fast)
+    blocks = effective_blocks(args.config, args.dtype, bucket, fast)
     kernel = aligned if fast else general
     grid = (args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),)
     with torch.cuda.device_of(args.q):
@@ -292,7 +293,7 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
             BLOCK_M=blocks.block_m,
             BLOCK_N=blocks.block_n,
             BLOCK_D=bucket,
-            BLOCK_DV=bucket_v,
+            BLOCK_DV=bucket,
             num_warps=blocks.num_warps,
             num_stages=blocks.num_stages,
             enable_fp_fusion=False,

@@ -5,6 +5,7 @@ Sources: IEEE 754-2019 (binary16/32/64), the bfloat16 and OCP 8-bit floating poi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +39,7 @@ class DType:
     @property
     def overflow(self) -> float:
         """Where round-to-nearest begins to give infinity: half an ulp above `max`."""
-        return self.max * (1 + self.unit_roundoff)
+        return self.max + math.ldexp(1.0, math.frexp(self.max)[1] - 1 - self.precision)
 
 
 _FORMATS = (

@@ -61,7 +61,9 @@ def load(path: Path, package_root: str) -> Loaded:
     module = _import(path, Path(package_root))
     near = path.resolve().parent
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
-    sources = tuple(sorted({file for file in files if file and Path(file).resolve().parent == near}))
+    # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
+    real = (Path(file) for file in files if file and Path(file).is_absolute())
+    sources = tuple(sorted({str(file) for file in real if file.resolve().parent == near}))
     interpreted = any(type(value).__name__ == "InterpretedFunction" for value in vars(module).values())
     declared = getattr(module, "VARIANTS", None)
     declared = [module.VARIANT] if declared is None and hasattr(module, "VARIANT") else declared

@@ -70,7 +70,7 @@ def judge(trial: Trial) -> Ruling:
         if clean is None:
             continue
         different = (bits(clean) != bits(spoiled)) & rows.view(*rows.shape, *[1] * (clean.dim() - 3))
-        different &= ~((clean == 0) & (spoiled == 0))  # an empty row's zero may take its sign from garbage: it is 0 all the same
+        different &= ~((clean == 0) & (spoiled == 0))  # an empty row's zero may take its sign from garbage
         if bool(different.any()):
             at = first(different)
             got, want = float(spoiled[at]), float(clean[at])

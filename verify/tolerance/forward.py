@@ -39,6 +39,7 @@ class ForwardArithmetic:
 
     scores: Unit
     values: Unit
+    prescaled: str  # dtype of operands that the scale has multiplied; "" if it multiplies scores
     operand_roundings: float  # relative error of the product of one Q and one K operand before it is summed
     score_format: DType | None  # what scores are rounded to, before and after they are scaled; None: they stay fp32
     scale_roundings: int  # fp32 roundings in the factor of the scores
@@ -87,6 +88,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     return ForwardArithmetic(
         scores=unit_for(arch, "tf32" if tf32 and operands == "float32" else operands),
         values=unit_for(arch, "tf32" if tf32 and probability == "float32" else probability),
+        prescaled="" if numerics.prescale == "none" else operands,
         operand_roundings=_relative(_PRESCALE[numerics.prescale], dtype_named(operands).unit_roundoff),
         score_format=dtype_named(given) if numerics.scores == "input" and given != "float32" else None,
         scale_roundings=numerics.scale_roundings,
@@ -140,7 +142,7 @@ def bound(block: RowBlock, arithmetic: ForwardArithmetic, problem: Problem) -> F
     jacobian = torch.minimum(jacobian, _range(block))
     upper = (p + w.grown) / w.total
     carried = torch.where(w.hopeless, most, torch.minimum(upper @ values, most))
-    growth = torch.exp(2 * (a.exps + 2 * U * w.top))
+    growth = torch.exp((2 * a.exps + 4 * U * w.top).clamp(max=_LARGE))
     lost = torch.minimum(_flushed(block, a, w, growth), torch.where(w.hopeless, torch.inf, upper)) @ values
     product = a.values.kappas(w.keys, problem.seqlen_kv)
     fp32 = _relative(2 * a.blocks + (_DIVISION if a.normalised else 0), U)
@@ -151,14 +153,13 @@ def bound(block: RowBlock, arithmetic: ForwardArithmetic, problem: Problem) -> F
         pre = pre + _relative(_DIVISION, U) * (size + pre)
     pre = pre + growth * (2 * w.keys + 2 * a.blocks + 2) * TINY + a.values.flush
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
-    lse = _lse_bound(block, a, w)
+    lse = _lse_bound(block, a, w)[..., 0]
     beyond = _overflows(block, a, problem, raw)
     # Sums of un-normalised P V, of which the row maximum only knows that P <= 1; or of normalised ones, which stay near O.
     reach = carried * (1 + rounding) if a.normalised else w.keys * growth * most
     out = out.masked_fill(beyond | (reach >= FP32_MAX), torch.inf)
-    return ForwardBound(
-        out.masked_fill(exact, 0.0), lse.masked_fill(beyond, torch.inf)[..., 0].masked_fill(w.empty[..., 0], 0.0)
-    )
+    lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(w.empty[..., 0], 0.0)
+    return ForwardBound(out.masked_fill(exact, 0.0), lse)
 
 
 def _relative(count: int, u: float) -> float:
@@ -237,12 +238,17 @@ def _flushed(block: RowBlock, a: ForwardArithmetic, w: _Weights, growth: Tensor)
 
 
 def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem, raw: Tensor) -> Tensor:
-    """Rows (heads, rows, 1) in which a score may overflow before it is scaled: such a row is outside the arithmetic."""
+    """Rows (heads, rows, 1) in which a score may overflow before it is scaled: such a row is outside the arithmetic.
+
+    How large Q and K are alone is not known here.  So fp16 scores under a scale of 0, and fp16 operands that a scale above 1
+    multiplies, count as if they overflowed.
+    """
     scale = min(abs(problem.scale), 1.0)
-    if not scale:
-        return torch.zeros_like(block.row_max, dtype=torch.bool)[..., None]
-    beyond = _largest(block.magnitude) * (1 + a.operand_roundings) >= FP32_MAX * scale
-    if a.score_format is not None:
+    narrow = a.score_format is not None and a.score_format.name == "float16"
+    if (narrow and not scale) or (a.prescaled == "float16" and abs(problem.scale) > 1):
+        return torch.ones_like(block.row_max, dtype=torch.bool)[..., None]
+    beyond = (_largest(block.magnitude) * (1 + a.operand_roundings) >= FP32_MAX * scale) & (scale > 0)
+    if narrow and a.score_format is not None:
         size = block.uncapped.abs().masked_fill_(~block.visible, 0.0)
         beyond |= _largest(size + raw) >= a.score_format.overflow * scale
     return beyond
@@ -292,7 +298,7 @@ def _jacobian(weights: Tensor, block: RowBlock) -> Tensor:
 
 
 def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: _Weights) -> Tensor:
-    """(heads, rows, 1).  LSE = m + ln l: the row sum's relative error, the logarithm's, the fp32 roundings of both and their sum.
+    """(heads, rows, 1).  LSE = m + ln l: the errors of the row sum and its logarithm, and the fp32 roundings of both terms.
 
     m enters twice, as subtracted and as added, and may be scaled by differently rounded factors.
     """

@@ -1,0 +1,288 @@
+"""Attention as low-precision hardware computes it, on the CPU: fp32 steps and explicit roundings, for the tests of the bounds.
+
+A `Kernel` is a declaration (`Numerics`, arch, keys per rescale) and a style of walking over the keys; `emulate` computes what
+an honest kernel of that declaration may return.  What the declaration leaves open (which way a transcendental function errs,
+which way a division does) is chosen by `Luck`: nearest, or all of it allowed and in the directions that add up.
+
+Scores and P V of 16-bit and tf32 operands go through the truncated fused dot-add of `verify.arithmetic.mma.Unit`, computed
+exactly in fp64; fp32 products are serial chains of rounded products and additions, the longest that the bound allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.instructions import LOG_ERROR, ULP, exp_error, tanh_error
+from verify.arithmetic.mma import NearestChain, Unit, unit_for
+from verify.inputs import tensors
+from verify.problem import Problem
+from verify.trial import at_full_shape
+from verify.variant import Numerics
+
+U, TINY = 2.0**-24, 2.0**-126
+LOG2E, LN2 = math.log2(math.e), math.log(2)
+_NOTHING = -900  # exponent of a zero term
+
+
+class Luck(Enum):
+    """What transcendental functions and divisions make of the error that they are allowed."""
+
+    NEAREST = "nearest"
+    AGAINST = "against"  # all of it, in the directions that move the first column of O
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """name: for reports.  style: "online" (FlashAttention's algorithm 1), "fused" (as FlashAttention-2 writes it: raw maximum,
+    one fma per exponent, one serial row sum over all blocks), "eager" (normalised P), "split" (two halves, merged by LSE).
+    fault: "" or what is planted, see `test_tolerance`.  normalises: whether the unit normalises subnormal operands."""
+
+    name: str
+    numerics: Numerics
+    arch: str = "sm_90"
+    style: str = "online"
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    fault: str = ""
+    normalises: bool = True
+
+    def but(self, **changes: object) -> Kernel:
+        """Another kernel; names of `Numerics` fields change the numerics."""
+        own = {key: value for key, value in changes.items() if key in Kernel.__dataclass_fields__}
+        rest = {key: value for key, value in changes.items() if key not in own}
+        return replace(self, **own, numerics=replace(self.numerics, **rest))
+
+
+@dataclass(frozen=True)
+class Result:
+    """out (batch, heads_q, seqlen_q, head_dim_v) in the problem's dtype; lse (batch, heads_q, seqlen_q) fp32, natural."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Result:
+    """One forward pass of that problem's inputs."""
+    q, k, v = at_full_shape(problem, tensors(problem))
+    return _Emulation(problem, kernel, luck).run(q, k, v)
+
+
+def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, least: int = -1100) -> Tensor:
+    """a (n, rows, terms) @ b (n, terms, columns) on a matrix unit, added to `start`: fp32 (n, rows, columns).
+
+    least: the smallest exponent that an operand is taken to have; a unit that does not normalise has the format's emin.
+    """
+    rows, columns = (a.shape[1], b.shape[2])
+    total = torch.zeros(a.shape[0], rows, columns) if start is None else start
+    a64, b64 = a.double(), b.double()
+    places = [torch.frexp(x)[1].clamp(min=least + 1) - 1 for x in (a64, b64)]
+    for at in range(0, a.shape[2], unit.products):
+        part = slice(at, at + unit.products)
+        products = a64[:, :, part, None] * b64[:, None, part]
+        exponents = places[0][:, :, part, None] + places[1][:, None, part]
+        exponents = torch.where(products == 0, _NOTHING, exponents).amax(2)
+        carry = torch.where(total == 0, _NOTHING, torch.frexp(total.double())[1] - 1)
+        step = torch.exp2((torch.maximum(exponents, carry) - unit.fraction).double())
+        exact = (products / step[:, :, None]).trunc().sum(2) + (total.double() / step).trunc()
+        total = _toward_zero(exact * step)
+    return total
+
+
+def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
+    """The same in fp32 to nearest, product by product, from left to right."""
+    total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start.clone()
+    for j in range(a.shape[2]):
+        total += a[:, :, j, None] * b[:, j, None]
+    return total
+
+
+def _toward_zero(x: Tensor) -> Tensor:
+    nearest = x.float()
+    return torch.where(nearest.double().abs() > x.abs(), torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
+
+
+def _truncate_tf32(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@dataclass(frozen=True)
+class _Emulation:
+    problem: Problem
+    kernel: Kernel
+    luck: Luck
+
+    @property
+    def numerics(self) -> Numerics:
+        return self.kernel.numerics
+
+    @property
+    def push(self) -> float:
+        return 1.0 if self.luck is Luck.AGAINST else 0.0
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Result:
+        p, fault = self.problem, self.kernel.fault
+        k, v = (x.repeat_interleave(p.group, 1).flatten(0, 1).float() for x in (k, v))
+        if fault == "V off by one row":
+            v = v.roll(1, 1)
+        visible = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).flatten(0, 1)
+        if fault == "drops the last key":
+            visible = visible & (torch.arange(p.seqlen_kv) != p.seqlen_kv - 1)
+        if fault == "causal off by one":
+            visible = visible | torch.nn.functional.pad(visible, (1, 0))[..., :-1]
+        raw = self.scores(q.flatten(0, 1).float(), k)
+        if self.kernel.style == "fused":
+            raw = raw.masked_fill(~visible, -math.inf)
+            out, lse = self.walk(raw, v, raw=True)
+        else:
+            x = self.logits(raw).masked_fill(~visible, -math.inf)
+            walk = {"online": self.walk, "eager": self.eager, "split": self.split}[self.kernel.style]
+            out, lse = walk(x, v)
+        out = out.to(getattr(torch, p.dtype))
+        return Result(out.view(p.shape_out), lse.view(p.shape_out[:3]))
+
+    # Scores
+
+    @property
+    def scale(self) -> float:
+        return self.problem.scale * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Q K^T as the unit gives it, of prescaled operands where that is declared."""
+        operands = self.problem.dtype if self.numerics.operands == "input" else self.numerics.operands
+        if self.numerics.prescale == "q":
+            q = self.round(q * torch.tensor(self.scale), operands)
+        elif self.numerics.prescale == "sqrt":
+            root = torch.tensor(abs(self.scale)).sqrt()
+            q, k = self.round(q * root * math.copysign(1.0, self.scale), operands), self.round(k * root, operands)
+        raw = self.dot(q, k.mT, operands)
+        return self.round(raw, self.problem.dtype) if self.numerics.scores == "input" else raw
+
+    def logits(self, raw: Tensor) -> Tensor:
+        """Scaled scores in log2 units (natural for the eager style), softcap included, fp32."""
+        natural = self.kernel.style == "eager" or self.problem.softcap or self.numerics.scores == "input"
+        scale = 1.0 if self.numerics.prescale != "none" else self.scale
+        if not natural:
+            return raw * self.sigma(scale)
+        x = raw * torch.tensor(scale)
+        if self.numerics.scores == "input":
+            x = self.round(x, self.problem.dtype)
+        if self.problem.softcap:
+            cap, error = torch.tensor(self.problem.softcap), tanh_error(self.numerics.softcap_tanh) - ULP
+            x = cap * (torch.tanh((x / cap).double()) * (1 + self.push * error * torch.sign(x))).float()
+        return x if self.kernel.style == "eager" else x * torch.tensor(LOG2E)
+
+    def sigma(self, scale: float) -> Tensor:
+        """scale log2 e, rounded once, or formed of two rounded factors."""
+        if self.numerics.scale_roundings == 1:
+            return torch.tensor(scale * LOG2E)
+        return torch.tensor(scale) * torch.tensor(LOG2E)
+
+    # Walks over the keys
+
+    def blocks(self, keys: int) -> Iterator[slice]:
+        size = self.numerics.block_n or max(keys, 1)
+        return (slice(at, min(at + size, keys)) for at in range(0, keys, size))
+
+    def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
+        """The online softmax; x in log2 units, or raw scores whose scaling is fused into the exponent."""
+        top = torch.full((*x.shape[:2], 1), -math.inf)
+        total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
+        sigma, sign = self.sigma(self.scale), self.sign(x, v)
+        for part in self.blocks(x.shape[-1]):
+            new = torch.maximum(top, x[..., part].amax(-1, keepdim=True))
+            base = torch.where(new == -math.inf, 0.0, new)
+            if raw:
+                shift = base * sigma
+                y = (x[..., part].double() * sigma.double() - shift.double()).float()
+                shrink = self.exp2((top - base) * sigma, 1.0)
+            else:
+                y, shrink = x[..., part] - base, self.exp2(top - base, 1.0)
+            p = self.exp2(y, sign[..., part])
+            shrink = torch.ones_like(shrink) if self.kernel.fault == "no rescale" else shrink
+            total = self.add_up(p, total * shrink) if raw else total * shrink + self.add_up(p, torch.zeros_like(total))
+            out = self.weigh(p, v[:, part], out * shrink)
+            top = new
+        top = torch.where(top == -math.inf, 0.0, top) * (torch.tensor(self.scale) if raw else 1.0)
+        return self.divide(out, total), self.log_sum(top, total, natural=raw)
+
+    def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax of whole rows, then one product; x in natural units."""
+        top = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -math.inf)
+        top = torch.where(top == -math.inf, 0.0, top)
+        p = self.exp2((x - top).double() * LOG2E, self.sign(x, v))
+        total = self.add_up(p, torch.zeros_like(top))
+        out = self.weigh(self.divide(p, total), v, torch.zeros(*x.shape[:2], v.shape[-1]))
+        return out, self.log_sum(top, total, natural=True)
+
+    def split(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Both halves of the keys apart, merged by their LSE in fp32."""
+        half = x.shape[-1] // 2
+        parts = [self.walk(x[..., s], v[:, s]) for s in (slice(0, half), slice(half, None))]
+        logs = torch.stack([lse for _, lse in parts])
+        top = logs.amax(0).clamp(min=torch.finfo(torch.float32).min)
+        weights = torch.exp(logs - top)
+        lse = top + torch.log(weights.sum(0))
+        shares = torch.exp(logs - lse.clamp(min=torch.finfo(torch.float32).min))
+        return sum((share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True)), torch.zeros(())), lse
+
+    # Steps
+
+    def sign(self, x: Tensor, v: Tensor) -> Tensor:
+        """Which way each exponential errs: up where the key's V lies above O, in the first column."""
+        exact = torch.softmax(x.double() * (LOG2E if self.kernel.style == "eager" else 1.0) * LN2, -1).nan_to_num()
+        return torch.sign(v[:, None, :, 0].double() - (exact @ v[..., :1].double()))
+
+    def exp2(self, y: Tensor, sign: Tensor | float) -> Tensor:
+        """2^y with the declared error, flushed to zero below the normal range."""
+        error = self.push * (exp_error(self.numerics.exp) - 1.01 * U) * sign
+        value = (torch.exp2(y.double()) * (1 + error)).float()
+        return torch.where(value < TINY, 0.0, value)
+
+    def add_up(self, p: Tensor, start: Tensor) -> Tensor:
+        """The row sum, key by key."""
+        total = start
+        for j in range(p.shape[-1]):
+            total = total + p[..., j : j + 1]
+        return total
+
+    def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        """start + round(P) V."""
+        kind = self.problem.dtype if self.numerics.probability == "input" else self.numerics.probability
+        p = self.round(p, kind)
+        if self.kernel.fault == "fp16 accumulation":
+            for at in range(0, p.shape[-1], 16):
+                start = (start + p[..., at : at + 16] @ v[:, at : at + 16]).half().float()
+            return start
+        return self.dot(p, v, "float16" if kind.startswith("float8") else kind, start)
+
+    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None) -> Tensor:
+        if kind == "float32" and self.numerics.float32_products == "tf32":
+            a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
+        unit = unit_for(self.kernel.arch, kind)
+        if isinstance(unit, NearestChain):
+            return serial_dot(a, b, start)
+        least = -1100 if self.kernel.normalises else dtype_named("float16" if kind == "float16" else "float32").emin
+        return fused_dot(a, b, unit, start, least)
+
+    def divide(self, x: Tensor, total: Tensor) -> Tensor:
+        """x / total, 2 ulp off where that is allowed; 0 for an empty row."""
+        quotient = x / torch.where(total == 0, 1.0, total)
+        return (quotient.double() * (1 + self.push * (2 * ULP - U))).float() if self.push else quotient
+
+    def log_sum(self, top: Tensor, total: Tensor, natural: bool) -> Tensor:
+        """LSE of a row maximum (natural or log2) and a row sum; -inf for an empty row."""
+        if self.kernel.fault == "LSE without the max":
+            top = torch.zeros_like(top)
+        log = torch.log2(total.double())
+        log = (log + self.push * (LOG_ERROR - U) * log.abs().clamp(min=1.0)).float()
+        lse = top + log * torch.tensor(LN2) if natural else (top + log) * torch.tensor(LN2)
+        return torch.where(total == 0, -math.inf, lse)[..., 0]
+
+    def round(self, x: Tensor, dtype: str) -> Tensor:
+        return x if dtype == "float32" else x.to(getattr(torch, dtype)).float()

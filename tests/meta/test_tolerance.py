@@ -1,0 +1,415 @@
+"""The bounds on trial: honest arithmetic stays inside, planted faults do not, and nothing is looser than it must be.
+
+Emulations of correct kernels take the part of the hardware (`tests.meta.emulation`); a sample of distributions, shapes and
+luck is run here, deterministic and small.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from references.attention import Attention, RowBlock, row_blocks
+from references.masks import Lengths
+from tests.meta.emulation import Kernel, Luck, Result, emulate, fused_dot, serial_dot
+from verify.arithmetic.dtypes import DTYPES, dtype_named
+from verify.arithmetic.mma import ARCHES, NearestChain, Unit, known, unit_for
+from verify.distributions import ordinary
+from verify.inputs import tensors
+from verify.oracles.bound import compare
+from verify.problem import Problem
+from verify.tolerance.forward import BEST, TINY, ForwardBound, bound, resolve
+from verify.trial import Truth, at_full_shape, compute_truth
+from verify.variant import Config, Numerics
+
+ALL = ("float16", "bfloat16", "float32")
+EAGER = {"normalised": True, "exp": "vexp", "block_n": 0}
+HONEST = (
+    Kernel("online, sm_90", Numerics(block_n=32)),
+    Kernel("online, sm_80", Numerics(block_n=32), arch="sm_80"),
+    Kernel("online, sm_70", Numerics(block_n=32), arch="sm_70", dtypes=("float16",)),
+    Kernel("fused as FlashAttention-2", Numerics(block_n=32, scale_roundings=3), style="fused"),
+    Kernel("fp32 by FMA", Numerics(block_n=16, scale_roundings=3), dtypes=("float32",)),
+    Kernel("fp32 by tf32", Numerics(block_n=32, float32_products="tf32"), arch="sm_80", dtypes=("float32",)),
+    Kernel("everything in fp32", BEST, dtypes=("float16", "bfloat16")),
+    Kernel("torch's CPU flash, fp32", Numerics(exp="exp_u20", block_n=64), arch="cpu", dtypes=("float32",)),
+    Kernel("torch's CPU flash, 16 bits", Numerics(exp="fexp_u20", block_n=64), arch="cpu"),
+    Kernel(
+        "torch's math",
+        Numerics(operands="float32", prescale="sqrt", probability="float32", **EAGER),
+        arch="cpu",
+        style="eager",
+        dtypes=ALL,
+    ),
+    Kernel("torch's eager flex", Numerics(operands="float32", **EAGER), arch="cpu", style="eager", dtypes=ALL),
+    Kernel("eager in the input's dtype", Numerics(scores="input", scale_roundings=3, **EAGER), style="eager"),
+    Kernel("prescaled q", Numerics(prescale="q", block_n=32)),
+    Kernel("tanh.approx", Numerics(softcap_tanh="tanh.approx", block_n=32)),
+    Kernel("operands that are not normalised", Numerics(block_n=32), dtypes=("float16",), normalises=False),
+)
+SHAPES = (
+    "sq=33,skv=70,d=32",
+    "b=2,hq=4,hkv=2,sq=9,skv=40,d=16,mask=causal",
+    "sq=8,skv=129,d=64,mask=window.20.0",
+    "sq=5,skv=3,d=16",
+    "sq=16,skv=48,d=64,scale=-0.125",
+    "sq=9,skv=33,d=24,dv=40,softcap=20.0",
+    "sq=9,skv=33,d=16,scale=4.0,softcap=1.0",
+    "sq=4,skv=40,d=16,scale=0.0",
+    "sq=12,skv=30,d=16,mask=dense.50.3",
+    "sq=12,skv=7,d=16,mask=causal",
+    "sq=2,skv=300,d=128,scale=0.01",
+    "sq=1,skv=1,d=1",
+)
+
+
+def truth_of(problem: Problem, numerics: Numerics, arch: str) -> Truth:
+    q, k, v = at_full_shape(problem, tensors(problem))
+    return compute_truth(problem, (q, k, v), [resolve(numerics, Config(), problem, arch)])
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Error over bound: out (batch, heads_q, seqlen_q, head_dim_v), lse (batch, heads_q, seqlen_q); 0 in empty rows."""
+
+    out: Tensor
+    lse: Tensor
+
+    @property
+    def worst(self) -> float:
+        return max(float(part.max()) if part.numel() else 0.0 for part in (self.out, self.lse))
+
+
+def ratios(problem: Problem, result: Result, truth: Truth) -> Ratios:
+    live = ~truth.empty
+    out = compare(result.out, truth.out, truth.out_bound, problem.format).ratio
+    lse = compare(result.lse, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")).ratio
+    return Ratios(torch.where(live[..., None], out, 0.0), torch.where(live, lse, 0.0))
+
+
+def suits(kernel: Kernel, shape: str) -> bool:
+    """The fused style takes the maximum before it scales, so it is for positive scales, and has no softcap."""
+    return kernel.style != "fused" or not any(part in shape for part in ("scale=-", "scale=0.0", "softcap"))
+
+
+# Honest arithmetic
+
+
+@pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
+def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
+    """Every distribution, each with the next shape, dtype and luck in turn."""
+    shapes = [shape for shape in SHAPES if suits(kernel, shape)]
+    lucks = itertools.cycle(Luck)
+    turn = itertools.count()
+    for dtype in kernel.dtypes:
+        for distribution, _ in itertools.product(ordinary(), range(2)):
+            shape = shapes[next(turn) * 5 % len(shapes)]
+            problem = Problem.parse(f"{shape},dtype={dtype},dist={distribution}")
+            luck = next(lucks)
+            found = ratios(problem, emulate(problem, kernel, luck), truth_of(problem, kernel.numerics, kernel.arch))
+            assert found.worst <= 1, f"{kernel.name}, {luck.value}: r = {found.worst:.3g} for {problem.name}"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "distribution"),
+    [
+        ("float16", "online, sm_90", "one_hot_v"),
+        ("bfloat16", "online, sm_90", "one_hot_v"),
+        ("float32", "fp32 by FMA", "v_mean"),
+    ],
+)
+def test_honest_kernels_use_much_of_the_bound(dtype: str, name: str, distribution: str):
+    kernel = next(kernel for kernel in HONEST if kernel.name == name)
+    worst = 0.0
+    for shape, luck in itertools.product(SHAPES[:4], Luck):
+        problem = Problem.parse(f"{shape},dtype={dtype},dist={distribution}")
+        found = ratios(problem, emulate(problem, kernel, luck), truth_of(problem, kernel.numerics, kernel.arch))
+        worst = max(worst, float(found.out.max()))
+    assert 0.3 <= worst <= 1
+
+
+# Planted faults: (kernel as it computes, what it declares, problem)
+
+HALF = Kernel("half", Numerics(block_n=32))
+SINGLE = Kernel("single", Numerics(block_n=16), dtypes=("float32",))
+LONG = "sq=16,skv=96,d=64"
+FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
+    "P in fp8": (HALF.but(probability="float8_e4m3fn"), HALF, f"{LONG},dtype=bfloat16"),
+    "P in bf16, declared fp16": (HALF.but(probability="bfloat16"), HALF, f"{LONG},dtype=float16,dist=one_hot_v"),
+    "scores rounded to fp16": (HALF.but(scores="input"), HALF, f"{LONG},dtype=float16,scale=1.0"),
+    "scores rounded to bf16": (HALF.but(scores="input"), HALF, f"{LONG},dtype=bfloat16,scale=1.0"),
+    "q prescaled in bf16": (HALF.but(prescale="q"), HALF, f"{LONG},dtype=bfloat16,scale=0.9"),
+    "tf32, declared ieee": (SINGLE.but(float32_products="tf32"), SINGLE, f"{LONG},dtype=float32"),
+    "a cubic exponential": (SINGLE.but(exp="fexp_u20"), SINGLE, f"{LONG},dtype=float32"),
+    "tanh.approx, declared tanhf": (SINGLE.but(softcap_tanh="tanh.approx"), SINGLE, f"{LONG},dtype=float32,softcap=20.0"),
+    "P in fp16 under fp32": (SINGLE.but(probability="float16"), SINGLE, f"{LONG},dtype=float32"),
+    **{
+        fault: (kernel.but(fault=fault), kernel, problem)
+        for fault, kernel, problem in (
+            ("fp16 accumulation", HALF, "sq=16,skv=256,d=64,dtype=float16,dist=v_mean"),
+            ("LSE without the max", HALF, f"{LONG},dtype=float16"),
+            ("no rescale", HALF, f"{LONG},dtype=bfloat16"),
+            ("drops the last key", HALF, "sq=4,skv=500,d=64,dtype=bfloat16"),
+            ("causal off by one", HALF, f"{LONG},dtype=bfloat16,mask=causal"),
+            ("scale off by 1e-3", SINGLE, f"{LONG},dtype=float32"),
+            ("V off by one row", HALF, f"{LONG},dtype=bfloat16"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_exceed_the_bound(name: str):
+    faulty, declared, text = FAULTS[name]
+    problem = Problem.parse(text)
+    truth = truth_of(problem, declared.numerics, declared.arch)
+    # The same problem computed as declared passes: it is the fault that is caught.
+    assert ratios(problem, emulate(problem, declared, Luck.AGAINST), truth).worst <= 1
+    assert ratios(problem, emulate(problem, faulty, Luck.AGAINST), truth).worst > 1
+
+
+# What the bound must be
+
+
+def blocks_of(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> RowBlock:
+    (block,) = row_blocks(q, k, v, Attention(problem.mask, problem.scale, problem.softcap))
+    return block
+
+
+def bound_of(text: str, numerics: Numerics | None = None, arch: str = "sm_90") -> ForwardBound:
+    problem = Problem.parse(text)
+    block = blocks_of(problem, *at_full_shape(problem, tensors(problem)))
+    return bound(block, resolve(numerics or Numerics(), Config(block_n=32), problem, arch), problem)
+
+
+def with_operands(
+    q: list[float], k: list[float], v: list[float], *, dtype: str, softmax_scale: float = 1.0, **numerics: object
+) -> ForwardBound:
+    """One head, head_dim 1: as many rows and keys as given."""
+    problem = Problem(seqlen_q=len(q), seqlen_kv=len(k), head_dim=1, dtype=dtype, softmax_scale=softmax_scale)
+    block = blocks_of(problem, *(torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in (q, k, v)))
+    return bound(block, resolve(Numerics(**numerics), Config(block_n=32), problem, "sm_90"), problem)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "cpu"])
+@pytest.mark.parametrize("dtype", ALL)
+def test_bound_is_zero_where_the_result_is_exact(dtype: str, arch: str):
+    found = bound_of(f"sq=12,skv=7,d=16,mask=causal,dtype={dtype},dist=zero_v_columns", arch=arch)
+    empty = torch.arange(12) < 5
+    assert bool((found.out[:, empty] == 0).all())
+    assert bool((found.lse[:, empty] == 0).all())
+    assert bool((found.out[:, ~empty, 0::4] == 0).all()), "columns of V that are zero"
+    assert bool((found.out[:, ~empty, 1::4] > 0).all())
+    assert bool((found.lse[:, ~empty] > 0).all())
+
+
+@pytest.mark.parametrize("kernel", [HONEST[0], HONEST[8], HONEST[9]], ids=lambda kernel: kernel.name)
+def test_bound_is_finite_and_positive(kernel: Kernel):
+    for dtype, distribution, shape in itertools.product(kernel.dtypes, ordinary(), (SHAPES[1], SHAPES[6])):
+        problem = Problem.parse(f"{shape},dtype={dtype},dist={distribution}")
+        truth = truth_of(problem, kernel.numerics, kernel.arch)
+        for tolerance in (truth.out_bound, truth.lse_bound):
+            assert bool(tolerance.isfinite().all()), problem.name
+            assert bool((tolerance >= 0).all()), problem.name
+
+
+@pytest.mark.parametrize("lengths", ["sq=0,skv=5", "sq=5,skv=0", "sq=0,skv=0"])
+def test_no_rows_and_no_keys(lengths: str):
+    problem = Problem.parse(f"{lengths},d=16,dtype=float16")
+    truth = truth_of(problem, Numerics(), "sm_90")
+    assert not truth.out_bound.any()
+    assert not truth.lse_bound.any()
+
+
+def test_infinite_only_where_a_product_may_overflow():
+    """fp16 scores past 65504 before they are scaled; Q K^T or un-normalised P V past fp32's range; nothing else."""
+    large = with_operands([300.0, 1.0], [300.0], [1.0], dtype="float16", softmax_scale=0.01, scores="input")
+    assert large.out[0, 0].isinf().all()
+    assert large.lse[0, 0].isinf()
+    assert large.out[0, 1].isfinite().all()
+    assert with_operands([300.0], [300.0], [1.0], dtype="float16", softmax_scale=0.01).out.isfinite().all()
+    assert with_operands([1.0], [1.0], [1.0], dtype="float16", softmax_scale=0.0, scores="input").out.isinf().all()
+    assert with_operands([1.0], [1.0], [1.0], dtype="float16", softmax_scale=2.0, prescale="q").out.isinf().all()
+    assert with_operands([1.0], [1.0], [1.0], dtype="bfloat16", softmax_scale=2.0, prescale="q").out.isfinite().all()
+    huge = 3e38
+    assert with_operands([huge], [2.0], [1.0], dtype="bfloat16").out.isinf().all()
+    assert with_operands([0.0], [0.0, 0.0], [huge, huge], dtype="bfloat16").out.isinf().all()
+    assert with_operands([0.0], [0.0, 0.0], [huge, 0.0], dtype="bfloat16", normalised=True).out.isfinite().all()
+    # Whole rows of them: no inf - inf and no 0 * inf on the way.
+    for scale in (1e-30, 1.0, 1e30, 1e300):
+        found = with_operands(
+            [huge, -huge, 0.0], [huge, -huge, 1e-38], [huge, 0.0, -huge], dtype="bfloat16", softmax_scale=scale
+        )
+        assert not found.out.isnan().any()
+        assert not found.lse.isnan().any()
+
+
+def test_hopeless_scores_leave_the_range_of_v():
+    """Where a score may be off by hundreds, O may be any average of V, and no more: a key far below may even win."""
+    problem = Problem(seqlen_q=1, seqlen_kv=2, head_dim=2, dtype="float32", softmax_scale=1.0)
+    q, v = torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 1.0], [2.0, 5.0]])
+    k = torch.tensor([[0.0, 0.0], [1e12 - 65536.0, -1e12]])  # a logit near -65536 that is the difference of large products
+    q, k, v = (x.double().view(1, 1, -1, 2) for x in (q, k, v))
+    found = bound(blocks_of(problem, q, k, v), resolve(Numerics(), Config(), problem, "cpu"), problem)
+    assert bool((found.out >= torch.tensor([1.0, 4.0])).all())
+    assert bool((found.out <= torch.tensor([1.0, 4.0]) * 1.001).all())
+    assert found.lse.isfinite().all()
+
+
+def test_range_of_v_leaves_out_keys_that_no_row_sees():
+    problem = Problem(seqlen_q=2, seqlen_kv=4, head_dim=1, dtype="float32", mask=Lengths((2,), (2,)), softmax_scale=1.0)
+    operands = [1e9, 1e9], [1e9, -1e9, 0.0, 0.0], [64.0, 65.0, -9.0, -9.0]
+    q, k, v = (torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in operands)
+    found = bound(blocks_of(problem, q, k, v), resolve(Numerics(), Config(), problem, "cpu"), problem)
+    assert bool((found.out < 1.01).all())
+
+
+# Leniency has an order
+
+
+DIFFUSE = "sq=20,skv=64,d=64,scale=0.02,dist=same_sign_v"  # all P are normal in fp16, so that only unit roundoffs matter
+
+
+@pytest.mark.parametrize(
+    ("looser", "tighter"),
+    [
+        ({"probability": "bfloat16"}, {"probability": "float16"}),
+        ({"probability": "float16"}, {"probability": "float32", "operands": "float32"}),
+        ({"scores": "input"}, {}),
+        ({"prescale": "sqrt"}, {"prescale": "q"}),
+        ({"prescale": "q"}, {}),
+        ({"exp": "fexp_u20"}, {"exp": "exp_u20"}),
+        ({"exp": "exp_u20"}, {"exp": "ex2.approx"}),
+        ({"scale_roundings": 3}, {}),
+        ({"block_n": 16}, {"block_n": 32}),
+        ({"block_n": 32}, {"block_n": 0}),
+    ],
+    ids=str,
+)
+def test_more_lenient_declarations_give_larger_bounds(looser: dict[str, object], tighter: dict[str, object]):
+    problem = f"{DIFFUSE},dtype=float16"
+    loose, tight = (bound_of(problem, Numerics(**changes)) for changes in (looser, tighter))
+    assert bool((loose.out >= tight.out).all())
+    assert bool((loose.lse >= tight.lse).all())
+    assert bool((loose.out > tight.out).any() or (loose.lse > tight.lse).any())
+
+
+def test_older_units_give_larger_bounds():
+    bounds = [bound_of(f"{DIFFUSE},dtype=float16", arch=arch) for arch in ("sm_70", "sm_75", "sm_80", "sm_90")]
+    for loose, tight in itertools.pairwise(bounds):
+        assert bool((loose.out >= tight.out).all())
+        assert bool((loose.lse >= tight.lse).all())
+
+
+def test_best_is_no_looser_than_any_declaration():
+    best = bound_of(f"{DIFFUSE},dtype=bfloat16", BEST)
+    for kernel in HONEST:
+        if "bfloat16" in kernel.dtypes and kernel.arch == "sm_90":
+            assert bool((bound_of(f"{DIFFUSE},dtype=bfloat16", kernel.numerics).out >= best.out).all()), kernel.name
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("accumulator", "float16"),
+        ("prescale", "k"),
+        ("scores", "float8"),
+        ("float32_products", "bf16x3"),
+        ("exp", "exp9"),
+        ("operands", "int8"),
+        ("probability", "float8_e4m3fn"),
+        ("softcap_tanh", "tan"),
+    ],
+)
+def test_what_is_not_derived_is_refused(field: str, value: str):
+    problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16", softcap=20.0)
+    with pytest.raises(ValueError, match=value):
+        resolve(replace(Numerics(), **{field: value}), Config(), problem, "sm_90")
+
+
+# Matrix units
+
+
+def units() -> list[tuple[str, str, Unit]]:
+    fp16 = [(arch, "float16", unit_for(arch, "float16")) for arch in ("sm_70", "sm_75", "sm_80", "sm_90")]
+    return fp16 + [(arch, "tf32", unit_for(arch, "tf32")) for arch in ("sm_80", "sm_90")]
+
+
+def test_an_unknown_arch_gets_the_most_pessimistic_unit():
+    assert known("sm_90")
+    assert known("sm_89")
+    assert not known("sm_999")
+    for kind in ("float16", "bfloat16", "tf32"):
+        pessimist = unit_for("sm_999", kind)
+        for arch, n in itertools.product(ARCHES, (1, 16, 1000, 100_000)):
+            assert pessimist.kappa(n) >= unit_for(arch, kind).kappa(n), (arch, kind)
+    with pytest.raises(ValueError, match="int4"):
+        unit_for("sm_90", "int4")
+
+
+def adversarial(unit: Unit, n: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sums that lose as much as they can: a large first product, then what is truncated away entirely, or nearly."""
+    ones = torch.ones(1, 1, n)
+    for tail in (2.0**-unit.fraction, 1.96 * 2.0**-unit.fraction, 2.0**-unit.fraction * 0.9990234375, 2.0**-12 + 2.0**-20):
+        b = torch.full((1, n, 1), tail)
+        b[0, 0] = 1.0
+        yield ones, b
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.rand(1, *shape, generator=generator).half().float() + 0.5 for shape in ((8, n), (n, 8)))
+    yield a, b
+    yield a, b - 1.0
+
+
+@pytest.mark.parametrize(("arch", "kind", "unit"), units(), ids=lambda part: part if isinstance(part, str) else "")
+def test_kappa_bounds_the_unit_and_is_not_idle(arch: str, kind: str, unit: Unit):
+    """Exact operands of 11 bits, wherever they lie, so that products are exact; tf32's own truncation is left out."""
+    exact = replace(unit, operand_error=0.0)
+    worst = 0.0
+    for n in (1, 16, 100, 1024):
+        for a, b in adversarial(exact, n):
+            want, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+            error = (fused_dot(a, b, exact).double() - want).abs() / size
+            worst = max(worst, float((error / exact.kappa(n)).max()))
+    assert worst <= 1
+    assert worst >= 0.3
+
+
+def test_kappa_bounds_rounding_to_nearest():
+    unit = unit_for("cpu", "float32")
+    worst = 0.0
+    for n in (1, 16, 100, 1024):
+        b = torch.full((1, n, 1), 0.999 * 2.0**-24)
+        b[0, 0] = 1.0
+        b[0, 1:2] = 2.0**-23  # an odd last place: ties and less are lost, one after the other
+        error = (serial_dot(torch.ones(1, 1, n), b).double() - b.double().sum()).abs() / b.double().sum()
+        worst = max(worst, float(error) / unit.kappa(n))
+    assert 0.3 <= worst <= 1
+
+
+@pytest.mark.parametrize("unit", [Unit(16, 25, 23), NearestChain(1, 24, 24)], ids=["mma", "fp32"])
+def test_zero_products_cost_nothing(unit: Unit):
+    used = torch.tensor([0.0, 1.0, 7.0, 100.0], dtype=torch.float64)
+    few = unit.kappas(used, 100)
+    assert float(few[0]) == 0
+    assert float(few[-1]) == pytest.approx(unit.kappa(100), rel=1e-12)
+    assert bool((few.diff() > 0).all())
+    apart = torch.zeros(1, 1, 100)
+    apart[..., ::15] = 1.0 + 2.0**-10
+    b = torch.full((1, 100, 1), 1.0 + 2.0**-9 + 2.0**-10)
+    got = (serial_dot if isinstance(unit, NearestChain) else lambda x, y: fused_dot(x, y, unit))(apart, b).double()
+    assert float(((got - apart.double() @ b.double()).abs() / (apart.double() @ b.double())).max()) <= float(few[2])
+
+
+def test_flushing_is_allowed_for_but_not_believed():
+    """V of fp32 subnormals may come out as 0 from arithmetic that flushes; V a thousand times larger may not."""
+    small, large = ([1e-39, 1e-39], [1e-34, 1e-34])
+    assert float(with_operands([0.0], [0.0, 0.0], small, dtype="float32").out) > 1e-39
+    assert float(with_operands([0.0], [0.0, 0.0], large, dtype="float32").out) < 1e-36
+    assert dtype_named("float32").smallest_subnormal < TINY < math.inf
+    assert set(DTYPES) >= set(ALL)
