@@ -35,12 +35,16 @@ __all__ = [
 def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
     """Write report.json, report.md and report.html into a folder; returns their paths in this order.
 
-    Each file is replaced whole: a reader sees the old one or the new one.
+    Each file is replaced whole: a reader sees the old one or the new one.  The plot of r lies beside them as r.svg, for pages
+    that want to show it.
     """
-    from verify.report import html, markdown
+    from verify.report import html, markdown, plots
 
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
+    picture = plots.ratio_plot(report)
+    if picture is not None:
+        _replace(place / "r.svg", picture.replace('style="', 'style="background: white; ', 1))
     return (
         _replace(place / "report.json", dumps(report)),
         _replace(place / "report.md", markdown.render(report)),

@@ -142,7 +142,7 @@ def bound(block: RowBlock, arithmetic: ForwardArithmetic, problem: Problem) -> F
     jacobian = torch.minimum(jacobian, _range(block))
     upper = (p + w.grown) / w.total
     carried = torch.where(w.hopeless, most, torch.minimum(upper @ values, most))
-    growth = torch.exp((2 * a.exps + 4 * U * w.top).clamp(max=_LARGE))
+    growth = torch.exp(2 * (a.exps + U * w.top).clamp(max=_LARGE / 2))
     lost = torch.minimum(_flushed(block, a, w, growth), torch.where(w.hopeless, torch.inf, upper)) @ values
     product = a.values.kappas(w.keys, problem.seqlen_kv)
     fp32 = _relative(2 * a.blocks + (_DIVISION if a.normalised else 0), U)
@@ -226,8 +226,9 @@ def _weights(block: RowBlock, a: ForwardArithmetic, delta: Tensor) -> _Weights:
 def _flushed(block: RowBlock, a: ForwardArithmetic, w: _Weights, growth: Tensor) -> Tensor:
     """What each weight may lose, as a part of the row sum, because small P are rounded absolutely or flushed.
 
-    The largest p~ is exp(0) but for its own roundings, `growth`: so is the least that the computed row sum can be, whatever
-    the errors of the scores.  Where these are small, the exact row sum says more.
+    The largest p~ is exp(0), but for the exponentials' errors and, where a rounded m sigma is subtracted from an exact
+    product, for u |m|: the computed row sum is no less, whatever the errors of the scores.  `growth` holds both, twice, since
+    what was lost is rescaled too.  Where the scores are good, the exact row sum says more.
     """
     loss = (a.flush + 2 * TINY) * torch.ones_like(growth)
     if not a.normalised:
