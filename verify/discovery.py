@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, ROOT, Cell, Environment, Zygote
-from verify.variant import Declaration, declaration_from
+from verify.problem import Problem
+from verify.tolerance.forward import resolve
+from verify.variant import Config, Declaration, declaration_from
 
 _DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
 
@@ -77,13 +79,50 @@ def roster(files: list[Path] | None = None) -> Roster:
                 trace = str(reply.data.get("traceback", ""))
                 failures.append(Unloadable(shown, str(path.resolve()), f"{reply.status}: {reply.message}\n{trace}".strip()))
                 continue
-            source = _hash(reply.data["sources"], path)
-            for data in reply.data["variants"]:
-                ref = data["name"] if inside else f"{path}@{data['name']}"
-                entries.append({"ref": ref, "path": str(path.resolve()), "source_hash": source, "data": data})
+            try:
+                entries += _entries(reply.data, path, inside)
+            except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+                failures.append(Unloadable(shown, str(path.resolve()), f"its declaration: {type(error).__name__}: {error}"))
     finally:
         zygote.close()
     return Roster(tuple(entries), tuple(failures))
+
+
+def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, Any]]:
+    """The roster's entries of a file that was loaded; raises if what it declares cannot be judged."""
+    source = _hash(reply["sources"], path)
+    found = []
+    for data in reply["variants"]:
+        ref = data["name"] if inside else f"{path}@{data['name']}"
+        entry = {"ref": ref, "path": str(path.resolve()), "source_hash": source, "data": data}
+        _check(declaration_from(data, ref=ref, path=entry["path"], source_hash=source))
+        found.append(entry)
+    if len({entry["ref"] for entry in found}) < len(found):
+        raise ValueError("name: two variants have the same")
+    return found
+
+
+def _check(declaration: Declaration) -> None:
+    """Raise ValueError, naming the field, for a declaration that no case can be made of."""
+    support = declaration.support
+    names = [config.name for config in declaration.configs]
+    if not re.fullmatch(r"[\w.-]+", declaration.name, re.ASCII):
+        raise ValueError(f"name: {declaration.name!r} may hold letters, digits, _ . and - only")
+    if not names or len(set(names)) < len(names) or any(Config.parse(c.name) != c for c in declaration.configs):
+        raise ValueError(f"configs: {', '.join(names) or 'none'}: one at least, each with a name of its own that parses back")
+    if not support.dtypes or not support.head_dims or not support.masks:
+        raise ValueError("support: dtypes, head_dims and masks must name one each at least")
+    if declaration.contract.lse not in ("natural", "base2", None):
+        raise ValueError(f"contract.lse: {declaration.contract.lse!r} is none of 'natural', 'base2', None")
+    if declaration.contract.masked_values not in ("any", "finite"):
+        raise ValueError(f"contract.masked_values: {declaration.contract.masked_values!r} is neither 'any' nor 'finite'")
+    for dtype in support.dtypes:
+        problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype, softcap=1.0)
+        for config in declaration.configs:
+            try:
+                resolve(declaration.numerics, config, problem, "cpu")
+            except KeyError as error:
+                raise ValueError(f"numerics: {error} is not known") from None
 
 
 def _hash(sources: list[str], path: Path) -> str:

@@ -8,6 +8,7 @@ poison is restored, and the arena must equal its pristine image byte for byte.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from collections.abc import Mapping
@@ -18,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.arithmetic.dtypes import dtype_named
 from verify.inputs import Inputs
 from verify.problem import Problem
 
@@ -28,6 +28,14 @@ ALIGNMENT = 512
 CANARY = 0x7FF9  # a quiet NaN in fp16 and bf16, doubled in fp32 and fourfold in fp64
 POISONS = {"nan": 0x7FFD, "huge": 0x7BFF}  # outputs before a run; "huge" is finite in every 16-, 32- and 64-bit format
 OUTPUTS = ("out", "lse")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of that name, integers for semaphores included; raises ValueError."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype: torch has no {name!r}")
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,10 @@ class Slot:
 
     def view(self, arena: Tensor) -> Tensor:
         """This buffer as a tensor over the arena's bytes (a uint8 tensor)."""
-        size = dtype_named(self.dtype).itemsize
+        dtype = torch_dtype(self.dtype)
+        size = dtype.itemsize
         extent = (0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))) * size
-        typed = arena[self.start : self.start + extent].view(dtype_named(self.dtype).torch)
+        typed = arena[self.start : self.start + extent].view(dtype)
         return typed.as_strided(self.shape, self.strides)
 
 
@@ -97,7 +106,7 @@ def plan(problem: Problem, *, lse: bool, workspace: Mapping[str, tuple[tuple[int
     for name, (shape, dtype) in dense.items():
         wanted.append((name, dtype, shape, contiguous(shape), 0, int(np.prod(shape, dtype=np.int64))))
     for name, dtype, shape, strides, offset, extent in wanted:
-        size = dtype_named(dtype).itemsize
+        size = torch_dtype(dtype).itemsize
         slots.append(Slot(name, dtype, tuple(shape), strides, position + offset * size, position, position + extent * size))
         position = _up(position + extent * size) + REDZONE
     return Plan(tuple(slots), _up(position))
@@ -154,8 +163,10 @@ class Arena:
             return
         self.close()
         self.capacity = max(1 << 22, 1 << (size - 1).bit_length())
-        self.fd = os.memfd_create("attention-verify")
+        self.fd = os.memfd_create("attention-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.capacity)
+        # A kernel that shrank the file would kill the judge at its next look (SIGBUS).
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self.fd, self.capacity)
         self.bytes = np.frombuffer(self._map, np.uint8)
         self.generation += 1

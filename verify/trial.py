@@ -25,6 +25,7 @@ from verify.variant import Config, Declaration
 
 # Multiply-adds of one product above which a GPU, where there is one, computes the reference faster than one core.
 _WORTH_A_GPU = 2e8
+_MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Trial:
     arch: str
     with_best: bool = False
     clock: Clock = field(default_factory=Clock)
+    scratch_failure: Reply | None = None  # what came of asking for workspaces, if none came
     _runs: dict[str, Run] = field(default_factory=dict)
 
     @cached_property
@@ -95,13 +97,22 @@ class Trial:
     @cached_property
     def plan(self) -> Plan:
         """Where this case's buffers lie."""
-        wanted: Mapping[str, tuple[tuple[int, ...], str]] = {}
         if self.declaration.has_workspace:
             layout = plan(self.problem, lse=self.declaration.contract.lse is not None, workspace={})
             reply = self.cell.workspace(self.declaration.path, self._request(layout))
             if reply.ok:
-                wanted = {name: (tuple(shape), dtype) for name, (shape, dtype) in reply.data["workspace"].items()}
-        return plan(self.problem, lse=self.declaration.contract.lse is not None, workspace=wanted)
+                try:
+                    wanted = {name: (tuple(shape), dtype) for name, (shape, dtype) in reply.data["workspace"].items()}
+                    found = plan(self.problem, lse=self.declaration.contract.lse is not None, workspace=wanted)
+                    if found.size <= _MOST_MEMORY and all(n >= 0 for shape, _ in wanted.values() for n in shape):
+                        return found
+                    reply = Reply("breach", f"workspace: {wanted} cannot be had")
+                except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+                    reply = Reply("breach", f"workspace: {type(error).__name__}: {error}")
+            if reply.status != "unsupported":  # else the run itself refuses, over buffers that can be checked
+                self.scratch_failure = reply
+            return layout
+        return plan(self.problem, lse=self.declaration.contract.lse is not None, workspace={})
 
     @property
     def first(self) -> Run:
@@ -116,7 +127,10 @@ class Trial:
 
     def _launch(self, poison: str, inputs: Inputs) -> Run:
         with self.clock.timed("generate"):
-            self.arena.lay(self.plan, inputs, poison)
+            where = self.plan
+            if self.scratch_failure is not None:
+                return Run(self.scratch_failure, poison)
+            self.arena.lay(where, inputs, poison)
         with self.clock.timed("run"):
             reply = self.cell.run(self.declaration.path, self._request(self.plan), self.arena)
             if reply.status not in ("ok", "unsupported"):

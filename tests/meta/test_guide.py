@@ -203,7 +203,7 @@ def blocks(page: Path, section: str = "") -> list[Block]:
     """The fenced code blocks of a page, or of the section whose heading contains those words."""
     text = page.read_text(encoding="utf-8")
     if section:
-        parts = re.split(r"^(#+ .*)$", text, flags=re.MULTILINE)
+        parts = re.split(r"^(##+ .*)$", text, flags=re.MULTILINE)
         text = "".join(body for head, body in zip(parts[1::2], parts[2::2], strict=True) if section in head.lower())
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -74,7 +75,14 @@ class Zygote:
     def fork(self, log: int) -> tuple[socket.socket, int]:
         """A new life: its socket and process id.  `log` is the descriptor that gets its output."""
         with self._lock:
-            return self._fork(log)
+            try:
+                return self._fork(log)
+            except (Closed, TimeoutError):  # a kernel may have killed it, and its end need not have been seen yet
+                self.close()
+            try:
+                return self._fork(log)
+            except (Closed, TimeoutError) as error:
+                raise InfrastructureError(f"the {self.environment.name} zygote is gone: {error}") from error
 
     def _fork(self, log: int) -> tuple[socket.socket, int]:
         if self._process is None or self._process.poll() is not None:
@@ -84,9 +92,9 @@ class Zygote:
         try:
             send(self._control, {"op": "fork"}, [theirs.fileno(), log])
             return mine, int(receive(self._control)[0]["pid"])
-        except (Closed, TimeoutError) as error:
+        except (Closed, TimeoutError):
             mine.close()
-            raise InfrastructureError(f"the {self.environment.name} zygote is gone: {error}") from error
+            raise
         finally:
             theirs.close()
 
@@ -115,6 +123,7 @@ class Zygote:
             self._process = None
 
     def _start(self) -> None:
+        self.close()
         mine, theirs = socket.socketpair()
         variables = os.environ | dict(self.environment.variables) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -129,6 +138,7 @@ class Zygote:
             try:
                 receive(mine)
             except (Closed, TimeoutError) as error:
+                mine.close()
                 words.seek(0)
                 text = words.read()[-2000:].decode(errors="replace")
                 raise InfrastructureError(f"the {self.environment.name} zygote did not start: {text}") from error
@@ -148,11 +158,13 @@ class Cell:
         self._loaded: set[str] = set()
         self._arena_generation = 0
         self._hung = False
+        self._requests = 0
 
     # Requests.
 
     def load(self, path: str) -> Reply:
         """Load a kernel file; the reply's data["variants"] describes what it holds."""
+        self._ensure_life()
         message = {"op": "load", "path": path, "package_root": str(ROOT)}
         reply = self._ask(message, self.environment.patience)
         if reply.ok:
@@ -161,6 +173,7 @@ class Cell:
 
     def arch(self) -> str:
         """The architecture that this cell's kernels run on: "sm_90", "cpu"..."""
+        self._ensure_life()
         reply = self._ask({"op": "device"}, self.environment.patience)
         if not reply.ok:
             raise InfrastructureError(f"the {self.environment.name} cell does not answer: {reply.message}")
@@ -200,18 +213,20 @@ class Cell:
         return self._ask(message, deadline)
 
     def _ask(self, message: dict[str, Any], deadline: float, fds: list[int] | None = None) -> Reply:
-        self._ensure_life()
         assert self._life is not None
         begun = time.perf_counter()
         self._life.settimeout(deadline)
+        self._requests += 1
         try:
-            send(self._life, message, fds)
+            send(self._life, message | {"request": self._requests}, fds)
             data, _ = receive(self._life)
+            if data.get("request") != self._requests:
+                raise Closed("a reply to no request")
         except TimeoutError:
             self._end_life()
             return Reply("hang", f"no answer within {deadline:g} s; killed", seconds=time.perf_counter() - begun)
-        except Closed:
-            return Reply("crash", self._obituary(), seconds=time.perf_counter() - begun)
+        except Closed as end:
+            return Reply("crash", self._obituary(str(end)), seconds=time.perf_counter() - begun)
         seconds = time.perf_counter() - begun
         status = str(data.get("status", "raised"))
         reason = str(data.get("reason") or data.get("message") or "")
@@ -221,6 +236,10 @@ class Cell:
         return reply
 
     def _ensure_life(self) -> None:
+        # What can be read between two requests is the end of a life that died idle (with its zygote, say), or words that
+        # nobody asked for; neither is an answer to the next request.
+        if self._life is not None and select.select([self._life], [], [], 0)[0]:
+            self._end_life()
         if self._life is not None:
             return
         self._log.seek(0)
@@ -242,21 +261,21 @@ class Cell:
             os.kill(self._pid, signal.SIGKILL)
         return self._zygote.reap(self._pid)
 
-    def _obituary(self) -> str:
-        """How the life ended, and its last words."""
-        assert self._life is not None
-        self._life.close()
-        self._life = None
-        status = self._zygote.reap(self._pid)
-        if status is None:
+    def _obituary(self, garbage: str) -> str:
+        """How the life ended, and its last words; `garbage`: what made its reply unreadable, if it sent one."""
+        # Killing does not change how a process that is already dying ends; it does end one that only closed its socket.
+        status = self._end_life()
+        if garbage:
+            how = f"sent {garbage}; killed"
+        elif status is None:
             how = "the cell ended"
         elif status < 0:
             name = signal.Signals(-status).name
-            how = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+            how = f"killed by {name}" + (" (out of memory, or it closed its socket?)" if name == "SIGKILL" else "")
         else:
             how = f"exited with status {status}"
         with contextlib.suppress(OSError):
-            self._log.seek(0)
-            words = self._log.read()[-1500:].decode(errors="replace").strip()
+            self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
+            words = self._log.read().decode(errors="replace").strip()
             return f"{how}\n{words}" if words else how
         return how

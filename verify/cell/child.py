@@ -117,7 +117,7 @@ class _Life:
                         "message": f"{type(error).__name__}: {_first_line(error)}",
                         "traceback": _trim(traceback.format_exc()),
                     }
-                send(self.sock, reply | {"poisoned": self.poisoned})
+                send(self.sock, reply | {"poisoned": self.poisoned, "request": message.get("request")})
 
     def _answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         match message["op"]:
@@ -165,10 +165,11 @@ class _Life:
         arena.copy_(self.host[:size], non_blocking=True)
         try:
             _launch(variant, message, arena)
-            # One wait for all three: where many processes share a GPU, each wait costs a round of its time slices.
-            self.host[:size].copy_(arena, non_blocking=True)
         finally:
             try:
+                # After a refusal too: it must have touched nothing.  One wait for all three: where many processes share a
+                # GPU, each wait costs a round of its time slices.
+                self.host[:size].copy_(arena, non_blocking=True)
                 torch.cuda.synchronize()
             except RuntimeError:
                 self.poisoned = True
