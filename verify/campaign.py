@@ -89,7 +89,7 @@ class OpenRun:
         """Declared worst cases and cases that failed before: re-run first."""
         ids = [id_ for declaration in self.here for id_ in declaration.witness]
         known = state_directory() / _KNOWN
-        ids += known.read_text(encoding="utf-8").split() if known.exists() else []
+        ids += known.read_text(encoding="utf-8").splitlines() if known.exists() else []
         pairs = []
         for id_ in dict.fromkeys(ids):
             try:
@@ -185,7 +185,7 @@ def remember_failures(evidence: Evidence) -> None:
     if not failing:
         return
     known = state_directory() / _KNOWN
-    before = known.read_text(encoding="utf-8").split() if known.exists() else []
+    before = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
     smallest = sorted(failing, key=len)[:50]
     known.write_text("\n".join(dict.fromkeys([*smallest, *before][:200])) + "\n", encoding="utf-8")
 

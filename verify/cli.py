@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from verify import device
-from verify.case import Case, CaseError
+from verify.case import Case
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of
 from verify.evidence import Evidence, Verdict
 
@@ -99,11 +99,14 @@ def fuzz(kernels: tuple[Path, ...], max_time: float, keep_going: bool, workers: 
 @click.argument("case")
 def replay(case: str) -> int:
     """Judge one CASE again, by the id that a failing verdict prints, and say FIXED or FAILED."""
+    from verify.inputs import check_distribution
     from verify.replay import replay as again
 
     try:
-        return again(Case.parse(case), console)
-    except CaseError as error:
+        parsed = Case.parse(case)
+        check_distribution(parsed.problem)
+        return again(parsed, console)
+    except ValueError as error:
         raise UsageError(str(error)) from None
 
 
@@ -167,7 +170,9 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
         table.add_row(declaration.ref, declaration.family, ", ".join(support.dtypes), dims, masks, names, reason)
     console.print(table)
     for failure in found.failures:
-        console.print(f"{failure.ref} does not load: {failure.message}", style="red", markup=False)
+        console.print(
+            f"{failure.ref} does not load: {failure.message}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
     return FAILED if found.failures else CLEAN
 
 
@@ -277,6 +282,6 @@ def main() -> int:
     except click.exceptions.Abort:
         return INFRASTRUCTURE
     except click.ClickException as error:
-        console.print(f"verify: {error.format_message()}", style="red", markup=False, highlight=False)
+        console.print(f"verify: {error.format_message()}", style="red", markup=False, highlight=False, soft_wrap=True)
         return USAGE
     return result if isinstance(result, int) else CLEAN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shlex
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -215,7 +216,7 @@ def _keep_freed_memory() -> None:
 
 def replay_command(case: Case) -> str:
     """The shell command that judges one case again."""
-    return f"python -m verify replay {case.id}"
+    return f"python -m verify replay {shlex.quote(case.id)}"
 
 
 def explain(verdict: Verdict) -> str:

@@ -42,6 +42,14 @@ def tensors(problem: Problem) -> Inputs:
     return Inputs(q, k, v)
 
 
+def check_distribution(problem: Problem) -> None:
+    """Raise ProblemError, in one line, if the problem's distribution is unknown or impossible for it."""
+    _distribution(problem)
+    reason = gather_possible(problem) if problem.distribution == "gather" else None
+    if reason is not None:
+        raise ProblemError(f"distribution: gather cannot be built: {reason}")
+
+
 def dout(problem: Problem) -> Tensor:
     """The upstream gradient dO, (batch, heads_q, seqlen_q, head_dim_v) in the problem's dtype, contiguous, on the CPU.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 
@@ -123,6 +124,8 @@ class Problem:
             self.mask.check(self.batch)
         except ValueError as error:
             raise ProblemError(str(error)) from None
+        if not re.fullmatch(r"\w+", self.distribution, re.ASCII):
+            raise ProblemError(f"distribution: {self.distribution!r} is not a name")
         if self.layout_out.expand:
             raise ProblemError("layout_out: an output cannot be expanded")
 

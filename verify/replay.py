@@ -18,7 +18,13 @@ def replay(case: Case, console: Console) -> int:
     run = open_run("dev", [Path(file)] if at else [])
     for failure in run.roster.failures:
         if at:
-            console.print(f"FAILED  {failure.ref} does not load: {failure.message}", style="red", markup=False)
+            console.print(
+                f"FAILED  {failure.ref} does not load: {failure.message}",
+                style="red",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
             return FAILED
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
     if case.variant not in known:
@@ -28,12 +34,20 @@ def replay(case: Case, console: Console) -> int:
         return USAGE
     reason = not_here(known[case.variant])
     if reason is not None:
-        console.print(f"verify: {case.variant} cannot run here: {reason}", style="red", markup=False)
+        console.print(
+            f"verify: {case.variant} cannot run here: {reason}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
         return INFRASTRUCTURE
     docket = run.docket_of(case)
     if docket is None:
         names = ", ".join(config.name for config in known[case.variant].configs)
-        console.print(f"verify: {case.variant} has no config {case.config!r} (configs: {names})", style="red", markup=False)
+        console.print(
+            f"verify: {case.variant} has no config {case.config!r} (configs: {names})",
+            style="red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         return USAGE
     court = run.court("replay")
     try:

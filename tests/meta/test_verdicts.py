@@ -111,6 +111,8 @@ def test_a_failure_is_shrunk_explained_and_replays(tmp_path: Path) -> None:
     [
         ("replay", "nonsense"),
         ("replay", "triton-flash-forward:m128n64w4s2:accuracy:sq=8,skv=8,d=64,dtype=float17"),
+        ("replay", "triton-flash-forward:m128n64w8s2:accuracy:sq=8,skv=8,d=64,dtype=float16,dist=nosuch"),
+        ("replay", "triton-flash-forward:m128n64w8s2:gather:sq=8,skv=800,d=8,dtype=float16,dist=gather"),
         ("replay", "no-such-variant:default:accuracy:sq=8,skv=8,d=64,dtype=float16"),
         ("run", "no_such_file.py"),
         ("compare", "here.json", "there.json"),

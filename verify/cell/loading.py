@@ -122,9 +122,7 @@ def _from_function(function: Callable[..., Any], name: str) -> Variant:
     Causal masks are drawn square only, where both alignments agree, and every row sees a key.
     """
     parameters = inspect.signature(function).parameters
-    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     causal, scale, mask = (next((n for n in names if n in parameters), None) for names in (_CAUSAL, _SCALE, _MASK))
-    grouped = anything or "enable_gqa" in parameters
 
     def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
         keywords: dict[str, Any] = {}
@@ -148,7 +146,7 @@ def _from_function(function: Callable[..., Any], name: str) -> Variant:
             dtypes=tuple(getattr(sys.modules[function.__module__], "DTYPES", ("float16", "bfloat16", "float32"))),
             head_dims=tuple(getattr(sys.modules[function.__module__], "HEAD_DIMS", (32, 64, 128))),
             masks=masks,
-            grouped_heads=grouped,
+            grouped_heads="enable_gqa" in parameters,
             scales="any" if scale is not None else "default",
             layouts="contiguous",
         ),

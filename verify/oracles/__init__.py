@@ -51,5 +51,5 @@ def oracles() -> tuple[Oracle, ...]:
 
 
 def of_group(group: str) -> tuple[Oracle, ...]:
-    """The oracles of one group, and those of every group ("*" judges any run)."""
+    """The oracles of one group, by rank."""
     return tuple(oracle for oracle in oracles() if oracle.group == group)

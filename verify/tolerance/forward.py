@@ -28,7 +28,6 @@ _LARGE = 300.0  # exp of more is no number to work with: where a score may be of
 _DIRECT = 30.0
 _TOP = 4  # keys per row whose share of the Jacobian term is taken exactly
 _DIVISION = 5  # in units of U: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
-_LONGEST = 2**22  # keys whose fp32 sum, in any order, surely has a correct digit
 
 _PRESCALE = {"none": 0, "q": 2, "sqrt": 6}  # roundings of one operand and its factor; of both, and a square root
 
@@ -49,6 +48,7 @@ class ForwardArithmetic:
     tanh: float
     blocks: int  # n_b
     output: DType
+    merged: bool = False  # keys are split among programs whose normalised results are merged by their fp32 LSE
 
     @property
     def flush(self) -> float:
@@ -62,8 +62,8 @@ class ForwardArithmetic:
 
     @property
     def exps(self) -> float:
-        """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block, the first block's none."""
-        return -self.blocks * math.log1p(-self.exp)
+        """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block (and of the merge)."""
+        return -(self.blocks + self.merged) * math.log1p(-self.exp)
 
 
 def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> ForwardArithmetic:
@@ -82,8 +82,6 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     block_n = numerics.block_n if numerics.block_n is not None else config.block_n or 16
     keys = max(problem.seqlen_kv, 1)
     blocks = math.ceil(keys / block_n) if block_n else 1
-    if keys + blocks > _LONGEST:
-        raise ValueError(f"seqlen_kv: {keys} keys are more than an fp32 row sum of any order can be bounded for")
     tf32 = numerics.float32_products == "tf32" and arch != "cpu"
     return ForwardArithmetic(
         scores=unit_for(arch, "tf32" if tf32 and operands == "float32" else operands),
@@ -126,7 +124,7 @@ class _Weights:
     total: Tensor  # lower bound of the computed weights' sum, sum_j P exp(-delta); 1 where it is of no use
     hopeless: Tensor  # rows whose delta is so large that only convexity bounds O
     keys: Tensor  # visible ones, fp64
-    row_sum: Tensor  # ls
+    row_sum: Tensor  # ls: the computed row sum is between 1 - ls and 1 / (1 - ls) of the sum of the computed weights
     top: Tensor  # bound on the size of the row maximum, as computed
     empty: Tensor
 
@@ -145,7 +143,8 @@ def bound(block: RowBlock, arithmetic: ForwardArithmetic, problem: Problem) -> F
     growth = torch.exp(2 * (a.exps + U * w.top).clamp(max=_LARGE / 2))
     lost = torch.minimum(_flushed(block, a, w, growth), torch.where(w.hopeless, torch.inf, upper)) @ values
     product = a.values.kappas(w.keys, problem.seqlen_kv)
-    fp32 = _relative(2 * a.blocks + (_DIVISION if a.normalised else 0), U)
+    # Rescales, sums of blocks, a division of P; products and sums of a merge.
+    fp32 = _relative(2 * a.blocks + _DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
     rounding = (1 + a.probability_roundoff) * (1 + product) * (1 + fp32) - 1
     pre = (jacobian + rounding * carried + lost + w.row_sum * size) / (1 - w.row_sum)
     exact = (size + pre == 0) | w.empty
@@ -195,6 +194,10 @@ def _score_error(block: RowBlock, a: ForwardArithmetic, problem: Problem, raw: T
     top = _largest(error) + block.row_max.abs().nan_to_num(posinf=0.0)[..., None]
     # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| + |m|.
     delta = error + _relative(3, U) * (size + error + top) + a.exps
+    if a.merged:
+        # A part's LSE is a rounded number that exp sees: |m| <= |x| + |m of the row|, |LSE| <= |m| + ln keys.
+        logs = math.log(max(problem.seqlen_kv, 1))
+        delta += U * ((11 + a.scale_roundings) * (size + error + top) + 12 * logs) + LOG_ERROR * (1 + logs)
     return delta.masked_fill_(hidden, 0.0)
 
 
@@ -209,6 +212,12 @@ def _weights(block: RowBlock, a: ForwardArithmetic, delta: Tensor) -> _Weights:
         exponent = (block.scores - block.lse[..., None] + delta).nan_to_num(nan=-torch.inf).clamp(max=_LARGE)
         grown = torch.where(delta > _DIRECT, torch.exp(exponent), grown)
     total = (p * torch.exp(-small)).sum(-1, keepdim=True)
+    # Any order of the keys' additions, and a product per rescale: (1 - u)^n.  Merged parts add up to 1 as well as their LSE
+    # is known, which is rounded once more.
+    adrift = -(keys + a.blocks) * math.log1p(-U)
+    if a.merged:
+        lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + largest
+        adrift = adrift + U * (4 * lse + 4 * a.blocks) + LOG_ERROR * (1 + math.log(a.blocks)) - math.log1p(-a.exp)
     return _Weights(
         delta=delta,
         largest=largest,
@@ -216,8 +225,7 @@ def _weights(block: RowBlock, a: ForwardArithmetic, delta: Tensor) -> _Weights:
         total=torch.where(empty | hopeless, 1.0, total),
         hopeless=hopeless,
         keys=keys,
-        # Any order of the keys' additions, and a product per rescale.
-        row_sum=torch.expm1((keys + a.blocks) * math.log1p(U)),
+        row_sum=-torch.expm1(-adrift),
         top=largest + block.row_max.abs().nan_to_num(posinf=0.0)[..., None],
         empty=empty,
     )
