@@ -18,36 +18,20 @@ def replay(case: Case, console: Console) -> int:
     run = open_run("dev", [Path(file)] if at else [])
     for failure in run.roster.failures:
         if at:
-            console.print(
-                f"FAILED  {failure.ref} does not load: {failure.message}",
-                style="red",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            _say(console, f"FAILED  {failure.ref} does not load: {failure.message}")
             return FAILED
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
     if case.variant not in known:
-        console.print(
-            f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})", style="red", markup=False
-        )
+        _say(console, f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})")
         return USAGE
     reason = not_here(known[case.variant])
     if reason is not None:
-        console.print(
-            f"verify: {case.variant} cannot run here: {reason}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        _say(console, f"verify: {case.variant} cannot run here: {reason}")
         return INFRASTRUCTURE
     docket = run.docket_of(case)
     if docket is None:
         names = ", ".join(config.name for config in known[case.variant].configs)
-        console.print(
-            f"verify: {case.variant} has no config {case.config!r} (configs: {names})",
-            style="red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        _say(console, f"verify: {case.variant} has no config {case.config!r} (configs: {names})")
         return USAGE
     court = run.court("replay")
     try:
@@ -59,6 +43,11 @@ def replay(case: Case, console: Console) -> int:
         console.print(f"{verdict.outcome:12} {verdict.oracle:12} {numbers}", markup=False, highlight=False)
     failed = [verdict for verdict in verdicts if verdict.outcome == "fail"]
     for verdict in failed:
-        console.print(f"\n{explain(verdict)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"\n{explain(verdict)}")
     console.print("FAILED" if failed else "FIXED", style="bold red" if failed else "bold green")
     return FAILED if failed else CLEAN
+
+
+def _say(console: Console, text: str) -> None:
+    """Bad news, as it is: unwrapped, so that a command in it can be copied."""
+    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)

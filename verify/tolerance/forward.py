@@ -183,7 +183,7 @@ def _score_error(block: RowBlock, a: ForwardArithmetic, problem: Problem, raw: T
     error = raw + relative * (size + raw)
     if a.score_format is not None:
         relative = _relative(2, a.score_format.unit_roundoff)
-        error = error + relative * (size + error) + a.score_format.smallest_subnormal * max(1.0, abs(problem.scale))
+        error = error + relative * (size + error) + a.score_format.smallest_subnormal * (1 + abs(problem.scale))
     if cap:
         # tanh contracts, the more the larger the score: towards 0 it gives way most.
         capped = block.scores.abs().masked_fill_(hidden, 0.0)
