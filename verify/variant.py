@@ -236,10 +236,12 @@ class Numerics:
     """How the kernel computes; the bounds follow from it.  Terms are those of docs/tolerance.md.
 
     operands: dtype of Q and K as they enter the product ("input" or "float32"); accumulator: of both products;
-    float32_products: whether a product of fp32 operands is "ieee" or may be "tf32".
+    float32_products: whether a product of fp32 operands is "ieee", may be "tf32", or is "tf32x3" (high and low parts).
     prescale: what the scale multiplies before QK^T: "none", "q" (q * scale) or "sqrt" (q and k * sqrt|scale|), rounded to
     the operands' dtype.  scores: dtype that QK^T is rounded to before the softmax ("float32" or "input").
     probability: dtype of P as it enters PV; normalised: whether P was divided by the row sum before that.
+    normaliser: what P is divided by: the "sum", or "lse" where P = exp(S - LSE) with a rounded LSE.
+    split_keys: whether the keys may be split into parts whose results are merged by their LSE (split-KV, flash decoding).
     exp: name of the exponential in `verify.arithmetic.instructions`.  block_n: keys per rescale (None: the config's; 0: all
     keys at once, no rescale).  softcap_tanh: name of the tanh.  scale_roundings: fp32 roundings in the factor that
     multiplies the scores (1 if the host rounds scale * log2(e) once, 3 if the kernel forms it in fp32).
@@ -252,6 +254,8 @@ class Numerics:
     scores: str = "float32"
     probability: str = "input"
     normalised: bool = False
+    normaliser: str = "sum"
+    split_keys: bool = False
     exp: str = "ex2.approx"
     block_n: int | None = None
     softcap_tanh: str = "tanhf"

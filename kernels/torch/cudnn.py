@@ -73,7 +73,7 @@ def _variant(name: str, support: Support) -> Variant:
         family="torch",
         forward=forward,
         support=support,
-        numerics=Numerics(block_n=64, scale_roundings=3),
+        numerics=Numerics(split_keys=True, block_n=64, scale_roundings=3),
         contract=Contract(batch_invariant=False),
         allocates_outputs=True,
         available=available,

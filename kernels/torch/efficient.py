@@ -2,7 +2,7 @@
 
 The arithmetic is that of its source as torch carries it, the rest was seen on an H100 with torch 2.11:
 - fp16, bf16 and fp32 (fp64 raises).  fp32 products are three tf32 products each (CUTLASS OpMultiplyAddFastF32), with errors of
-  4e-7 to 2e-6 on normal values, far below the plain tf32 that is declared; subnormals keep no more than tf32's quantum, 2^-136.
+  4e-7 to 2e-6 on normal values; subnormals keep no more than tf32's quantum, 2^-136.
 - Head dims are multiples of 8 (others raise) with no largest one, 512 seen; V's may differ; grouped heads raise.
 - Scores accumulate in fp32.  With a bias they are scaled, the bias (in the input's dtype) is added and the maximum taken;
   without one they are scaled by float(scale * log2 e) inside the softmax.  Exponential ex2.approx, P un-normalised in the
@@ -60,7 +60,7 @@ def _variant(name: str, support: Support) -> Variant:
         family="torch",
         forward=forward,
         support=support,
-        numerics=Numerics(float32_products="tf32", block_n=64, scale_roundings=3),
+        numerics=Numerics(float32_products="tf32x3", block_n=64, scale_roundings=3),
         contract=Contract(empty_row_lse=0.0),
         allocates_outputs=True,
         available=lambda: missing_cuda("_scaled_dot_product_efficient_attention"),

@@ -66,7 +66,7 @@ VARIANT = Variant(
     family="torch",
     forward=forward,
     support=SUPPORT,
-    numerics=Numerics(block_n=32, scale_roundings=3),
+    numerics=Numerics(split_keys=True, block_n=32, scale_roundings=3),
     contract=Contract(empty_row_lse=math.inf, batch_invariant=False),
     allocates_outputs=True,
     available=available,

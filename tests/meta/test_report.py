@@ -129,7 +129,7 @@ class TestFiles:
         second = write(build(evidence(), BINS), tmp_path / "b")
         assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
         assert dumps(read(tmp_path / "a")) == first[0].read_text(encoding="utf-8")
-        assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["report.html", "report.json", "report.md"]
+        assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["r.svg", "report.html", "report.json", "report.md"]
 
     def test_json_is_strict(self, report):
         data = json.loads(dumps(report), parse_constant=pytest.fail)

@@ -48,7 +48,7 @@ WRONG = {
 }
 
 
-def trial_of(tmp_path: Path, *names: str, examples: int = 10) -> tuple[int, Evidence, str]:
+def trial_of(tmp_path: Path, *names: str, examples: int = 8) -> tuple[int, Evidence, str]:
     """Run `verify run` on accused kernels in a directory of its own: exit code, evidence, output."""
     files = sorted({str(ACCUSED / f"{name.partition('.py')[0]}.py") for name in names})
     command = [sys.executable, "-m", "verify", "run", "-n", "0", "--profile", "ci", "--examples", str(examples), *files]
@@ -66,7 +66,7 @@ def _is(ref: str, name: str) -> bool:
 
 
 def test_correct_kernels_pass(tmp_path: Path) -> None:
-    status, evidence, output = trial_of(tmp_path, *CORRECT, examples=15)
+    status, evidence, output = trial_of(tmp_path, *CORRECT, examples=8)
     assert status == 0, output
     assert {v.variant.rpartition("@")[0] for v in evidence.verdicts} == {str(ACCUSED / f"{name}.py") for name in CORRECT}
 

@@ -61,14 +61,27 @@ _FP64 = NearestChain(1, 53, 53)
 # Truncation of 13 of fp32's 23 fraction bits.  Two truncated operands lose less than 2 * 2**-10 of their product, and shrink
 # it; two rounded ones, where a compiler adds that, err by half as much, which leaves room for the second order.
 _TF32_ERROR = 2.0**-10
+# Three products of a high and a low part of 11 bits each: truncation leaves 2**-20 of each operand, and so does the product
+# of the low parts, which nobody forms.  Three instructions instead of one; the table counts four.
+_TF32X3_ERROR = 1.5 * 2.0**-20
 _TF32_FLUSH = 2.0**-136  # the quantum of tf32's subnormals: fp32's, 2**-149, without its low 13 bits
 
 # arch -> operand type -> unit.  16-bit types share a row; fp32 operands run on FMA pipes everywhere.
 _UNITS: dict[str, dict[str, Unit]] = {
     "sm_70": {"float16": Unit(4, 23, 23)},
     "sm_75": {"float16": Unit(4, 24, 23)},
-    "sm_80": {"float16": Unit(8, 24, 23), "bfloat16": Unit(8, 24, 23), "tf32": Unit(4, 24, 23, _TF32_ERROR, _TF32_FLUSH)},
-    "sm_90": {"float16": Unit(16, 25, 23), "bfloat16": Unit(16, 25, 23), "tf32": Unit(8, 25, 23, _TF32_ERROR, _TF32_FLUSH)},
+    "sm_80": {
+        "float16": Unit(8, 24, 23),
+        "bfloat16": Unit(8, 24, 23),
+        "tf32": Unit(4, 24, 23, _TF32_ERROR, _TF32_FLUSH),
+        "tf32x3": Unit(1, 22, 23, _TF32X3_ERROR, _TF32_FLUSH),
+    },
+    "sm_90": {
+        "float16": Unit(16, 25, 23),
+        "bfloat16": Unit(16, 25, 23),
+        "tf32": Unit(8, 25, 23, _TF32_ERROR, _TF32_FLUSH),
+        "tf32x3": Unit(2, 23, 23, _TF32X3_ERROR, _TF32_FLUSH),
+    },
     # AVX-512's bfloat16 dot product, which torch's matmul uses where it can, takes subnormals as zero (Intel SDM, VDPBF16PS).
     "cpu": {"float16": _FP32, "bfloat16": NearestChain(1, 24, 24, flush=2.0**-126)},
 }

@@ -41,6 +41,7 @@ _WEAKEST = Numerics(
     float32_products="tf32",
     scores="input",
     normalised=True,
+    normaliser="lse",
     prescale="q",
     exp="exp_u20",
     block_n=16,

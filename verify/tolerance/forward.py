@@ -48,6 +48,7 @@ class ForwardArithmetic:
     tanh: float
     blocks: int  # n_b
     output: DType
+    by_lse: bool = False  # P = exp(S - LSE), with the LSE rounded
     merged: bool = False  # keys are split among programs whose normalised results are merged by their fp32 LSE
 
     @property
@@ -75,23 +76,26 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         ("accumulator", numerics.accumulator, ("float32",)),
         ("prescale", numerics.prescale, tuple(_PRESCALE)),
         ("scores", numerics.scores, ("float32", "input")),
-        ("float32_products", numerics.float32_products, ("ieee", "tf32")),
+        ("float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
+        ("normaliser", numerics.normaliser, ("sum", "lse")),
     ):
         if value not in possible:
             raise ValueError(f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}")
     block_n = numerics.block_n if numerics.block_n is not None else config.block_n or 16
     keys = max(problem.seqlen_kv, 1)
     blocks = math.ceil(keys / block_n) if block_n else 1
-    tf32 = numerics.float32_products == "tf32" and arch != "cpu"
+    float32 = "float32" if numerics.float32_products == "ieee" or arch == "cpu" else numerics.float32_products
     return ForwardArithmetic(
-        scores=unit_for(arch, "tf32" if tf32 and operands == "float32" else operands),
-        values=unit_for(arch, "tf32" if tf32 and probability == "float32" else probability),
+        scores=unit_for(arch, float32 if operands == "float32" else operands),
+        values=unit_for(arch, float32 if probability == "float32" else probability),
         prescaled="" if numerics.prescale == "none" else operands,
         operand_roundings=_relative(_PRESCALE[numerics.prescale], dtype_named(operands).unit_roundoff),
         score_format=dtype_named(given) if numerics.scores == "input" and given != "float32" else None,
         scale_roundings=numerics.scale_roundings,
         probability=dtype_named(probability),
         normalised=numerics.normalised,
+        by_lse=numerics.normaliser == "lse",
+        merged=numerics.split_keys,
         exp=exp_error(numerics.exp),
         tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
         blocks=blocks,
@@ -218,6 +222,12 @@ def _weights(block: RowBlock, a: ForwardArithmetic, delta: Tensor) -> _Weights:
     if a.merged:
         lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + largest
         adrift = adrift + U * (4 * lse + 4 * a.blocks) + LOG_ERROR * (1 + math.log(a.blocks)) - math.log1p(-a.exp)
+    if a.by_lse:
+        # The row's common factor exp(-LSE) is as good as the LSE, which no division makes good.
+        logs = torch.log(keys.clamp(min=1.0))
+        adrift = (
+            adrift + U * (4 * (block.lse.abs().nan_to_num(posinf=0.0)[..., None] + largest) + 6 * logs) + LOG_ERROR * (1 + logs)
+        )
     return _Weights(
         delta=delta,
         largest=largest,
