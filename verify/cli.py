@@ -199,7 +199,7 @@ def recheck(folder: Path) -> int:
 
 
 @app.command()
-@click.option("--seconds", default=60.0, show_default=True, help="How long to judge cases for.")
+@click.option("--seconds", default=180.0, show_default=True, help="The most that judging cases may take.")
 @_workers
 @_select
 def bench(seconds: float, workers: str, select: str) -> int:

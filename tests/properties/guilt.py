@@ -27,8 +27,9 @@ def _guilty(oracle: str) -> type[Guilty]:
 
 @dataclass
 class _Search:
-    """What one docket's search has found: failing cases by id, and the seconds that searching and shrinking took."""
+    """What one docket's search has heard, what of it failed, and the seconds that searching and shrinking took."""
 
+    heard: set[str] = field(default_factory=set)
     failed: dict[str, list[Verdict]] = field(default_factory=dict)
     seconds: dict[Phase, float] = field(default_factory=lambda: {"generate": 0.0, "shrink": 0.0})
 
@@ -60,8 +61,9 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
     if problem.name in search.failed:
         _convict(search.failed[problem.name])
     phase: Phase = "shrink" if search.failed else "generate"
-    if search.seconds[phase] > _BUDGETS[phase] or time.time() > _UNTIL:
-        return
+    if problem.name in search.heard or search.seconds[phase] > _BUDGETS[phase] or time.time() > _UNTIL:
+        return  # Hypothesis repeats one draw in five
+    search.heard.add(problem.name)
     begun = time.monotonic()
     verdicts = court.hear(docket, problem, phase)
     search.seconds[phase] += time.monotonic() - begun

@@ -8,5 +8,5 @@ DTYPES = ("float32",)
 def attention(q, k, v, causal=False):
     scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
     if causal:
-        scores = scores - 10000.0 * torch.ones(scores.shape[-2:]).triu(1)
+        scores = scores - 10000.0 * torch.ones_like(scores).triu(1)
     return (torch.softmax(scores, dim=-1) @ v.float()).to(q.dtype)

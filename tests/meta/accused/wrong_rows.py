@@ -19,7 +19,7 @@ SUPPORT = Support(
 
 def plain(args, group_of, empty):
     k, v = (t[:, group_of].float() for t in (args.k, args.v))
-    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv)
+    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
     scores = (args.q.float() @ k.mT * args.softmax_scale).masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores, -1)
     p = torch.exp(scores - lse.clamp(min=torch.finfo(torch.float32).min)[..., None])
@@ -29,7 +29,7 @@ def plain(args, group_of, empty):
 
 def heads(args, wrong=False):
     group = args.heads_q // args.heads_kv
-    index = torch.arange(args.heads_q)
+    index = torch.arange(args.heads_q, device=args.q.device)
     return index % args.heads_kv if wrong else index // group
 
 
