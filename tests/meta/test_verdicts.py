@@ -52,7 +52,8 @@ def trial_of(tmp_path: Path, *names: str, examples: int = 8) -> tuple[int, Evide
     """Run `verify run` on accused kernels in a directory of its own: exit code, evidence, output."""
     files = sorted({str(ACCUSED / f"{name.partition('.py')[0]}.py") for name in names})
     command = [sys.executable, "-m", "verify", "run", "-n", "0", "--profile", "ci", "--examples", str(examples), *files]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "VERIFY_DEADLINE": "4", "VERIFY_SHRINK_SECONDS": "2"}
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "VERIFY_DEADLINE": "4"}
+    variables |= {"VERIFY_SEARCH_SECONDS": "4", "VERIFY_SHRINK_SECONDS": "2"}
     variables = {name: value for name, value in variables.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600, check=False)
     (run,) = (tmp_path / ".verify" / "runs").iterdir()
