@@ -13,8 +13,10 @@ Run `python -m references.masks` to see them all.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, Literal
 
 import torch
@@ -31,30 +33,30 @@ class MaskNameError(ValueError):
 
 
 @dataclass(frozen=True)
-class Mask:
+class Mask(ABC):
     """Base of all masks; see the module's docstring for the conventions."""
 
     kind: ClassVar[str]
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """One line, without blanks or shell characters, that `parse_mask` reads back."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mod(self, seqlen_q: int, seqlen_kv: int, device: torch.device | str = "cpu") -> MaskMod:
         """The predicate `mod(b, h, q, k) -> bool`, on broadcastable integer tensors, for one shape."""
-        raise NotImplementedError
 
+    @abstractmethod
     def interval(self, seqlen_q: int, seqlen_kv: int, b: Tensor, q: Tensor) -> tuple[Tensor, Tensor] | None:
         """Visible keys [lo, hi) of row `q` in batch `b`, broadcast and unclamped; None if rows see no single interval."""
-        raise NotImplementedError
 
     @property
     def atoms(self) -> tuple[Mask, ...]:
         """The masks that this one intersects; itself alone if it is no intersection."""
         return (self,)
 
-    def check(self, batch: int) -> None:
+    def check(self, batch: int) -> None:  # noqa: B027 - most masks fit every batch
         """Raise ValueError if this mask does not fit a batch of that size."""
 
     def dense(self, batch: int, heads: int, seqlen_q: int, seqlen_kv: int, device: torch.device | str = "cpu") -> Tensor:
@@ -293,24 +295,14 @@ class Intersection(Mask):
 
     def mod(self, seqlen_q: int, seqlen_kv: int, device: torch.device | str = "cpu") -> MaskMod:
         mods = [part.mod(seqlen_q, seqlen_kv, device) for part in self.parts]
-
-        def mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            seen = mods[0](b, h, q, k)
-            for other in mods[1:]:
-                seen = seen & other(b, h, q, k)
-            return seen
-
-        return mod
+        return lambda b, h, q, k: reduce(torch.Tensor.__and__, (mod(b, h, q, k) for mod in mods))
 
     def interval(self, seqlen_q: int, seqlen_kv: int, b: Tensor, q: Tensor) -> tuple[Tensor, Tensor] | None:
         bounds = [part.interval(seqlen_q, seqlen_kv, b, q) for part in self.parts]
         if any(bound is None for bound in bounds):
             return None
         lows, highs = zip(*(bound for bound in bounds if bound is not None), strict=True)
-        low, high = lows[0], highs[0]
-        for other_low, other_high in zip(lows[1:], highs[1:], strict=True):
-            low, high = torch.maximum(low, other_low), torch.minimum(high, other_high)
-        return low, high
+        return reduce(torch.maximum, lows), reduce(torch.minimum, highs)
 
 
 def intersect(*masks: Mask) -> Mask:
