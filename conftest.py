@@ -10,22 +10,25 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
+from verify import device  # imports no torch
+
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 
 
-def _pin_gpu() -> None:
-    """Give worker n the n-th GPU of the caller's mask, before anything initialises CUDA."""
-    mask = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if not _WORKER.startswith("gw") or mask in ("", "-1"):
+def _pin_gpu(worker: str) -> None:
+    """Give each worker one GPU of the caller's mask (of the machine, if there is no mask), in turn, before CUDA begins."""
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not worker.startswith("gw"):
         return
-    devices = mask.split(",")
-    os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(_WORKER[2:]) % len(devices)]
+    devices = device.gpus() if mask is None else mask.split(",")
+    if len(devices) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(worker[2:]) % len(devices)]
 
 
-_pin_gpu()
+_pin_gpu(_WORKER)
 
 from verify import campaign  # noqa: E402 - after the mask
-from verify.court import Court, Docket  # noqa: E402
+from verify.court import Court  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has deadlines of its own
@@ -118,4 +121,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 _RUN: pytest.StashKey[campaign.OpenRun] = pytest.StashKey()
 _REPORT: pytest.StashKey[str] = pytest.StashKey()
-__all__ = ["Court", "Docket"]

@@ -18,7 +18,7 @@ from verify import strategies
 from verify.case import Case
 from verify.cell.cell import Cell, Zygote
 from verify.discovery import environment
-from verify.evidence import Drawn, Evidence, Finding, Phase, Recorder, Verdict
+from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
 from verify.inputs import gather_possible
 from verify.memory import Arena
 from verify.oracles import of_group
@@ -185,7 +185,7 @@ class Court:
     def _verdict(self, case: Case, docket: Docket, trial: Trial, oracle: str, ruling: Ruling | None, phase: Phase) -> Verdict:
         finding = ruling.finding if ruling is not None else None
         if finding is not None:
-            finding = Finding(**{**vars(finding), "replay": replay_command(case)})
+            finding = replace(finding, replay=replay_command(case))
         verdict = Verdict(
             case=case.id,
             variant=case.variant,

@@ -38,6 +38,11 @@ def slug_of(name: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-") or "unknown"
 
 
+def gpus() -> list[str]:
+    """All GPUs of this machine as CUDA_VISIBLE_DEVICES takes them, by UUID: CUDA and nvidia-smi number them differently."""
+    return [gpu[1] for gpu in _nvidia_smi()]
+
+
 @cache
 def _fingerprint(visible: str | None) -> dict[str, Any]:
     cuda = _cuda_version()

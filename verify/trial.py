@@ -86,6 +86,7 @@ class Trial:
     with_best: bool = False
     clock: Clock = field(default_factory=Clock)
     scratch_failure: Reply | None = None  # what came of asking for workspaces, if none came
+    notes: dict[str, Any] = field(default_factory=dict)  # what an oracle has worked out and will need again, by its name
     _runs: dict[str, Run] = field(default_factory=dict)
 
     @cached_property
