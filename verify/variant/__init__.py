@@ -1,0 +1,48 @@
+"""Variant: a kernel and what it declares of itself.  Every declaration is plain data, checked, and none is believed.
+
+A kernel file ends with `VARIANT = Variant(...)` (or `VARIANTS = [...]`).  The judge reads declarations from a child process;
+it never imports a kernel.  A kernel imports this package, `references.masks` and nothing else of the suite.
+"""
+
+from verify.variant.arguments import (
+    AttentionArgs,
+    Config,
+    Descales,
+    Gradients,
+    Saved,
+    Unsupported,
+    Workspace,
+    default_dtype_out,
+)
+from verify.variant.build import COMPILED_ARCHES, Build, Resources
+from verify.variant.declaration import Declaration, declaration_from
+from verify.variant.numerics import Contract, GradientNumerics, Numerics
+from verify.variant.support import DESCALINGS, LAYOUTS, MASK_KINDS, ROW_ALIGNMENT, SCALES, Support
+from verify.variant.variant import ENTRIES, Variant
+
+__all__ = [
+    "COMPILED_ARCHES",
+    "DESCALINGS",
+    "ENTRIES",
+    "LAYOUTS",
+    "MASK_KINDS",
+    "ROW_ALIGNMENT",
+    "SCALES",
+    "AttentionArgs",
+    "Build",
+    "Config",
+    "Contract",
+    "Declaration",
+    "Descales",
+    "GradientNumerics",
+    "Gradients",
+    "Numerics",
+    "Resources",
+    "Saved",
+    "Support",
+    "Unsupported",
+    "Variant",
+    "Workspace",
+    "declaration_from",
+    "default_dtype_out",
+]

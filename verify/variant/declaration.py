@@ -1,0 +1,81 @@
+"""Declaration: a variant as the judge knows it, plain data read from a cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from verify.variant.arguments import Config
+from verify.variant.numerics import Contract, GradientNumerics, Numerics
+from verify.variant.support import Support
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A variant as the judge knows it: data read from a child process, and where its source lies.
+
+    ref: how a case names the variant (its name, or `path/to/file.py@name` for a file outside the collection).
+    entries: out of ENTRIES.  workspaces: the entries that want scratch buffers.  saved_config: that of the forward of another
+    variant, which saves O and LSE; numerics and contract are then that one's.
+    undeclared: made from a plain function.  interpreted: Triton's interpreter runs it here, so problems must be small.
+    """
+
+    ref: str
+    path: str
+    source_hash: str
+    name: str
+    family: str
+    configs: tuple[Config, ...]
+    support: Support
+    numerics: Numerics
+    contract: Contract
+    entries: tuple[str, ...] = ("forward",)
+    gradients: GradientNumerics | None = None
+    saved_config: Config | None = None
+    allocates_outputs: bool = False
+    workspaces: tuple[str, ...] = ()
+    compiles: bool = False
+    head_dim_buckets: tuple[int, ...] = ()
+    witness: tuple[str, ...] = ()
+    unavailable: str | None = None
+    undeclared: bool = False
+    interpreted: bool = False
+
+    def config(self, name: str) -> Config:
+        """The config of that name; raises KeyError."""
+        return {config.name: config for config in self.configs}[name]
+
+
+def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: str) -> Declaration:
+    """Rebuild a declaration from `Variant.describe`'s data (after JSON)."""
+    support = dict(data["support"])
+    for key in ("dtypes", "head_dims", "dtypes_out", "descalings", "masks", "devices", "capability"):
+        support[key] = tuple(support[key])
+    support["max_capability"] = support["max_capability"] and tuple(support["max_capability"])
+    gradients = data["gradients"] and GradientNumerics(**(data["gradients"] | {"atomics": tuple(data["gradients"]["atomics"])}))
+    return Declaration(
+        ref=ref,
+        path=path,
+        source_hash=source_hash,
+        name=data["name"],
+        family=data["family"],
+        configs=tuple(_config(c) for c in data["configs"]),
+        support=Support(**support),
+        numerics=Numerics(**data["numerics"]),
+        contract=Contract(**data["contract"]),
+        entries=tuple(data["entries"]),
+        gradients=gradients or None,
+        saved_config=_config(data["saved_config"]) if data["saved_config"] else None,
+        allocates_outputs=data["allocates_outputs"],
+        workspaces=tuple(data["workspaces"]),
+        compiles=data["compiles"],
+        head_dim_buckets=tuple(data["head_dim_buckets"]),
+        witness=tuple(data["witness"]),
+        unavailable=data["unavailable"],
+        undeclared=data.get("undeclared", False),
+        interpreted=data.get("interpreted", False),
+    )
+
+
+def _config(data: dict[str, Any]) -> Config:
+    return Config(**(data | {"options": tuple(tuple(option) for option in data["options"])}))

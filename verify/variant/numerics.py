@@ -1,0 +1,91 @@
+"""How a kernel computes, and what it promises beyond numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """How the kernel computes; the bounds follow from it.  Terms are those of docs/tolerance.md.
+
+    operands: dtype of Q and K as they enter the product ("input" or "float32"); accumulator: of both products;
+    float32_products: whether a product of fp32 operands is "ieee", may be "tf32", or is "tf32x3" (high and low parts).
+    prescale: what the scale multiplies before QK^T: "none", "q" (q * scale) or "sqrt" (q and k * sqrt|scale|), rounded to
+    the operands' dtype.  scores: dtype that QK^T is rounded to before the softmax ("float32" or "input").
+    probability: dtype of P as it enters PV; normalised: whether P was divided by the row sum before that.
+    normaliser: what P is divided by: the "sum", or "lse" where P = exp(S - LSE) with a rounded LSE.
+    split_keys: whether the keys may be split into parts whose results are merged by their LSE (split-KV, flash decoding).
+    exp: name of the exponential in `verify.arithmetic.instructions`.  block_n: keys per rescale (None: the config's; 0: all
+    keys at once, no rescale).  softcap_tanh: name of the tanh.  scale_roundings: fp32 roundings in the factor that
+    multiplies the scores (1 if the host rounds scale * log2(e) once, 3 if the kernel forms it in fp32); descales that enter
+    the factor count here.  probability_scale: what P is multiplied by before it is rounded to an 8-bit dtype (256 in
+    FlashAttention-3).  promotion: products after which an 8-bit MMA's accumulator is added to one in fp32 (0: never).
+    output_roundings: fp32 roundings that the division leaves to do (a descale of V is one).
+    """
+
+    operands: str = "input"
+    float32_products: str = "ieee"
+    accumulator: str = "float32"
+    prescale: str = "none"
+    scores: str = "float32"
+    probability: str = "input"
+    normalised: bool = False
+    normaliser: str = "sum"
+    split_keys: bool = False
+    exp: str = "ex2.approx"
+    block_n: int | None = None
+    softcap_tanh: str = "tanhf"
+    scale_roundings: int = 1
+    probability_scale: float = 1.0
+    promotion: int = 0
+    output_roundings: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientNumerics:
+    """How a backward computes dQ, dK and dV from the saved O and LSE:
+
+        P = exp(S - LSE),  dV = P^T dO,  dP = dO V^T,  delta = rowsum(dO * O),  dS = P (dP - delta),
+        dQ = scale dS K,  dK = scale dS^T Q
+
+    operands, float32_products, exp, scale_roundings, softcap_tanh: as in `Numerics`, for S, dP and P.
+    probability, score_gradient: dtypes that P and dS are rounded to for the products ("input" or "float32").
+    block_m, block_n: rows per partial sum of dK and dV, keys per partial sum of dQ (None: the config's; 0: one chain).
+    group: how the query heads that share a key head are summed: "float32", or "cast", each rounded to the output first.
+    atomics: which of "dq", "dk", "dv" are added up in memory, in fp32, in no fixed order.
+    gradient_roundings: fp32 roundings of the finished sums before that to the output's dtype (1 for the scale).
+    """
+
+    operands: str = "input"
+    float32_products: str = "ieee"
+    exp: str = "ex2.approx"
+    scale_roundings: int = 1
+    softcap_tanh: str = "tanhf"
+    probability: str = "input"
+    score_gradient: str = "input"
+    block_m: int | None = None
+    block_n: int | None = None
+    group: str = "float32"
+    atomics: tuple[str, ...] = ()
+    gradient_roundings: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What the kernel promises beyond numbers.
+
+    lse: "natural", "base2" or None if it returns none.  empty_row_out and empty_row_lse: what a row without a key holds.
+    deterministic: bitwise the same again.  masked_values: "any" if a masked key or value may be NaN without effect, "finite"
+    if NaN at a masked place may spread.  batch_invariant: a sequence alone gives the same bits as in a batch.
+    deterministic_backward: the gradients too.
+    """
+
+    lse: str | None = "natural"
+    empty_row_out: float = 0.0
+    empty_row_lse: float = -math.inf
+    deterministic: bool = True
+    masked_values: str = "finite"
+    batch_invariant: bool = True
+    deterministic_backward: bool = True

@@ -1,0 +1,149 @@
+"""Support: which problems a kernel claims to solve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from references.masks import Causal, Dense, Intersection, Mask, Window
+from verify.variant.arguments import AttentionArgs, Unsupported, default_dtype_out
+
+ROW_ALIGNMENT = 16  # bytes: what vector loads and TMA need
+SCALES = ("any", "positive", "default")
+LAYOUTS = ("any", "aligned", "contiguous")
+DESCALINGS = ("none", "tensor", "head")
+MASK_KINDS = ("full", "causal", "causal.tl", "causal.square", "window", "lengths", "documents", "prefix", "dense")
+
+
+class Shape(Protocol):
+    """What `Support` looks at; both `AttentionArgs` and `verify.problem.Problem` have it."""
+
+    @property
+    def heads_q(self) -> int: ...
+    @property
+    def heads_kv(self) -> int: ...
+    @property
+    def seqlen_q(self) -> int: ...
+    @property
+    def seqlen_kv(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def head_dim_v(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def descaling(self) -> str: ...
+    @property
+    def mask(self) -> Mask: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def softcap(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """Inside it the bounds hold; outside it the kernel raises `Unsupported` naming the argument.
+
+    masks: kinds out of MASK_KINDS.  "causal.square" is causal where seqlen_q == seqlen_kv only (both alignments agree there);
+    "window" covers both alignments; `intersections` says whether several may be combined.
+    scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
+    layouts: q, k, v and out may have "any" strides (head_dim innermost), "aligned" ones (every row begins at a multiple of 16
+    bytes), or must be "contiguous".
+    dtypes_out: dtypes of O that may be asked for, where not the default (see `Problem.dtype_out`).
+    descalings: which `Descales` may come: "none", one factor per "tensor", or per batch and key "head".
+    capability: the least CUDA compute capability, for kernels that run on "cuda"; max_capability: the greatest, for those
+    made of one generation's instructions.
+    """
+
+    dtypes: tuple[str, ...]
+    head_dims: Sequence[int]
+    dtypes_out: tuple[str, ...] = ()
+    descalings: tuple[str, ...] = ("none",)
+    masks: tuple[str, ...] = ("full", "causal")
+    intersections: bool = False
+    grouped_heads: bool = False
+    separate_head_dim_v: bool = False
+    cross_lengths: bool = True
+    min_seqlen: int = 1
+    max_seqlen: int | None = None
+    scales: str = "any"
+    softcap: bool = False
+    layouts: str = "any"
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    capability: tuple[int, int] = (7, 0)
+    max_capability: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        unknown = set(self.masks) - set(MASK_KINDS)
+        if unknown:
+            raise ValueError(f"support.masks: {', '.join(sorted(unknown))} not in {', '.join(MASK_KINDS)}")
+        if set(self.descalings) - set(DESCALINGS):
+            raise ValueError(f"support.descalings: {self.descalings} not in {', '.join(DESCALINGS)}")
+        for name, known in {"scales": SCALES, "layouts": LAYOUTS}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"support.{name}: {getattr(self, name)!r} not in {', '.join(known)}")
+
+    def refusal(self, shape: Shape) -> tuple[str, str] | None:
+        """(argument, reason) if that shape is outside this support, else None.  Layouts are checked by `check`."""
+        for argument, broken, reason in self._rules(shape):
+            if broken:
+                return argument, reason
+        return None
+
+    def _rules(self, shape: Shape) -> list[tuple[str, bool, str]]:
+        dims, lengths = (shape.head_dim, shape.head_dim_v), (shape.seqlen_q, shape.seqlen_kv)
+        kind = self._mask_outside(shape)
+        default = math.isclose(shape.scale, shape.head_dim**-0.5)
+        return [
+            ("dtype", shape.dtype not in self.dtypes, f"{shape.dtype} is none of {', '.join(self.dtypes)}"),
+            ("descales", shape.descaling not in self.descalings, f"{shape.descaling} is none of {', '.join(self.descalings)}"),
+            ("head_dim", dims[0] not in self.head_dims, f"{dims[0]} is not supported"),
+            ("head_dim_v", dims[1] not in self.head_dims, f"{dims[1]} is not supported"),
+            ("head_dim_v", dims[0] != dims[1] and not self.separate_head_dim_v, f"{dims[1]} differs from head_dim {dims[0]}"),
+            ("heads_kv", shape.heads_q != shape.heads_kv and not self.grouped_heads, "grouped heads are not supported"),
+            ("seqlen_q", lengths[0] < self.min_seqlen, f"{lengths[0]} is less than {self.min_seqlen}"),
+            ("seqlen_kv", lengths[1] < self.min_seqlen, f"{lengths[1]} is less than {self.min_seqlen}"),
+            ("seqlen_kv", lengths[0] != lengths[1] and not self.cross_lengths, "must equal seqlen_q"),
+            ("seqlen_kv", self.max_seqlen is not None and max(lengths) > self.max_seqlen, f"more than {self.max_seqlen}"),
+            ("mask", kind is not None, f"{kind} is not supported"),
+            ("softmax_scale", self.scales == "default" and not default, "only head_dim ** -0.5 is supported"),
+            ("softmax_scale", self.scales == "positive" and shape.scale <= 0, f"{shape.scale} is not positive"),
+            ("softcap", shape.softcap != 0 and not self.softcap, "is not supported"),
+        ]
+
+    def _mask_outside(self, shape: Shape) -> str | None:
+        if isinstance(shape.mask, Intersection) and not self.intersections:
+            return f"the intersection {shape.mask.name}"
+        square = shape.seqlen_q == shape.seqlen_kv
+        for atom in shape.mask.atoms:
+            kinds = {atom.kind}
+            if isinstance(atom, Causal):
+                kinds = {"causal" if atom.alignment == "br" else "causal.tl"} | ({"causal.square"} if square else set())
+            if not kinds & set(self.masks):
+                return atom.name if isinstance(atom, Causal | Window | Dense) else atom.kind
+        return None
+
+    def check(self, args: AttentionArgs, out: Tensor, **others: Tensor) -> None:
+        """Raise `Unsupported` if these arguments are outside this support.  A kernel's entry point begins with it.
+
+        others: further tensors whose layout matters, by name (a backward's `dout`, `dq`...).
+        """
+        found = self.refusal(args)
+        if found is not None:
+            raise Unsupported(*found)
+        dtype_out = str(out.dtype).removeprefix("torch.")
+        if dtype_out not in (default_dtype_out(args.dtype), *self.dtypes_out):
+            raise Unsupported("dtype_out", f"{dtype_out} is not supported for {args.dtype}")
+        for name, tensor in {"q": args.q, "k": args.k, "v": args.v, "out": out, **others}.items():
+            if self.layouts == "contiguous" and not tensor.is_contiguous():
+                raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())} are not contiguous")
+            rows = [step for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
+            starts = (tensor.data_ptr(), *(step * tensor.itemsize for step in rows))
+            if self.layouts == "aligned" and tensor.numel() and any(start % ROW_ALIGNMENT for start in starts):
+                raise Unsupported(f"layout_{name}", f"rows do not begin at multiples of {ROW_ALIGNMENT} bytes")

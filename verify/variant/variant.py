@@ -1,0 +1,90 @@
+"""Variant: an algorithm with its entry points and its declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from verify.variant.arguments import AttentionArgs, Config, Gradients, Saved, Workspace
+from verify.variant.build import Build
+from verify.variant.numerics import Contract, GradientNumerics, Numerics
+from verify.variant.support import Support
+
+ENTRIES = ("forward", "backward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """An algorithm with one or two entry points.
+
+    forward(args, out, lse, workspace) writes O (see `Problem.dtype_out`) and LSE (float32, (batch, heads_q, seqlen_q)) into
+    the judge's buffers; lse is None if the contract has none.
+    backward(args, saved, dout, gradients, workspace) writes dQ, dK and dV from the raw tensors that a forward saved: its own,
+    or that of `saved_by`, run with `saved_config`.  `gradients` declares its arithmetic.  A variant without a forward of its
+    own takes numerics and contract of what it is `saved_by`.
+    workspace(args), backward_workspace(args) name the scratch buffers wanted, {name: (shape, dtype)}; the judge allocates,
+    poisons and guards them.  allocates_outputs: a library kernel that makes its own outputs, which the entry point copies.
+    available() returns why this variant cannot run here at all, or None.
+    builds(arch) lists what is compiled for "sm_90a"..., a representative of every path at least; none where arch has no use.
+    """
+
+    name: str
+    family: str
+    forward: Callable[[AttentionArgs, Tensor, Tensor | None, Workspace], None] | None = None
+    backward: Callable[[AttentionArgs, Saved, Tensor, Gradients, Workspace], None] | None = None
+    configs: Sequence[Config] = (Config(),)
+    support: Support
+    numerics: Numerics = field(default_factory=Numerics)
+    gradients: GradientNumerics | None = None
+    contract: Contract = field(default_factory=Contract)
+    saved_by: Variant | None = None
+    saved_config: Config | None = None
+    workspace: Callable[[AttentionArgs], dict[str, tuple[tuple[int, ...], str]]] | None = None
+    backward_workspace: Callable[[AttentionArgs], dict[str, tuple[tuple[int, ...], str]]] | None = None
+    allocates_outputs: bool = False
+    available: Callable[[], str | None] | None = None
+    builds: Callable[[str], Sequence[Build]] | None = None
+    head_dim_buckets: tuple[int, ...] = ()
+    witness: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.forward is None and (self.backward is None or self.saved_by is None):
+            raise ValueError(f"{self.name}: a variant has a forward, or a backward and what it is saved_by")
+        if (self.backward is None) != (self.gradients is None):
+            raise ValueError(f"{self.name}: backward and gradients (its arithmetic) come together")
+
+    @property
+    def saver(self) -> Variant:
+        """The variant whose forward saves O and LSE for this one's backward."""
+        return self if self.saved_by is None else self.saved_by
+
+    @property
+    def _contract(self) -> Contract:
+        return replace(self.saver.contract, deterministic_backward=self.contract.deterministic_backward)
+
+    def describe(self) -> dict[str, Any]:
+        """The declaration as JSON-ready data (see `Declaration`)."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "configs": [asdict(config) for config in self.configs],
+            "support": asdict(self.support) | {"head_dims": list(self.support.head_dims)},
+            "entries": [name for name in ENTRIES if getattr(self, name) is not None],
+            "numerics": asdict(self.saver.numerics),
+            "gradients": None if self.gradients is None else asdict(self.gradients),
+            "contract": asdict(self._contract),
+            "saved_config": None if self.saved_by is None else asdict(self.saved_config or self.saved_by.configs[0]),
+            "allocates_outputs": self.allocates_outputs,
+            "workspaces": [
+                entry
+                for entry, wanted in zip(ENTRIES, (self.workspace, self.backward_workspace), strict=True)
+                if wanted is not None
+            ],
+            "compiles": self.builds is not None,
+            "head_dim_buckets": list(self.head_dim_buckets),
+            "witness": list(self.witness),
+            "unavailable": self.available() if self.available is not None else None,
+        }
