@@ -27,7 +27,7 @@ def _pin_gpu(worker: str) -> None:
 
 _pin_gpu(_WORKER)
 
-from verify import campaign  # noqa: E402 - after the mask
+from verify import campaign, workshop  # noqa: E402 - after the mask
 from verify.court import Court  # noqa: E402
 
 _COMMON = {
@@ -54,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hears(group): the property test of one group of oracles, for every docket")
+    config.addinivalue_line("markers", "compiles: a test for every variant that compiles without a GPU, and every architecture")
     config.addinivalue_line("markers", "covers: a test for the first config of every variant and dtype")
     profile = config.getoption("--profile") or campaign.default_profile()
     settings.load_profile(profile)
@@ -83,8 +84,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         dockets = run.dockets(marker.args[0])
         metafunc.parametrize("docket", [pytest.param(docket, id=docket.id) for docket in dockets])
     if metafunc.definition.get_closest_marker("covers") is not None:
-        dockets = [docket for docket in run.dockets("accuracy") if docket.config is docket.declaration.configs[0]]
-        metafunc.parametrize("docket", [pytest.param(docket, id=docket.id) for docket in dockets])
+        heard = [docket for group in ("accuracy", "gradients") for docket in run.dockets(group)]
+        dockets = [docket for docket in heard if docket.config is docket.declaration.configs[0]]
+        metafunc.parametrize("docket", [pytest.param(docket, id=f"{docket.group}-{docket.id}") for docket in dockets])
+    if metafunc.definition.get_closest_marker("compiles") is not None:
+        pairs = [(declaration, arch) for declaration in run.compiled for arch in workshop.ARCHES]
+        ids = [f"{declaration.ref}-{arch}" for declaration, arch in pairs]
+        metafunc.parametrize(("declaration", "arch"), pairs, ids=ids)
     if "unloadable" in metafunc.fixturenames:
         metafunc.parametrize("unloadable", [pytest.param(failure, id=failure.ref) for failure in run.roster.failures])
     if "witness" in metafunc.fixturenames:
@@ -105,6 +111,14 @@ def court(pytestconfig: pytest.Config) -> Iterator[Court]:
     court = pytestconfig.stash[_RUN].court(_WORKER or "main")
     yield court
     court.close()
+
+
+@pytest.fixture(scope="session", name="workshop")
+def _workshop(pytestconfig: pytest.Config) -> Iterator[workshop.Workshop]:
+    """The compilers of this worker."""
+    opened = pytestconfig.stash[_RUN].workshop(_WORKER or "main")
+    yield opened
+    opened.close()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

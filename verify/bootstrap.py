@@ -19,11 +19,17 @@ ROOT = Path(__file__).resolve().parents[1]
 _IMPORT_NAMES = {"pytest-xdist": "xdist"}
 
 
-def requirements() -> list[str]:
-    """What the commands need: the project's dependencies and the test group, as pyproject.toml lists them."""
+def groups() -> dict[str, list[str]]:
+    """What the commands need, as pyproject.toml lists it: the project's dependencies ("") and its dependency groups."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)
-    return [*project["project"]["dependencies"], *project["dependency-groups"]["test"]]
+    return {"": project["project"]["dependencies"], **project["dependency-groups"]}
+
+
+def requirements() -> list[str]:
+    """What no command can do without."""
+    found = groups()
+    return [*found[""], *found["test"]]
 
 
 def missing() -> list[str]:
@@ -50,8 +56,12 @@ def ensure() -> None:
         print(f"verify: {', '.join(absent)} not found; setting up {home.name}/ with the pinned versions (once) ...", flush=True)
         venv.create(home, with_pip=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        command = [*pip, "--constraint", str(ROOT / "constraints.txt"), "--editable", str(ROOT), *requirements()]
-        if subprocess.run(command, check=False).returncode:
+        pip += ["--constraint", str(ROOT / "constraints.txt")]
+        found = groups()
+        compilers = [*found["cuda"], *found["cute"]] if sys.platform.startswith("linux") else []
+        commands = [[*pip, "--editable", str(ROOT), *requirements(), *compilers]]
+        commands += [[*pip, "--no-deps", *found["cutlass"]]] if compilers else []
+        if any(subprocess.run(command, check=False).returncode for command in commands):
             print("verify: the installation failed; the lines above say why", file=sys.stderr)
             raise SystemExit(3)
         (home / "complete").touch()

@@ -16,8 +16,10 @@ from verify.case import Case, CaseError
 from verify.court import Court, Docket, inapplicable, not_here, state_directory
 from verify.discovery import Roster, Unloadable, roster
 from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
+from verify.oracles import GROUPS
 from verify.report import build, write
 from verify.variant import Declaration
+from verify.workshop import Workshop
 
 _ROSTER = "roster.json"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
@@ -69,8 +71,17 @@ class OpenRun:
             for declaration in self.here
             if inapplicable(declaration, group) is None
             for dtype in declaration.support.dtypes
-            for config in (declaration.configs if group != "refusal" else declaration.configs[:1])
+            for config in (declaration.configs[:1] if GROUPS[group].outside else declaration.configs)
         ]
+
+    @property
+    def compiled(self) -> tuple[Declaration, ...]:
+        """The variants that can be compiled without a GPU, whether or not they can run here."""
+        return tuple(declaration for declaration in self.roster.declarations if declaration.compiles)
+
+    def workshop(self, worker: str) -> Workshop:
+        """A workshop that records under that worker's name."""
+        return Workshop(Recorder(self.directory, f"{worker}-builds"), self.profile)
 
     def court(self, worker: str) -> Court:
         """A court that records under that worker's name and remembers what this run has judged before."""
@@ -139,6 +150,8 @@ def _entry(declaration: Declaration) -> VariantEntry:
         support=asdict(declaration.support),
         numerics=asdict(declaration.numerics),
         contract=asdict(declaration.contract),
+        entries=declaration.entries,
+        gradients=None if declaration.gradients is None else asdict(declaration.gradients),
         unavailable=declaration.unavailable,
         undeclared=declaration.undeclared,
     )

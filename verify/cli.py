@@ -1,4 +1,4 @@
-"""The command line: run, fuzz, replay, report, compare, list, bench, test.
+"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, test.
 
 Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is incomplete.
 """
@@ -49,6 +49,7 @@ _profile = click.option(
     help="How many cases, how random; default: what suits here.",
 )
 _select = click.option("-k", "select", default="", metavar="EXPRESSION", help="Only dockets whose id matches, as pytest -k.")
+_TOOLS = ("memcheck", "racecheck")
 _seed = click.option("--seed", type=int, help="Seed of the random search.")
 
 
@@ -179,7 +180,10 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
 @app.command()
 @click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
 def recheck(folder: Path) -> int:
-    """Compute the worst cases of all reports in FOLDER again, reference and bound, without running any kernel."""
+    """Compute the worst cases of all reports in FOLDER again, reference and bound, without running any kernel.
+
+    Of gradients the reference alone: their bounds depend on what the kernel's forward saved.
+    """
     from verify.recheck import recheck as again
     from verify.report import ReportError
 
@@ -207,6 +211,45 @@ def bench(seconds: float, workers: str, select: str) -> int:
     from verify.bench import bench as measure
 
     return measure(console, seconds, workers, select)
+
+
+@app.command()
+@_kernels
+@click.option("--tool", "tools", multiple=True, type=click.Choice(_TOOLS), default=_TOOLS, show_default=True)
+@click.option("--variant", "variants", multiple=True, metavar="NAME", help="Only this one; a library's kernel too.")
+@click.option("--case", metavar="ID", help="Only this case, which a failing verdict prints.")
+@click.option("--quick", is_flag=True, help="One config and dtype of each variant, at most four problems.")
+@click.option("--report-dir", type=click.Path(path_type=Path), help="Where sanitizer.json and sanitizer.md go as well.")
+@_workers
+def sanitize(
+    kernels: tuple[Path, ...],
+    tools: tuple[str, ...],
+    variants: tuple[str, ...],
+    case: str | None,
+    quick: bool,
+    report_dir: Path | None,
+    workers: str,
+) -> int:
+    """Run KERNELS (the collection if none is given) under compute-sanitizer, planted faults before them."""
+    from verify.sanitizers.command import Request
+    from verify.sanitizers.command import sanitize as again
+
+    if workers != "auto" and not workers.isdecimal():
+        raise UsageError(f"--workers: {workers!r} is neither auto nor a number")
+    try:
+        parsed = Case.parse(case) if case is not None else None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    request = Request(
+        kernels=_existing(kernels),
+        tools=tools,
+        variants=variants,
+        case=parsed,
+        quick=quick,
+        workers=workers,
+        report_dir=report_dir,
+    )
+    return again(request, console)
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
@@ -262,13 +305,16 @@ def _print_failures(evidence: Evidence, most: int = 8) -> None:
 
 def summary(evidence: Evidence) -> Table:
     """One line per variant and dtype: cases, failures, worst r."""
-    table = Table(Column("variant", overflow="fold"), "dtype", "cases", "failing", "worst r (O)", "worst r (LSE)", "verdict")
+    table = Table(
+        Column("variant", overflow="fold"), "dtype", "cases", "failing", "r of O", "r of LSE", "r of gradients", "verdict"
+    )
     keys = sorted({(v.variant, v.dtype) for v in evidence.verdicts})
     for variant, dtype in keys:
         mine = [v for v in evidence.verdicts if (v.variant, v.dtype) == (variant, dtype)]
         counted = [v for v in mine if v.counted]
         failing = len({v.case for v in mine if v.outcome == "fail"})
-        worst = [max((v.measures[name] for v in counted if name in v.measures), default=None) for name in ("r_out", "r_lse")]
+        groups = (("r_out",), ("r_lse",), ("r_dq", "r_dk", "r_dv"))
+        worst = [max((v.measures[n] for v in counted for n in names if n in v.measures), default=None) for names in groups]
         shown = ["-" if value is None else f"{value:.3g}" for value in worst]
         mark = "[bold red]wrong[/]" if failing else "[green]holds[/]"
         table.add_row(variant, dtype, str(len({v.case for v in counted})), str(failing), *shown, mark)

@@ -19,9 +19,8 @@ from verify.case import Case
 from verify.cell.cell import Cell, Zygote
 from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
-from verify.inputs import gather_possible
 from verify.memory import Arena
-from verify.oracles import of_group
+from verify.oracles import GROUPS, leading_oracle, of_group
 from verify.oracles.execution import execution, memory
 from verify.problem import Problem
 from verify.strategies import LIMITS, coverage_bins
@@ -50,25 +49,22 @@ class Docket:
     def problems(self) -> SearchStrategy[Problem]:
         """What this docket draws, as large as this machine can judge quickly."""
         device = "gpu" if environment().device == "cuda" else "interpreter" if self.declaration.interpreted else "cpu"
-        limits = LIMITS[device]
-        if self.group == "refusal":
-            return strategies.outside(self.declaration, dtype=self.dtype, limits=limits).map(lambda pair: pair[0])
-        if self.group in ("counting", "gather"):
-            drawn = strategies.problems(self.declaration, dtype=self.dtype, limits=limits, distributions=(self.group,))
-            return drawn.filter(lambda p: gather_possible(p) is None) if self.group == "gather" else drawn
-        return strategies.problems(self._declaration, dtype=self.dtype, limits=limits)
-
-    @property
-    def _declaration(self) -> Declaration:
-        """Poison needs a mask to hide behind; every other group draws from the whole support."""
-        support = self.declaration.support
-        masked = tuple(mask for mask in support.masks if mask != "full") or support.masks
-        return replace(self.declaration, support=replace(support, masks=masked)) if self.group == "poison" else self.declaration
+        group, limits, declaration = GROUPS[self.group], LIMITS[device], self.declaration
+        if group.outside:
+            return strategies.outside(declaration, dtype=self.dtype, limits=limits).map(lambda pair: pair[0])
+        masks = tuple(mask for mask in declaration.support.masks if mask != "full")
+        if group.masked and masks:
+            declaration = replace(declaration, support=replace(declaration.support, masks=masks))
+        drawn = strategies.problems(declaration, dtype=self.dtype, limits=limits, distributions=group.distributions)
+        impossible = group.impossible
+        return drawn if impossible is None else drawn.filter(lambda problem: impossible(problem) is None)
 
 
 def inapplicable(declaration: Declaration, group: str) -> str | None:
     """Why no oracle of a group judges a variant, or None."""
-    if group == "refusal" and all(
+    if GROUPS[group].entry not in declaration.entries:
+        return f"has no {GROUPS[group].entry} of its own"
+    if GROUPS[group].outside and all(
         strategies.outside(declaration, dtype=dtype, limits=LIMITS["interpreter"]).is_empty
         for dtype in declaration.support.dtypes
     ):
@@ -134,22 +130,28 @@ class Court:
             cell=cell,
             arena=self.arena,
             arch=self.arch,
+            entry=GROUPS[docket.group].entry,
+            refuses=GROUPS[docket.group].outside,
             with_best=problem.seed % _BEST_EVERY == 0,
         )
         rulings = self._rulings(docket, trial)
-        if docket.group != "refusal" and trial.first.reply.status == "unsupported":
+        if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
         return [self._verdict(case, docket, trial, name, ruling, phase) for name, ruling in rulings]
 
     def _rulings(self, docket: Docket, trial: Trial) -> list[tuple[str, Ruling | None]]:
         """Each oracle's ruling in order, up to the first that makes the rest meaningless; None: not its business."""
-        if docket.group != "refusal":
+        found: list[tuple[str, Ruling | None]] = []
+        if not trial.refuses:
+            if trial.entry == "backward":
+                for name, ruling in (("execution", execution(trial, trial.saved)), ("memory", memory(trial, trial.saved))):
+                    if ruling.finding is not None:
+                        message = f"the forward that saves O and LSE {ruling.finding.message}"
+                        return [(name, Ruling(replace(ruling.finding, message=message)))]
             ruling = execution(trial, trial.first)
             if ruling.finding is not None:
                 return [("execution", ruling)]
-            found: list[tuple[str, Ruling | None]] = [("execution", ruling), ("memory", memory(trial, trial.first))]
-        else:
-            found = []
+            found = [("execution", ruling), ("memory", memory(trial, trial.first))]
         for oracle in of_group(docket.group):
             if oracle.applies(docket.declaration) is None:
                 found.append((oracle.name, oracle.judge(trial) if oracle.concerns(trial) else None))
@@ -198,12 +200,19 @@ class Court:
             problem=case.problem.name,
             seconds={name: round(seconds, 6) for name, seconds in trial.clock.seconds.items()},
             measures=dict(ruling.measures) if ruling is not None else {},
-            bins=tuple(sorted(coverage_bins(case.problem, docket.config))) if oracle in ("bound", docket.group) else (),
+            bins=tuple(sorted(coverage_bins(case.problem, docket.config))) if oracle == leading_oracle(case.group) else (),
             finding=finding,
         )
         with trial.clock.timed("record"):
             self.recorder.write(verdict)
         return verdict
+
+
+def _refused(trial: Trial) -> bool:
+    """Whether a run refused a problem inside the support."""
+    if trial.entry == "backward" and not trial.saved.reply.ok:
+        return trial.saved.reply.status == "unsupported"
+    return trial.first.reply.status == "unsupported"
 
 
 def _keep_freed_memory() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, ROOT, Cell, Environment, Zygote
 from verify.problem import Problem
+from verify.tolerance.backward import resolve as resolve_gradients
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Declaration, declaration_from
 
@@ -116,11 +117,15 @@ def _check(declaration: Declaration) -> None:
         raise ValueError(f"contract.lse: {declaration.contract.lse!r} is none of 'natural', 'base2', None")
     if declaration.contract.masked_values not in ("any", "finite"):
         raise ValueError(f"contract.masked_values: {declaration.contract.masked_values!r} is neither 'any' nor 'finite'")
+    if "backward" in declaration.entries and declaration.contract.lse is None:
+        raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
     for dtype in support.dtypes:
         problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype, softcap=1.0)
         for config in declaration.configs:
             try:
-                resolve(declaration.numerics, config, problem, "cpu")
+                resolve(declaration.numerics, declaration.saved_config or config, problem, "cpu")
+                if declaration.gradients is not None:
+                    resolve_gradients(declaration.gradients, config, problem, "cpu")
             except KeyError as error:
                 raise ValueError(f"numerics: {error} is not known") from None
 

@@ -64,6 +64,8 @@ class VariantEntry:
     support: dict[str, Any]
     numerics: dict[str, Any]
     contract: dict[str, Any]
+    entries: tuple[str, ...] = ("forward",)
+    gradients: dict[str, Any] | None = None
     unavailable: str | None = None
     undeclared: bool = False
 
@@ -96,9 +98,10 @@ class Finding:
 class Verdict:
     """One oracle's judgement of one case.
 
-    seconds: of generate, run, reference, bound, record.  measures, where the oracle has them (docs/report-schema.md):
-    r_out and r_lse (worst error / bound), bound_ratio (median bound / best bound of that dtype), lse_ulp (largest LSE error
-    in fp32 ulp), max_error (max |O - ref|), error_bound (the bound at that element), seqlen_kv.
+    seconds: of generate, run, reference, bound, record.  measures, where the oracle has them (docs/report-schema.md): for T
+    of out, lse, dq, dk, dv: r_T (worst error / bound), max_error_T and error_bound_T (the largest error and the bound at that
+    element), worst_index_T, worst_reference_T and worst_bound_T (the element with the worst r); bound_ratio (median bound /
+    best bound of that dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv.
     """
 
     case: str
@@ -141,7 +144,23 @@ class NotRun:
     dtype: str = ""
 
 
-Record = Run | VariantEntry | Begin | Verdict | Drawn | NotRun
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """One build of a variant, compiled for `arch` without running it: what the compiler says it needs, or why it failed.
+
+    resources: `verify.variant.Resources` as data; None where compiling failed (`error` says why), or where the build was left
+    to a larger profile (`error` is empty).
+    """
+
+    variant: str
+    arch: str
+    build: str
+    seconds: float
+    resources: dict[str, int] | None
+    error: str = ""
+
+
+Record = Run | VariantEntry | Begin | Verdict | Drawn | NotRun | Built
 _KINDS: dict[str, type[Record]] = {
     "run": Run,
     "variant": VariantEntry,
@@ -149,6 +168,7 @@ _KINDS: dict[str, type[Record]] = {
     "verdict": Verdict,
     "drawn": Drawn,
     "not_run": NotRun,
+    "built": Built,
 }
 _KIND_OF = {record: kind for kind, record in _KINDS.items()}
 
@@ -208,6 +228,7 @@ class Evidence:
 
     verdicts: one per (case, oracle), sorted by it: the last one written, except that a failure is never replaced by a pass.
     unstable: (case, oracle) that both passed and failed.  lost: begun, never judged.  torn: "file:line" of lines cut short.
+    builds: one per (variant, arch, build), the last one recorded.
     changed: refs recorded with more than one source hash, whose verdicts therefore do not belong together.
     """
 
@@ -218,6 +239,7 @@ class Evidence:
     lost: tuple[Begin, ...] = ()
     drawn: tuple[Drawn, ...] = ()
     not_run: tuple[NotRun, ...] = ()
+    builds: tuple[Built, ...] = ()
     torn: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
 
@@ -268,6 +290,7 @@ def load(run_dir: Path | str) -> Evidence:
         lost=_lost([r for r in records if isinstance(r, Begin)], {v.case for v in verdicts}),
         drawn=_sum_drawn(r for r in records if isinstance(r, Drawn)),
         not_run=_last(records, NotRun, lambda r: (r.variant, r.dtype, r.reason)),
+        builds=_last(records, Built, lambda r: (r.variant, r.arch, r.build)),
         torn=tuple(torn),
         changed=tuple(sorted(ref for ref, found in hashes.items() if len(found) > 1)),
     )

@@ -12,15 +12,14 @@ import fcntl
 import mmap
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from verify.inputs import Inputs
-from verify.problem import Problem
+from verify.problem import Layout, Problem
 
 REDZONE = 16 * 1024  # bytes on each side of a buffer; a tile's overshoot past a short tensor stays inside
 ALIGNMENT = 512
@@ -39,9 +38,13 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Slot:
-    """One buffer: a strided view of `shape` whose first element lies at byte `start`; [begin, end) is its allocation."""
+    """One buffer: a strided view of `shape` whose first element lies at byte `start`; [begin, end) is its allocation.
+
+    role: "input", which a run must leave as it is, "output", of which it must write every element, or "workspace".
+    """
 
     name: str
+    role: str
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -68,6 +71,10 @@ class Plan:
     def __getitem__(self, name: str) -> Slot:
         return next(slot for slot in self.slots if slot.name == name)
 
+    def of(self, role: str) -> list[Slot]:
+        """The buffers of that role."""
+        return [slot for slot in self.slots if slot.role == role]
+
     def __contains__(self, name: str) -> bool:
         return any(slot.name == name for slot in self.slots)
 
@@ -91,24 +98,48 @@ def slots_from(wire: list[dict[str, Any]]) -> tuple[Slot, ...]:
     return tuple(Slot(**(data | {"shape": tuple(data["shape"]), "strides": tuple(data["strides"])})) for data in wire)
 
 
-def plan(problem: Problem, *, lse: bool, workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
-    """Lay out q, k, v, out, lse (if the contract has one) and the workspaces of one run."""
+Buffer = tuple[str, tuple[int, ...], Layout | None]  # dtype, shape, and a layout where it is not contiguous
+
+
+def plan(problem: Problem, *, lse: bool, workspace: Mapping[str, tuple[tuple[int, ...], str]], entry: str = "forward") -> Plan:
+    """Lay out the buffers of one run of an entry point: inputs, outputs and workspaces.  lse: whether the contract has one.
+
+    A forward reads q, k, v (and descales) and writes out and lse.  A backward also reads these two, as they were saved, and
+    dout, and writes dq, dk and dv.
+    """
+    p = problem
+    own: dict[str, Buffer] = {name: (p.dtype, p.shapes[name], p.layouts[name]) for name in ("q", "k", "v")}
+    if p.descaling != "none":
+        shared = Layout(expand="bh") if p.descaling == "tensor" else None
+        own |= {f"descale_{name}": ("float32", (p.batch, p.heads_kv), shared) for name in ("q", "k", "v")}
+    made: dict[str, Buffer] = {"out": (p.dtype_out, p.shape_out, p.layout_out)}
+    if lse:
+        made["lse"] = ("float32", p.shape_q[:3], None)
+    if entry == "backward":
+        own |= made | {"dout": (p.dtype_out, p.shape_out, p.layout_dout)}
+        made = {f"d{n}": (p.dtype, p.shapes[n], replace(p.layouts[n], expand="")) for n in ("q", "k", "v")}
+    scratch = {f"workspace.{name}": (dtype, shape, None) for name, (shape, dtype) in workspace.items()}
     slots: list[Slot] = []
     position = REDZONE
-    wanted: list[tuple[str, str, tuple[int, ...], tuple[int, ...], int, int]] = []
-    for name, layout in problem.layouts.items():
-        box = problem.shapes[name]
-        wanted.append((name, problem.dtype, box, layout.strides(box), layout.offset, layout.extent(box) + layout.pitch))
-    dense = {f"workspace.{name}": spec for name, spec in workspace.items()}
-    if lse:
-        dense["lse"] = ((problem.batch, problem.heads_q, problem.seqlen_q), "float32")
-    for name, (shape, dtype) in dense.items():
-        wanted.append((name, dtype, shape, contiguous(shape), 0, int(np.prod(shape, dtype=np.int64))))
-    for name, dtype, shape, strides, offset, extent in wanted:
-        size = torch_dtype(dtype).itemsize
-        slots.append(Slot(name, dtype, tuple(shape), strides, position + offset * size, position, position + extent * size))
-        position = _up(position + extent * size) + REDZONE
+    for role, buffers in (("input", own), ("output", made), ("workspace", scratch)):
+        for name, buffer in buffers.items():
+            slots.append(_slot(name, role, buffer, position))
+            position = _up(slots[-1].end) + REDZONE
     return Plan(tuple(slots), _up(position))
+
+
+def _slot(name: str, role: str, buffer: Buffer, position: int) -> Slot:
+    dtype, shape, layout = buffer
+    size = torch_dtype(dtype).itemsize
+    if len(shape) == 4 and layout is not None:
+        box = (shape[0], shape[1], shape[2], shape[3])
+        strides: tuple[int, ...] = layout.strides(box)
+        offset, extent = layout.offset, layout.extent(box) + layout.pitch
+    else:
+        strides, offset, extent = contiguous(shape), 0, int(np.prod(shape, dtype=np.int64))
+        if layout is not None:  # one element for all
+            strides, extent = (0,) * len(shape), 1
+    return Slot(name, role, dtype, tuple(shape), strides, position + offset * size, position, position + extent * size)
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -170,14 +201,17 @@ class Arena:
         self.bytes = np.frombuffer(self._map, np.uint8)
         self.generation += 1
 
-    def lay(self, where: Plan, inputs: Inputs, poison: str) -> None:
-        """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces; keep the pristine image."""
+    def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str) -> None:
+        """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces; keep the pristine image.
+
+        inputs: stored values by the name of their buffer; size 1 where a dimension is expanded.
+        """
         self.reserve(where.size)
         self.bytes[: where.size].view(np.uint16)[:] = CANARY
         arena = torch.from_numpy(self.bytes)
         for slot in where.slots:
-            if slot.name in ("q", "k", "v"):
-                stored = getattr(inputs, slot.name)
+            if slot.role == "input":
+                stored = inputs[slot.name]
                 view = slot.view(arena)
                 # An expanded dimension is stored once: write through the narrowed view.
                 for dim, (have, want) in enumerate(zip(stored.shape, view.shape, strict=True)):
@@ -195,14 +229,14 @@ class Arena:
         """What the run changed that it had no right to: an input, a gap or a redzone.  Call after reading the outputs."""
         arena = torch.from_numpy(self.bytes)
         for slot in where.slots:
-            if slot.name not in ("q", "k", "v"):
+            if slot.role != "input":
                 fill(slot.view(arena), poison)
         now = self.bytes[: where.size]
         if np.array_equal(now.view(np.uint64), self._pristine.view(np.uint64)):
             return None
         changed = np.flatnonzero(now != self._pristine)
         first = int(changed[0])
-        inside = [s.name for s in where.slots if s.begin <= first < s.end and s.name in ("q", "k", "v")]
+        inside = [s.name for s in where.slots if s.begin <= first < s.end and s.role == "input"]
         return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
 
 

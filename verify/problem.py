@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from references.masks import Full, Lengths, Mask, parse_mask
 from verify.arithmetic.dtypes import DType, dtype_named
+from verify.variant import DESCALINGS, default_dtype_out
 
 ORDERS = ("bhsd", "bshd", "sbhd")
 EXPANSIONS = ("b", "h")
@@ -81,7 +82,10 @@ class Problem:
     """One input.  Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv, head_dim), v with head_dim_v.
 
     softmax_scale multiplies the scores and may be zero or negative.  softcap c > 0 replaces a scaled score s by
-    c tanh(s / c), before the mask; 0 means none.  distribution and seed choose the values (`verify.inputs`).
+    c tanh(s / c), before the mask; 0 means none.  dtype_out is O's; 8-bit inputs give bfloat16 unless it says otherwise.
+    descaling: whether q, k and v come with fp32 factors: "none", one per "tensor", or one per batch and key "head".
+    layout_dout is that of the upstream gradient; dq, dk and dv lie like q, k and v, with nothing expanded.
+    distribution and seed choose the values (`verify.inputs`).
     Raises ProblemError, naming the field, for what makes no sense.
     """
 
@@ -100,6 +104,9 @@ class Problem:
     layout_k: Layout = Layout()
     layout_v: Layout = Layout()
     layout_out: Layout = Layout()
+    layout_dout: Layout = Layout()
+    dtype_out: str = ""  # see `default_dtype_out`
+    descaling: str = "none"
     distribution: str = "normal"
     seed: int = 0
 
@@ -108,6 +115,24 @@ class Problem:
             object.__setattr__(self, "head_dim_v", self.head_dim)
         if self.softmax_scale is None:
             object.__setattr__(self, "softmax_scale", max(self.head_dim, 1) ** -0.5)
+        if not self.dtype_out:
+            object.__setattr__(self, "dtype_out", default_dtype_out(self.dtype))
+        self._check_numbers()
+        try:
+            dtype_named(self.dtype)
+            dtype_named(self.dtype_out)
+            self.mask.check(self.batch)
+        except ValueError as error:
+            raise ProblemError(str(error)) from None
+        if self.descaling not in DESCALINGS:
+            raise ProblemError(f"descaling: {self.descaling!r} is none of {', '.join(DESCALINGS)}")
+        if not re.fullmatch(r"\w+", self.distribution, re.ASCII):
+            raise ProblemError(f"distribution: {self.distribution!r} is not a name")
+        for name, what in {"out": "an output", "dout": "an upstream gradient"}.items():
+            if self.layouts[name].expand:
+                raise ProblemError(f"layout_{name}: {what} cannot be expanded")
+
+    def _check_numbers(self) -> None:
         for name in ("batch", "heads_q", "heads_kv", "head_dim", "head_dim_v"):
             if getattr(self, name) < 1:
                 raise ProblemError(f"{name}: {getattr(self, name)} is less than 1")
@@ -119,15 +144,6 @@ class Problem:
         for name in ("softmax_scale", "softcap"):
             if not math.isfinite(getattr(self, name)):
                 raise ProblemError(f"{name}: {getattr(self, name)} is not finite")
-        try:
-            dtype_named(self.dtype)
-            self.mask.check(self.batch)
-        except ValueError as error:
-            raise ProblemError(str(error)) from None
-        if not re.fullmatch(r"\w+", self.distribution, re.ASCII):
-            raise ProblemError(f"distribution: {self.distribution!r} is not a name")
-        if self.layout_out.expand:
-            raise ProblemError("layout_out: an output cannot be expanded")
 
     @property
     def scale(self) -> float:
@@ -137,6 +153,10 @@ class Problem:
     @property
     def format(self) -> DType:
         return dtype_named(self.dtype)
+
+    @property
+    def format_out(self) -> DType:
+        return dtype_named(self.dtype_out)
 
     @property
     def group(self) -> int:
@@ -160,12 +180,18 @@ class Problem:
         return self.batch, self.heads_q, self.seqlen_q, self.head_dim_v
 
     @property
+    def shape_dout(self) -> tuple[int, int, int, int]:
+        return self.shape_out
+
+    @property
     def layouts(self) -> dict[str, Layout]:
-        return {name: getattr(self, f"layout_{name}") for name in ("q", "k", "v", "out")}
+        """Of every tensor with a layout of its own."""
+        return {name: getattr(self, f"layout_{name}") for name in ("q", "k", "v", "out", "dout")}
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        return {"q": self.shape_q, "k": self.shape_k, "v": self.shape_v, "out": self.shape_out}
+        """Of the tensors in `layouts`."""
+        return {"q": self.shape_q, "k": self.shape_k, "v": self.shape_v, "out": self.shape_out, "dout": self.shape_out}
 
     @property
     def pairs(self) -> int:
@@ -186,6 +212,7 @@ class Problem:
     def _texts(self) -> Iterator[tuple[str, str]]:
         defaults = {f.name: f.default for f in fields(self)}
         defaults |= {"softmax_scale": self.head_dim**-0.5, "head_dim_v": self.head_dim, "mask": Full()}
+        defaults |= {"dtype_out": default_dtype_out(self.dtype)}
         for name, key in _KEYS.items():
             value = getattr(self, name)
             if value != defaults[name]:
@@ -209,7 +236,9 @@ class Problem:
             raise ProblemError(f"{text!r} is not a whole problem: {error}") from None
 
     def but(self, **changes: object) -> Problem:
-        """This problem with some fields changed."""
+        """This problem with some fields changed; dtype_out goes along with dtype where it was the default."""
+        if "dtype" in changes and self.dtype_out == default_dtype_out(self.dtype):
+            changes = {"dtype_out": "", **changes}
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -220,7 +249,7 @@ def _read(name: str, text: str) -> object:
         return Layout.parse(text)
     if name in ("softmax_scale", "softcap"):
         return float(text)
-    return text if name in ("dtype", "distribution") else int(text)
+    return text if name in ("dtype", "dtype_out", "descaling", "distribution") else int(text)
 
 
 _KEYS = {
@@ -239,6 +268,9 @@ _KEYS = {
     "layout_k": "lk",
     "layout_v": "lv",
     "layout_out": "lo",
+    "layout_dout": "ldo",
+    "dtype_out": "out",
+    "descaling": "descale",
     "distribution": "dist",
     "seed": "seed",
 }

@@ -1,27 +1,39 @@
-"""Recheck: compute a report's worst cases again, reference and bound, from their ids alone; needs no GPU and runs no kernel."""
+"""Recheck: compute a report's worst cases again from their ids alone; needs no GPU and runs no kernel.
+
+O and LSE: fp64 reference and bound.  dQ, dK and dV: the exact reference gradient; its bound depends on the O and LSE that the
+real kernel saved, which no report holds.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from references.attention import Attention, backward, query_gradient
 from verify.case import Case
 from verify.discovery import roster
-from verify.inputs import tensors
-from verify.report import Report, read
-from verify.report.schema import WorstCase
+from verify.inputs import dequantised, dout, tensors
+from verify.problem import Problem
+from verify.report import Report, WorstCase, read, worst_cases
 from verify.tolerance.forward import resolve
-from verify.trial import at_full_shape, compute_truth
+from verify.trial import compute_truth
 from verify.variant import Config, Numerics
 
 # Two machines add fp64 numbers in different orders; a bound is a smooth function of such sums.
 _AGREEMENT = 1e-9
+_FORWARD = ("out", "lse")
 
 
 @dataclass(frozen=True)
 class Recheck:
-    """What became of one report: cases computed again, those that disagree, and variants whose source has changed since."""
+    """What became of one report: worst cases computed again, one per tensor; those that disagree, in words; and variants
+    whose source has changed since."""
 
     path: Path
     cases: int
@@ -35,13 +47,26 @@ def recheck(folder: Path) -> list[Recheck]:
     found = []
     for path in sorted(folder.glob("*/report.json")):
         report = read(path)
-        arch = _arch(report)
-        worst = [(variant, d["worst_out"]) for variant in report["variants"] for d in variant["dtypes"]]
-        cases = [(variant, case) for variant, case in worst if case is not None and case["index"] is not None]
-        disagreeing = [text for variant, case in cases if (text := _disagreement(variant["numerics"], case, arch))]
         stale = [v["ref"] for v in report["variants"] if now.get(v["ref"]) != v["source_hash"]]
-        found.append(Recheck(path, len(cases), tuple(disagreeing), tuple(stale)))
+        cases, disagreeing = again(report)
+        found.append(Recheck(path, cases, disagreeing, tuple(stale)))
     return found
+
+
+def again(report: Report) -> tuple[int, tuple[str, ...]]:
+    """How many worst cases of a report name an element, and the disagreements about those, in words."""
+    arch = _arch(report)
+    known = [(v["numerics"], worst) for v, worst in worst_cases(report) if worst["index"] is not None]
+    disagreeing: list[str] = []
+    # What one case computes serves its other tensor.
+    for (case, forward), found in groupby(known, key=lambda pair: (pair[1]["case"], pair[1]["tensor"] in _FORWARD)):
+        pairs = list(found)
+        worst = [one for _, one in pairs]
+        try:
+            disagreeing += _forward(pairs[0][0], worst, arch) if forward else _gradients(worst)
+        except (ValueError, LookupError) as error:  # no such case or element any more
+            disagreeing.append(f"{case}: {error}")
+    return len(known), tuple(disagreeing)
 
 
 def _arch(report: Report) -> str:
@@ -49,18 +74,50 @@ def _arch(report: Report) -> str:
     return f"sm_{str(capability).replace('.', '')}" if capability else "cpu"
 
 
-def _disagreement(numerics: dict[str, Any], worst: WorstCase, arch: str) -> str:
-    """In words, where today's reference or bound differs from the report's; empty if they agree."""
-    problem = Case.parse(worst["case"]).problem
-    config = Config.parse(worst["config"])
-    truth = compute_truth(
-        problem, at_full_shape(problem, tensors(problem)), [resolve(Numerics(**numerics), config, problem, arch)]
-    )
-    assert worst["index"] is not None
-    at = int(worst["index"])
-    for name, tensor, before in (("reference", truth.out, worst["reference"]), ("bound", truth.out_bound, worst["bound"])):
-        value = float(tensor.flatten()[at])
-        size = max(abs(value), float(truth.out_bound.flatten()[at]))
-        if before is None or abs(value - before) > _AGREEMENT * size:
-            return f"{worst['case']}: {name} of element {at} is {value!r}, the report says {before!r}"
-    return ""
+def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Iterator[str]:
+    """Where today's reference or bound of O or LSE differs from the report's, at the worst elements of one case."""
+    problem = Case.parse(worst[0]["case"]).problem
+    config = Config.parse(worst[0]["config"])
+    arithmetic = resolve(Numerics(**numerics), config, problem, arch)
+    truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
+    for one in worst:
+        reference, bound = {"out": (truth.out, truth.out_bound), "lse": (truth.lse, truth.lse_bound)}[one["tensor"]]
+        assert one["index"] is not None
+        at = one["index"]
+        limit = float(bound.flatten()[at])
+        yield from _disagreement(one, "reference", float(reference.flatten()[at]), one["reference"], limit)
+        yield from _disagreement(one, "bound", limit, one["bound"], limit)
+
+
+def _gradients(worst: list[WorstCase]) -> Iterator[str]:
+    """Where today's reference gradient differs from the report's, at the worst elements of one case."""
+    problem = Case.parse(worst[0]["case"]).problem
+    inputs = (*dequantised(problem, tensors(problem)), dout(problem))
+    for one in worst:
+        assert one["index"] is not None
+        value = _gradient(problem, inputs, one["tensor"], one["index"])
+        yield from _disagreement(one, "reference", value, one["reference"], one["bound"] or 0.0)
+
+
+def _gradient(problem: Problem, inputs: tuple[Tensor, Tensor, Tensor, Tensor], tensor: str, index: int) -> float:
+    """One element of dQ, dK or dV, flat in its logical shape; only the row that holds it is computed."""
+    shape = {"dq": problem.shape_q, "dk": problem.shape_k, "dv": problem.shape_v}[tensor]
+    if not 0 <= index < math.prod(shape):
+        raise IndexError(f"{tensor} has no element {index}")
+    rows, dim = shape[2:]
+    row = slice(index // dim % rows, index // dim % rows + 1)
+    attention = Attention(problem.mask, problem.scale, problem.softcap)
+    q, k, v, upstream = inputs
+    if tensor == "dq":
+        found = query_gradient(q, k, v, upstream, attention, rows=row)
+    else:
+        found = getattr(backward(q, k, v, upstream, attention, columns=row), tensor)
+    return float(found.flatten()[index // (rows * dim) * dim + index % dim])
+
+
+def _disagreement(worst: WorstCase, name: str, value: float, before: float | None, bound: float) -> Iterator[str]:
+    same = before is not None and (value == before or (math.isnan(value) and math.isnan(before)))
+    size = max(abs(value), bound)
+    if not same and (before is None or not abs(value - before) <= _AGREEMENT * size):
+        place = f"{name} of {worst['tensor']}, element {worst['index']},"
+        yield f"{worst['case']}: {place} is {value!r}, the report says {before!r}"

@@ -14,6 +14,10 @@ from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE
 
 def replay(case: Case, console: Console) -> int:
     """Hear the case in a run of its own and say FIXED or FAILED; returns an exit code."""
+    if case.group == "sanitizer":
+        from verify.sanitizers.command import Request, sanitize
+
+        return sanitize(Request(case=case), console)
     file, at, _ = case.variant.rpartition("@")
     run = open_run("dev", [Path(file)] if at else [])
     for failure in run.roster.failures:

@@ -19,7 +19,7 @@ from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Pref
 from verify.coverage import BINS_REQUIRED, bins_reachable, coverage_bins, mask_kinds, square_only
 from verify.distributions import ordinary
 from verify.problem import ORDERS, Layout, Problem
-from verify.variant import MASK_KINDS, Declaration, Support
+from verify.variant import DESCALINGS, MASK_KINDS, Declaration, Support, default_dtype_out
 
 __all__ = ["BINS_REQUIRED", "LIMITS", "Limits", "bins_reachable", "coverage_bins", "outside", "problems"]
 
@@ -40,7 +40,7 @@ _SOFTCAPS = st.sampled_from((0.0,) * 6 + _CAPS)
 _STYLES = st.sampled_from(("contiguous",) * 3 + ("bshd", "sbhd", "free", "free"))
 _ORDERS, _PITCHES, _OFFSETS = st.sampled_from(ORDERS), st.sampled_from((0, 8, 16, 1)), st.sampled_from((0, 0, 8, 1))
 _SHARED = st.sampled_from(("", "", "h", "b", "bh"))
-_EXPANSIONS = {"q": st.sampled_from(("", "", "b")), "k": _SHARED, "v": _SHARED, "out": st.just("")}
+_EXPANSIONS = {"q": st.sampled_from(("", "", "b")), "k": _SHARED, "v": _SHARED, "out": st.just(""), "dout": st.just("")}
 _LONGEST_REFUSAL = 1 << 13  # a longer input, made just to see it refused, costs too much memory
 
 
@@ -96,6 +96,8 @@ def _problems(
     name = draw(st.sampled_from((names[0],) * 2 + names))
     scale = draw(_SCALES[support.scales])
     softcap = draw(_SOFTCAPS) if support.softcap else 0.0
+    descaling = draw(st.sampled_from(support.descalings))
+    dtype_out = draw(st.sampled_from((default_dtype_out(dtype), *support.dtypes_out)))
     style = draw(_STYLES) if support.layouts != "contiguous" else "contiguous"
     kinds = draw(_mask_kinds(support, seqlen_q == seqlen_kv))
     seed = draw(st.integers(0, 2**32 - 1))
@@ -108,7 +110,7 @@ def _problems(
     mask = intersect(*(_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
     layouts = _layouts(draw, style, 1 if support.layouts == "any" else 8)
     if name == "gather":  # see `gather_possible`
-        scale, softcap, layouts["layout_q"] = scale or "default", 0.0, replace(layouts["layout_q"], expand="")
+        scale, softcap, layouts["q"] = scale or "default", 0.0, replace(layouts["q"], expand="")
     problem = Problem(
         batch=batch,
         heads_q=group * heads_kv,
@@ -121,7 +123,13 @@ def _problems(
         mask=mask,
         softmax_scale=scale if isinstance(scale, float) else None if scale == "default" else -(head_dim**-0.5),
         softcap=softcap,
-        **layouts,
+        dtype_out=dtype_out,
+        descaling=descaling,
+        layout_q=layouts["q"],
+        layout_k=layouts["k"],
+        layout_v=layouts["v"],
+        layout_out=layouts["out"],
+        layout_dout=layouts["dout"],
         distribution=name,
         seed=seed,
     )
@@ -237,11 +245,11 @@ def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int)
 
 
 def _layouts(draw: st.DrawFn, style: str, unit: int) -> dict[str, Layout]:
-    """Layouts whose pitch and offset are multiples of `unit` elements."""
+    """Layouts by tensor, whose pitch and offset are multiples of `unit` elements."""
     if style != "free":
-        return dict.fromkeys((f"layout_{name}" for name in _EXPANSIONS), Layout() if style == "contiguous" else Layout(style))
+        return dict.fromkeys(_EXPANSIONS, Layout() if style == "contiguous" else Layout(style))
     pitches, offsets = (extra.map(lambda n: n // unit * unit) for extra in (_PITCHES, _OFFSETS))
-    return {f"layout_{name}": draw(st.builds(Layout, _ORDERS, pitches, offsets, _EXPANSIONS[name])) for name in _EXPANSIONS}
+    return {name: draw(st.builds(Layout, _ORDERS, pitches, offsets, _EXPANSIONS[name])) for name in _EXPANSIONS}
 
 
 def outside(declaration: Declaration, *, dtype: str, limits: Limits) -> st.SearchStrategy[tuple[Problem, str]]:
@@ -281,6 +289,9 @@ def _outside(draw: st.DrawFn, support: Support, edges: tuple[_Edge, ...], limits
 
 def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
     inner = support.head_dims
+    descalings = tuple(descaling for descaling in DESCALINGS if descaling not in support.descalings)
+    if descalings:
+        yield _Edge("descales", replace(support, descalings=descalings), dtype)
     for other in ("float64", "float32", "bfloat16", "float16"):
         if other not in support.dtypes:
             yield _Edge("dtype", replace(support, dtypes=(other,)), other)

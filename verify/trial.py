@@ -16,10 +16,12 @@ from torch import Tensor
 from references.attention import Attention, row_blocks
 from verify.cell.cell import Cell, Reply
 from verify.evidence import Finding
-from verify.inputs import Inputs, tensors
+from verify.inputs import Inputs, dequantised, dout, tensors
 from verify.memory import Arena, Damage, Plan, plan
 from verify.problem import Problem
+from verify.tolerance import backward
 from verify.tolerance import forward as tolerance
+from verify.tolerance.backward import GradientTruth
 from verify.tolerance.forward import ForwardArithmetic
 from verify.variant import Config, Declaration
 
@@ -30,13 +32,21 @@ _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
 @dataclass(frozen=True)
 class Run:
-    """One launch.  out and lse are raw, as the kernel wrote them, contiguous on the CPU; None unless the reply is ok."""
+    """One launch.  outputs are raw, as the kernel wrote them, contiguous on the CPU, by the name of their buffer; there are
+    none unless it ran, or refused."""
 
     reply: Reply
     poison: str
-    out: Tensor | None = None
-    lse: Tensor | None = None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
     damage: Damage | None = None
+
+    @property
+    def out(self) -> Tensor | None:
+        return self.outputs.get("out")
+
+    @property
+    def lse(self) -> Tensor | None:
+        return self.outputs.get("lse")
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,10 @@ class Clock:
 
 @dataclass
 class Trial:
-    """One case: problem, the kernel's declaration and config, and lazily its inputs, runs and truth."""
+    """One case: problem, the kernel's declaration and config, the entry point on trial, and lazily inputs, runs and truth.
+
+    refuses: the problem is outside the support, so that no forward can leave anything for a backward.
+    """
 
     declaration: Declaration
     config: Config
@@ -83,11 +96,13 @@ class Trial:
     cell: Cell
     arena: Arena
     arch: str
+    entry: str = "forward"
+    refuses: bool = False
     with_best: bool = False
     clock: Clock = field(default_factory=Clock)
-    scratch_failure: Reply | None = None  # what came of asking for workspaces, if none came
     notes: dict[str, Any] = field(default_factory=dict)  # what an oracle has worked out and will need again, by its name
     _runs: dict[str, Run] = field(default_factory=dict)
+    _plans: dict[str, Plan | Reply] = field(default_factory=dict)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -95,54 +110,91 @@ class Trial:
         with self.clock.timed("generate"):
             return tensors(self.problem)
 
-    @cached_property
-    def plan(self) -> Plan:
-        """Where this case's buffers lie."""
-        if self.declaration.has_workspace:
-            layout = plan(self.problem, lse=self.declaration.contract.lse is not None, workspace={})
-            reply = self.cell.workspace(self.declaration.path, self._request(layout))
-            if reply.ok:
-                try:
-                    wanted = {name: (tuple(shape), dtype) for name, (shape, dtype) in reply.data["workspace"].items()}
-                    found = plan(self.problem, lse=self.declaration.contract.lse is not None, workspace=wanted)
-                    if found.size <= _MOST_MEMORY and all(n >= 0 for shape, _ in wanted.values() for n in shape):
-                        return found
-                    reply = Reply("breach", f"workspace: {wanted} cannot be had")
-                except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-                    reply = Reply("breach", f"workspace: {type(error).__name__}: {error}")
-            if reply.status != "unsupported":  # else the run itself refuses, over buffers that can be checked
-                self.scratch_failure = reply
+    def plan(self, entry: str) -> Plan | Reply:
+        """Where the buffers of one of `verify.variant.RUNS` lie, or what came of asking for its workspaces, if none came."""
+        if entry not in self._plans:
+            self._plans[entry] = self._plan(entry)
+        return self._plans[entry]
+
+    def _plan(self, entry: str) -> Plan | Reply:
+        def laid_out(workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
+            kind = "backward" if entry == "backward" else "forward"
+            return plan(self.problem, lse=self.declaration.contract.lse is not None, workspace=workspace, entry=kind)
+
+        layout = laid_out({})
+        if entry not in self.declaration.workspaces:
             return layout
-        return plan(self.problem, lse=self.declaration.contract.lse is not None, workspace={})
+        reply = self.cell.workspace(self.declaration.path, self._request(entry, layout))
+        if reply.status == "unsupported":  # the run itself refuses too, over buffers that can be checked
+            return layout
+        if not reply.ok:
+            return reply
+        try:
+            wanted = {name: (tuple(shape), dtype) for name, (shape, dtype) in reply.data["workspace"].items()}
+            found = laid_out(wanted)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            return Reply("breach", f"workspace: {type(error).__name__}: {error}")
+        if found.size > _MOST_MEMORY or any(n < 0 for shape, _ in wanted.values() for n in shape):
+            return Reply("breach", f"workspace: {wanted} cannot be had")
+        return found
 
     @property
     def first(self) -> Run:
         """The run that most oracles judge."""
         return self.run("first")
 
+    @property
+    def saved(self) -> Run:
+        """The forward whose raw results the backward on trial gets."""
+        if "saved" not in self._runs:
+            self._runs["saved"] = self._launch("saved", "nan", self.inputs.named)
+        return self._runs["saved"]
+
     def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Run:
-        """Launch the kernel, once per tag.  `poison` fills outputs and workspaces; `inputs` replace the problem's own."""
+        """Launch the entry on trial, once per tag.  `poison` fills outputs and workspaces; `inputs` replace the problem's own.
+
+        A backward gets what `saved` left, whatever the inputs are.
+        """
         if tag not in self._runs:
-            self._runs[tag] = self._launch(poison, self.inputs if inputs is None else inputs)
+            given = (self.inputs if inputs is None else inputs).named | self._for_backward
+            self._runs[tag] = self._launch(self.entry, poison, given)
         return self._runs[tag]
 
-    def _launch(self, poison: str, inputs: Inputs) -> Run:
+    @cached_property
+    def dout(self) -> Tensor:
+        """The upstream gradient."""
+        return dout(self.problem)
+
+    @property
+    def _for_backward(self) -> dict[str, Tensor]:
+        if self.entry != "backward":
+            return {}
+        if self.refuses:
+            p = self.problem
+            return {
+                "dout": self.dout,
+                "out": torch.zeros(p.shape_out, dtype=p.format_out.torch),
+                "lse": torch.zeros(p.shape_q[:3]),
+            }
+        return {"dout": self.dout, **self.saved.outputs}
+
+    def _launch(self, entry: str, poison: str, given: Mapping[str, Tensor]) -> Run:
         with self.clock.timed("generate"):
-            where = self.plan
-            if self.scratch_failure is not None:
-                return Run(self.scratch_failure, poison)
-            self.arena.lay(where, inputs, poison)
+            where = self.plan(entry)
+            if isinstance(where, Reply):
+                return Run(where, poison)
+            self.arena.lay(where, given, poison)
         with self.clock.timed("run"):
-            reply = self.cell.run(self.declaration.path, self._request(self.plan), self.arena)
+            reply = self.cell.run(self.declaration.path, self._request(entry, where), self.arena)
             if reply.status not in ("ok", "unsupported"):
                 return Run(reply, poison)
-            out = self.arena.read(self.plan, "out")
-            lse = self.arena.read(self.plan, "lse") if "lse" in self.plan else None
-            return Run(reply, poison, out, lse, self.arena.damage(self.plan, poison))
+            outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}
+            return Run(reply, poison, outputs, self.arena.damage(where, poison))
 
-    def _request(self, where: Plan) -> dict[str, Any]:
+    def _request(self, entry: str, where: Plan) -> dict[str, Any]:
         return {
             "variant": self.declaration.name,
+            "entry": entry,
             "config": self.declaration.configs.index(self.config),
             "slots": where.wire(),
             "size": where.size,
@@ -157,11 +209,28 @@ class Trial:
         arithmetics = [tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)]
         if self.with_best:
             arithmetics.append(tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch))
-        return compute_truth(self.problem, self.expanded(), arithmetics, self.clock)
+        return compute_truth(self.problem, self.expanded, arithmetics, self.clock)
 
+    @cached_property
     def expanded(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v at their full logical shapes (views)."""
-        return at_full_shape(self.problem, self.inputs)
+        """q, k and v at their full logical shapes, descales applied."""
+        return dequantised(self.problem, self.inputs)
+
+    @cached_property
+    def gradients(self) -> GradientTruth:
+        """Reference gradients and their bounds, given what the forward really saved."""
+        p, saved, declared = self.problem, self.saved, self.declaration.gradients
+        assert saved.out is not None
+        assert saved.lse is not None
+        assert declared is not None
+        arithmetics = [backward.resolve(declared, self.config, p, self.arch)]
+        if self.with_best:
+            arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
+        device = _where(3 * p.pairs * (p.head_dim + p.head_dim_v))
+        q, k, v = (tensor.to(device) for tensor in self.expanded)
+        dout, out, lse = (tensor.to(device) for tensor in (self.dout, saved.out, self.natural_lse(saved.lse)))
+        with self.clock.timed("bound"):
+            return backward.gradient_truth(p, q, k, v, dout, out, lse, *arithmetics).to("cpu")
 
     def natural_lse(self, lse: Tensor) -> Tensor:
         """A raw LSE in the suite's convention, fp64 natural logarithm."""
@@ -169,18 +238,12 @@ class Trial:
         return lse.double() * factor
 
 
-def at_full_shape(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v expanded to (batch, heads, seqlen, dim)."""
-    return inputs.q.expand(problem.shape_q), inputs.k.expand(problem.shape_k), inputs.v.expand(problem.shape_v)
-
-
 def compute_truth(
     p: Problem, inputs: tuple[Tensor, Tensor, Tensor], arithmetics: list[ForwardArithmetic], clock: Clock | None = None
 ) -> Truth:
     """Reference and bounds of a problem, block by block; a second arithmetic gives `best_out_bound`."""
     clock = clock or Clock()
-    heavy = p.pairs * (p.head_dim + p.head_dim_v) > _WORTH_A_GPU and torch.cuda.is_available()
-    device = torch.device("cuda" if heavy else "cpu")
+    device = _where(p.pairs * (p.head_dim + p.head_dim_v))
     rows = (p.batch * p.heads_q, p.seqlen_q)
     made: dict[str, Tensor] = {
         "out": torch.zeros(*rows, p.head_dim_v, dtype=torch.float64),
@@ -207,6 +270,11 @@ def compute_truth(
     return Truth(**{name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:]) for name, tensor in made.items()})
 
 
+def _where(products: float) -> torch.device:
+    """The device on which a reference of so many multiply-adds is computed."""
+    return torch.device("cuda" if products > _WORTH_A_GPU and torch.cuda.is_available() else "cpu")
+
+
 @dataclass(frozen=True)
 class Ruling:
     """What an oracle says of a trial: a finding, or none if it holds; and what it measured on the way."""
@@ -222,8 +290,9 @@ def convict(oracle: str, message: str, *, name: str, bad: Tensor, got: float | s
 
 
 def place(name: str, index: tuple[int, ...]) -> str:
-    """A coordinate in words: out[b=0, h=1, q=5, d=3]."""
-    return f"{name}[{', '.join(f'{axis}={i}' for axis, i in zip('bhqd', index, strict=False))}]"
+    """A coordinate in words: out[b=0, h=1, q=5, d=3], dk[b=0, h=1, k=7, d=3]."""
+    axes = "bhkd" if name in ("dk", "dv") else "bhqd"
+    return f"{name}[{', '.join(f'{axis}={i}' for axis, i in zip(axes, index, strict=False))}]"
 
 
 def first(where: Tensor) -> tuple[int, ...]:

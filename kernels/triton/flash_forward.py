@@ -23,17 +23,26 @@ A build is chosen by dtype, head-dim bucket, mask kind (`full`, `causal`, `windo
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from references.masks import Causal, Full, Window
-from verify.variant import AttentionArgs, Config, Contract, Numerics, Support, Unsupported, Variant, Workspace
-
-BUCKETS = (16, 32, 64, 128, 256)
-LOG2_E = math.log2(math.e)
+from kernels.triton.common import (
+    BUCKETS,
+    LOG2_E,
+    Launch,
+    check_innermost,
+    head_dim_bucket,
+    is_aligned,
+    mask_build,
+    mask_tables,
+    steps,
+)
+from kernels.triton.compile import arguments, meta, resources
+from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Variant, Workspace
 
 
 def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat as Triton takes them
@@ -218,86 +227,73 @@ def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = Tr
     return Blocks(32, declared.block_n, num_warps=4 if aligned else 8, num_stages=2)
 
 
-def head_dim_bucket(head_dim: int) -> int:
-    """The tile width for a head dim: the next of BUCKETS."""
-    return next(bucket for bucket in BUCKETS if head_dim <= bucket)
-
-
-@dataclass(frozen=True)
-class MaskBuild:
-    """A mask as the kernel takes it: its kind, and for "causal" and "window" the keys that row r sees:
-    r + diagonal_low <= key <= r + diagonal_high.
-    """
-
-    kind: str
-    diagonal_low: int = 0
-    diagonal_high: int = 0
-
-
-def mask_build(args: AttentionArgs) -> MaskBuild:
-    """Fold causal and window parts into one band; anything else is read from a table of intervals."""
-    lows: list[int] = []
-    highs: list[int] = []
-    for atom in args.mask.atoms:
-        if isinstance(atom, Causal | Window):
-            offset = args.seqlen_kv - args.seqlen_q if atom.alignment == "br" else 0
-            left, right = (None, 0) if isinstance(atom, Causal) else (atom.left, atom.right)
-            lows += [] if left is None else [offset - left]
-            highs += [] if right is None else [offset + right]
-        elif not isinstance(atom, Full):
-            return MaskBuild("interval")
-    kind = "window" if lows else "causal" if highs else "full"
-    # Clamped to where a diagonal has left the score matrix: a window may be wider than 32 bits.
-    nowhere_below, nowhere_above = -args.seqlen_q - 1, args.seqlen_kv
-    low = max(nowhere_below, min(nowhere_above, max(lows, default=nowhere_below)))
-    high = max(nowhere_below, min(nowhere_above, min(highs, default=nowhere_above)))
-    return MaskBuild(kind, low, high)
-
-
-def is_aligned(args: AttentionArgs, out: Tensor) -> bool:
-    """Whether the build may count on 16-byte pointers and on strides and head dims that are multiples of 16 elements."""
-    tensors = (args.q, args.k, args.v, out)
-    return (
-        all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
-        and all(stride % 16 == 0 for tensor in tensors for stride in tensor.stride()[:3])
-        and args.head_dim % 16 == args.head_dim_v % 16 == 0
+def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
+    """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT."""
+    SUPPORT.check(args, out)
+    check_innermost(q=args.q, k=args.k, v=args.v, out=out)
+    mask = mask_build(args)
+    # One bucket for both head dims: a fifth of the builds that two would need, for padding where they differ.
+    bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
+    fast = is_aligned(args, out)
+    blocks = effective_blocks(args.config, args.dtype, bucket, fast)
+    return Launch(
+        aligned if fast else general,
+        args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
+        (
+            *(args.q, args.k, args.v, out, lse, *mask_tables(args, mask), *steps(args.q, args.k, args.v, out)),
+            *(args.heads_q, args.heads_q // args.heads_kv, args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v),
+            *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
+        ),
+        {
+            "KIND": mask.kind,
+            "BLOCK_M": blocks.block_m,
+            "BLOCK_N": blocks.block_n,
+            "BLOCK_D": bucket,
+            "BLOCK_DV": bucket,
+            "num_warps": blocks.num_warps,
+            "num_stages": blocks.num_stages,
+            "enable_fp_fusion": False,
+        },
     )
 
 
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
-    SUPPORT.check(args, out)
-    for name, tensor in {"q": args.q, "k": args.k, "v": args.v, "out": out}.items():
-        if tensor.stride(3) != 1:
-            raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())}: head_dim must be innermost")
-    if args.seqlen_q == 0:
-        return
-    mask = mask_build(args)
-    tables: tuple[Tensor | None, Tensor | None] = (None, None)
-    if mask.kind == "interval":
-        low, high = args.mask.row_bounds(args.batch, args.seqlen_q, args.seqlen_kv, args.q.device)
-        tables = low.contiguous(), high.contiguous()
-    # One bucket for both head dims: a fifth of the builds that two would need, for padding where they differ.
-    bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
-    fast = is_aligned(args, out)
-    blocks = effective_blocks(args.config, args.dtype, bucket, fast)
-    kernel = aligned if fast else general
-    grid = (args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),)
+    kernel = launch(args, out, lse)
     with torch.cuda.device_of(args.q):
-        kernel[grid](
-            *(args.q, args.k, args.v, out, lse, *tables),
-            *(stride for tensor in (args.q, args.k, args.v, out) for stride in tensor.stride()[:3]),
-            *(args.heads_q, args.heads_q // args.heads_kv, args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v),
-            *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
-            KIND=mask.kind,
-            BLOCK_M=blocks.block_m,
-            BLOCK_N=blocks.block_n,
-            BLOCK_D=bucket,
-            BLOCK_DV=bucket,
-            num_warps=blocks.num_warps,
-            num_stages=blocks.num_stages,
-            enable_fp_fusion=False,
-        )
+        kernel.run()
+
+
+def builds(arch: str) -> list[Build]:
+    """Each config and dtype at two head dims, so that each kind of mask occurs, and two builds for unaligned rows."""
+    found = []
+    for number, dtype, head_dim, kind, aligned in _BUILDS:
+        config = VARIANT.configs[number]
+        name = f"{config.name}, {dtype}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
+        found.append(Build(name, partial(_compile, config, dtype, head_dim, kind, aligned, arch)))
+    return found
+
+
+_BUILDS = (
+    (0, "float16", 64, "full", True),
+    (0, "float16", 128, "causal", True),
+    (0, "bfloat16", 64, "window", True),
+    (0, "bfloat16", 128, "interval", True),
+    (0, "float32", 64, "causal", True),
+    (0, "float32", 128, "full", True),
+    (1, "float16", 64, "interval", True),
+    (1, "float16", 128, "window", True),
+    (1, "bfloat16", 64, "full", False),
+    (1, "bfloat16", 128, "causal", False),
+    (1, "float32", 64, "window", True),
+    (1, "float32", 128, "interval", True),
+)
+
+
+def _compile(config: Config, dtype: str, head_dim: int, kind: str, aligned: bool, arch: str) -> Resources:
+    args = arguments(config, dtype, head_dim, kind, aligned=aligned)
+    out, lse = meta(tuple(args.q.shape), dtype, aligned=aligned), meta(tuple(args.q.shape[:3]), "float32")
+    return resources(launch(args, out, lse), arch)
 
 
 SUPPORT = Support(
@@ -331,5 +327,6 @@ VARIANT = Variant(
         masked_values="finite",
         batch_invariant=True,
     ),
+    builds=builds,
     head_dim_buckets=BUCKETS,
 )

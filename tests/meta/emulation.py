@@ -4,8 +4,9 @@ A `Kernel` is a declaration (`Numerics`, arch, keys per rescale) and a style of 
 an honest kernel of that declaration may return.  What the declaration leaves open (which way a transcendental function errs,
 which way a division does) is chosen by `Luck`: nearest, or all of it allowed and in the directions that add up.
 
-Scores and P V of 16-bit and tf32 operands go through the truncated fused dot-add of `verify.arithmetic.mma.Unit`, computed
-exactly in fp64; fp32 products are serial chains of rounded products and additions, the longest that the bound allows.
+Scores and P V of 8-bit, 16-bit and tf32 operands go through the truncated fused dot-add of `verify.arithmetic.mma.Unit`,
+computed exactly in fp64, promoted where that is declared; fp32 products are serial chains of rounded products and additions,
+the longest that the bound allows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from verify.arithmetic.instructions import LOG_ERROR, ULP, exp_error, tanh_error
 from verify.arithmetic.mma import NearestChain, Unit, unit_for
 from verify.inputs import tensors
 from verify.problem import Problem
-from verify.trial import at_full_shape
 from verify.variant import Numerics
 
 U, TINY = 2.0**-24, 2.0**-126
@@ -40,8 +40,9 @@ class Luck(Enum):
 
 @dataclass(frozen=True)
 class Kernel:
-    """name: for reports.  style: "online" (FlashAttention's algorithm 1), "fused" (as FlashAttention-2 writes it: raw maximum,
-    one fma per exponent, one serial row sum over all blocks), "eager" (normalised P), "split" (two halves, merged by LSE).
+    """name: for reports.  style: "online" (FlashAttention's algorithm 1), "fused" (as FlashAttention-2 and 3 write it: raw
+    maximum, one fma per exponent, which holds the scale of an 8-bit P too, one serial row sum over all blocks), "eager"
+    (normalised P), "split" (two halves, merged by LSE).
     fault: "" or what is planted, see `test_tolerance`.  normalises: whether the unit normalises subnormal operands."""
 
     name: str
@@ -61,7 +62,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Result:
-    """out (batch, heads_q, seqlen_q, head_dim_v) in the problem's dtype; lse (batch, heads_q, seqlen_q) fp32, natural."""
+    """out (batch, heads_q, seqlen_q, head_dim_v) in the problem's dtype_out; lse (batch, heads_q, seqlen_q) fp32, natural."""
 
     out: Tensor
     lse: Tensor
@@ -69,8 +70,15 @@ class Result:
 
 def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Result:
     """One forward pass of that problem's inputs."""
-    q, k, v = at_full_shape(problem, tensors(problem))
-    return _Emulation(problem, kernel, luck).run(q, k, v)
+    inputs = tensors(problem)
+    factors = {
+        name: inputs.others.get(f"descale_{name}", torch.ones(1, 1)).expand(problem.batch, problem.heads_kv)
+        for name in ("q", "k", "v")
+    }
+    by_head = {name: factor.repeat_interleave(problem.group, 1).flatten()[:, None, None] for name, factor in factors.items()}
+    shapes = (problem.shape_q, problem.shape_k, problem.shape_v)
+    q, k, v = (x.expand(shape) for x, shape in zip((inputs.q, inputs.k, inputs.v), shapes, strict=True))
+    return _Emulation(problem, kernel, luck, by_head).run(q, k, v)
 
 
 def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, least: int = -1100) -> Tensor:
@@ -90,7 +98,7 @@ def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, lea
         carry = torch.where(total == 0, _NOTHING, torch.frexp(total.double())[1] - 1)
         step = torch.exp2((torch.maximum(exponents, carry) - unit.fraction).double())
         exact = (products / step[:, :, None]).trunc().sum(2) + (total.double() / step).trunc()
-        total = _toward_zero(exact * step)
+        total = _toward_zero(exact * step, unit.output)
     return total
 
 
@@ -102,9 +110,10 @@ def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     return total
 
 
-def _toward_zero(x: Tensor) -> Tensor:
+def _toward_zero(x: Tensor, fraction: int) -> Tensor:
     nearest = x.float()
-    return torch.where(nearest.double().abs() > x.abs(), torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
+    single = torch.where(nearest.double().abs() > x.abs(), torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
+    return (single.view(torch.int32) & -(1 << (23 - fraction))).view(torch.float32)
 
 
 def _truncate_tf32(x: Tensor) -> Tensor:
@@ -116,6 +125,7 @@ class _Emulation:
     problem: Problem
     kernel: Kernel
     luck: Luck
+    factors: dict[str, Tensor]  # of q, k and v, (batch * heads_q, 1, 1)
 
     @property
     def numerics(self) -> Numerics:
@@ -143,8 +153,19 @@ class _Emulation:
             x = self.logits(raw).masked_fill(~visible, -math.inf)
             walk = {"online": self.walk, "eager": self.eager, "split": self.split}[self.kernel.style]
             out, lse = walk(x, v)
-        out = out.to(getattr(torch, p.dtype))
+        # The scale of P is taken back with V's factor, unless the row sum holds it too.
+        factor = self.factors["v"].roll(int(fault == "descale of V of another head"), 0)
+        out = out * (factor / (1.0 if self.kernel.style == "fused" else self.probability_scale))
+        out = out.to(getattr(torch, p.dtype_out))
         return Result(out.view(p.shape_out), lse.view(p.shape_out[:3]))
+
+    @property
+    def probability(self) -> str:
+        return self.problem.dtype if self.numerics.probability == "input" else self.numerics.probability
+
+    @property
+    def probability_scale(self) -> float:
+        return self.numerics.probability_scale if self.probability.startswith("float8") else 1.0
 
     # Scores
 
@@ -169,7 +190,7 @@ class _Emulation:
         scale = 1.0 if self.numerics.prescale != "none" else self.scale
         if not natural:
             return raw * self.sigma(scale)
-        x = raw * torch.tensor(scale)
+        x = raw * self.descaled(torch.tensor(scale))
         if self.numerics.scores == "input":
             x = self.round(x, self.problem.dtype)
         if self.problem.softcap:
@@ -179,9 +200,18 @@ class _Emulation:
 
     def sigma(self, scale: float) -> Tensor:
         """scale log2 e, rounded once, or formed of two rounded factors."""
-        if self.numerics.scale_roundings == 1:
-            return torch.tensor(scale * LOG2E)
+        if self.numerics.scale_roundings == 1 or self.problem.descaling != "none":
+            return self.descaled(torch.tensor(scale * LOG2E))
         return torch.tensor(scale) * torch.tensor(LOG2E)
+
+    def descaled(self, scale: Tensor) -> Tensor:
+        """scale times the factors of q and k."""
+        if self.problem.descaling == "none":
+            return scale
+        scale = scale * self.factors["q"]
+        if self.kernel.fault == "descale of Q squared":
+            scale = scale * self.factors["q"]
+        return scale if self.kernel.fault == "descale of K forgotten" else scale * self.factors["k"]
 
     # Walks over the keys
 
@@ -191,14 +221,14 @@ class _Emulation:
 
     def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
         """The online softmax; x in log2 units, or raw scores whose scaling is fused into the exponent."""
-        top = torch.full((*x.shape[:2], 1), -math.inf)
+        top, more = torch.full((*x.shape[:2], 1), -math.inf), math.log2(self.probability_scale)
         total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
         sigma, sign = self.sigma(self.scale), self.sign(x, v)
         for part in self.blocks(x.shape[-1]):
             new = torch.maximum(top, x[..., part].amax(-1, keepdim=True))
             base = torch.where(new == -math.inf, 0.0, new)
             if raw:
-                shift = base * sigma
+                shift = base * sigma - more
                 y = (x[..., part].double() * sigma.double() - shift.double()).float()
                 shrink = self.exp2((top - base) * sigma, 1.0)
             else:
@@ -208,7 +238,7 @@ class _Emulation:
             total = self.add_up(p, total * shrink) if raw else total * shrink + self.add_up(p, torch.zeros_like(total))
             out = self.weigh(p, v[:, part], out * shrink)
             top = new
-        top = torch.where(top == -math.inf, 0.0, top) * (torch.tensor(self.scale) if raw else 1.0)
+        top = torch.where(top == -math.inf, 0.0, top) * (self.descaled(torch.tensor(self.scale)) if raw else 1.0)
         return self.divide(out, total), self.log_sum(top, total, natural=raw)
 
     def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,13 +283,13 @@ class _Emulation:
 
     def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
         """start + round(P) V."""
-        kind = self.problem.dtype if self.numerics.probability == "input" else self.numerics.probability
-        p = self.round(p, kind)
+        kind, fused = self.probability, self.kernel.style == "fused"
+        p = self.round(p if fused else p * self.probability_scale, kind)
         if self.kernel.fault == "fp16 accumulation":
             for at in range(0, p.shape[-1], 16):
                 start = (start + p[..., at : at + 16] @ v[:, at : at + 16]).half().float()
             return start
-        return self.dot(p, v, "float16" if kind.startswith("float8") else kind, start)
+        return self.dot(p, v, "float16" if kind.startswith("float8") and self.problem.format.itemsize > 1 else kind, start)
 
     def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None) -> Tensor:
         if kind == "float32" and self.numerics.float32_products == "tf32":
@@ -267,8 +297,14 @@ class _Emulation:
         unit = unit_for(self.kernel.arch, kind)
         if isinstance(unit, NearestChain):
             return serial_dot(a, b, start)
-        least = -1100 if self.kernel.normalises else dtype_named("float16" if kind == "float16" else "float32").emin
-        return fused_dot(a, b, unit, start, least)
+        least = -1100 if self.kernel.normalises else dtype_named("float32" if kind == "tf32" else kind).emin
+        step = self.numerics.promotion
+        if not step or unit.fraction >= 23:
+            return fused_dot(a, b, unit, start, least)
+        for at in range(0, a.shape[2], step):
+            part = fused_dot(a[:, :, at : at + step], b[:, at : at + step], unit, None, least)
+            start = part if start is None else start + part
+        return torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
 
     def divide(self, x: Tensor, total: Tensor) -> Tensor:
         """x / total, 2 ulp off where that is allowed; 0 for an empty row."""
@@ -281,8 +317,12 @@ class _Emulation:
             top = torch.zeros_like(top)
         log = torch.log2(total.double())
         log = (log + self.push * (LOG_ERROR - U) * log.abs().clamp(min=1.0)).float()
+        if self.kernel.style == "fused" and self.kernel.fault != "LSE keeps the scale of P":
+            log = log - math.log2(self.probability_scale)
         lse = top + log * torch.tensor(LN2) if natural else (top + log) * torch.tensor(LN2)
         return torch.where(total == 0, -math.inf, lse)[..., 0]
 
     def round(self, x: Tensor, dtype: str) -> Tensor:
+        if dtype.startswith("float8"):
+            x = x.clamp(-dtype_named(dtype).max, dtype_named(dtype).max)  # saturates, as cvt.rn.satfinite does
         return x if dtype == "float32" else x.to(getattr(torch, dtype)).float()

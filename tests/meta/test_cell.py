@@ -91,6 +91,7 @@ def arena() -> Iterator[Arena]:
 WHERE = plan(PROBLEM, lse=True, workspace={})
 REQUEST = {
     "variant": "accused",
+    "entry": "forward",
     "config": 0,
     "slots": WHERE.wire(),
     "size": WHERE.size,
@@ -101,7 +102,7 @@ REQUEST = {
 
 
 def run(cell: Cell, path: Path, arena: Arena) -> Reply:
-    arena.lay(WHERE, tensors(PROBLEM), "nan")
+    arena.lay(WHERE, tensors(PROBLEM).named, "nan")
     return cell.run(str(path), REQUEST, arena)
 
 

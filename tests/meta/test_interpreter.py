@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from verify.arithmetic.dtypes import dtype_named
+from verify.inputs import cast
+
 # numpy warns where a cast meets NaN or overflows, as the inputs here mean to.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning")
 
@@ -67,6 +70,22 @@ def extremes(x, y, out):
     tl.store(out + 12 + i, tl.clamp(a, -1.0, 1.0))
 
 @triton.jit
+def products(x, y, z):
+    i = tl.arange(0, 256)
+    k = tl.arange(0, 16)
+    left = tl.load(x + i[:, None] + 0 * k[None, :], mask=k[None, :] == 3, other=0.0)
+    right = tl.load(y + i[None, :] + 0 * k[:, None], mask=k[:, None] == 3, other=0.0)
+    tl.store(z + i[:, None] * 256 + i[None, :], tl.dot(left, right, max_num_imprecise_acc=16))
+
+@triton.jit
+def sums(x, total, rows, running):
+    i = tl.arange(0, 32)
+    tile = tl.load(x + i[:, None] * 32 + i[None, :])
+    tl.store(total, tl.sum(tile))
+    tl.store(rows + i, tl.sum(tile, 1))
+    tl.store(running + i[:, None] * 32 + i[None, :], tl.cumsum(tile, 0))
+
+@triton.jit
 def atomic(x):
     tl.atomic_add(x, tl.load(x))
 
@@ -87,7 +106,8 @@ for name, target in targets.items():
     if target.itemsize == 1:
         run_cast("fp16-" + name, bits16.view(torch.float16), target)
         run_cast("bf16-" + name, bits16.view(torch.bfloat16), target)
-        run_cast(name + "-fp32", bits8.view(target), torch.float32)
+        for wider in (torch.float32, torch.float16, torch.bfloat16):
+            run_cast(name + "-" + {torch.float32: "fp32", torch.float16: "fp16"}.get(wider, "bf16"), bits8.view(target), wider)
     else:
         run_cast(name + "-fp32", bits16.view(target), torch.float32)
 run_cast("fp64-bf16", wide, torch.bfloat16)
@@ -99,6 +119,18 @@ for name in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
         out = torch.empty(32, 32)
         dot[(1,)](a, b, out, precision)
         results["dot-" + name + "-" + precision] = out.numpy()
+
+for name, other in (("e4m3", "e4m3"), ("e5m2", "e5m2"), ("e4m3", "e5m2")):
+    out = torch.empty(256, 256)
+    products[(1,)](bits8.view(targets[name]), bits8.view(targets[other]), out)
+    results["products-" + name + "-" + other] = out.numpy()
+
+for name in ("bf16", "e4m3"):
+    x = torch.from_numpy(data["left"]).to(targets[name])
+    found = [torch.empty(shape, dtype=targets[name]) for shape in ((1,), (32,), (32, 32))]
+    sums[(1,)](x, *found)
+    for part, tensor in zip(("total", "rows", "running"), found):
+        results["sums-" + name + "-" + part] = tensor.double().numpy()
 
 a, b = (torch.from_numpy(data[x]).to(torch.bfloat16).flatten() for x in ("left", "right"))
 out = torch.empty(8 * 1024, dtype=torch.bfloat16)
@@ -127,9 +159,10 @@ def in_child(*arguments: str, interpret: str = "1") -> subprocess.CompletedProce
 @pytest.fixture(scope="module")
 def inputs():
     random = np.random.default_rng(7)
-    # Every bf16 value, each midpoint between two of them, its two fp32 neighbours, and random bit patterns.
+    # Every bf16 value, each midpoint between two of them, the fp32 neighbours of both, and random bit patterns.  The midpoints
+    # of 8-bit formats are bf16 values.
     high = np.arange(1 << 16, dtype=np.uint32) << 16
-    near_ties = np.concatenate([high, high | 0x7FFF, high | 0x8000, high | 0x8001])
+    near_ties = np.concatenate([high, high | 0x7FFF, high | 0x8000, high | 0x8001, high | 1, high | 0xFFFF])
     patterns = np.concatenate([near_ties, random.integers(0, 1 << 32, 1 << 19, dtype=np.uint32)])
     moderate = (random.standard_normal(1 << 18) * 2.0 ** random.integers(-30, 18, 1 << 18)).astype(np.float32)
     # Just above a tie in fp64, at the tie after rounding to fp32: only one rounding gets these right.
@@ -174,7 +207,14 @@ SIXTEEN = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def test_names(child):
-    assert list(child["names"]) == ["float-casts", "dot-operands", "packed-arithmetic", "min-max-nan", "scalar-index"]
+    assert list(child["names"]) == [
+        "float-casts",
+        "dot-operands",
+        "packed-arithmetic",
+        "packed-sums",
+        "min-max-nan",
+        "scalar-index",
+    ]
 
 
 @pytest.mark.parametrize("name", SIXTEEN)
@@ -213,6 +253,43 @@ def test_cast_to_8_bits_rounds_as_ml_dtypes_and_saturates(child, inputs, source,
     saturated = np.copysign(ML[name][2], given)
     expected = np.where(np.isfinite(rounded), rounded, np.where(np.isnan(given), np.nan, saturated))
     assert_same(values(child[f"{source}-{name}"], ML[name][1]), expected)
+
+
+@pytest.mark.parametrize("name", ML)
+def test_cast_to_8_bits_rounds_as_inputs_do(child, inputs, name):
+    """The suite's own cast does not saturate: compared where it need not."""
+    given = inputs["fp32"].astype(np.float64)
+    inside = np.isnan(given) | (np.abs(given) <= ML[name][2])
+    bits = cast(given[inside], dtype_named(f"float8_{name}" + "fn" * (name == "e4m3"))).view(torch.uint8).numpy()
+    assert_same(values(child[f"fp32-{name}"][inside], ML[name][1]), values(bits, ML[name][1]))
+
+
+@pytest.mark.parametrize("wider", SIXTEEN)
+@pytest.mark.parametrize("name", ML)
+def test_8_bits_widen_exactly_to_16(child, inputs, name, wider):
+    expected = inputs["bits8"].view(ML[name][0]).astype(np.float64)
+    assert_same(values(child[f"{name}-{wider}"], SIXTEEN[wider]), expected)
+
+
+@pytest.mark.parametrize("pair", [("e4m3", "e4m3"), ("e5m2", "e5m2"), ("e4m3", "e5m2")], ids="-".join)
+def test_dot_has_every_product_of_8_bit_operands(child, inputs, pair):
+    """All 65536 pairs, NaN and infinity included; the other terms of each sum are 0 * 0."""
+    left, right = (inputs["bits8"].view(ML[name][0]).astype(np.float64) for name in pair)
+    found = child[f"products-{pair[0]}-{pair[1]}"].astype(np.float64)
+    np.testing.assert_array_equal(found, left[:, None] * right[None, :])
+
+
+@pytest.mark.parametrize("name", ["bf16", "e4m3"])
+def test_sums_add_values(child, inputs, name):
+    """Rounded once from fp32: half an ulp of the format, and what 1024 additions in fp32 may lose."""
+    format = dtype_named({"bf16": "bfloat16", "e4m3": "float8_e4m3fn"}[name])
+    x = torch.from_numpy(inputs["left"]).to(format.torch).double()
+    exact = {"total": x.sum().reshape(1), "rows": x.sum(1), "running": x.cumsum(0)}
+    size = {"total": x.abs().sum().reshape(1), "rows": x.abs().sum(1), "running": x.abs().cumsum(0)}
+    for part, want in exact.items():
+        error = (torch.from_numpy(child[f"sums-{name}-{part}"]) - want).abs()
+        rounding = format.unit_roundoff * want.abs() + format.smallest_subnormal / 2
+        assert (error <= rounding + 1024 * 2.0**-24 * size[part]).all(), part
 
 
 @pytest.mark.parametrize("name", [*ML, *SIXTEEN])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from verify.inputs import Inputs, tensors
+from verify.inputs import tensors
 from verify.memory import (
     ALIGNMENT,
     CANARY,
@@ -59,7 +59,7 @@ def arena() -> Iterator[Arena]:
 
 def laid(arena: Arena, problem: Problem = PROBLEM, poison: str = "nan") -> Plan:
     where = plan(problem, lse=True, workspace=WORKSPACE)
-    arena.lay(where, tensors(problem), poison)
+    arena.lay(where, tensors(problem).named, poison)
     return where
 
 
@@ -327,8 +327,7 @@ def test_a_tensor_that_outlives_the_arena_does_no_harm() -> None:
     wanted = q.clone()
     arena.reserve(arena.capacity + 1)
     assert torch.equal(q, wanted)
-    inputs = Inputs(*(tensors(PROBLEM).__dict__[name] for name in OURS))
-    arena.lay(where, inputs, "nan")
+    arena.lay(where, tensors(PROBLEM).named, "nan")
     assert arena.damage(where, "nan") is None
     arena.close()
     assert torch.equal(q, wanted)

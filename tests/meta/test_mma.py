@@ -11,19 +11,24 @@ import torch
 from torch import Tensor
 
 from tests.meta.emulation import fused_dot, serial_dot
-from verify.arithmetic.mma import ARCHES, NearestChain, Unit, known, unit_for
+from verify.arithmetic.mma import ARCHES, NearestChain, Unit, accumulated, known, unit_for
+
+UNITS = (
+    *itertools.product(("sm_70", "sm_75", "sm_80", "sm_90"), ("float16",)),
+    *itertools.product(("sm_80", "sm_90"), ("tf32",)),
+    *itertools.product(("sm_89", "sm_90", "sm_100"), ("float8_e4m3fn",)),
+)
 
 
 def units() -> list[tuple[str, str, Unit]]:
-    fp16 = [(arch, "float16", unit_for(arch, "float16")) for arch in ("sm_70", "sm_75", "sm_80", "sm_90")]
-    return fp16 + [(arch, "tf32", unit_for(arch, "tf32")) for arch in ("sm_80", "sm_90")]
+    return [(arch, kind, unit_for(arch, kind)) for arch, kind in UNITS]
 
 
 def test_an_unknown_arch_gets_the_most_pessimistic_unit():
     assert known("sm_90")
     assert known("sm_89")
     assert not known("sm_999")
-    for kind in ("float16", "bfloat16", "tf32"):
+    for kind in ("float16", "bfloat16", "tf32", "float8_e4m3fn", "float8_e5m2"):
         pessimist = unit_for("sm_999", kind)
         for arch, n in itertools.product(ARCHES, (1, 16, 1000, 100_000)):
             assert pessimist.kappa(n) >= unit_for(arch, kind).kappa(n), (arch, kind)
@@ -32,21 +37,25 @@ def test_an_unknown_arch_gets_the_most_pessimistic_unit():
 
 
 def adversarial(unit: Unit, n: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sums that lose as much as they can: a large first product, then what is truncated away entirely, or nearly."""
+    """Sums that lose as much as they can: a large first product, then what is truncated away entirely, or nearly.
+
+    Random operands have as many bits as leave their products exact: 4 for 8-bit units, else 11.
+    """
+    dtype = torch.float8_e4m3fn if unit.fraction < 23 else torch.float16
     ones = torch.ones(1, 1, n)
     for tail in (2.0**-unit.fraction, 1.96 * 2.0**-unit.fraction, 2.0**-unit.fraction * 0.9990234375, 2.0**-12 + 2.0**-20):
         b = torch.full((1, n, 1), tail)
         b[0, 0] = 1.0
         yield ones, b
     generator = torch.Generator().manual_seed(3)
-    a, b = (torch.rand(1, *shape, generator=generator).half().float() + 0.5 for shape in ((8, n), (n, 8)))
+    a, b = ((torch.rand(1, *shape, generator=generator) + 0.5).to(dtype).float() for shape in ((8, n), (n, 8)))
     yield a, b
     yield a, b - 1.0
 
 
 @pytest.mark.parametrize(("arch", "kind", "unit"), units(), ids=lambda part: part if isinstance(part, str) else "")
 def test_kappa_bounds_the_unit_and_is_not_idle(arch: str, kind: str, unit: Unit):
-    """Exact operands of 11 bits, wherever they lie, so that products are exact; tf32's own truncation is left out."""
+    """Exact operands, wherever they lie, so that products are exact; tf32's own truncation is left out."""
     exact = replace(unit, operand_error=0.0)
     worst = 0.0
     for n in (1, 16, 100, 1024):
@@ -82,3 +91,54 @@ def test_zero_products_cost_nothing(unit: Unit):
     b = torch.full((1, 100, 1), 1.0 + 2.0**-9 + 2.0**-10)
     got = (serial_dot if isinstance(unit, NearestChain) else lambda x, y: fused_dot(x, y, unit))(apart, b).double()
     assert float(((got - apart.double() @ b.double()).abs() / (apart.double() @ b.double())).max()) <= float(few[2])
+
+
+def e4m3(*shape: int, seed: int = 0) -> Tensor:
+    """Positive values of four significant bits, so that sums only grow."""
+    return (torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) + 0.5).to(torch.float8_e4m3fn).float()
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90"])
+def test_promotion_bounds_what_13_bits_lose(arch: str):
+    """4096 products of one sign: promoted every 32, the sum keeps the bound of 32; in one chain it leaves that far behind."""
+    unit, n = unit_for(arch, "float8_e4m3fn"), 4096
+    a, b = e4m3(4, n), e4m3(n, 4, seed=1)
+    want = a.double() @ b.double()
+    parts = (fused_dot(a[:, :, at : at + 32], b[:, at : at + 32], unit) for at in range(0, n, 32))
+    total = torch.zeros(1, 4, 4)
+    for part in parts:
+        total = total + part
+    promoted = accumulated(unit, 32)
+    assert float(((total.double() - want).abs() / want).max()) <= promoted.kappa(n)
+    chained = ((fused_dot(a, b, unit).double() - want).abs() / want).min()
+    assert promoted.kappa(n) < float(chained)
+    assert float(chained) <= accumulated(unit, 0).kappa(n)
+    used = torch.tensor([0.0, 5.0, 32.0, float(n)], dtype=torch.float64)
+    assert float(promoted.kappas(used, n)[0]) == 0
+    assert bool((promoted.kappas(used, n).diff() > 0).all())
+    assert float(promoted.kappas(used, n)[-1]) == pytest.approx(promoted.kappa(n), rel=1e-12)
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90"])
+def test_a_rescaled_accumulator_loses_too(arch: str):
+    """One product, then blocks whose products vanish: each rescale leaves 23 bits, and each block cuts them to 13."""
+    unit, blocks = unit_for(arch, "float8_e4m3fn"), 64
+    factor = torch.tensor(1.0 - 2.0**-14 + 2.0**-20)  # just above 13 bits' neighbour of 1, which truncation goes down to
+    total = want = fused_dot(torch.ones(1, 1, 1), torch.full((1, 1, 1), 1.875), unit)
+    want = want.double()
+    tiny = torch.full((1, 1, 1), 2.0**-18)
+    for _ in range(blocks - 1):
+        total = fused_dot(torch.ones(1, 1, 1), tiny, unit, total * factor)
+        want = want * factor.double() + tiny.double()
+    error = float((total.double() - want).abs() / want)
+    assert unit.kappa(2) < error <= accumulated(unit, 0, unit.products, blocks).kappa(blocks)
+
+
+def test_where_promotion_changes_nothing():
+    for arch, kind in (("sm_100", "float8_e4m3fn"), ("sm_90", "float16"), ("cpu", "float8_e4m3fn")):
+        unit = unit_for(arch, kind)
+        assert accumulated(unit, 32, 64, 8) == accumulated(unit, 0, 64, 8) == unit
+    narrow = unit_for("sm_90", "float8_e4m3fn")
+    assert accumulated(narrow, 32, 64, 8).restarts == 0
+    assert accumulated(narrow, 128, 64, 8).restarts == 2, "parts of 128 run over the ends of blocks of 64"
+    assert accumulated(narrow, 48, 64, 8).restarts == 1

@@ -188,7 +188,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 def test_shapes() -> None:
     problem = SMALL.but(head_dim_v=3)
-    assert problem.shapes == {"q": (2, 4, 5, 8), "k": (2, 2, 7, 8), "v": (2, 2, 7, 3), "out": (2, 4, 5, 3)}
+    assert problem.shapes == {"q": (2, 4, 5, 8), "k": (2, 2, 7, 8), "v": (2, 2, 7, 3), "out": (2, 4, 5, 3), "dout": (2, 4, 5, 3)}
     assert (problem.group, problem.pairs) == (2, 2 * 4 * 5 * 7)
 
 
@@ -326,5 +326,5 @@ def test_a_replay_command_is_the_case_and_nothing_else() -> None:
     assert words[:-1] == ["python", "-m", "verify", "replay"]
     again = Case.parse(words[-1])
     assert again == case
-    for one, other in zip(vars(tensors(case.problem)).values(), vars(tensors(again.problem)).values(), strict=True):
+    for one, other in zip(tensors(case.problem).named.values(), tensors(again.problem).named.values(), strict=True):
         assert torch.equal(one.view(torch.int16), other.view(torch.int16))

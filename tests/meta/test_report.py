@@ -4,11 +4,13 @@ import dataclasses
 import json
 import math
 import re
+import sys
 
 import pytest
 
 from tests.meta.synthetic import BINS, DEVICE, entry, evidence, of, verdict
-from verify import strict_json
+from verify import cli, engine, strict_json
+from verify.discovery import Roster
 from verify.evidence import Evidence, NotRun, Recorder, load
 from verify.report import Report, ReportError, build, dumps, parse, read, statistics, write
 from verify.report import markdown as markdown_report
@@ -29,6 +31,8 @@ class TestBuild:
             "triton-tutorial": "red",
             "ptx-mma": "grey",
             "gluon-hopper": "grey",
+            "triton-backward": "green",
+            "triton-fp8-forward": "green",
         }
         assert report["status"] == "red"
 
@@ -63,17 +67,20 @@ class TestBuild:
         found = evidence()
         kept = tuple(v for v in found.verdicts if v.outcome == "pass" or v.phase == "shrink")
         variant = of(build(dataclasses.replace(found, verdicts=kept), BINS), "triton-tutorial")
-        assert (variant["status"], variant["reasons"]) == ("red", ["bfloat16: 1 case failed while shrinking"])
+        assert (variant["status"], variant["reasons"]) == (
+            "red",
+            ["bfloat16: 1 case failed while shrinking", "sm_100a: 1 of 2 fail to compile"],
+        )
 
     def test_worst_case_is_replayable(self, report):
-        worst = of(report, "triton-tutorial")["dtypes"][1]["worst_out"]
-        assert worst["value"] == 7.1
+        worst = of(report, "triton-tutorial")["dtypes"][1]["tensors"]["out"]["worst"]
+        assert (worst["tensor"], worst["r"]) == ("out", 7.1)
         assert worst["replay"] == f"python -m verify replay '{worst['case']}'"
         assert statistics.replay_command("a'b") == """python -m verify replay 'a'"'"'b'"""
 
     def test_the_worst_lse_is_the_nan(self, report):
-        worst = of(report, "triton-tutorial")["dtypes"][1]["worst_lse"]
-        assert math.isnan(worst["value"])
+        worst = of(report, "triton-tutorial")["dtypes"][1]["tensors"]["lse"]["worst"]
+        assert math.isnan(worst["r"])
 
     def test_bins_by_variant(self):
         report = build(evidence(), lambda entry, dtype: BINS[:2] if entry.ref == "ptx-mma" else BINS)
@@ -113,8 +120,9 @@ class TestStatistics:
     def test_samples_are_bounded_and_keep_the_worst(self):
         verdicts = [verdict("triton-fwd", "float16", i) for i in range(0, 3000, 3)]
         found = statistics.samples(verdicts)
-        assert len(found) <= statistics.MAX_SAMPLES
-        assert max(s["r_out"] for s in found) == max(v.measures["r_out"] for v in verdicts)
+        assert list(found) == ["out"]
+        assert len(found["out"]) <= statistics.MAX_SAMPLES
+        assert max(s["r"] for s in found["out"]) == max(v.measures["r_out"] for v in verdicts)
 
     def test_intervals(self):
         assert intervals([*range(16, 257)]) == "16-256"
@@ -139,7 +147,8 @@ class TestFiles:
     def test_from_disk(self, tmp_path):
         found = evidence(6)
         with Recorder(tmp_path, "gw0") as recorder:
-            for record in (*found.runs, *found.variants, *found.lost, *found.verdicts, *found.drawn, *found.not_run):
+            records = (*found.runs, *found.variants, *found.lost, *found.verdicts, *found.drawn, *found.not_run)
+            for record in (*records, *found.builds):
                 recorder.write(record)
         assert dumps(build(load(tmp_path), BINS)) == dumps(build(found, BINS))
 
@@ -162,9 +171,10 @@ class TestReading:
             ("{", "is no report"),
             ("[]", "no schema version"),
             ('{"schema": NaN}', "NaN is not JSON"),
-            ('{"schema": 2}', "has schema version 2; this version of verify reads 1"),
+            ('{"schema": 1}', "has schema version 1; this version of verify reads 2"),
+            ('{"schema": 3}', "has schema version 3; this version of verify reads 2"),
             ('{"schema": true}', "has schema version True"),
-            ('{"schema": 1}', "report.run: is missing"),
+            ('{"schema": 2}', "report.run: is missing"),
         ],
     )
     def test_wrong_files(self, tmp_path, content, message):
@@ -172,6 +182,16 @@ class TestReading:
         with pytest.raises(ReportError, match=re.escape(message)) as caught:
             read(tmp_path)
         assert "\n" not in str(caught.value)
+
+    def test_commands_refuse_another_version_in_one_line(self, tmp_path, monkeypatch, capsys):
+        (tmp_path / "report.json").write_text('{"schema": 1}')
+        for command in (["compare", str(tmp_path), str(tmp_path)], ["recheck", str(tmp_path.parent)]):
+            monkeypatch.setattr(sys, "argv", ["verify", *command])
+            monkeypatch.setattr("verify.recheck.roster", lambda: Roster((), ()))
+            assert cli.main() == engine.USAGE
+            lines = capsys.readouterr().out.splitlines()
+            assert len(lines) == 1
+            assert "has schema version 1; this version of verify reads 2" in lines[0]
 
     def test_missing_file(self, tmp_path):
         with pytest.raises(ReportError, match="No such file"):

@@ -1,13 +1,12 @@
-"""Reports against each other, and what CI computes again."""
+"""Reports against each other."""
 
 import dataclasses
 import math
 
 import pytest
 
-from tests.meta.synthetic import BINS, entry, evidence, verdict
-from verify.problem import Problem
-from verify.report import Report, ReportError, build, compare, render_comparison, worst_cases
+from tests.meta.synthetic import BINS, built, entry, evidence, verdict
+from verify.report import Report, ReportError, build, compare, render_comparison
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,12 @@ class TestCompare:
     def test_worse_and_better(self):
         old, new = (build(evidence(worse=factor), BINS) for factor in (1.0, 1.5))
         there, back = compare(old, new), compare(new, old)
-        assert {(c.variant, c.measure) for c in there.worse} >= {("triton-fwd", "r_out"), ("torch-flash", "r_out")}
+        assert {(c.variant, c.measure) for c in there.worse} >= {
+            ("triton-fwd", "r_out"),
+            ("torch-flash", "r_out"),
+            ("triton-backward", "r_dk"),
+        }
+        assert not [c for c in there.worse if c.measure in ("r_dq", "r_dv")]
         assert all(c.ratio == pytest.approx(1.5) for c in there.worse)
         assert [(c.variant, c.dtype) for c in back.better] == [(c.variant, c.dtype) for c in there.worse]
         assert there.regressed
@@ -55,6 +59,28 @@ class TestCompare:
             shown = render_comparison(there, form)
             assert "Newly passing" in shown
             assert "stale" in shown
+
+    def test_gradients_newly_failing(self):
+        old = evidence()
+        bad = [dataclasses.replace(v, outcome="fail") if v.group == "gradients" else v for v in old.verdicts]
+        found = compare(build(old, BINS), build(dataclasses.replace(old, verdicts=tuple(bad)), BINS))
+        assert found.newly_failing == tuple(
+            ("triton-backward", dtype, "gradient_bound (gradients)") for dtype in ("float16", "float32")
+        )
+
+    def test_builds(self):
+        old = evidence()
+        changed = [b for b in old.builds if (b.variant, b.arch) != ("triton-fwd", "sm_80")]
+        changed = [b for b in changed if b.variant != "gluon-hopper"]
+        changed += [built("triton-fwd", "sm_80", spill=(8, 8)), built("gluon-hopper", "sm_90a", resources=None, error="no")]
+        new = dataclasses.replace(old, builds=tuple(b for b in changed if b.variant != "triton-backward"))
+        there, back = compare(build(old, BINS), build(new, BINS)), compare(build(new, BINS), build(old, BINS))
+        assert there.newly_failing == back.newly_passing == (("gluon-hopper", "sm_90a", "compiler"),)
+        assert there.gone == (("triton-backward", "sm_90a", "compiler"),)
+        (worse,) = there.worse
+        assert (worse.variant, worse.dtype, worse.measure, worse.old, worse.new) == ("triton-fwd", "sm_80", "spill", 0, 16)
+        assert [c.ratio for c in back.better] == [0]
+        assert "spilled bytes" in render_comparison(there)
 
     def test_one_oracle_in_two_groups(self, report):
         found = evidence()
@@ -91,16 +117,3 @@ class TestCompare:
         assert "different devices" in render_comparison(compare(report, other))
         with pytest.raises(ReportError, match="threshold"):
             compare(report, report, threshold=1.0)
-
-
-def test_worst_cases(report):
-    found = worst_cases(report)
-    assert found == sorted(found, key=lambda w: (w.variant, found.index(w)))
-    assert {(w.variant, w.dtype) for w in found} == {
-        *((ref, dtype) for ref in ("torch-flash", "triton-fwd", "triton-tutorial") for dtype in ("float16", "bfloat16")),
-        ("ptx-mma", "float16"),
-    }
-    for worst in found:
-        assert worst.case.endswith(worst.problem)
-        assert Problem.parse(worst.problem).dtype == worst.dtype
-        assert None not in (worst.r_out, worst.r_lse)

@@ -45,6 +45,9 @@ def hostile() -> Report:
     )
     declared = {"support": {HOSTILE: HOSTILE}, "numerics": {HOSTILE: HOSTILE}, "contract": {HOSTILE: [HOSTILE]}}
     names = {"family": HOSTILE, "path": HOSTILE, "configs": (HOSTILE,), "source_hash": HOSTILE, "name": HOSTILE}
+    names |= {"entries": (HOSTILE,), "gradients": {HOSTILE: HOSTILE}}
+    builds = [dataclasses.replace(b, variant=HOSTILE, arch=HOSTILE, build=f"{HOSTILE}{i}") for i, b in enumerate(found.builds)]
+    builds = [dataclasses.replace(b, error=b.error and HOSTILE) for b in builds]
     entries = [dataclasses.replace(e, ref=rename.get(e.ref, e.ref), **declared, **names) for e in found.variants]
     verdicts = [dataclasses.replace(v, variant=HOSTILE, dtype=HOSTILE) for v in found.verdicts if v.variant in rename]
     verdicts += [dataclasses.replace(verdicts[0], outcome="fail", finding=finding, seconds={HOSTILE: 1.0}, **fields)]
@@ -61,6 +64,7 @@ def hostile() -> Report:
             unstable=((HOSTILE, HOSTILE),),
             torn=(HOSTILE,),
             not_run=(NotRun(variant=HOSTILE, reason=HOSTILE, dtype=HOSTILE),),
+            builds=tuple(builds),
             lost=(Begin(case=HOSTILE, phase="generate", time=0.0),),
         ),
         (HOSTILE + "2",),
@@ -126,7 +130,7 @@ class TestPlots:
         assert all(plots.error_plot(v, "v") is None for v in empty["variants"])
 
     def test_exact_and_not_finite_cases_draw(self):
-        changes = [{"r_out": 0.0, "max_error": 0.0}, {"r_out": math.inf, "max_error": math.inf}, {"r_out": math.nan}]
+        changes = [{"r_out": 0.0, "max_error_out": 0.0}, {"r_out": math.inf, "max_error_out": math.inf}, {"r_out": math.nan}]
         verdicts = tuple(
             verdict("triton-fwd", "float16", 3 * i, measures={"seqlen_kv": 4.0} | c) for i, c in enumerate(changes)
         )

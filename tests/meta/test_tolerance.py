@@ -19,11 +19,11 @@ from references.masks import Lengths
 from tests.meta.emulation import Kernel, Luck, Result, emulate
 from verify.arithmetic.dtypes import dtype_named
 from verify.distributions import ordinary
-from verify.inputs import tensors
+from verify.inputs import dequantised, tensors
 from verify.oracles.bound import compare
 from verify.problem import Problem
 from verify.tolerance.forward import BEST, ForwardArithmetic, ForwardBound, bound, resolve
-from verify.trial import Truth, at_full_shape, compute_truth
+from verify.trial import Truth, compute_truth
 from verify.variant import Config, Numerics
 
 ALL = ("float16", "bfloat16", "float32")
@@ -72,7 +72,7 @@ def truth_of(problem: Problem, numerics: Numerics, arch: str) -> Truth:
 
 
 def truth_under(problem: Problem, arithmetic: ForwardArithmetic) -> Truth:
-    return compute_truth(problem, at_full_shape(problem, tensors(problem)), [arithmetic])
+    return compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Ratios:
 
 def ratios(problem: Problem, result: Result, truth: Truth) -> Ratios:
     live = ~truth.empty
-    out = compare(result.out, truth.out, truth.out_bound, problem.format).ratio
+    out = compare(result.out, truth.out, truth.out_bound, problem.format_out).ratio
     lse = compare(result.lse, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")).ratio
     return Ratios(torch.where(live[..., None], out, 0.0), torch.where(live, lse, 0.0))
 
@@ -210,7 +210,7 @@ def blocks_of(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> RowBlock:
 
 def bound_of(text: str, numerics: Numerics | None = None, arch: str = "sm_90") -> ForwardBound:
     problem = Problem.parse(text)
-    block = blocks_of(problem, *at_full_shape(problem, tensors(problem)))
+    block = blocks_of(problem, *dequantised(problem, tensors(problem)))
     return bound(block, resolve(numerics or Numerics(), Config(block_n=32), problem, arch), problem)
 
 

@@ -18,6 +18,7 @@ from verify.variant import (
     AttentionArgs,
     Config,
     Contract,
+    GradientNumerics,
     Numerics,
     Support,
     Unsupported,
@@ -233,6 +234,9 @@ ODD = Variant(
         layouts="aligned",
         devices=("cuda",),
         capability=(9, 0),
+        max_capability=(9, 9),
+        dtypes_out=("float32",),
+        descalings=("tensor", "head"),
     ),
     numerics=Numerics(
         operands="float32",
@@ -247,9 +251,33 @@ ODD = Variant(
         block_n=0,
         softcap_tanh="tanh.approx",
         scale_roundings=3,
+        probability_scale=256.0,
+        promotion=128,
+        output_roundings=1,
     ),
+    gradients=GradientNumerics(
+        operands="float32",
+        float32_products="tf32",
+        exp="expf",
+        scale_roundings=3,
+        softcap_tanh="tanh.approx",
+        probability="float32",
+        score_gradient="bfloat16",
+        block_m=0,
+        block_n=32,
+        group="cast",
+        atomics=("dq",),
+        gradient_roundings=2,
+    ),
+    backward=lambda *tensors: None,
     contract=Contract(
-        lse="base2", empty_row_out=1.0, empty_row_lse=math.inf, deterministic=False, masked_values="any", batch_invariant=False
+        lse="base2",
+        empty_row_out=1.0,
+        empty_row_lse=math.inf,
+        deterministic=False,
+        masked_values="any",
+        batch_invariant=False,
+        deterministic_backward=False,
     ),
     workspace=lambda args: {},
     allocates_outputs=True,
@@ -267,11 +295,11 @@ def test_a_description_survives_json(variant: Variant) -> None:
     found = declaration_from(data, ref="ref", path="/x.py", source_hash="abc")
     assert (found.ref, found.path, found.source_hash) == ("ref", "/x.py", "abc")
     assert found.support == replace(variant.support, head_dims=tuple(variant.support.head_dims))
-    for name in ("name", "family", "numerics", "contract", "allocates_outputs", "head_dim_buckets"):
+    for name in ("name", "family", "numerics", "gradients", "contract", "allocates_outputs", "head_dim_buckets"):
         assert getattr(found, name) == getattr(variant, name)
     assert found.configs == tuple(variant.configs)
     assert found.witness == tuple(variant.witness)
-    assert found.has_workspace is (variant.workspace is not None)
+    assert found.workspaces == (("forward", "saved") if variant.workspace is not None else ())
     assert found.unavailable == (variant.available() if variant.available else None)
     assert (found.undeclared, found.interpreted) == (False, False)
     assert found.config(found.configs[-1].name) == found.configs[-1]
@@ -286,6 +314,7 @@ def test_every_declared_field_is_tried_above() -> None:
         (ODD.support, Support(dtypes=(), head_dims=())),
         (ODD.numerics, Numerics()),
         (ODD.contract, Contract()),
+        (ODD.gradients, GradientNumerics()),
     ):
         same = [f.name for f in fields(declared) if getattr(declared, f.name) == getattr(plain, f.name)]
         assert same in ([], ["accumulator"])
@@ -296,3 +325,21 @@ def test_not_a_number_is_a_possible_promise() -> None:
     found = declaration_from(json.loads(json.dumps(variant.describe())), ref="", path="", source_hash="")
     assert math.isnan(found.contract.empty_row_out)
     assert found.contract.lse is None
+
+
+def test_a_backward_names_what_saves_its_tensors() -> None:
+    """Without a forward of its own it is judged by the numerics and the contract of the forward that it names."""
+    saver = Variant(name="saver", family="torch", forward=nothing, support=NARROW, contract=Contract(lse="base2"))
+    alone = {"name": "alone", "family": "torch", "support": NARROW, "backward": nothing, "gradients": GradientNumerics()}
+    variant = Variant(**alone, saved_by=saver, contract=Contract(deterministic_backward=False))
+    found = declaration_from(json.loads(json.dumps(variant.describe())), ref="", path="", source_hash="")
+    assert found.entries == ("backward",)
+    assert (found.contract.lse, found.contract.deterministic_backward) == ("base2", False)
+    assert found.saved_config == saver.configs[0]
+    assert variant.entry("saved") == (nothing, None)
+    assert variant.entry("backward") == (nothing, None)
+    for wrong in ({"saved_by": None}, {"gradients": None}):
+        with pytest.raises(ValueError, match="alone: "):
+            Variant(**(alone | {"saved_by": saver} | wrong))
+    with pytest.raises(ValueError, match="alone: "):
+        Variant(name="alone", family="torch", support=NARROW)

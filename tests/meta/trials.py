@@ -54,8 +54,8 @@ def right_run(trial: Trial, poison: str = "nan") -> Run:
     truth, contract = trial.truth, trial.declaration.contract
     lse = truth.lse / math.log(2) if contract.lse == "base2" else truth.lse
     lse = lse.masked_fill(truth.empty, contract.empty_row_lse).float() if contract.lse else None
-    out = truth.out.masked_fill(truth.empty[..., None], contract.empty_row_out).to(trial.problem.format.torch)
-    return Run(OK, poison, out, lse)
+    out = truth.out.masked_fill(truth.empty[..., None], contract.empty_row_out).to(trial.problem.format_out.torch)
+    return Run(OK, poison, {"out": out} | ({} if lse is None else {"lse": lse}))
 
 
 def tried(problem: Problem, plant: Callable[[Tensor, Tensor], None] | None = None, **changes: object) -> Trial:

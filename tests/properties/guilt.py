@@ -63,9 +63,9 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
     phase: Phase = "shrink" if search.failed else "generate"
     if problem.name in search.heard or search.seconds[phase] > _BUDGETS[phase] or time.time() > _UNTIL:
         return  # Hypothesis repeats one draw in five
-    search.heard.add(problem.name)
     begun = time.monotonic()
     verdicts = court.hear(docket, problem, phase)
+    search.heard.add(problem.name)  # not before: an error of the judge's own must come back when Hypothesis tries again
     search.seconds[phase] += time.monotonic() - begun
     if any(verdict.outcome == "fail" for verdict in verdicts):
         search.failed[problem.name] = verdicts

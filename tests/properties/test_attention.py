@@ -57,6 +57,20 @@ def test_refuses_what_it_does_not_support(docket: Docket, court: Court, data: st
     hold(court, docket, data)
 
 
+@pytest.mark.hears("gradients")
+@given(data=st.data())
+def test_gradients_are_within_their_bounds(docket: Docket, court: Court, data: st.DataObject) -> None:
+    """dQ, dK and dV, made from what a real forward saved, lie within their derived tolerances; nothing else is touched."""
+    hold(court, docket, data)
+
+
+@pytest.mark.hears("gradient_refusal")
+@given(data=st.data())
+def test_backward_refuses_what_it_does_not_support(docket: Docket, court: Court, data: st.DataObject) -> None:
+    """A backward, too, raises Unsupported just outside its support, names the argument, and touches nothing."""
+    hold(court, docket, data)
+
+
 def test_holds_where_it_was_worst(witness: tuple[Docket, str], court: Court) -> None:
     """Declared worst cases, and cases that failed before."""
     hold(court, *witness)

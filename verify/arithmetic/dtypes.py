@@ -37,6 +37,11 @@ class DType:
         return 2.0 ** (self.emin - self.precision + 1)
 
     @property
+    def has_infinity(self) -> bool:
+        """Whether the exponent field's last value is kept for infinity and NaN, as in IEEE 754; float8_e4m3fn uses it."""
+        return math.frexp(self.max)[1] - self.emin < (1 << (8 * self.itemsize - self.precision)) - 1
+
+    @property
     def overflow(self) -> float:
         """Where round-to-nearest begins to give infinity: half an ulp above `max`."""
         return self.max + math.ldexp(1.0, math.frexp(self.max)[1] - 1 - self.precision)

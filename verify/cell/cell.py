@@ -44,6 +44,8 @@ class Environment:
 
 # One compile thread per cell: there are as many cells as cores.
 PLAIN_CUDA = Environment("cuda", "cuda", (("TORCHINDUCTOR_COMPILE_THREADS", "1"),), patience=120.0)
+# Compiling needs no device; Triton must not interpret.
+COMPILER = Environment("compiler", "cpu", (("TRITON_INTERPRET", "0"), ("CUDA_VISIBLE_DEVICES", "")), patience=300.0)
 # Without a GPU Triton kernels run in its interpreter; the switch does nothing to kernels that are not Triton's.
 PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")))
 
@@ -182,6 +184,15 @@ class Cell:
     def workspace(self, path: str, request: dict[str, Any]) -> Reply:
         """Ask which scratch buffers the variant wants for these shapes."""
         return self._on_loaded(path, request | {"op": "workspace"}, self.environment.patience)
+
+    def builds(self, path: str, variant: str, arch: str) -> Reply:
+        """Names of what the variant compiles for that arch: data["builds"]."""
+        return self._on_loaded(path, {"op": "builds", "variant": variant, "arch": arch}, self.environment.patience)
+
+    def compile(self, path: str, variant: str, arch: str, build: str) -> Reply:
+        """Compile one build, without a GPU: data["resources"] and data["seconds"]."""
+        message = {"op": "compile", "variant": variant, "arch": arch, "build": build}
+        return self._on_loaded(path, message, self.environment.patience)
 
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
         """Run one kernel over the arena as it is laid out; returns when the device is idle again."""

@@ -15,7 +15,10 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from references.masks import parse_mask
 from verify.cell.loading import Breach, load
 from verify.cell.wire import Closed, receive, send
 from verify.memory import Slot, slots_from
-from verify.variant import AttentionArgs, Unsupported, Variant
+from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
 
 _PR_SET_PDEATHSIG = 1
 
@@ -134,13 +137,25 @@ class _Life:
                 return {"status": "ok"}
             case "workspace":
                 variant = self.variants[message["variant"]]
-                args, *_ = _arguments(message, variant, torch.empty(0, dtype=torch.uint8, device="meta"))
-                wanted = variant.workspace(args) if variant.workspace is not None else {}
+                buffers = _buffers(message, torch.empty(0, dtype=torch.uint8, device="meta"))
+                workspace_of = variant.entry(message["entry"])[1]
+                wanted = workspace_of(_arguments(message, variant, buffers)) if workspace_of is not None else {}
                 return {"status": "ok", "workspace": {name: [list(shape), dtype] for name, (shape, dtype) in wanted.items()}}
+            case "builds":
+                return {"status": "ok", "builds": [build.name for build in self._builds(message)]}
+            case "compile":
+                build = next(build for build in self._builds(message) if build.name == message["build"])
+                begun = time.perf_counter()
+                resources = asdict(build.compile())
+                return {"status": "ok", "resources": resources, "seconds": time.perf_counter() - begun}
             case "run":
                 self._run(message)
                 return {"status": "ok"}
         raise ValueError(f"unknown request {message['op']!r}")
+
+    def _builds(self, message: dict[str, Any]) -> Sequence[Build]:
+        variant = self.variants[message["variant"]]
+        return variant.builds(message["arch"]) if variant.builds is not None else ()
 
     def _map(self, fd: int, capacity: int) -> None:
         memory = mmap.mmap(fd, capacity)
@@ -177,19 +192,28 @@ class _Life:
 
 
 def _launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
-    args, out, lse, workspace = _arguments(message, variant, arena)
+    buffers = _buffers(message, arena)
+    args = _arguments(message, variant, buffers)
     if variant.allocates_outputs:
         # Whatever the kernel allocates next is likely to be this memory: leave poison in it.
-        for tensor in (out, lse):
-            if tensor is not None:
-                torch.full_like(tensor, float("nan"), memory_format=torch.contiguous_format)
-    variant.forward(args, out, lse, workspace)
+        for slot in message["slots"]:
+            if slot["role"] == "output":
+                torch.full_like(buffers[slot["name"]], float("nan"), memory_format=torch.contiguous_format)
+    prefix = "workspace."
+    workspace = {name.removeprefix(prefix): tensor for name, tensor in buffers.items() if name.startswith(prefix)}
+    entry, _ = variant.entry(message["entry"])
+    if entry is None:
+        raise Breach(f"{variant.name} has no {message['entry']}")
+    if message["entry"] == "backward":
+        saved = Saved(buffers["out"], buffers["lse"])
+        gradients = Gradients(buffers["dq"], buffers["dk"], buffers["dv"])
+        entry(args, saved, buffers["dout"], gradients, workspace)
+    else:
+        entry(args, buffers["out"], buffers.get("lse"), workspace)
 
 
-def _arguments(
-    message: dict[str, Any], variant: Variant, arena: Tensor
-) -> tuple[AttentionArgs, Tensor, Tensor | None, dict[str, Tensor]]:
-    slots = {slot.name: slot for slot in slots_from(message["slots"])}
+def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
+    """Every buffer of a run by name: views of the arena, or shapes without memory where that is on "meta"."""
 
     def tensor(slot: Slot) -> Tensor:
         if arena.device.type == "meta":
@@ -197,19 +221,21 @@ def _arguments(
             return torch.empty(0, dtype=dtype, device="meta").as_strided(slot.shape, slot.strides)
         return slot.view(arena)
 
-    args = AttentionArgs(
-        q=tensor(slots["q"]),
-        k=tensor(slots["k"]),
-        v=tensor(slots["v"]),
+    return {slot.name: tensor(slot) for slot in slots_from(message["slots"])}
+
+
+def _arguments(message: dict[str, Any], variant: Variant, buffers: dict[str, Tensor]) -> AttentionArgs:
+    descales = Descales(*(buffers[f"descale_{n}"] for n in "qkv")) if "descale_q" in buffers else None
+    return AttentionArgs(
+        q=buffers["q"],
+        k=buffers["k"],
+        v=buffers["v"],
         mask=parse_mask(message["mask"]),
         softmax_scale=message["softmax_scale"],
         softcap=message["softcap"],
-        config=variant.configs[message["config"]],
+        config=variant.config_of(message["entry"], variant.configs[message["config"]]),
+        descales=descales,
     )
-    lse = tensor(slots["lse"]) if "lse" in slots else None
-    prefix = "workspace."
-    workspace = {name.removeprefix(prefix): tensor(slot) for name, slot in slots.items() if name.startswith(prefix)}
-    return args, tensor(slots["out"]), lse, workspace
 
 
 def _arch() -> str:

@@ -7,7 +7,7 @@ replaces these places:
     float casts        to nearest, ties to even (or toward zero where asked); 8-bit formats saturate, as `cvt.rn.satfinite` does
     tl.dot             operands are taken exactly to fp32 and accumulated there; tf32 drops the low 13 bits of fp32 operands, as
                        mma.sync and wgmma do with registers that hold fp32
-    bf16, fp8 maths    arithmetic and comparisons on values: computed in fp32, rounded once
+    bf16, fp8 maths    arithmetic, comparisons, sums and scans on values: computed in fp32, rounded once
     minimum, maximum   return the operand that is no NaN unless NaN is asked to propagate, as min.f32 and max.f32 do
     scalar indices     one-element arrays become Python integers again (numpy >= 2.4 refuses that for triton 3.6)
 
@@ -46,6 +46,10 @@ _INTERNALS = {
     f"{_BUILDER}.create_minnumf": ("self", "lhs", "rhs"),
     f"{_BUILDER}.create_maxnumf": ("self", "lhs", "rhs"),
     f"{_BUILDER}.create_atomic_rmw": ("self", "rmwOp", "ptr", "val", "mask", "sem", "scope"),
+    "ReduceOps.sum": ("self", "input"),
+    "ScanOps.cumsum": ("self", "input"),
+    "ScanOps.cumprod": ("self", "input"),
+    "ReduceScanOpInterface.to_tensor": ("self", "ret", "dtype"),
 }
 
 
@@ -154,6 +158,7 @@ def repair() -> tuple[str, ...]:
         "float-casts": _repair_casts,
         "dot-operands": _repair_dot,
         "packed-arithmetic": _repair_arithmetic,
+        "packed-sums": _repair_sums,
         "min-max-nan": _repair_min_max,
         "scalar-index": _repair_index,
     }
@@ -264,6 +269,27 @@ def _repair_arithmetic(interpreter: Any) -> None:
 
     builder.unary_op, builder.binary_op, builder.create_fma = repaired_unary, repaired_binary, repaired_fma
     builder.create_atomic_rmw = refusing_atomic
+
+
+def _repair_sums(interpreter: Any) -> None:
+    """Only these reductions work on the integers: tl.max and its like widen first, any other combines element by element."""
+    import triton.language as tl
+
+    def repaired(original: Callable[..., Any]) -> Callable[..., Any]:
+        def reduce(self: Any, input: Any) -> Any:
+            if _name(input) not in _PACKED:
+                return original(self, input)
+            found = original(self, self.to_tensor(decode(input.handle.data, _name(input)), tl.float32))
+            (wide,) = found if isinstance(found, list) else (found,)
+            data = encode(wide.handle.data, _name(input))
+            kind = tl.block_type(input.dtype, list(data.shape)) if wide.type.is_block() else input.dtype
+            narrow = tl.core.tensor(interpreter.TensorHandle(data, input.dtype.scalar), kind)
+            return [narrow] if isinstance(found, list) else narrow
+
+        return reduce
+
+    for owner, name in ((interpreter.ReduceOps, "sum"), (interpreter.ScanOps, "cumsum"), (interpreter.ScanOps, "cumprod")):
+        setattr(owner, name, repaired(getattr(owner, name)))
 
 
 def _repair_min_max(interpreter: Any) -> None:

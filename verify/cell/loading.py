@@ -27,8 +27,7 @@ class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file holds; undeclared if its one variant was made from a plain function; sources: the files beside it (or in
-    kernels/) that were imported with it."""
+    """What a file holds; undeclared if its one variant was made from a plain function; sources: see `_sources`."""
 
     variants: tuple[Variant, ...]
     undeclared: bool
@@ -60,11 +59,10 @@ def load(path: Path, package_root: str) -> Loaded:
     (q, k, v).  Raises Breach when the file holds neither.
     """
     module = _import(path, Path(package_root))
-    near = path.resolve().parent
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
     # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
     real = (Path(file) for file in files if file and Path(file).is_absolute())
-    sources = tuple(sorted({str(file) for file in real if file.resolve().parent == near}))
+    sources = _sources({file.resolve() for file in real}, path.resolve(), Path(package_root).resolve() / "kernels" / "cuda")
     interpreted = any(type(value).__name__ == "InterpretedFunction" for value in vars(module).values())
     declared = getattr(module, "VARIANTS", None)
     declared = [module.VARIANT] if declared is None and hasattr(module, "VARIANT") else declared
@@ -74,6 +72,15 @@ def load(path: Path, package_root: str) -> Loaded:
             raise Breach(f"{path.name}: VARIANT must be a verify.variant.Variant, VARIANTS a list of them")
         return Loaded(variants, False, sources, interpreted)
     return Loaded((_from_function(_find_function(module, path), path.stem),), True, sources, interpreted)
+
+
+def _sources(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
+    """What a kernel's hash covers: the files imported from its folder and, of a CUDA kernel, its .cu file and kernels/cuda."""
+    beside = {file for file in imported if file.parent == path.parent}
+    texts = {path.with_suffix(".cu")}
+    if cuda / "compile.py" in imported:
+        texts |= {cuda / "compile.py", *cuda.glob("*.cuh")}
+    return tuple(sorted(str(file) for file in beside | {text for text in texts if text.is_file()}))
 
 
 def _import(path: Path, root: Path) -> Any:

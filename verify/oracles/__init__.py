@@ -1,6 +1,7 @@
-"""Oracles: one file each.  A file that defines ORACLE is found by itself; nothing else has to be touched.
+"""Oracles: one file each.  A file that defines ORACLE, or ORACLES, is found by itself; nothing else has to be touched.
 
-Oracles of one group judge the same cases, and so share runs and references.  The group also says which problems are drawn.
+Oracles of one group judge the same cases, and so share runs and references.  The group also says which problems are drawn
+and which entry point of a kernel answers them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,54 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from verify.inputs import gather_possible
+from verify.problem import Problem
 from verify.trial import Ruling, Trial
 from verify.variant import Declaration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Oracles that judge the same cases.  about: what they are asked, in one line; entry: the entry point on trial.
+
+    outside: problems are drawn from just outside the support.  distributions: names to draw from, by default all ordinary
+    ones.  masked: only problems with a mask, where the support has one.  impossible: the reason why a problem that was drawn
+    cannot be used, or None.
+    """
+
+    name: str
+    about: str
+    entry: str = "forward"
+    outside: bool = False
+    distributions: tuple[str, ...] | None = None
+    masked: bool = False
+    impossible: Callable[[Problem], str | None] | None = None
+
+
+_GROUPS = (
+    Group(name="accuracy", about="random problems over everything that the variant supports"),
+    Group(
+        name="counting",
+        about="zero queries: every visible key weighs the same, so O and LSE count keys",
+        distributions=("counting",),
+    ),
+    Group(
+        name="gather",
+        about="one key wins every row by 160 powers of two: O is a row of V, bit for bit",
+        distributions=("gather",),
+        impossible=gather_possible,
+    ),
+    Group(name="poison", about="NaN or huge values where no query looks", masked=True),
+    Group(name="refusal", about="one argument just outside the declared support", outside=True),
+    Group(name="gradients", about="dQ, dK and dV of random problems, from what a real forward saved", entry="backward"),
+    Group(
+        name="gradient_refusal",
+        about="one argument just outside the declared support of a backward",
+        entry="backward",
+        outside=True,
+    ),
+)
+GROUPS: dict[str, Group] = {group.name: group for group in _GROUPS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,23 +76,14 @@ class Oracle:
     rank: int = 50
 
 
-GROUPS = {
-    "accuracy": "random problems over everything that the variant supports",
-    "counting": "zero queries: every visible key weighs the same, so O and LSE count keys",
-    "gather": "one key wins every row by 160 powers of two: O is a row of V, bit for bit",
-    "poison": "NaN or huge values where no query looks",
-    "refusal": "one argument just outside the declared support",
-}
-
-
 @cache
 def oracles() -> tuple[Oracle, ...]:
     """All oracles, by group and rank."""
-    found = []
+    found: list[Oracle] = []
     for info in pkgutil.iter_modules(__path__):
-        oracle = getattr(importlib.import_module(f"{__name__}.{info.name}"), "ORACLE", None)
-        if isinstance(oracle, Oracle):
-            found.append(oracle)
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        found += getattr(module, "ORACLES", ())
+        found += [module.ORACLE] if hasattr(module, "ORACLE") else []
     order = list(GROUPS)
     return tuple(sorted(found, key=lambda oracle: (order.index(oracle.group), oracle.rank, oracle.name)))
 
@@ -53,3 +91,9 @@ def oracles() -> tuple[Oracle, ...]:
 def of_group(group: str) -> tuple[Oracle, ...]:
     """The oracles of one group, by rank."""
     return tuple(oracle for oracle in oracles() if oracle.group == group)
+
+
+@cache
+def leading_oracle(group: str) -> str:
+    """The oracle whose verdicts say which coverage bins a group's cases fill; none where problems are outside a support."""
+    return "" if GROUPS[group].outside else of_group(group)[0].name

@@ -43,18 +43,11 @@ def judge(trial: Trial) -> Ruling:
     assert run.out is not None
     live = ~truth.empty
     measures: dict[str, float] = {"seqlen_kv": float(trial.problem.seqlen_kv)}
-    output = dtype_named(trial.problem.dtype)
+    output = trial.problem.format_out
     out = compare(run.out, truth.out, truth.out_bound, output)
     out = Comparison(*(torch.where(live[..., None], part, 0.0) for part in (out.error, out.ratio)))
-    finding = _finding("out", run.out, truth.out, truth.out_bound, out)
-    if out.error.numel():
-        at = int(out.error.nan_to_num(nan=torch.inf).argmax())
-        measures["max_error"] = float(out.error.flatten()[at])
-        measures["error_bound"] = float(truth.out_bound.flatten()[at])
-        at = int(out.ratio.argmax())
-        measures["worst_index"] = float(at)
-        measures["worst_reference"], measures["worst_bound"] = (float(t.flatten()[at]) for t in (truth.out, truth.out_bound))
-    measures["r_out"] = out.worst
+    finding = excess("bound", "out", run.out, truth.out, truth.out_bound, out)
+    measures |= summary("out", out, truth.out, truth.out_bound)
     if truth.best_out_bound is not None and bool(live.any()):
         positive = truth.best_out_bound > 0
         if bool(positive.any()):
@@ -63,8 +56,8 @@ def judge(trial: Trial) -> Ruling:
         natural = trial.natural_lse(run.lse)
         lse = compare(natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32"))
         lse = Comparison(*(torch.where(live, part, 0.0) for part in (lse.error, lse.ratio)))
-        finding = finding or _finding("lse", natural, truth.lse, truth.lse_bound, lse)
-        measures["r_lse"] = lse.worst
+        finding = finding or excess("bound", "lse", natural, truth.lse, truth.lse_bound, lse)
+        measures |= summary("lse", lse, truth.lse, truth.lse_bound)
         if bool(live.any()):
             size = truth.lse[live].abs().clamp(min=1.0)  # around 0 an ulp says nothing: LSE is the sum of two larger terms
             ulp = torch.exp2(torch.floor(torch.log2(size)) - 23)
@@ -72,7 +65,20 @@ def judge(trial: Trial) -> Ruling:
     return Ruling(finding, measures)
 
 
-def _finding(name: str, got: Tensor, want: Tensor, bound: Tensor, compared: Comparison) -> Finding | None:
+def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dict[str, float]:
+    """What a report needs of one tensor: worst r and where, largest error and its bound; by the tensor's name."""
+    found = {f"r_{name}": compared.worst}
+    if compared.error.numel():
+        at = int(compared.error.nan_to_num(nan=torch.inf).argmax())
+        found |= {f"max_error_{name}": float(compared.error.flatten()[at]), f"error_bound_{name}": float(bound.flatten()[at])}
+        at = int(compared.ratio.argmax())
+        found |= {f"worst_index_{name}": float(at), f"worst_reference_{name}": float(want.flatten()[at])}
+        found[f"worst_bound_{name}"] = float(bound.flatten()[at])
+    return found
+
+
+def excess(oracle: str, name: str, got: Tensor, want: Tensor, bound: Tensor, compared: Comparison) -> Finding | None:
+    """The finding against the element with the greatest r, if any r exceeds 1."""
     bad = ~(compared.ratio <= 1)
     count = int(bad.sum())
     if not count:
@@ -86,7 +92,7 @@ def _finding(name: str, got: Tensor, want: Tensor, bound: Tensor, compared: Comp
         f"should be {truth:.9g} at {place(name, index)}; {count} of {bad.numel()} elements are out of bounds"
     )
     return Finding(
-        oracle="bound", message=message, got=value, bound=limit, where=place(name, index), count=count, total=bad.numel()
+        oracle=oracle, message=message, got=value, bound=limit, where=place(name, index), count=count, total=bad.numel()
     )
 
 

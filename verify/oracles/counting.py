@@ -18,12 +18,12 @@ def judge(trial: Trial) -> Ruling:
     p, run, numerics = trial.problem, trial.first, trial.declaration.numerics
     assert run.out is not None
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
-    _, _, v = trial.expanded()
+    _, _, v = trial.expanded
     hits = seen.double() @ v.double().repeat_interleave(p.group, 1)
     visible = seen.sum(-1)
     live = visible > 0
     want = hits / visible.clamp(min=1)[..., None]
-    output = dtype_named(p.dtype)
+    output = p.format_out
     rounding = 3 * ULP + 2 * exp_error(numerics.exp) + output.unit_roundoff
     if numerics.normalised:
         # P = 1 / visible is rounded before the product; un-normalised P = 1 is exact in every dtype, and so is its sum.

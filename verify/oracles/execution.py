@@ -30,8 +30,8 @@ def memory(trial: Trial, run: Run) -> Ruling:
         return Ruling(
             Finding(oracle="memory", message=message, got="changed", bound="unchanged", where=damage.where, count=damage.count)
         )
-    for name, tensor in (("out", run.out), ("lse", run.lse)):
-        if tensor is None or not tensor.numel():
+    for name, tensor in run.outputs.items():
+        if not tensor.numel():
             continue
         left = unwritten(tensor, run.poison)
         if bool(left.any()):

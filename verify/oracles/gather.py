@@ -20,11 +20,11 @@ def judge(trial: Trial) -> Ruling:
     assert run.out is not None
     targets = gather_targets(p)
     live = targets >= 0
-    _, _, v = trial.expanded()
+    _, _, v = trial.expanded
     per_head = v.repeat_interleave(p.group, 1)
     index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim_v)
     want = per_head.gather(2, index) if p.seqlen_kv else torch.zeros_like(run.out)
-    got = _rounded(run.out) if p.dtype == "float32" else run.out
+    got = _rounded(run.out) if p.dtype_out == "float32" else run.out
     bad = live[..., None] & ~(got == want)
     if bool(bad.any()):
         at = first(bad)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.inputs import Inputs
 from verify.memory import bits
 from verify.oracles import Oracle
+from verify.oracles.bound import compare
 from verify.oracles.execution import execution, memory
-from verify.trial import Ruling, Trial, convict, first, place
+from verify.trial import Ruling, Run, Trial, convict, first, place
 from verify.variant import Declaration
 
-_HUGE_KEY = 2.0**14  # finite in every format, and so is its product with any query in fp32
+_FLOAT32 = dtype_named("float32")
+_HUGE_KEY = 2.0**14  # its product with any query is finite in fp32
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def _poison(trial: Trial) -> Poisoning:
     pivot = seen[:, :, p.seed % p.seqlen_q] if p.seqlen_q else seen.any(2)
     used = pivot.reshape(p.batch, p.heads_kv, p.group, p.seqlen_kv).any(2)
     anything = trial.declaration.contract.masked_values == "any"
-    k_poison, v_poison = (float("nan"),) * 2 if anything else (_HUGE_KEY, dtype_named(p.dtype).max)
+    k_poison, v_poison = (float("nan"),) * 2 if anything else (min(_HUGE_KEY, p.format.max), p.format.max)
     k, k_spoiled = _spoil(inputs.k, used, k_poison)
     v, v_spoiled = _spoil(inputs.v, used, v_poison)
     spoiled = (k_spoiled.expand(used.shape) | v_spoiled.expand(used.shape)).repeat_interleave(p.group, 1)
@@ -61,12 +64,12 @@ def _spoil(stored: Tensor, used: Tensor, poison: float) -> tuple[Tensor, Tensor]
         if stored.shape[dim] == 1:
             used = used.any(dim, keepdim=True)
     result = stored.clone()
-    result[~used] = poison
+    bits(result)[~used] = bits(torch.tensor(poison, dtype=stored.dtype))  # as bits: torch assigns no 8-bit floats
     return result, ~used
 
 
 def judge(trial: Trial) -> Ruling:
-    """A clean run and a poisoned one, bitwise on the rows that look at no poison."""
+    """A clean run and a poisoned one, bitwise on the rows that look at no poison; within bounds where nothing is bitwise."""
     poisoning = poisoned(trial)
     run = trial.run("poisoned", inputs=poisoning.inputs)
     for ruling in (execution(trial, run), memory(trial, run)):
@@ -74,10 +77,10 @@ def judge(trial: Trial) -> Ruling:
             return ruling
     rows = poisoning.untouched
     kind = "NaN" if trial.declaration.contract.masked_values == "any" else "huge values"
-    for name in ("out", "lse"):
-        clean, spoiled = getattr(trial.first, name), getattr(run, name)
-        if clean is None:
-            continue
+    if not trial.declaration.contract.deterministic:
+        return _within_bounds(trial, run, poisoning)
+    for name, clean in trial.first.outputs.items():
+        spoiled = run.outputs[name]
         different = (bits(clean) != bits(spoiled)) & rows.view(*rows.shape, *[1] * (clean.dim() - 3))
         different &= ~((clean == 0) & (spoiled == 0))  # an empty row's zero may take its sign from garbage
         if bool(different.any()):
@@ -91,9 +94,27 @@ def judge(trial: Trial) -> Ruling:
     return Ruling()
 
 
+def _within_bounds(trial: Trial, run: Run, poisoning: Poisoning) -> Ruling:
+    """Where two runs may differ anyway: the rows that look at no poison must still be right."""
+    truth = trial.truth
+    rows = poisoning.untouched & ~truth.empty
+    wanted = {"out": (truth.out, truth.out_bound, trial.problem.format_out), "lse": (truth.lse, truth.lse_bound, _FLOAT32)}
+    for name, got in run.outputs.items():
+        want, bound, output = wanted[name]
+        value = trial.natural_lse(got) if name == "lse" else got
+        bad = ~(compare(value, want, bound, output).ratio <= 1) & rows.view(*rows.shape, *[1] * (got.dim() - 3))
+        if bool(bad.any()):
+            at = first(bad)
+            message = (
+                f"poison in {poisoning.count} rows of Q, K and V breaks {name} in rows that see none of them: "
+                f"{float(value[at]):.9g} at {place(name, at)}, should be {float(want[at]):.9g} within {float(bound[at]):.4g}; "
+                f"{int(bad.sum())} of {bad.numel()} elements are out of bounds"
+            )
+            return convict("poison", message, name=name, bad=bad, got=float(value[at]), bound=float(bound[at]))
+    return Ruling()
+
+
 def _applies(declaration: Declaration) -> str | None:
-    if not declaration.contract.deterministic:
-        return "declared not deterministic"
     return None if set(declaration.support.masks) - {"full"} else "supports no mask"
 
 

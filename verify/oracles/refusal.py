@@ -16,6 +16,8 @@ def expected_refusal(support: Support, problem: Problem) -> tuple[str, str]:
     if refused is not None:
         return refused
     for name, layout in problem.layouts.items():
+        if name == "dout":  # only a backward sees it
+            continue
         if support.layouts == "contiguous" and layout != Layout():
             return f"layout_{name}", f"{layout.name} is not contiguous"
         aligned = layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT)
@@ -36,11 +38,7 @@ def judge(trial: Trial) -> Ruling:
     if run.reply.argument != argument:
         message = f"refuses, but names {run.reply.argument!r}; the argument outside its support is {where}"
         return Ruling(Finding(oracle="refusal", message=message, got=run.reply.argument, bound=argument, where=argument))
-    touched = [
-        name
-        for name, tensor in (("out", run.out), ("lse", run.lse))
-        if tensor is not None and tensor.numel() and not bool(unwritten(tensor, run.poison).all())
-    ]
+    touched = [name for name, tensor in run.outputs.items() if tensor.numel() and not bool(unwritten(tensor, run.poison).all())]
     if run.damage is not None or touched:
         what = run.damage.where if run.damage is not None else f"{touched[0]} was written"
         message = f"refuses {where}, but only after touching memory: {what}"
@@ -48,10 +46,15 @@ def judge(trial: Trial) -> Ruling:
     return Ruling()
 
 
-ORACLE = Oracle(
-    name="refusal",
-    group="refusal",
-    catches="silent wrong answers and crashes where the kernel claims no support",
-    judge=judge,
-    applies=lambda declaration: "declares no support" if declaration.undeclared else None,
+_CATCHES = "silent wrong answers and crashes where the kernel claims no support"
+
+ORACLES = tuple(
+    Oracle(
+        name="refusal",
+        group=group,
+        catches=_CATCHES,
+        judge=judge,
+        applies=lambda declaration: "declares no support" if declaration.undeclared else None,
+    )
+    for group in ("refusal", "gradient_refusal")
 )

@@ -6,6 +6,7 @@ from verify.memory import bits
 from verify.oracles import Oracle
 from verify.oracles.execution import execution, memory
 from verify.trial import Ruling, Trial, convict, first, place
+from verify.variant import Declaration
 
 
 def judge(trial: Trial) -> Ruling:
@@ -14,10 +15,8 @@ def judge(trial: Trial) -> Ruling:
     for ruling in (execution(trial, again), memory(trial, again)):
         if ruling.finding is not None:
             return ruling
-    for name in ("out", "lse"):
-        before, after = getattr(trial.first, name), getattr(again, name)
-        if before is None:
-            continue
+    for name, before in trial.first.outputs.items():
+        after = again.outputs[name]
         different = bits(before) != bits(after)
         if bool(different.any()):
             at = first(different)
@@ -30,11 +29,21 @@ def judge(trial: Trial) -> Ruling:
     return Ruling()
 
 
-ORACLE = Oracle(
-    name="repeat",
-    group="accuracy",
-    catches="races, uninitialised reads and outputs that are accumulated into",
-    judge=judge,
-    applies=lambda declaration: None if declaration.contract.deterministic else "declared not deterministic",
-    rank=40,
+_CATCHES = "races, uninitialised reads and outputs that are accumulated into"
+
+
+def _backward_applies(declaration: Declaration) -> str | None:
+    return None if declaration.contract.deterministic_backward else "declared not deterministic"
+
+
+ORACLES = (
+    Oracle(
+        name="repeat",
+        group="accuracy",
+        catches=_CATCHES,
+        judge=judge,
+        applies=lambda declaration: None if declaration.contract.deterministic else "declared not deterministic",
+        rank=40,
+    ),
+    Oracle(name="repeat", group="gradients", catches=_CATCHES, judge=judge, applies=_backward_applies, rank=40),
 )

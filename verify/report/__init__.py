@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 from verify.report.build import build
-from verify.report.compare import Change, Comparison, Worst, compare, render_comparison, worst_cases
-from verify.report.schema import SCHEMA_VERSION, Report, ReportError, dumps, parse, read
+from verify.report.compare import Change, Comparison, compare, render_comparison
+from verify.report.schema import SCHEMA_VERSION, Report, ReportError, WorstCase, dumps, parse, read, worst_cases
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -20,7 +20,7 @@ __all__ = [
     "Comparison",
     "Report",
     "ReportError",
-    "Worst",
+    "WorstCase",
     "build",
     "compare",
     "dumps",

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
-from verify.report import statistics
+from verify.report import resources, statistics
 from verify.report.schema import (
     SCHEMA_VERSION,
     DTypeReport,
@@ -40,7 +40,7 @@ def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None
     for verdict in evidence.verdicts:
         by_variant[verdict.variant].append(verdict)
     entries = {entry.ref: entry for entry in evidence.variants}
-    entries |= {ref: _unknown(ref) for ref in by_variant if ref not in entries}
+    entries |= {ref: _unknown(ref) for ref in [*by_variant, *(b.variant for b in evidence.builds)] if ref not in entries}
     variants = [_variant(entries[ref], by_variant[ref], evidence, required) for ref in sorted(entries)]
     report: Report = {
         "schema": SCHEMA_VERSION,
@@ -119,7 +119,7 @@ def _reasons(evidence: Evidence, known: set[str]) -> list[str]:
 def _overall(report: Report) -> Status:
     """Green needs at least one variant, and all that were run; those listed as not run, with the reason, do not count."""
     listed = {row["variant"] for row in report["not_run"] if not row["dtype"]}
-    here = [variant["status"] for variant in report["variants"] if variant["cases"] or variant["ref"] not in listed]
+    here = [v["status"] for v in report["variants"] if v["cases"] or v["status"] == "red" or v["ref"] not in listed]
     if "red" in here:
         return "red"
     return "green" if here and set(here) == {"green"} and not report["reasons"] else "grey"
@@ -148,6 +148,8 @@ def _variant(entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, r
         reasons.append("no declaration on record")
     if entry.unavailable is not None:
         reasons = [f"unavailable: {entry.unavailable}", *([] if not verdicts else reasons)]
+    builds = resources.by_arch(b for b in evidence.builds if b.variant == entry.ref)
+    broken = [f"{b['arch']}: {len(b['failing'])} of {b['builds']} fail to compile" for b in builds if b["failing"]]
     return {
         "ref": entry.ref,
         "name": entry.name,
@@ -155,17 +157,20 @@ def _variant(entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, r
         "path": entry.path if not PurePath(entry.path).is_absolute() else PurePath(entry.path).name,
         "source_hash": entry.source_hash,
         "configs": list(entry.configs),
-        "status": _status(any(v.outcome == "fail" for v in verdicts), reasons, bool(dtypes)),
-        "reasons": reasons,
+        "entries": list(entry.entries),
+        "status": _status(bool(broken) or any(v.outcome == "fail" for v in verdicts), reasons, bool(dtypes)),
+        "reasons": reasons + broken,
         "undeclared": entry.undeclared,
         "unavailable": entry.unavailable,
         "cases": sum(report["cases"] for report in dtypes),
         "failures": sum(report["failures"] for report in dtypes),
         "support": entry.support,
         "numerics": entry.numerics,
+        "gradients": entry.gradients,
         "contract": entry.contract,
         "dtypes": dtypes,
         "failing": _failing(verdicts),
+        "builds": builds,
     }
 
 
@@ -202,10 +207,7 @@ def _dtype(
         "bins": {name: bins[name] for name in sorted(bins)},
         "bins_missing": missing,
         "oracles": _oracles(counted),
-        "worst_out": statistics.worst(judged, "r_out"),
-        "worst_lse": statistics.worst(judged, "r_lse"),
-        "r_out": statistics.spread(judged, "r_out"),
-        "r_lse": statistics.spread(judged, "r_lse"),
+        "tensors": statistics.tensors(judged),
         "lse_ulp": statistics.spread(judged, "lse_ulp"),
         "bound_ratio": statistics.spread(judged, "bound_ratio"),
         "seconds": statistics.timings(judged),
@@ -241,10 +243,7 @@ def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
         "cases": len(judged),
         "failures": sum(v.outcome == "fail" for v in judged),
         "inapplicable": len(verdicts) - len(judged),
-        "worst_out": statistics.worst(judged, "r_out"),
-        "worst_lse": statistics.worst(judged, "r_lse"),
-        "r_out": statistics.spread(judged, "r_out"),
-        "r_lse": statistics.spread(judged, "r_lse"),
+        "tensors": statistics.tensors(judged),
         "lse_ulp": statistics.spread(judged, "lse_ulp"),
         "bound_ratio": statistics.spread(judged, "bound_ratio"),
     }

@@ -6,18 +6,28 @@ import io
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from verify.report import statistics, text
-from verify.report.schema import Distribution, DTypeReport, Oracle, Report, ReportError, VariantReport
+from verify.report.schema import TENSORS, Oracle, Report, ReportError, VariantReport
 
 # Largest values of random draws wander: between two runs of one kernel with different seeds, by tens of percent.  A ratio
 # of 1.25 is where a person should look; it decides nothing (r <= 1 does).
 THRESHOLD = 1.25
-# Below these a change is of no interest: a hundredth of the bound; half an ulp of fp32, a correctly rounded LSE.
-FLOORS = {"r_out": 0.01, "r_lse": 0.01, "lse_ulp": 0.5}
+# Below these a change is of no interest: a hundredth of the bound; half an ulp of fp32, a correctly rounded LSE; no spill.
+FLOORS = {**{f"r_{name}": 0.01 for name in TENSORS}, "lse_ulp": 0.5, "spill": 0.0}
 
-Place = tuple[str, str, str]  # variant, dtype, oracle
+Place = tuple[str, str, str]  # variant, dtype or arch, oracle
+_COMPILER = "compiler"
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What an oracle, or the compiler, said at one place: cases, failures, and the worst value of each measure."""
+
+    cases: int
+    failures: int
+    worst: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ class Change:
 class Comparison:
     """What changed from an old report to a new one.  Places are (variant, dtype, oracle), bins (variant, dtype, bin).
 
-    An oracle that is not called like its group is named with it: "memory (poison)".
+    An oracle that is not called like its group is named with it: "memory (poison)".  Builds are the places (variant, arch,
+    "compiler"); their measure is what the worst of them spills.
 
     worse, better: the worst value rose or fell by more than `threshold`.  stale: variants whose source hash differs, so that
     the old report says nothing of the new source.  gone: judged in the old report, not in the new one.
@@ -90,9 +101,9 @@ def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Compariso
         threshold=threshold,
         worse=tuple(c for c in changes if c.ratio > threshold),
         better=tuple(c for c in changes if c.ratio < 1 / threshold),
-        newly_failing=tuple(p for p in sorted(places[1]) if places[1][p]["failures"] and not _failed(places[0].get(p))),
-        newly_passing=tuple(p for p in shared if places[0][p]["failures"] and _passed(places[1][p])),
-        gone=tuple(p for p in sorted(places[0]) if places[0][p]["cases"] and not _judged(places[1].get(p))),
+        newly_failing=tuple(p for p in sorted(places[1]) if places[1][p].failures and not _failed(places[0].get(p))),
+        newly_passing=tuple(p for p in shared if places[0][p].failures and _passed(places[1][p])),
+        gone=tuple(p for p in sorted(places[0]) if places[0][p].cases and not _judged(places[1].get(p))),
         newly_covered=tuple(sorted(bins[1] - bins[0])),
         newly_uncovered=tuple(sorted(bins[0] - bins[1])),
         added=tuple(sorted(after.keys() - before.keys())),
@@ -105,8 +116,22 @@ def _title(report: Report) -> str:
     return f"{report['device'].get('slug', 'unknown device')} {report['run']}"
 
 
-def _places(variants: Iterable[VariantReport]) -> dict[Place, Oracle]:
-    return {(v["ref"], d["dtype"], _oracle_name(o)): o for v in variants for d in v["dtypes"] for o in d["oracles"]}
+def _places(variants: Iterable[VariantReport]) -> dict[Place, _Judged]:
+    found: dict[Place, _Judged] = {}
+    for v in variants:
+        found |= {(v["ref"], d["dtype"], _oracle_name(o)): _by_oracle(o) for d in v["dtypes"] for o in d["oracles"]}
+        for b in v["builds"]:
+            spill = {"spill": float(b["spill_stores"] + b["spill_loads"])}
+            place = (v["ref"], b["arch"], _COMPILER)
+            found[place] = _Judged(b["compiled"] + len(b["failing"]), len(b["failing"]), spill)
+    return found
+
+
+def _by_oracle(oracle: Oracle) -> _Judged:
+    worst = {f"r_{name}": oracle["tensors"][name]["r"]["maximum"] for name in TENSORS if name in oracle["tensors"]}
+    if oracle["lse_ulp"] is not None:
+        worst["lse_ulp"] = oracle["lse_ulp"]["maximum"]
+    return _Judged(oracle["cases"], oracle["failures"], worst)
 
 
 def _oracle_name(oracle: Oracle) -> str:
@@ -119,52 +144,25 @@ def _bins(variants: Iterable[VariantReport]) -> set[Place]:
     return {(v["ref"], d["dtype"], name) for v in variants for d in v["dtypes"] for name, cases in d["bins"].items() if cases}
 
 
-def _failed(oracle: Oracle | None) -> bool:
-    return oracle is not None and oracle["failures"] > 0
+def _failed(judged: _Judged | None) -> bool:
+    return judged is not None and judged.failures > 0
 
 
-def _judged(oracle: Oracle | None) -> bool:
-    return oracle is not None and oracle["cases"] > 0
+def _judged(judged: _Judged | None) -> bool:
+    return judged is not None and judged.cases > 0
 
 
-def _passed(oracle: Oracle) -> bool:
-    return oracle["cases"] > 0 and oracle["failures"] == 0
+def _passed(judged: _Judged) -> bool:
+    return judged.cases > 0 and judged.failures == 0
 
 
-def _changes(place: Place, old: Oracle, new: Oracle) -> Iterator[Change]:
-    pairs: dict[str, tuple[Distribution | None, Distribution | None]] = {
-        "r_out": (old["r_out"], new["r_out"]),
-        "r_lse": (old["r_lse"], new["r_lse"]),
-        "lse_ulp": (old["lse_ulp"], new["lse_ulp"]),
-    }
-    for measure, (first, second) in pairs.items():
-        if first is None or second is None:
+def _changes(place: Place, old: _Judged, new: _Judged) -> Iterator[Change]:
+    for measure, was in old.worst.items():
+        if measure not in new.worst:
             continue
-        was, now = first["maximum"], second["maximum"]
+        now = new.worst[measure]
         if statistics.badness(max(was, now, key=statistics.badness)) > (False, FLOORS[measure]):
             yield Change(*place, measure, was, now)
-
-
-class Worst(NamedTuple):
-    """The worst case of one dtype of one variant: what CI computes again from its id.  None: the case has no such r."""
-
-    variant: str
-    dtype: str
-    case: str
-    problem: str
-    r_out: float | None
-    r_lse: float | None
-
-
-def worst_cases(report: Report) -> list[Worst]:
-    """The worst cases by O and by LSE of every (variant, dtype), one entry per case, sorted."""
-    return [worst for variant in report["variants"] for d in variant["dtypes"] for worst in _worst(variant["ref"], d)]
-
-
-def _worst(ref: str, report: DTypeReport) -> list[Worst]:
-    found = [worst for worst in (report["worst_out"], report["worst_lse"]) if worst is not None]
-    rows = {w["case"]: Worst(ref, report["dtype"], w["case"], w["problem"], w["r_out"], w["r_lse"]) for w in found}
-    return [rows[case] for case in sorted(rows)]
 
 
 def render_comparison(comparison: Comparison, form: Literal["text", "markdown"] = "text", width: int = 100) -> str:
@@ -174,7 +172,8 @@ def render_comparison(comparison: Comparison, form: Literal["text", "markdown"] 
 
 def _sections(found: Comparison) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     """(heading, column names, rows) of what is not empty, the bad news first."""
-    place, bins, change = ("variant", "dtype", "oracle"), ("variant", "dtype", "bin"), ("measure", "old", "new", "ratio")
+    place, bins = ("variant", "dtype or arch", "oracle"), ("variant", "dtype", "bin")
+    change = ("measure", "old", "new", "ratio")
     table: list[tuple[str, tuple[str, ...], Iterable[tuple[str, ...]]]] = [
         ("Newly failing", place, found.newly_failing),
         (f"Worse (by more than {found.threshold:g})", (*place, *change), map(_row, found.worse)),

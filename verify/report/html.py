@@ -9,7 +9,22 @@ from markupsafe import Markup
 
 from verify.report import plots, text
 from verify.report.schema import Distribution, Report
-from verify.report.tables import declarations, device_rows, headline, histogram, ordered, scope, worst_of
+from verify.report.tables import (
+    BUILD_COLUMNS,
+    broken_builds,
+    build_counts,
+    build_rows,
+    declarations,
+    device_rows,
+    headline,
+    histogram,
+    not_built,
+    ordered,
+    scope,
+    tensors_in,
+    tensors_of,
+    worst_of,
+)
 
 
 def render(report: Report) -> str:
@@ -43,7 +58,15 @@ def render(report: Report) -> str:
         tally=text.tally,
         share=text.share,
         scope=scope,
+        tensors=tensors_of(report),
+        tensors_in=tensors_in,
+        measures=text.MEASURES,
         worst_of=worst_of,
+        build_columns=BUILD_COLUMNS,
+        build_rows=build_rows(report),
+        build_counts=build_counts,
+        broken_builds=broken_builds(report),
+        not_built=not_built(report),
         histogram=_bars,
     )
 

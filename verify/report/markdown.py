@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from verify.report import text
-from verify.report.schema import Distribution, DTypeReport, Failure, Report, VariantReport
-from verify.report.tables import declarations, device_rows, headline, ordered, worst_of
+from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
+from verify.report.tables import (
+    BUILD_COLUMNS,
+    broken_builds,
+    build_counts,
+    build_rows,
+    declarations,
+    device_rows,
+    headline,
+    not_built,
+    ordered,
+    tensors_in,
+    tensors_of,
+    worst_of,
+)
 
 LIMIT = 1 << 20  # bytes: GitHub's limit of a step summary
 
@@ -36,6 +49,7 @@ def _lines(report: Report, *, details: bool) -> Iterator[str]:
     yield f"Run {text.code(report['run'])}, started {text.code(report['started'])}, profile {text.code(report['profile'])}."
     yield from _verdicts(report)
     yield from _failing(report)
+    yield from _builds(report)
     if details:
         yield "\n## Variants\n"
         for variant in ordered(report):
@@ -61,32 +75,47 @@ def _name(name: str) -> str:
 
 
 def _verdicts(report: Report) -> Iterator[str]:
-    columns = ["variant", "dtype", "verdict", "cases", "worst r, O", "worst r, LSE", "LSE, ulp", "bound / best"]
+    tensors = tensors_of(report)
+    columns = ["variant", "dtype", "verdict", "cases", *_ratios(tensors), "LSE, ulp", "bound / best"]
+    columns += ["refused / drawn", "bins empty"]
     rows: list[list[str]] = []
     for variant in ordered(report):
         if not variant["cases"] and variant["status"] != "red":
             verdict = f"{_MARKS[variant['status']]} {text.label(variant['status'], 0)}"
             reason = text.markdown(text.shorter("; ".join(variant["reasons"]), 200))
-            rows.append([_name(variant["ref"]), "", f"{verdict}: {reason}", *[text.NONE] * 7])
+            rows.append([_name(variant["ref"]), "", f"{verdict}: {reason}", *[text.NONE] * (len(columns) - 3)])
             continue
         for place, d in enumerate(variant["dtypes"]):
             verdict = f"{_MARKS[d['status']]} {text.label(d['status'], d['cases'])}"
             start = [_name(variant["ref"]) if place == 0 else "", text.markdown(d["dtype"]), verdict]
             share, empty = text.share(d["refused"], d["drawn"]), str(len(d["bins_missing"]))
-            rows.append([*start, text.tally(d), *_measures(d), share, empty])
+            rows.append([*start, text.tally(d), *_measures(d, tensors), share, empty])
+        tried, broken = build_counts(variant["builds"])
+        if broken:
+            state = f"{_MARKS['red']} {text.label('red', tried)}: {broken} of {tried} fail to compile"
+            rows.append(["", "builds", state, *[text.NONE] * (len(columns) - 3)])
     yield "\n## Verdicts\n"
-    yield from _table([*columns, "refused / drawn", "bins empty"], rows, range(3, 10))
+    yield from _table(columns, rows, range(3, len(columns)))
     yield ""
-    yield "r: error of the worst element over its bound; above 1 the kernel is wrong. LSE, ulp: largest error in units of"
-    yield "fp32's last place. Bound / best: median of the variant's bounds over the tightest of that dtype. A dtype passes when"
-    yield "nothing fails and no required coverage bin is empty."
+    yield "r: error of the worst element of all cases over its bound; above 1 the kernel is wrong. LSE, ulp: largest error in"
+    yield "units of fp32's last place. Bound / best: median of the variant's bounds over the tightest of that dtype. A dtype"
+    yield "passes when nothing fails and no required coverage bin is empty."
 
 
-def _measures(report: DTypeReport) -> list[str]:
-    worst = [report["worst_out"], report["worst_lse"]]
-    texts = [text.NONE if w is None else _bold(text.ratio(w["value"]), not w["value"] <= 1) for w in worst]
+def _ratios(tensors: Sequence[str]) -> list[str]:
+    """Names of the columns of `_worst`."""
+    return [text.MEASURES[f"r_{name}"] for name in tensors]
+
+
+def _worst(report: DTypeReport | Oracle, tensors: Sequence[str]) -> list[str]:
+    found = [report["tensors"].get(name) for name in tensors]
+    return [text.NONE if f is None else _bold(text.ratio(f["worst"]["r"]), not f["worst"]["r"] <= 1) for f in found]
+
+
+def _measures(report: DTypeReport, tensors: Sequence[str]) -> list[str]:
     ulp, ratio = report["lse_ulp"], report["bound_ratio"]
-    return [*texts, text.number(ulp["maximum"] if ulp else None), text.number(ratio["median"] if ratio else None)]
+    others = ulp["maximum"] if ulp else None, ratio["median"] if ratio else None
+    return [*_worst(report, tensors), *map(text.number, others)]
 
 
 def _bold(shown: str, bold: bool) -> str:
@@ -124,9 +153,32 @@ def _block(content: str, language: str = "") -> Iterator[str]:
     yield fence
 
 
+def _builds(report: Report) -> Iterator[str]:
+    yield "\n## Builds\n"
+    rows = [[_name(ref) if ref else "", *map(text.markdown, cells), _build(name)] for ref, *cells, name in build_rows(report)]
+    if rows:
+        yield "Compiled without running; the largest over the builds. Registers, stack and spills per thread, shared memory per"
+        yield "block, memory in bytes. Where few of many builds were compiled, the rest was left out."
+        yield ""
+        yield from _table(BUILD_COLUMNS, rows, range(2, 9))
+    broken = broken_builds(report)
+    for ref, b in broken[:_LISTED]:
+        names = text.shorter(", ".join(b["failing"]), 200)
+        yield f"\n{_name(ref)} · {text.code(b['arch'])} · does not compile: {text.code(names)}\n"
+        yield from _block(text.shorter(b["error"], _MESSAGE))
+    yield from _rest(len(broken))
+    if missing := not_built(report):
+        yield f"\n{text.markdown(missing)}"
+
+
+def _build(name: str) -> str:
+    return text.code(name) if name else text.NONE
+
+
 def _variant(variant: VariantReport) -> Iterator[str]:
     state = f"{_MARKS[variant['status']]} {text.label(variant['status'], variant['cases'])}"
-    yield f"<details><summary>{text.markdown(variant['ref'])} {state}</summary>\n"
+    entries = text.markdown(" and ".join(variant["entries"]))
+    yield f"<details><summary>{text.markdown(variant['ref'])} ({entries}) {state}</summary>\n"
     for reason in variant["reasons"]:
         yield f"- {text.markdown(reason)}"
     for d in variant["dtypes"]:
@@ -137,19 +189,15 @@ def _variant(variant: VariantReport) -> Iterator[str]:
 
 def _dtype(d: DTypeReport) -> Iterator[str]:
     yield f"\n### {text.markdown(d['dtype'])}\n"
+    tensors = tensors_in([d])
     rows = [
-        [
-            text.markdown(o["oracle"]),
-            text.markdown(o["group"]),
-            text.tally(o),
-            str(o["inapplicable"]),
-            text.ratio(o["worst_out"]["value"] if o["worst_out"] else None),
-            text.ratio(o["worst_lse"]["value"] if o["worst_lse"] else None),
-        ]
+        [*map(text.markdown, (o["oracle"], o["group"])), text.tally(o), str(o["inapplicable"]), *_worst(o, tensors)]
         for o in d["oracles"]
     ]
-    yield from _table(["oracle", "group", "cases", "not applicable", "worst r, O", "worst r, LSE"], rows, range(2, 6))
-    spreads = {"r_out": d["r_out"], "r_lse": d["r_lse"], "lse_ulp": d["lse_ulp"], "bound_ratio": d["bound_ratio"]}
+    columns = ["oracle", "group", "cases", "not applicable", *_ratios(tensors)]
+    yield from _table(columns, rows, range(2, len(columns)))
+    spreads: dict[str, Distribution | None] = {f"r_{name}": d["tensors"][name]["r"] for name in tensors}
+    spreads |= {"lse_ulp": d["lse_ulp"], "bound_ratio": d["bound_ratio"]}
     cells = [_spread(text.MEASURES[key], found) for key, found in spreads.items() if found is not None]
     if cells:
         yield ""

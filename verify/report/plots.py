@@ -1,5 +1,7 @@
 """The two plots of a report, as SVG to put into a page: r by variant and dtype, and error with its bound against seqlen_kv.
 
+Of O and of the gradients, each in panels of its own; the LSE stands in the tables.
+
 Deterministic (fixed ids, no date) and themed by the page: ink is `currentColor`, text takes the page's font.
 """
 
@@ -13,7 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from verify.report import text
-from verify.report.schema import DTypeReport, Report, Sample, VariantReport
+from verify.report.schema import Report, Sample, TensorReport, VariantReport
+from verify.report.statistics import PLOTTED
 
 # Okabe & Ito's palette, told apart with any colour vision and on white as on near-black.
 COLOURS = {
@@ -26,6 +29,10 @@ COLOURS = {
 }
 MARKS = {"float16": "o", "bfloat16": "s", "float32": "^", "float8_e4m3fn": "D", "float8_e5m2": "v", "float64": "P"}
 _OTHER = ("#888888", "X")
+
+_PANELS = (("Output O", ("out",)), ("Gradients dQ, dK, dV", ("dq", "dk", "dv")))
+_ROW, _GAP = 0.24, 0.7  # inches: of one row, and between panels
+_LETTER = 6.2  # points: a wide letter of the tick labels
 
 _INK = "#0a0b0c"  # stands for currentColor, which matplotlib does not know
 _SCALE = 1.55  # CSS pixels per point at full width: 9 pt are 14 px
@@ -50,51 +57,79 @@ _STYLE: Any = {
 }
 
 
+_Row = tuple[str, str, str, TensorReport, Sequence[Sample]]  # variant, dtype, tensor, and what there is of it
+
+
 def ratio_plot(report: Report) -> str | None:
-    """r of O for every (variant, dtype): cases as dots, the median as a bar, the worst marked; None if nothing has an r."""
-    rows = [(v, d) for v in report["variants"] for d in v["dtypes"] if d["r_out"] is not None]
-    if not rows:
+    """r of O for every (variant, dtype), and in a panel of their own r of dQ, dK and dV: cases as dots, the median as a bar,
+    the worst marked; None if nothing has an r."""
+    panels = [(title, rows) for title, names in _PANELS if (rows := _rows(report, names))]
+    if not panels:
         return None
-    with _figure(7.6, 0.75 + 0.24 * len(rows)) as figure:
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        for place, (_, d) in enumerate(rows):
-            _ratio_row(axes, place, d)
-        _variant_names(axes, [v["ref"] for v, _ in rows])
-        axes.axvline(1.0, color=_INK, linewidth=1.0)
-        axes.annotate("r = 1: the bound", (1.0, 1.0), (4, 3), ("data", "axes fraction"), "offset points", fontsize=8)
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(_FLOOR / 1.5, _CEILING)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_yticks(range(len(rows)), [text.one_line(d["dtype"]) for _, d in rows])
-        axes.tick_params(axis="y", length=0)
-        ticks = [2.0**e for e in range(-14, 5, 2)]
-        axes.set_xticks(ticks, ["0", *(f"1/{1 / t:g}" if t < 1 else f"{t:g}" for t in ticks[1:])])
-        axes.minorticks_off()
-        axes.set_xlabel("r = |O - reference| / bound, worst element of each case")
+    heights = [_ROW * len(rows) for _, rows in panels]
+    widest = max(len(_label(row)) for _, rows in panels for row in rows)
+    total = sum(heights) + _GAP * (len(panels) - 1)
+    with _figure(7.6, total) as figure:
+        top = total
+        for place, (title, rows) in enumerate(panels):
+            axes = figure.add_axes((0.0, (top - heights[place]) / total, 1.0, heights[place] / total))
+            _ratio_panel(axes, title, rows)
+            _variant_names(axes, [row[0] for row in rows], _LETTER * widest + 18)
+            top -= heights[place] + _GAP
+        axes.set_xlabel("r = |error| / bound, worst element of each case")
         return _svg(figure, "ratio", "r by variant and dtype")
 
 
-def _variant_names(axes: Any, refs: Sequence[str]) -> None:
-    """Names left of the dtypes, at the first row of each variant, and a line between variants."""
+def _rows(report: Report, tensors: Sequence[str]) -> list[_Row]:
+    return [
+        (v["ref"], d["dtype"], name, d["tensors"][name], d["samples"].get(name, []))
+        for v in report["variants"]
+        for d in v["dtypes"]
+        for name in tensors
+        if name in d["tensors"]
+    ]
+
+
+def _ratio_panel(axes: Any, title: str, rows: Sequence[_Row]) -> None:
+    for place, (_, dtype, _, found, samples) in enumerate(rows):
+        _ratio_row(axes, place, dtype, found, samples)
+    axes.axvline(1.0, color=_INK, linewidth=1.0)
+    axes.annotate("r = 1: the bound", (1.0, 1.0), (4, 3), ("data", "axes fraction"), "offset points", fontsize=8)
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(_FLOOR / 1.5, _CEILING)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), [_label(row) for row in rows])
+    axes.tick_params(axis="y", length=0)
+    ticks = [2.0**e for e in range(-14, 5, 2)]
+    axes.set_xticks(ticks, ["0", *(f"1/{1 / t:g}" if t < 1 else f"{t:g}" for t in ticks[1:])])
+    axes.minorticks_off()
+
+
+def _label(row: _Row) -> str:
+    """The dtype, and which of several tensors."""
+    dtype = text.shorter(text.one_line(row[1]), 20)
+    return dtype if row[2] == "out" else f"{dtype} {text.TENSORS[row[2]]}"
+
+
+def _variant_names(axes: Any, refs: Sequence[str], distance: float) -> None:
+    """Names left of the dtypes, at the first row of each variant, and a line between variants; distance in points."""
     for place, ref in enumerate(refs):
         if place and ref == refs[place - 1]:
             continue
         name = text.shorter(text.one_line(ref), 36)
-        axes.annotate(name, (0, place), (-70, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
+        axes.annotate(name, (0, place), (-distance, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
         if place:
             axes.axhline(place - 0.5, color=_INK, linewidth=0.4, alpha=0.25)
 
 
-def _ratio_row(axes: Any, place: int, report: DTypeReport) -> None:
-    colour, mark = _look(report["dtype"])
-    found = [_on_axis(s["r_out"]) for s in report["samples"] if s["r_out"] is not None]
+def _ratio_row(axes: Any, place: int, dtype: str, report: TensorReport, samples: Sequence[Sample]) -> None:
+    colour, mark = _look(dtype)
+    found = [_on_axis(s["r"]) for s in samples if s["r"] is not None]
     # A fixed pattern spreads the dots over the row: random jitter would differ between reports.
     heights = [place + 0.22 * math.sin(2.399963 * i) for i in range(len(found))]
     axes.plot(found, heights, ".", color=colour, markersize=3.2, alpha=0.6, markeredgewidth=0)
-    spread = report["r_out"]
-    if spread is None:
-        return
-    median, worst = _on_axis(spread["median"]), spread["maximum"]
+    median, worst = _on_axis(report["r"]["median"]), report["r"]["maximum"]
     axes.plot([median, median], [place - 0.3, place + 0.3], color=_INK, linewidth=1.4)
     beyond = not worst <= 1
     axes.plot(
@@ -112,47 +147,52 @@ def _on_axis(r: float | None) -> float:
 
 
 def error_plot(variant: VariantReport, key: str) -> str | None:
-    """max |O - reference| of each case and the bound at that element against seqlen_kv, one panel per dtype.
+    """The largest error of each case and the bound at that element against seqlen_kv: a row per tensor, a panel per dtype.
 
     key: distinguishes the ids in this SVG from those of others in the page.  None if no case has an error.
     """
-    panels = [(d, points) for d in variant["dtypes"] if (points := [s for s in d["samples"] if _finite(s["max_error"])])]
-    if not any(s["max_error"] for _, points in panels for s in points):
+    drawn = {(d["dtype"], name): _with_error(d["samples"].get(name, [])) for d in variant["dtypes"] for name in PLOTTED}
+    tensors = [name for name in PLOTTED if any(s["max_error"] for (_, n), found in drawn.items() if n == name for s in found)]
+    dtypes = [d["dtype"] for d in variant["dtypes"] if any(drawn[d["dtype"], name] for name in tensors)]
+    if not dtypes:
         return None
-    with _figure(9.0, 2.6) as figure:
-        every = figure.subplots(1, max(len(panels), 2), sharex=True, sharey=True, squeeze=False)[0]
-        for axes, (d, points) in zip(every, panels, strict=False):
-            _error_panel(axes, d["dtype"], points)
-        for axes in every[len(panels) :]:
-            axes.set_visible(False)
-        every[0].set_ylabel("largest |O - reference|")
-        figure.subplots_adjust(0.0, 0.0, 1.0, 1.0, wspace=0.08)
+    with _figure(9.0, 2.6 if len(tensors) == 1 else 2.1 * len(tensors)) as figure:
+        grid = figure.subplots(len(tensors), max(len(dtypes), 2), sharex=True, sharey="row", squeeze=False)
+        for name, row in zip(tensors, grid, strict=True):
+            for axes, dtype in zip(row, dtypes, strict=False):
+                _error_panel(axes, dtype, drawn[dtype, name])
+            for axes in row[len(dtypes) :]:
+                axes.set_visible(False)
+            row[0].set_ylabel(f"largest error of {text.TENSORS[name]}")
+        for axes in grid[-1]:
+            axes.set_xlabel("seqlen_kv")
+        figure.subplots_adjust(0.0, 0.0, 1.0, 1.0, wspace=0.08, hspace=0.3)
         return _svg(figure, key, "error and bound against seqlen_kv")
+
+
+def _with_error(samples: Sequence[Sample]) -> list[Sample]:
+    return [s for s in samples if s["max_error"] is not None and math.isfinite(s["max_error"])]
 
 
 def _error_panel(axes: Any, dtype: str, points: Sequence[Sample]) -> None:
     colour, mark = _look(dtype)
-    bounds = [(s["seqlen_kv"], s["error_bound"]) for s in points if s["error_bound"] and _finite(s["error_bound"])]
+    bounds = [(s["seqlen_kv"], s["error_bound"]) for s in points if s["error_bound"] and math.isfinite(s["error_bound"])]
     errors = [(s["seqlen_kv"], s["max_error"]) for s in points if s["max_error"]]
     exact = len(points) - len(errors)
     axes.plot(*_columns(bounds), "_", color=_INK, markersize=6, alpha=0.55)
     axes.plot(*_columns(errors), mark, color=colour, markersize=3.6, alpha=0.75, markeredgewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
-    axes.set_title(text.one_line(dtype) + (f"  ({exact} exact, not drawn)" if exact else ""), fontsize=9, loc="left")
+    title = text.shorter(text.one_line(dtype), 30) + (f"  ({exact} exact, not drawn)" if exact else "")
+    axes.set_title(title, fontsize=9, loc="left")
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e"))
     axes.minorticks_off()
     axes.grid(visible=True, color=_INK, alpha=0.12, linewidth=0.5)
-    axes.set_xlabel("seqlen_kv")
 
 
 def _columns(pairs: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float | None]]:
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _look(dtype: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The report as data, schema version 1: what `report.json` holds.  docs/report-schema.md describes it for other readers.
+"""The report as data, schema version 2: what `report.json` holds.  docs/report-schema.md describes it for other readers.
 
 All mappings here are TypedDicts, so that a report is plain data.  Floats may be NaN or infinite in memory and are the
 strings "nan", "inf", "-inf" in the file.  Within a version, fields may be added; a reader ignores those it does not know.
@@ -12,7 +12,10 @@ from typing import Any, Literal, TypedDict
 
 from verify import strict_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+# What a kernel may write, as measures and reports call it, in the order of every table.
+TENSORS = ("out", "lse", "dq", "dk", "dv")
 
 # green: every required coverage bin filled, no failure.  red: a failure.  grey: not run, or incomplete.
 Status = Literal["green", "red", "grey"]
@@ -37,37 +40,43 @@ class Distribution(TypedDict):
 
 
 class WorstCase(TypedDict):
-    """The case with the largest value of a measure; value is that measure.  replay: the command, as plain text.
+    """The case with the largest r of one tensor.  replay: the command, as plain text.
 
-    index, reference, bound: the element of O that used most of its bound, flat in (batch, heads_q, seqlen_q, head_dim_v), and
-    what its fp64 reference and its bound were, so that another machine can compute them again.
+    index, reference, bound: the element that used most of its bound, flat in the tensor's logical shape, and what its fp64
+    reference and its bound were, so that another machine can compute them again; None where nothing says so.
     """
 
-    value: float
-    r_out: float | None
-    r_lse: float | None
+    tensor: str
+    r: float
     case: str
     problem: str
     config: str
     oracle: str
     replay: str
-    index: float | None
+    index: int | None
     reference: float | None
     bound: float | None
 
 
+class TensorReport(TypedDict):
+    """One tensor that a kernel writes: r of every counted case that has one, and the worst of them."""
+
+    worst: WorstCase
+    r: Distribution
+
+
 class Oracle(TypedDict):
-    """One oracle on one dtype of one variant.  cases: judged (passed or failed), counted phases only."""
+    """One oracle on one dtype of one variant.  cases: judged (passed or failed), counted phases only.
+
+    tensors: by name out of TENSORS, those that it measured.
+    """
 
     oracle: str
     group: str
     cases: int
     failures: int
     inapplicable: int
-    worst_out: WorstCase | None
-    worst_lse: WorstCase | None
-    r_out: Distribution | None
-    r_lse: Distribution | None
+    tensors: dict[str, TensorReport]
     lse_ulp: Distribution | None
     bound_ratio: Distribution | None
 
@@ -89,18 +98,19 @@ class Timing(TypedDict):
 
 
 class Sample(TypedDict):
-    """One case of the plots; error_bound is the bound at the element with the largest error."""
+    """One tensor of one case, for the plots; error_bound is the bound at the element with the largest error."""
 
     seqlen_kv: float
+    r: float | None
     max_error: float | None
     error_bound: float | None
-    r_out: float | None
 
 
 class DTypeReport(TypedDict):
     """One dtype of one variant.  cases, failures: distinct cases, whatever the number of oracles that judged them.
 
-    `reasons` say why it is not green.  bins: cases per coverage bin.
+    `reasons` say why it is not green.  bins: cases per coverage bin.  tensors, samples: by name out of TENSORS; no samples of
+    the LSE, which no plot shows.
     """
 
     dtype: str
@@ -114,14 +124,11 @@ class DTypeReport(TypedDict):
     bins: dict[str, int]
     bins_missing: list[str]
     oracles: list[Oracle]
-    worst_out: WorstCase | None
-    worst_lse: WorstCase | None
-    r_out: Distribution | None
-    r_lse: Distribution | None
+    tensors: dict[str, TensorReport]
     lse_ulp: Distribution | None
     bound_ratio: Distribution | None
     seconds: dict[str, Timing]
-    samples: list[Sample]
+    samples: dict[str, list[Sample]]
 
 
 class Failure(TypedDict):
@@ -144,8 +151,35 @@ class Failure(TypedDict):
     replay: str
 
 
+class BuildsReport(TypedDict):
+    """What a variant's builds need on one architecture, as the compiler says; nothing was run.
+
+    builds: those listed; compiled: those that compiled; failing: those that did not, by name, with the compiler's `error` of
+    the first; the rest was left out.  registers per thread, shared memory per block, stack per thread: the largest over
+    the builds, memory in bytes, None where no build says.  spilling: builds that spill registers; spill_build: the worst of
+    them, by the sum of its spill_stores and spill_loads, bytes per thread.  seconds: of all compilations.
+    """
+
+    arch: str
+    builds: int
+    compiled: int
+    failing: list[str]
+    error: str
+    registers: int | None
+    shared: int | None
+    stack: int | None
+    spilling: int
+    spill_build: str
+    spill_stores: int
+    spill_loads: int
+    seconds: float
+
+
 class VariantReport(TypedDict):
-    """One variant.  path: relative to the collection, or the file's name alone."""
+    """One variant.  path: relative to the collection, or the file's name alone.  entries: "forward", "backward" or both.
+
+    gradients: the declared numerics of its backward.  builds: by architecture, empty where none is on record.
+    """
 
     ref: str
     name: str
@@ -153,6 +187,7 @@ class VariantReport(TypedDict):
     path: str
     source_hash: str
     configs: list[str]
+    entries: list[str]
     status: Status
     reasons: list[str]
     undeclared: bool
@@ -161,9 +196,11 @@ class VariantReport(TypedDict):
     failures: int
     support: dict[str, Any]
     numerics: dict[str, Any]
+    gradients: dict[str, Any] | None
     contract: dict[str, Any]
     dtypes: list[DTypeReport]
     failing: list[Failure]
+    builds: list[BuildsReport]
 
 
 class Lost(TypedDict):
@@ -245,6 +282,16 @@ def parse(data: Any) -> Report:
         return strict_json.decode(Report, data, "report")
     except strict_json.ShapeError as error:
         raise ReportError(str(error)) from None
+
+
+def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:
+    """The worst case of every tensor of every (variant, dtype): what CI computes again from its id."""
+    return [
+        (variant, found["worst"])
+        for variant in report["variants"]
+        for d in variant["dtypes"]
+        for found in d["tensors"].values()
+    ]
 
 
 _DEEPEST = 6

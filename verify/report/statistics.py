@@ -8,16 +8,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from verify.evidence import Verdict
-from verify.report.schema import Distribution, Sample, Timing, WorstCase
+from verify.report.schema import TENSORS, Distribution, Sample, TensorReport, Timing, WorstCase
 
 # Powers of two, so that histograms of different reports compare: (-inf, 2^-10], ..., (1/2, 1], (1, 2], (2, inf).
 EDGES_R = (-math.inf, *(2.0**e for e in range(-10, 2)), math.inf)
 EDGES_ULP = (-math.inf, *(2.0**e for e in range(-2, 13)), math.inf)
 EDGES_RATIO = (-math.inf, *(2.0**e for e in range(11)), math.inf)
-EDGES = {"r_out": EDGES_R, "r_lse": EDGES_R, "lse_ulp": EDGES_ULP, "bound_ratio": EDGES_RATIO}
+EDGES = {**{f"r_{name}": EDGES_R for name in TENSORS}, "lse_ulp": EDGES_ULP, "bound_ratio": EDGES_RATIO}
 
 STEPS = ("generate", "run", "reference", "bound", "record")
-MAX_SAMPLES = 200
+PLOTTED = tuple(name for name in TENSORS if name != "lse")
+MAX_SAMPLES = 200  # of one tensor
 
 
 def badness(value: float) -> tuple[bool, float]:
@@ -62,25 +63,29 @@ def replay_command(case: str) -> str:
     return "python -m verify replay '" + case.replace("'", "'\"'\"'") + "'"
 
 
-def worst(verdicts: Iterable[Verdict], measure: str) -> WorstCase | None:
-    """The verdict with the largest value of a measure, by the case's name among equals; None if no verdict has it."""
-    having = [v for v in verdicts if measure in v.measures]
-    if not having:
-        return None
-    top = max(badness(v.measures[measure]) for v in having)
-    found = min((v for v in having if badness(v.measures[measure]) == top), key=lambda v: (v.case, v.oracle))
+def tensors(verdicts: Sequence[Verdict]) -> dict[str, TensorReport]:
+    """By name, in the order of TENSORS: every tensor of which some verdict has an r."""
+    spreads = {name: spread(verdicts, f"r_{name}") for name in TENSORS}
+    return {name: {"worst": _worst(verdicts, name), "r": found} for name, found in spreads.items() if found is not None}
+
+
+def _worst(verdicts: Iterable[Verdict], tensor: str) -> WorstCase:
+    """The verdict with the largest r of a tensor, by the case's name among equals."""
+    having = [v for v in verdicts if f"r_{tensor}" in v.measures]
+    top = max(badness(v.measures[f"r_{tensor}"]) for v in having)
+    found = min((v for v in having if badness(v.measures[f"r_{tensor}"]) == top), key=lambda v: (v.case, v.oracle))
+    index = found.measures.get(f"worst_index_{tensor}")
     return {
-        "value": found.measures[measure],
-        "r_out": found.measures.get("r_out"),
-        "r_lse": found.measures.get("r_lse"),
+        "tensor": tensor,
+        "r": found.measures[f"r_{tensor}"],
         "case": found.case,
         "problem": found.problem,
         "config": found.config,
         "oracle": found.oracle,
         "replay": replay_command(found.case),
-        "index": found.measures.get("worst_index"),
-        "reference": found.measures.get("worst_reference"),
-        "bound": found.measures.get("worst_bound"),
+        "index": None if index is None else int(index),
+        "reference": found.measures.get(f"worst_reference_{tensor}"),
+        "bound": found.measures.get(f"worst_bound_{tensor}"),
     }
 
 
@@ -101,21 +106,27 @@ def _place(step: str) -> int:
     return STEPS.index(step) if step in STEPS else len(STEPS)
 
 
-def samples(verdicts: Sequence[Verdict]) -> list[Sample]:
-    """Points for the plots: the worst by r and by error, and an even choice of the others, ordered by seqlen_kv."""
-    having = [v for v in verdicts if "seqlen_kv" in v.measures and {"max_error", "r_out"} & v.measures.keys()]
+def samples(verdicts: Sequence[Verdict]) -> dict[str, list[Sample]]:
+    """Points for the plots, by tensor: the worst by r and by error, and an even choice of the others, ordered by seqlen_kv."""
+    found = {name: _samples(verdicts, name) for name in PLOTTED}
+    return {name: points for name, points in found.items() if points}
+
+
+def _samples(verdicts: Sequence[Verdict], tensor: str) -> list[Sample]:
+    r, error = f"r_{tensor}", f"max_error_{tensor}"
+    having = [v for v in verdicts if "seqlen_kv" in v.measures and {r, error} & v.measures.keys()]
     having.sort(key=lambda v: (v.measures["seqlen_kv"], v.case, v.oracle))
     if len(having) > MAX_SAMPLES:
         keep = {round(i * (len(having) - 1) / (MAX_SAMPLES - 3)) for i in range(MAX_SAMPLES - 2)}
-        for measure in ("r_out", "max_error"):
+        for measure in (r, error):
             keep.add(max(range(len(having)), key=lambda i: (badness(having[i].measures.get(measure, -1.0)), -i)))
         having = [having[i] for i in sorted(keep)]
     return [
         {
             "seqlen_kv": v.measures["seqlen_kv"],
-            "max_error": v.measures.get("max_error"),
-            "error_bound": v.measures.get("error_bound"),
-            "r_out": v.measures.get("r_out"),
+            "r": v.measures.get(r),
+            "max_error": v.measures.get(error),
+            "error_bound": v.measures.get(f"error_bound_{tensor}"),
         }
         for v in having
     ]

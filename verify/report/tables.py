@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
 from verify.report import text
-from verify.report.schema import Distribution, DTypeReport, Report, VariantReport, WorstCase
+from verify.report.schema import TENSORS, BuildsReport, Distribution, DTypeReport, Report, VariantReport, WorstCase
 
 _ORDER = {"red": 0, "grey": 1, "green": 2}
 _DEVICE = {
@@ -25,12 +26,20 @@ _DEVICE = {
 
 
 def headline(report: Report) -> str:
-    """One sentence: how many variants pass, fail, are incomplete or were not run, and over how many cases."""
+    """How many variants pass, fail, are incomplete or were not run, over how many cases, and how many builds compile."""
     found = Counter(text.label(variant["status"], variant["cases"]) for variant in report["variants"])
     words = {"FAIL": "failing", "pass": "passing", "incomplete": "incomplete", "not run": "not run"}
     parts = [f"{found[key]} {word}" for key, word in words.items() if found[key]]
     total, cases, failures = len(report["variants"]), report["cases"], report["failures"]
-    return f"{total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}. {cases:,} judged cases, {failures:,} failing."
+    said = f"{total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}. {cases:,} judged cases, {failures:,} failing."
+    tried, broken = build_counts(b for variant in report["variants"] for b in variant["builds"])
+    return f"{said} {tried:,} builds compiled, {broken:,} failing." if tried else said
+
+
+def build_counts(builds: Iterable[BuildsReport]) -> tuple[int, int]:
+    """How many builds were given to a compiler, and how many of them failed."""
+    pairs = [(b["compiled"] + len(b["failing"]), len(b["failing"])) for b in builds]
+    return sum(tried for tried, _ in pairs), sum(broken for _, broken in pairs)
 
 
 def ordered(report: Report) -> list[VariantReport]:
@@ -74,23 +83,82 @@ def _interval(first: int, last: int, step: int) -> str:
 
 
 def declarations(report: Report) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
-    """("Contract" | "Numerics", terms, rows (variant, one text per term)): what variants declare, side by side."""
-    tables = []
-    for title in ("contract", "numerics"):
-        declared = [(v["ref"], v["contract"] if title == "contract" else v["numerics"]) for v in report["variants"]]
+    """(title, terms, rows (variant, one text per term)): what variants declare, side by side.
+
+    A variant without a forward has the numerics of whatever saves O and LSE for it, which are not repeated here.
+    """
+    tables, variants = [], report["variants"]
+    for title, declared in (
+        ("contract", [(v["ref"], v["contract"]) for v in variants]),
+        ("numerics", [(v["ref"], v["numerics"]) for v in variants if "forward" in v["entries"]]),
+        ("numerics of gradients", [(v["ref"], v["gradients"]) for v in variants if v["gradients"] is not None]),
+    ):
+        if not declared:
+            continue
         terms = list(dict.fromkeys(term for _, one in declared for term in one))
         rows = [(ref, [text.value(one[t]) if t in one else text.NONE for t in terms]) for ref, one in declared]
         tables.append((title.capitalize(), [text.plain(term) for term in terms], rows))
     return tables
 
 
+def tensors_in(dtypes: Iterable[DTypeReport]) -> list[str]:
+    """The tensors that any of these has an r of, in the order of TENSORS."""
+    found = {name for d in dtypes for name in d["tensors"]}
+    return [name for name in TENSORS if name in found]
+
+
+def tensors_of(report: Report) -> list[str]:
+    """The tensors that anything was measured of; O and LSE if nothing was."""
+    return tensors_in(d for variant in report["variants"] for d in variant["dtypes"]) or list(TENSORS[:2])
+
+
 def worst_of(report: DTypeReport) -> list[tuple[str, WorstCase]]:
-    """(title, case) of the worst cases by O and by LSE; one entry where it is the same run."""
-    out, lse = report["worst_out"], report["worst_lse"]
-    if out is not None and lse is not None and (out["case"], out["oracle"]) == (lse["case"], lse["oracle"]):
-        return [(f"Worst O, r = {text.ratio(out['value'])}, and worst LSE, r = {text.ratio(lse['value'])}", out)]
-    both = (("O", out), ("LSE", lse))
-    return [(f"Worst {name}, r = {text.ratio(found['value'])}", found) for name, found in both if found is not None]
+    """(title, case) of the worst case of every tensor; one entry for those that are worst in the same run."""
+    cases = [report["tensors"][name]["worst"] for name in tensors_in([report])]
+    runs: dict[tuple[str, str], list[WorstCase]] = {}
+    for case in cases:
+        runs.setdefault((case["case"], case["oracle"]), []).append(case)
+    return [(_worst_title(found), found[0]) for found in runs.values()]
+
+
+def _worst_title(found: list[WorstCase]) -> str:
+    said = " and ".join(f"worst {text.TENSORS[one['tensor']]}, r = {text.ratio(one['r'])}" for one in found)
+    return said[0].upper() + said[1:]
+
+
+BUILD_COLUMNS = (
+    *("variant", "arch", "builds", "failing", "registers", "shared, B", "stack, B"),
+    *("spilling", "worst spill: stores + loads, B", "in build"),
+)
+
+
+def build_rows(report: Report) -> list[tuple[str, ...]]:
+    """One row per variant and architecture under BUILD_COLUMNS; the variant's name stands in its first row alone."""
+    return [_build_row(v["ref"] if i == 0 else "", b) for v in ordered(report) for i, b in enumerate(v["builds"])]
+
+
+def _build_row(ref: str, b: BuildsReport) -> tuple[str, ...]:
+    builds = f"{b['builds']}" if b["compiled"] == b["builds"] else f"{b['compiled']} of {b['builds']}"
+    worst = f"{text.count(b['spill_stores'])} + {text.count(b['spill_loads'])}" if b["spilling"] else text.NONE
+    largest = (text.count(b["registers"]), text.count(b["shared"]), text.count(b["stack"]))
+    return ref, b["arch"], builds, str(len(b["failing"])), *largest, str(b["spilling"]), worst, b["spill_build"]
+
+
+def broken_builds(report: Report) -> list[tuple[str, BuildsReport]]:
+    """(variant, builds) for every variant and architecture where some build does not compile."""
+    return [(v["ref"], b) for v in ordered(report) for b in v["builds"] if b["failing"]]
+
+
+def not_built(report: Report) -> str:
+    """In words, of which variants no build is on record, and why where that is known; empty if there are none."""
+    if not any(variant["builds"] for variant in report["variants"]):
+        return "Nothing was compiled in this run: registers, shared memory and spills are not known."
+    names = [
+        variant["ref"] + (f" ({variant['unavailable']})" if variant["unavailable"] else "")
+        for variant in ordered(report)
+        if not variant["builds"]
+    ]
+    return f"No build is on record of {', '.join(names)}." if names else ""
 
 
 def histogram(found: Distribution) -> list[tuple[str, int]]:

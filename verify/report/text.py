@@ -12,12 +12,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 _MARKUP = re.compile(r"[&<>\\`*\[\]#|~$]|\b_|_\b|^[-+=](?=[\s=-]|$)")
 
-# How a step of judging, or a measure, is called where people read it.
+# How a tensor, or a measure, is called where people read it.
+TENSORS = {"out": "O", "lse": "LSE", "dq": "dQ", "dk": "dK", "dv": "dV"}
 MEASURES = {
-    "r_out": "r of O",
-    "r_lse": "r of LSE",
+    **{f"r_{name}": f"r of {title}" for name, title in TENSORS.items()},
     "lse_ulp": "LSE error, ulp of fp32",
     "bound_ratio": "bound / best bound",
+    "spill": "spilled bytes per thread",
 }
 
 
@@ -69,6 +70,11 @@ def tally(report: DTypeReport | Oracle) -> str:
     """ "3 of 120 fail", or the number of cases."""
     cases, failures = report["cases"], report["failures"]
     return f"{failures} of {cases} fail" if failures else f"{cases}"
+
+
+def count(value: int | None) -> str:
+    """An integer with its thousands apart."""
+    return NONE if value is None else f"{value:,}"
 
 
 def share(part: int, whole: int) -> str:

@@ -14,97 +14,17 @@ import torch
 from torch import Tensor
 
 from references.attention import RowBlock
-from verify.arithmetic.dtypes import DType, dtype_named
-from verify.arithmetic.instructions import LOG_ERROR, exp_error, tanh_error
-from verify.arithmetic.mma import Unit, unit_for
+from verify.arithmetic.instructions import LOG_ERROR
 from verify.problem import Problem
-from verify.variant import Config, Numerics
+from verify.tolerance.arithmetic import BEST, FP32_MAX, TINY, ForwardArithmetic, U, relative, resolve
 
-U = 2.0**-24  # unit roundoff of the fp32 arithmetic between the two products
+__all__ = ["BEST", "ForwardArithmetic", "ForwardBound", "bound", "resolve"]
+
 U64 = 2.0**-53
-TINY = 2.0**-126  # what flush-to-zero may lose
-FP32_MAX = (2 - 2.0**-23) * 2.0**127
 _LARGE = 300.0  # exp of more is no number to work with: where a score may be off by that much, only convexity bounds O
 _DIRECT = 30.0
 _TOP = 4  # keys per row whose share of the Jacobian term is taken exactly
 _DIVISION = 5  # in units of U: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
-
-_PRESCALE = {"none": 0, "q": 2, "sqrt": 6}  # roundings of one operand and its factor; of both, and a square root
-
-
-@dataclass(frozen=True)
-class ForwardArithmetic:
-    """Declared numerics resolved for one problem on one arch: what the formulas read."""
-
-    scores: Unit
-    values: Unit
-    prescaled: str  # dtype of operands that the scale has multiplied; "" if it multiplies scores
-    operand_roundings: float  # relative error of the product of one Q and one K operand before it is summed
-    score_format: DType | None  # what scores are rounded to, before and after they are scaled; None: they stay fp32
-    scale_roundings: int  # fp32 roundings in the factor of the scores
-    probability: DType
-    normalised: bool
-    exp: float
-    tanh: float
-    blocks: int  # n_b
-    output: DType
-    by_lse: bool = False  # P = exp(S - LSE), with the LSE rounded
-    merged: bool = False  # keys are split among programs whose normalised results are merged by their fp32 LSE
-
-    @property
-    def flush(self) -> float:
-        """eta_P: half the smallest subnormal of P's dtype; fp32 hardware may flush, so nothing under 2**-126 is believed."""
-        return max(self.probability.smallest_subnormal / 2, TINY)
-
-    @property
-    def probability_roundoff(self) -> float:
-        """u_P; P is computed in fp32, so a P that stays fp32 is not rounded once more."""
-        return 0.0 if self.probability.precision >= 24 else self.probability.unit_roundoff
-
-    @property
-    def exps(self) -> float:
-        """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block (and of the merge)."""
-        return -(self.blocks + self.merged) * math.log1p(-self.exp)
-
-
-def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> ForwardArithmetic:
-    """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is unknown or not derived."""
-    given = problem.dtype
-    operands = given if numerics.operands == "input" else numerics.operands
-    probability = given if numerics.probability == "input" else numerics.probability
-    for name, value, possible in (
-        ("accumulator", numerics.accumulator, ("float32",)),
-        ("prescale", numerics.prescale, tuple(_PRESCALE)),
-        ("scores", numerics.scores, ("float32", "input")),
-        ("float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
-        ("normaliser", numerics.normaliser, ("sum", "lse")),
-    ):
-        if value not in possible:
-            raise ValueError(f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}")
-    block_n = numerics.block_n if numerics.block_n is not None else config.block_n or 16
-    keys = max(problem.seqlen_kv, 1)
-    blocks = math.ceil(keys / block_n) if block_n else 1
-    float32 = "float32" if numerics.float32_products == "ieee" or arch == "cpu" else numerics.float32_products
-    return ForwardArithmetic(
-        scores=unit_for(arch, float32 if operands == "float32" else operands),
-        values=unit_for(arch, float32 if probability == "float32" else probability),
-        prescaled="" if numerics.prescale == "none" else operands,
-        operand_roundings=_relative(_PRESCALE[numerics.prescale], dtype_named(operands).unit_roundoff),
-        score_format=dtype_named(given) if numerics.scores == "input" and given != "float32" else None,
-        scale_roundings=numerics.scale_roundings,
-        probability=dtype_named(probability),
-        normalised=numerics.normalised,
-        by_lse=numerics.normaliser == "lse",
-        merged=numerics.split_keys,
-        exp=exp_error(numerics.exp),
-        tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
-        blocks=blocks,
-        output=dtype_named(given),
-    )
-
-
-# The tightest arithmetic of an honest kernel, everything between the inputs and O in fp32: what bounds are printed beside.
-BEST = Numerics(probability="float32", block_n=0)
 
 
 @dataclass(frozen=True)
@@ -144,30 +64,28 @@ def bound(block: RowBlock, arithmetic: ForwardArithmetic, problem: Problem) -> F
     jacobian = torch.minimum(jacobian, _range(block))
     upper = (p + w.grown) / w.total
     carried = torch.where(w.hopeless, most, torch.minimum(upper @ values, most))
-    growth = torch.exp(2 * (a.exps + U * w.top).clamp(max=_LARGE / 2))
+    growth = torch.exp(2 * (a.exps + U * (w.top + a.offset)).clamp(max=_LARGE / 2))
     lost = torch.minimum(_flushed(block, a, w, growth), torch.where(w.hopeless, torch.inf, upper)) @ values
     product = a.values.kappas(w.keys, problem.seqlen_kv)
     # Rescales, sums of blocks, a division of P; products and sums of a merge.
-    fp32 = _relative(2 * a.blocks + _DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
+    fp32 = relative(2 * a.blocks + _DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
     rounding = (1 + a.probability_roundoff) * (1 + product) * (1 + fp32) - 1
+    if a.saturates:
+        rounding = rounding + (1 - a.saturates / growth.sqrt()).clamp(min=0.0)
     pre = (jacobian + rounding * carried + lost + w.row_sum * size) / (1 - w.row_sum)
     exact = (size + pre == 0) | w.empty
-    if not a.normalised:
-        pre = pre + _relative(_DIVISION, U) * (size + pre)
-    pre = pre + growth * (2 * w.keys + 2 * a.blocks + 2) * TINY + a.values.flush
+    last = (0 if a.normalised else _DIVISION) + a.output_roundings
+    if last:
+        pre = pre + relative(last, U) * (size + pre)
+    pre = pre + growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale) + a.values.flush
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
     lse = _lse_bound(block, a, w)[..., 0]
     beyond = _overflows(block, a, problem, raw)
     # Sums of un-normalised P V, of which the row maximum only knows that P <= 1; or of normalised ones, which stay near O.
     reach = carried * (1 + rounding) if a.normalised else w.keys * growth * most
-    out = out.masked_fill(beyond | (reach >= FP32_MAX), torch.inf)
+    out = out.masked_fill(beyond | (reach * a.probability_scale >= FP32_MAX), torch.inf)
     lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(w.empty[..., 0], 0.0)
     return ForwardBound(out.masked_fill(exact, 0.0), lse)
-
-
-def _relative(count: int, u: float) -> float:
-    """(1 + u)^count - 1: what `count` roundings of unit roundoff u may add up to."""
-    return math.expm1(count * math.log1p(u))
 
 
 def _product_error(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
@@ -183,21 +101,21 @@ def _score_error(block: RowBlock, a: ForwardArithmetic, problem: Problem, raw: T
     """
     cap, hidden = problem.softcap, ~block.visible
     size = block.uncapped.abs().masked_fill_(hidden, 0.0)
-    relative = _relative(a.scale_roundings + (4 if cap else 1), U)
-    error = raw + relative * (size + raw)
+    rounding = relative(a.scale_roundings + (4 if cap else 1), U)
+    error = raw + rounding * (size + raw)
     if a.score_format is not None:
-        relative = _relative(2, a.score_format.unit_roundoff)
-        error = error + relative * (size + error) + a.score_format.smallest_subnormal * (1 + abs(problem.scale))
+        rounding = relative(2, a.score_format.unit_roundoff)
+        error = error + rounding * (size + error) + a.score_format.smallest_subnormal * (1 + abs(problem.scale))
     if cap:
         # tanh contracts, the more the larger the score: towards 0 it gives way most.
         capped = block.scores.abs().masked_fill_(hidden, 0.0)
         error = capped - cap * torch.tanh((size - error) / cap) + 8 * U64 * cap
-        size, relative = capped, (1 + a.tanh) * (1 + _relative(4, U)) - 1
-        error = error + relative * (size + error)
+        size, rounding = capped, (1 + a.tanh) * (1 + relative(4, U)) - 1
+        error = error + rounding * (size + error)
     error = error.masked_fill_(hidden, 0.0)
     top = _largest(error) + block.row_max.abs().nan_to_num(posinf=0.0)[..., None]
     # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| + |m|.
-    delta = error + _relative(3, U) * (size + error + top) + a.exps
+    delta = error + relative(3, U) * (size + error + top + a.offset) + a.exps
     if a.merged:
         # A part's LSE is a rounded number that exp sees: |m| <= |x| + |m of the row|, |LSE| <= |m| + ln keys.
         logs = math.log(max(problem.seqlen_kv, 1))
@@ -321,7 +239,7 @@ def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: _Weights) -> Tensor:
 
     m enters twice, as subtracted and as added, and may be scaled by differently rounded factors.
     """
-    log_sum = torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None]) + 2 * w.largest
+    log_sum = torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None]) + 2 * w.largest + a.offset
     lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + w.largest
     moved = torch.maximum(torch.log1p(w.grown.sum(-1, keepdim=True)), -torch.log(w.total))
     # No log-sum-exp moves by more than its largest score does.

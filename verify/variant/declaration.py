@@ -15,7 +15,7 @@ class Declaration:
     """A variant as the judge knows it: data read from a child process, and where its source lies.
 
     ref: how a case names the variant (its name, or `path/to/file.py@name` for a file outside the collection).
-    entries: out of ENTRIES.  workspaces: the entries that want scratch buffers.  saved_config: that of the forward of another
+    entries: out of ENTRIES.  workspaces: the runs (RUNS) that want scratch buffers.  saved_config: of the forward of another
     variant, which saves O and LSE; numerics and contract are then that one's.
     undeclared: made from a plain function.  interpreted: Triton's interpreter runs it here, so problems must be small.
     """

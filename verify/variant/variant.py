@@ -14,6 +14,9 @@ from verify.variant.numerics import Contract, GradientNumerics, Numerics
 from verify.variant.support import Support
 
 ENTRIES = ("forward", "backward")
+RUNS = ("forward", "saved", "backward")  # "saved": the forward whose raw results a backward gets
+
+WorkspaceOf = Callable[[AttentionArgs], dict[str, tuple[tuple[int, ...], str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +45,8 @@ class Variant:
     contract: Contract = field(default_factory=Contract)
     saved_by: Variant | None = None
     saved_config: Config | None = None
-    workspace: Callable[[AttentionArgs], dict[str, tuple[tuple[int, ...], str]]] | None = None
-    backward_workspace: Callable[[AttentionArgs], dict[str, tuple[tuple[int, ...], str]]] | None = None
+    workspace: WorkspaceOf | None = None
+    backward_workspace: WorkspaceOf | None = None
     allocates_outputs: bool = False
     available: Callable[[], str | None] | None = None
     builds: Callable[[str], Sequence[Build]] | None = None
@@ -61,6 +64,19 @@ class Variant:
         """The variant whose forward saves O and LSE for this one's backward."""
         return self if self.saved_by is None else self.saved_by
 
+    def entry(self, run: str) -> tuple[Callable[..., None] | None, WorkspaceOf | None]:
+        """What is called for one of RUNS, and what says which scratch buffers it wants."""
+        if run == "backward":
+            return self.backward, self.backward_workspace
+        variant = self if run == "forward" else self.saver
+        return variant.forward, variant.workspace
+
+    def config_of(self, run: str, config: Config) -> Config:
+        """The config that one of RUNS gets where `config` is on trial."""
+        if run == "saved" and self.saved_by is not None:
+            return self.saved_config or self.saved_by.configs[0]
+        return config
+
     @property
     def _contract(self) -> Contract:
         return replace(self.saver.contract, deterministic_backward=self.contract.deterministic_backward)
@@ -76,13 +92,9 @@ class Variant:
             "numerics": asdict(self.saver.numerics),
             "gradients": None if self.gradients is None else asdict(self.gradients),
             "contract": asdict(self._contract),
-            "saved_config": None if self.saved_by is None else asdict(self.saved_config or self.saved_by.configs[0]),
+            "saved_config": None if self.saved_by is None else asdict(self.config_of("saved", Config())),
             "allocates_outputs": self.allocates_outputs,
-            "workspaces": [
-                entry
-                for entry, wanted in zip(ENTRIES, (self.workspace, self.backward_workspace), strict=True)
-                if wanted is not None
-            ],
+            "workspaces": [entry for entry in RUNS if self.entry(entry)[1] is not None],
             "compiles": self.builds is not None,
             "head_dim_buckets": list(self.head_dim_buckets),
             "witness": list(self.witness),

@@ -1,0 +1,1 @@
+"""Variants written in CuTe, the C++ of layouts and tensors that CUTLASS brings."""

@@ -1,0 +1,1 @@
+"""Variants written with raw PTX instructions, through kernels/cuda/ptx.cuh."""

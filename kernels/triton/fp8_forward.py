@@ -1,0 +1,351 @@
+"""FlashAttention-2 forward of e4m3 inputs with log-sum-exp, in Triton; output in bfloat16 or float16.
+
+The algorithm is that of `flash_forward` (Dao, arXiv 2307.08691, algorithm 1) with both products in 8 bits, as in
+FlashAttention-3 (Shah et al., arXiv 2407.08608, section 3.3).  q, k and v may come with factors dq, dk and dv (per tensor, or
+per batch and key head), and the attention is that of q dq, k dk and v dv:
+
+    x     = (softmax_scale log2 e dq dk) (q . k)    the factor in fp32: three roundings, and one more for the product
+    m'    = max(m, max x)
+    p     = 2^(x - m'),  alpha = 2^(m - m')
+    l     = alpha l + sum p                         p in fp32, before it is rounded
+    acc   = alpha acc + round(256 p) v              256 p rounded to e4m3, which spends its range on p from 1 to 2^-17
+    O     = acc / l (dv / 256),  LSE = ln 2 (m + log2 l)
+
+FlashAttention-3 writes 256 p as 2^(x - (m' - 8)).  Where m is large that rounds m' - 8, and 256 p may leave e4m3's range;
+p is multiplied here instead, which is exact, keeps 256 p at most 256, and leaves l and LSE free of the factor.
+
+Compiled without fp fusion: a fused q.k * factor - m would subtract a rounded product from an exact one, and the largest
+probability would no longer be exactly 1.
+
+The 8-bit matrix units of sm_89 and sm_90 keep 13 fraction bits of a sum.  On sm_90 `max_num_imprecise_acc=32` has Triton start
+each wgmma (32 products) at zero and add its result to an accumulator in fp32; with 0 it would widen the operands to fp16, as it
+does wherever wgmma does not fit (tiles of 32 rows).  On sm_89 Triton ignores that argument and chains, so operands are widened
+here.  On sm_100 and sm_120 it ignores it too, and need not heed it: their units keep 25 bits.  Both 8-bit operands of wgmma and
+of mma.sync must run along the sum, which V does not: Triton transposes its tile on the way, in registers.
+
+Masks, walk over the keys and builds are those of `flash_forward`.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.common import (
+    LOG2_E,
+    Launch,
+    check_innermost,
+    head_dim_bucket,
+    is_aligned,
+    mask_build,
+    mask_tables,
+    steps,
+)
+from kernels.triton.compile import arguments, meta, resources
+from verify.variant import AttentionArgs, Build, Config, Contract, Descales, Numerics, Resources, Support, Variant, Workspace
+
+BUCKETS = (32, 64, 128, 256)  # an 8-bit product is 32 deep
+PROMOTION = 32
+
+
+def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments flat as Triton takes them
+    q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1; so k, v and out
+    k,
+    v,
+    out,
+    lse,  # float32 (batch, heads_q, seqlen_q), contiguous
+    row_low,  # int32 (batch, seqlen_q), contiguous; None but for KIND "interval"
+    row_high,
+    descale_q,  # float32 (batch, heads_kv), any strides; None if there are no factors; so descale_k and descale_v
+    descale_k,
+    descale_v,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qs: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_ks: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vs: tl.int64,
+    stride_ob: tl.int64,
+    stride_oh: tl.int64,
+    stride_os: tl.int64,
+    stride_dqb: tl.int64,
+    stride_dqh: tl.int64,
+    stride_dkb: tl.int64,
+    stride_dkh: tl.int64,
+    stride_dvb: tl.int64,
+    stride_dvh: tl.int64,
+    heads_q: tl.int32,
+    group: tl.int32,  # query heads per key head
+    seqlen_q: tl.int32,
+    seqlen_kv: tl.int32,
+    head_dim: tl.int32,
+    head_dim_v: tl.int32,
+    diagonal_low: tl.int32,  # row r sees keys from r + diagonal_low (KIND "window")
+    diagonal_high: tl.int32,  # to r + diagonal_high, inclusive (KIND "causal" and "window")
+    scale_log2: tl.float32,
+    KIND: tl.constexpr,
+    WIDEN: tl.constexpr,  # multiply in fp16
+    IMPRECISE: tl.constexpr,  # products that a 13-bit accumulator may add up
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    # One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows grow longer.
+    tiles = tl.cdiv(seqlen_q, BLOCK_M)
+    program = tl.program_id(0)
+    tile = tiles - 1 - program % tiles
+    head = (program // tiles) % heads_q
+    batch_64 = ((program // tiles) // heads_q).to(tl.int64)
+    head_64 = head.to(tl.int64)
+    head_kv_64 = (head // group).to(tl.int64)
+
+    # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of bounds.
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tl.minimum(rows, seqlen_q - 1)
+    if KIND == "interval":
+        low = tl.load(row_low + batch_64 * seqlen_q + row)
+        high = tl.load(row_high + batch_64 * seqlen_q + row)
+    else:
+        low = tl.zeros([BLOCK_M], tl.int32)
+        high = low + seqlen_kv
+        if KIND != "full":
+            high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)
+        if KIND == "window":
+            low = tl.maximum(row + diagonal_low, 0)
+
+    # Blocks [begin, end) hold a key that some row sees; of these, [inner_begin, inner_end) are seen whole by every row.
+    # An empty row has max(low) >= low >= high >= min(high), which leaves no inner block.
+    some = low < high
+    first = tl.min(tl.where(some, low, seqlen_kv), 0)
+    last = tl.max(tl.where(some, high, 0), 0)
+    begin = first // BLOCK_N
+    end = tl.maximum(tl.cdiv(last, BLOCK_N), begin)
+    inner_begin = tl.minimum(tl.maximum(tl.cdiv(tl.max(low, 0), BLOCK_N), begin), end)
+    inner_end = tl.minimum(tl.maximum(tl.min(high, 0) // BLOCK_N, inner_begin), end)
+    edges_left = inner_begin - begin
+    edges = edges_left + end - inner_end
+
+    factor = scale_log2
+    factor_v = 0.00390625  # 1 / 256
+    if descale_q is not None:
+        factor = factor * tl.load(descale_q + batch_64 * stride_dqb + head_kv_64 * stride_dqh)
+        factor = factor * tl.load(descale_k + batch_64 * stride_dkb + head_kv_64 * stride_dkh)
+        factor_v = factor_v * tl.load(descale_v + batch_64 * stride_dvb + head_kv_64 * stride_dvh)
+
+    keys = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    dims_v = tl.arange(0, BLOCK_DV)
+    q_rows = q + batch_64 * stride_qb + head_64 * stride_qh + row.to(tl.int64)[:, None] * stride_qs
+    q_tile = tl.load(q_rows + dims[None, :], mask=dims[None, :] < head_dim, other=0.0)
+    if WIDEN:
+        q_tile = q_tile.to(tl.float16)
+    k_head = k + batch_64 * stride_kb + head_kv_64 * stride_kh
+    v_head = v + batch_64 * stride_vb + head_kv_64 * stride_vh
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741 - the paper's name
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for EDGE in tl.static_range(2):
+        blocks = inner_end - inner_begin
+        if EDGE == 1:
+            blocks = edges
+        for i in range(blocks):
+            block = inner_begin + i
+            if EDGE == 1:
+                block = tl.where(i < edges_left, begin + i, inner_end + (i - edges_left))
+            key = block * BLOCK_N + keys
+            k_mask = dims[None, :] < head_dim
+            v_mask = dims_v[None, :] < head_dim_v
+            if EDGE == 1:
+                # A key that no row sees is not loaded: whatever lies there, NaN included, cannot enter P V as 0 * NaN.
+                loaded = (key >= first) & (key < last)
+                k_mask = k_mask & loaded[:, None]
+                v_mask = v_mask & loaded[:, None]
+
+            k_rows = k_head + key.to(tl.int64)[:, None] * stride_ks
+            k_tile = tl.load(k_rows + dims[None, :], mask=k_mask, other=0.0)
+            if WIDEN:
+                k_tile = k_tile.to(tl.float16)
+            x = tl.dot(q_tile, tl.trans(k_tile), max_num_imprecise_acc=IMPRECISE) * factor
+            if EDGE == 1:
+                x = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), x, float("-inf"))
+
+            m_new = tl.maximum(m, tl.max(x, 1))
+            # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
+            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+            p = tl.exp2(x - shift[:, None])
+            alpha = tl.exp2(m - shift)
+            l = l * alpha + tl.sum(p, 1)  # noqa: E741
+            acc = acc * alpha[:, None]
+            v_rows = v_head + key.to(tl.int64)[:, None] * stride_vs
+            v_tile = tl.load(v_rows + dims_v[None, :], mask=v_mask, other=0.0)
+            p_tile = (p * 256.0).to(v_tile.dtype)
+            if WIDEN:
+                p_tile = p_tile.to(tl.float16)
+                v_tile = v_tile.to(tl.float16)
+            acc = tl.dot(p_tile, v_tile, acc, max_num_imprecise_acc=IMPRECISE)
+            m = m_new
+
+    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
+    denominator = tl.where(l == 0.0, 1.0, l)
+    o_tile = acc / denominator[:, None] * factor_v
+    lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
+    valid = rows < seqlen_q
+    o_rows = out + batch_64 * stride_ob + head_64 * stride_oh + row.to(tl.int64)[:, None] * stride_os
+    o_mask = valid[:, None] & (dims_v[None, :] < head_dim_v)
+    tl.store(o_rows + dims_v[None, :], o_tile.to(out.dtype.element_ty), mask=o_mask)
+    tl.store(lse + (batch_64 * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
+
+
+_STRIDES = [f"stride_{tensor}{dim}" for tensor in "qkvo" for dim in "bhs"]
+_SIZES = ["heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"]
+_SIZES += [f"stride_d{tensor}{dim}" for tensor in "qkv" for dim in "bh"]
+_TABLES = ["lse", "row_low", "row_high", "descale_q", "descale_k", "descale_v"]
+
+# The same function twice, with and without the promise that pointers and strides are multiples of 16: see `flash_forward`.
+aligned = triton.jit(_fp8_forward, do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TABLES)
+general = triton.jit(
+    _fp8_forward,
+    do_not_specialize=[*_SIZES, *_STRIDES, "head_dim", "head_dim_v"],
+    do_not_specialize_on_alignment=[*_TABLES, "q", "k", "v", "out"],
+)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a config becomes for one head-dim bucket; block_n, the keys per rescale, is always the config's."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def effective_blocks(config: Config, bucket: int, aligned: bool = True) -> Blocks:
+    """The blocks launched for a config, which must name all four; `bucket` is that of the larger head dim.
+
+    A config is launched as declared where the tensors are aligned, up to bucket 128.  Elsewhere it would spill, and 32 rows or
+    fewer also keep to mma.sync on Hopper: see `flash_forward.effective_blocks`.
+    """
+    chosen = config.block_m, config.block_n, config.num_warps, config.num_stages
+    if None in chosen:
+        raise ValueError(f"config: {config.name} must name block_m, block_n, num_warps and num_stages")
+    if aligned and bucket <= 128:
+        return Blocks(*chosen)
+    return Blocks(32 if aligned or bucket <= 128 else 16, chosen[1], num_warps=8, num_stages=2)
+
+
+def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool) -> Launch:
+    """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT.
+
+    widen: multiply in fp16, where an 8-bit product cannot be promoted (sm_89).
+    """
+    SUPPORT.check(args, out)
+    check_innermost(q=args.q, k=args.k, v=args.v, out=out)
+    mask = mask_build(args)
+    bucket = max(BUCKETS[0], head_dim_bucket(max(args.head_dim, args.head_dim_v)))
+    fast = is_aligned(args, out)
+    blocks = effective_blocks(args.config, bucket, fast)
+    factors: tuple[Any, ...] = (None,) * 3
+    factor_steps = (0,) * 6
+    if args.descales is not None:
+        factors = (args.descales.q, args.descales.k, args.descales.v)
+        factor_steps = tuple(stride for factor in factors for stride in factor.stride())
+    return Launch(
+        aligned if fast else general,
+        args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
+        (
+            *(args.q, args.k, args.v, out, lse, *mask_tables(args, mask), *factors),
+            *(*steps(args.q, args.k, args.v, out), *factor_steps),
+            *(args.heads_q, args.heads_q // args.heads_kv, args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v),
+            *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
+        ),
+        {
+            "KIND": mask.kind,
+            "WIDEN": widen,
+            "IMPRECISE": PROMOTION,
+            "BLOCK_M": blocks.block_m,
+            "BLOCK_N": blocks.block_n,
+            "BLOCK_D": bucket,
+            "BLOCK_DV": bucket,
+            "num_warps": blocks.num_warps,
+            "num_stages": blocks.num_stages,
+            "enable_fp_fusion": False,
+        },
+    )
+
+
+def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
+    """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
+    ada = args.q.is_cuda and torch.cuda.get_device_capability(args.q.device) == (8, 9)
+    kernel = launch(args, out, lse, widen=ada)
+    with torch.cuda.device_of(args.q):
+        kernel.run()
+
+
+def builds(arch: str) -> list[Build]:
+    """Every config by head-dim bucket with factors per head, each mask once, and a build for unaligned rows; from sm_89 on."""
+    if arch in ("sm_80", "sm_86"):
+        return []
+    found = []
+    for config in VARIANT.configs:
+        for head_dim, kind, aligned in _BUILDS:
+            name = f"{config.name}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
+            found.append(Build(name, partial(_compile, config, head_dim, kind, aligned, arch)))
+    return found
+
+
+_BUILDS = ((128, "full", True), (64, "causal", True), (256, "window", True), (32, "interval", True), (72, "causal", False))
+
+
+def _compile(config: Config, head_dim: int, kind: str, aligned: bool, arch: str) -> Resources:
+    args = arguments(config, "float8_e4m3fn", head_dim, kind, aligned=aligned)
+    factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
+    out, lse = meta(tuple(args.q.shape), "bfloat16", aligned=aligned), meta(tuple(args.q.shape[:3]), "float32")
+    return resources(launch(replace(args, descales=factors), out, lse, widen=arch == "sm_89"), arch)
+
+
+SUPPORT = Support(
+    dtypes=("float8_e4m3fn",),
+    dtypes_out=("float16",),
+    descalings=("none", "tensor", "head"),
+    head_dims=range(16, 257),
+    masks=("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix"),
+    intersections=True,
+    grouped_heads=True,
+    separate_head_dim_v=True,
+    min_seqlen=0,
+    devices=("cpu", "cuda"),  # "cpu" is Triton's interpreter
+    capability=(8, 9),
+)
+
+VARIANT = Variant(
+    name="triton-fp8-forward",
+    family="triton",
+    forward=forward,
+    configs=(
+        Config(block_m=128, block_n=64, num_warps=8, num_stages=2),
+        Config(block_m=64, block_n=32, num_warps=4, num_stages=2),
+    ),
+    support=SUPPORT,
+    numerics=Numerics(
+        scale_roundings=3,  # scale * log2(e) on the host, then both factors
+        probability_scale=256.0,
+        promotion=PROMOTION,
+        output_roundings=1,
+    ),
+    contract=Contract(
+        # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile that do not.
+        masked_values="finite",
+    ),
+    builds=builds,
+    head_dim_buckets=BUCKETS,
+)

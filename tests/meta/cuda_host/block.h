@@ -1,0 +1,220 @@
+// One CUDA block at a time on the CPU: enough of CUDA C++ for a host compiler to run a kernel's own source.
+//
+// Every thread is a fiber.  It runs until it meets an operation of its warp (a shuffle, a matrix load or product), which is
+// carried out once all 32 lanes have met it, or a barrier of the block.  Warps run one after the other, each as far as it can:
+// no GPU is this unfair, so a barrier that is missing shows.  Shared memory begins as NaN.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+struct Index {
+    unsigned x;
+};
+inline Index threadIdx, blockIdx;
+
+using std::max;
+using std::min;
+
+inline float __int_as_float(unsigned bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+inline float __fmul_rn(float a, float b) { return a * b; }  // compiled with -ffp-contract=off
+inline float __fsub_rn(float a, float b) { return a - b; }
+
+constexpr int warp_size = 32;
+constexpr unsigned shared_capacity = 1 << 17;
+extern "C" {
+inline __align__(1024) unsigned char shared[shared_capacity];
+}
+
+namespace host {
+
+// What the lanes of a warp do together: called once, when all have arrived, with lane i's operands at operands[i].
+using Operation = void (*)(void* const (&operands)[warp_size]);
+
+struct Copy {
+    unsigned to;
+    const void* from;
+    unsigned bytes;
+    int group;
+};
+
+enum class State { ready, at_warp, at_block, done };
+
+struct Thread {
+    ucontext_t context;
+    std::vector<char> stack;
+    State state;
+    Operation operation;
+    void* operands;
+    std::vector<Copy> copies;       // not yet landed
+    int groups;                     // committed so far
+    std::vector<unsigned> targets;  // of its copies since the last barrier
+};
+
+struct Block {
+    std::vector<Thread> threads;
+    Thread* current;
+    ucontext_t scheduler;
+    std::function<void()> body;
+    unsigned shared_bytes;
+    bool late;  // copies land when they are waited for at last; else at once
+    char error[200];
+    long conflicts[2];  // accesses to shared memory that bank conflicts would repeat: matrix loads, copies
+};
+inline Block block;
+
+inline void fail(const char* what, long detail) {
+    if (!block.error[0]) {
+        std::snprintf(block.error, sizeof block.error, "%s (%ld) in thread %u of block %u", what, detail, threadIdx.x, blockIdx.x);
+    }
+}
+
+// Give way to the scheduler until it makes this thread ready again.
+inline void pause(State state) {
+    Thread* self = block.current;
+    self->state = state;
+    swapcontext(&self->context, &block.scheduler);
+}
+
+inline void together(Operation operation, void* operands) {
+    block.current->operation = operation;
+    block.current->operands = operands;
+    pause(State::at_warp);
+}
+
+// The bytes of shared memory at an address that 16 bytes are read from or written to.
+inline unsigned char* shared_at(unsigned address) {
+    if (address % 16 || address + 16 > block.shared_bytes) {
+        fail("a bad shared address", address);
+        return shared;
+    }
+    return shared + address;
+}
+
+inline void land(const Copy& copy) {
+    unsigned char* to = shared_at(copy.to);
+    std::memset(to, 0, 16);
+    if (copy.bytes) {
+        std::memcpy(to, copy.from, copy.bytes);
+    }
+}
+
+// Eight accesses of 16 bytes go together and need eight different sixteenths of the banks' 128 bytes.
+inline void count_conflicts(long& conflicts, const unsigned (&addresses)[8]) {
+    int uses[8] = {};
+    for (unsigned address : addresses) {
+        ++uses[address / 16 % 8];
+    }
+    conflicts += *std::max_element(uses, uses + 8) - 1;
+}
+
+inline void enter() {
+    block.body();
+    block.current->state = State::done;
+    swapcontext(&block.current->context, &block.scheduler);
+}
+
+// Run a warp as far as it gets: to its end or to a barrier of the block.
+inline void run_warp(Thread* lanes, unsigned first) {
+    while (!block.error[0]) {
+        for (int lane = 0; lane < warp_size; ++lane) {
+            if (lanes[lane].state == State::ready) {
+                threadIdx.x = first + lane;
+                block.current = &lanes[lane];
+                swapcontext(&block.scheduler, &lanes[lane].context);
+            }
+        }
+        void* operands[warp_size];
+        for (int lane = 0; lane < warp_size; ++lane) {
+            const bool apart = lanes[lane].state == State::at_warp && lanes[lane].operation != lanes[0].operation;
+            if (lanes[lane].state != lanes[0].state || apart) {
+                fail("lanes of a warp have parted", lane);
+                return;
+            }
+            operands[lane] = lanes[lane].operands;
+        }
+        if (lanes[0].state != State::at_warp) {
+            return;
+        }
+        lanes[0].operation(operands);
+        for (int lane = 0; lane < warp_size; ++lane) {
+            lanes[lane].state = State::ready;
+        }
+    }
+}
+
+// Threads run one by one, but eight neighbours copy together: those copies are counted when all have made theirs.
+inline void count_copies() {
+    for (std::size_t first = 0; first < block.threads.size(); first += 8) {
+        for (std::size_t i = 0; i < block.threads[first].targets.size(); ++i) {
+            unsigned addresses[8];
+            for (int lane = 0; lane < 8; ++lane) {
+                addresses[lane] = block.threads[first + lane].targets.at(i);
+            }
+            count_conflicts(block.conflicts[1], addresses);
+        }
+    }
+    for (Thread& thread : block.threads) {
+        thread.targets.clear();
+    }
+}
+
+// Run one block: `backwards` lets the last warp go first.  Returns false after an error.
+inline bool run_block(unsigned index, unsigned threads, bool backwards) {
+    blockIdx.x = index;
+    std::memset(shared, 0xff, sizeof shared);
+    block.threads.resize(threads);
+    for (Thread& thread : block.threads) {
+        thread.stack.resize(1 << 16);
+        thread.state = State::ready;
+        thread.copies.clear();
+        thread.groups = 0;
+        thread.targets.clear();
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.data();
+        thread.context.uc_stack.ss_size = thread.stack.size();
+        thread.context.uc_link = nullptr;
+        makecontext(&thread.context, enter, 0);
+    }
+    const unsigned warps = threads / warp_size;
+    while (!block.error[0]) {
+        for (unsigned i = 0; i < warps; ++i) {
+            const unsigned first = (backwards ? warps - 1 - i : i) * warp_size;
+            run_warp(&block.threads[first], first);
+        }
+        const State state = block.threads[0].state;
+        for (Thread& thread : block.threads) {
+            if (thread.state != state) {
+                fail("threads of the block have parted", &thread - block.threads.data());
+            }
+            thread.state = State::ready;
+        }
+        count_copies();
+        if (state == State::done) {
+            break;
+        }
+    }
+    return !block.error[0];
+}
+
+}  // namespace host
+
+inline void __syncthreads() { host::pause(host::State::at_block); }

@@ -1,0 +1,242 @@
+"""Gradients as low-precision hardware computes them, on the CPU: FlashAttention-2's backward by `tests.meta.emulation`'s means.
+
+A `BackwardKernel` is a declaration (`GradientNumerics`, arch, blocks), the forward that saves O and LSE, and a style; `emulate`
+computes what an honest backward of that declaration may return.  P is recomputed from the saved LSE; a matrix unit's
+accumulator runs through all blocks ("chain"), or blocks are summed apart and then added, the last one first ("partial").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tests.meta.emulation import LOG2E, TINY, Kernel, Luck, Result, U, fused_dot, serial_dot
+from tests.meta.emulation import emulate as forward
+from verify.arithmetic.instructions import ULP, exp_error, tanh_error
+from verify.arithmetic.mma import NearestChain, unit_for
+from verify.inputs import dout as upstream
+from verify.inputs import tensors
+from verify.problem import Problem
+from verify.variant import GradientNumerics
+
+NAMES = ("dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class BackwardKernel:
+    """name: for reports.  style: "chain" or "partial", see above.  natural: exponents are S - LSE, not one fma in base 2.
+    initial: the accumulator of dP begins with -D.  wide: results stay fp32, so that what is left is not hidden under their
+    rounding.  fault: "" or what is planted, see `test_tolerance_backward`."""
+
+    name: str
+    numerics: GradientNumerics
+    forward: Kernel
+    style: str = "chain"
+    natural: bool = False
+    initial: bool = False
+    wide: bool = False
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    fault: str = ""
+
+    @property
+    def arch(self) -> str:
+        return self.forward.arch
+
+    def but(self, **changes: object) -> BackwardKernel:
+        """Another kernel; names of `GradientNumerics` fields change the numerics."""
+        own = {key: value for key, value in changes.items() if key in BackwardKernel.__dataclass_fields__}
+        rest = {key: value for key, value in changes.items() if key not in own}
+        return replace(self, **own, numerics=replace(self.numerics, **rest))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k, v and dout at their full shapes, in the problem's dtype."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+
+    @staticmethod
+    def of(problem: Problem) -> Inputs:
+        made = tensors(problem)
+        return Inputs(
+            made.q.expand(problem.shape_q), made.k.expand(problem.shape_k), made.v.expand(problem.shape_v), upstream(problem)
+        )
+
+
+def emulate(
+    problem: Problem, kernel: BackwardKernel, luck: Luck = Luck.NEAREST, aim: str = "dq", inputs: Inputs | None = None
+) -> tuple[Result, dict[str, Tensor]]:
+    """What the forward saved, and dq, dk and dv of them in the problem's dtype.
+
+    aim: the gradient whose first column transcendental functions move, with luck against it.
+    """
+    saved = forward(problem, kernel.forward, luck)
+    return saved, _Backward(problem, kernel, luck, aim).run(inputs or Inputs.of(problem), saved)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    problem: Problem
+    kernel: BackwardKernel
+    luck: Luck
+    aim: str
+
+    @property
+    def numerics(self) -> GradientNumerics:
+        return self.kernel.numerics
+
+    @property
+    def push(self) -> float:
+        return 1.0 if self.luck is Luck.AGAINST else 0.0
+
+    def run(self, given: Inputs, saved: Result) -> dict[str, Tensor]:
+        p, fault = self.problem, self.kernel.fault
+        q, dout, out = (x.flatten(0, 1).float() for x in (given.q, given.dout, saved.out))
+        k, v = (self.per_query_head(x).float() for x in (given.k, given.v))
+        visible = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).flatten(0, 1)
+        if fault == "causal off by one":
+            visible = visible | torch.nn.functional.pad(visible, (1, 0))[..., :-1]
+        if fault == "mask in the forward alone":
+            visible = torch.ones_like(visible)
+        empty = ~visible.any(-1, keepdim=True)
+        lse = saved.lse.flatten(0, 1)[..., None].masked_fill(empty, math.inf)
+        delta = self.delta(dout, out)
+        first = -delta.expand(-1, -1, p.seqlen_kv) if self.kernel.initial else None
+        dp = self.dot(dout, v.mT, self.numerics.operands, first)
+        factor = dp if self.kernel.initial or fault == "no delta" else dp - delta
+        weights, slope = self.weights(self.dot(q, k.mT, self.numerics.operands), lse, self.sign(factor, q, k, dout))
+        weights = weights.masked_fill(~visible, 0.0)
+        if fault == "a lost pair of blocks":
+            weights[..., -min(16, p.seqlen_q // 2) :, -min(16, p.seqlen_kv // 2) :] = 0.0
+        ds = weights * factor
+        ds = ds if fault == "no slope" else ds * slope
+        ds = self.round(torch.where(visible, ds, 0.0), self.numerics.score_gradient)
+        weights = self.round(weights, self.numerics.probability)
+        scale = 1.0 if fault == "no scale in dK" else p.scale
+        dq = self.finish(self.over_blocks(ds, k, self.numerics.block_n, self.numerics.score_gradient, None), p.scale)
+        dk = self.over_heads(ds.mT, q, self.numerics.score_gradient, scale)
+        dv = self.over_heads(weights.mT, dout, self.numerics.probability, 1.0)
+        shapes = (p.shape_q, p.shape_k, p.shape_v)
+        return {name: x.view(shape) for name, x, shape in zip(NAMES, (dq, dk, dv), shapes, strict=True)}
+
+    def per_query_head(self, x: Tensor) -> Tensor:
+        """k or v of each query head, (batch * heads_q, seqlen_kv, dim)."""
+        if self.kernel.fault == "heads taken in turn":
+            return x.repeat(1, self.problem.group, 1, 1).flatten(0, 1)
+        return x.repeat_interleave(self.problem.group, 1).flatten(0, 1)
+
+    # Pairs
+
+    def delta(self, dout: Tensor, out: Tensor) -> Tensor:
+        """D, column by column."""
+        if self.kernel.fault == "delta without O":
+            out = torch.ones_like(out)
+        if self.kernel.fault == "delta of the next row":
+            out = out.roll(-1, 1)
+        if self.kernel.fault == "delta in the input's dtype":
+            return self.round((dout * out).sum(-1, keepdim=True), "input")
+        total = torch.zeros(*out.shape[:2], 1)
+        for d in range(out.shape[-1]):
+            total += dout[..., d : d + 1] * out[..., d : d + 1]
+        return total
+
+    def weights(self, raw: Tensor, lse: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        """P = exp(S - LSE), and the slope of the softcap at S."""
+        p, slope = self.problem, torch.ones(())
+        scale = p.scale * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
+        if self.kernel.fault == "LSE of the other base":
+            lse = lse * LOG2E
+        if not (self.kernel.natural or p.softcap):
+            sigma = torch.tensor(scale * LOG2E)
+            if self.numerics.scale_roundings > 1:
+                sigma = torch.tensor(scale) * torch.tensor(LOG2E)
+            shift = lse * torch.tensor(LOG2E)
+            return self.exp2((raw.double() * sigma.double() - shift.double()).float(), sign), slope
+        x = raw * torch.tensor(scale)
+        if p.softcap:
+            cap, error = torch.tensor(p.softcap), tanh_error(self.numerics.softcap_tanh) - ULP
+            tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
+            x, slope = cap * tangent, 1 - tangent * tangent
+        return self.exp2((x - lse).double() * LOG2E, sign), slope
+
+    def sign(self, factor: Tensor, q: Tensor, k: Tensor, dout: Tensor) -> Tensor:
+        """Which way each exponential errs: what moves the first column of `aim` up."""
+        return torch.sign(
+            {
+                "dq": factor * k[:, None, :, 0] * self.problem.scale,
+                "dk": factor * q[:, :, None, 0] * self.problem.scale,
+                "dv": dout[:, :, None, 0].expand_as(factor),
+            }[self.aim]
+        )
+
+    def exp2(self, y: Tensor, sign: Tensor) -> Tensor:
+        error = self.push * (exp_error(self.numerics.exp) - 1.01 * U) * sign
+        value = (torch.exp2(y.double()) * (1 + error)).float()
+        return torch.where(value < TINY, 0.0, value)
+
+    # Products
+
+    def blocks(self, length: int, declared: int | None) -> Iterator[slice]:
+        size = declared or max(length, 1)
+        found = [slice(at, min(at + size, length)) for at in range(0, length, size)]
+        return iter(found if self.kernel.style == "chain" else found[::-1])
+
+    def over_blocks(self, weights: Tensor, operand: Tensor, block: int | None, kind: str, start: Tensor | None) -> Tensor:
+        """start + weights @ operand, a block of terms after another."""
+        total = torch.zeros(*weights.shape[:2], operand.shape[-1]) if start is None else start
+        parts = list(self.blocks(weights.shape[-1], block))
+        if self.kernel.fault == "drops the last block":
+            parts = parts[:-1] if self.kernel.style == "chain" else parts[1:]
+        for part in parts:
+            if self.kernel.fault == "fp16 accumulation":
+                total = (total + weights[..., part] @ operand[:, part]).half().float()
+            elif self.kernel.style == "chain":
+                total = self.dot(weights[..., part], operand[:, part], kind, total)
+            else:
+                total = total + self.dot(weights[..., part], operand[:, part], kind)
+        return total
+
+    def over_heads(self, weights: Tensor, operand: Tensor, kind: str, scale: float) -> Tensor:
+        """dK or dV: summed over the rows, and over the query heads of each group."""
+        weights, operand = (x.unflatten(0, (-1, self.problem.group)) for x in (weights, operand))
+        heads = range(self.problem.group)
+        if self.kernel.fault == "first head of a group alone":
+            heads = range(1)
+        block, total = self.numerics.block_m, None
+        for head in heads:
+            if self.numerics.group == "cast" and self.problem.group > 1:
+                one = self.finish(self.over_blocks(weights[:, head], operand[:, head], block, kind, None), scale).float()
+                total = one if total is None else total + one
+            else:
+                total = self.over_blocks(weights[:, head], operand[:, head], block, kind, total)
+        assert total is not None
+        if self.numerics.group == "cast" and self.problem.group > 1:
+            return total if self.kernel.wide else total.to(self.problem.format.torch)
+        return self.finish(total, scale)
+
+    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None) -> Tensor:
+        kind = self.problem.dtype if kind == "input" else kind
+        if kind == "float32" and self.numerics.float32_products == "tf32":
+            a, b, kind = truncate_tf32(a), truncate_tf32(b), "tf32"
+        unit = unit_for(self.kernel.arch, kind)
+        return serial_dot(a, b, start) if isinstance(unit, NearestChain) else fused_dot(a, b, unit, start)
+
+    def finish(self, total: Tensor, scale: float) -> Tensor:
+        total = total * torch.tensor(scale)
+        return total if self.kernel.wide else total.to(self.problem.format.torch)
+
+    def round(self, x: Tensor, kind: str) -> Tensor:
+        kind = self.problem.dtype if kind == "input" else kind
+        return x if kind == "float32" else x.to(getattr(torch, kind)).float()
+
+
+def truncate_tf32(x: Tensor) -> Tensor:
+    """fp32 without its low 13 bits."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)

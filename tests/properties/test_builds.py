@@ -1,0 +1,15 @@
+"""What every kernel's source must hold on any machine: it compiles for every architecture that it claims."""
+
+from __future__ import annotations
+
+import pytest
+
+from verify.variant import Declaration
+from verify.workshop import Workshop
+
+
+@pytest.mark.compiles
+def test_compiles(declaration: Declaration, arch: str, workshop: Workshop) -> None:
+    """Every build that the variant lists, without a GPU; registers, shared memory and spills go into the report."""
+    failures = workshop.compile(declaration, arch)
+    assert not failures, "\n".join(failures)

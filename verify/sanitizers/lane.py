@@ -1,0 +1,248 @@
+"""The lane: planted faults first, then every variant that runs here under every tool, and verdicts of what came of it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from verify.case import Case
+from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
+from verify.coverage import coverage_bins
+from verify.discovery import roster
+from verify.evidence import Finding, Outcome, Recorder, Verdict
+from verify.sanitizers.facts import Judgement, Waiver
+from verify.sanitizers.planted import Fault, planted_problem
+from verify.sanitizers.session import Booth, Session, Subject, rehearse
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+GROUP = "sanitizer"
+MOST_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Trialled:
+    """A planted fault under one tool: what is wanted, and the session."""
+
+    fault: Fault
+    session: Session
+
+    @property
+    def holds(self) -> bool:
+        return self.fault.holds(self.session.tool, self.session.judgement)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A subject under one tool.  sessions: the one of all its cases, then those alone, if there were any.
+
+    outcomes: "clean", "faulty", "inconclusive" or "failed" (in a plain cell already) by case.
+    """
+
+    subject: Subject
+    tool: str
+    sessions: tuple[Session, ...]
+    outcomes: dict[str, str]
+
+    @property
+    def outcome(self) -> str:
+        """The worst of its cases."""
+        order = ("failed", "faulty", "inconclusive", "clean")
+        return min(self.outcomes.values(), key=order.index, default="inconclusive")
+
+    @property
+    def records(self) -> int:
+        return sum(session.judgement.total for session in self.sessions)
+
+    @property
+    def seconds(self) -> float:
+        return sum(session.seconds for session in self.sessions)
+
+
+@dataclass
+class Lane:
+    """Runs sessions side by side, `workers` at a time, and records verdicts.  `done` is called after each session."""
+
+    booth: Booth
+    recorder: Recorder
+    tools: tuple[str, ...]
+    workers: int
+    done: Callable[[Session], None] = lambda session: None
+    _free: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        for number in range(self.workers):
+            self._free.put(number)
+
+    # Planted faults.
+
+    def plant(self, faults: tuple[Fault, ...]) -> list[Trialled]:
+        """Try every planted fault under every tool; raises InfrastructureError if one cannot be tried."""
+        subjects = _planted_subjects(faults)
+        with ThreadPoolExecutor(self.workers) as pool:
+            futures = {
+                pool.submit(self._session, tool, subjects[fault.variant], f"planted-{fault.variant}"): fault
+                for fault in faults
+                for tool in self.tools
+            }
+            found = [Trialled(fault, session) for fault, session in _results(futures)]
+        return sorted(found, key=lambda t: (faults.index(t.fault), self.tools.index(t.session.tool)))
+
+    # Kernels on trial.
+
+    def try_all(self, subjects: Iterable[Subject], environment: Environment) -> list[Tried]:
+        """Try subjects under every tool, each rehearsed in a plain cell before; in their order."""
+        zygote = Zygote(environment)
+        try:
+            with ThreadPoolExecutor(self.workers) as pool:
+                futures = {pool.submit(self._try, number, subject, zygote): number for number, subject in enumerate(subjects)}
+                found = dict(_results(futures))
+        finally:
+            zygote.close()
+        return [tried for number in sorted(found) for tried in found[number]]
+
+    def _try(self, number: int, subject: Subject, zygote: Zygote) -> list[Tried]:
+        for case in subject.cases:
+            self.recorder.begin(case.id, "generate", case.variant)
+        cell = Cell(zygote)
+        try:
+            failing = rehearse(subject, cell)
+        finally:
+            cell.close()
+        for case in subject.cases:
+            if case.id in failing:
+                finding = failing[case.id].finding
+                assert finding is not None
+                found = replace(finding, message=f"without a sanitizer: {finding.message}", replay=_replay(case))
+                self._record(subject, case, finding.oracle, found, 0.0)
+        sane = replace(subject, cases=tuple(case for case in subject.cases if case.id not in failing))
+        return [self._under(tool, f"{number}", subject, sane) for tool in self.tools]
+
+    def _under(self, tool: str, name: str, subject: Subject, sane: Subject) -> Tried:
+        outcomes = {case.id: "failed" for case in subject.cases}
+        if not sane.cases:
+            return Tried(subject, tool, (), outcomes)
+        first = self._session(tool, sane, name)
+        sessions = [first]
+        judgements = {case.id: first.judgement for case in sane.cases}
+        if first.judgement.outcome != "clean" and len(sane.cases) > 1:
+            # Whose record it was shows when every case runs in a process of its own.
+            for position, case in enumerate(sane.cases):
+                sessions.append(self._session(tool, sane.alone(case), f"{name}-{position}"))
+                judgements[case.id] = sessions[-1].judgement
+            if first.judgement.outcome == "faulty" and all(j.outcome == "clean" for j in judgements.values()):
+                blamed = _first_unheard(first, sane)
+                judgements[blamed.id] = first.judgement
+        for case in sane.cases:
+            judgement = judgements[case.id]
+            outcomes[case.id] = judgement.outcome
+            together = judgement is first.judgement and len(sane.cases) > 1
+            finding = None if judgement.outcome == "clean" else _finding(tool, case, sane, judgement, together=together)
+            self._record(subject, case, tool, finding, first.seconds / len(sane.cases))
+        return Tried(subject, tool, tuple(sessions), outcomes)
+
+    def _session(self, tool: str, subject: Subject, name: str) -> Session:
+        number = self._free.get()
+        try:
+            session = self.booth.sanitize(tool, subject, number, name)
+        finally:
+            self._free.put(number)
+        self.done(session)
+        return session
+
+    def _record(self, subject: Subject, case: Case, oracle: str, finding: Finding | None, seconds: float) -> None:
+        outcome: Outcome = "pass" if finding is None else "fail"
+        verdict = Verdict(
+            case=case.id,
+            variant=case.variant,
+            config=case.config,
+            dtype=subject.dtype,
+            oracle=oracle,
+            group=GROUP,
+            outcome=outcome,
+            phase="generate",
+            problem=case.problem.name,
+            seconds={"run": round(seconds, 3)},
+            bins=tuple(sorted(coverage_bins(case.problem, subject.config))),
+            finding=finding,
+        )
+        self.recorder.write(verdict)
+
+
+def few(workers: str) -> int:
+    """How many processes at a time: "auto" is one for every two cores, MOST_WORKERS at most."""
+    if workers != "auto":
+        return max(1, int(workers))
+    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 2))
+
+
+def dead(waivers: Sequence[Waiver], tried: Sequence[Tried]) -> list[Waiver]:
+    """Waivers that covered no record of the whole run."""
+    used = {waiver for t in tried for session in t.sessions for waiver in session.judgement.waived}
+    return [waiver for waiver in waivers if waiver not in used]
+
+
+def _planted_subjects(faults: tuple[Fault, ...]) -> dict[str, Subject]:
+    found = {}
+    loaded = roster(sorted({fault.file for fault in faults}))
+    for failure in loaded.failures:
+        raise InfrastructureError(f"{failure.ref} does not load: {failure.message}")
+    declarations = {declaration.name: declaration for declaration in loaded.declarations}
+    for fault in faults:
+        if fault.variant not in declarations:
+            raise InfrastructureError(f"{fault.file.name} has no variant {fault.variant}")
+        declaration = declarations[fault.variant]
+        if declaration.unavailable is not None:
+            raise InfrastructureError(f"{fault.variant} cannot run here: {declaration.unavailable}")
+        problem = planted_problem(declaration)
+        case = Case(declaration.ref, declaration.configs[0].name, GROUP, problem)
+        found[fault.variant] = Subject(declaration, declaration.configs[0], problem.dtype, (case,))
+    return found
+
+
+def _first_unheard(session: Session, subject: Subject) -> Case:
+    """The case at which a process stopped answering, else its last."""
+    fine = {heard.case for heard in session.facts.heard if heard.status == "ok"}
+    return next((case for case in subject.cases if case.id not in fine), subject.cases[-1])
+
+
+def _finding(tool: str, case: Case, subject: Subject, judgement: Judgement, *, together: bool) -> Finding:
+    """What a judgement holds against a case; together: it is known only that one of the subject's cases did it."""
+    doubts = "; ".join(judgement.reasons)
+    replay = _replay(case, tool)
+    if judgement.outcome == "inconclusive":
+        return Finding(
+            oracle=tool, message=f"inconclusive: {doubts}", got="facts that disagree", bound="five that agree", replay=replay
+        )
+    record = judgement.records[0]
+    note = f" (only where {len(subject.cases)} cases run in one process)" if together else ""
+    note += f" (in doubt: {doubts})" if doubts else ""
+    return Finding(
+        oracle=tool,
+        message=f"{record.kind}: {record.text or record.words[:300]}{note}",
+        got=f"{judgement.total} records, the first of {record.size} bytes" if record.size else f"{judgement.total} records",
+        bound="none",
+        where=record.place,
+        count=judgement.total,
+        replay=f"python -m verify sanitize --variant {shlex.quote(case.variant)} --tool {tool}" if together else replay,
+    )
+
+
+def _replay(case: Case, tool: str = "") -> str:
+    return f"python -m verify sanitize --case {shlex.quote(case.id)}" + (f" --tool {tool}" if tool else "")
+
+
+def _results(futures: dict[Future[R], K]) -> list[tuple[K, R]]:
+    """What the futures give, in no fixed order; if one raises, those that have not begun never do."""
+    try:
+        return [(futures[future], future.result()) for future in as_completed(futures)]
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise

@@ -1,0 +1,122 @@
+"""A sanitized process: a cell whose one life is started under the tool, and which ends so that the tool can speak.
+
+Its life is not forked from a zygote that has torch loaded: the tool puts its own library in front of CUDA when a program
+starts.  It serves as many cases as it survives; what it did not survive is for a fresh process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from verify.cell.cell import ROOT, Cell, Environment, InfrastructureError, Zygote
+
+_START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
+_GRACE = 90.0  # seconds for the tool to write its records after the program's end
+_POLL = 0.2
+_SLOWER = 5.0  # what a request may take, relative to a plain cell
+
+
+class Ended(Exception):  # noqa: N818 - the process's end, not an error of ours
+    """The process is over; it has no second life."""
+
+
+def sanitized(environment: Environment) -> Environment:
+    """That environment as a sanitizer needs it: without torch's cache of allocations, and with patience."""
+    variables = (*environment.variables, ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))
+    return replace(environment, variables=variables, patience=environment.patience * _SLOWER)
+
+
+class _Wrapped(Zygote):
+    """Where a cell gets its life from: a new program behind a command's first words."""
+
+    def __init__(self, environment: Environment, prefix: Sequence[str]) -> None:
+        super().__init__(environment)
+        self._prefix = tuple(prefix)
+
+    def fork(self, log: int) -> tuple[socket.socket, int]:
+        """Start it; raises InfrastructureError if it does not connect."""
+        # A socket with a name: whether a tool hands descriptors on to the program is its own affair.
+        folder = tempfile.mkdtemp(prefix="verify-")
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(f"{folder}/s")
+                listener.listen(1)
+                listener.settimeout(_POLL)
+                self._process = self._popen(f"{folder}/s", log)
+                return self._accept(listener), self._process.pid
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _popen(self, path: str, log: int) -> subprocess.Popen[bytes]:
+        variables = os.environ | dict(self.environment.variables) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # expandable segments have no exact extents
+            variables.pop(name, None)
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        command = [*self._prefix, sys.executable, "-m", "verify.sanitizers.child", path]
+        return subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def _accept(self, listener: socket.socket) -> socket.socket:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(TimeoutError):
+                return listener.accept()[0]
+        self.reap(self._process.pid, 0.0)
+        raise InfrastructureError(f"the {self.environment.name} program did not connect under the tool")
+
+    def reap(self, pid: int, grace: float = _GRACE) -> int | None:
+        """Wait for the end and return the exit status; None if it had to be killed."""
+        assert self._process is not None
+        status: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(grace)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)  # what is left of its group
+        self._process.wait()
+        return status
+
+
+class SanitizedCell(Cell):
+    """A cell with one life, under a tool."""
+
+    def __init__(self, environment: Environment, prefix: Sequence[str]) -> None:
+        super().__init__(_Wrapped(sanitized(environment), prefix))
+        self.exit_code: int | None = None
+
+    def finish(self) -> int | None:
+        """End the program in order; returns the tool's exit code, or None if it had to be killed."""
+        self._end_life()
+        return self.exit_code
+
+    @property
+    def words(self) -> str:
+        """The last of what the program wrote to its standard output and error."""
+        self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
+        return self._log.read().decode(errors="replace").strip()
+
+    def _ensure_life(self) -> None:
+        if self._life is not None and select.select([self._life], [], [], 0)[0]:
+            self._end_life()
+        if self._life is None and self.lives:
+            raise Ended
+        super()._ensure_life()
+
+    def _end_life(self) -> int | None:
+        if self._life is not None:
+            self._life.close()
+            self._life = None
+            self.exit_code = self._zygote.reap(self._pid)
+        return self.exit_code

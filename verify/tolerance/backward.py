@@ -1,0 +1,98 @@
+"""Elementwise hard bounds for dQ, dK and dV.  The derivation is docs/tolerance-backward.md; names follow it.
+
+A backward starts from what the forward saved, O^ and LSE^, which the judge holds: what an exact backward would make of them is
+computed, sign included (the *nominal* gradients), and its distance from the exact gradients is allowed in full.  Around the
+nominal ones remain the backward's own errors: exponents (a factor e^(+-delta) on each P), dO V^T, D, dS, the roundings of P and
+dS, the three products, and the output.  Every term is a rigorous worst case, not a first-order one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from references.attention import Attention, row_blocks
+from verify.problem import Problem
+from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
+from verify.tolerance.gradients_pairs import errors_of, pairs_of
+from verify.tolerance.gradients_sums import Sums, results, rules_of
+
+__all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
+
+# Elements of one (rows, keys) tensor, of which some twenty live at once: on a CPU what caches hold; rows enough in any case
+# to pay for a pass over dK and dV.
+_BUDGET, _ROWS = {"cpu": 2**17, "cuda": 2**24}, 64
+
+
+@dataclass(frozen=True)
+class GradientTruth:
+    """Exact gradients and bounds, fp64: dq and dq_bound (batch, heads_q, seqlen_q, head_dim), dk and dv like k and v.
+
+    +inf where the declared arithmetic may overflow on the way, or where what was saved is not finite: no number is wrong there.
+    best_bounds: those of dq, dk and dv under a second arithmetic, where one was given.
+    """
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dq_bound: Tensor
+    dk_bound: Tensor
+    dv_bound: Tensor
+    best_bounds: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def to(self, device: torch.device | str) -> GradientTruth:
+        """The same on another device."""
+        moved = {name: getattr(self, name).to(device) for name in ("dq", "dk", "dv", "dq_bound", "dk_bound", "dv_bound")}
+        best = self.best_bounds
+        return GradientTruth(
+            **moved, best_bounds=None if best is None else (best[0].to(device), best[1].to(device), best[2].to(device))
+        )
+
+
+def gradient_truth(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    saved_out: Tensor,
+    saved_lse: Tensor,
+    *arithmetics: GradientArithmetic,
+) -> GradientTruth:
+    """Exact gradients and the bounds of the first arithmetic; a second one gives `best_bounds`.
+
+    q, k, v, dout at their full logical shapes; saved_out (batch, heads_q, seqlen_q, head_dim_v) and saved_lse (batch, heads_q,
+    seqlen_q) as the forward saved them, LSE a natural logarithm in fp64.  Whole rows at once: memory for a block of scores,
+    the gradients of the block's heads, and the results, on the inputs' device.
+    """
+    given = [x.flatten(0, 1) for x in (q, k, v, dout, saved_out, saved_lse.unsqueeze(-1))]
+    shapes = [x.shape for x in (q, k, v)] * (1 + len(arithmetics))
+    whole = [q.new_zeros(shape, dtype=torch.float64) for shape in shapes]
+    flat, scale, group = [x.flatten(0, 1) for x in whole], problem.scale, problem.group
+    rules = [rules_of(problem, a) for a in arithmetics]
+    budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
+    blocks = row_blocks(q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget)
+    for (start, stop), parts in groupby(blocks, key=lambda block: (block.index[0].start, block.index[0].stop)):
+        own = slice(start // group, stop // group)
+        keys, values = (x[own].to(torch.float64).repeat_interleave(group, 0) for x in given[1:3])
+        dk, dv = (Sums.zeros(stop - start, x, len(arithmetics)) for x in (keys, values))
+        for block in parts:
+            pairs = pairs_of(problem, block, values, [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)])
+            errors = [errors_of(problem, pairs, a) for a in arithmetics]
+            of_p, of_ds = [e[0] for e in errors], [e[1] for e in errors]
+            dq = Sums.zeros(stop - start, pairs.q, len(arithmetics))
+            ds = pairs.exact, pairs.nominal - pairs.exact, pairs.nominal.abs()
+            p = block.probabilities.mT, (pairs.weights - block.probabilities).mT, pairs.weights.mT
+            dq.add(ds, of_ds, keys, block.visible)
+            dk.add((ds[0].mT, ds[1].mT, ds[2].mT), [e.mT for e in of_ds], pairs.q, block.visible.mT)
+            dv.add(p, [e.mT for e in of_p], pairs.dout, block.visible.mT)
+            for n, result in enumerate(results(dq, [rule["dq"] for rule in rules])):
+                flat[3 * n][block.index] = result
+        for at, name, sums in ((1, "dk", dk), (2, "dv", dv)):
+            for n, result in enumerate(results(sums, [rule[name] for rule in rules])):
+                flat[3 * n + at][own] = result
+    best = (whole[6], whole[7], whole[8]) if len(whole) > 6 else None
+    return GradientTruth(whole[0], whole[1], whole[2], whole[3], whole[4], whole[5], best)

@@ -1,0 +1,123 @@
+"""Product by product: gradients as sums of weights times operands, and the bounds of their elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DType
+from verify.arithmetic.mma import Unit
+from verify.problem import Problem
+from verify.tolerance.gradients_arithmetic import FP32_MAX, TINY, GradientArithmetic, U, relative
+
+Weights = tuple[Tensor, Tensor, Tensor]  # exact, nominal - exact, |nominal|
+
+
+@dataclass(eq=False)
+class Sums:
+    """One gradient of some query heads while it is added up, not yet scaled.
+
+    exact, moved: (heads, outputs, dim); size, errors: dim + 1, the operand with a last column of ones.
+    """
+
+    exact: Tensor
+    moved: Tensor  # nominal - exact
+    size: Tensor  # sums of |nominal weight| |operand|
+    errors: list[Tensor]  # the same of the weights' errors, for each arithmetic
+    terms: Tensor  # (heads, outputs): visible pairs
+
+    @staticmethod
+    def zeros(heads: int, like: Tensor, arithmetics: int) -> Sums:
+        """For as many outputs as `like`, (heads, outputs, dim), has."""
+        outputs, dim = like.shape[1:]
+        signed, sizes = like.new_zeros(2, heads, outputs, dim), like.new_zeros(1 + arithmetics, heads, outputs, dim + 1)
+        return Sums(signed[0], signed[1], sizes[0], list(sizes[1:]), like.new_zeros(heads, outputs))
+
+    def add(self, weights: Weights, errors: Sequence[Tensor], operand: Tensor, visible: Tensor) -> None:
+        """Add weights and their errors, (heads, outputs, terms), times an operand (heads, terms, dim)."""
+        magnitude = torch.nn.functional.pad(operand.abs(), (0, 1), value=1.0)
+        self.exact.baddbmm_(weights[0], operand)
+        self.moved.baddbmm_(weights[1], operand)
+        self.size.baddbmm_(weights[2], magnitude)
+        for sums, error in zip(self.errors, errors, strict=True):
+            sums.baddbmm_(error, magnitude)
+        self.terms += visible.sum(-1, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the sums of one gradient become its elements."""
+
+    unit: Unit
+    length: int  # terms in one query head, masked ones included
+    blocks: int  # partial sums in one query head
+    heads: int  # query heads in one result
+    cast: bool  # their sums are rounded to the output's dtype before they are added
+    scale: float
+    roundings: int
+    output: DType
+
+
+def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
+    """Of "dq", "dk" and "dv"."""
+    n, m, group = problem.seqlen_kv, problem.seqlen_q, problem.group
+    scaled = (problem.scale, a.gradient_roundings + 1, a.output)  # the scale itself is rounded too
+    return {
+        "dq": Rule(a.score_gradients, n, a.blocks_n, 1, False, *scaled),
+        "dk": Rule(a.score_gradients, m, a.blocks_m, group, a.cast, *scaled),
+        "dv": Rule(a.weights, m, a.blocks_m, group, a.cast, 1.0, a.gradient_roundings, a.output),
+    }
+
+
+def results(sums: Sums, rules: Sequence[Rule]) -> list[Tensor]:
+    """The exact gradient and the bound of each arithmetic, query heads of a group summed."""
+    exact = rules[0].scale * _fold(sums.exact, rules[0].heads)
+    return [exact, *(_bound(sums, error, rule) for error, rule in zip(sums.errors, rules, strict=True))]
+
+
+def _fold(x: Tensor, heads: int) -> Tensor:
+    return x.reshape(len(x) // heads, heads, *x.shape[1:]).sum(1)
+
+
+def _bound(sums: Sums, error: Tensor, rule: Rule) -> Tensor:
+    moved = rule.scale * sums.moved
+    nominal = rule.scale * sums.exact + moved
+    if rule.cast:
+        # Each head apart; then the casts, the sums of what they give, and the sum of all.
+        total = _output_error(nominal.abs(), _sum_error(sums, error, rule, 1), rule)
+        size, total = _fold(nominal.abs(), rule.heads), _fold(total, rule.heads)
+        total = total + relative(rule.heads - 1, U) * (size + total) + rule.heads * TINY * (size + total > 0)
+        nominal = _fold(nominal, rule.heads)
+    else:
+        nominal = _fold(nominal, rule.heads)
+        total = _sum_error(sums, error, rule, rule.heads)
+    total = _output_error(nominal.abs(), total, rule)
+    return (_fold(moved, rule.heads).abs() + total).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _sum_error(sums: Sums, error: Tensor, rule: Rule, heads: int) -> Tensor:
+    """Error of the finished fp32 sums over that many query heads: weights, product-sum, partial sums, the final roundings.
+
+    A kernel may scale its partial sums before it adds them, so the final roundings are proportional to the magnitudes too.
+    """
+    size, error, terms = (_fold(x, heads) for x in (sums.size, error, sums.terms.unsqueeze(-1)))
+    padded = heads * math.ceil(rule.length / rule.unit.products) * rule.unit.products
+    additions = heads * rule.blocks - 1
+    reach = size + error
+    rounded = (1 + rule.unit.kappas(terms, padded)) * (1 + relative(additions + rule.roundings, U)) - 1
+    flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * reach[..., -1:]
+    beyond = reach * (1 + rounded) * max(abs(rule.scale), 1.0) >= FP32_MAX
+    total = error + rounded * reach + flushed * (reach > 0)
+    return total.masked_fill(beyond, torch.inf)[..., :-1] * abs(rule.scale)
+
+
+def _output_error(nominal: Tensor, total: Tensor, rule: Rule) -> Tensor:
+    """The same behind a cast to the output's dtype; still 0 where every product is 0."""
+    size = nominal + total
+    cast = total + rule.output.unit_roundoff * size + rule.output.smallest_subnormal / 2 + TINY
+    beyond = (size >= rule.output.overflow) & rule.cast
+    return torch.where(size == 0, total, cast).masked_fill(beyond, torch.inf)

@@ -1,0 +1,73 @@
+"""Workshop: every kernel compiled for every architecture, without a GPU, and what the compiler says of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from verify.cell.cell import COMPILER, Cell, Reply, Zygote
+from verify.evidence import Built, Recorder
+from verify.variant import COMPILED_ARCHES, Declaration
+
+ARCHES = COMPILED_ARCHES
+# Seconds for the builds of one variant and arch where a machine is small: the first is always compiled, and the telling ones
+# are listed first.
+_SECONDS = {"dev": 3.0, "ci": 3.0}
+
+
+@dataclass
+class Workshop:
+    """Compiles in cells of its own; close it at the end."""
+
+    recorder: Recorder
+    profile: str
+    _zygote: Zygote = field(default_factory=lambda: Zygote(COMPILER))
+
+    def close(self) -> None:
+        """End the compilers' processes."""
+        self._zygote.close()
+
+    def compile(self, declaration: Declaration, arch: str) -> list[str]:
+        """Compile what the variant lists for `arch`, record each, and return what failed, in words."""
+        cell = Cell(self._zygote)
+        try:
+            listed = cell.builds(declaration.path, declaration.name, arch)
+            if not listed.ok:
+                error = _words(listed)
+                self._record(declaration, arch, "(listing)", error=error)
+                return [f"{declaration.ref}: its builds for {arch} cannot be listed: {error}"]
+            names = [str(name) for name in listed.data["builds"]]
+            begun, budget = time.monotonic(), _SECONDS.get(self.profile, math.inf)
+            failures = []
+            for number, name in enumerate(names):
+                if number and time.monotonic() - begun > budget:
+                    self._record(declaration, arch, name)
+                else:
+                    failures += self._compile(cell, declaration, arch, name)
+            return failures
+        finally:
+            cell.close()
+
+    def _compile(self, cell: Cell, declaration: Declaration, arch: str, name: str) -> list[str]:
+        reply = cell.compile(declaration.path, declaration.name, arch, name)
+        error = "" if reply.ok else _words(reply)
+        seconds = round(reply.data.get("seconds", reply.seconds), 3)
+        self._record(declaration, arch, name, seconds, reply.data["resources"] if reply.ok else None, error)
+        return [f"{declaration.ref}: {name} does not compile for {arch}: {error}"] if error else []
+
+    def _record(
+        self,
+        declaration: Declaration,
+        arch: str,
+        name: str,
+        seconds: float = 0.0,
+        resources: dict[str, int] | None = None,
+        error: str = "",
+    ) -> None:
+        built = Built(variant=declaration.ref, arch=arch, build=name, seconds=seconds, resources=resources, error=error)
+        self.recorder.write(built)
+
+
+def _words(reply: Reply) -> str:
+    return f"{reply.status}: {reply.message}\n{reply.data.get('traceback', '')}".strip()
