@@ -266,7 +266,11 @@ class Pair(ctypes.Structure):
 
 
 @compiles
-@pytest.mark.parametrize("wrong", [(0,), (0, 0), (0, np.float64(1)), (0, Pair(), 0), (0, 1.0), (0, None)], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [(0,), (0, 0), (0, np.float64(1)), (0, Pair(), 0), (0, 1.0), (0, None)],
+    ids=["few", "narrow", "numpy", "many", "float", "none"],
+)
 def test_arguments_that_do_not_fit_are_not_launched(wrong: tuple[Any, ...]) -> None:
     kernel = Kernel(handle=None, entry="doubled", sizes=(8, 4))
     with pytest.raises(LaunchError):

@@ -65,7 +65,9 @@ def test_shared_memory_fits_every_architecture(config: Config, head_dim: int, ex
 
 
 @pytest.mark.parametrize(
-    ("mask", "expected"), [("full", lambda r: 9), ("causal", lambda r: r + 5), ("causal.tl", lambda r: r + 1)], ids=str
+    ("mask", "expected"),
+    [("full", lambda r: 9), ("causal", lambda r: r + 5), ("causal.tl", lambda r: r + 1)],
+    ids=["full", "causal", "causal.tl"],
 )
 def test_a_mask_is_a_diagonal(mask: str, expected: Callable[[int], int]) -> None:
     args = arguments(Problem(seqlen_q=5, seqlen_kv=9, head_dim=64, dtype="float16", mask=parse_mask(mask)))

@@ -1,4 +1,4 @@
-"""The gradient oracle alone: exact gradients pass, one planted fault is convicted and located, a wrong forward excuses nothing."""
+"""The gradient oracle alone: exact gradients pass, one fault is convicted and located, a wrong forward excuses nothing."""
 
 from __future__ import annotations
 

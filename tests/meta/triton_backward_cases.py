@@ -1,7 +1,7 @@
-"""Cases for the Triton backward: run with `python -m tests.meta.triton_backward_cases` where Triton interprets, or import it.
+"""Cases for the Triton backward; `python -m tests.meta.triton_backward_cases` runs CASES where Triton interprets.
 
 A case runs the forward and twice the backward, over differently poisoned outputs, and judges the gradients by their bounds.
-Rows and keys that the mask hides entirely hold NaN in q, k, v and dout.
+Gaps between the rows of inputs hold NaN, as do the rows and keys that the mask hides entirely, in q, k, v and dout.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.triton import flash_backward, flash_forward
-from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect, parse_mask
+from verify.cell.interpreter import repair
 from verify.problem import Problem
 from verify.tolerance.backward import gradient_truth, resolve
 from verify.variant import AttentionArgs, Gradients, Saved
@@ -36,8 +37,8 @@ class Case:
     @property
     def name(self) -> str:
         p = self.problem
-        heads, lengths, dims = (f"{a}x{b}" for a, b in ((p.heads_q, p.heads_kv), (p.seqlen_q, p.seqlen_kv), (p.head_dim, p.head_dim_v)))
-        return f"{p.dtype} b{p.batch} h{heads} s{lengths} d{dims} {p.mask.name} scale {p.scale:.3g} config {self.config} {self.layouts}"
+        shape = f"b{p.batch} h{p.heads_q}x{p.heads_kv} s{p.seqlen_q}x{p.seqlen_kv} d{p.head_dim}x{p.head_dim_v}"
+        return f"{p.dtype} {shape} {p.mask.name} scale {p.scale:.3g} config {self.config} {self.layouts}"
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,17 @@ def run(case: Case, device: str) -> Outcome:
     saved = Saved(_lay(case, torch.full_like(clean["dout"], math.nan)), torch.full(shapes["q"][:3], math.nan, device=device))
     flash_forward.forward(args, saved.out, saved.lse, {})
     results = [
-        {name: _lay(case, torch.full_like(clean[x], poison)) for name, x in zip(NAMES, "qkv", strict=True)} for poison in (math.nan, 7.0)
+        {name: _lay(case, torch.full_like(clean[x], poison)) for name, x in zip(NAMES, "qkv", strict=True)}
+        for poison in (math.nan, 7.0)
     ]
     failures = []
     for result in results:
         delta = torch.full(shapes["q"][:3], math.nan, device=device)
         flash_backward.backward(replace(args, config=config), saved, dout, Gradients(**result), {"delta": delta})
         failures += [f"wrote outside {name}" for name, x in result.items() if _gaps_changed(x)]
-    failures += [f"{name} does not repeat, or is not written" for name in NAMES if not _same(results[0][name], results[1][name])]
+    failures += [
+        f"{name} does not repeat, or is not written" for name in NAMES if not _same(results[0][name], results[1][name])
+    ]
     arithmetic = resolve(flash_backward.VARIANT.gradients, config, p, _arch(device))
     truth = gradient_truth(p, *clean.values(), saved.out.double(), saved.lse.double(), arithmetic)
     ratios, relative = [], []
@@ -92,15 +96,15 @@ def run(case: Case, device: str) -> Outcome:
 
 
 def _lay(case: Case, x: Tensor) -> Tensor:
-    """A copy of x in the case's layout, one gap after each row or tensor holding 3."""
+    """A copy of x in the case's layout, with NaN between what is x's."""
     batch, heads, seqlen, dim = x.shape
     match case.layouts:
         case "plain":
-            view = x.new_full((batch, heads, seqlen + 1, dim), 3.0)[:, :, :seqlen]
+            view = x.new_full((batch, heads, seqlen + 1, dim), math.nan)[:, :, :seqlen]
         case "packed":
-            view = x.new_full((batch, seqlen, heads + 1, dim), 3.0)[:, :, :heads].transpose(1, 2)
+            view = x.new_full((batch, seqlen, heads + 1, dim), math.nan)[:, :, :heads].transpose(1, 2)
         case "odd":
-            view = x.new_full((heads, batch, seqlen, dim + 3), 3.0)[..., 1 : dim + 1].transpose(0, 1)
+            view = x.new_full((heads, batch, seqlen, dim + 3), math.nan)[..., 1 : dim + 1].transpose(0, 1)
         case _:
             raise ValueError(case.layouts)
     return view.copy_(x)
@@ -109,7 +113,7 @@ def _lay(case: Case, x: Tensor) -> Tensor:
 def _gaps_changed(view: Tensor) -> bool:
     whole = view._base
     assert whole is not None
-    return int((whole != 3.0).sum()) > int((view != 3.0).sum())
+    return int(whole.isnan().sum() - view.isnan().sum()) != whole.numel() - view.numel()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -152,39 +156,69 @@ def _mask(r: random.Random, p: Problem) -> Mask:
     lengths = [tuple(r.choice((0, n, r.randint(0, n))) for _ in range(p.batch)) for n in (p.seqlen_q, p.seqlen_kv)]
     left, right = (r.choice((None, some(p.seqlen_kv))) for _ in "lr")
     documents = tuple(r.randint(0, 60) for _ in range(r.randint(1, 4)))
-    choices = (Full(), Causal(), Causal("tl"), Window(left, right, r.choice(("br", "tl"))), Lengths(*lengths), Documents(documents))
+    choices = (
+        Full(),
+        Causal(),
+        Causal("tl"),
+        Window(left, right, r.choice(("br", "tl"))),
+        Lengths(*lengths),
+        Documents(documents),
+    )
     return r.choice((*choices, Prefix(some(p.seqlen_kv))))
 
 
-SIXTEEN = ("float16", "bfloat16")
-
-
-def _case(dtype: str, mask: Mask, lengths: tuple[int, int], dims: tuple[int, int] = (64, 64), **others: object) -> Case:
+def _case(dtype: str, mask: str, lengths: tuple[int, int], dims: tuple[int, int] = (64, 64), **others: Any) -> Case:
     heads, scale = others.pop("heads", (1, 1)), others.pop("scale", None)
     problem = Problem(
-        batch=len(mask.q_lengths) if isinstance(mask, Lengths) else 1,
-        heads_q=heads[0],  # type: ignore[index]
-        heads_kv=heads[1],  # type: ignore[index]
+        batch=others.pop("batch", 1),
+        heads_q=heads[0],
+        heads_kv=heads[1],
         seqlen_q=lengths[0],
         seqlen_kv=lengths[1],
         head_dim=dims[0],
         head_dim_v=dims[1],
         dtype=dtype,
-        mask=mask,
-        softmax_scale=scale,  # type: ignore[arg-type]
+        mask=parse_mask(mask),
+        softmax_scale=scale,
     )
-    return Case(problem, **others)  # type: ignore[arg-type]
+    return Case(problem, **others)
 
 
-def main(count: int) -> None:
-    """Print the outcome of so many drawn cases, one a line of JSON."""
-    from verify.cell.interpreter import repair
+# Every kind of mask, dtype, config and layout; several blocks of keys and of rows; ragged, empty and zero lengths.
+CASES = (
+    _case("float16", "full", (150, 140), config=0, layouts="packed"),
+    _case("bfloat16", "full", (70, 90), (128, 64), config=1, heads=(3, 1)),
+    _case("float32", "full", (40, 70), (40, 24), config=1, layouts="odd", scale=-0.4),
+    _case("bfloat16", "causal", (150, 150), config=0),
+    _case("float16", "causal", (100, 150), (32, 80), config=1, layouts="odd", heads=(2, 1)),
+    _case("float16", "causal", (150, 60), config=1),  # the first rows see nothing
+    _case("float32", "causal.tl", (150, 90), config=0, layouts="packed"),
+    _case("bfloat16", "window.30.5", (140, 150), (16, 16), config=1),
+    _case("float16", "window.20.inf", (150, 100), config=0, scale=0.9),
+    _case("float32", "causal+window.17.0.tl", (90, 120), config=1),
+    _case("float16", "lengths.97_0_60.150_40_0", (130, 150), batch=3, config=0),
+    _case("bfloat16", "causal+lengths.70_90.100_33", (90, 100), batch=2, heads=(4, 2), config=1, layouts="packed"),
+    _case("bfloat16", "documents.40_0_70_20", (150, 150), config=0, layouts="odd"),
+    _case("float16", "causal+documents.50_30", (60, 130), config=1),
+    _case("float32", "prefix.50", (60, 100), (128, 128), config=0),
+    _case("bfloat16", "prefix.30", (150, 100), config=1, scale=0.0),
+    _case("float16", "full", (30, 50), (256, 192), config=1),
+    _case("bfloat16", "causal", (50, 40), (256, 256), config=0),
+    _case("float16", "full", (1, 1), config=0),
+    _case("float16", "full", (0, 70), config=0),
+    _case("bfloat16", "lengths.0.0", (0, 70), config=1),
+    _case("float32", "full", (70, 0), config=1),
+    _case("float16", "causal+lengths.40.0", (70, 0), config=0, layouts="odd"),
+)
 
+
+def main() -> None:
+    """Print the outcomes of CASES on the CPU, one a line of JSON."""
     repair()
     torch.set_num_threads(1)
-    for seed in range(count):
-        print(json.dumps(vars(run(draw(seed), "cpu"))), flush=True)
+    for case in CASES:
+        print(json.dumps(vars(run(case, "cpu"))), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

@@ -20,8 +20,9 @@ class Numerics:
     exp: name of the exponential in `verify.arithmetic.instructions`.  block_n: keys per rescale (None: the config's; 0: all
     keys at once, no rescale).  softcap_tanh: name of the tanh.  scale_roundings: fp32 roundings in the factor that
     multiplies the scores (1 if the host rounds scale * log2(e) once, 3 if the kernel forms it in fp32); descales that enter
-    the factor count here.  probability_scale: what P is multiplied by before it is rounded to an 8-bit dtype (256 in
-    FlashAttention-3).  promotion: products after which an 8-bit MMA's accumulator is added to one in fp32 (0: never).
+    the factor count here.  probability_scale: the power of two that P is multiplied by before it is rounded to an
+    8-bit dtype (256 in FlashAttention-3).  promotion: products after which an 8-bit MMA's accumulator is added to one in fp32
+    (0: never), in both products; a kernel that promotes only P V declares no less than its head dims.
     output_roundings: fp32 roundings that the division leaves to do (a descale of V is one).
     """
 
