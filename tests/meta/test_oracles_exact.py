@@ -103,7 +103,8 @@ def test_the_other_key_head_is_found() -> None:
     trial = trial_of(GATHERED)
     run = right_run(trial)
     assert run.out is not None
-    trial._runs["first"] = replace(run, outputs={**run.outputs, "out": run.out.roll(2, 1)})  # the heads of one group read the other's rows
+    swapped = run.out.roll(2, 1)  # the heads of one group read the other's rows
+    trial._runs["first"] = replace(run, outputs={**run.outputs, "out": swapped})
     convicted(gather.judge(trial), "of 48 rows are wrong")
 
 
