@@ -76,8 +76,8 @@ class OpenRun:
 
     @property
     def compiled(self) -> tuple[Declaration, ...]:
-        """The variants that can be compiled without a GPU, whether or not they can run here."""
-        return tuple(declaration for declaration in self.roster.declarations if declaration.compiles)
+        """The variants that can be compiled here without a GPU, whether or not they can run."""
+        return tuple(d for d in self.roster.declarations if d.compiles and d.uncompilable is None)
 
     def workshop(self, worker: str) -> Workshop:
         """A workshop that records under that worker's name."""
@@ -134,6 +134,8 @@ def _record(run: OpenRun, found: Roster) -> None:
             reason = not_here(declaration)
             if reason is not None:
                 recorder.write(NotRun(variant=declaration.ref, reason=reason))
+            if declaration.compiles and declaration.uncompilable is not None:
+                recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=declaration.uncompilable))
         for failure in found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)

@@ -29,7 +29,7 @@ barriers per block make the copies of all threads visible to all; the first also
 slower warp still reads.  O leaves through the memory of Q, as whole rows.
 
 A build is chosen by dtype, head dim and blocks; lengths, strides, diagonal, scale and heads are plain arguments.  NVRTC takes
-10 to 20 s for each, most of it to read the headers: those of CUTLASS_PATH, or of the package nvidia-cutlass.
+some 20 s for each, most of it to read the headers: those of CUTLASS_PATH, or of the package nvidia-cutlass.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from torch import Tensor
 
 from kernels.cuda.compile import CompileError, Kernel, Source, compile_source, device_arch, launch, load, toolkit_includes
 from kernels.cuda.compile import available as cuda_available
+from kernels.cuda.compile import compilable as cuda_compilable
 from references.masks import Causal
 from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Unsupported, Variant, Workspace
 
@@ -113,6 +114,11 @@ def headers() -> Path | None:
 def available() -> str | None:
     """Why this variant cannot run here, or None."""
     return cuda_available() or _headers_missing()
+
+
+def compilable() -> str | None:
+    """Why it cannot be compiled here, or None."""
+    return cuda_compilable() or _headers_missing()
 
 
 def _headers_missing() -> str | None:
@@ -222,6 +228,7 @@ VARIANT = Variant(
         batch_invariant=True,
     ),
     available=available,
+    compilable=compilable,
     builds=builds,
     head_dim_buckets=HEAD_DIMS,
 )

@@ -42,7 +42,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cuda.compile import Kernel, Source, available, compile_source, device_arch, launch, load
+from kernels.cuda.compile import Kernel, Source, available, compilable, compile_source, device_arch, launch, load
 from references.masks import Causal
 from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Unsupported, Variant, Workspace
 
@@ -184,5 +184,6 @@ VARIANT = Variant(
     ),
     available=available,
     builds=builds,
+    compilable=compilable,
     head_dim_buckets=HEAD_DIMS,
 )

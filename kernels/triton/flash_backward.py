@@ -4,21 +4,21 @@ Three kernels (Dao, arXiv 2307.08691, algorithm 2, with dQ in a kernel of its ow
 
     delta = rowsum(dO O)                            in fp32, into a workspace
     for a block of keys, over the rows of every query head of the group that see one of them:
-        x  = (softmax_scale log2 e) (q . k)         one fp32 product per score, the forward's to the bit
+        x  = (softmax_scale log2 e) (q . k)         one fp32 product per score, as in the forward
         P  = 2^(x - lse log2 e)                     dV += round(P)^T dO
         dS = P (dO V^T - delta)                     dK += round(dS)^T Q
     for a block of rows, over the keys that they see: the same dS, dQ += round(dS) K
 
-round() is to the inputs' dtype.  Every sum is one fp32 chain in the order of rows (head by head) or keys, so that the result
-repeats bit for bit; dQ and dK are multiplied by softmax_scale once, at the end.  The block of keys is computed transposed,
-K Q^T and V dO^T: P^T and dS^T then lie in registers as the next products take them.
+round() is to the inputs' dtype.  Every sum is one fp32 chain in a fixed order, that of dK and dV through all heads of the
+group, so that the result repeats bit for bit; dQ and dK are multiplied by softmax_scale once, at the end.  The block of keys
+is computed transposed, K Q^T and V dO^T: P^T and dS^T then lie in registers as the next products take them.
 
 Compiled without fp fusion, as the forward is: fused, x - lse log2 e would hold another x than that whose sum the LSE is.
 
 Masks, buckets and the aligned bit are the forward's.  Blocks that are seen whole come first and need no mask, then the
 blocks at the edges; in a table of intervals every block counts as an edge, and a block of keys looks up first which rows see
-it.  Rows that see no key of a block are not loaded there, nor are keys that no row of a tile sees; where a mask hides a
-pair, dS is set to 0, so that what lies there enters no sum but as 0 times a finite number.
+it.  Rows that see no key of a block are not loaded there, nor are keys that no row of a tile sees; where the mask hides a
+pair, P and dS are set to 0, so that what lies there enters a sum as 0 times a number that the contract has finite.
 """
 
 from dataclasses import dataclass

@@ -73,12 +73,29 @@ class Inputs:
 def emulate(
     problem: Problem, kernel: BackwardKernel, luck: Luck = Luck.NEAREST, aim: str = "dq", inputs: Inputs | None = None
 ) -> tuple[Result, dict[str, Tensor]]:
-    """What the forward saved, and dq, dk and dv of them in the problem's dtype.
+    """What the forward saved, and dq, dk and dv of that in the problem's dtype.
 
     aim: the gradient whose first column transcendental functions move, with luck against it.
     """
     saved = forward(problem, kernel.forward, luck)
     return saved, _Backward(problem, kernel, luck, aim).run(inputs or Inputs.of(problem), saved)
+
+
+def nominal(problem: Problem, given: Inputs, saved: Result) -> dict[str, Tensor]:
+    """dq, dk and dv of what was saved, in fp64 and without any blocks."""
+    q, dout, group = given.q.double(), given.dout.double(), problem.group
+    k, v = (x.double().repeat_interleave(group, 1) for x in (given.k, given.v))
+    visible = problem.mask.dense(problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_kv)
+    empty = ~visible.any(-1, keepdim=True)
+    out, lse = saved.out.double().masked_fill(empty, 0.0), saved.lse.double()[..., None].masked_fill(empty, 0.0)
+    scores, slope = problem.scale * (q @ k.mT), 1.0
+    if problem.softcap:
+        tangent = torch.tanh(scores / problem.softcap)
+        scores, slope = problem.softcap * tangent, 1 - tangent * tangent
+    p = torch.exp((scores - lse).masked_fill(~visible, -math.inf))
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * slope
+    dk, dv = ((weights.mT @ x).unflatten(1, (-1, group)).sum(2) for weights, x in ((problem.scale * ds, q), (p, dout)))
+    return {"dq": problem.scale * ds @ k, "dk": dk, "dv": dv}
 
 
 @dataclass(frozen=True)

@@ -282,6 +282,8 @@ ODD = Variant(
     workspace=lambda args: {},
     allocates_outputs=True,
     available=lambda: "not today",
+    builds=lambda arch: (),
+    compilable=lambda: "no compiler",
     head_dim_buckets=(64, 128, 256),
     witness=("odd:m64n32:accuracy:sq=1,skv=1,d=16,dtype=float16",),
 )
@@ -301,6 +303,8 @@ def test_a_description_survives_json(variant: Variant) -> None:
     assert found.witness == tuple(variant.witness)
     assert found.workspaces == (("forward", "saved") if variant.workspace is not None else ())
     assert found.unavailable == (variant.available() if variant.available else None)
+    assert found.compiles is (variant.builds is not None)
+    assert found.uncompilable == (variant.compilable() if variant.compilable else None)
     assert (found.undeclared, found.interpreted) == (False, False)
     assert found.config(found.configs[-1].name) == found.configs[-1]
     assert hash(found.support) == hash(found.support), "hashable: strategies are cached by it"

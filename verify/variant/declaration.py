@@ -35,6 +35,7 @@ class Declaration:
     allocates_outputs: bool = False
     workspaces: tuple[str, ...] = ()
     compiles: bool = False
+    uncompilable: str | None = None
     head_dim_buckets: tuple[int, ...] = ()
     witness: tuple[str, ...] = ()
     unavailable: str | None = None
@@ -69,6 +70,7 @@ def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: 
         allocates_outputs=data["allocates_outputs"],
         workspaces=tuple(data["workspaces"]),
         compiles=data["compiles"],
+        uncompilable=data["uncompilable"],
         head_dim_buckets=tuple(data["head_dim_buckets"]),
         witness=tuple(data["witness"]),
         unavailable=data["unavailable"],

@@ -32,6 +32,7 @@ class Variant:
     poisons and guards them.  allocates_outputs: a library kernel that makes its own outputs, which the entry point copies.
     available() returns why this variant cannot run here at all, or None.
     builds(arch) lists what is compiled for "sm_90a"..., a representative of every path at least; none where arch has no use.
+    compilable() returns why nothing can be compiled here, or None.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Variant:
     allocates_outputs: bool = False
     available: Callable[[], str | None] | None = None
     builds: Callable[[str], Sequence[Build]] | None = None
+    compilable: Callable[[], str | None] | None = None
     head_dim_buckets: tuple[int, ...] = ()
     witness: Sequence[str] = ()
 
@@ -96,6 +98,7 @@ class Variant:
             "allocates_outputs": self.allocates_outputs,
             "workspaces": [entry for entry in RUNS if self.entry(entry)[1] is not None],
             "compiles": self.builds is not None,
+            "uncompilable": self.compilable() if self.compilable is not None else None,
             "head_dim_buckets": list(self.head_dim_buckets),
             "witness": list(self.witness),
             "unavailable": self.available() if self.available is not None else None,
