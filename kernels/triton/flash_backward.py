@@ -112,13 +112,13 @@ def launches(
     args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, delta: Tensor
 ) -> tuple[Launch, Launch, Launch]:
     """How the kernels are launched, in their order; raises `Unsupported` outside SUPPORT."""
-    written = {"dout": dout, "dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
-    SUPPORT.check(args, saved.out, **written)
-    check_innermost(q=args.q, k=args.k, v=args.v, out=saved.out, **written)
+    others = {"dout": dout, "dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
+    SUPPORT.check(args, saved.out, **others)
+    check_innermost(q=args.q, k=args.k, v=args.v, out=saved.out, **others)
     mask = mask_build(args)
     tables = mask_tables(args, mask)
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
-    fast = is_aligned(args, saved.out, *written.values())
+    fast = is_aligned(args, saved.out, *others.values())
     blocks = effective_blocks(args.config, args.dtype, bucket, fast)
     inputs = args.q, args.k, args.v, dout
     sizes = args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v
