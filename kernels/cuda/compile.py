@@ -143,6 +143,9 @@ def toolkit_includes() -> tuple[Path, ...]:
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     roots = [*wheels, *(Path(home) for home in homes if home), Path("/usr/local/cuda")]
     toolkits = [root / "include" for root in roots if (root / "include" / "cuda_fp16.h").is_file()]
+    toolkits.sort(
+        key=lambda path: not (path / "crt" / "host_defines.h").is_file()
+    )  # wheels may lack what a host compiler needs
     cccl = [root / "include" / "cccl" for root in roots if (root / "include" / "cccl" / "cuda" / "std" / "limits").is_file()]
     return (*toolkits[:1], *cccl[:1])
 

@@ -237,7 +237,8 @@ def test_a_twin_that_is_accused_ends_the_run_too(lane: Lane) -> None:
     assert "wanted clean" in found.words
 
 
-def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(lane: Lane) -> None:
+def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify.sanitizers.command.environment_here", lambda: PLAIN_CPU)
     for wanted, says in (({"environment": None}, "no CUDA device"), ({}, "no compute-sanitizer")):
         if not wanted:
             (lane.folder / "compute-sanitizer").unlink()
