@@ -37,7 +37,7 @@ _COMMON = {
     "phases": (Phase.explicit, Phase.generate, Phase.shrink),
     "report_multiple_bugs": False,
 }
-settings.register_profile("dev", max_examples=20, **_COMMON)
+settings.register_profile("dev", max_examples=12, **_COMMON)
 settings.register_profile("ci", max_examples=10, derandomize=True, print_blob=False, **_COMMON)
 settings.register_profile("gpu", max_examples=200, **_COMMON)
 settings.register_profile("nightly", max_examples=2000, verbosity=Verbosity.quiet, **_COMMON)
@@ -88,7 +88,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         dockets = [docket for docket in heard if docket.config is docket.declaration.configs[0]]
         metafunc.parametrize("docket", [pytest.param(docket, id=f"{docket.group}-{docket.id}") for docket in dockets])
     if metafunc.definition.get_closest_marker("compiles") is not None:
-        pairs = [(declaration, arch) for declaration in run.compiled for arch in workshop.ARCHES]
+        pairs = [(declaration, arch) for declaration in run.compiled for arch in workshop.arches(run.profile)]
         ids = [f"{declaration.ref}-{arch}" for declaration, arch in pairs]
         metafunc.parametrize(("declaration", "arch"), pairs, ids=ids)
     if "unloadable" in metafunc.fixturenames:

@@ -71,7 +71,7 @@ def warm(declaration: Declaration, count: int) -> tuple[int, float]:
     def build(item: tuple[Config, Problem]) -> str:
         cell, arena = benches.get()
         try:
-            return Trial(declaration, item[0], item[1], cell, arena, arch).first.reply.status
+            return Trial(declaration, item[0], item[1], cell, arena, arch, entry=declaration.entries[0]).first.reply.status
         finally:
             benches.put((cell, arena))
 

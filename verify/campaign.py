@@ -19,7 +19,7 @@ from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEnt
 from verify.oracles import GROUPS
 from verify.report import build, write
 from verify.variant import Declaration
-from verify.workshop import Workshop
+from verify.workshop import Workshop, left_out
 
 _ROSTER = "roster.json"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
@@ -134,8 +134,9 @@ def _record(run: OpenRun, found: Roster) -> None:
             reason = not_here(declaration)
             if reason is not None:
                 recorder.write(NotRun(variant=declaration.ref, reason=reason))
-            if declaration.compiles and declaration.uncompilable is not None:
-                recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=declaration.uncompilable))
+            reason = declaration.uncompilable or left_out(run.profile)
+            if declaration.compiles and reason:
+                recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
         for failure in found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
