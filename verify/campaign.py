@@ -18,7 +18,7 @@ from verify.discovery import Roster, Unloadable, roster
 from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
 from verify.oracles import GROUPS
 from verify.report import build, write
-from verify.variant import Declaration
+from verify.variant import Config, Declaration
 from verify.workshop import Workshop, left_out
 
 _ROSTER = "roster.json"
@@ -110,6 +110,11 @@ class OpenRun:
             if docket is not None:
                 pairs.append((docket, id_))
         return pairs
+
+
+def finest(declaration: Declaration) -> Config:
+    """The config with the smallest key tiles, which short problems exercise most."""
+    return min(declaration.configs, key=lambda config: config.block_n or 64)
 
 
 def open_run(profile: str, files: list[Path], run_id: str | None = None) -> OpenRun:

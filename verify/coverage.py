@@ -33,6 +33,9 @@ BINS_REQUIRED = (
 )
 
 
+_WITHOUT_PAIRS = ("zero_length", "empty_row")  # where no query has a key, nothing else is exercised
+
+
 def coverage_bins(problem: Problem, config: Config) -> set[str]:
     """The bins that a problem fills for that config; the required ones are `BINS_REQUIRED`.
 
@@ -67,7 +70,8 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         f"distribution:{problem.distribution}": True,
     }
     tl = {part: isinstance(part, Causal) and part.alignment == "tl" for part in atoms}
-    return {name for name, filled in found.items() if filled} | {f"mask:{part.kind}" + ".tl" * tl[part] for part in atoms}
+    found |= {f"mask:{part.kind}" + ".tl" * tl[part]: True for part in atoms}
+    return {name for name, filled in found.items() if filled and (problem.pairs or name in _WITHOUT_PAIRS)}
 
 
 def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
