@@ -20,6 +20,8 @@ BINS_REQUIRED = (
     "empty_row",
     "late_maximum",
     "grouped_heads",
+    "descaling",
+    "descaling_by_head",
     "head_dim_v!=head_dim",
     "scale<0",
     "scale=0",
@@ -47,6 +49,7 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
     layouts = {name: layout for name, layout in problem.layouts.items() if getattr(problem, f"shape_{name}")[2]}
     lengths = [n for part in atoms if isinstance(part, Lengths) for n in (*part.q_lengths, *part.kv_lengths)]
     scale, both = problem.scale, (problem.seqlen_q, problem.seqlen_kv)
+    grouped = problem.group > 1 and problem.heads_kv > 1  # with one key head no map of heads can be wrong
     found = {
         "kv_tiles>=3": problem.seqlen_kv > 2 * tile_n,
         "ragged_tail": bool(problem.seqlen_q % tile_m or problem.seqlen_kv % tile_n),
@@ -56,7 +59,9 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "zero_length": 0 in (*both, *lengths),
         "empty_row": _has_empty_row(problem),
         "late_maximum": problem.distribution == "increasing" and problem.seqlen_kv > tile_n and scale != 0 and both[0] > 0,
-        "grouped_heads": problem.group > 1,
+        "grouped_heads": grouped,
+        "descaling": problem.descaling != "none",
+        "descaling_by_head": problem.descaling == "head" and grouped,
         "head_dim_v!=head_dim": problem.head_dim_v != problem.head_dim,
         "scale<0": scale < 0,
         "scale=0": scale == 0,
@@ -92,6 +97,8 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
         "zero_length": support.min_seqlen == 0 or "lengths" in masks,
         "empty_row": bool({"lengths", "dense"} & set(masks)) or (free and bool(late)),
         "grouped_heads": support.grouped_heads,
+        "descaling": bool(set(support.descalings) - {"none"}),
+        "descaling_by_head": "head" in support.descalings and support.grouped_heads,
         "head_dim_v!=head_dim": support.separate_head_dim_v and len(support.head_dims) > 1,
         "scale<0": support.scales == "any",
         "scale=0": support.scales == "any",
