@@ -54,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hears(group): the property test of one group of oracles, for every docket")
+    config.addinivalue_line("markers", "hears_family(family): the property test of several groups; it draws each case's group")
     config.addinivalue_line("markers", "compiles: a test for every variant that compiles without a GPU, and every architecture")
     config.addinivalue_line("markers", "covers: a test for the finest config of every variant and dtype")
     profile = config.getoption("--profile") or campaign.default_profile()
@@ -83,6 +84,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is not None:
         dockets = run.dockets(marker.args[0])
         metafunc.parametrize("docket", [pytest.param(docket, id=docket.id) for docket in dockets])
+    marker = metafunc.definition.get_closest_marker("hears_family")
+    if marker is not None:
+        families = run.families(marker.args[0])
+        metafunc.parametrize("dockets", [pytest.param(dockets, id=dockets[0].id) for dockets in families])
     if metafunc.definition.get_closest_marker("covers") is not None:
         heard = [docket for group in ("accuracy", "gradients") for docket in run.dockets(group)]
         dockets = [docket for docket in heard if docket.config is campaign.finest(docket.declaration)]

@@ -16,7 +16,7 @@ from verify.case import Case, CaseError
 from verify.court import Court, Docket, inapplicable, not_here, state_directory
 from verify.discovery import Roster, Unloadable, roster
 from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
-from verify.oracles import GROUPS
+from verify.oracles import groups
 from verify.report import build, write
 from verify.variant import Config, Declaration
 from verify.workshop import Workshop, left_out
@@ -71,8 +71,16 @@ class OpenRun:
             for declaration in self.here
             if inapplicable(declaration, group) is None
             for dtype in declaration.support.dtypes
-            for config in (declaration.configs[:1] if GROUPS[group].outside else declaration.configs)
+            for config in (declaration.configs[:1] if groups()[group].outside else declaration.configs)
         ]
+
+    def families(self, family: str) -> list[tuple[Docket, ...]]:
+        """The dockets of a family's groups, those of one variant, config and dtype together, in a stable order."""
+        found: dict[str, list[Docket]] = {}
+        for group in groups().values():
+            for docket in self.dockets(group.name) if group.family == family else ():
+                found.setdefault(docket.id, []).append(docket)
+        return [tuple(dockets) for dockets in found.values()]
 
     @property
     def compiled(self) -> tuple[Declaration, ...]:

@@ -7,9 +7,11 @@ import ctypes
 import os
 import shlex
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import torch
 from hypothesis.strategies import SearchStrategy
@@ -20,7 +22,7 @@ from verify.cell.cell import Cell, Zygote
 from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
 from verify.memory import Arena
-from verify.oracles import GROUPS, leading_oracle, of_group
+from verify.oracles import groups, leading_oracle, of_group
 from verify.oracles.execution import execution, memory
 from verify.problem import Problem
 from verify.strategies import LIMITS, coverage_bins
@@ -49,22 +51,36 @@ class Docket:
     def problems(self) -> SearchStrategy[Problem]:
         """What this docket draws, as large as this machine can judge quickly."""
         device = "gpu" if environment().device == "cuda" else "interpreter" if self.declaration.interpreted else "cpu"
-        group, limits, declaration = GROUPS[self.group], LIMITS[device], self.declaration
+        group, limits, declaration = groups()[self.group], LIMITS[device], self.declaration
         if group.outside:
             return strategies.outside(declaration, dtype=self.dtype, limits=limits).map(lambda pair: pair[0])
         masks = tuple(mask for mask in declaration.support.masks if mask != "full")
         if group.masked and masks:
             declaration = replace(declaration, support=replace(declaration.support, masks=masks))
         drawn = strategies.problems(declaration, dtype=self.dtype, limits=limits, distributions=group.distributions)
-        impossible = group.impossible
-        return drawn if impossible is None else drawn.filter(lambda problem: impossible(problem) is None)
+        impossible, adapt, support = group.impossible, group.adapt, self.declaration.support
+        if impossible is not None:
+            drawn = drawn.filter(lambda problem: impossible(problem) is None)
+        if adapt is None:
+            return drawn
+        adapted = drawn.map(lambda problem: adapt(problem, support)).filter(
+            lambda problem: problem is not None and support.refusal(problem) is None
+        )
+        return cast(SearchStrategy[Problem], adapted)
+
+    @property
+    def asked(self) -> Sequence[Problem]:
+        """The problems that the group asks of every kernel that supports them, in place of drawn ones."""
+        asks = groups()[self.group].asks
+        found = () if asks is None else asks(self.declaration, self.dtype)
+        return [problem for problem in found if self.declaration.support.refusal(problem) is None]
 
 
 def inapplicable(declaration: Declaration, group: str) -> str | None:
     """Why no oracle of a group judges a variant, or None."""
-    if GROUPS[group].entry not in declaration.entries:
-        return f"has no {GROUPS[group].entry} of its own"
-    if GROUPS[group].outside and all(
+    if groups()[group].entry not in declaration.entries:
+        return f"has no {groups()[group].entry} of its own"
+    if groups()[group].outside and all(
         strategies.outside(declaration, dtype=dtype, limits=LIMITS["interpreter"]).is_empty
         for dtype in declaration.support.dtypes
     ):
@@ -130,8 +146,8 @@ class Court:
             cell=cell,
             arena=self.arena,
             arch=self.arch,
-            entry=GROUPS[docket.group].entry,
-            refuses=GROUPS[docket.group].outside,
+            entry=groups()[docket.group].entry,
+            refuses=groups()[docket.group].outside,
             with_best=problem.seed % _BEST_EVERY == 0,
         )
         rulings = self._rulings(docket, trial)
@@ -200,6 +216,7 @@ class Court:
             problem=case.problem.name,
             seconds={name: round(seconds, 6) for name, seconds in trial.clock.seconds.items()},
             measures=dict(ruling.measures) if ruling is not None else {},
+            observed=dict(ruling.observed) if ruling is not None else {},
             bins=tuple(sorted(coverage_bins(case.problem, docket.config))) if oracle == leading_oracle(case.group) else (),
             finding=finding,
         )

@@ -101,7 +101,8 @@ class Verdict:
     seconds: of generate, run, reference, bound, record.  measures, where the oracle has them (docs/report-schema.md): for T
     of out, lse, dq, dk, dv: r_T (worst error / bound), max_error_T and error_bound_T (the largest error and the bound at that
     element), worst_index_T, worst_reference_T and worst_bound_T (the element with the worst r); bound_ratio (median bound /
-    best bound of that dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv.
+    best bound of that dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv.  observed: what an oracle found out that is
+    no number, by the name of the property.
     """
 
     case: str
@@ -115,6 +116,7 @@ class Verdict:
     problem: str
     seconds: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
+    observed: dict[str, str] = field(default_factory=dict)
     bins: tuple[str, ...] = ()
     finding: Finding | None = None
     time: float = 0.0  # seconds since the epoch; `Recorder.write` fills it in

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -103,6 +103,7 @@ class Trial:
     notes: dict[str, Any] = field(default_factory=dict)  # what an oracle has worked out and will need again, by its name
     _runs: dict[str, Run] = field(default_factory=dict)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
+    _beside: dict[str, Trial] = field(default_factory=dict)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -159,6 +160,18 @@ class Trial:
             given = (self.inputs if inputs is None else inputs).named | self._for_backward
             self._runs[tag] = self._launch(self.entry, poison, given)
         return self._runs[tag]
+
+    def beside(self, tag: str, problem: Problem, inputs: Inputs | None = None, dout: Tensor | None = None) -> Trial:
+        """Another question to the same kernel, in the same cell and on the same clock; one per tag, which oracles may share.
+
+        `inputs` and `dout` are its values instead of those that its distribution and seed say.  It must lie inside the support.
+        """
+        if tag not in self._beside:
+            other = replace(self, problem=problem, with_best=False, notes={}, _runs={}, _plans={}, _beside={})
+            given = {"inputs": inputs, "dout": dout}
+            other.__dict__.update({name: values for name, values in given.items() if values is not None})  # cached properties
+            self._beside[tag] = other
+        return self._beside[tag]
 
     @cached_property
     def dout(self) -> Tensor:
@@ -277,10 +290,11 @@ def _where(products: float) -> torch.device:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What an oracle says of a trial: a finding, or none if it holds; and what it measured on the way."""
+    """What an oracle says of a trial: a finding, or none if it holds; and what it measured or observed on the way."""
 
     finding: Finding | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
+    observed: Mapping[str, str] = field(default_factory=dict)
 
 
 def convict(oracle: str, message: str, *, name: str, bad: Tensor, got: float | str, bound: float | str) -> Ruling:

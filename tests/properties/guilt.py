@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from verify.case import Case
 from verify.court import Court, Docket, explain
 from verify.evidence import Phase, Verdict
+from verify.oracles import groups
 from verify.problem import Problem
 
 
@@ -57,21 +58,22 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
     if isinstance(source, Problem):
         _convict(court.hear(docket, source))
         return
-    search = _searches[f"{docket.id}-{docket.group}"]
+    search = _searches[f"{docket.id}-{groups()[docket.group].family or docket.group}"]
     problem = source.draw(docket.problems, label="problem")
-    if problem.name in search.failed:
-        _convict(search.failed[problem.name])
+    case = f"{docket.group}:{problem.name}"
+    if case in search.failed:
+        _convict(search.failed[case])
     phase: Phase = "shrink" if search.failed else "generate"
-    if problem.name in search.heard or search.seconds[phase] > _BUDGETS[phase] or time.time() > _UNTIL:
+    if case in search.heard or search.seconds[phase] > _BUDGETS[phase] or time.time() > _UNTIL:
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
     verdicts = court.hear(docket, problem, phase)
-    search.heard.add(problem.name)  # not before: an error of the judge's own must come back when Hypothesis tries again
+    search.heard.add(case)  # not before: an error of the judge's own must come back when Hypothesis tries again
     spent = time.monotonic() - begun
     # A case that waits for its build says nothing of the next ones, which find it made.
     search.seconds[phase] += spent if phase == "shrink" else min(spent, _ONE_CASE)
     if any(verdict.outcome == "fail" for verdict in verdicts):
-        search.failed[problem.name] = verdicts
+        search.failed[case] = verdicts
     _convict(verdicts)
 
 

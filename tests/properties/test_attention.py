@@ -50,6 +50,13 @@ def test_ignores_what_is_masked(docket: Docket, court: Court, data: st.DataObjec
     hold(court, docket, data)
 
 
+@pytest.mark.hears_family("relations")
+@given(data=st.data())
+def test_holds_its_relations(dockets: tuple[Docket, ...], court: Court, data: st.DataObject) -> None:
+    """Related inputs have related results: one relation a case, bitwise or within the bounds of both results."""
+    hold(court, data.draw(st.sampled_from(dockets), label="relation"), data)
+
+
 @pytest.mark.hears("refusal")
 @given(data=st.data())
 def test_refuses_what_it_does_not_support(docket: Docket, court: Court, data: st.DataObject) -> None:

@@ -1,21 +1,23 @@
 """Oracles: one file each.  A file that defines ORACLE, or ORACLES, is found by itself; nothing else has to be touched.
 
 Oracles of one group judge the same cases, and so share runs and references.  The group also says which problems are drawn
-and which entry point of a kernel answers them.
+and which entry point of a kernel answers them.  Most groups are defined here; an oracle that shares its cases with no other
+defines its own, GROUP, in its file.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 
 from verify.inputs import gather_possible
 from verify.problem import Problem
 from verify.trial import Ruling, Trial
-from verify.variant import Declaration
+from verify.variant import Declaration, Support
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,9 @@ class Group:
 
     outside: problems are drawn from just outside the support.  distributions: names to draw from, by default all ordinary
     ones.  masked: only problems with a mask, where the support has one.  impossible: the reason why a problem that was drawn
-    cannot be used, or None.
+    cannot be used, or None.  adapt: makes of a problem that was drawn one that the group can ask, or None; what it makes must
+    lie inside the support, or is not asked.  asks: the problems of that dtype, in place of drawn ones.
+    family: groups of one family are heard by one property test, which draws the group of each case.
     """
 
     name: str
@@ -34,9 +38,12 @@ class Group:
     distributions: tuple[str, ...] | None = None
     masked: bool = False
     impossible: Callable[[Problem], str | None] | None = None
+    adapt: Callable[[Problem, Support], Problem | None] | None = None
+    asks: Callable[[Declaration, str], Sequence[Problem]] | None = None
+    family: str = ""
 
 
-_GROUPS = (
+_SHARED = (
     Group(name="accuracy", about="random problems over everything that the variant supports"),
     Group(
         name="counting",
@@ -59,7 +66,6 @@ _GROUPS = (
         outside=True,
     ),
 )
-GROUPS: dict[str, Group] = {group.name: group for group in _GROUPS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +83,25 @@ class Oracle:
 
 
 @cache
+def _modules() -> tuple[ModuleType, ...]:
+    return tuple(importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
+
+
+@cache
+def groups() -> Mapping[str, Group]:
+    """All groups by name: the shared ones first."""
+    own = [module.GROUP for module in _modules() if hasattr(module, "GROUP")]
+    return {group.name: group for group in (*_SHARED, *sorted(own, key=lambda group: (group.family, group.name)))}
+
+
+@cache
 def oracles() -> tuple[Oracle, ...]:
     """All oracles, by group and rank."""
     found: list[Oracle] = []
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
+    for module in _modules():
         found += getattr(module, "ORACLES", ())
         found += [module.ORACLE] if hasattr(module, "ORACLE") else []
-    order = list(GROUPS)
+    order = list(groups())
     return tuple(sorted(found, key=lambda oracle: (order.index(oracle.group), oracle.rank, oracle.name)))
 
 
@@ -96,4 +113,4 @@ def of_group(group: str) -> tuple[Oracle, ...]:
 @cache
 def leading_oracle(group: str) -> str:
     """The oracle whose verdicts say which coverage bins a group's cases fill; none where problems are outside a support."""
-    return "" if GROUPS[group].outside else of_group(group)[0].name
+    return "" if groups()[group].outside else of_group(group)[0].name
