@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, Phase, given, settings
-
 from verify.court import Docket
 from verify.coverage import bins_reachable, coverage_bins
+from verify.draws import draws
 from verify.problem import Problem
 
 _ROUND = 300  # draws; a millisecond each
@@ -20,31 +19,12 @@ def agenda(docket: Docket) -> list[Problem]:
     """
     drawn: dict[str, Problem] = {}
     for number in range(_ROUNDS):
-        for problem in _draw(docket, number):
+        for problem in draws(docket.problems, _ROUND * (number + 1)):
             drawn.setdefault(problem.name, problem)
         chosen, missing = _cover(docket, list(drawn.values()))
         if not missing:
             break
     return chosen
-
-
-def _draw(docket: Docket, number: int) -> list[Problem]:
-    found: list[Problem] = []
-
-    @settings(
-        max_examples=_ROUND * (number + 1),
-        database=None,
-        deadline=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(docket.problems)
-    def collect(problem: Problem) -> None:
-        found.append(problem)
-
-    collect()
-    return found
 
 
 def _telling(problem: Problem) -> bool:

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 
 from verify import device
 from verify.case import Case
-from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of
+from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, say
 from verify.evidence import Evidence, Verdict
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
@@ -171,9 +171,7 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
         table.add_row(declaration.ref, declaration.family, ", ".join(support.dtypes), dims, masks, names, reason)
     console.print(table)
     for failure in found.failures:
-        console.print(
-            f"{failure.ref} does not load: {failure.message}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        say(console, f"{failure.ref} does not load: {failure.message}")
     return FAILED if found.failures else CLEAN
 
 
@@ -194,7 +192,7 @@ def recheck(folder: Path) -> int:
     for one in found:
         console.print(f"{one.path}: {one.cases} worst cases computed again, {len(one.disagreeing)} disagree", highlight=False)
         for text in one.disagreeing:
-            console.print(f"  {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"  {text}")
         for ref in one.stale:
             console.print(f"  stale: the source of {ref} has changed since", style="yellow", markup=False, highlight=False)
     if not found:
@@ -298,7 +296,7 @@ def _print_failures(evidence: Evidence, most: int = 8) -> None:
             if key not in smallest or len(verdict.case) < len(smallest[key].case):
                 smallest[key] = verdict
     for verdict in list(smallest.values())[:most]:
-        console.print(f"\n{explain(verdict)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"\n{explain(verdict)}")
     if len(smallest) > most:
         console.print(f"\n... and {len(smallest) - most} more kinds of failures; the report has them all", style="red")
 
@@ -328,6 +326,6 @@ def main() -> int:
     except click.exceptions.Abort:
         return INFRASTRUCTURE
     except click.ClickException as error:
-        console.print(f"verify: {error.format_message()}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"verify: {error.format_message()}")
         return USAGE
     return result if isinstance(result, int) else CLEAN

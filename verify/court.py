@@ -23,7 +23,7 @@ from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
 from verify.memory import Arena
 from verify.oracles import groups, leading_oracle, of_group
-from verify.oracles.execution import execution, memory
+from verify.oracles.execution import held
 from verify.problem import Problem
 from verify.strategies import LIMITS, coverage_bins
 from verify.trial import Ruling, Trial
@@ -159,15 +159,9 @@ class Court:
         """Each oracle's ruling in order, up to the first that makes the rest meaningless; None: not its business."""
         found: list[tuple[str, Ruling | None]] = []
         if not trial.refuses:
-            if trial.entry == "backward":
-                for name, ruling in (("execution", execution(trial, trial.saved)), ("memory", memory(trial, trial.saved))):
-                    if ruling.finding is not None:
-                        message = f"the forward that saves O and LSE {ruling.finding.message}"
-                        return [(name, Ruling(replace(ruling.finding, message=message)))]
-            ruling = execution(trial, trial.first)
-            if ruling.finding is not None:
-                return [("execution", ruling)]
-            found = [("execution", ruling), ("memory", memory(trial, trial.first))]
+            found += [(name, ruling) for name, _, ruling in held(trial)]
+            if len(found) < 2:  # of execution and memory
+                return found
         for oracle in of_group(docket.group):
             if oracle.applies(docket.declaration) is None:
                 found.append((oracle.name, oracle.judge(trial) if oracle.concerns(trial) else None))

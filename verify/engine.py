@@ -20,6 +20,7 @@ from verify.court import state_directory
 from verify.evidence import Evidence, load, new_run_id
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
+_UNTIL = "VERIFY_UNTIL"  # tells the child when time is over, in seconds since the epoch
 _POLL = 0.5  # seconds
 _GRACE = 60.0  # seconds beyond a deadline for cases under way and the report
 
@@ -57,12 +58,22 @@ class Order:
         return words
 
 
+def out_of_time() -> bool:
+    """Whether the deadline that this process was started with is past; never, where there is none."""
+    return time.time() > float(os.environ.get(_UNTIL, "inf"))
+
+
+def say(console: Console, text: str) -> None:
+    """Bad news, as it is: unwrapped, so that a command in it can be copied."""
+    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
 def carry_out(order: Order, console: Console, deadline: float | None = None) -> int:
     """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is begun."""
     with tempfile.TemporaryFile("w+") as words:
         variables = dict(os.environ)
         if deadline is not None:
-            variables["VERIFY_UNTIL"] = str(time.time() + deadline - time.monotonic())
+            variables[_UNTIL] = str(time.time() + deadline - time.monotonic())
         process = subprocess.Popen(
             order.command(),
             stdout=words,

@@ -9,7 +9,7 @@ from rich.console import Console
 from verify.campaign import open_run
 from verify.case import Case
 from verify.court import explain, not_here
-from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE
+from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
 
 
 def replay(case: Case, console: Console) -> int:
@@ -22,20 +22,20 @@ def replay(case: Case, console: Console) -> int:
     run = open_run("dev", [Path(file)] if at else [])
     for failure in run.roster.failures:
         if at:
-            _say(console, f"FAILED  {failure.ref} does not load: {failure.message}")
+            say(console, f"FAILED  {failure.ref} does not load: {failure.message}")
             return FAILED
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
     if case.variant not in known:
-        _say(console, f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})")
+        say(console, f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})")
         return USAGE
     reason = not_here(known[case.variant])
     if reason is not None:
-        _say(console, f"verify: {case.variant} cannot run here: {reason}")
+        say(console, f"verify: {case.variant} cannot run here: {reason}")
         return INFRASTRUCTURE
     docket = run.docket_of(case)
     if docket is None:
         names = ", ".join(config.name for config in known[case.variant].configs)
-        _say(console, f"verify: {case.variant} has no config {case.config!r} (configs: {names})")
+        say(console, f"verify: {case.variant} has no config {case.config!r} (configs: {names})")
         return USAGE
     court = run.court("replay")
     try:
@@ -47,11 +47,6 @@ def replay(case: Case, console: Console) -> int:
         console.print(f"{verdict.outcome:12} {verdict.oracle:12} {numbers}", markup=False, highlight=False)
     failed = [verdict for verdict in verdicts if verdict.outcome == "fail"]
     for verdict in failed:
-        _say(console, f"\n{explain(verdict)}")
+        say(console, f"\n{explain(verdict)}")
     console.print("FAILED" if failed else "FIXED", style="bold red" if failed else "bold green")
     return FAILED if failed else CLEAN
-
-
-def _say(console: Console, text: str) -> None:
-    """Bad news, as it is: unwrapped, so that a command in it can be copied."""
-    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)

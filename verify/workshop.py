@@ -1,13 +1,17 @@
-"""Workshop: every kernel compiled for every architecture, without a GPU, and what the compiler says of it."""
+"""Workshop: kernels compiled without a GPU, for the architectures that the profile asks for, and what the compiler says.
+
+Profile dev asks for three, the others for all (`arches`).  Where time is short only the first builds are compiled; the rest are
+on record as listed.
+"""
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass, field
 
 from verify.cell.cell import COMPILER, Cell, Reply, Zygote
+from verify.engine import out_of_time
 from verify.evidence import Built, Recorder
 from verify.variant import COMPILED_ARCHES, Declaration
 
@@ -16,7 +20,6 @@ _FEW_ARCHES = {"dev": ("sm_80", "sm_90a", "sm_120a")}
 # Seconds for the builds of one variant and arch where a machine is small: the first is always compiled, and the telling ones
 # are listed first.
 _SECONDS = {"dev": 1.5, "ci": 3.0}
-_UNTIL = float(os.environ.get("VERIFY_UNTIL", "inf"))  # seconds since the epoch: then only first builds are compiled
 
 
 def arches(profile: str) -> tuple[str, ...]:
@@ -55,7 +58,7 @@ class Workshop:
             begun, budget = time.monotonic(), _SECONDS.get(self.profile, math.inf)
             failures = []
             for number, name in enumerate(names):
-                if number and (time.monotonic() - begun > budget or time.time() > _UNTIL):
+                if number and (time.monotonic() - begun > budget or out_of_time()):
                     self._record(declaration, arch, name)
                 else:
                     failures += self._compile(cell, declaration, arch, name)

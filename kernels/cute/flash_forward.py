@@ -34,7 +34,6 @@ some 20 s for each, most of it to read the headers: those of CUTLASS_PATH, or of
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import math
 import os
@@ -45,60 +44,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.cuda.arguments import Arguments
 from kernels.cuda.compile import CompileError, Kernel, Source, compile_source, device_arch, launch, load, toolkit_includes
 from kernels.cuda.compile import available as cuda_available
 from kernels.cuda.compile import compilable as cuda_compilable
-from references.masks import Causal
 from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Unsupported, Variant, Workspace
 
 WARPS = 4
 STAGES = 2
 HEAD_DIMS = (64, 128)
 ELEMENTS = {"float16": "half_t", "bfloat16": "bfloat16_t"}
-LOG2_E = math.log2(math.e)
-
-
-class Strided(ctypes.Structure):
-    """`Strided` in flash_forward.cu: an address, and the strides of batch, head and row in elements."""
-
-    _fields_ = [("data", ctypes.c_uint64), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("row", ctypes.c_int64)]
-
-    @staticmethod
-    def of(tensor: Tensor) -> Strided:
-        """Of a (batch, heads, seqlen, head_dim) tensor."""
-        return Strided(tensor.data_ptr(), *tensor.stride()[:3])
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` in flash_forward.cu."""
-
-    _fields_ = [
-        *((name, Strided) for name in ("q", "k", "v", "out")),
-        ("lse", ctypes.c_uint64),
-        *((name, ctypes.c_int32) for name in ("heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal")),
-        ("scale_log2", ctypes.c_float),
-    ]
-
-    @staticmethod
-    def of(args: AttentionArgs, out: Tensor, lse: Tensor) -> Arguments:
-        """Of one problem."""
-        return Arguments(
-            *(Strided.of(tensor) for tensor in (args.q, args.k, args.v, out)),
-            lse.data_ptr(),
-            args.heads_q,
-            args.heads_q // args.heads_kv,
-            args.seqlen_q,
-            args.seqlen_kv,
-            diagonal(args),
-            args.softmax_scale * LOG2_E,
-        )
-
-
-def diagonal(args: AttentionArgs) -> int:
-    """Row r sees keys up to r + diagonal; full attention has them all below it."""
-    if not isinstance(args.mask, Causal):
-        return args.seqlen_kv
-    return args.seqlen_kv - args.seqlen_q if args.mask.alignment == "br" else 0
 
 
 def headers() -> Path | None:
@@ -173,7 +128,7 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
     with torch.cuda.device_of(args.q):
         kernel = _kernel(args.config, args.dtype, args.head_dim, device_arch(args.q.device))
         shared = shared_bytes(args.config, args.head_dim)
-        launch(kernel, (grid,), (32 * WARPS,), shared, Arguments.of(args, out, lse))
+        launch(kernel, (grid,), (32 * WARPS,), shared, Arguments.of(args, out, lse, in_bytes=False))
 
 
 def builds(arch: str) -> list[Build]:

@@ -32,7 +32,6 @@ A build is chosen by dtype, head dim, causal or not, BLOCK_N and stages; lengths
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,6 +41,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.cuda.arguments import Arguments
 from kernels.cuda.compile import Kernel, Source, available, compilable, compile_source, device_arch, launch, load
 from references.masks import Causal
 from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Unsupported, Variant, Workspace
@@ -49,44 +49,6 @@ from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Res
 BLOCK_M = 64  # query rows of a block
 WARPS = 4
 HEAD_DIMS = (64, 128)
-LOG2_E = math.log2(math.e)
-
-
-class Strided(ctypes.Structure):
-    """`Tensor` in split_q.cu: an address, and the strides of batch, head and row in bytes."""
-
-    _fields_ = [("data", ctypes.c_uint64), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("row", ctypes.c_int64)]
-
-    @staticmethod
-    def of(tensor: Tensor) -> Strided:
-        """Of a (batch, heads, seqlen, head_dim) tensor."""
-        return Strided(tensor.data_ptr(), *(stride * tensor.itemsize for stride in tensor.stride()[:3]))
-
-
-class Arguments(ctypes.Structure):
-    """`Arguments` in split_q.cu."""
-
-    _fields_ = [
-        *((name, Strided) for name in ("q", "k", "v", "out")),
-        ("lse", ctypes.c_uint64),
-        *((name, ctypes.c_int32) for name in ("heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal")),
-        ("scale_log2", ctypes.c_float),
-    ]
-
-    @staticmethod
-    def of(args: AttentionArgs, out: Tensor, lse: Tensor) -> Arguments:
-        """Of one problem."""
-        bottom_right = isinstance(args.mask, Causal) and args.mask.alignment == "br"
-        return Arguments(
-            *(Strided.of(tensor) for tensor in (args.q, args.k, args.v, out)),
-            lse.data_ptr(),
-            args.heads_q,
-            args.heads_q // args.heads_kv,
-            args.seqlen_q,
-            args.seqlen_kv,
-            args.seqlen_kv - args.seqlen_q if bottom_right else 0,
-            args.softmax_scale * LOG2_E,
-        )
 
 
 def source(config: Config, dtype: str, head_dim: int, causal: bool) -> Source:
@@ -127,7 +89,8 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
     with torch.cuda.device_of(args.q):
         causal = isinstance(args.mask, Causal)
         kernel = _kernel(args.config, args.dtype, args.head_dim, causal, device_arch(args.q.device))
-        launch(kernel, (grid,), (32 * WARPS,), shared_bytes(args.config, args.head_dim), Arguments.of(args, out, lse))
+        arguments = Arguments.of(args, out, lse, in_bytes=True)
+        launch(kernel, (grid,), (32 * WARPS,), shared_bytes(args.config, args.head_dim), arguments)
 
 
 def builds(arch: str) -> list[Build]:

@@ -18,6 +18,7 @@ import pytest
 
 from kernels.cuda import compile as cuda
 from kernels.cuda.compile import Binary, CompileError, Kernel, LaunchError, Source, compilable, compile_source, resources_from
+from verify.cell.loading import load, sources_of
 from verify.variant import COMPILED_ARCHES, Resources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -332,6 +333,29 @@ def test_an_error_of_the_driver_is_raised(driver: SimpleNamespace) -> None:
     for size, what in ((0, r"launch of \(1,\)"), (60_000, "bytes of shared memory")):
         with pytest.raises(LaunchError, match=f"doubled: .*{what}.*: 1"):
             cuda.launch(KERNEL, (1,), (32,), size, *ARGUMENTS)
+
+
+# What the hash of a kernel's source covers.
+
+
+@pytest.mark.parametrize("stem", ["ptx/split_q", "cute/flash_forward"])
+def test_a_kernels_sources_are_its_own_files_and_what_it_has_of_kernels_cuda(stem: str) -> None:
+    path = ROOT / "kernels" / f"{stem}.py"
+    own = {path, path.with_suffix(".cu"), path.with_name("__init__.py")}
+    shared = {ROOT / "kernels" / "cuda" / name for name in ("__init__.py", "arguments.py", "compile.py", "ptx.cuh")}
+    assert {Path(name) for name in load(path, str(ROOT)).sources} >= own | shared
+
+
+def test_only_imported_helpers_are_hashed() -> None:
+    folder, path = ROOT / "kernels" / "cuda", ROOT / "kernels" / "ptx" / "split_q.py"
+    alone = {path, folder / "compile.py", folder / "__init__.py", folder.parent / "triton" / "common.py"}
+    assert set(map(Path, sources_of(alone, path, folder))) == {
+        path,
+        path.with_suffix(".cu"),
+        folder / "compile.py",
+        folder / "__init__.py",
+        folder / "ptx.cuh",
+    }
 
 
 # ptx.cuh.

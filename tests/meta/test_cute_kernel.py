@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cuda.arguments import Arguments, diagonal
 from kernels.cuda.compile import CompileError, compilable, toolkit_includes
 from kernels.cute import flash_forward as kernel
 from references.masks import parse_mask
@@ -71,7 +72,7 @@ def test_shared_memory_fits_every_architecture(config: Config, head_dim: int, ex
 )
 def test_a_mask_is_a_diagonal(mask: str, expected: Callable[[int], int]) -> None:
     args = arguments(Problem(seqlen_q=5, seqlen_kv=9, head_dim=64, dtype="float16", mask=parse_mask(mask)))
-    assert [min(9, r + kernel.diagonal(args) + 1) for r in range(5)] == [expected(r) for r in range(5)]
+    assert [min(9, r + diagonal(args) + 1) for r in range(5)] == [expected(r) for r in range(5)]
 
 
 PLAIN = Problem(seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="float16")
@@ -229,7 +230,7 @@ class Program:
         conflicts = (ctypes.c_long * 2)()
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / (self.config.block_m or 0))
         shared = kernel.shared_bytes(self.config, args.head_dim)
-        given = kernel.Arguments.of(args, out, lse)
+        given = Arguments.of(args, out, lse, in_bytes=False)
         error = self.library.run(ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts)
         if error:
             raise RuntimeError(error.decode())

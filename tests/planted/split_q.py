@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.cuda.arguments import Arguments
 from kernels.cuda.compile import available, cache_directory, compile_source, device_arch, launch, load
 from kernels.ptx import split_q
 from verify.variant import AttentionArgs, Support, Variant, Workspace
@@ -67,7 +68,7 @@ def forward_of(variant: str) -> Callable[[AttentionArgs, Tensor, Tensor | None, 
         with torch.cuda.device_of(args.q):
             kernel = load(compile_source(source, device_arch(args.q.device)))
             shared = split_q.shared_bytes(args.config, args.head_dim)
-            launch(kernel, (grid,), (32 * split_q.WARPS,), shared, split_q.Arguments.of(args, out, lse))
+            launch(kernel, (grid,), (32 * split_q.WARPS,), shared, Arguments.of(args, out, lse, in_bytes=True))
 
     return forward
 

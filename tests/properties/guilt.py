@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from verify.case import Case
 from verify.court import Court, Docket, explain
+from verify.engine import out_of_time
 from verify.evidence import Phase, Verdict
 from verify.oracles import groups
 from verify.problem import Problem
@@ -41,7 +42,6 @@ _BUDGETS: dict[Phase, float] = {
     "shrink": float(os.environ.get("VERIFY_SHRINK_SECONDS", "15")),
 }
 _ONE_CASE = 1.0  # the most that one case of a search counts
-_UNTIL = float(os.environ.get("VERIFY_UNTIL", "inf"))  # seconds since the epoch: then no new case is begun
 _searches: defaultdict[str, _Search] = defaultdict(_Search)
 
 
@@ -64,7 +64,7 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
     if case in search.failed:
         _convict(search.failed[case])
     phase: Phase = "shrink" if search.failed else "generate"
-    if case in search.heard or search.seconds[phase] > _BUDGETS[phase] or time.time() > _UNTIL:
+    if case in search.heard or search.seconds[phase] > _BUDGETS[phase] or out_of_time():
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
     verdicts = court.hear(docket, problem, phase)

@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve as a zygote on the control socket whose descriptor is argv[1]."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    _preload()
+    preload()
     send(control, {"ready": True})
     lives: set[int] = set()
     with contextlib.suppress(Closed):
@@ -56,7 +56,8 @@ def main() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _preload() -> None:
+def preload() -> None:
+    """What every life needs and must not wait for: one thread for torch and, where Triton interprets, a mended interpreter."""
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
         from verify.cell.interpreter import repair
@@ -80,7 +81,7 @@ def _fork(control: socket.socket, peer: int, log: int) -> int:
         os.dup2(log, 2)
         os.close(log)
         faulthandler.enable()
-        _Life(socket.socket(fileno=peer)).serve()
+        Life(socket.socket(fileno=peer)).serve()
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
@@ -88,7 +89,7 @@ def _fork(control: socket.socket, peer: int, log: int) -> int:
     os._exit(0)
 
 
-class _Life:
+class Life:
     """One life: its socket, the variants that it loaded and the arena that it mapped."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -172,14 +173,14 @@ class _Life:
         variant = self.variants[message["variant"]]
         size = message["size"]
         if message["device"] == "cpu":
-            _launch(variant, message, self.host[:size])
+            launch(variant, message, self.host[:size])
             return
         if self.device_bytes is None or self.device_bytes.numel() < size:
             self.device_bytes = torch.empty(self.host.numel(), dtype=torch.uint8, device="cuda")
         arena = self.device_bytes[:size]
         arena.copy_(self.host[:size], non_blocking=True)
         try:
-            _launch(variant, message, arena)
+            launch(variant, message, arena)
         finally:
             try:
                 # After a refusal too: it must have touched nothing.  One wait for all three: where many processes share a
@@ -191,7 +192,8 @@ class _Life:
                 raise
 
 
-def _launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
+def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
+    """Run the entry that the message names on views of `arena`, a uint8 tensor; raises Breach where the variant lacks it."""
     buffers = _buffers(message, arena)
     args = _arguments(message, variant, buffers)
     if variant.allocates_outputs:

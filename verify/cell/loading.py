@@ -27,7 +27,7 @@ class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file holds; undeclared if its one variant was made from a plain function; sources: see `_sources`."""
+    """What a file holds; undeclared if its one variant was made from a plain function; sources: see `sources_of`."""
 
     variants: tuple[Variant, ...]
     undeclared: bool
@@ -62,7 +62,7 @@ def load(path: Path, package_root: str) -> Loaded:
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
     # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
     real = (Path(file) for file in files if file and Path(file).is_absolute())
-    sources = _sources({file.resolve() for file in real}, path.resolve(), Path(package_root).resolve() / "kernels" / "cuda")
+    sources = sources_of({file.resolve() for file in real}, path.resolve(), Path(package_root).resolve() / "kernels" / "cuda")
     interpreted = any(type(value).__name__ == "InterpretedFunction" for value in vars(module).values())
     declared = getattr(module, "VARIANTS", None)
     declared = [module.VARIANT] if declared is None and hasattr(module, "VARIANT") else declared
@@ -74,12 +74,13 @@ def load(path: Path, package_root: str) -> Loaded:
     return Loaded((_from_function(_find_function(module, path), path.stem),), True, sources, interpreted)
 
 
-def _sources(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
-    """What a kernel's hash covers: the files imported from its folder and, of a CUDA kernel, its .cu file and kernels/cuda."""
+def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
+    """What a kernel's hash covers: the files imported from its folder; of a CUDA kernel also its .cu file, and of kernels/cuda
+    what it imports and every header."""
     beside = {file for file in imported if file.parent == path.parent}
     texts = {path.with_suffix(".cu")}
     if cuda / "compile.py" in imported:
-        texts |= {cuda / "compile.py", *cuda.glob("*.cuh")}
+        texts |= {file for file in imported if file.parent == cuda} | set(cuda.glob("*.cuh"))
     return tuple(sorted(str(file) for file in beside | {text for text in texts if text.is_file()}))
 
 

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from verify.evidence import Finding
 from verify.memory import unwritten
 from verify.trial import Ruling, Run, Trial, convict, first_place
+
+
+def held(trial: Trial) -> Iterator[tuple[str, Run, Ruling]]:
+    """What every run of a trial must hold: (name, run, ruling), up to the first ruling that makes the rest meaningless.
+
+    A backward's trial first asks the forward that saves O and LSE, of which only what convicts it is given.  A run is launched
+    when its first ruling is asked for.
+    """
+    checks = (("execution", execution), ("memory", memory))
+    if trial.entry == "backward":
+        for name, check in checks:
+            ruling = check(trial, trial.saved)
+            if ruling.finding is not None:
+                message = f"the forward that saves O and LSE {ruling.finding.message}"
+                yield name, trial.saved, Ruling(replace(ruling.finding, message=message))
+                return
+    for name, check in checks:
+        ruling = check(trial, trial.first)
+        yield name, trial.first, ruling
+        if name == "execution" and ruling.finding is not None:
+            return
 
 
 def execution(trial: Trial, run: Run) -> Ruling:

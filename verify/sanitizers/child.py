@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from verify.cell.child import _launch, _Life, _preload
+from verify.cell.child import Life, launch, preload
 from verify.cell.separate import Separate
 from verify.memory import slots_from
 
 
-class SeparateLife(_Life):
+class SeparateLife(Life):
     """A life whose buffers are allocations of their own."""
 
     def _run(self, message: dict[str, Any]) -> None:
@@ -28,7 +28,7 @@ class SeparateLife(_Life):
         separate = Separate(slots_from(message["slots"]), self.host, device)
         try:
             # It answers what a run asks of the arena's bytes: their device, and slices of them.
-            _launch(variant, message, cast(Tensor, separate))
+            launch(variant, message, cast(Tensor, separate))
         finally:
             try:
                 if device == "cuda":
@@ -44,7 +44,7 @@ def main() -> None:
     faulthandler.enable()
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.connect(sys.argv[1])
-    _preload()
+    preload()
     SeparateLife(peer).serve()
 
 

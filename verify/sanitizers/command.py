@@ -15,7 +15,7 @@ from verify.case import Case
 from verify.cell.cell import Environment, InfrastructureError
 from verify.court import explain, not_here
 from verify.discovery import environment as environment_here
-from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE
+from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
 from verify.evidence import Recorder, load
 from verify.sanitizers import report
 from verify.sanitizers.facts import WAIVERS, Waiver
@@ -70,7 +70,7 @@ def sanitize(request: Request, console: Console) -> int:
         status, text = refused.status, str(refused)
     except InfrastructureError as error:
         status, text = INFRASTRUCTURE, str(error)
-    _say(console, f"verify: {text}")
+    say(console, f"verify: {text}")
     return status
 
 
@@ -173,18 +173,18 @@ def _finish(request: Request, run: OpenRun, account: Account, console: Console) 
         console.print(report.table(account))
     failing = [verdict for verdict in load(run.directory).verdicts if verdict.outcome == "fail"]
     for verdict in failing[:_MOST_SHOWN]:
-        _say(console, f"\n{explain(verdict)}")
+        say(console, f"\n{explain(verdict)}")
     if len(failing) > _MOST_SHOWN:
         console.print(f"\n... and {len(failing) - _MOST_SHOWN} more failing verdicts", style="red")
     for trialled in account.planted:
         if not trialled.holds:
             said = "; ".join(trialled.session.judgement.reasons) or trialled.session.judgement.outcome
             wanted = trialled.fault.wanted(trialled.session.tool)
-            _say(console, f"{trialled.session.tool} on {trialled.fault.variant}: wanted {wanted}, got {said}")
+            say(console, f"{trialled.session.tool} on {trialled.fault.variant}: wanted {wanted}, got {said}")
     if not account.alive:
-        _say(console, "the planted faults were not told from their twins: nothing else was tried")
+        say(console, "the planted faults were not told from their twins: nothing else was tried")
     for waiver in account.dead:
-        _say(console, f"a dead exception: {waiver.tool} {waiver.kind} in {waiver.kernel} ({waiver.reason}) was seen nowhere")
+        say(console, f"a dead exception: {waiver.tool} {waiver.kind} in {waiver.kernel} ({waiver.reason}) was seen nowhere")
     for folder in filter(None, (run.directory, request.report_dir)):
         paths = report.write(account, folder)
     console.print(f"run {account.run}, {account.seconds:.0f} s; report: {paths[-1]}", highlight=False)
@@ -196,8 +196,3 @@ def _status(account: Account, *, loaded: bool) -> int:
     if outcomes & {"faulty", "failed"} or not loaded:
         return FAILED
     return CLEAN if outcomes == {"clean"} and account.alive and not account.dead else INFRASTRUCTURE
-
-
-def _say(console: Console, text: str) -> None:
-    """Bad news, as it is: unwrapped, so that a command in it can be copied."""
-    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)

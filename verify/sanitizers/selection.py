@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from hypothesis import HealthCheck, Phase, given, settings
-
 from verify import strategies
 from verify.coverage import coverage_bins
+from verify.draws import draws
 from verify.problem import Problem
 from verify.strategies import Limits
 from verify.variant import Config, Declaration
@@ -74,20 +73,5 @@ def _drawn(declaration: Declaration, dtype: str) -> Sequence[Problem]:
     """Problems out of the variant's own support, none too small to need a launch."""
     longest = max(max(deep(c), 2 * (c.block_m or _TILE)) for c in declaration.configs) + 45
     limits = Limits(seqlen=longest, long_seqlen=longest, heads=4, batch=2, pairs=4 * longest**2, elements=1 << 18)
-    found: dict[str, Problem] = {}
-
-    @settings(
-        max_examples=_DRAWS,
-        database=None,
-        deadline=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategies.problems(declaration, dtype=dtype, limits=limits))
-    def collect(problem: Problem) -> None:
-        if problem.seqlen_q and problem.seqlen_kv:
-            found.setdefault(problem.name, problem)
-
-    collect()
-    return tuple(found.values())
+    drawn = draws(strategies.problems(declaration, dtype=dtype, limits=limits), _DRAWS)
+    return tuple({problem.name: problem for problem in drawn if problem.seqlen_q and problem.seqlen_kv}.values())

@@ -24,6 +24,22 @@ def relative(count: int, u: float) -> float:
     return math.expm1(count * math.log1p(u))
 
 
+def product_unit(arch: str, operands: str, float32_products: str) -> Unit:
+    """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is declared, and never on the CPU."""
+    by_tf32 = operands == "float32" and float32_products != "ieee" and arch != "cpu"
+    return unit_for(arch, float32_products if by_tf32 else operands)
+
+
+def block_size(declared: int | None, configured: int | None) -> int:
+    """Tokens of a block: as declared, else as configured, else 16; 0 means one block of all."""
+    return declared if declared is not None else configured or 16
+
+
+def block_count(length: int, size: int) -> int:
+    """Blocks of that size (`block_size`) that hold so many tokens, one at least."""
+    return math.ceil(max(length, 1) / size) if size else 1
+
+
 @dataclass(frozen=True)
 class ForwardArithmetic:
     """Declared numerics resolved for one problem on one arch: what the formulas read."""
@@ -78,12 +94,9 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if numerics.operands == "input" else numerics.operands
     probability = given if numerics.probability == "input" else numerics.probability
     _check(numerics, given, operands, probability)
-    block_n = numerics.block_n if numerics.block_n is not None else config.block_n or 16
-    keys = max(problem.seqlen_kv, 1)
-    blocks = math.ceil(keys / block_n) if block_n else 1
-    float32 = "float32" if numerics.float32_products == "ieee" or arch == "cpu" else numerics.float32_products
-    scores = unit_for(arch, float32 if operands == "float32" else operands)
-    values = unit_for(arch, float32 if probability == "float32" else probability)
+    block_n = block_size(numerics.block_n, config.block_n)
+    blocks = block_count(problem.seqlen_kv, block_n)
+    scores, values = (product_unit(arch, name, numerics.float32_products) for name in (operands, probability))
     factors = descales(problem)
     return ForwardArithmetic(
         scores=accumulated(scores, numerics.promotion),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.instructions import exp_error, tanh_error
-from verify.arithmetic.mma import Unit, unit_for
+from verify.arithmetic.mma import Unit
 from verify.problem import Problem
+from verify.tolerance.arithmetic import block_count, block_size, product_unit
 from verify.variant import Config, GradientNumerics
 
-U = 2.0**-24  # unit roundoff of the fp32 arithmetic between the products
-TINY = 2.0**-126  # what flush-to-zero may lose
-FP32_MAX = (2 - 2.0**-23) * 2.0**127
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -57,8 +54,7 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
     for name, value, possible in asked:
         if value not in possible:
             raise ValueError(f"{name}: no bound of gradients is derived for {value!r}, only for {', '.join(possible)}")
-    float32 = "float32" if numerics.float32_products == "ieee" or arch == "cpu" else numerics.float32_products
-    units = {name: unit_for(arch, float32 if value == "float32" else value) for name, value in used.items()}
+    units = {name: product_unit(arch, value, numerics.float32_products) for name, value in used.items()}
     return GradientArithmetic(
         scores=units["operands"],
         weights=units["probability"],
@@ -68,19 +64,9 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
         probability=dtype_named(used["probability"]),
         score_gradient=dtype_named(used["score_gradient"]),
-        blocks_m=_blocks(problem.seqlen_q, numerics.block_m, config.block_m),
-        blocks_n=_blocks(problem.seqlen_kv, numerics.block_n, config.block_n),
+        blocks_m=block_count(problem.seqlen_q, block_size(numerics.block_m, config.block_m)),
+        blocks_n=block_count(problem.seqlen_kv, block_size(numerics.block_n, config.block_n)),
         cast=numerics.group == "cast" and problem.group > 1,
         gradient_roundings=numerics.gradient_roundings,
         output=dtype_named(given),
     )
-
-
-def _blocks(length: int, declared: int | None, configured: int | None) -> int:
-    size = declared if declared is not None else configured or 16
-    return math.ceil(max(length, 1) / size) if size else 1
-
-
-def relative(count: int, u: float) -> float:
-    """(1 + u)^count - 1: what `count` roundings of unit roundoff u may add up to."""
-    return math.expm1(count * math.log1p(u))

@@ -12,7 +12,8 @@ from torch import Tensor
 from references.attention import RowBlock
 from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
-from verify.tolerance.gradients_arithmetic import FP32_MAX, TINY, GradientArithmetic, U, relative
+from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
+from verify.tolerance.gradients_arithmetic import GradientArithmetic
 
 _DIRECT = 30.0  # from here on P e^delta is taken as one exponential, for P may have underflowed
 _CAP_ROUNDINGS = 4  # behind the tanh, and in front of it with the scale's product: c, 1 / c, the product

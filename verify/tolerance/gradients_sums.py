@@ -12,7 +12,8 @@ from torch import Tensor
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
-from verify.tolerance.gradients_arithmetic import FP32_MAX, TINY, GradientArithmetic, U, relative
+from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
+from verify.tolerance.gradients_arithmetic import GradientArithmetic
 
 Weights = tuple[Tensor, Tensor, Tensor]  # exact, nominal - exact, |nominal|
 
