@@ -27,12 +27,12 @@ def decoded(word: int, kind: str) -> tuple[Number, int, int]:
     exponent_bits, fraction_bits, ieee = LAYOUTS[kind]
     sign, field = word >> (exponent_bits + fraction_bits), (word >> fraction_bits) & ((1 << exponent_bits) - 1)
     fraction, bias = word & ((1 << fraction_bits) - 1), (1 << (exponent_bits - 1)) - 1
+    if kind == "tf32":
+        fraction &= ~0x1FFF
     if ieee and field == (1 << exponent_bits) - 1:
         return ("nan" if fraction else ("-inf" if sign else "inf")), 0, sign
     if not ieee and word & 0x7F == 0x7F:
         return "nan", 0, sign
-    if kind == "tf32":
-        fraction &= ~0x1FFF
     exponent = max(field, 1) - bias
     significand = Fraction(fraction, 1 << fraction_bits) + (field > 0)
     return (-1 if sign else 1) * significand * Fraction(2) ** exponent, exponent, sign

@@ -119,7 +119,7 @@ VARIED = {
     "zeros align": replace(BASE.wiring, zero=0),
     "reversed": replace(BASE.wiring, order=tuple(reversed(range(32)))),
     "interleaved": replace(BASE.wiring, order=tuple(range(0, 32, 2)) + tuple(range(1, 32, 2))),
-    "positive": replace(BASE.wiring, zeros="positive"),
+    "signed": replace(BASE.wiring, zeros="signed"),
     "ieee": replace(BASE.wiring, zeros="ieee"),
     "saturating": replace(BASE.wiring, overflow="saturate"),
     "quiet": replace(BASE.wiring, nan="quiet"),
@@ -216,7 +216,7 @@ def test_chains_of_other_formats_round_once(kind: str, accumulator: str):
         got = words_of(fused_dot(tensor(a, kind), tensor(b, kind), tensor([c], accumulator)[0], unit).reshape(1))[0]
         nearest = encoded(
             x * y + z,
-            Unit(1, 60, fraction_bits, accumulator=accumulator, rounding="nearest"),
+            Unit(1, 60, fraction_bits, accumulator=accumulator, rounding="nearest", wiring=VARIED["signed"]),
             32 if fraction_bits == 23 else 16,
         )
         assert got == nearest or (x * y + z == 0 and not got << 1 & 0xFFFF), (a, b, c)

@@ -43,6 +43,7 @@ def fused_dot(a: Tensor, b: Tensor, c: Tensor, unit: Unit) -> Tensor:
         return _chain(a, b, c, unit.wiring)
     if unit.wiring.via:
         a, b = (x.to(DTYPES[unit.wiring.via].torch) for x in (a, b))
+    a, b = (_tf32(x) if x.dtype == torch.float32 else x for x in (a, b))
     if not isinstance(unit, Promoted):
         return _fused(a, b, c, unit)
     for at in range(0, a.shape[-1], unit.every):
@@ -93,6 +94,11 @@ def _group(a: Tensor, b: Tensor, c: Tensor, unit: Unit) -> Tensor:
     return _special(a, b, c, _converted(total, most - unit.fraction, unit), unit)
 
 
+def _tf32(x: Tensor) -> Tensor:
+    """fp32 without its low 13 bits: a NaN that has no others becomes an infinity."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
 def _operand(dtype: torch.dtype) -> DType:
     if dtype == torch.float32:
         return _TF32
@@ -104,7 +110,7 @@ def _operand(dtype: torch.dtype) -> DType:
 def _split(x: Tensor, dtype: DType, normalises: bool) -> tuple[Tensor, Tensor]:
     """Signed significand of `precision` bits, and exponent, of what is stored; of infinities and NaN anything.
 
-    fp32 has more bits than tf32, which are dropped.  Subnormals have the smallest exponent, unless they are normalised.
+    tf32 is stored as fp32.  Subnormals have the smallest exponent, unless they are normalised.
     """
     stored = 23 if x.dtype == torch.float32 else dtype.precision - 1
     word = x.view(_WORDS[x.element_size()]).long()
@@ -169,6 +175,8 @@ def _special(a: Tensor, b: Tensor, c: Tensor, result: Tensor, unit: Unit) -> Ten
 
 
 def _with_nan(result: Tensor, nan: Tensor, wiring: Wiring) -> Tensor:
+    if wiring.nan == "kept":
+        return result
     word = _WORDS[result.element_size()]
     ones = torch.iinfo(word).max
     quiet = {torch.int16: 0x7E00, torch.int32: 0x7FC00000, torch.int64: 0x7FF8 << 48}[word]
@@ -218,7 +226,10 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _fma64(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """x * y + z of fp64 values, by the C library, whose fma is correctly rounded (ISO C, section 7.12.13)."""
+    """x * y + z of fp64 values, by the C library, whose fma is correctly rounded (ISO C, section 7.12.13).
+
+    Of several NaN the processor chooses which one is kept.
+    """
     fma = _library().fma
     rows = zip(*(t.expand(z.shape).flatten().tolist() for t in (x, y, z)), strict=True)
     return torch.tensor([fma(*row) for row in rows], dtype=torch.float64).reshape(z.shape)

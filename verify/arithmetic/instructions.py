@@ -70,7 +70,8 @@ TANH: dict[str, Function] = {
     "tanhf": Function(2.5 * ULP, f"{_CUDA}: 2 ulp"),
     "tanh.approx": Function(2.0**-11 + 0.5 * ULP, f"{_PTX}, tanh: 2^-11 relative"),
     "tanh.approx.f16": Function(0.0, f"{_PTX}, tanh: 2^-10.987 absolute", absolute=2.0**-10.987, argument="float16"),
-    "tanh.approx.bf16": Function(0.0, f"{_PTX}, tanh: 2^-8 absolute", absolute=2.0**-8, argument="bfloat16"),
+    # The document says 2^-8; all 65536 arguments tried on an H100 err by up to 1.00007 of that, at 0.746.
+    "tanh.approx.bf16": Function(0.0, "measured on an H100: 1.00007 * 2^-8", absolute=1.0001 * 2.0**-8, argument="bfloat16"),
 }
 
 LOG: dict[str, Function] = {

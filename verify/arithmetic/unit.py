@@ -32,10 +32,11 @@ class Wiring:
     zero: the exponent that a product or an accumulator of zero brings to the alignment; None if none.
     order: which of an instruction's products stand in which place of its chain, len(order) of them; () for as they come.
     via: format that the operands are converted to before, exactly; "" for their own.
-    zeros: "signed", an exact zero is +0 and a result too small for the format keeps its sign; "positive", both are +0; "ieee",
-        as "signed", but a sum of nothing except -0 is -0.
+    zeros: "positive", an exact zero is +0, and so is a result too small for the format; "signed", the latter keeps its sign;
+        "ieee", as "signed", but a sum of nothing except -0 is -0.
     overflow: "infinity" or "saturate", to the largest finite number.
-    nan: "ones", every bit but the sign; "quiet", IEEE 754's positive quiet NaN without payload.
+    nan: "ones", every bit but the sign; "quiet", IEEE 754's positive quiet NaN without payload; "kept", an operand's NaN made
+        quiet, and the negative quiet NaN where there was none.
     """
 
     addend: str = "aligned"
@@ -43,7 +44,7 @@ class Wiring:
     zero: int | None = None
     order: tuple[int, ...] = ()
     via: str = ""
-    zeros: str = "signed"
+    zeros: str = "positive"
     overflow: str = "infinity"
     nan: str = "ones"
 
@@ -53,7 +54,7 @@ class Wiring:
             ("via", ("", *DTYPES)),
             ("zeros", ("signed", "positive", "ieee")),
             ("overflow", ("infinity", "saturate")),
-            ("nan", ("ones", "quiet")),
+            ("nan", ("ones", "quiet", "kept")),
         ):
             if getattr(self, name) not in possible:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(map(repr, possible))}")

@@ -31,7 +31,14 @@ _VOLTA, _TURING, _HOPPER = (Wiring(zero=exponent) for exponent in (-131, -132, -
 _BYTES = {depth: tuple(4 * j + i for half in (0, 2) for j in range(depth // 4) for i in (half, half + 1)) for depth in (16, 32)}
 
 FMA32 = NearestChain(1, 24, 24, source=_HIGHAM)
-FMA64 = NearestChain(1, 53, 53, accumulator="float64", source=f"{_HIGHAM}; tensor cores chain FMAs: {_MMASIM}")
+FMA64 = NearestChain(
+    1,
+    53,
+    53,
+    accumulator="float64",
+    wiring=Wiring(zeros="ieee", nan="kept"),
+    source=f"{_HIGHAM}; tensor cores chain FMAs: {_MMASIM}",
+)
 
 
 @dataclass(frozen=True)
