@@ -1,4 +1,4 @@
-"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, test.
+"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe, test.
 
 Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is incomplete.
 """
@@ -19,6 +19,7 @@ from verify import device
 from verify.case import Case
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, say
 from verify.evidence import Evidence, Verdict
+from verify.probes.command import probe
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
 
@@ -258,6 +259,9 @@ def test(arguments: tuple[str, ...]) -> int:
 
     words = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
     return subprocess.run(words, cwd=ROOT, check=False).returncode
+
+
+app.add_command(probe)
 
 
 def _existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -1,0 +1,181 @@
+"""`verify probe`: measures the device at hand and compares it with the tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import torch
+from rich.console import Console
+
+from verify import device
+from verify.cell.cell import Cell, InfrastructureError, Zygote
+from verify.court import not_here
+from verify.discovery import environment, roster
+from verify.engine import CLEAN, FAILED, INFRASTRUCTURE
+from verify.memory import Arena
+from verify.probes import functions, matrix, order, rendering, toolchain
+from verify.probes.functions import FUNCTIONS, FunctionProbe, Surveyor
+from verify.probes.instructions import INSTRUCTIONS, Bench
+from verify.probes.matrix import MatrixProbe
+from verify.probes.order import OrderProbe
+from verify.probes.report import NotRun, ProbeReport, as_data, write
+from verify.probes.worker import Job, do_all
+from verify.strict_json import dumps
+
+T = TypeVar("T", MatrixProbe, FunctionProbe)
+_PATIENCE = 240.0  # seconds for one probe
+_CORES_EACH = 4  # of a process, whose model is computed on the CPU
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `verify probe` was asked: kernel files (none: the collection), and the folder that gets the reports."""
+
+    kernels: tuple[Path, ...] = ()
+    folder: Path = field(default_factory=lambda: Path("reports") / device.slug())
+
+
+@click.command()
+@click.argument("kernels", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--out", "directory", default=Path("reports"), type=click.Path(path_type=Path), show_default=True, help="Parent.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON in place of tables.")
+def probe(kernels: tuple[Path, ...], directory: Path, as_json: bool) -> int:
+    """Measure the device: matrix units, approximations, and the order in which KERNELS (the collection if none) add P V.
+
+    Writes OUT/<device>/probes.{json,md}.  Exits 1 if anything disagrees with the tables that bounds rely on.
+    """
+    console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
+    report = measure(Request(kernels, directory / device.slug()), console)
+    if as_json:
+        click.echo(dumps(as_data(report), indent=1))
+    else:
+        _show(report, console)
+    if not report.agrees:
+        return FAILED
+    return INFRASTRUCTURE if report.failed else CLEAN
+
+
+def measure(request: Request, console: Console) -> ProbeReport:
+    """Run every probe; the report is written after each stage, so that what was measured outlives what follows."""
+    begun = time.monotonic()
+    report = ProbeReport(device.fingerprint())
+
+    def so_far(report: ProbeReport) -> ProbeReport:
+        report = replace(report, seconds=round(time.monotonic() - begun, 1))
+        write(report, request.folder, rendering.markdown(report))
+        return report
+
+    for stage in (_matrix, _functions, _orders):
+        report = so_far(stage(report, request, console))
+    return report
+
+
+def _matrix(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
+    arch, absent = _arch()
+    chosen, left = _choose([(one.name, one.not_on) for one in INSTRUCTIONS], arch, absent)
+    jobs = [Job(probe_instruction, (name, arch, _CORES_EACH)) for name in chosen]
+    found = _done(jobs, chosen, MatrixProbe, console)
+    return replace(report, arch=arch, matrix=tuple(found), not_run=(*report.not_run, *left))
+
+
+def _functions(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
+    arch, absent = _arch()
+    chosen, left = _choose([(one.name, one.not_on) for one in FUNCTIONS], arch, absent)
+    found = _done([Job(probe_function, (name,)) for name in chosen], chosen, FunctionProbe, console)
+    return replace(report, functions=tuple(found), not_run=(*report.not_run, *left))
+
+
+def probe_instruction(name: str, arch: str, threads: int) -> MatrixProbe:
+    """Try one of INSTRUCTIONS on the current device, of that arch ("sm_90a"); threads: of the CPU, for the model."""
+    torch.set_num_threads(threads)
+    instruction = {one.name: one for one in INSTRUCTIONS}[name]
+    return matrix.probe(Bench(instruction), arch.rstrip("a"))
+
+
+def probe_function(name: str) -> FunctionProbe:
+    """Try one of FUNCTIONS on the current device."""
+    return functions.probe(Surveyor({one.name: one for one in FUNCTIONS}[name]))
+
+
+def _arch() -> tuple[str, str | None]:
+    """What to compile for, asked in a process of its own; or why nothing can run."""
+    absent = "no GPU" if environment().device != "cuda" else None
+    if absent is None:
+        (answer,) = do_all([Job(here)], 1, _PATIENCE)
+        return answer.result or ("", answer.failure)
+    return "", absent
+
+
+def here() -> tuple[str, str | None]:
+    """The current device's arch, or why nothing can run on it."""
+    absent = toolchain.not_here()
+    return ("", absent) if absent else (toolchain.device_arch(), None)
+
+
+def _choose(
+    offered: Sequence[tuple[str, Callable[[str], str | None]]], arch: str, absent: str | None
+) -> tuple[list[str], list[NotRun]]:
+    """Names that can run, and the others with their reasons."""
+    chosen, left = [], []
+    for name, not_on in offered:
+        reason = absent or not_on(arch)
+        if reason is None:
+            chosen.append(name)
+        else:
+            left.append(NotRun(name, reason))
+    return chosen, left
+
+
+def _done(jobs: Sequence[Job[T]], names: Sequence[str], kind: Callable[..., T], console: Console) -> list[T]:
+    """Every job's result, one line each; what gave none gets a result that says so."""
+    processes = max(1, min(4, (os.cpu_count() or 1) // _CORES_EACH))
+    found: list[T] = []
+    for name, answer in zip(names, do_all(jobs, processes, _PATIENCE), strict=True):
+        one: T = answer.result or kind(name, error=answer.failure)
+        found.append(one)
+        word = "FAILED" if one.error else "agrees" if one.agrees else "DISAGREES"
+        console.print(f"{word:10} {name} ({one.seconds:.1f} s)", style=None if word == "agrees" else "red", highlight=False)
+    return found
+
+
+def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
+    found, left = [], []
+    listed = roster(list(request.kernels) or None)
+    left += [NotRun(f"summation order of {failure.ref}", "does not load") for failure in listed.failures]
+    reasons = [(declaration, not_here(declaration)) for declaration in listed.declarations]
+    left += [NotRun(f"summation order of {declaration.ref}", reason) for declaration, reason in reasons if reason]
+    able = [declaration for declaration, reason in reasons if reason is None]
+    if not able:
+        return replace(report, not_run=(*report.not_run, *left))
+    zygote, arena = Zygote(environment()), Arena()
+    try:
+        for declaration in able:
+            cell = Cell(zygote)
+            try:
+                one = order.probe(declaration, declaration.configs[0], cell, arena, cell.arch())
+            except InfrastructureError as error:
+                one = OrderProbe(declaration.ref, declaration.configs[0].name, reason=str(error))
+            finally:
+                cell.close()
+            found.append(one)
+            console.print(f"{'order':10} {one.variant}: {one.reason or one.order} ({one.seconds:.1f} s)", highlight=False)
+    finally:
+        zygote.close()
+        arena.close()
+    return replace(report, orders=tuple(found), not_run=(*report.not_run, *left))
+
+
+def _show(report: ProbeReport, console: Console) -> None:
+    for table in rendering.tables(report):
+        console.print(table)
+    for line in rendering.details(report):
+        console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    for entry in report.not_run:
+        console.print(f"{entry.name}: not run: {entry.reason}", style="dim", markup=False, highlight=False)

@@ -1,0 +1,155 @@
+"""In which order a forward adds P V: the tree of its sum over the keys, revealed through the variant's own entry point.
+
+With Q = 0 all keys weigh the same, so that every column of V is an experiment of its own (see `verify.probes.tree`): M at one
+key, -M at another, units at some of the others.  O times the number of keys counts the units that survived.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.cell.cell import Cell
+from verify.inputs import Inputs
+from verify.memory import Arena
+from verify.probes import tree
+from verify.probes.tree import InconsistentError, Node, Pair
+from verify.problem import Problem
+from verify.trial import Trial
+from verify.variant import Config, Declaration
+
+KEYS = 256  # a power of two, so that dividing by it is exact
+_ROWS = (64, KEYS, 1)  # of Q, the first that the variant takes
+_HEADS = 128  # of one launch at most
+_DTYPES = ("bfloat16", "float32", "float16")  # the largest exponent range first
+
+
+@dataclass(frozen=True)
+class OrderProbe:
+    """The order in which one config adds P V.  order: in words.  groups: keys of the first groups of the chain, or of the first
+    block's, where it is one.
+
+    reason: why there is none, or "".
+    """
+
+    variant: str
+    config: str
+    dtype: str = ""
+    keys: int = 0
+    order: str = ""
+    groups: tuple[str, ...] = ()
+    launches: int = 0
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Values that V may have.  huge absorbs `at_once` units, in fp32 and in a matrix unit of 25 fraction bits; as many units
+    over the number of keys are counted exactly in the dtype of O."""
+
+    huge: float
+    unit: float
+    at_once: int
+
+
+def _scale(dtype: str, keys: int) -> _Scale:
+    if dtype != "float16":
+        return _Scale(2.0**60, 1.0, 1 << (dtype_named(dtype).precision - 1))
+    unit = keys * dtype_named(dtype).smallest_subnormal
+    return _Scale(2.0**15, unit, int(2.0 ** (15 - 27) / unit))
+
+
+@dataclass
+class _Reader:
+    """Asks one variant; `launches` counts how often."""
+
+    declaration: Declaration
+    config: Config
+    problem: Problem
+    cell: Cell
+    arena: Arena
+    arch: str
+    launches: int = field(default=0)
+
+    def meeting(self, pairs: Sequence[Pair]) -> list[int]:
+        """A `verify.probes.tree.Meeting` of keys."""
+        keys, scale = self.problem.seqlen_kv, _scale(self.problem.dtype, self.problem.seqlen_kv)
+        parts = [range(at, min(at + scale.at_once, keys)) for at in range(0, keys, scale.at_once)]
+        columns = torch.zeros(keys, len(pairs) * len(parts), dtype=torch.float64)
+        for place, ((i, j), part) in enumerate((pair, part) for pair in pairs for part in parts):
+            columns[part.start : part.stop, place] = scale.unit
+            columns[i, place], columns[j, place] = scale.huge, -scale.huge
+        units = (self.sums(columns) / scale.unit).view(len(pairs), len(parts)).sum(1)
+        counts = [round(float(count)) for count in units]
+        if any(not abs(count - exact) < 0.25 for count, exact in zip(counts, units.tolist(), strict=True)):
+            raise InconsistentError("O is no multiple of one key's weight: units were rounded, or keys do not weigh the same")
+        return [keys - count for count in counts]
+
+    def sums(self, columns: Tensor) -> Tensor:
+        """The sums over the keys of columns (keys, n) of V, in fp64."""
+        p = self.problem
+        heads = -(-columns.shape[1] // p.head_dim_v)
+        padded = torch.nn.functional.pad(columns, (0, heads * p.head_dim_v - columns.shape[1]))
+        v = padded.view(p.seqlen_kv, heads, p.head_dim_v).transpose(0, 1)
+        found = [self._launch(v[at : at + _HEADS]) for at in range(0, heads, _HEADS)]
+        return torch.cat(found).flatten()[: columns.shape[1]]
+
+    def _launch(self, v: Tensor) -> Tensor:
+        """Sums of every head's columns, (heads, head_dim_v): one launch."""
+        heads = len(v)
+        p = replace(self.problem, heads_q=heads, heads_kv=heads)
+        dtype = p.format.torch
+        q, k = torch.zeros(p.shape_q, dtype=dtype), torch.zeros(p.shape_k, dtype=dtype)
+        trial = Trial(self.declaration, self.config, p, self.cell, self.arena, self.arch)
+        trial.__dict__["inputs"] = Inputs(q, k, v[None].to(dtype).contiguous())  # instead of the distribution's
+        self.launches += 1
+        run = trial.first
+        if not run.reply.ok or run.out is None:
+            raise RuntimeError(f"{run.reply.status}: {run.reply.message}")
+        return run.out[0, :, 0].double() * p.seqlen_kv
+
+
+def probe(declaration: Declaration, config: Config, cell: Cell, arena: Arena, arch: str, keys: int = KEYS) -> OrderProbe:
+    """Reveal one config's order; whatever goes wrong is in the result."""
+    begun, found = time.perf_counter(), OrderProbe(declaration.ref, config.name)
+    problem = _problem(declaration, keys)
+    if isinstance(problem, str):
+        return replace(found, reason=problem)
+    reader = _Reader(declaration, config, problem, cell, arena, arch)
+    found = replace(found, dtype=problem.dtype, keys=keys)
+    try:
+        revealed = tree.reveal(range(keys), reader.meeting)
+        found = replace(found, order=tree.describe(revealed), groups=_first_groups(revealed))
+    except Exception as error:
+        found = replace(found, reason=f"{type(error).__name__}: {error}")
+    return replace(found, launches=reader.launches, seconds=round(time.perf_counter() - begun, 3))
+
+
+def _problem(declaration: Declaration, keys: int) -> Problem | str:
+    """What the variant is asked, but for the number of heads; or why it cannot be."""
+    support = declaration.support
+    if "forward" not in declaration.entries:
+        return "no forward of its own"
+    dtypes = [dtype for dtype in _DTYPES if dtype in support.dtypes]
+    if not dtypes:
+        return f"none of {', '.join(_DTYPES)}"
+    head_dim = 64 if 64 in support.head_dims else min(support.head_dims)
+    refusal: tuple[str, str] | None = None
+    for rows in _ROWS:
+        problem = Problem(heads_q=2, heads_kv=2, seqlen_q=rows, seqlen_kv=keys, head_dim=head_dim, dtype=dtypes[0])
+        refusal = support.refusal(problem)
+        if refusal is None:
+            return problem
+    assert refusal is not None
+    return f"{refusal[0]}: {refusal[1]}"
+
+
+def _first_groups(revealed: Node) -> tuple[str, ...]:
+    groups = tree.chain(revealed) or tree.chain(next(iter(tree.blocks(revealed)), revealed)) or []
+    return tuple(tree.ranges(group) for group in groups[:4])

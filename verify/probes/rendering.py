@@ -1,0 +1,171 @@
+"""Probes for the eye: markdown and the terminal's tables, from the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Column, Table
+from rich.text import Text
+
+from verify.probes.functions import FunctionProbe
+from verify.probes.matrix import MatrixProbe
+from verify.probes.report import ProbeReport
+
+_GOOD, _BAD, _FAILED, _UNKNOWN = "agrees", "DISAGREES", "FAILED", "not in the table"
+_MARKS = {_GOOD: "✅ ", _BAD: "❌ ", _FAILED: "❌ ", _UNKNOWN: "⬜ "}
+_STYLES = {_GOOD: "green", _BAD: "bold red", _FAILED: "bold red", _UNKNOWN: "yellow"}
+
+Rows = list[tuple[str, ...]]
+_MATRIX = ("instruction", "L", "F", "p", "rounding", "C", "subnormal operands", "experiments", "bits", "verdict")
+_FUNCTIONS = ("function", "inputs", "ulp", "worst at", "of the table's bound", "at", "monotone", "2^n", "subnormals", "verdict")
+_ORDERS = ("variant", "config", "dtype", "keys", "order of P V", "first groups of keys")
+
+
+def _verdict(found: MatrixProbe | FunctionProbe) -> str:
+    if not found.agrees:
+        return _BAD
+    if found.error:
+        return _FAILED
+    return _UNKNOWN if isinstance(found, MatrixProbe) and (found.guess or found.agreement is None) else _GOOD
+
+
+def _matrix_row(found: MatrixProbe) -> tuple[str, ...]:
+    quantities = {quantity.name: quantity.measured for quantity in found.structure}
+    names = ("products per addition", "fraction bits F", "output bits p", "output rounding", "accumulator joins")
+    shown = [quantities.get(name, "-") for name in (*names, "subnormal operands")]
+    known = [quantity for quantity in (*found.structure, *found.specials) if quantity.expected]
+    same = f"{sum(quantity.agrees for quantity in known)} of {len(known)}"
+    bits = "-" if found.agreement is None else f"{found.agreement.mismatches} of {found.agreement.dots} differ"
+    return (found.name, *shown, same, bits, _verdict(found))
+
+
+def _function_row(found: FunctionProbe) -> tuple[str, ...]:
+    worst = (found.ulp, found.ratio)
+    numbers = [("-", "-") if one is None else (f"{one.value:.6g}", one.at) for one in worst]
+    if found.ulp_bound is not None:
+        numbers[0] = (f"{found.ulp_bound:.6g}", numbers[0][1])
+    inputs = f"all {found.inputs}" if found.exhaustive else f"{found.inputs} sampled"
+    subnormal = f"in: {found.subnormal_inputs or '-'}; out: {found.subnormal_results or '-'}"
+    return (found.name, inputs, *numbers[0], *numbers[1], found.order or "-", found.integers or "-", subnormal, _verdict(found))
+
+
+def _order_rows(report: ProbeReport) -> Rows:
+    rows: Rows = []
+    for found in report.orders:
+        groups = " | ".join(found.groups)
+        keys = str(found.keys or "-")
+        rows.append((found.variant, found.config, found.dtype or "-", keys, found.reason or found.order, groups))
+    return rows
+
+
+def tables(report: ProbeReport) -> list[Table]:
+    """What the terminal shows: one table each, of those that have rows."""
+    found = []
+    for title, columns, rows in (
+        ("Matrix instructions", _MATRIX, [_matrix_row(probe) for probe in report.matrix]),
+        ("Functions", _FUNCTIONS, [_function_row(probe) for probe in report.functions]),
+        ("Summation order", _ORDERS, _order_rows(report)),
+    ):
+        if rows:
+            table = Table(*(Column(name, overflow="fold") for name in columns), title=title)
+            for row in rows:
+                table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+            found.append(table)
+    return found
+
+
+def details(report: ProbeReport) -> Iterator[str]:
+    """A line for everything that disagrees or failed."""
+    for probe in report.matrix:
+        for quantity in (*probe.structure, *probe.specials):
+            if not quantity.agrees:
+                yield f"{probe.name}: {quantity.name}: measured {quantity.measured}, the table's unit gives {quantity.expected}"
+        if probe.agreement is not None and probe.agreement.mismatches:
+            yield f"{probe.name}: {_mismatches(probe)}"
+        if probe.error:
+            yield f"{probe.name}: {probe.error}"
+    for function in report.functions:
+        if function.ratio is not None and not function.agrees:
+            words = f"{function.ratio.value:.6g} of the table's bound at {function.ratio.at} ({function.table})"
+            yield f"{function.name}: {'; '.join(filter(None, (words, function.wrong)))}"
+        if function.error:
+            yield f"{function.name}: {function.error}"
+
+
+def _mismatches(probe: MatrixProbe) -> str:
+    agreement = probe.agreement
+    assert agreement is not None
+    kinds = ", ".join(f"{kind}: {count}" for kind, count in agreement.by_kind.items())
+    text = f"{agreement.mismatches} of {agreement.dots} results differ from the model ({kinds}; NaN both: {agreement.nan})"
+    first = agreement.first
+    if first is None:
+        return text
+    operands = f"a = {' '.join(first.a)}, b = {' '.join(first.b)}, c = {first.c}"
+    return f"{text}; the first: {operands}: device {first.device}, model {first.model} ({first.kind})"
+
+
+def markdown(report: ProbeReport) -> str:
+    """The report as a page."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: ProbeReport) -> Iterator[str]:
+    name = report.device.get("name", "unknown device")
+    yield f"# Probes: {_cell(str(name))}"
+    ran = len(report.matrix) + len(report.functions)
+    if ran:
+        headline = f"{_MARKS[_GOOD]}**Nothing disagrees with the tables.**" if report.agrees else f"{_MARKS[_BAD]}**DISAGREES**"
+        yield f"\n{headline} {ran} probes, arch `{report.arch}`, {report.seconds:.0f} s."
+    wrong = list(details(report))
+    if wrong:
+        yield "\n## Disagreements and failures\n"
+        yield from (f"- ❌ {_cell(line)}" for line in wrong)
+    if report.matrix:
+        yield "\n## Matrix instructions\n"
+        yield "L: products per fused addition; F: fraction bits of the alignment; p: of the result. Experiments: how many have"
+        yield "the result of the table's unit. Bits: seeded dot products compared with the model.\n"
+        yield from _page(_MATRIX, [_matrix_row(probe) for probe in report.matrix])
+        for probe in report.matrix:
+            yield from _folded(probe)
+    if report.functions:
+        yield "\n## Functions\n"
+        yield "ulp: over normal results; an upper bound, the reference's error included, where all inputs were tried. Inputs"
+        yield "and results are bits.\n"
+        yield from _page(_FUNCTIONS, [_function_row(probe) for probe in report.functions])
+        yield from _edges(report)
+    if report.orders:
+        yield "\n## Summation order\n"
+        yield from _page(_ORDERS, _order_rows(report))
+    if report.not_run:
+        yield "\n## Not run\n"
+        yield from (f"- {_cell(entry.name)}: not run: {_cell(entry.reason)}" for entry in report.not_run)
+
+
+def _folded(probe: MatrixProbe) -> Iterator[str]:
+    yield f"\n<details><summary>{_cell(probe.name)}</summary>\n\n{_cell(probe.table)}\n"
+    rows = [
+        (quantity.name, quantity.measured, quantity.expected or "-", _GOOD if quantity.agrees else _BAD)
+        for quantity in (*probe.structure, *probe.specials)
+    ]
+    yield from _page(("quantity", "measured", "the table's unit", ""), rows)
+    yield "\n</details>"
+
+
+def _edges(report: ProbeReport) -> Iterator[str]:
+    names = list(dict.fromkeys(name for probe in report.functions for name in probe.edges or {}))
+    rows = [(probe.name, *(probe.edges.get(name, "-") for name in names)) for probe in report.functions if probe.edges]
+    if rows:
+        yield "\nResults at the edges, as bits:\n"
+        yield from _page(("function", *names), rows)
+
+
+def _page(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for row in rows:
+        yield f"| {' | '.join(_MARKS.get(cell, '') + _cell(cell) for cell in row)} |"
+
+
+def _cell(text: str) -> str:
+    """Text that neither ends a cell nor begins a tag."""
+    return text.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")

@@ -1,0 +1,364 @@
+"""How a matrix instruction adds: its groups, their alignment, the conversion, the accumulator and subnormal numbers, each found
+by sums whose result decides it.
+
+Every quantity is words, so that those measured on a device and those of the model, by the same experiments, can be laid side
+by side.  docs/probes.md derives the experiments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from verify.probes import tree
+from verify.probes.instructions import TF32
+from verify.probes.lab import Lab, Sum, UnrepresentableError, representable
+from verify.probes.tree import InconsistentError, Node
+
+UNKNOWN = "not measurable"
+
+# Units in the last place that -1.5, -0.5, 0.5 and 1.5 of them become.
+_ROUNDINGS: dict[tuple[float, ...], str] = {
+    (-1.0, 0.0, 0.0, 1.0): "toward zero",
+    (-2.0, 0.0, 0.0, 2.0): "to nearest, ties to even",
+    (-2.0, -1.0, 1.0, 2.0): "to nearest, ties away",
+    (-2.0, -1.0, 0.0, 1.0): "down",
+    (-1.0, 0.0, 1.0, 2.0): "up",
+}
+_HALVES = (-1.5, -0.5, 0.5, 1.5)
+
+
+def measure(lab: Lab) -> dict[str, str]:
+    """What the instruction is found to be, in words, by quantity; the same keys for every instruction of a kind."""
+    return _Structure(lab).quantities()
+
+
+@dataclass(frozen=True)
+class _Structure:
+    lab: Lab
+
+    def quantities(self) -> dict[str, str]:
+        found = {"summation": self._summation, "products per addition": self._products, "accumulator joins": self._joins}
+        found |= {
+            "fraction bits F": self._said(self._fraction_in_words),
+            "alignment": self._said(self._alignment),
+            "output bits p": self._said(self._output_in_words),
+            "output rounding": self._said(self._rounding),
+            "bits of C beside a product": self._said(self._bits_of_c),
+            "rounding of C + product": self._said(self._rounding_of_c),
+            "bits of C alone": self._said(self._bits_of_c_alone),
+            "subnormal operands": self._said(self._subnormal_operands),
+            "their alignment": self._said(self._normalises),
+            "subnormal C": self._said(self._subnormal_c),
+            "subnormal results": self._said(self._subnormal_results),
+        }
+        if self.lab.operands is TF32:
+            found["operand's low 13 bits"] = self._said(self._low_bits)
+        return found
+
+    @staticmethod
+    def _said(ask: object) -> str:
+        """An answer, or that there is none."""
+        assert callable(ask)
+        try:
+            return str(ask())
+        except UnrepresentableError:
+            return UNKNOWN
+
+    # The tree.
+
+    @cached_property
+    def _top(self) -> int:
+        """Exponent of the huge values."""
+        largest = 2 * (math.frexp(self.lab.operands.max)[1] - 1)
+        return min(largest, math.frexp(self.lab.result.max)[1] - 1, 500 if self.lab.result.precision > 24 else 60)
+
+    @cached_property
+    def _unit(self) -> float:
+        """The smallest value that all leaves may have and whose sums the accumulator holds exactly."""
+        least = 2 * (self.lab.operands.emin - self.lab.operands.precision + 1)
+        exact = self.lab.result.emin - self.lab.result.precision + 1 + 4
+        normal = 2 * self.lab.operands.emin
+        for exponent in (least, normal):
+            unit = 2.0 ** max(exponent, exact, -self._top)
+            every = Sum(dict.fromkeys(range(self.lab.depth), unit), c=unit)
+            if self.lab.run([every]) == [unit * (self.lab.depth + 1)]:
+                return unit
+        raise InconsistentError("sums of small numbers alone lose some of them")
+
+    @cached_property
+    def _tree(self) -> Node | str:
+        """Leaf `depth` is the accumulator."""
+        count = self.lab.depth + 1
+
+        def meeting(pairs: Sequence[tuple[int, int]]) -> list[int]:
+            sums = []
+            for i, j in pairs:
+                leaves = [self._unit] * count
+                leaves[i], leaves[j] = 2.0**self._top, -(2.0**self._top)
+                sums.append(Sum(dict(enumerate(leaves[:-1])), c=leaves[-1]))
+            return [count - round(result / self._unit) for result in self.lab.run(sums)]
+
+        try:
+            return tree.reveal(range(count), meeting)
+        except InconsistentError as error:
+            return f"no tree: {error}"
+
+    @cached_property
+    def _chain(self) -> list[tuple[int, ...]] | None:
+        """Groups of products and the accumulator, the innermost first; None if they are no chain."""
+        return None if isinstance(self._tree, str) else tree.chain(self._tree)
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, ...]]:
+        """The same, in any tree: leaves that are added at once, inner ones before outer ones."""
+
+        def of(node: Node) -> list[tuple[int, ...]]:
+            return [group for part in node.sums for group in of(part)] + [node.own] * bool(node.own)
+
+        return [] if isinstance(self._tree, str) else of(self._tree)
+
+    @cached_property
+    def _summation(self) -> str:
+        if isinstance(self._tree, str):
+            return self._tree
+        if self._chain is None:
+            return self._nested(self._tree)
+        return " -> ".join(f"({self._named(group)})" for group in self._chain)
+
+    def _nested(self, node: Node) -> str:
+        parts = [self._nested(part) for part in node.sums] + [self._named(node.own)] * bool(node.own)
+        return f"({' + '.join(parts)})"
+
+    def _named(self, group: tuple[int, ...]) -> str:
+        products = tree.ranges([leaf for leaf in group if leaf < self.lab.depth])
+        return ", ".join(filter(None, [products, "C" * (self.lab.depth in group)]))
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [size for group in self._groups if (size := sum(leaf < self.lab.depth for leaf in group))]
+
+    @cached_property
+    def _products(self) -> str:
+        return ", ".join(map(str, sorted(set(self._sizes), reverse=True))) or UNKNOWN
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """Products of a group of the largest size."""
+        groups = [[leaf for leaf in group if leaf < self.lab.depth] for group in self._groups]
+        return max(groups, key=len, default=[])
+
+    @cached_property
+    def _place_of_c(self) -> int | None:
+        """The group that the accumulator is in."""
+        return next((number for number, group in enumerate(self._groups) if self.lab.depth in group), None)
+
+    @cached_property
+    def _joins(self) -> str:
+        place = self._place_of_c
+        if place is None:
+            return UNKNOWN
+        if self._chain is None:
+            return "in a tree of sums"
+        if len(self._groups[place]) > 1:
+            return self._said(self._with_products) if place == 0 else f"with the products of group {place + 1}"
+        return "after all products" if place == len(self._groups) - 1 else f"after group {place}"
+
+    def _with_products(self) -> str:
+        """Whether the accumulator is aligned with the products or with their sum, where they cancel all but one unit."""
+        group = [leaf for leaf in self._groups[0] if leaf < self.lab.depth]
+        if len(group) < 2:
+            return "with the first product"
+        most = 2.0 ** (self.lab.operands.precision - 1)
+        scale = 0.5 if 2 * most > self.lab.operands.max else 1.0  # of one operand of each product
+        pairs = {
+            group[0]: (2 * most - 1, (2 * most - 1) * scale),
+            group[1]: (-(2 * most - 2), 2 * most * scale),
+        }
+        unit = scale
+        lost = most * most * 2 * unit * 2.0**-self._fraction / 2  # half of the least that alignment with the products keeps
+        ulp = unit * 2.0 ** (1 - self.lab.result.precision)
+        c = lost if lost >= ulp else ulp / 2 + lost
+        without, result = self.lab.run([Sum(pairs=pairs, c=0.0), Sum(pairs=pairs, c=c)])
+        if without != unit:
+            return f"unclear: products that leave {unit:g} give {without:g}"
+        return "aligned with the first products" if result == unit else "after the first products, aligned with their sum"
+
+    # Alignment.
+
+    @cached_property
+    def _depth_of_survival(self) -> tuple[int, bool]:
+        """The largest j for which 2**-j survives beside +1 and -1, and whether a smaller one was tried."""
+        if len(self._first) < 3:
+            raise UnrepresentableError("fewer than three products at once")
+        i, j, k = self._first[:3]
+        big, kept = 2.0**self._top, 0
+        least = 2 * (self.lab.operands.emin - self.lab.operands.precision + 1)
+        least = max(least, self.lab.result.emin - self.lab.result.precision + 1)
+        for depth in range(1, self._top - least + 1):
+            small = math.ldexp(big, -depth)
+            if self.lab.run([Sum({i: big, j: -big, k: small})]) != [small]:
+                return kept, True
+            kept = depth
+        return kept, False
+
+    @property
+    def _fraction(self) -> int:
+        return self._depth_of_survival[0]
+
+    def _fraction_in_words(self) -> str:
+        if len(self._first) == 1:
+            return "none: every product is rounded"
+        return _at_least(*self._depth_of_survival)
+
+    def _alignment(self) -> str:
+        """What becomes of parts of the last place that is kept; of two halves of it, whether they are seen together."""
+        i, j, k = self._first[:3] if len(self._first) > 2 else (0, 0, 0)
+        big, last = 2.0**self._top, math.ldexp(1.0, self._top - self._fraction)
+        sums = [Sum({i: big, j: -big, k: half * last}) for half in _HALVES]
+        words = _named([result / last for result in self.lab.run(sums)])
+        if len(self._first) > 3:
+            two = Sum({i: big, j: -big, k: last / 2, self._first[3]: last / 2})
+            together = self.lab.run([two]) == [last]
+            words += ", the sum" if together else ", each term"
+        return words
+
+    # Conversion.
+
+    @property
+    def _one(self) -> float:
+        """A power of two that has many smaller ones below it among the products, and room above."""
+        return 2.0 ** (self._top - 2)
+
+    @cached_property
+    def _output(self) -> tuple[int, bool]:
+        """Fraction bits that a sum of 1 + 1 + 2**(1 - j) keeps, in units of `_one`; and whether a smaller one was tried."""
+        if len(self._first) < 3:
+            raise UnrepresentableError("fewer than three products at once")
+        i, j, k = self._first[:3]
+        one, kept = self._one, 0
+        for depth in range(1, self._fraction + 2):
+            small = math.ldexp(2 * one, -depth)
+            if self.lab.run([Sum({i: one, j: one, k: small})]) != [2 * one + small]:
+                return kept, True
+            kept = depth
+        return kept, False
+
+    def _output_in_words(self) -> str:
+        return "as C's" if len(self._first) == 1 else _at_least(*self._output)
+
+    def _rounding(self) -> str:
+        if len(self._first) < 4:
+            return "as C's" if len(self._first) == 1 else UNKNOWN
+        i, j, k, m = self._first[:4]
+        bits, bounded = self._output
+        if not bounded or bits > self._fraction:
+            return UNKNOWN
+        one, ulp, sums = self._one, math.ldexp(2 * self._one, -bits), []
+        for half in _HALVES:
+            sign = math.copysign(1.0, half)
+            whole = sign * ulp if abs(half) > 1 else 0.0
+            sums.append(Sum({i: sign * one, j: sign * one, k: whole, m: sign * ulp / 2}))
+        found = zip(_HALVES, self.lab.run(sums), strict=True)
+        return _named([(result - math.copysign(2 * one, half)) / ulp for half, result in found])
+
+    # The accumulator.
+
+    def _bits_of_c(self) -> str:
+        """Fraction bits of C = 1 + 2**-j that survive the addition of a product of 1."""
+        return self._kept_of_c({0: 1.0}, 2.0)
+
+    def _bits_of_c_alone(self) -> str:
+        """The same where all products are zero."""
+        return self._kept_of_c({}, 1.0)
+
+    def _kept_of_c(self, products: dict[int, float], whole: float) -> str:
+        kept = 0
+        for depth in range(1, self.lab.result.precision):
+            small = math.ldexp(whole, -depth)
+            c = 1.0 + small
+            if not representable(c, self.lab.result):
+                return f"{kept} or more"
+            if self.lab.run([Sum(products, c=c)]) != [whole + small]:
+                return str(kept)
+            kept = depth
+        return f"all {kept}"
+
+    def _rounding_of_c(self) -> str:
+        """What becomes of a product of half a unit, or of one and a half, in the last place that C keeps beside it."""
+        one, kept = self._one, 0
+        for depth in range(1, self.lab.result.precision):
+            small = math.ldexp(one, -depth)
+            if self.lab.run([Sum({0: small}, c=one)]) != [one + small]:
+                break
+            kept = depth
+        ulp = math.ldexp(one, -kept)
+        sums = [Sum({0: half * ulp}, c=math.copysign(one, half)) for half in _HALVES]
+        rounded = [(got - math.copysign(one, half)) / ulp for half, got in zip(_HALVES, self.lab.run(sums), strict=True)]
+        return f"{_named(rounded)}, {kept} bits"
+
+    # Subnormal numbers.
+
+    @property
+    def _tiny(self) -> float:
+        return self.lab.operands.smallest_subnormal
+
+    def _subnormal_operands(self) -> str:
+        partner = min(2.0**-self.lab.operands.emin, 2.0 ** (math.frexp(self.lab.operands.max)[1] - 1))
+        want = 3 * self._tiny * partner
+        pairs = [(3 * self._tiny, partner), (partner, 3 * self._tiny)]
+        words = [_fate(result, want) for result in self.lab.run([Sum(pairs={0: pair}) for pair in pairs])]
+        return words[0] if words[0] == words[1] else f"{words[0]} in A, {words[1]} in B"
+
+    def _normalises(self) -> str:
+        """Whether a product of the smallest subnormal is aligned by its own exponent or by its format's smallest."""
+        if len(self._first) < 3:
+            return "nothing is aligned" if len(self._first) == 1 else UNKNOWN
+        i, j, k = self._first[:3]
+        partner = 2.0 ** (math.frexp(self.lab.operands.max)[1] - 1)
+        last = 2.0**self.lab.operands.emin * partner * 2.0**-self._fraction  # kept if it counts with the smallest exponent
+        pairs = {i: (self._tiny, partner), j: (-self._tiny, partner)}
+        for half in (1.75, 1.5):
+            for sum_ in (Sum({k: half * last}, pairs=pairs), Sum(c=half * last, pairs=pairs)):
+                if sum_.c and (self._place_of_c != 0 or not representable(sum_.c, self.lab.result)):
+                    continue
+                try:
+                    (result,) = self.lab.run([sum_])
+                except UnrepresentableError:
+                    continue
+                if result == 0:
+                    return UNKNOWN
+                return "as the smallest normal" if result == last else "by its own exponent"
+        return UNKNOWN
+
+    def _subnormal_c(self) -> str:
+        c = 3 * self.lab.result.smallest_subnormal
+        return _fate(self.lab.run([Sum(c=c)])[0], c)
+
+    def _subnormal_results(self) -> str:
+        want = 3 * self.lab.result.smallest_subnormal
+        return _fate(self.lab.run([Sum({0: want})])[0], want)
+
+    def _low_bits(self) -> str:
+        """What becomes of the 13 bits of an fp32 operand that tf32 has not."""
+        below = 1.0 + 2.0**-10 - 2.0**-23
+        found = self.lab.run([Sum(pairs={0: (below, 1.0)}), Sum(pairs={0: (1.0, below)})])
+        words = {1.0: "dropped", 1.0 + 2.0**-10: "rounded", below: "kept"}
+        said = [words.get(value, f"1 becomes {value.hex()}") for value in found]
+        return said[0] if said[0] == said[1] else f"{said[0]} in A, {said[1]} in B"
+
+
+def _at_least(bits: int, bounded: bool) -> str:
+    return str(bits) if bounded else f"{bits} or more"
+
+
+def _fate(result: float, want: float) -> str:
+    return "kept" if result == want else "zero" if result == 0 else f"{want:g} becomes {result:g}"
+
+
+def _named(rounded: Sequence[float]) -> str:
+    """The name of a rounding."""
+    found = tuple(value + 0.0 for value in rounded)  # -0 is 0
+    return _ROUNDINGS.get(found, f"-1.5, -0.5, 0.5, 1.5 become {', '.join(f'{value:g}' for value in found)}")
