@@ -345,6 +345,7 @@ VARIANT = Variant(
     contract=Contract(
         # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile that do not.
         masked_values="finite",
+        batch_invariant=True,
     ),
     builds=builds,
     head_dim_buckets=BUCKETS,

@@ -1,0 +1,58 @@
+"""Decode step: the last query rows alone, as a decoder asks for them, are the last rows of the prefill."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from verify.coverage import square_only
+from verify.oracles import Group, Oracle
+from verify.problem import Problem
+from verify.relations import Part, compared, failed, forward_pairs, forward_results, same_bits, with_mask
+from verify.trial import Ruling, Trial
+from verify.variant import Declaration, Support
+
+_ROWS = (1, 1, 1, 2, 7, 16)  # a token, a few tokens of a speculative decoder, a chunk
+
+
+def last(problem: Problem, support: Support) -> Part:
+    """The last rows, one most often; as many as the support wants at least."""
+    rows = max(_ROWS[problem.seed % len(_ROWS)], support.min_seqlen)
+    return Part.of(problem, rows=range(max(problem.seqlen_q - rows, 0), problem.seqlen_q))
+
+
+def adapt(problem: Problem, support: Support) -> Problem | None:
+    """A few rows where there would be one; a mask that the last rows alone do not have, such as a random one, gives way."""
+    if problem.seqlen_q < 2:
+        problem = problem.but(seqlen_q=2 + problem.seed % 32)
+    return with_mask(problem, support, lambda candidate: last(candidate, support).problem(candidate, support) is not None)
+
+
+def judge(trial: Trial) -> Ruling:
+    """Within bounds, for a kernel may go another way with few rows; how many bits are the same is measured."""
+    support = trial.declaration.support
+    part = last(trial.problem, support)
+    problem = part.problem(trial.problem, support)
+    assert problem is not None
+    other = trial.beside("decode", problem, inputs=part.inputs(trial))
+    when = f"with the last {len(part.rows)} of {trial.problem.seqlen_q} rows alone"
+    move = partial(part.result, trial.problem)
+    found = failed(other) or same_bits(forward_pairs(trial, other, move))
+    return found or compared("decode_step", when, forward_results(trial, other, move))
+
+
+def applies(declaration: Declaration) -> str | None:
+    """Reason why no variant can be asked for its last rows alone, or None."""
+    if square_only(declaration.support):
+        return "supports no lengths that differ"
+    return None if "full" in declaration.support.masks else "supports no problem without a mask"
+
+
+GROUP = Group(name="decode_step", about="the last rows alone", family="relations", adapt=adapt)
+ORACLE = Oracle(
+    name="decode_step",
+    group="decode_step",
+    catches="alignment of masks where few rows meet many keys, paths of their own for short queries, rows past the last tile",
+    judge=judge,
+    applies=applies,
+    concerns=lambda trial: trial.problem.seqlen_q > 1 and trial.problem.seqlen_kv > 0,
+)

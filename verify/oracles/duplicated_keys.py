@@ -1,0 +1,122 @@
+"""Duplicated keys: every key and value twice leaves O as it was and adds ln 2 to LSE."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from verify.inputs import Inputs
+from verify.oracles import Group, Oracle
+from verify.problem import Problem
+from verify.relations import Related, compared, failed, forward_results, inside, taken
+from verify.trial import Ruling, Trial
+from verify.variant import Declaration, Support
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """The problem with every key twice.  rows: where queries are, too: key j becomes 2 j and 2 j + 1, query i likewise, and
+    row 2 i + 1 sees exactly both copies of what row i saw, since masks go by distances along a diagonal."""
+
+    problem: Problem
+    rows: bool
+
+    def positions(self, length: int) -> Tensor:
+        """Where each of the doubled keys comes from.  Without a mask the copies lie apart, in other blocks."""
+        keys = torch.arange(length)
+        return torch.cat((keys, keys)) if self.problem.mask == Full() else keys.repeat_interleave(2)
+
+    def inputs(self, given: Inputs) -> Inputs:
+        """The values, doubled."""
+        order = self.positions(given.k.shape[2])
+        q = taken(given.q, torch.arange(given.q.shape[2]).repeat_interleave(2)) if self.rows else given.q
+        return replace(given, q=q, k=taken(given.k, order), v=taken(given.v, order))
+
+
+def doubled(problem: Problem) -> Doubled:
+    """The doubled problem; raises ValueError for a mask that goes by numbers of keys alone."""
+    rows = any(not isinstance(atom, Full | Lengths) for atom in problem.mask.atoms)
+    mask = intersect(*(_doubled(atom, rows) for atom in problem.mask.atoms))
+    twice = problem.but(seqlen_q=problem.seqlen_q * (1 + rows), seqlen_kv=2 * problem.seqlen_kv, mask=mask)
+    return Doubled(twice, rows)
+
+
+def _doubled(atom: Mask, rows: bool) -> Mask:
+    match atom:
+        case Full() | Causal():
+            return atom
+        case Lengths():
+            return Lengths(tuple(n * (1 + rows) for n in atom.q_lengths), tuple(2 * n for n in atom.kv_lengths))
+        case Window():
+            left, right = (None if n is None else 2 * n for n in (atom.left, atom.right))
+            return Window(None if left is None else left + 1, right, atom.alignment)
+        case Documents():
+            return Documents(tuple(2 * n for n in atom.lengths))
+        case Prefix():
+            return Prefix(2 * atom.length)
+    raise ValueError(f"mask: {atom.name} cannot be doubled")
+
+
+def _halved(atom: Mask) -> Mask:
+    match atom:
+        case Lengths():
+            return Lengths(tuple((n + 1) // 2 for n in atom.q_lengths), tuple((n + 1) // 2 for n in atom.kv_lengths))
+        case Documents():
+            return Documents(tuple((n + 1) // 2 for n in atom.lengths))
+    return atom
+
+
+def adapt(problem: Problem, support: Support) -> Problem | None:
+    """Half as long, so that the doubled problem is as large as the one that was drawn."""
+    atoms = [atom for atom in problem.mask.atoms if not isinstance(atom, Dense)]
+    least = max(support.min_seqlen, 1)
+    half = {
+        name: max((n + 1) // 2, min(n, least)) for name, n in (("seqlen_q", problem.seqlen_q), ("seqlen_kv", problem.seqlen_kv))
+    }
+    found = problem.but(**half, mask=intersect(*(_halved(atom) for atom in atoms)))
+    for candidate in (found, found.but(mask=Full())):
+        if inside(support, candidate) and inside(support, doubled(candidate).problem):
+            return candidate
+    return None
+
+
+def judge(trial: Trial) -> Ruling:
+    """Twice the same sums over keys: numerator and denominator double, the largest score stays."""
+    twice = doubled(trial.problem)
+    other = trial.beside("doubled", twice.problem, inputs=twice.inputs(trial.inputs))
+    if twice.rows:
+        return failed(other) or compared("duplicated_keys", "with every row and key doubled", _odd(trial, other))
+    return failed(other) or compared("duplicated_keys", "with every key doubled", _whole(trial, other))
+
+
+def _whole(trial: Trial, other: Trial) -> Iterator[Related]:
+    for r in forward_results(trial, other, own_bounds=True):
+        more = math.log(2) if r.name == "lse" else 0.0
+        yield replace(r, before=r.before + more, truth=r.truth + more)
+
+
+def _odd(trial: Trial, other: Trial) -> Iterator[Related]:
+    """The rows that see both copies."""
+    for r in _whole(trial, other):
+        yield replace(r, after=r.after[:, :, 1::2], after_bound=r.after_bound[:, :, 1::2])
+
+
+def applies(declaration: Declaration) -> str | None:
+    """Reason why no problem of a variant can be doubled, or None."""
+    return None if set(declaration.support.masks) - {"dense"} else "supports random masks alone"
+
+
+GROUP = Group(name="duplicated_keys", about="every key and value twice", family="relations", adapt=adapt)
+ORACLE = Oracle(
+    name="duplicated_keys",
+    group="duplicated_keys",
+    catches="a normaliser that loses keys or blocks, ties of the maximum, LSE that does not grow with the number of keys",
+    judge=judge,
+    applies=applies,
+    concerns=lambda trial: trial.problem.pairs > 0,
+)

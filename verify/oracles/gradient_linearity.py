@@ -1,0 +1,41 @@
+"""Gradient linearity: dQ, dK and dV are linear in dO, so those of dO's leading bits and those of the rest add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from verify.oracles import Group, Oracle
+from verify.relations import Related, compared, failed, leading_bit
+from verify.trial import Ruling, Trial
+
+
+def judge(trial: Trial) -> Ruling:
+    """g(dO) = g(dO1) + g(dO2), dO = dO1 + dO2 exactly: within the bounds of all three, each for what its forward saved."""
+    parts = leading_bit(trial.dout, trial.problem.format_out)
+    tags = ("leading bits of dO", "rest of dO")
+    others = [trial.beside(tag, trial.problem, inputs=trial.inputs, dout=part) for tag, part in zip(tags, parts, strict=True)]
+    for other in others:
+        found = failed(other)
+        if found is not None:
+            return found
+    return compared(
+        "gradient_linearity", "as the sum of the gradients by dO's leading bits and by the rest", _results(trial, others)
+    )
+
+
+def _results(trial: Trial, others: list[Trial]) -> Iterator[Related]:
+    one, two = others
+    for name, tensor in trial.first.outputs.items():
+        bound, *bounds = (getattr(t.gradients, f"{name}_bound") for t in (trial, one, two))
+        total = one.first.outputs[name].double() + two.first.outputs[name].double()
+        yield Related(name, tensor, bound, total, bounds[0] + bounds[1], getattr(trial.gradients, name), trial.problem.format)
+
+
+GROUP = Group(name="gradient_linearity", about="dO in two parts that add up to it", entry="backward", family="relations")
+ORACLE = Oracle(
+    name="gradient_linearity",
+    group="gradient_linearity",
+    catches="upstream gradients that are clamped or flushed, a delta of something else, accumulators that keep what they had",
+    judge=judge,
+    concerns=lambda trial: trial.problem.pairs > 0,
+)

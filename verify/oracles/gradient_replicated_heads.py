@@ -1,0 +1,54 @@
+"""Gradients of replicated heads: dQ is the same, and dK and dV of a key head are the sums over its copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from verify.oracles import Group, Oracle
+from verify.oracles.replicated_heads import adapt, applies, replicas, replicated
+from verify.relations import Related, compared, failed
+from verify.trial import Ruling, Trial
+
+
+def judge(trial: Trial) -> Ruling:
+    """The copies' gradients are summed in fp64, and so are their bounds."""
+    p = trial.problem
+    other = trial.beside("replicated", replicated(p), inputs=replicas(p, trial.inputs), dout=trial.dout)
+    when = f"with {p.heads_kv} key heads stored once for each of {p.heads_q} query heads"
+    return failed(other) or compared("gradient_replicated_heads", when, _results(trial, other))
+
+
+def _results(trial: Trial, other: Trial) -> Iterator[Related]:
+    def summed(name: str, tensor: Tensor) -> Tensor:
+        b, _, *rest = tensor.shape
+        return tensor.double() if name == "dq" else tensor.double().view(b, -1, trial.problem.group, *rest).sum(2)
+
+    for name, tensor in trial.first.outputs.items():
+        yield Related(
+            name,
+            tensor,
+            getattr(trial.gradients, f"{name}_bound"),
+            summed(name, other.first.outputs[name]),
+            summed(name, getattr(other.gradients, f"{name}_bound")),
+            getattr(trial.gradients, name),
+            trial.problem.format,
+        )
+
+
+GROUP = Group(
+    name="gradient_replicated_heads",
+    about="gradients of grouped heads, and of the same ungrouped",
+    entry="backward",
+    family="relations",
+    adapt=adapt,
+)
+ORACLE = Oracle(
+    name="gradient_replicated_heads",
+    group="gradient_replicated_heads",
+    catches="heads of a group that are left out of dK and dV, counted twice, or given to another key head",
+    judge=judge,
+    applies=applies,
+    concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
+)

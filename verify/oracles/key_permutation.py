@@ -1,0 +1,71 @@
+"""Key permutation: keys that the same rows see, in another order, leave O and LSE as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.distributions import Source
+from verify.oracles import Group, Oracle
+from verify.problem import Problem
+from verify.relations import compared, failed, forward_results, no_full_mask, taken, with_mask
+from verify.trial import Ruling, Trial
+from verify.variant import Declaration, Support
+
+
+def permutation(problem: Problem) -> Tensor:
+    """A random order of the keys, (seqlen_kv,) int64, in which each stays among those that exactly the same rows see.
+
+    The edges of the rows' intervals cut the keys into such runs; one order serves every sequence and head, which may share K.
+    """
+    keys = np.arange(problem.seqlen_kv)
+    try:
+        low, high = problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)
+    except ValueError:  # rows see no intervals
+        return torch.from_numpy(keys)
+    edges = np.unique(torch.stack((low, high))[:, high > low].numpy())
+    run = np.searchsorted(edges, keys, side="right")
+    return torch.from_numpy(np.lexsort((Source(problem).raw("k", "permutation", len(keys)), run)))
+
+
+def moves(problem: Problem) -> bool:
+    """Whether the order changes for a good part of the keys, if there is more than one."""
+    moved = int((permutation(problem) != torch.arange(problem.seqlen_kv)).sum())
+    return 4 * moved >= problem.seqlen_kv or problem.seqlen_kv < 4
+
+
+def adapt(problem: Problem, support: Support) -> Problem | None:
+    """A mask that orders the keys, such as a causal one over a square, gives way."""
+    return with_mask(problem, support, moves)
+
+
+def asked(trial: Trial) -> bool:
+    """Whether there is anything to move, and a row that could notice."""
+    return trial.problem.seqlen_q > 0 and bool((permutation(trial.problem) != torch.arange(trial.problem.seqlen_kv)).any())
+
+
+def judge(trial: Trial) -> Ruling:
+    """Softmax and P V are sums over keys, in any order; so are the bounds, which therefore serve both."""
+    order, values = permutation(trial.problem), trial.inputs
+    moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
+    other = trial.beside("permuted", trial.problem, inputs=moved)
+    return failed(other) or compared("key_permutation", "with its keys permuted", forward_results(trial, other))
+
+
+def applies(declaration: Declaration) -> str | None:
+    """See `no_full_mask`."""
+    return no_full_mask(declaration.support)
+
+
+GROUP = Group(name="key_permutation", about="the keys in another order", family="relations", adapt=adapt)
+ORACLE = Oracle(
+    name="key_permutation",
+    group="key_permutation",
+    catches="weights that depend on a key's place: first and last blocks, tails, a maximum that lags, skipped rescales",
+    judge=judge,
+    applies=applies,
+    concerns=asked,
+)

@@ -1,0 +1,86 @@
+"""Slice: one sequence alone gives the bits that it gave in the batch; one key head alone is within its bounds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from references.masks import Lengths, intersect
+from verify.oracles import Group, Oracle
+from verify.problem import Problem
+from verify.relations import Part, compared, failed, forward_pairs, forward_results, identical, same_bits
+from verify.trial import Ruling, Trial
+from verify.variant import ROW_ALIGNMENT, Support
+
+
+def sliced(problem: Problem, support: Support) -> tuple[Part, Problem]:
+    """One sequence, or one key head of one with its query heads: the part, and the problem of it alone.
+
+    A random mask differs in every sequence and head, so that only the first of each can be asked for alone.
+    """
+    word = problem.seed // 2
+    sequence = problem.batch > 1 and (problem.heads_kv == 1 or problem.seed % 2 == 0)
+    for b, h in ((word % problem.batch, word % problem.heads_kv), (0, 0)):
+        heads = range(problem.heads_kv) if sequence else range(h, h + 1)
+        part = Part.of(problem, batch=range(b, b + 1), heads_kv=heads)
+        alone = part.problem(problem, support)
+        if alone is not None:
+            return part, alone
+    raise ValueError(f"no part of it is supported alone: {problem.name}")
+
+
+def invariant(trial: Trial, alone: Problem) -> bool:
+    """Whether the contract promises the same bits: the sequence has all its heads, and its buffers are as well aligned.
+
+    A kernel may go another way where rows begin at other boundaries, as they do when a stride is left without a use.
+    """
+    whole = trial.problem
+    sizes = {name: (whole.format_out if name in ("out", "dout") else whole.format).itemsize for name in whole.layouts}
+    alike = all(
+        layout.aligned(whole.shapes[name], sizes[name], ROW_ALIGNMENT)
+        == layout.aligned(alone.shapes[name], sizes[name], ROW_ALIGNMENT)
+        for name, layout in whole.layouts.items()
+    )
+    return trial.declaration.contract.batch_invariant and alike and alone.heads_kv == whole.heads_kv
+
+
+def adapt(problem: Problem, support: Support) -> Problem | None:
+    """Two sequences where there would be one of one head."""
+    if problem.batch > 1 or problem.heads_kv > 1:
+        return problem
+    atoms = (
+        Lengths((*atom.q_lengths, problem.seqlen_q), (*atom.kv_lengths, problem.seqlen_kv))
+        if isinstance(atom, Lengths)
+        else atom
+        for atom in problem.mask.atoms
+    )
+    return problem.but(batch=2, mask=intersect(*atoms))
+
+
+def judge(trial: Trial) -> Ruling:
+    """Other sequences and heads are no business of this one's."""
+    part, alone = sliced(trial.problem, trial.declaration.support)
+    other = trial.beside("slice", alone, inputs=part.inputs(trial))
+    found = failed(other)
+    if found is not None:
+        return found
+    move, when = partial(part.result, trial.problem), name_of(part, alone)
+    pairs = list(forward_pairs(trial, other, move))
+    if trial.declaration.contract.deterministic and invariant(trial, alone):
+        return identical("slice", when, pairs)
+    return same_bits(pairs) or compared("slice", when, forward_results(trial, other, move))
+
+
+def name_of(part: Part, alone: Problem) -> str:
+    """The slice in words."""
+    head = f" and key head {part.heads_kv.start}" if len(part.heads_kv) == 1 else ""
+    return f"with sequence {part.batch.start}{head} alone"
+
+
+GROUP = Group(name="slice", about="one sequence, or one head of it, alone", family="relations", adapt=adapt)
+ORACLE = Oracle(
+    name="slice",
+    group="slice",
+    catches="leaks between sequences and heads, indices that overflow or wrap with the batch, schedules that depend on it",
+    judge=judge,
+    concerns=lambda trial: trial.problem.batch * trial.problem.heads_kv > 1,
+)

@@ -1,0 +1,138 @@
+"""Split and merge: attention over two ranges of keys, merged by their LSE in fp64, is attention over both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.coverage import square_only
+from verify.distributions import Source
+from verify.oracles import Group, Oracle
+from verify.problem import Problem
+from verify.relations import Part, Related, compared, failed, with_mask
+from verify.trial import Ruling, Trial
+from verify.variant import Declaration, Support
+
+
+def split(problem: Problem, least: int) -> int:
+    """Where the second range of keys begins: the middle, an end, beside one, or anywhere."""
+    kind, word = (int(n) for n in Source(problem).raw("k", "split", 2))
+    keys = problem.seqlen_kv
+    chosen = (keys // 2, word % (keys + 1), word % (keys + 1), 1, keys - 1, 0)[kind % 6]
+    return max(least, min(chosen, keys - least))
+
+
+def parts(problem: Problem, least: int) -> tuple[Part, Part]:
+    """The two ranges of keys, of at least that length each."""
+    at = split(problem, least)
+    return Part.of(problem, keys=range(at)), Part.of(problem, keys=range(at, problem.seqlen_kv))
+
+
+def possible(problem: Problem, support: Support) -> bool:
+    """Whether both ranges can be asked for alone."""
+    if problem.seqlen_kv < 2 * support.min_seqlen:
+        return False
+    return all(part.problem(problem, support) is not None for part in parts(problem, support.min_seqlen))
+
+
+def adapt(problem: Problem, support: Support) -> Problem | None:
+    """A mask that a range of keys does not have, such as a random one, gives way."""
+    if problem.seqlen_kv < 2 * support.min_seqlen:
+        problem = problem.but(seqlen_kv=2 * support.min_seqlen)
+    return with_mask(problem, support, lambda candidate: possible(candidate, support))
+
+
+@dataclass(frozen=True)
+class Merged:
+    """O and LSE of the whole by those of its parts, fp64, and how far they may be off."""
+
+    out: Tensor
+    out_bound: Tensor
+    lse: Tensor
+    lse_bound: Tensor
+
+
+def merge(trials: Sequence[Trial]) -> Merged:
+    """O = sum_i w_i O_i with w_i = exp(LSE_i - LSE), LSE = ln sum_i exp(LSE_i): Dao et al., flash decoding.
+
+    A row that sees no key of a part gives it the LSE that the contract promises, which stands for -inf here.
+    If |ln(computed / exact exp(LSE_i))| <= L_i and L = max_i L_i, no w_i is off by a factor of more than exp(L_i + L), so
+    that O is within sum_i w_i [exp(L_i + L) B_i + expm1(L_i + L) |O_i - O|], and LSE within L.
+    """
+    outs, lses = (torch.stack(found) for found in zip(*(_as_merged(trial) for trial in trials), strict=True))
+    truths = [trial.truth for trial in trials]
+    bounds, exact = (torch.stack([getattr(truth, name) for truth in truths]) for name in ("out_bound", "out"))
+    logs, slack = (torch.stack([getattr(truth, name) for truth in truths]) for name in ("lse", "lse_bound"))
+    total = torch.logsumexp(logs, 0)
+    weight = torch.where(logs == -math.inf, 0.0, torch.exp(logs - total))[..., None]
+    slack = torch.where(logs == -math.inf, 0.0, slack)
+    largest = slack.amax(0)
+    off = (slack + largest)[..., None]
+    mean = (weight * exact).sum(0)
+    bound = weight * (torch.exp(off) * bounds + torch.expm1(off) * (exact - mean).abs())
+    lse = torch.logsumexp(lses, 0)
+    share = torch.where(lse == -math.inf, 0.0, torch.exp(lses - lse))[..., None]
+    return Merged((share * outs).sum(0), torch.where(weight > 0, bound, 0.0).nan_to_num(nan=math.inf).sum(0), lse, largest)
+
+
+def _as_merged(trial: Trial) -> tuple[Tensor, Tensor]:
+    """A part's O and LSE, fp64, raw but for what the contract promises of rows without a key."""
+    run, contract = trial.first, trial.declaration.contract
+    assert run.out is not None
+    assert run.lse is not None
+    out, lse = run.out.double(), trial.natural_lse(run.lse)
+    promised = trial.truth.empty & (lse.isnan() if math.isnan(contract.empty_row_lse) else run.lse == contract.empty_row_lse)
+    if math.isnan(contract.empty_row_out):
+        out = out.masked_fill(promised[..., None], 0.0)
+    return out, lse.masked_fill(promised, -math.inf)
+
+
+def judge(trial: Trial) -> Ruling:
+    """A row that sees no key of one part takes all from the other."""
+    support = trial.declaration.support
+    trials = []
+    for part in parts(trial.problem, support.min_seqlen):
+        problem = part.problem(trial.problem, support)
+        assert problem is not None
+        trials.append(trial.beside(f"keys {part.keys.start}..{part.keys.stop}", problem, inputs=part.inputs(trial)))
+        found = failed(trials[-1])
+        if found is not None:
+            return found
+    at = trials[0].problem.seqlen_kv
+    when = f"merged from keys 0..{at} and {at}..{trial.problem.seqlen_kv}"
+    return compared("split_merge", when, _results(trial, merge(trials)))
+
+
+def _results(trial: Trial, merged: Merged) -> Iterator[Related]:
+    run, truth, live = trial.first, trial.truth, ~trial.truth.empty
+    assert run.out is not None
+    assert run.lse is not None
+    out = trial.problem.format_out
+    yield Related("out", run.out, truth.out_bound, merged.out, merged.out_bound, truth.out, out, live)
+    lse, natural = dtype_named("float32"), trial.natural_lse(run.lse)
+    yield Related("lse", natural, truth.lse_bound, merged.lse, merged.lse_bound, truth.lse, lse, live)
+
+
+def applies(declaration: Declaration) -> str | None:
+    """Reason why no variant's results can be merged, or None."""
+    if declaration.contract.lse is None:
+        return "gives no LSE"
+    if square_only(declaration.support):
+        return "supports no lengths that differ"
+    return None if "full" in declaration.support.masks else "supports no problem without a mask"
+
+
+GROUP = Group(name="split_merge", about="two ranges of keys, merged by their LSE", family="relations", adapt=adapt)
+ORACLE = Oracle(
+    name="split_merge",
+    group="split_merge",
+    catches="an LSE that is not the logarithm of what O was divided by; rows that see nothing of a range of keys",
+    judge=judge,
+    applies=applies,
+    concerns=lambda trial: trial.problem.pairs > 0,
+)

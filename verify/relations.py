@@ -1,0 +1,339 @@
+"""What the metamorphic oracles share: parts of a problem, values made from others, and how related results are compared.
+
+A relation asks a kernel two questions whose answers follow from each other.  Both answers are held against one truth, that of
+the first question moved along the relation, each within its own derived bound; and so, by the triangle inequality, against
+each other within the sum.  Where the contract promises equal bits, bits are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from references.masks import Alignment, Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from verify import inputs as values
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.evidence import Finding
+from verify.inputs import Inputs
+from verify.memory import bits
+from verify.oracles.bound import compare, excess
+from verify.oracles.execution import execution, held, memory
+from verify.oracles.refusal import expected_refusal
+from verify.problem import Problem
+from verify.trial import Ruling, Run, Trial, convict, first, place
+from verify.variant import Support
+
+Pair = tuple[str, Tensor, Tensor]  # a tensor's name, what the first result says that it should be, and the second; raw
+
+# Results.
+
+
+@dataclass(frozen=True)
+class Related:
+    """One tensor of two related results.  before: what the first one says that the second should be, fp64; after: the second
+    one; truth: what both should be, fp64; asked: where they are compared, of as many leading dimensions as it needs."""
+
+    name: str
+    before: Tensor
+    before_bound: Tensor
+    after: Tensor
+    after_bound: Tensor
+    truth: Tensor
+    output: DType
+    asked: Tensor | None = None
+
+
+def compared(oracle: str, when: str, results: Iterable[Related]) -> Ruling:
+    """Convict a result that leaves its bound, or two that are further apart than both bounds together.
+
+    when: how the second question differs from the first, in words.  Measures, by the tensor's name: same_bits_T, the share of
+    equal elements, and apart_T, the largest distance over the sum of the bounds.
+    """
+    measures: dict[str, float] = {}
+    finding: Finding | None = None
+    for r in results:
+        asked = torch.ones_like(r.truth, dtype=torch.bool) if r.asked is None else spread(r.asked, r.truth)
+        before, after = r.before.double(), r.after.double()
+        truth = torch.where(asked, r.truth, 0.0)
+        own = compare(r.after, truth, r.after_bound, r.output)
+        own = replace(own, ratio=torch.where(asked, own.ratio, 0.0))
+        limit = r.before_bound + r.after_bound
+        comparable = asked & before.isfinite() & after.isfinite()  # an overflow has been compared with the truth
+        distance = torch.where(comparable, (before - after).abs(), 0.0)
+        apart = torch.where(distance == 0, 0.0, distance / limit)
+        if bool(asked.any()):
+            measures[f"same_bits_{r.name}"] = float((before == after)[asked].double().mean())
+            measures[f"apart_{r.name}"] = float(apart.max())
+        found = excess(oracle, r.name, r.after, truth, r.after_bound, own)
+        if found is None and bool((apart > 1).any()):
+            at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+            found = convict(
+                oracle,
+                f"{place(r.name, at)} is {float(before[at]):.9g} by one result and {float(after[at]):.9g} by the other; both "
+                f"bounds together allow {float(limit[at]):.4g}",
+                name=r.name,
+                bad=apart > 1,
+                got=float(after[at]),
+                bound=float(limit[at]),
+            ).finding
+        if found is not None:
+            finding = finding or replace(found, message=f"{when}: {found.message}")
+    return Ruling(finding, measures)
+
+
+def identical(oracle: str, when: str, pairs: Iterable[Pair], asked: Mapping[str, Tensor] | None = None) -> Ruling:
+    """Convict the first of these results whose bits differ, zeros of either sign alike.  asked: where, by a tensor's name."""
+    for name, before, after in pairs:
+        different = (bits(before.contiguous()) != bits(after.contiguous())) & ~((before == 0) & (after == 0))
+        if asked is not None:
+            different &= spread(asked[name], different)
+        if not bool(different.any()):
+            continue
+        at = first(different)
+        got, want = float(after[at]), float(before[at])
+        message = (
+            f"{when}: {name} should keep its bits, but {want:.9g} became {got:.9g} at {place(name, at)}; "
+            f"{int(different.sum())} of {different.numel()} elements changed"
+        )
+        return convict(oracle, message, name=name, bad=different, got=got, bound=want)
+    return Ruling()
+
+
+def same_bits(pairs: Iterable[Pair]) -> Ruling | None:
+    """What is to say where results, (name, first, second), are the same bit for bit, which no reference need confirm; else
+    None."""
+    found = [(name, torch.equal(bits(a.contiguous()), bits(b.contiguous()))) for name, a, b in pairs]
+    return Ruling(measures={f"same_bits_{name}": 1.0 for name, _ in found}) if all(same for _, same in found) else None
+
+
+def spread(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask over leading dimensions, at the full shape of another tensor."""
+    return mask.view(*mask.shape, *[1] * (like.dim() - mask.dim())).expand(like.shape)
+
+
+def failed(trial: Trial, *others: Run) -> Ruling | None:
+    """What is wrong with a further question's run, or with other ones, before any number is looked at; None: nothing."""
+    rulings = (ruling for _, _, ruling in held(trial))
+    more = (check(trial, run) for run in others for check in (execution, memory))
+    return next((ruling for ruling in chain(rulings, more) if ruling.finding is not None), None)
+
+
+def forward_results(
+    one: Trial, other: Trial, move: Callable[[Tensor], Tensor] = lambda tensor: tensor, *, own_bounds: bool = False
+) -> Iterator[Related]:
+    """O and LSE of two forwards, rows without a key left out.
+
+    move: makes of one of the first one's tensors (out or lse shaped) what belongs to the second; the truth moves with it, and
+    so do the bounds, unless the second has `own_bounds`.
+    """
+    truth, run = one.truth, other.first
+    bounds = other.truth if own_bounds else None
+    assert one.first.out is not None
+    assert run.out is not None
+    live = ~move(truth.empty)
+    own = move(truth.out_bound) if bounds is None else bounds.out_bound
+    yield Related(
+        "out",
+        move(one.first.out),
+        move(truth.out_bound),
+        run.out,
+        own,
+        move(truth.out),
+        other.problem.format_out,
+        live,
+    )
+    if one.first.lse is not None and run.lse is not None:
+        own = move(truth.lse_bound) if bounds is None else bounds.lse_bound
+        yield Related(
+            "lse",
+            move(one.natural_lse(one.first.lse)),
+            move(truth.lse_bound),
+            other.natural_lse(run.lse),
+            own,
+            move(truth.lse),
+            dtype_named("float32"),
+            live,
+        )
+
+
+def forward_pairs(one: Trial, other: Trial, move: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Iterator[Pair]:
+    """The raw O and LSE of two forwards, the first moved as in `forward_results`."""
+    for name, tensor in one.first.outputs.items():
+        yield name, move(tensor), other.first.outputs[name]
+
+
+def gradient_results(one: Trial, other: Trial, move: Callable[[str, Tensor], Tensor]) -> Iterator[Related]:
+    """dQ, dK and dV of two backwards.  move(name, tensor) makes of a tensor of the first what belongs to the second.
+
+    Where the second's forward saved other bits, which its bounds allow for, these are computed anew.
+    """
+    saved = [(move(name, tensor), other.saved.outputs[name]) for name, tensor in one.saved.outputs.items()]
+    same = all(torch.equal(bits(a.contiguous()), bits(b.contiguous())) for a, b in saved)
+    for name, tensor in one.first.outputs.items():
+        bound = move(name, getattr(one.gradients, f"{name}_bound"))
+        yield Related(
+            name,
+            move(name, tensor),
+            bound,
+            other.first.outputs[name],
+            bound if same else getattr(other.gradients, f"{name}_bound"),
+            move(name, getattr(one.gradients, name)),
+            other.problem.format,
+        )
+
+
+# Values.
+
+
+def taken(tensor: Tensor, index: Tensor, dim: int = 2) -> Tensor:
+    """Rows of a stored tensor at those positions, whatever its dtype: torch indexes no 8-bit floats."""
+    return bits(tensor.contiguous()).index_select(dim, index).view(tensor.dtype)
+
+
+def leading_bit(tensor: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Two tensors whose sum is exactly the given one: each element's leading bit, and the rest of it."""
+    whole = tensor.double().numpy()
+    _, exponent = np.frexp(whole)
+    lead = np.copysign(np.where(whole == 0, 0.0, np.ldexp(0.5, exponent)), whole)
+    return values.cast(lead, dtype), values.cast(whole - lead, dtype)
+
+
+# Problems.
+
+
+def inside(support: Support, problem: Problem | None) -> bool:
+    """Whether that problem, its layouts included, is one that a kernel of that support must answer."""
+    if problem is None:
+        return False
+    try:
+        expected_refusal(support, problem)
+    except ValueError:
+        return True
+    return False
+
+
+def with_mask(problem: Problem, support: Support, good: Callable[[Problem], bool]) -> Problem | None:
+    """The problem with its own mask, with what of it is `Lengths`, or with none: the first that is supported and good."""
+    lengths = intersect(*(atom for atom in problem.mask.atoms if isinstance(atom, Lengths)))
+    for mask in dict.fromkeys((problem.mask, lengths, Full())):
+        candidate = problem.but(mask=mask)
+        if inside(support, candidate) and good(candidate):
+            return candidate
+    return None
+
+
+def no_full_mask(support: Support) -> str | None:
+    """Why a relation that needs the keys unordered cannot be asked, or None."""
+    return None if "full" in support.masks else "supports no problem without a mask"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Ranges of a problem's sequences, key heads, queries and keys."""
+
+    batch: range
+    heads_kv: range
+    rows: range
+    keys: range
+
+    @staticmethod
+    def of(problem: Problem, **ranges: range) -> Part:
+        """The whole problem, but for the ranges given."""
+        whole = {
+            "batch": range(problem.batch),
+            "heads_kv": range(problem.heads_kv),
+            "rows": range(problem.seqlen_q),
+            "keys": range(problem.seqlen_kv),
+        }
+        return Part(**(whole | ranges))
+
+    def heads_q(self, problem: Problem) -> range:
+        """The query heads that read these key heads."""
+        return range(self.heads_kv.start * problem.group, self.heads_kv.stop * problem.group)
+
+    def problem(self, whole: Problem, support: Support) -> Problem | None:
+        """The problem of this part alone, under a mask that shows it the same pairs; None if the support has none."""
+        alone = whole.but(
+            batch=len(self.batch),
+            heads_q=len(self.heads_q(whole)),
+            heads_kv=len(self.heads_kv),
+            seqlen_q=len(self.rows),
+            seqlen_kv=len(self.keys),
+            mask=Full(),
+        )
+        by_head = any(isinstance(atom, Dense) for atom in whole.mask.atoms)
+        heads = self.heads_q(whole) if by_head else range(1)
+        dense = whole.mask.dense(whole.batch, heads.stop, whole.seqlen_q, whole.seqlen_kv)
+        wanted = dense[_cut(self.batch), _cut(heads), _cut(self.rows), _cut(self.keys)]
+        for atoms in product(*(dict.fromkeys(self._masks(atom, whole)) for atom in whole.mask.atoms)):
+            candidate = alone.but(mask=intersect(*atoms))
+            if inside(support, candidate) and torch.equal(candidate.mask.dense(*wanted.shape), wanted):
+                return candidate
+        return None
+
+    def _masks(self, atom: Mask, whole: Problem) -> Iterator[Mask]:
+        """Masks that may be that one's view of this part, of its own kind if possible; whoever asks must compare them."""
+        rows, keys = len(self.rows), len(self.keys)
+        match atom:
+            case Lengths():
+                chosen = [(atom.q_lengths[b], atom.kv_lengths[b]) for b in self.batch]
+                yield Lengths(
+                    tuple(min(max(q - self.rows.start, 0), rows) for q, _ in chosen),
+                    tuple(min(max(kv - self.keys.start, 0), keys) for _, kv in chosen),
+                )
+            case Causal() | Window():
+                # The diagonal seen from this part, k = q + offset, and what each alignment makes of its lengths.
+                offset = (whole.seqlen_kv - whole.seqlen_q) * (atom.alignment == "br") + self.rows.start - self.keys.start
+                left, right = (None, 0) if isinstance(atom, Causal) else (atom.left, atom.right)
+                aligned: dict[Alignment, int] = {"br": keys - rows, "tl": 0}
+                if isinstance(atom, Causal):
+                    yield from (Causal(side) for side, own in aligned.items() if own == offset)
+                for side, own in aligned.items():
+                    sides = [None if n is None else n + shift for n, shift in ((left, own - offset), (right, offset - own))]
+                    if all(n is None or n >= 0 for n in sides):
+                        yield Window(sides[0], sides[1], side)
+            case Documents():
+                ends = np.clip(np.cumsum(atom.lengths) - self.keys.start, 0, keys)
+                yield Documents(tuple(int(n) for n in np.diff(ends, prepend=0)))
+            case Prefix():
+                yield Prefix(max(atom.length - self.keys.start, 0))
+            case _:
+                yield atom
+        yield Full()
+
+    def inputs(self, trial: Trial) -> Inputs:
+        """The values of this part, descales included."""
+        whole = trial.problem
+        own = {
+            "q": (self.batch, self.heads_q(whole), self.rows),
+            "k": (self.batch, self.heads_kv, self.keys),
+            "v": (self.batch, self.heads_kv, self.keys),
+        }
+        factors = {name: _stored(x, (self.batch, self.heads_kv)) for name, x in trial.inputs.others.items()}
+        q, k, v = (_stored(getattr(trial.inputs, name), ranges) for name, ranges in own.items())
+        return Inputs(q, k, v, factors)
+
+    def result(self, whole: Problem, tensor: Tensor) -> Tensor:
+        """This part of a tensor by query heads and queries: out, lse, dq, dout and their bounds."""
+        return _stored(tensor, (self.batch, self.heads_q(whole), self.rows))
+
+    def gradient(self, whole: Problem, name: str, tensor: Tensor) -> Tensor:
+        """This part of a tensor of that name."""
+        return _stored(tensor, (self.batch, self.heads_kv, self.keys)) if name in ("dk", "dv") else self.result(whole, tensor)
+
+
+def _cut(chosen: range) -> slice:
+    return slice(chosen.start, chosen.stop)
+
+
+def _stored(tensor: Tensor, ranges: Sequence[range]) -> Tensor:
+    """Ranges of the leading dimensions of a stored tensor; batch and heads of size 1 may stand for all (see `Inputs`)."""
+    for dim, chosen in enumerate(ranges):
+        shared = dim < 2 and tensor.shape[dim] == 1 and chosen.stop > 1
+        tensor = tensor.narrow(dim, 0 if shared else chosen.start, 1 if shared else len(chosen))
+    return tensor
