@@ -65,11 +65,11 @@ class Backward:
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Some rows of some query heads against all keys: every quantity of the softmax, in fp64, as error bounds need them.
+    """Some rows of some query heads against all keys, or chosen ones: every quantity of the softmax in fp64, for error bounds.
 
     `index` puts a result where it belongs: `whole.flatten(0, 1)[block.index] = part`, whole being (batch, heads_q, rows, ...).
-    Shapes: scores, uncapped, magnitude, visible (bool), probabilities (heads, rows, seqlen_kv); row_max, row_sum, lse
-    (heads, rows); out (heads, rows, head_dim_v); values (heads, seqlen_kv, head_dim_v).  `visible` may be an expanded view.
+    Shapes: scores, uncapped, magnitude, visible (bool), probabilities (heads, rows, keys); row_max, row_sum, lse
+    (heads, rows); out (heads, rows, head_dim_v); values (heads, keys, head_dim_v).  `visible` may be an expanded view.
     """
 
     index: tuple[slice, slice]  # into (batch * heads_q, the chosen rows)
@@ -140,29 +140,32 @@ def _online_softmax(inputs: _Inputs, q: Tensor, tiles: list[_Tile], *, shift: bo
 
 
 def row_blocks(
-    q: Tensor, k: Tensor, v: Tensor, attention: Attention, *, rows: Choice = None, budget: Size = None
+    q: Tensor, k: Tensor, v: Tensor, attention: Attention, *, rows: Choice = None, columns: Choice = None, budget: Size = None
 ) -> Iterator[RowBlock]:
     """The chosen rows in the textbook's form, whole rows of scores at once, as many heads and rows as `budget` allows.
 
-    budget: elements of one tensor of scores; at least one row of one group of heads is taken.
-    Raises ValueError as `forward` does.
+    columns: the keys that there are; all quantities are of these alone, under the mask of all.  budget: elements of one tensor
+    of scores; at least one row of one group of heads is taken.  Raises ValueError as `forward` does.
     """
     inputs = _Inputs(q, k, v, attention)
-    chosen = _positions(rows, inputs.seqlen_q, "rows")
+    chosen, keys = _positions(rows, inputs.seqlen_q, "rows"), _positions(columns, inputs.seqlen_kv, "columns")
     budget = budget or _BUDGET[q.device.type]
-    row_size = inputs.group * max(inputs.seqlen_kv, 1)
+    row_size = inputs.group * max(len(keys), 1)
     block_q = min(max(budget // row_size, 1), max(len(chosen), 1))
     for heads in _slices(inputs.total, max(budget // (row_size * block_q), 1)):
-        k64, v64 = inputs.k[heads].to(torch.float64), inputs.v[heads].to(torch.float64)
+        loaded = keys, _take(inputs.k[heads], keys), _take(inputs.v[heads], keys)
         for part in _slices(len(chosen), block_q):
-            yield _row_block(inputs, heads, (chosen, part), k64, v64)
+            yield _row_block(inputs, heads, (chosen, part), loaded)
 
 
-def _row_block(inputs: _Inputs, heads: slice, chosen: tuple[Positions, slice], k: Tensor, v: Tensor) -> RowBlock:
-    scale, group, rows = inputs.attention.softmax_scale, inputs.group, chosen[0][chosen[1]]
+_Loaded = tuple[Positions, Tensor, Tensor]  # keys' positions in seqlen_kv, and what they hold of K and V, in fp64
+
+
+def _row_block(inputs: _Inputs, heads: slice, chosen: tuple[Positions, slice], loaded: _Loaded) -> RowBlock:
+    scale, group, rows, (keys, k, v) = inputs.attention.softmax_scale, inputs.group, chosen[0][chosen[1]], loaded
     q = inputs.rows(inputs.q, heads, rows)
-    shape = (len(k) * group, len(rows), k.shape[1])
-    visible = inputs.visible(heads, rows, range(k.shape[1])).expand(len(k), group, -1, -1).reshape(shape)
+    shape = (len(k) * group, len(rows), len(keys))
+    visible = inputs.visible(heads, rows, keys).expand(len(k), group, -1, -1).reshape(shape)
     hidden = None if isinstance(inputs.attention.mask, Full) else ~visible
     uncapped = torch.bmm(q, k.mT).mul_(scale).view(shape)
     magnitude = torch.bmm(q.abs(), k.abs().mT).mul_(abs(scale)).view(shape)

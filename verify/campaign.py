@@ -18,6 +18,7 @@ from verify.discovery import Roster, Unloadable, roster
 from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
 from verify.oracles import groups
 from verify.report import build, write
+from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Config, Declaration
 from verify.workshop import Workshop, left_out
 
@@ -210,7 +211,7 @@ def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
 
 def remember_failures(evidence: Evidence) -> None:
     """Keep the smallest failing cases by id; the next run hears them first."""
-    failing = {v.case for v in evidence.verdicts if v.outcome == "fail" and v.group != "loading"}
+    failing = {v.case for v in evidence.verdicts if v.outcome == "fail" and v.group not in ("loading", GROUP)}
     if not failing:
         return
     known = state_directory() / _KNOWN
@@ -219,11 +220,23 @@ def remember_failures(evidence: Evidence) -> None:
     known.write_text("\n".join(dict.fromkeys([*smallest, *before][:200])) + "\n", encoding="utf-8")
 
 
+def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
+    """Judge the campaign as a whole, and record what is wrong with it.  A failing verdict stands if the run goes on."""
+    found = findings(evidence.verdicts)
+    if not found:
+        return evidence
+    with Recorder(run.directory, GROUP) as recorder:
+        for verdict in found:
+            recorder.write(verdict)
+    return load(run.directory)
+
+
 def report(run: OpenRun, directory: str | Path | None = None) -> str:
     """Build the accuracy report of a run; returns a line that says where it is and what it says."""
     evidence = load(run.directory) if run.directory.exists() else None
     if evidence is None or not evidence.verdicts:
         return ""
+    evidence = _with_statistics(run, evidence)
     remember_failures(evidence)
     built = build(evidence)
     where = Path(directory) if directory else state_directory() / "report" / str(evidence.run.device["slug"])

@@ -1,4 +1,4 @@
-"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe, test.
+"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe, oracles, test.
 
 Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is incomplete.
 """
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from verify import device
+from verify.applicability import list_oracles
 from verify.case import Case
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, say
 from verify.evidence import Evidence, Verdict
@@ -262,6 +263,7 @@ def test(arguments: tuple[str, ...]) -> int:
 
 
 app.add_command(probe)
+app.add_command(list_oracles)
 
 
 def _existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
 from verify.coverage import BINS_REQUIRED, bins_reachable, coverage_bins, mask_kinds, square_only
 from verify.distributions import ordinary
+from verify.known_answers import GATHERS
 from verify.problem import ORDERS, Layout, Problem
 from verify.variant import DESCALINGS, MASK_KINDS, Declaration, Support, default_dtype_out
 
@@ -68,8 +69,8 @@ def problems(
 ) -> st.SearchStrategy[Problem]:
     """Problems of that dtype inside the declared support, weighted towards edges.
 
-    distributions: names to choose from, by default all ordinary ones; with "gather", scale, softcap and the layout of q are
-    such that it can be built (but see `gather_possible`: head_dim may be too small for the length).
+    distributions: names to choose from, by default all ordinary ones; with one of GATHERS, scale, softcap and the layout of q
+    are such that it can be built (but see `gather_possible`: head_dim may be too small for the length).
     Raises ValueError if the support does not have the dtype.
     """
     if dtype not in declaration.support.dtypes:
@@ -109,7 +110,7 @@ def _problems(
     batch = _fit(batch, min(room // (group * heads_kv), limits.batch))
     mask = intersect(*(_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
     layouts = _layouts(draw, style, 1 if support.layouts == "any" else 8)
-    if name == "gather":  # see `gather_possible`
+    if name in GATHERS:  # see `gather_possible`
         scale, softcap, layouts["q"] = scale or "default", 0.0, replace(layouts["q"], expand="")
     problem = Problem(
         batch=batch,

@@ -131,7 +131,7 @@ def _layout(shape: Any) -> dict[str, tuple[Any, bool]]:
     """Field name -> (type, whether it may be absent)."""
     hints = get_type_hints(shape)
     if is_typeddict(shape):
-        return {name: (hint, False) for name, hint in hints.items()}
+        return {name: (hint, name in shape.__optional_keys__) for name, hint in hints.items()}
     optional = {f.name for f in fields(shape) if f.default is not MISSING or f.default_factory is not MISSING}
     return {f.name: (hints[f.name], f.name in optional) for f in fields(shape) if f.init}
 

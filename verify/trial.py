@@ -28,6 +28,8 @@ from verify.variant import Config, Declaration
 # Multiply-adds of one product above which a GPU, where there is one, computes the reference faster than one core.
 _WORTH_A_GPU = 2e8
 _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
+# Elements of one tensor of scores where rows are chosen: what is made of V for each block is then larger than the block.
+_CHOSEN = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,11 @@ class Trial:
             arithmetics.append(tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch))
         return compute_truth(self.problem, self.expanded, arithmetics, self.clock)
 
+    def truth_at(self, rows: Tensor) -> Truth:
+        """The `truth` of some rows alone, in that order: positions in seqlen_q, int64."""
+        arithmetic = tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)
+        return compute_truth(self.problem, self.expanded, [arithmetic], self.clock, rows)
+
     @cached_property
     def expanded(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v at their full logical shapes, descales applied."""
@@ -239,7 +246,7 @@ class Trial:
         arithmetics = [backward.resolve(declared, self.config, p, self.arch)]
         if self.with_best:
             arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
-        device = _where(3 * p.pairs * (p.head_dim + p.head_dim_v))
+        device = device_for(3 * p.pairs * (p.head_dim + p.head_dim_v))
         q, k, v = (tensor.to(device) for tensor in self.expanded)
         dout, out, lse = (tensor.to(device) for tensor in (self.dout, saved.out, self.natural_lse(saved.lse)))
         with self.clock.timed("bound"):
@@ -252,23 +259,28 @@ class Trial:
 
 
 def compute_truth(
-    p: Problem, inputs: tuple[Tensor, Tensor, Tensor], arithmetics: list[ForwardArithmetic], clock: Clock | None = None
+    p: Problem,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    arithmetics: list[ForwardArithmetic],
+    clock: Clock | None = None,
+    rows: Tensor | None = None,
 ) -> Truth:
-    """Reference and bounds of a problem, block by block; a second arithmetic gives `best_out_bound`."""
+    """Reference and bounds of a problem, block by block; a second arithmetic gives `best_out_bound`.  rows: of these alone."""
     clock = clock or Clock()
-    device = _where(p.pairs * (p.head_dim + p.head_dim_v))
-    rows = (p.batch * p.heads_q, p.seqlen_q)
+    count = p.seqlen_q if rows is None else len(rows)
+    device = device_for(p.pairs * (p.head_dim + p.head_dim_v) * count / max(p.seqlen_q, 1))
+    shape = (p.batch * p.heads_q, count)
     made: dict[str, Tensor] = {
-        "out": torch.zeros(*rows, p.head_dim_v, dtype=torch.float64),
-        "lse": torch.full(rows, -math.inf, dtype=torch.float64),
-        "out_bound": torch.zeros(*rows, p.head_dim_v, dtype=torch.float64),
-        "lse_bound": torch.zeros(rows, dtype=torch.float64),
+        "out": torch.zeros(*shape, p.head_dim_v, dtype=torch.float64),
+        "lse": torch.full(shape, -math.inf, dtype=torch.float64),
+        "out_bound": torch.zeros(*shape, p.head_dim_v, dtype=torch.float64),
+        "lse_bound": torch.zeros(shape, dtype=torch.float64),
     }
     if len(arithmetics) > 1:
         made["best_out_bound"] = torch.zeros_like(made["out"])
     with clock.timed("generate"):
         q, k, v = (tensor.to(device) for tensor in inputs)
-    blocks = row_blocks(q, k, v, Attention(p.mask, p.scale, p.softcap))
+    blocks = row_blocks(q, k, v, Attention(p.mask, p.scale, p.softcap), rows=rows, budget=None if rows is None else _CHOSEN)
     while True:
         with clock.timed("reference"):
             block = next(blocks, None)
@@ -280,10 +292,12 @@ def compute_truth(
             made["out_bound"][block.index], made["lse_bound"][block.index] = bounds.out.cpu(), bounds.lse.cpu()
             for other in arithmetics[1:]:
                 made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.cpu()
+    if rows is not None and device.type == "cuda":
+        torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
     return Truth(**{name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:]) for name, tensor in made.items()})
 
 
-def _where(products: float) -> torch.device:
+def device_for(products: float) -> torch.device:
     """The device on which a reference of so many multiply-adds is computed."""
     return torch.device("cuda" if products > _WORTH_A_GPU and torch.cuda.is_available() else "cpu")
 

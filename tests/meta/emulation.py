@@ -6,7 +6,7 @@ which way a division does) is chosen by `Luck`: nearest, or all of it allowed an
 
 Scores and P V of 8-bit, 16-bit and tf32 operands go through the truncated fused dot-add of `verify.arithmetic.mma.Unit`,
 computed exactly in fp64, promoted where that is declared; fp32 products are serial chains of rounded products and additions,
-the longest that the bound allows.
+the longest that the bound allows.  So are row sums, in as many lanes as are declared.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.arithmetic.instructions import LOG_ERROR, ULP, exp_error, tanh_error
+from verify.arithmetic.instructions import DIVISION, EXP, LOG_ERROR, ULP, tanh_error
 from verify.arithmetic.mma import NearestChain, Unit, unit_for
 from verify.inputs import tensors
 from verify.problem import Problem
@@ -78,7 +79,7 @@ def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Resu
     by_head = {name: factor.repeat_interleave(problem.group, 1).flatten()[:, None, None] for name, factor in factors.items()}
     shapes = (problem.shape_q, problem.shape_k, problem.shape_v)
     q, k, v = (x.expand(shape) for x, shape in zip((inputs.q, inputs.k, inputs.v), shapes, strict=True))
-    return _Emulation(problem, kernel, luck, by_head).run(q, k, v)
+    return Emulation(problem, kernel, luck, by_head).run(q, k, v)
 
 
 def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, least: int = -1100) -> Tensor:
@@ -98,15 +99,22 @@ def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, lea
         carry = torch.where(total == 0, _NOTHING, torch.frexp(total.double())[1] - 1)
         step = torch.exp2((torch.maximum(exponents, carry) - unit.fraction).double())
         exact = (products / step[:, :, None]).trunc().sum(2) + (total.double() / step).trunc()
-        total = _toward_zero(exact * step, unit.output)
+        total = to_half(exact * step) if unit.rounding == "nearest" else _toward_zero(exact * step, unit.output)
     return total
 
 
-def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
-    """The same in fp32 to nearest, product by product, from left to right."""
+def to_half(x: Tensor) -> Tensor:
+    """fp64 rounded once to fp16, as fp32."""
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(x.numpy().astype(np.float16)).float()
+
+
+def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None, half: bool = False) -> Tensor:
+    """The same in fp32 to nearest, product by product, from left to right; half: sums in fp16."""
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start.clone()
     for j in range(a.shape[2]):
         total += a[:, :, j, None] * b[:, j, None]
+        total = total.half().float() if half else total
     return total
 
 
@@ -121,7 +129,7 @@ def _truncate_tf32(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Emulation:
+class Emulation:
     problem: Problem
     kernel: Kernel
     luck: Luck
@@ -181,7 +189,7 @@ class _Emulation:
         elif self.numerics.prescale == "sqrt":
             root = torch.tensor(abs(self.scale)).sqrt()
             q, k = self.round(q * root * math.copysign(1.0, self.scale), operands), self.round(k * root, operands)
-        raw = self.dot(q, k.mT, operands)
+        raw = self.dot(q, k.mT, operands, self.numerics.score_accumulator or self.numerics.accumulator)
         return self.round(raw, self.problem.dtype) if self.numerics.scores == "input" else raw
 
     def logits(self, raw: Tensor) -> Tensor:
@@ -226,16 +234,19 @@ class _Emulation:
         sigma, sign = self.sigma(self.scale), self.sign(x, v)
         for part in self.blocks(x.shape[-1]):
             new = torch.maximum(top, x[..., part].amax(-1, keepdim=True))
+            if self.numerics.lazy_rescale:
+                ahead = (new - top) * (sigma if raw else 1.0)
+                new = torch.where(ahead > self.numerics.lazy_rescale, new, top)
             base = torch.where(new == -math.inf, 0.0, new)
             if raw:
                 shift = base * sigma - more
                 y = (x[..., part].double() * sigma.double() - shift.double()).float()
-                shrink = self.exp2((top - base) * sigma, 1.0)
+                shrink = self.exp2((top - base) * sigma, 1.0, rescale=True)
             else:
-                y, shrink = x[..., part] - base, self.exp2(top - base, 1.0)
+                y, shrink = x[..., part] - base, self.exp2(top - base, 1.0, rescale=True)
             p = self.exp2(y, sign[..., part])
             shrink = torch.ones_like(shrink) if self.kernel.fault == "no rescale" else shrink
-            total = self.add_up(p, total * shrink) if raw else total * shrink + self.add_up(p, torch.zeros_like(total))
+            total = self.count(p, total * shrink, raw)
             out = self.weigh(p, v[:, part], out * shrink)
             top = new
         top = torch.where(top == -math.inf, 0.0, top) * (self.descaled(torch.tensor(self.scale)) if raw else 1.0)
@@ -268,38 +279,61 @@ class _Emulation:
         exact = torch.softmax(x.double() * (LOG2E if self.kernel.style == "eager" else 1.0) * LN2, -1).nan_to_num()
         return torch.sign(v[:, None, :, 0].double() - (exact @ v[..., :1].double()))
 
-    def exp2(self, y: Tensor, sign: Tensor | float) -> Tensor:
+    def exp2(self, y: Tensor, sign: Tensor | float, rescale: bool = False) -> Tensor:
         """2^y with the declared error, flushed to zero below the normal range."""
-        error = self.push * (exp_error(self.numerics.exp) - 1.01 * U) * sign
-        value = (torch.exp2(y.double()) * (1 + error)).float()
+        function = EXP[(rescale and self.numerics.rescale_exp) or self.numerics.exp]
+        y = self.round(y.float(), function.argument) if function.argument != "float32" else y
+        own = dtype_named(function.argument).unit_roundoff  # of the result
+        size = y.double().abs().nan_to_num(posinf=0.0) * LN2
+        error = self.push * (function.error + function.slope * size - 1.01 * own) * sign
+        value = self.round((torch.exp2(y.double()) * (1 + error)).float(), function.argument)
         return torch.where(value < TINY, 0.0, value)
 
+    def count(self, p: Tensor, start: Tensor, running: bool) -> Tensor:
+        """The row sum so far and that of a block."""
+        if self.numerics.row_sum == "mma":
+            return self.weigh(p, torch.ones(p.shape[0], p.shape[2], 1), start)
+        if self.numerics.row_sum == "rounded":
+            p = self.rounded(p)
+        return self.add_up(p, start) if running else start + self.add_up(p, torch.zeros_like(start))
+
     def add_up(self, p: Tensor, start: Tensor) -> Tensor:
-        """The row sum, key by key."""
+        """The row sum, key by key in each of the lanes, of which the first goes on from the start."""
+        lanes = 1 if self.kernel.fault == "one lane" else self.numerics.row_sum_lanes
+        each = math.ceil(p.shape[-1] / lanes)
         total = start
-        for j in range(p.shape[-1]):
-            total = total + p[..., j : j + 1]
+        for lane in range(lanes):
+            part = start if lane == 0 else torch.zeros_like(start)
+            for j in range(lane * each, min((lane + 1) * each, p.shape[-1])):
+                part = part + p[..., j : j + 1]
+            total = total + part if lane else part
         return total
+
+    def rounded(self, p: Tensor) -> Tensor:
+        """P as it enters the product with V."""
+        return self.round(p if self.kernel.style == "fused" else p * self.probability_scale, self.probability)
 
     def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
         """start + round(P) V."""
-        kind, fused = self.probability, self.kernel.style == "fused"
-        p = self.round(p if fused else p * self.probability_scale, kind)
+        kind, p = self.probability, self.rounded(p)
+        narrow = self.numerics.accumulator == "float16" and not self.numerics.promotion
+        start = start.half().float() if narrow else start
         if self.kernel.fault == "fp16 accumulation":
             for at in range(0, p.shape[-1], 16):
                 start = (start + p[..., at : at + 16] @ v[:, at : at + 16]).half().float()
             return start
-        return self.dot(p, v, "float16" if kind.startswith("float8") and self.problem.format.itemsize > 1 else kind, start)
+        kind = "float16" if kind.startswith("float8") and self.problem.format.itemsize > 1 else kind
+        return self.dot(p, v, kind, self.numerics.accumulator, start)
 
-    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None) -> Tensor:
+    def dot(self, a: Tensor, b: Tensor, kind: str, accumulator: str, start: Tensor | None = None) -> Tensor:
         if kind == "float32" and self.numerics.float32_products == "tf32":
             a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
-        unit = unit_for(self.kernel.arch, kind)
+        unit = unit_for(self.kernel.arch, kind, accumulator)
         if isinstance(unit, NearestChain):
-            return serial_dot(a, b, start)
+            return serial_dot(a, b, start, accumulator == "float16")
         least = -1100 if self.kernel.normalises else dtype_named("float32" if kind == "tf32" else kind).emin
         step = self.numerics.promotion
-        if not step or unit.fraction >= 23:
+        if not step or (unit.fraction >= 23 and accumulator == "float32"):
             return fused_dot(a, b, unit, start, least)
         for at in range(0, a.shape[2], step):
             part = fused_dot(a[:, :, at : at + step], b[:, at : at + step], unit, None, least)
@@ -307,9 +341,10 @@ class _Emulation:
         return torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
 
     def divide(self, x: Tensor, total: Tensor) -> Tensor:
-        """x / total, 2 ulp off where that is allowed; 0 for an empty row."""
-        quotient = x / torch.where(total == 0, 1.0, total)
-        return (quotient.double() * (1 + self.push * (2 * ULP - U))).float() if self.push else quotient
+        """x / total, as far off as is allowed; 0 for an empty row."""
+        quotient, name = x / torch.where(total == 0, 1.0, total), self.numerics.division
+        error = 2 * ULP if name == "any" else DIVISION[name].error
+        return (quotient.double() * (1 + self.push * (error - U))).float() if self.push else quotient
 
     def log_sum(self, top: Tensor, total: Tensor, natural: bool) -> Tensor:
         """LSE of a row maximum (natural or log2) and a row sum; -inf for an empty row."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from verify.distributions import DISTRIBUTIONS, ordinary
-from verify.inputs import GATHER_GAP, Inputs, dout, gather_gain, gather_possible, gather_targets, tensors
+from verify.inputs import Inputs, dout, tensors
+from verify.known_answers import GATHER_GAP, GATHERS, gather_gain, gather_possible, gather_targets
 from verify.problem import Problem, ProblemError
 
 SCALES = (None, 1.0, 0.01, 4.0, -0.125, 0.0, 1e-9)  # the last two allow no large logits
@@ -36,7 +37,7 @@ def numbers(tensor: Tensor) -> set[float]:
 
 def test_registry() -> None:
     assert ordinary()[0] == "normal"
-    assert set(DISTRIBUTIONS) - set(ordinary()) == {"counting", "gather"}
+    assert set(DISTRIBUTIONS) - set(ordinary()) == {"counting", "integer_scores", "dyadic", "octaves", *GATHERS}
     assert all(30 < len(found.purpose) < 130 for found in DISTRIBUTIONS.values())
     with pytest.raises(ProblemError, match="distribution: 'gaussian' is none of normal, "):
         tensors(problem(distribution="gaussian"))
@@ -55,7 +56,7 @@ def test_everything_is_finite_and_shaped_as_stored(name: str, dtype: str) -> Non
     )
     for shape, scale in [({}, scale) for scale in SCALES] + [(shape, None) for shape in shapes]:
         case = problem(distribution=name, dtype=dtype, softmax_scale=scale, **({"batch": 1, "seqlen_q": 33} | shape))
-        if name == "gather" and gather_possible(case) is not None:
+        if name in GATHERS and gather_possible(case) is not None:
             continue
         inputs = tensors(case)
         for tensor, expected in ((inputs.q, case.shape_q), (inputs.k, case.shape_k), (inputs.v, case.shape_v)):

@@ -55,12 +55,16 @@ KNOWN = {
     "subnormals": "e6fbba05954123c6",
     "counting": "1cb642d3b4c93e90",
     "gather": "ea9557f2c386ef36",
+    "integer_scores": "5b73d080b7c4af67",
+    "dyadic": "2e85d96669c52435",
+    "octaves": "c8b2ee3ecb4398fc",
+    "gather_integers": "39a92af10cf3121e",
 }
 KNOWN_TOGETHER = {
     "b=3,hq=3,hkv=1,sq=17,skv=129,d=64,dtype=bfloat16,mask=causal+dense.30.2,scale=-0.5,seed=4294967295,lk=bhsd.xb,lv=bshd.xh,"
-    "dist=": "15247b8295df701a",
-    "hq=2,hkv=2,sq=130,skv=31,d=17,dtype=float32,mask=window.3.0,scale=1.0,lq=bhsd.xh,dist=": "174bd97f49996c37",
-    "sq=5,skv=9,d=16,dtype=float64,dist=": "e1dabcc24563dc61",
+    "dist=": "2c670ad8b2109d1b",
+    "hq=2,hkv=2,sq=130,skv=31,d=17,dtype=float32,mask=window.3.0,scale=1.0,lq=bhsd.xh,dist=": "c79902b42c9a2f8a",
+    "sq=5,skv=9,d=16,dtype=float64,dist=": "1c6943ff355ee0d7",
 }
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from references.masks import Causal, Lengths, Window, intersect
 from tests.meta.trials import DECLARED, OK, PLAIN, acquitted, convicted, right_run, trial_of, tried
 from verify.cell.cell import Reply
-from verify.inputs import Inputs, gather_targets
+from verify.inputs import Inputs
+from verify.known_answers import gather_targets
 from verify.memory import Damage, fill
 from verify.oracles import counting, gather, poison, refusal
 from verify.problem import Layout, Problem

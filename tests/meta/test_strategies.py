@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
 from verify.distributions import ordinary
-from verify.inputs import gather_possible
+from verify.known_answers import gather_possible
 from verify.problem import Layout, Problem
 from verify.strategies import BINS_REQUIRED, LIMITS, Limits, bins_reachable, coverage_bins, outside, problems
 from verify.variant import DESCALINGS, MASK_KINDS, Config, Contract, Declaration, Numerics, Support

@@ -351,7 +351,11 @@ def test_best_is_no_looser_than_any_declaration():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("accumulator", "float16"),
+        ("accumulator", "bfloat16"),
+        ("score_accumulator", "bfloat16"),
+        ("rescale_exp", "exp9"),
+        ("row_sum", "pairwise"),
+        ("division", "div.rough"),
         ("prescale", "k"),
         ("scores", "float8"),
         ("float32_products", "bf16x3"),

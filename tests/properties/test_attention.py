@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.guilt import hold
+from tests.properties.guilt import Guilty, hold
 from verify.agenda import agenda
 from verify.court import Court, Docket
 from verify.discovery import Unloadable
@@ -50,11 +50,36 @@ def test_ignores_what_is_masked(docket: Docket, court: Court, data: st.DataObjec
     hold(court, docket, data)
 
 
+@pytest.mark.hears_family("exact")
+@given(data=st.data())
+def test_answers_exactly(dockets: tuple[Docket, ...], court: Court, data: st.DataObject) -> None:
+    """Inputs whose results are known, or scale, bit for bit give just these."""
+    hold(court, data.draw(st.sampled_from(dockets), label="question"), data)
+
+
 @pytest.mark.hears_family("relations")
 @given(data=st.data())
 def test_holds_its_relations(dockets: tuple[Docket, ...], court: Court, data: st.DataObject) -> None:
     """Related inputs have related results: one relation a case, bitwise or within the bounds of both results."""
     hold(court, data.draw(st.sampled_from(dockets), label="relation"), data)
+
+
+@pytest.mark.hears("contract")
+def test_keeps_its_contract(docket: Docket, court: Court) -> None:
+    """What raw outputs show of LSE, empty rows, alignment, softcap, NaN, heads, repetition and batches is what is declared."""
+    _hold_each(court, docket)
+
+
+@pytest.mark.hears("declared_numerics")
+def test_computes_as_declared(docket: Docket, court: Court) -> None:
+    """Accumulators, scores, P, row sum and exponential are no worse than what is declared of them."""
+    _hold_each(court, docket)
+
+
+@pytest.mark.hears("long")
+def test_is_right_over_long_sequences(docket: Docket, court: Court) -> None:
+    """Past 131072 rows and keys: chosen rows within their bounds, and what costs no square on all of them."""
+    _hold_each(court, docket)
 
 
 @pytest.mark.hears("refusal")
@@ -69,6 +94,18 @@ def test_refuses_what_it_does_not_support(docket: Docket, court: Court, data: st
 def test_gradients_are_within_their_bounds(docket: Docket, court: Court, data: st.DataObject) -> None:
     """dQ, dK and dV, made from what a real forward saved, lie within their derived tolerances; nothing else is touched."""
     hold(court, docket, data)
+
+
+@pytest.mark.hears("contract_backward")
+def test_backward_keeps_its_contract(docket: Docket, court: Court) -> None:
+    """Gradients repeat bit for bit where that is declared, and are zero where nothing is seen."""
+    _hold_each(court, docket)
+
+
+@pytest.mark.hears("long_gradients")
+def test_gradients_are_right_over_long_sequences(docket: Docket, court: Court) -> None:
+    """Past 131072: chosen rows and keys, and all of them where one key wins."""
+    _hold_each(court, docket)
 
 
 @pytest.mark.hears("gradient_refusal")
@@ -86,3 +123,18 @@ def test_holds_where_it_was_worst(witness: tuple[Docket, str], court: Court) -> 
 def test_loads(unloadable: Unloadable) -> None:
     """A kernel file imports and declares something."""
     pytest.fail(f"{unloadable.ref} does not load: {unloadable.message}", pytrace=False)
+
+
+def _hold_each(court: Court, docket: Docket) -> None:
+    """Hear every problem that the group asks, while the kernel runs; then the first failing verdict fails the test."""
+    __tracebackhide__ = True
+    found = []
+    for problem in docket.asked:
+        try:
+            hold(court, docket, problem)
+        except Guilty as guilty:
+            found.append(guilty)
+            if type(guilty).__name__.endswith("execution"):
+                break  # a kernel that hangs costs a deadline every time
+    if found:
+        raise found[0]

@@ -208,6 +208,10 @@ class Cell:
         self._end_life()
         self._log.close()
 
+    def restart(self) -> None:
+        """End the life, and give back what it holds; the next request finds a fresh one."""
+        self._end_life()
+
     # Below: lives and their ends.
 
     def _on_loaded(self, path: str, message: dict[str, Any], deadline: float, arena: Arena | None = None) -> Reply:

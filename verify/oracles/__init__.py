@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-from verify.inputs import gather_possible
+from verify.known_answers import gather_possible
 from verify.problem import Problem
 from verify.trial import Ruling, Trial
 from verify.variant import Declaration, Support

@@ -10,6 +10,7 @@ from torch import Tensor
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.evidence import Finding
 from verify.oracles import Oracle
+from verify.statistics.forward import forward_measures
 from verify.trial import Ruling, Trial, place
 
 
@@ -62,7 +63,7 @@ def judge(trial: Trial) -> Ruling:
             size = truth.lse[live].abs().clamp(min=1.0)  # around 0 an ulp says nothing: LSE is the sum of two larger terms
             ulp = torch.exp2(torch.floor(torch.log2(size)) - 23)
             measures["lse_ulp"] = float((lse.error[live] / ulp).nan_to_num(nan=torch.inf).max())
-    return Ruling(finding, measures)
+    return Ruling(finding, measures | forward_measures(trial))
 
 
 def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dict[str, float]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.inputs import gather_targets
+from verify.known_answers import gather_targets
 from verify.oracles import Oracle
 from verify.oracles.bound import compare
 from verify.trial import Ruling, Trial, convict, first, place

@@ -9,6 +9,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
 from verify.oracles import Oracle
 from verify.oracles.bound import compare, excess, summary
+from verify.statistics.gradients import gradient_measures
 from verify.trial import Ruling, Trial
 
 
@@ -25,7 +26,7 @@ def judge(trial: Trial) -> Ruling:
         finding = finding or excess("gradient_bound", name, got, want, bound, compared)
         if truth.best_bounds is not None and number == 0:
             measures |= _leniency(bound, truth.best_bounds[number])
-    return Ruling(finding, measures)
+    return Ruling(finding, measures | gradient_measures(trial))
 
 
 def _saved(trial: Trial) -> Finding | None:

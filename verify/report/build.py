@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
-from verify.report import resources, statistics
+from verify.report import pooled, resources, statistics
 from verify.report.schema import (
     SCHEMA_VERSION,
     DTypeReport,
@@ -58,6 +58,7 @@ def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None
         "torn": list(evidence.torn),
         "unstable": [{"case": case, "oracle": oracle} for case, oracle in evidence.unstable],
         "not_run": _not_run(evidence),
+        "pools": pooled.reports(evidence.verdicts),
     }
     report["status"] = _overall(report)
     return report

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from verify.report import plots, text
+from verify.report import plots, pooled, text
 from verify.report.schema import Distribution, Report
 from verify.report.tables import (
     BUILD_COLUMNS,
@@ -62,6 +62,9 @@ def render(report: Report) -> str:
         tensors_in=tensors_in,
         measures=text.MEASURES,
         worst_of=worst_of,
+        pool_columns=pooled.COLUMNS,
+        pool_rows=pooled.rows(report),
+        pool_note=pooled.NOTE,
         build_columns=BUILD_COLUMNS,
         build_rows=build_rows(report),
         build_counts=build_counts,

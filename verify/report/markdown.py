@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from verify.report import text
+from verify.report import pooled, text
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
 from verify.report.tables import (
     BUILD_COLUMNS,
@@ -49,6 +49,7 @@ def _lines(report: Report, *, details: bool) -> Iterator[str]:
     yield f"Run {text.code(report['run'])}, started {text.code(report['started'])}, profile {text.code(report['profile'])}."
     yield from _verdicts(report)
     yield from _failing(report)
+    yield from _pools(report)
     yield from _builds(report)
     if details:
         yield "\n## Variants\n"
@@ -169,6 +170,15 @@ def _builds(report: Report) -> Iterator[str]:
     yield from _rest(len(broken))
     if missing := not_built(report):
         yield f"\n{text.markdown(missing)}"
+
+
+def _pools(report: Report) -> Iterator[str]:
+    rows = [[_name(ref) if ref else "", *map(text.markdown, cells)] for ref, *cells in pooled.rows(report)]
+    if rows:
+        yield "\n## Statistics of the campaign\n"
+        yield pooled.NOTE
+        yield ""
+        yield from _table(pooled.COLUMNS, rows, range(3, 9))
 
 
 def _build(name: str) -> str:

@@ -226,7 +226,31 @@ class NotRun(TypedDict):
     reason: str
 
 
-class Report(TypedDict):
+class PoolReport(TypedDict):
+    """The errors of one tensor of one (variant, dtype) over a campaign, in units of what its declared roundings make them.
+
+    `verify.statistics.pool.Pool` says what the numbers are.  failing: the tests that it does not pass, out of "rms", "mean"
+    and "toward".  too_good: errors are smaller than the declared roundings can leave them.
+    """
+
+    variant: str
+    dtype: str
+    tensor: str
+    cases: int
+    rows: int
+    rms: float
+    mean: float
+    toward: float
+    slack: float
+    least: float
+    share: float
+    rms_limit: float
+    mean_limit: float
+    failing: list[str]
+    too_good: bool
+
+
+class _Campaign(TypedDict):
     """One campaign on one device."""
 
     schema: int
@@ -244,6 +268,12 @@ class Report(TypedDict):
     torn: list[str]
     unstable: list[Unstable]
     not_run: list[NotRun]
+
+
+class Report(_Campaign, total=False):
+    """One campaign on one device; what reports of an earlier day do not have may be missing."""
+
+    pools: list[PoolReport]
 
 
 def dumps(report: Report) -> str:

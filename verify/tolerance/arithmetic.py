@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
-from verify.arithmetic.instructions import exp_error, tanh_error
-from verify.arithmetic.mma import Unit, accumulated, unit_for
+from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
+from verify.arithmetic.mma import Promoted, Unit, accumulated, unit_for
 from verify.inputs import descales
 from verify.problem import Problem
 from verify.variant import Config, Numerics
@@ -24,10 +24,10 @@ def relative(count: int, u: float) -> float:
     return math.expm1(count * math.log1p(u))
 
 
-def product_unit(arch: str, operands: str, float32_products: str) -> Unit:
+def product_unit(arch: str, operands: str, float32_products: str, accumulator: str = "float32") -> Unit:
     """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is declared, and never on the CPU."""
     by_tf32 = operands == "float32" and float32_products != "ieee" and arch != "cpu"
-    return unit_for(arch, float32_products if by_tf32 else operands)
+    return unit_for(arch, float32_products if by_tf32 else operands, accumulator)
 
 
 def block_size(declared: int | None, configured: int | None) -> int:
@@ -52,7 +52,8 @@ class ForwardArithmetic:
     scale_roundings: int  # fp32 roundings in the factor of the scores
     probability: DType
     normalised: bool
-    exp: float
+    exponential: Function  # of the keys
+    rescale: Function  # of the rescales, and of a merge
     tanh: float
     blocks: int  # n_b
     output: DType
@@ -61,6 +62,17 @@ class ForwardArithmetic:
     probability_scale: float = 1.0  # s: what an 8-bit P is multiplied by before it is rounded; a power of two
     output_roundings: int = 0
     descale: float = 1.0  # the largest factor of V, and at least 1
+    lag: float = 0.0  # tau: how far scores may exceed the maximum that is subtracted, natural units
+    row_sum: str = "unrounded"
+    chain: int = 0  # keys of a block on the longest way into its sum; 0: of the row, in any order
+    joins: int = 0  # sums that are added up after that
+    running: bool = True  # chains go on from block to block
+    division: int = 5  # roundings of the division, or of a reciprocal and its product
+
+    @property
+    def exp(self) -> float:
+        """eps: relative error of a key's exponential, at 0."""
+        return self.exponential.error
 
     @property
     def flush(self) -> float:
@@ -68,24 +80,59 @@ class ForwardArithmetic:
         return max(self.probability.smallest_subnormal / 2 / self.probability_scale, TINY)
 
     @property
+    def vanishing(self) -> float:
+        """What an exponential in 16 bits may be off by absolutely, more than its result may be; 0 for others."""
+        return 0.0 if self.exponential.argument == "float32" else self.exponential.absolute
+
+    @property
     def probability_roundoff(self) -> float:
-        """u_P; P is computed in fp32, so a P that stays fp32 is not rounded once more."""
-        return 0.0 if self.probability.precision >= 24 else self.probability.unit_roundoff
+        """u_P; a P that has no more bits than its dtype, because it is computed in fp32 and stays that or in 16, keeps them."""
+        has = DTYPES[self.exponential.argument].precision
+        return 0.0 if self.probability.precision >= has else self.probability.unit_roundoff
 
     @property
     def offset(self) -> float:
-        """ln s: what the exponent holds beside x - m, in a kernel that scales P there."""
-        return math.log(self.probability_scale)
+        """ln s + tau: what the exponent holds beside x - m, in a kernel that scales P there or lets the maximum lag."""
+        return math.log(self.probability_scale) + self.lag
+
+    @property
+    def reach(self) -> float:
+        """What un-normalised P reach, but for errors: s e^tau."""
+        return self.probability_scale * math.exp(self.lag)
 
     @property
     def saturates(self) -> float:
-        """The P from which on an 8-bit P saturates; 0 for wider ones, which do not."""
-        return self.probability.max / self.probability_scale if self.probability.itemsize == 1 else 0.0
+        """The P from which on an 8-bit P saturates, in parts of the largest; 0 for wider ones, which do not."""
+        return self.probability.max / self.reach if self.probability.itemsize == 1 else 0.0
 
     @property
     def exps(self) -> float:
         """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block (and of the merge)."""
-        return -(self.blocks + self.merged) * math.log1p(-self.exp)
+        return -math.log1p(-self.exp) - (self.blocks - 1 + self.merged) * math.log1p(-self.rescale.error)
+
+    @property
+    def slope(self) -> float:
+        """lambda: what `exps` grows by with the distance of a score from the maximum, in natural units."""
+        return max(_slope(self.exponential), _slope(self.rescale))
+
+    @property
+    def narrow(self) -> DType | None:
+        """The accumulator's dtype of P V from block to block, if that is not fp32."""
+        promoted = isinstance(self.values, Promoted) and not self.values.own
+        return None if promoted or self.values.accumulator == "float32" else DTYPES[self.values.accumulator]
+
+
+def farthest(function: Function) -> float:
+    """Natural units below the maximum from which on the exponential's result, and the exact one, are at most half of what it
+    may be off by absolutely: 2**-150 if the table has nothing."""
+    return 1.02 * -math.log(function.absolute or 2.0**-150) + 1.0
+
+
+def _slope(function: Function) -> float:
+    if function.uniform:
+        return 0.0
+    argument = 0.0 if function.argument == "float32" else DTYPES[function.argument].unit_roundoff
+    return function.slope / (1 - function.error - function.slope * farthest(function)) + argument
 
 
 def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> ForwardArithmetic:
@@ -96,7 +143,15 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     _check(numerics, given, operands, probability)
     block_n = block_size(numerics.block_n, config.block_n)
     blocks = block_count(problem.seqlen_kv, block_n)
-    scores, values = (product_unit(arch, name, numerics.float32_products) for name in (operands, probability))
+    scores, values = (
+        product_unit(arch, name, numerics.float32_products, accumulator)
+        for name, accumulator in (
+            (operands, numerics.score_accumulator or numerics.accumulator),
+            (probability, numerics.accumulator),
+        )
+    )
+    lanes, apart = numerics.row_sum_lanes, numerics.row_sum_apart
+    keys = block_n or max(problem.seqlen_kv, 1)
     factors = descales(problem)
     return ForwardArithmetic(
         scores=accumulated(scores, numerics.promotion),
@@ -109,14 +164,35 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         normalised=numerics.normalised,
         by_lse=numerics.normaliser == "lse",
         merged=numerics.split_keys,
-        exp=exp_error(numerics.exp),
+        exponential=exponential(numerics.exp),
+        rescale=exponential(numerics.rescale_exp or numerics.exp),
         tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
         blocks=blocks,
         output=problem.format_out,
         probability_scale=numerics.probability_scale if dtype_named(probability).itemsize == 1 else 1.0,
         output_roundings=numerics.output_roundings,
         descale=max(1.0, float(factors["descale_v"].max())) if factors else 1.0,
+        lag=numerics.lazy_rescale * math.log(2),
+        row_sum=numerics.row_sum,
+        chain=math.ceil(keys / lanes) if apart or lanes > 1 else 0,
+        joins=lanes - 1,
+        running=not apart,
+        division=_division(numerics.division),
     )
+
+
+def _division(name: str) -> int:
+    """Roundings of `U` in a quotient: of the division, or of the reciprocal and the product with it."""
+    if name == "any":
+        return 5  # a reciprocal of 2 ulp; div.full and div.approx err by as much
+    return round(DIVISION[name].error / U) + name.startswith("rcp")
+
+
+def exponential(name: str) -> Function:
+    """The named exponential; raises ValueError that lists those that are known."""
+    if name not in EXP:
+        raise ValueError(f"numerics.exp: {name!r} is none of {', '.join(EXP)}")
+    return EXP[name]
 
 
 def _check(numerics: Numerics, given: str, operands: str, probability: str) -> None:
@@ -124,18 +200,29 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     eight = dtype_named(given).itemsize == 1
     # What a prescaled operand or a score loses to the short range of an 8-bit format is not derived, nor a product of 8-bit P
     # with a wider V, which no unit has.
+    accumulators = ("float32", "float16")
+    of_scores, of_values = (accumulators if operand != "float32" else ("float32",) for operand in (operands, probability))
     for name, value, possible in (
-        ("accumulator", numerics.accumulator, ("float32",)),
+        ("accumulator", numerics.accumulator, of_values),
+        ("score_accumulator", numerics.score_accumulator or numerics.accumulator, of_scores),
         ("prescale", numerics.prescale, tuple(_PRESCALE) if dtype_named(operands).itemsize > 1 else ("none",)),
         ("scores", numerics.scores, ("float32",) if eight else ("float32", "input")),
         ("float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
         ("normaliser", numerics.normaliser, ("sum", "lse")),
         ("probability", probability, tuple(name for name, dtype in DTYPES.items() if eight or dtype.itemsize > 1)),
+        ("row_sum", numerics.row_sum, ("unrounded",) if numerics.normalised else ("unrounded", "rounded", "mma")),
+        ("division", numerics.division, ("any", *DIVISION)),
     ):
         if value not in possible:
             raise ValueError(f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}")
     if math.frexp(numerics.probability_scale)[0] != 0.5:
         raise ValueError(f"numerics.probability_scale: no bound is derived for {numerics.probability_scale}, no power of two")
+    if numerics.row_sum_lanes < 1:
+        raise ValueError(f"numerics.row_sum_lanes: {numerics.row_sum_lanes} are none")
+    if not 0 <= numerics.lazy_rescale < math.log2(dtype_named(probability).max) - 1:
+        raise ValueError(
+            f"numerics.lazy_rescale: no bound is derived for {numerics.lazy_rescale}, which P in {probability} lacks"
+        )
 
 
 # The tightest arithmetic of an honest kernel, everything between the inputs and O in fp32 or promoted to it: what bounds are

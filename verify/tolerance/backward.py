@@ -8,23 +8,26 @@ dS, the three products, and the output.  Every term is a rigorous worst case, no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from references.attention import Attention, row_blocks
+from references.attention import Attention, RowBlock, row_blocks
 from verify.problem import Problem
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
-from verify.tolerance.gradients_pairs import errors_of, pairs_of
+from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_of, rows_of
 from verify.tolerance.gradients_sums import Sums, results, rules_of
+from verify.tolerance.room import room_on
 
 __all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
 
-# Elements of one (rows, keys) tensor, of which some twenty live at once: on a CPU what caches hold; rows enough in any case
-# to pay for a pass over dK and dV.
-_BUDGET, _ROWS = {"cpu": 2**17, "cuda": 2**24}, 64
+# Elements of one (rows, keys) tensor: of whole rows, rows enough in any case to pay for a pass over dK and dV; and of a part of
+# their keys, of which some twenty tensors live at once, on a CPU what caches hold.
+_BUDGET, _ROWS = {"cpu": 2**17, "cuda": 2**24}, 128
+_TILE = {"cpu": 2**17, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
@@ -72,23 +75,23 @@ def gradient_truth(
     shapes = [x.shape for x in (q, k, v)] * (1 + len(arithmetics))
     whole = [q.new_zeros(shape, dtype=torch.float64) for shape in shapes]
     flat, scale, group = [x.flatten(0, 1) for x in whole], problem.scale, problem.group
-    rules = [rules_of(problem, a) for a in arithmetics]
+    rules, room = [rules_of(problem, a) for a in arithmetics], room_on(q.device)
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
     blocks = row_blocks(q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget)
     for (start, stop), parts in groupby(blocks, key=lambda block: (block.index[0].start, block.index[0].stop)):
         own = slice(start // group, stop // group)
         keys, values = (x[own].to(torch.float64).repeat_interleave(group, 0) for x in given[1:3])
-        dk, dv = (Sums.zeros(stop - start, x, len(arithmetics)) for x in (keys, values))
+        widest = values.abs().sum(-1).amax(-1)[:, None, None] if values.shape[1] else 0.0
+        dk, dv = (Sums.zeros(stop - start, x, len(arithmetics), turned=True) for x in (keys, values))
         for block in parts:
-            pairs = pairs_of(problem, block, values, [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)])
-            errors = [errors_of(problem, pairs, a) for a in arithmetics]
-            of_p, of_ds = [e[0] for e in errors], [e[1] for e in errors]
-            dq = Sums.zeros(stop - start, pairs.q, len(arithmetics))
-            ds = pairs.exact, pairs.nominal - pairs.exact, pairs.nominal.abs()
-            p = block.probabilities.mT, (pairs.weights - block.probabilities).mT, pairs.weights.mT
-            dq.add(ds, of_ds, keys, block.visible)
-            dk.add((ds[0].mT, ds[1].mT, ds[2].mT), [e.mT for e in of_ds], pairs.q, block.visible.mT)
-            dv.add(p, [e.mT for e in of_p], pairs.dout, block.visible.mT)
+            own_rows = rows_of(block, [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)], widest)
+            dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics))
+            for part in _tiles(block):
+                pairs = pairs_of(problem, _cut(block, part), own_rows, values[:, part], room)
+                if pairs is None:
+                    continue
+                errors = [errors_of(problem, pairs, a) for a in arithmetics]
+                _add(pairs, errors, keys[:, part], dq, dk.part(part), dv.part(part))
             for n, result in enumerate(results(dq, [rule["dq"] for rule in rules])):
                 flat[3 * n][block.index] = result
         for at, name, sums in ((1, "dk", dk), (2, "dv", dv)):
@@ -96,3 +99,27 @@ def gradient_truth(
                 flat[3 * n + at][own] = result
     best = (whole[6], whole[7], whole[8]) if len(whole) > 6 else None
     return GradientTruth(whole[0], whole[1], whole[2], whole[3], whole[4], whole[5], best)
+
+
+def _tiles(block: RowBlock) -> Iterator[slice]:
+    """The keys, some at a time."""
+    heads, rows, keys = block.scores.shape
+    step = max(_TILE[block.scores.device.type] // max(heads * rows, 1), 1)
+    return (slice(first, min(first + step, keys)) for first in range(0, keys, step))
+
+
+def _cut(block: RowBlock, keys: slice) -> RowBlock:
+    names = ("scores", "uncapped", "magnitude", "visible", "probabilities")
+    return replace(block, **{name: getattr(block, name)[..., keys] for name in names})
+
+
+def _add(pairs: Pairs, errors: list[tuple[Tensor, Tensor]], keys: Tensor, dq: Sums, dk: Sums, dv: Sums) -> None:
+    """Each pair's share of the three gradients."""
+    p, visible = pairs.block.probabilities, None if pairs.hidden is None else pairs.block.visible
+    ds = pairs.exact, pairs.nominal.sub_(pairs.exact), pairs.size
+    p_moved = torch.sub(pairs.weights, p, out=pairs.room.take())
+    of_p, of_ds = [e[0] for e in errors], [e[1] for e in errors]
+    dq.add(ds, of_ds, keys, visible)
+    seen = None if visible is None else visible.mT
+    dk.add((ds[0].mT, ds[1].mT, ds[2].mT), [e.mT for e in of_ds], pairs.rows.q, seen)
+    dv.add((p.mT, p_moved.mT, pairs.weights.mT), [e.mT for e in of_p], pairs.rows.dout, seen)

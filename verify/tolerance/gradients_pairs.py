@@ -14,112 +14,175 @@ from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.room import Room
 
 _DIRECT = 30.0  # from here on P e^delta is taken as one exponential, for P may have underflowed
 _CAP_ROUNDINGS = 4  # behind the tanh, and in front of it with the scale's product: c, 1 / c, the product
 
 
 @dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of some heads, fp64: (heads, rows, 1) unless said."""
+
+    q: Tensor  # (heads, rows, head_dim)
+    dout: Tensor  # (heads, rows, head_dim_v)
+    empty: Tensor  # bool: sees no key
+    lse: Tensor  # LSE^, 0 in empty rows
+    exact_delta: Tensor  # D of the exact O
+    delta: Tensor  # D^ = sum dO O^
+    delta_size: Tensor  # sum |dO| |O^|
+    flushed: Tensor  # what flushed operands of dP and D^ may take, if they do it below 1
+    calm: bool  # no dP or D^ is anywhere near an overflow
+
+
+def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float) -> Rows:
+    """given: q, dout, O^ and LSE^ (a last dimension of 1); widest: the largest sum of |V| of a key, (heads, 1, 1); all fp64."""
+    q, dout, saved_out, saved_lse = given
+    empty = (block.row_max == -torch.inf)[..., None]
+    out, lse = (x.masked_fill(empty, 0.0) for x in (saved_out, saved_lse))
+    parts, size = dout * out, dout.abs().sum(-1, keepdim=True)
+    delta, delta_size = parts.sum(-1, keepdim=True), parts.abs_().sum(-1, keepdim=True)
+    return Rows(
+        q=q,
+        dout=dout,
+        empty=empty,
+        lse=lse,
+        exact_delta=(dout * block.out).sum(-1, keepdim=True),
+        delta=delta,
+        delta_size=delta_size,
+        flushed=size + out.abs_().sum(-1, keepdim=True) + widest,
+        calm=bool(((size * widest + delta_size) < FP32_MAX / 4).all()),
+    )
+
+
+@dataclass(frozen=True, eq=False)
 class Pairs:
-    """One block of rows, fp64: (heads, rows, keys) unless said; per row: (heads, rows, 1).
+    """Some rows against some keys, fp64: (heads, rows, keys).
 
     Masked pairs have no weight, but their `factor` and `product` are what a kernel computes before it masks them.
     """
 
-    block: RowBlock
-    hidden: Tensor  # bool: masked
-    q: Tensor  # (heads, rows, head_dim)
-    dout: Tensor  # (heads, rows, head_dim_v)
-    lse: Tensor  # |LSE^|, per row
+    block: RowBlock  # cut to these keys
+    rows: Rows
+    room: Room
+    hidden: Tensor | None  # bool: masked; None if no pair is
     exponent: Tensor  # S - LSE^; -inf where masked
     weights: Tensor  # nominal P, exp(S - LSE^)
     slope: Tensor | None  # 1 - tanh^2 of a softcap; 0 where masked; None without one
     factor: Tensor  # nominal dP - D^
     product: Tensor  # B = |dO| |V|^T
-    delta: Tensor  # D^ = sum dO O^, per row
-    delta_size: Tensor  # sum |dO| |O^|, per row
-    flushed: Tensor  # what flushed operands of dP and D^ may take, if they do it below 1, per row
     exact: Tensor  # dS
     nominal: Tensor  # dS of the nominal P and D^
+    size: Tensor  # |nominal|
 
 
-def pairs_of(problem: Problem, block: RowBlock, values: Tensor, rows: Sequence[Tensor]) -> Pairs:
-    """values: V of each head, (heads, keys, head_dim_v); rows: q, dout, O^ and LSE^ (a last dimension of 1), all fp64."""
-    hidden, empty = ~block.visible, (block.row_max == -torch.inf)[..., None]
-    q, dout, saved_out, saved_lse = rows[0], rows[1], *(x.masked_fill(empty, 0.0) for x in rows[2:])
-    exponent = (block.scores - saved_lse).masked_fill_(hidden, -torch.inf)
-    weights, slope = torch.exp(exponent), None
-    gradient, delta = dout @ values.mT, (dout * saved_out).sum(-1, keepdim=True)
-    exact = (gradient - (dout * block.out).sum(-1, keepdim=True)).mul_(block.probabilities)
-    factor = gradient.sub_(delta)
-    nominal = (weights * factor).masked_fill_(hidden, 0.0)
+def pairs_of(problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room: Room) -> Pairs | None:
+    """values: V of each head, (heads, keys, head_dim_v), fp64.  What was made in this room before is lost.
+
+    None where no pair is visible, nor any so large that a kernel's masked 0 * inf could spread.
+    """
+    room.clear(block.scores)
+    seen = int(block.visible.count_nonzero())
+    if not seen and rows.calm:
+        return None
+    hidden = None if seen == block.visible.numel() else ~block.visible
+    exponent = torch.sub(block.scores, rows.lse, out=room.take())
+    if hidden is not None:
+        exponent.masked_fill_(hidden, -torch.inf)
+    weights, slope = torch.exp(exponent, out=room.take()), None
+    gradient = torch.bmm(rows.dout, values.mT, out=room.take())
+    exact = torch.sub(gradient, rows.exact_delta, out=room.take()).mul_(block.probabilities)
+    factor = gradient.sub_(rows.delta)
+    nominal = torch.mul(weights, factor, out=room.take())
     if problem.softcap:
-        slope = (1 - (block.scores / problem.softcap).square_()).masked_fill_(hidden, 0.0)
+        slope = 1 - (block.scores / problem.softcap).square_()
+        if hidden is not None:
+            slope.masked_fill_(hidden, 0.0)
         exact.mul_(slope)
         nominal.mul_(slope)
-    most = [x.abs().sum(-1, keepdim=True) for x in (dout, saved_out, values)]
+    if hidden is not None:
+        nominal.masked_fill_(hidden, 0.0)
     return Pairs(
         block=block,
+        rows=rows,
+        room=room,
         hidden=hidden,
-        q=q,
-        dout=dout,
-        lse=saved_lse.abs(),
         exponent=exponent,
         weights=weights,
         slope=slope,
         factor=factor,
-        product=dout.abs() @ values.abs().mT,
-        delta=delta,
-        delta_size=(dout * saved_out).abs().sum(-1, keepdim=True),
-        flushed=most[0] + most[1] + (most[2].amax(1, keepdim=True) if values.shape[1] else 0.0),
+        product=torch.bmm(rows.dout.abs(), values.abs().mT, out=room.take()),
         exact=exact,
         nominal=nominal,
+        size=torch.abs(nominal, out=room.take()),
     )
 
 
 def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
     """How far P and dS, as they enter the products, may be from the nominal ones: two of (heads, rows, keys)."""
     argument, score = _score_errors(problem, pairs, a)
-    upper = _grown(problem, pairs, _exponent_error(pairs, a, score))
-    of_p = upper.clone()
-    upper.add_(pairs.weights)
-    of_p = (
-        of_p.add_(_rounding(upper, a.probability)).nan_to_num_(nan=torch.inf, posinf=torch.inf).masked_fill_(pairs.hidden, 0.0)
-    )
+    of_p = _grown(problem, pairs, _exponent_error(pairs, a, score))
+    upper = torch.add(of_p, pairs.weights, out=pairs.room.take())
+    of_p.add_(_rounding(upper, a.probability, pairs.room)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     factor, overflows = _factor_error(problem, pairs, a)
-    reach, products = pairs.factor.abs().add_(factor), 1
+    reach = torch.abs(pairs.factor, out=pairs.room.take())
+    factor.mul_(1 + U).add_(reach, alpha=U)
+    if overflows is not None:
+        factor.masked_fill_(overflows, torch.inf)
+    reach.add_(factor)
+    products = 1 if pairs.slope is None else 2
     # All factors at their largest, P flushed or not, the rounded products, and what these may flush.
-    error = upper.add_(upper.clamp(max=TINY)).mul_(reach)
+    error = upper.add_(torch.clamp(upper, max=TINY, out=pairs.room.take())).mul_(reach)
     if pairs.slope is not None:
-        error, products = error.mul_(pairs.slope + _slope_error(problem, pairs, a, argument)), 2
-    size = pairs.nominal.abs()
-    error = error.mul_(1 + relative(products, U)).sub_(size).clamp_(min=0.0).add_(reach > 0, alpha=products * TINY)
-    error.add_(_rounding(size.add_(error), a.score_gradient))
-    # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody computes.
-    idle = pairs.hidden & (~overflows | (pairs.block.row_max == -torch.inf)[..., None])
-    return of_p, error.nan_to_num_(nan=torch.inf, posinf=torch.inf).masked_fill_(idle, 0.0)
+        error.mul_(pairs.slope + _slope_error(problem, pairs, a, argument))
+    error.mul_(1 + relative(products, U)).sub_(pairs.size).clamp_(min=0.0)
+    error.add_(_where_positive(reach, products * TINY))
+    upper = torch.add(pairs.size, error, out=pairs.room.take())
+    error.add_(_rounding(upper, a.score_gradient, pairs.room)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    if pairs.hidden is not None:
+        # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody computes.
+        of_p.masked_fill_(pairs.hidden, 0.0)
+        error.masked_fill_(pairs.hidden if overflows is None else pairs.hidden & (~overflows | pairs.rows.empty), 0.0)
+    return of_p, error
 
 
-def _rounding(size: Tensor, dtype: DType) -> Tensor:
+def _where_positive(x: Tensor, value: Tensor | float) -> Tensor | float:
+    """The value, and 0 where x is not positive."""
+    return value if x.numel() == 0 or bool(x.amin() > 0) else (x > 0) * value
+
+
+def _rounding(size: Tensor, dtype: DType, room: Room) -> Tensor:
     """What a number of fp32 arithmetic, at most that large, may lose by its cast: no more than itself.  fp32 is no cast."""
     u = 0.0 if dtype.precision >= 24 else dtype.unit_roundoff
-    lost = torch.minimum((u * size).add_(max(dtype.smallest_subnormal / 2, TINY) + TINY), size)
-    return lost.masked_fill_(size >= dtype.overflow, torch.inf)
+    lost = torch.mul(size, u, out=room.take()).add_(max(dtype.smallest_subnormal / 2, TINY) + TINY)
+    torch.minimum(lost, size, out=lost)
+    return lost if _below(size, dtype.overflow) else lost.masked_fill_(size >= dtype.overflow, torch.inf)
+
+
+def _below(x: Tensor, limit: float) -> bool:
+    """Whether all are; no NaN is."""
+    return x.numel() == 0 or bool(x.amax() < limit)
 
 
 def _score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
-    """Errors of the scaled scores, before a softcap and behind it; 0 where masked."""
-    cap, hidden, block = problem.softcap, pairs.hidden, pairs.block
-    size, raw = block.uncapped.abs().masked_fill_(hidden, 0.0), block.magnitude * a.scores.kappa(problem.head_dim)
+    """Errors of the scaled scores, before a softcap and behind it."""
+    cap, block = problem.softcap, pairs.block
+    size = _size(block.uncapped, pairs.room)
     roundings = relative(a.scale_roundings + (_CAP_ROUNDINGS if cap else 1), U)
-    before = raw.mul_(1 + roundings).add_(size, alpha=roundings)
+    product = a.scores.kappa(problem.head_dim) * (1 + roundings)
+    before = torch.mul(block.magnitude, product, out=pairs.room.take()).add_(size, alpha=roundings)
     if not cap:
         return before, before
     # tanh contracts, the more the larger the score: towards 0 it gives way most.
-    capped = block.scores.abs().masked_fill_(hidden, 0.0)
-    behind = capped - cap * torch.tanh((size - before) / cap) + 2.0**-50 * cap
-    behind += ((1 + a.tanh) * (1 + relative(_CAP_ROUNDINGS, U)) - 1) * (capped + behind)
-    return before, behind.masked_fill_(hidden, 0.0)
+    capped = _size(block.scores, pairs.room)
+    behind = (capped - size.sub_(before).div_(cap).tanh_().mul_(cap)).add_(2.0**-50 * cap)
+    rounding = (1 + a.tanh) * (1 + relative(_CAP_ROUNDINGS, U)) - 1
+    return before, behind.mul_(1 + rounding).add_(capped, alpha=rounding)
+
+
+def _size(scores: Tensor, room: Room) -> Tensor:
+    """|S|, and 0 where masked."""
+    return torch.abs(scores, out=room.take()).nan_to_num_(nan=torch.nan, posinf=0.0)
 
 
 def _exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tensor:
@@ -127,33 +190,40 @@ def _exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tenso
 
     LSE^ in base 2 is off by two roundings, and so is the difference where that is scaled instead; its own subtraction is one.
     """
-    reach = pairs.exponent.abs().masked_fill_(pairs.hidden, 0.0).add_(score)
-    u = relative(4, U) / 4
-    return reach.add_(torch.maximum(reach, pairs.lse), alpha=2).mul_(u).add_(score).sub_(math.log1p(-a.exp))
+    reach, u = torch.abs(pairs.exponent, out=pairs.room.take()), relative(4, U) / 4
+    if pairs.hidden is not None:
+        reach.masked_fill_(pairs.hidden, 0.0)
+    reach.add_(score)
+    delta = torch.maximum(reach, pairs.rows.lse.abs(), out=pairs.room.take()).mul_(2).add_(reach).mul_(u)
+    return delta.add_(score).sub_(math.log1p(-a.exp))
 
 
 def _grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
     """P (e^delta - 1), nominal P; +inf where a score or P itself may overflow."""
-    grown = delta.clamp(max=_DIRECT).expm1_().mul_(pairs.weights)
-    far = delta > _DIRECT
-    if bool(far.any()):
-        grown = torch.where(far, torch.exp(pairs.exponent + delta), grown)
-    beyond = grown + pairs.weights >= FP32_MAX
-    if problem.scale:
-        beyond |= pairs.block.magnitude >= FP32_MAX * min(abs(problem.scale), 1.0)
-    return grown.masked_fill_(beyond, torch.inf)
+    weights = pairs.weights
+    far = not _below(delta, _DIRECT)
+    if far:
+        direct = torch.exp(pairs.exponent + delta)
+        grown = torch.where(delta > _DIRECT, direct, delta.clamp(max=_DIRECT).expm1_().mul_(weights))
+    else:
+        grown = delta.expm1_().mul_(weights)
+    if not (_below(grown, FP32_MAX / 2) and _below(weights, FP32_MAX / 2)):
+        grown.masked_fill_(grown + weights >= FP32_MAX, torch.inf)
+    limit = FP32_MAX * min(abs(problem.scale), 1.0)
+    if problem.scale and not _below(pairs.block.magnitude, limit):
+        grown.masked_fill_(pairs.block.magnitude >= limit, torch.inf)
+    return grown
 
 
-def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
-    """Error of dP - D^, and where that may overflow: the product-sum, which may begin with -D^, D^ itself, the subtraction."""
-    terms, flush = problem.head_dim_v + 1, max(a.scores.flush, TINY)
-    flushed = 2 * terms * TINY + flush * pairs.flushed
-    delta = relative(terms, U) * pairs.delta_size + torch.where(pairs.delta_size > 0, flushed, 0.0)
-    size = pairs.product + (pairs.delta.abs() + delta)
-    overflows = size >= FP32_MAX
-    error = size.mul_(a.scores.kappa(terms)).add_((pairs.product > 0) * flushed).add_(delta)
-    error.mul_(1 + U).add_(pairs.factor.abs(), alpha=U)
-    return error.masked_fill_(overflows, torch.inf), overflows
+def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor | None]:
+    """Error of dP and of D^, and where their difference may overflow, None for nowhere: the product-sum, which may begin with
+    -D^, and D^ itself."""
+    rows, terms, flush = pairs.rows, problem.head_dim_v + 1, max(a.scores.flush, TINY)
+    flushed = 2 * terms * TINY + flush * rows.flushed
+    delta = relative(terms, U) * rows.delta_size + torch.where(rows.delta_size > 0, flushed, 0.0)
+    size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
+    overflows = None if _below(size, FP32_MAX) else size >= FP32_MAX
+    return size.mul_(a.scores.kappa(terms)).add_(_where_positive(pairs.product, flushed)).add_(delta), overflows
 
 
 def _slope_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, argument: Tensor) -> Tensor:

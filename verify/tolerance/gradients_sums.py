@@ -22,31 +22,41 @@ Weights = tuple[Tensor, Tensor, Tensor]  # exact, nominal - exact, |nominal|
 class Sums:
     """One gradient of some query heads while it is added up, not yet scaled.
 
-    exact, moved: (heads, outputs, dim); size, errors: dim + 1, the operand with a last column of ones.
+    (heads, outputs, dim); terms, and `sums`, the same without the operand: (heads, outputs, 1).
     """
 
     exact: Tensor
     moved: Tensor  # nominal - exact
     size: Tensor  # sums of |nominal weight| |operand|
     errors: list[Tensor]  # the same of the weights' errors, for each arithmetic
-    terms: Tensor  # (heads, outputs): visible pairs
+    terms: Tensor  # visible pairs
+    sums: list[Tensor]  # of |nominal weight|, and of the errors
 
     @staticmethod
-    def zeros(heads: int, like: Tensor, arithmetics: int) -> Sums:
-        """For as many outputs as `like`, (heads, outputs, dim), has."""
+    def zeros(heads: int, like: Tensor, arithmetics: int, turned: bool = False) -> Sums:
+        """For as many outputs as `like`, (heads, outputs, dim), has.  turned: the weights come transposed, to which a product
+        with transposed results is quicker."""
         outputs, dim = like.shape[1:]
-        signed, sizes = like.new_zeros(2, heads, outputs, dim), like.new_zeros(1 + arithmetics, heads, outputs, dim + 1)
-        return Sums(signed[0], signed[1], sizes[0], list(sizes[1:]), like.new_zeros(heads, outputs))
+        count, shapes = 3 + arithmetics, [(n, outputs) if turned else (outputs, n) for n in (dim, 1)]
+        whole, single = (like.new_zeros(count, heads, *shape) for shape in shapes)
+        if turned:
+            whole, single = whole.mT, single.mT
+        return Sums(whole[0], whole[1], whole[2], list(whole[3:]), single[0], list(single[2:]))
 
-    def add(self, weights: Weights, errors: Sequence[Tensor], operand: Tensor, visible: Tensor) -> None:
-        """Add weights and their errors, (heads, outputs, terms), times an operand (heads, terms, dim)."""
-        magnitude = torch.nn.functional.pad(operand.abs(), (0, 1), value=1.0)
+    def part(self, outputs: slice) -> Sums:
+        """The same tensors at some outputs."""
+        exact, moved, size, terms = (x[:, outputs] for x in (self.exact, self.moved, self.size, self.terms))
+        return Sums(exact, moved, size, [x[:, outputs] for x in self.errors], terms, [x[:, outputs] for x in self.sums])
+
+    def add(self, weights: Weights, errors: Sequence[Tensor], operand: Tensor, visible: Tensor | None) -> None:
+        """Add weights and their errors, (heads, outputs, terms), times an operand (heads, terms, dim); None: all visible."""
+        magnitude = operand.abs()
         self.exact.baddbmm_(weights[0], operand)
         self.moved.baddbmm_(weights[1], operand)
-        self.size.baddbmm_(weights[2], magnitude)
-        for sums, error in zip(self.errors, errors, strict=True):
-            sums.baddbmm_(error, magnitude)
-        self.terms += visible.sum(-1, dtype=torch.float64)
+        for product, total, size in zip((self.size, *self.errors), self.sums, (weights[2], *errors), strict=True):
+            product.baddbmm_(size, magnitude)
+            total.add_(size.sum(-1, keepdim=True))
+        self.terms += operand.shape[1] if visible is None else visible.count_nonzero(-1)[..., None]
 
 
 @dataclass(frozen=True)
@@ -77,43 +87,45 @@ def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
 def results(sums: Sums, rules: Sequence[Rule]) -> list[Tensor]:
     """The exact gradient and the bound of each arithmetic, query heads of a group summed."""
     exact = rules[0].scale * _fold(sums.exact, rules[0].heads)
-    return [exact, *(_bound(sums, error, rule) for error, rule in zip(sums.errors, rules, strict=True))]
+    return [exact, *(_bound(sums, n, rule) for n, rule in enumerate(rules))]
 
 
 def _fold(x: Tensor, heads: int) -> Tensor:
     return x.reshape(len(x) // heads, heads, *x.shape[1:]).sum(1)
 
 
-def _bound(sums: Sums, error: Tensor, rule: Rule) -> Tensor:
+def _bound(sums: Sums, n: int, rule: Rule) -> Tensor:
+    """Of the n-th arithmetic."""
     moved = rule.scale * sums.moved
     nominal = rule.scale * sums.exact + moved
     if rule.cast:
         # Each head apart; then the casts, the sums of what they give, and the sum of all.
-        total = _output_error(nominal.abs(), _sum_error(sums, error, rule, 1), rule)
+        total = _output_error(nominal.abs(), _sum_error(sums, n, rule, 1), rule)
         size, total = _fold(nominal.abs(), rule.heads), _fold(total, rule.heads)
         total = total + relative(rule.heads - 1, U) * (size + total) + rule.heads * TINY * (size + total > 0)
         nominal = _fold(nominal, rule.heads)
     else:
         nominal = _fold(nominal, rule.heads)
-        total = _sum_error(sums, error, rule, rule.heads)
+        total = _sum_error(sums, n, rule, rule.heads)
     total = _output_error(nominal.abs(), total, rule)
     return (_fold(moved, rule.heads).abs() + total).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _sum_error(sums: Sums, error: Tensor, rule: Rule, heads: int) -> Tensor:
+def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
     """Error of the finished fp32 sums over that many query heads: weights, product-sum, partial sums, the final roundings.
 
     A kernel may scale its partial sums before it adds them, so the final roundings are proportional to the magnitudes too.
     """
-    size, error, terms = (_fold(x, heads) for x in (sums.size, error, sums.terms.unsqueeze(-1)))
+    size, error, terms = (_fold(x, heads) for x in (sums.size, sums.errors[n], sums.terms))
+    bare = _fold(sums.sums[0] + sums.sums[1 + n], heads)
     padded = heads * math.ceil(rule.length / rule.unit.products) * rule.unit.products
     additions = heads * rule.blocks - 1
     reach = size + error
     rounded = (1 + rule.unit.kappas(terms, padded)) * (1 + relative(additions + rule.roundings, U)) - 1
-    flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * reach[..., -1:]
+    flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * bare
     beyond = reach * (1 + rounded) * max(abs(rule.scale), 1.0) >= FP32_MAX
     total = error + rounded * reach + flushed * (reach > 0)
-    return total.masked_fill(beyond, torch.inf)[..., :-1] * abs(rule.scale)
+    return total.masked_fill(beyond, torch.inf) * abs(rule.scale)
 
 
 def _output_error(nominal: Tensor, total: Tensor, rule: Rule) -> Tensor:

@@ -10,25 +10,33 @@ from dataclasses import dataclass
 class Numerics:
     """How the kernel computes; the bounds follow from it.  Terms are those of docs/tolerance.md.
 
-    operands: dtype of Q and K as they enter the product ("input" or "float32"); accumulator: of both products;
-    float32_products: whether a product of fp32 operands is "ieee", may be "tf32", or is "tf32x3" (high and low parts).
+    operands: dtype of Q and K as they enter the product ("input" or "float32"); accumulator: of both products, "float32" or
+    "float16"; score_accumulator: of Q K^T, where it has another; float32_products: whether a product of fp32 operands is
+    "ieee", may be "tf32", or is "tf32x3" (high and low parts).
     prescale: what the scale multiplies before QK^T: "none", "q" (q * scale) or "sqrt" (q and k * sqrt|scale|), rounded to
     the operands' dtype.  scores: dtype that QK^T is rounded to before the softmax ("float32" or "input").
     probability: dtype of P as it enters PV; normalised: whether P was divided by the row sum before that.
     normaliser: what P is divided by: the "sum", or "lse" where P = exp(S - LSE) with a rounded LSE.
     split_keys: whether the keys may be split into parts whose results are merged by their LSE (split-KV, flash decoding).
-    exp: name of the exponential in `verify.arithmetic.instructions`.  block_n: keys per rescale (None: the config's; 0: all
-    keys at once, no rescale).  softcap_tanh: name of the tanh.  scale_roundings: fp32 roundings in the factor that
+    exp: name of the exponential in `verify.arithmetic.instructions`; rescale_exp: of the one that rescales, where it is
+    another.  block_n: keys per rescale (None: the config's; 0: all keys at once, no rescale).  lazy_rescale: log2 units by
+    which the largest score may exceed the maximum that is subtracted (8 in FlashAttention-4).
+    row_sum: what is added up in fp32, P "unrounded", P "rounded" for the product, or rounded P by "mma", like P V.
+    row_sum_lanes: chains that the keys of a block are dealt out to evenly (4 in FlashAttention-2: threads that share a row);
+    row_sum_apart: each block's sum is finished before it is added to the others'.  division: name of the division, or of the
+    reciprocal that is multiplied; "any" for the worst.
+    softcap_tanh: name of the tanh.  scale_roundings: fp32 roundings in the factor that
     multiplies the scores (1 if the host rounds scale * log2(e) once, 3 if the kernel forms it in fp32); descales that enter
     the factor count here.  probability_scale: the power of two that P is multiplied by before it is rounded to an
-    8-bit dtype (256 in FlashAttention-3).  promotion: products after which an 8-bit MMA's accumulator is added to one in fp32
-    (0: never), in both products; a kernel that promotes only P V declares no less than its head dims.
+    8-bit dtype (256 in FlashAttention-3).  promotion: products after which the accumulator of an 8-bit MMA, or one in fp16, is
+    added to one in fp32 (0: never), in both products; a kernel that promotes only P V declares no less than its head dims.
     output_roundings: fp32 roundings that the division leaves to do (a descale of V is one).
     """
 
     operands: str = "input"
     float32_products: str = "ieee"
     accumulator: str = "float32"
+    score_accumulator: str | None = None
     prescale: str = "none"
     scores: str = "float32"
     probability: str = "input"
@@ -36,7 +44,13 @@ class Numerics:
     normaliser: str = "sum"
     split_keys: bool = False
     exp: str = "ex2.approx"
+    rescale_exp: str | None = None
     block_n: int | None = None
+    lazy_rescale: float = 0.0
+    row_sum: str = "unrounded"
+    row_sum_lanes: int = 1
+    row_sum_apart: bool = False
+    division: str = "any"
     softcap_tanh: str = "tanhf"
     scale_roundings: int = 1
     probability_scale: float = 1.0
@@ -88,5 +102,5 @@ class Contract:
     empty_row_lse: float = -math.inf
     deterministic: bool = True
     masked_values: str = "finite"
-    batch_invariant: bool = True
+    batch_invariant: bool = False
     deterministic_backward: bool = True

@@ -1,0 +1,14 @@
+"""All faults, and the classes of bugs that cannot be planted here."""
+
+from tests.faults import arithmetic, backward, fp8, gradients, layouts, masks, split
+from tests.faults.fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    *masks.FAULTS,
+    *layouts.FAULTS,
+    *arithmetic.FAULTS,
+    *backward.FAULTS,
+    *gradients.FAULTS,
+    *fp8.FAULTS,
+    *split.FAULTS,
+)

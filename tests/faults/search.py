@@ -1,0 +1,155 @@
+"""The search: every group of oracles is asked about a faulty kernel, until each has caught it or had its say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from references.masks import Full
+from tests.faults.fault import Fault
+from tests.faults.stand import Stand
+from verify.agenda import agenda
+from verify.case import Case, CaseError
+from verify.court import Docket, inapplicable
+from verify.draws import draws
+from verify.oracles import groups
+from verify.problem import Problem
+from verify.variant import Config, Declaration, Support
+
+_LEADING = ("accuracy", "gradients")  # groups that hear the agenda too, as the suite has it, and are asked longest
+_SAMPLE = 4  # cases that they hear in any case, so that each of their oracles may speak
+_LONGEST = 100  # cases after which a leading group gives up
+_OTHERS = 8  # the same of any other group, if no leading group has caught the fault
+_HINTS = 1  # problems that convicted in a leading group, the cheapest, which are what the others are asked
+_LARGEST = {True: 4_000_000, False: 300_000}  # pairs times head dims of one problem: in leading groups, in others
+
+
+@dataclass(frozen=True)
+class Catch:
+    """An oracle that convicts, and the first case on which it does: config and problem by their names."""
+
+    group: str
+    oracle: str
+    config: str
+    problem: str
+
+    @property
+    def id(self) -> str:
+        """One line that parses back."""
+        return f"{self.oracle}:{self.config}:{self.group}:{self.problem}"
+
+    @staticmethod
+    def parse(text: str) -> Catch:
+        """The catch of that id; raises ValueError."""
+        try:
+            case = Case.parse(text)
+        except CaseError as error:
+            raise ValueError(str(error)) from None
+        return Catch(case.group, case.variant, case.config, case.problem.name)
+
+    @property
+    def cost(self) -> int:
+        """What a replay takes, roughly."""
+        problem = Problem.parse(self.problem)
+        return problem.pairs * (problem.head_dim + problem.head_dim_v) * (3 if self.group.startswith("gradient") else 1)
+
+
+def finest(declaration: Declaration) -> Config:
+    """The config with the smallest tiles of keys."""
+    return min(declaration.configs, key=lambda config: config.block_n or 64)
+
+
+def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
+    """The oracles that catch a fault, leading groups first, each with its first case."""
+    shipped, planted = stand.shipped(fault), stand.planted(fault)
+    found: list[Catch] = []
+    leading = [group for group in _LEADING if not inapplicable(shipped, group)]
+    for group in leading:
+        found += _heard(stand, planted, group, _candidates(_Accused(shipped), group), _SAMPLE)
+    hints = sorted({(catch.cost, catch.config, catch.problem) for catch in found})[:_HINTS]
+    configs = {config.name: config for config in shipped.configs}
+    for group in groups():
+        if group in leading or inapplicable(shipped, group):
+            continue
+        asked = [(configs[name], p) for _, name, text in hints for p in _as_asked(Problem.parse(text), group, shipped.support)]
+        cases = asked if hints else _candidates(_Accused(shipped), group)
+        found += _heard(stand, planted, group, cases, 0)
+    return tuple({(catch.group, catch.oracle): catch for catch in reversed(found)}.values())[::-1]
+
+
+def _heard(stand: Stand, planted: Declaration, group: str, cases: Sequence[tuple[Config, Problem]], least: int) -> list[Catch]:
+    """What one group's oracles say until one has convicted and at least so many cases are heard."""
+    found: list[Catch] = []
+    for number, (config, problem) in enumerate(cases):
+        if found and number >= least:
+            break
+        verdicts = stand.hear(planted, config, group, problem)
+        found += [Catch(group, v.oracle, config.name, problem.name) for v in verdicts if v.outcome == "fail"]
+    return found
+
+
+def _as_asked(problem: Problem, name: str, support: Support) -> list[Problem]:
+    """That problem as another group would ask it, if it can."""
+    group = groups()[name]
+    if group.outside or group.asks is not None or (group.masked and problem.mask == Full()):
+        return []
+    changes: dict[str, object] = {}
+    if group.distributions is not None:
+        changes = {"distribution": group.distributions[0], "softcap": 0.0, "layout_q": replace(problem.layout_q, expand="")}
+    found: Problem | None = problem.but(**changes)
+    if group.adapt is not None and found is not None:
+        found = group.adapt(found, support)
+    refused = found is None or support.refusal(found) is not None
+    return [] if refused or (group.impossible is not None and group.impossible(found) is not None) else [found]
+
+
+def convicts(stand: Stand, declaration: Declaration, catch: Catch) -> bool:
+    """Whether that oracle convicts a kernel on that case."""
+    config = next(config for config in declaration.configs if config.name == catch.config)
+    verdicts = stand.hear(declaration, config, catch.group, Problem.parse(catch.problem))
+    return any(verdict.oracle == catch.oracle and verdict.outcome == "fail" for verdict in verdicts)
+
+
+@dataclass(frozen=True)
+class _Accused:
+    """A declaration that hashes by what it is called."""
+
+    declaration: Declaration
+
+    def __hash__(self) -> int:
+        return hash(self.declaration.ref)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Accused) and other.declaration.ref == self.declaration.ref
+
+
+@cache
+def _candidates(accused: _Accused, group: str) -> tuple[tuple[Config, Problem], ...]:
+    """The cases for a kernel, in a fixed order: the agenda of the finest config, then draws for all."""
+    declaration, leading = accused.declaration, group in _LEADING
+    config, dtypes = finest(declaration), declaration.support.dtypes
+    most = _LONGEST if leading else _OTHERS
+    dockets = [Docket(declaration, config, dtype, group) for config in declaration.configs for dtype in dtypes]
+    found: list[tuple[Config, Problem]] = []
+    if leading:
+        found = _in_turn([[(config, p) for p in agenda(Docket(declaration, config, dtype, group))] for dtype in dtypes])
+    if groups()[group].asks is not None:
+        found += _in_turn([[(docket.config, p) for p in docket.asked] for docket in dockets])
+    else:  # one seed draws for all of them: each takes another part
+        drawn = [draws(docket.problems, 2 * most) for docket in dockets]
+        found += [
+            (docket.config, p)
+            for number in range(2 * most)
+            for docket, problems in [(dockets[number % len(dockets)], drawn[number % len(dockets)])]
+            for p in problems[number : number + 1]
+        ]
+    size = _LARGEST[leading]
+    small = {(c.name, p.name): (c, p) for c, p in found if 0 < p.pairs * (p.head_dim + p.head_dim_v) <= size or leading}
+    return tuple(small.values())[:most]
+
+
+def _in_turn(queues: list[list[tuple[Config, Problem]]]) -> list[tuple[Config, Problem]]:
+    """The first of each queue, then the second of each..."""
+    longest = max(map(len, queues), default=0)
+    return [queue[i] for i in range(longest) for queue in queues if i < len(queue)]

@@ -1,0 +1,117 @@
+"""The stand: faulty and shipped kernels before the court, without a campaign."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from tests.faults.fault import TRITON_BACKWARD, Fault
+from verify import memory
+from verify.cell.cell import ROOT, Cell
+from verify.court import Court, Docket
+from verify.evidence import Recorder, Verdict
+from verify.inputs import Inputs
+from verify.problem import Problem
+from verify.trial import Run, Trial
+from verify.variant import Config, Declaration, declaration_from
+
+# What a test's `torch.zeros_like` leaves in an output.  The judge never fills one with it: it would hide what is not written.
+memory.POISONS.setdefault("zero", 0)
+
+
+@dataclass
+class Stand:
+    """One court, and the declarations of every kernel that was brought before it.  A context manager."""
+
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="faults-")))
+    _declared: dict[str, Declaration] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.court = Court(Recorder(self.folder, "faults"))
+
+    def __enter__(self) -> Stand:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.court.close()
+
+    def shipped(self, fault: Fault) -> Declaration:
+        """The kernel as it is."""
+        return self._load(ROOT / fault.file, fault.variant)
+
+    def planted(self, fault: Fault) -> Declaration:
+        """The kernel with the fault."""
+        return self._load(fault.plant(self.folder), fault.variant)
+
+    def pair(self, fault: Fault) -> tuple[Declaration, Declaration]:
+        """The shipped Triton backward, and the same behind the forward with the fault."""
+        return self._load(ROOT / TRITON_BACKWARD, ""), self._load(fault.plant_pair(self.folder / "pairs"), "")
+
+    def _load(self, path: Path, variant: str) -> Declaration:
+        key = f"{path}@{variant}"
+        if key not in self._declared:
+            cell = Cell(self.court._zygote)
+            reply = cell.load(str(path))
+            cell.close()
+            if not reply.ok:
+                raise ValueError(f"{path} does not load: {reply.status}: {reply.message}")
+            found = [data for data in reply.data["variants"] if variant in ("", data["name"])]
+            if len(found) != 1:
+                raise ValueError(f"{path} holds {', '.join(data['name'] for data in found)}: name one")
+            self._declared[key] = declaration_from(found[0], ref=found[0]["name"], path=str(path), source_hash="")
+        return self._declared[key]
+
+    def hear(self, declaration: Declaration, config: Config, group: str, problem: Problem) -> list[Verdict]:
+        """The verdicts of one case."""
+        return self.court.hear(Docket(declaration, config, problem.dtype, group), problem)
+
+    def run(
+        self, declaration: Declaration, problem: Problem, *, given: Mapping[str, Tensor] | None = None, poison: str
+    ) -> Trial:
+        """One run on the finest config over outputs filled with `poison`; `given` replaces q, k, v and dout.
+
+        Whatever came of it is in the trial's run "common" and, of a backward, its run `saved`.
+        """
+        trial = Trial(
+            declaration=declaration,
+            config=min(declaration.configs, key=lambda config: config.block_n or 64),
+            problem=problem,
+            cell=self.court._cell(declaration),
+            arena=self.court.arena,
+            arch=self.court.arch,
+            entry=declaration.entries[0],
+        )
+        if given is not None:
+            others = {name: tensor for name, tensor in given.items() if name.startswith("descale_")}
+            trial.__dict__["inputs"] = Inputs(given["q"], given["k"], given["v"], others)
+            trial.__dict__["dout"] = given["dout"]
+        if trial.entry == "forward" or trial.saved.reply.ok:
+            trial.run("common", poison=poison)
+        return trial
+
+
+def finished(trial: Trial) -> Run | None:
+    """The run of `Stand.run`, if there is one that ended well."""
+    run = trial._runs.get("common")
+    return run if run is not None and run.reply.ok else None
+
+
+def truth_of(trial: Trial) -> dict[str, Tensor]:
+    """The fp64 values of what a test compares: O of a forward, dQ, dK and dV of a backward."""
+    if trial.entry == "backward":
+        return {name: getattr(trial.gradients, name) for name in ("dq", "dk", "dv")}
+    return {"out": trial.truth.out}
+
+
+def passes_allclose(trial: Trial, atol: float = 1e-2) -> bool:
+    """Whether a test that compares with `torch.allclose(atol=atol, rtol=0)` passes; it does not look at the LSE."""
+    run = finished(trial)
+    if run is None:
+        return False
+    return all(torch.allclose(run.outputs[name].double(), want, atol=atol, rtol=0) for name, want in truth_of(trial).items())

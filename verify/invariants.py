@@ -1,0 +1,164 @@
+"""What holds of attention and its gradients whatever the scores are, and slacks that need no reference.
+
+Every size comes from norms of rows: |q . k| <= |q| |k|, so that a sequence of any length costs a few passes over its tensors.
+The derivation is in docs/oracles.md; the terms are those of docs/tolerance.md, with a row's largest score error in place of
+each score's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from references.masks import Full
+from verify.arithmetic.instructions import LOG_ERROR
+from verify.problem import Problem
+from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
+
+DIVISION = 5  # in units of U: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
+# The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is derived.
+KNOWN = (
+    *("operands", "float32_products", "prescale", "scores", "probability", "normalised", "split_keys", "exp", "block_n"),
+    *("softcap_tanh", "scale_roundings", "probability_scale", "promotion", "output_roundings"),
+)
+_LARGE = 300.0  # exp of more is no number to work with
+_FEW_PAIRS = 1 << 24  # whose mask may be written out
+
+
+def beyond(declared: object, known: Iterable[str]) -> str | None:
+    """Why nothing is derived here for these numerics: they declare something else than its default that is not in `known`."""
+    for field in fields(declared):  # type: ignore[arg-type]
+        default = field.default if field.default is not MISSING else None
+        if field.name not in known and getattr(declared, field.name) != default:
+            return f"declares {field.name} = {getattr(declared, field.name)!r}, for which nothing is derived"
+    return None
+
+
+@cache
+def intervals(p: Problem) -> tuple[Tensor, Tensor] | None:
+    """Visible keys [low, high) of every row, int64 (batch, seqlen_q); None where rows see no single interval."""
+    try:
+        low, high = p.mask.row_bounds(p.batch, p.seqlen_q, p.seqlen_kv)
+    except ValueError:
+        return None
+    return low.long(), high.long()
+
+
+def measurable(p: Problem) -> bool:
+    """Whether the rows without a key are known at a bearable price."""
+    return p.pairs <= _FEW_PAIRS or intervals(p) is not None
+
+
+def live_rows(p: Problem) -> Tensor:
+    """Rows that see a key, bool (batch, heads_q, seqlen_q)."""
+    found = intervals(p)
+    if found is None:
+        return p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).any(-1)
+    return (found[1] > found[0])[:, None].expand(p.batch, p.heads_q, p.seqlen_q)
+
+
+def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest V that each row sees, fp64 (batch, heads_kv, seqlen_q or 1, head_dim_v); at least one key.
+
+    Where rows see no single interval: of the keys that some row sees.  An empty row's are of no meaning.
+    """
+    found, v = intervals(p), v.double()
+    if isinstance(p.mask, Full):
+        return v.amin(2, keepdim=True), v.amax(2, keepdim=True)
+    if found is None:
+        seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).any(2).view(p.batch, p.heads_kv, p.group, -1).any(2)
+        hidden = ~seen[..., None]
+        return v.masked_fill(hidden, math.inf).amin(2, keepdim=True), v.masked_fill(hidden, -math.inf).amax(2, keepdim=True)
+    low, high = found
+    least, most = (v.new_zeros(p.batch, p.heads_kv, p.seqlen_q, p.head_dim_v) for _ in range(2))
+    # Of 2^level keys from every key on; an interval is covered by two of them.
+    level, below, above = 0, v, v
+    levels = torch.log2((high - low).clamp(min=1).double()).floor().long()
+    while below.shape[2]:
+        for b in range(p.batch):
+            rows = (levels[b] == level).nonzero()[:, 0]
+            if len(rows):
+                first = low[b, rows].clamp(max=below.shape[2] - 1)
+                last = torch.maximum(high[b, rows] - (1 << level), first)
+                least[b, :, rows] = torch.minimum(below[b, :, first], below[b, :, last])
+                most[b, :, rows] = torch.maximum(above[b, :, first], above[b, :, last])
+        step = 1 << level
+        below = torch.minimum(below[:, :, :-step], below[:, :, step:])
+        above = torch.maximum(above[:, :, :-step], above[:, :, step:])
+        level += 1
+    return least, most
+
+
+def reach(p: Problem, q: Tensor, k: Tensor) -> Tensor:
+    """No row has a larger |softmax_scale| sum |q| |k|: fp64 (batch, heads_q, seqlen_q)."""
+    queries, keys = (x.double().norm(dim=-1) for x in (q, k))
+    largest = keys.amax(-1) if p.seqlen_kv else keys.new_zeros(keys.shape[:2])
+    found: Tensor = abs(p.scale) * queries * largest.repeat_interleave(p.group, 1)[..., None]
+    return found
+
+
+@dataclass(frozen=True)
+class ForwardSlack:
+    """How far a forward may stray, by row (batch, heads_q, seqlen_q), fp64.
+
+    score: delta, of any exponent.  average: of an average of V, as a part of the largest |V|, whatever the scores; absolute:
+    what small numbers add to it; the output's own rounding left out.  lse: of the natural LSE.  beyond: rows in which nothing
+    is asked.
+    """
+
+    score: Tensor
+    average: Tensor
+    absolute: Tensor
+    lse: Tensor
+    beyond: Tensor
+
+
+def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor) -> ForwardSlack:
+    """From `reach` alone."""
+    logs = math.log(max(p.seqlen_kv, 1))
+    cap = p.softcap
+    error = reached * ((1 + a.operand_roundings) * (1 + a.scores.kappa(p.head_dim)) - 1)
+    error = error + relative(a.scale_roundings + (4 if cap else 1), U) * (reached + error)
+    if a.score_format is not None:
+        error = error + relative(2, a.score_format.unit_roundoff) * (reached + error)
+        error = error + a.score_format.smallest_subnormal * (1 + abs(p.scale))
+    if cap:  # tanh contracts
+        error = error + ((1 + a.tanh) * (1 + relative(4, U)) - 1) * (reached.clamp(max=cap) + error) + 2.0**-50 * cap
+    top = reached + error
+    score = error + relative(3, U) * (2 * top + a.offset) + a.exps
+    if a.merged:
+        score = score + U * ((11 + a.scale_roundings) * 2 * top + 12 * logs) + LOG_ERROR * (1 + logs)
+    sizes = top + logs
+    adrift = torch.full_like(reached, -(p.seqlen_kv + a.blocks) * math.log1p(-U))
+    if a.merged:
+        adrift = adrift + U * (4 * (sizes + score) + 4 * a.blocks) + LOG_ERROR * (1 + math.log(a.blocks)) - math.log1p(-a.exp)
+    row_sum = -torch.expm1(-adrift)
+    lse = score + adrift + 3 * TINY * p.seqlen_kv + U * ((4 + a.scale_roundings) * top + 4 * (sizes + score))
+    lse = lse + U * 2 * (logs + a.offset) + LOG_ERROR * (1 + logs + a.offset + 2 * score)
+    growth = torch.exp(2 * (a.exps + U * (top + a.offset)).clamp(max=_LARGE / 2))
+    absolute = growth * (2 * p.seqlen_kv + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale) + a.values.flush
+    return ForwardSlack(score, _average(p, a, growth, row_sum), absolute, lse, _beyond(p, a, reached))
+
+
+def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) -> Tensor:
+    """Rounded and flushed P, the product, rescales, the row sum and the division: what does not depend on the scores."""
+    fp32 = relative(2 * a.blocks + DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
+    rounding = (1 + a.probability_roundoff) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + fp32) - 1
+    lost = ((a.flush + 2 * TINY) * p.seqlen_kv * (torch.ones_like(growth) if a.normalised else growth)).clamp(max=1.0)
+    if a.saturates:
+        lost = lost + (1 - a.saturates / growth.sqrt()).clamp(min=0.0)
+    slack: Tensor = (rounding + lost + row_sum) / (1 - row_sum)
+    return slack + relative((0 if a.normalised else DIVISION) + a.output_roundings, U) * (1 + slack)
+
+
+def _beyond(p: Problem, a: ForwardArithmetic, reached: Tensor) -> Tensor:
+    scale = min(abs(p.scale), 1.0)
+    outside = reached * (1 + a.operand_roundings) >= FP32_MAX * (scale or 1.0)
+    if a.score_format is not None and a.score_format.name == "float16":
+        outside = outside | (2 * reached >= a.score_format.overflow * scale)
+    return outside | (a.prescaled == "float16" and abs(p.scale) > 1)

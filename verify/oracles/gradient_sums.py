@@ -1,0 +1,87 @@
+"""Gradient sums: sum dV = sum dO, sum dK = 0, <dQ, Q> = <dK, K> and <dV, V> = <dO, O>, whatever the scores are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify.gradient_invariants import Gradients, Invariant, invariants
+from verify.invariants import KNOWN, beyond, measurable
+from verify.oracles import Oracle
+from verify.tolerance.arithmetic import resolve
+from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
+from verify.trial import Ruling, Trial, convict, first
+from verify.variant import Declaration
+
+_KNOWN_GRADIENTS = (
+    *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient", "block_m"),
+    *("block_n", "group", "atomics", "gradient_roundings"),
+)
+
+
+def judge(trial: Trial) -> Ruling:
+    """Each within its own slack, of norms and outputs alone, and within the sum of the elements' bounds."""
+    p, saved, declared = trial.problem, trial.saved, trial.declaration
+    assert saved.out is not None
+    assert saved.lse is not None
+    assert declared.gradients is not None
+    q, k, v = trial.expanded
+    results = trial.first.outputs
+    given = Gradients(q, k, v, trial.dout, saved.out, trial.natural_lse(saved.lse), results["dq"], results["dk"], results["dv"])
+    forward = resolve(declared.numerics, trial.config, p, trial.arch)
+    found = invariants(p, given, forward, resolve_gradients(declared.gradients, trial.config, p, trial.arch))
+    measures, verdict = {}, Ruling()
+    for one in found:
+        slack = torch.minimum(one.slack, summed_bounds(trial, one))
+        error = (one.left - one.right).abs()
+        ratio = torch.where((error == 0) | (slack == torch.inf), 0.0, error / slack).nan_to_num(nan=torch.inf)
+        bad = ~(ratio <= 1)
+        measures[f"gradient_sums_{one.name}"] = float(ratio.max()) if ratio.numel() else 0.0
+        if verdict.finding is None and bool(bad.any()):
+            at = first(bad)
+            left, right, most = (float(x[at]) for x in (one.left, one.right, slack))
+            where = ", ".join(f"{axis}={i}" for axis, i in zip("bhd", at, strict=False))
+            message = (
+                f"{one.formula} does not hold at [{where}]: {left:.9g} and {right:.9g}, at most {most:.4g} apart; "
+                f"{int(bad.sum())} of {bad.numel()} sums are wrong"
+            )
+            verdict = convict("gradient_sums", message, name=one.name[:2], bad=bad, got=left, bound=most)
+    return Ruling(verdict.finding, measures)
+
+
+def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
+    """What the elements' own bounds add up to in that invariant, which holds exactly of the exact gradients."""
+    p, truth = trial.problem, trial.gradients
+    q, k, v = (x.double().abs() for x in trial.expanded)
+    assert trial.saved.out is not None
+
+    def fold(x: Tensor) -> Tensor:
+        return x.reshape(p.batch, p.heads_kv, p.group, *x.shape[2:]).sum(2)
+
+    if one.name == "dv":
+        return truth.dv_bound.sum(2)
+    if one.name == "dk":
+        return truth.dk_bound.sum(2)
+    if one.name == "dq":
+        found = fold((q * truth.dq_bound).sum((2, 3))) + (k * truth.dk_bound).sum((2, 3))
+    else:
+        off = (trial.saved.out.double() - trial.truth.out).abs().masked_fill(trial.truth.empty[..., None], 0.0)
+        found = fold((trial.dout.double().abs() * off).sum((2, 3))) + (v * truth.dv_bound).sum((2, 3))
+    return found.nan_to_num(nan=torch.inf)
+
+
+def _applies(declaration: Declaration) -> str | None:
+    if declaration.gradients is None:
+        return "declares no gradients"
+    return beyond(declaration.numerics, KNOWN) or beyond(declaration.gradients, _KNOWN_GRADIENTS)
+
+
+ORACLE = Oracle(
+    name="gradient_sums",
+    group="gradients",
+    catches="delta of another row, rows or keys that are lost or counted twice, dQ and dK of different P; at any length",
+    judge=judge,
+    applies=_applies,
+    concerns=lambda trial: trial.problem.seqlen_q > 0 and trial.problem.seqlen_kv > 0 and measurable(trial.problem),
+    rank=30,
+)

@@ -1,0 +1,121 @@
+"""Integer scores: Q K^T is exact in any order, so O and LSE are held to a bound whose scores err by nothing but the scale."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.mma import Unit
+from verify.oracles import Group, Oracle
+from verify.oracles.bound import compare, excess
+from verify.problem import Problem
+from verify.tolerance import forward as tolerance
+from verify.tolerance.forward import ForwardArithmetic
+from verify.trial import Ruling, Trial, Truth, compute_truth
+from verify.variant import Support
+
+
+@dataclass(frozen=True)
+class ExactUnit(Unit):
+    """A unit whose products and sums of these operands need no rounding: see `exact_below`."""
+
+    def kappa(self, n: int) -> float:
+        """0."""
+        return 0.0
+
+    def kappas(self, used: Tensor, n: int) -> Tensor:
+        """0, elementwise."""
+        return torch.zeros_like(used)
+
+    def underflow(self, n: int) -> float:
+        """0."""
+        return 0.0
+
+    def misalignment(self, n: int, operands: object, largest: float) -> float:
+        """0."""
+        return 0.0
+
+
+def exact_below(unit: Unit) -> float:
+    """Integers whose magnitudes add up to less than this are added exactly, in any order.
+
+    F fraction bits of the largest term reach down to 1, and so do the p + 1 bits of a result.
+    """
+    return 2.0 ** min(unit.fraction, unit.output + 1)
+
+
+def rescaled(problem: Problem, support: Support) -> Problem:
+    """The problem with a scale that is a power of four, where any scale may be asked for: multiplying by it, or both operands
+    by its square root, is exact."""
+    if support.scales == "default":
+        return problem
+    power = 4.0 ** round(math.log(abs(problem.scale) or problem.head_dim**-0.5, 4))
+    return problem.but(softmax_scale=math.copysign(power, problem.scale))
+
+
+def _exact_scores(trial: Trial) -> ForwardArithmetic:
+    """The declared arithmetic, but for Q K^T."""
+    arithmetic = tolerance.resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch)
+    own = {field.name: getattr(arithmetic.scores, field.name) for field in fields(Unit)}
+    return replace(arithmetic, scores=ExactUnit(**(own | {"operand_error": 0.0, "flush": 0.0})), operand_roundings=0.0)
+
+
+def concerns(trial: Trial) -> bool:
+    """Whether the sums are exact: small enough for the unit, and operands multiplied by nothing but a power of two."""
+    p = trial.problem
+    q, k, _ = trial.expanded
+    if not q.numel() or not k.numel():
+        return True
+    unit = tolerance.resolve(trial.declaration.numerics, trial.config, p, trial.arch).scores
+    norm_q, norm_k = (x.double().norm(dim=-1).amax(-1) for x in (q, k))
+    largest = float((norm_q * norm_k.repeat_interleave(p.group, 1)).max())  # no less than any sum of |q k|
+    fraction, exponent = math.frexp(abs(p.scale))
+    exact_factor = {"none": True, "q": fraction == 0.5, "sqrt": fraction == 0.5 and exponent % 2 == 1}
+    return largest < exact_below(unit) and exact_factor[trial.declaration.numerics.prescale]
+
+
+def exact_truth(trial: Trial) -> Truth:
+    """Reference and bounds where the scores are exact, made once."""
+    if "integer_scores" not in trial.notes:
+        trial.notes["integer_scores"] = compute_truth(trial.problem, trial.expanded, [_exact_scores(trial)], trial.clock)
+    found = trial.notes["integer_scores"]
+    assert isinstance(found, Truth)
+    return found
+
+
+def judge(trial: Trial) -> Ruling:
+    """As `bound`, within what is left of the tolerance without the errors of Q K^T."""
+    run, truth = trial.first, exact_truth(trial)
+    assert run.out is not None
+    live = ~truth.empty
+    pairs = [("out", run.out, truth.out, truth.out_bound, trial.problem.format_out, live[..., None])]
+    if run.lse is not None:
+        natural, want = trial.natural_lse(run.lse), truth.lse.nan_to_num(neginf=0.0)
+        pairs.append(("lse", natural, want, truth.lse_bound, dtype_named("float32"), live))
+    finding, measures = None, {}
+    for name, got, want, bound, dtype, asked in pairs:
+        compared = compare(got, want, bound.masked_fill(~asked, math.inf), dtype)
+        finding = finding or excess("integer_scores", name, got, want, bound, compared)
+        measures[f"exact_scores_r_{name}"] = compared.worst
+    return Ruling(finding, measures)
+
+
+GROUP = Group(
+    name="integer_scores",
+    about="integers in Q and K whose partial sums are large and whose scores are small, all of them exact",
+    family="exact",
+    distributions=("integer_scores", "small_integers"),
+    adapt=rescaled,
+)
+
+ORACLE = Oracle(
+    name="integer_scores",
+    group="integer_scores",
+    catches="narrow accumulators of Q K^T, a lost tail or swapped fragments along head_dim",
+    judge=judge,
+    concerns=concerns,
+)

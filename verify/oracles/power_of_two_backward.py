@@ -1,0 +1,91 @@
+"""Powers of two, backward: dO times 2^g scales all gradients exactly; Q times 2^a and K times 2^-a scale dQ and dK."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.oracles import Group, Oracle
+from verify.powers import Powers, chosen, normal, powers, room, scaled, spread_of_weights, tamed, times, wide
+from verify.relations import failed, identical
+from verify.trial import Ruling, Trial
+from verify.variant import Declaration
+
+_FACTOR = 34  # binary exponents that dP - delta may lie below 1
+
+
+def exponents(trial: Trial) -> tuple[int, int]:
+    """a and g.  V stays as it is, so O and LSE keep their bits.  dS is P (dP - delta), and must be a normal number in fp32, as
+    must its products with K and Q: what fp32's range leaves is divided between a and g."""
+    p = trial.problem
+    spare = int(powers_left(trial))
+    if spare <= 0 or not trial.dout.numel():
+        return 0, 0
+    a = max(-(spare // 3), min(spare // 3, powers(trial).keys))
+    low, high = room(trial.dout, p.format_out, False)
+    g = chosen((max(low, -(spare // 2)), min(high, spare // 2)), bool(p.seed & 2))
+    # Where dS is rounded to a format of short range, dO is scaled in every other problem, and then shows in dV alone.
+    return a, g if _wide_dscores(trial) or p.seed & 4 else 0
+
+
+def powers_left(trial: Trial) -> float:
+    """Binary exponents of fp32's range that P and dP - delta leave."""
+    return 120 - spread_of_weights(trial) - _FACTOR
+
+
+def _wide_dscores(trial: Trial) -> bool:
+    declared = trial.declaration.gradients
+    assert declared is not None
+    name = trial.problem.dtype if declared.score_gradient == "input" else declared.score_gradient
+    return dtype_named(name).emin <= dtype_named("float32").emin
+
+
+def judge(trial: Trial) -> Ruling:
+    """One further forward and backward; gradients are compared where they are normal numbers both times."""
+    a, g = exponents(trial)
+    inputs, dout = scaled(trial, Powers(a, 0)), times(trial.dout, math.ldexp(1.0, g))
+    other = trial.beside("power_of_two_backward", trial.problem, inputs=inputs, dout=dout)
+    ruling = failed(other, other.first)
+    if ruling is not None:
+        return ruling
+    saved = [(f"saved {name}", tensor, other.saved.outputs[name]) for name, tensor in trial.saved.outputs.items()]
+    what = f"q 2^{a}, k 2^{-a}, dO 2^{g}"
+    ruling = identical("power_of_two_backward", what, saved)
+    if ruling.finding is not None:
+        return ruling
+    powers_of = {"dv": g} | ({"dq": g - a, "dk": g + a} if g == 0 or _wide_dscores(trial) else {})
+    pairs: list[tuple[str, Tensor, Tensor]] = []
+    asked = {}
+    for name, power in powers_of.items():
+        before, factor = trial.first.outputs[name], math.ldexp(1.0, power)
+        pairs.append((name, times(before, factor), other.first.outputs[name]))
+        asked[name] = normal(before, factor, trial.problem.format)
+    return identical("power_of_two_backward", what, pairs, asked)
+
+
+def _applies(declaration: Declaration) -> str | None:
+    contract = declaration.contract
+    if not (contract.deterministic and contract.deterministic_backward):
+        return "declared not deterministic"
+    return wide(declaration)
+
+
+GROUP = Group(
+    name="power_of_two_backward",
+    about="inputs and upstream gradient times powers of two: gradients scale bit for bit",
+    entry="backward",
+    family="exact",
+    distributions=("octaves", "small_integers"),
+    adapt=tamed,
+)
+
+ORACLE = Oracle(
+    name="power_of_two_backward",
+    group="power_of_two_backward",
+    catches="hidden absolute epsilons, clamps, flushing to zero and narrow intermediates in a backward",
+    judge=judge,
+    applies=_applies,
+    concerns=lambda trial: exponents(trial) != (0, 0),
+)

@@ -1,0 +1,110 @@
+"""The contract matrix: every measured property of every variant, side by side, against what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypedDict
+
+from markupsafe import Markup, escape
+
+from verify.evidence import Verdict
+from verify.report import text
+
+_ORACLES = ("contract", "contract_backward", "declared_numerics")
+_TITLE = "Measured contracts"
+_ABOUT = (
+    "What raw outputs show on problems designed for it, whatever is declared; the declaration follows where its words differ. "
+    "A contradiction is a failing verdict. Dtypes stand behind words that do not hold for all of a variant's."
+)
+
+
+class Cell(TypedDict):
+    """One property of one variant.  measured, declared: each word, and the dtypes that it was found or declared for.
+    contradicts: the evidence of a contradiction, or an empty text."""
+
+    measured: dict[str, list[str]]
+    declared: dict[str, list[str]]
+    contradicts: str
+
+
+def cells(verdicts: Iterable[Verdict]) -> dict[str, Cell]:
+    """The properties of one variant by name, sorted, from its verdicts; the counted ones alone."""
+    found: dict[str, Cell] = {}
+    for verdict in sorted(verdicts, key=lambda v: (v.case, v.oracle)):
+        if not verdict.counted or verdict.oracle not in _ORACLES:
+            continue
+        for name, word in verdict.observed.items():
+            item, _, kind = name.partition(":")
+            cell = found.setdefault(item, Cell(measured={}, declared={}, contradicts=""))
+            if kind == "contradicts":
+                cell["contradicts"] = cell["contradicts"] or word
+            else:
+                words = cell["declared"] if kind else cell["measured"]
+                words[word] = sorted({*words.get(word, []), verdict.dtype})
+    return dict(sorted(found.items()))
+
+
+def columns(measured: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    """The variants of which anything was measured, in their order."""
+    return [ref for ref, found in measured.items() if found]
+
+
+def rows(measured: Mapping[str, Mapping[str, Cell]]) -> list[tuple[str, list[tuple[str, bool]]]]:
+    """(property, (text, contradicts) per variant of `columns`), by property."""
+    names = sorted({name for found in measured.values() for name in found})
+    refs = columns(measured)
+    return [(name, [_cell(measured[ref].get(name)) for ref in refs]) for name in names]
+
+
+def _cell(cell: Cell | None) -> tuple[str, bool]:
+    if cell is None:
+        return text.NONE, False
+    said, declared = _words(cell["measured"]), _words(cell["declared"])
+    if declared and declared != said:
+        said += f" [declared: {declared}]"
+    return said, bool(cell["contradicts"])
+
+
+def _words(found: Mapping[str, list[str]]) -> str:
+    everywhere = {dtype for dtypes in found.values() for dtype in dtypes}
+    return "; ".join(
+        word if set(dtypes) == everywhere or word == ", ".join(dtypes) else f"{word} ({', '.join(dtypes)})"
+        for word, dtypes in found.items()
+    )
+
+
+def markdown(measured: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
+    """The matrix as lines of Markdown; nothing if nothing was measured."""
+    refs = columns(measured)
+    if not refs:
+        return
+    yield f"\n## {_TITLE}\n"
+    yield _ABOUT
+    yield ""
+    yield "| property | " + " | ".join(text.markdown(ref) for ref in refs) + " |"
+    yield "|" + " --- |" * (len(refs) + 1)
+    for name, found in rows(measured):
+        shown = [f"❌ **{text.markdown(said)}**" if wrong else text.markdown(said) for said, wrong in found]
+        yield f"| **{text.markdown(name)}** | " + " | ".join(shown) + " |"
+
+
+def html(measured: Mapping[str, Mapping[str, Cell]]) -> Markup:
+    """The matrix as a section of the page, every text escaped; empty if nothing was measured."""
+    refs = columns(measured)
+    if not refs:
+        return Markup()
+    head = Markup().join(Markup("<th>{}</th>").format(_clean(ref)) for ref in refs)
+    body = Markup().join(
+        Markup("<tr><th>{}</th>{}</tr>").format(_clean(name), Markup().join(_data(*cell) for cell in found))
+        for name, found in rows(measured)
+    )
+    table = Markup('<div class="scroll"><table><thead><tr><th>property</th>{}</tr></thead><tbody>{}</tbody></table></div>')
+    return Markup("<h2>{}</h2><p>{}</p>").format(_TITLE, _ABOUT) + table.format(head, body)
+
+
+def _data(said: str, wrong: bool) -> Markup:
+    return Markup('<td class="{}">{}</td>').format("bad" if wrong else "", _clean(said))
+
+
+def _clean(value: Any) -> Markup:
+    return escape(text.plain(str(value)))

@@ -1,0 +1,167 @@
+"""Predicted errors of dQ, row by row, and of dK and dV, key by key; docs/statistics.md derives them.
+
+What the forward saved is known, and so are the P and dS that an exact backward would make of it: errors are counted from the
+gradients of these (*nominal*), and the place of each rounding's last digit is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DType
+from verify.arithmetic.unit import Unit
+from verify.problem import Problem
+from verify.statistics.rows import UNIFORM, WALK, Prediction, chosen, drift, half_place, summary, unsuited
+from verify.tolerance.arithmetic import U
+from verify.tolerance.gradients_arithmetic import GradientArithmetic, resolve
+from verify.trial import Trial
+
+_TERMS = 8  # visible ones
+_EFFECTIVE = 4.0  # (sum |w|)^2 / sum w^2
+_SMALL = 0.1  # relative error of weights up to which the first order is enough
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a backward starts from, fp64, one entry per query head, (batch * heads_q, ...): q, k, v and dout, k and v repeated;
+    saved O and natural LSE (0 where a row is empty), the latter with a last dimension of 1."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    out: Tensor
+    lse: Tensor
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Nominal weights (heads, outputs, terms), and the standard deviations of their rounding and of their other errors."""
+
+    nominal: Tensor
+    rounding: Tensor
+    error: Tensor
+
+    @property
+    def mT(self) -> _Weights:  # noqa: N802 - as torch calls it
+        return _Weights(self.nominal.mT, self.rounding.mT, self.error.mT)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """How weights become a gradient.  heads: query heads in one result; coherent: (heads, outputs, dim), what the sums may be
+    off by besides, because all terms of an output share an error."""
+
+    unit: Unit
+    scale: float
+    heads: int
+    blocks: int
+    cast: bool
+    coherent: Tensor | float = 0.0
+
+
+def gradient_measures(trial: Trial) -> dict[str, float]:
+    """Sufficient statistics of some rows of dQ and some keys of dK and dV of a trial's first run; none where none is suited."""
+    p, saved, declared = trial.problem, trial.saved, trial.declaration.gradients
+    if unsuited(p) is not None or p.softcap or declared is None or saved.out is None or saved.lse is None:
+        return {}
+    work = float(p.batch * p.heads_q * 4 * (p.head_dim + p.head_dim_v))
+    rows = chosen(p.seqlen_q, p.batch * p.heads_q, work * p.seqlen_kv, p.seed)
+    keys = chosen(p.seqlen_kv, p.batch * p.heads_kv, work * p.seqlen_q, p.seed)
+    if not len(rows) or not len(keys):
+        return {}
+    with trial.clock.timed("statistics"):
+        given = given_of(p, trial.expanded, trial.dout, saved.out, trial.natural_lse(saved.lse))
+        predicted = predictions(p, given, resolve(declared, trial.config, p, trial.arch), rows, keys)
+        found: dict[str, float] = {}
+        for name, places in (("dq", rows), ("dk", keys), ("dv", keys)):
+            got = trial.first.outputs[name].flatten(0, 1)[:, places]
+            found |= summary(name, got, *predicted[name])
+    return found
+
+
+def given_of(problem: Problem, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor, out: Tensor, lse: Tensor) -> Given:
+    """inputs: q, k and v at their full logical shapes; dout and out (batch, heads_q, seqlen_q, head_dim_v), lse natural."""
+    q, k, v, dout, out = (x.flatten(0, 1).double() for x in (*inputs, dout, out))
+    empty = ~lse.isfinite()
+    k, v = (x.repeat_interleave(problem.group, 0) for x in (k, v))
+    masked = lse.double().masked_fill(empty, 0.0).flatten(0, 1)[..., None]
+    return Given(q, k, v, dout, out.masked_fill(empty.flatten(0, 1)[..., None], 0.0), masked)
+
+
+def predictions(
+    problem: Problem, given: Given, a: GradientArithmetic, rows: Tensor, keys: Tensor
+) -> dict[str, tuple[Tensor, Prediction]]:
+    """The nominal gradient and the prediction of its errors: "dq" at those rows, "dk" and "dv" at those keys, heads folded."""
+    g, group = given, problem.group
+    _, ds, coherent = _pairs(problem, g, a, rows, torch.arange(problem.seqlen_kv))
+    dq = _Sum(a.score_gradients, problem.scale, 1, a.blocks_n, False, coherent)
+    p, columns, _ = _pairs(problem, g, a, torch.arange(problem.seqlen_q), keys)
+    dk = _Sum(a.score_gradients, problem.scale, group, group * a.blocks_m, a.cast)
+    dv = _Sum(a.weights, 1.0, group, group * a.blocks_m, a.cast)
+    return {
+        "dq": _predicted(ds, g.k, dq, a),
+        "dk": _predicted(columns.mT, g.q, dk, a),
+        "dv": _predicted(p.mT, g.dout, dv, a),
+    }
+
+
+def _pairs(problem: Problem, g: Given, a: GradientArithmetic, rows: Tensor, keys: Tensor) -> tuple[_Weights, _Weights, Tensor]:
+    """P and dS of those rows and keys, (batch * heads_q, rows, keys), and what an error of D makes of sums dS K over them."""
+    q, dout, out, lse, k, v = (*(x[:, rows] for x in (g.q, g.dout, g.out, g.lse)), *(x[:, keys] for x in (g.k, g.v)))
+    batch, heads = (torch.arange(n) for n in (problem.batch, problem.heads_q))
+    mod = problem.mask.mod(problem.seqlen_q, problem.seqlen_kv)
+    seen = mod(batch[:, None, None, None], heads[:, None, None], rows[:, None], keys)
+    hidden = ~seen.expand(problem.batch, problem.heads_q, len(rows), len(keys)).flatten(0, 1)
+    scores, reach = _scaled(q, k, abs(problem.scale))
+    p = torch.exp(scores.mul(1.0 if problem.scale >= 0 else -1.0) - lse).masked_fill_(hidden, 0.0)
+    relative = drift(a.scores, problem.head_dim) * reach + a.exp
+    relative += (UNIFORM * U * (3 + a.scale_roundings)) * (scores.abs() + lse.abs())
+    gradient, reach = _scaled(dout, v, 1.0)
+    delta = (dout * out).sum(-1, keepdim=True)
+    of_delta = U * (delta.abs() + 2 * problem.head_dim_v**0.5 * (dout * out).square().sum(-1, keepdim=True).sqrt())
+    factor = gradient - delta
+    ds = p * factor
+    error = relative * ds.abs() + p * (drift(a.scores, problem.head_dim_v) * reach + of_delta + 2 * U * factor.abs())
+    weights = _Weights(p, _rounding(p, a.probability), p * relative)
+    return weights, _Weights(ds, _rounding(ds, a.score_gradient), error), of_delta * torch.bmm(p, k).abs()
+
+
+def _scaled(x: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """scale x y^T, and how large the partial sums of its elements may be: their products are a random walk."""
+    product = torch.bmm(x, y.mT).mul_(scale)
+    return product, torch.bmm(x.square(), y.square().mT).sqrt_().mul_(WALK * scale).add_(product.abs())
+
+
+def _rounding(x: Tensor, dtype: DType) -> Tensor:
+    """Standard deviation of a cast to dtype; fp32 is none."""
+    return torch.zeros_like(x) if dtype.precision >= 24 else (half_place(x, dtype) * UNIFORM).masked_fill_(x == 0, 0.0)
+
+
+def _predicted(w: _Weights, operand: Tensor, rule: _Sum, a: GradientArithmetic) -> tuple[Tensor, Prediction]:
+    """The nominal gradient, heads of a group summed, and the prediction of its errors."""
+
+    def fold(x: Tensor) -> Tensor:
+        return x.reshape(len(x) // rule.heads, rule.heads, *x.shape[1:]).sum(1)
+
+    scale, size = abs(rule.scale), w.nominal.abs()
+    heads = rule.scale * torch.bmm(w.nominal, operand)
+    squares = torch.cat([w.nominal.square(), w.rounding.square(), w.error.square()], 1)
+    walk, rounded, others = (fold(x) for x in (scale**2 * torch.bmm(squares, operand.square())).chunk(3, 1))
+    nominal = fold(heads)
+    if rule.cast:
+        rounded = rounded + fold((half_place(heads, a.output) * UNIFORM).square())
+    reach = nominal.abs() + WALK * walk.sqrt()
+    allowance = drift(rule.unit, rule.heads * size.shape[-1]) * reach + a.probability.unit_roundoff**2 / 2 * nominal.abs()
+    allowance = allowance + U * (2 + a.gradient_roundings) * nominal.abs() + scale * rule.coherent
+    variance = rounded + others + rule.blocks * (U * UNIFORM * reach).square()
+    known = (half_place(nominal, a.output) * UNIFORM).square()
+    last = (half_place(nominal.abs() + variance.sqrt() + allowance, a.output) * UNIFORM).square()
+    total, powers = fold(size.sum(-1)), fold(size.square().sum(-1))
+    suited = (fold((size > 0).sum(-1)) >= _TERMS) & (total.square() >= _EFFECTIVE * powers)
+    suited &= fold(w.error.sum(-1)) <= _SMALL * total
+    least = known + rounded
+    return nominal, Prediction((variance + last).sqrt(), allowance, least, rounded / least, suited, walk > 0)

@@ -1,0 +1,123 @@
+"""Rows of a case: which are judged, and what is kept of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DType
+from verify.arithmetic.unit import NearestChain, Promoted, Unit
+from verify.problem import Problem
+
+UNIFORM = 3.0**-0.5  # standard deviation of an error that is uniform on (-1, 1)
+WALK = 3.0  # standard deviations that partial sums of a random walk stay within
+
+# Scores so finely spread that the rounding errors of different pairs have nothing to do with one another, sums of products
+# of both signs, and V that knows nothing of Q and K.  Others repeat keys, or have few different scores or V.
+SUITED = ("normal", "outliers", "same_sign_v", "v_mean", "one_hot_v", "zero_v_columns")
+_ROWS = 64  # of one case, at most one per head where there are more heads
+_WORK = 3e7  # multiply-adds that the rows of one case may cost
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Per element (..., columns), fp64: sigma, an upper bound of the standard deviation that roundings may cause; allowance,
+    what else an honest kernel may be off by; least, a lower bound of that deviation's square, of which `share` is due to
+    roundings on the way and not to the last one.  suited: rows (...) whose errors the model describes.
+    judged: elements whose errors are not exactly 0 by construction."""
+
+    sigma: Tensor
+    allowance: Tensor
+    least: Tensor
+    share: Tensor
+    suited: Tensor
+    judged: Tensor
+
+
+def chosen(length: int, heads: int, work: float, seed: int) -> Tensor:
+    """Positions of the rows that are judged, evenly spaced; work: multiply-adds of one position of all heads."""
+    count = min(max(_ROWS // heads, 1), length, int(_WORK // max(work, 1)))
+    if count <= 0:
+        return torch.zeros(0, dtype=torch.int64)
+    step = length // count
+    return torch.arange(count) * step + seed % step
+
+
+def unsuited(problem: Problem) -> str | None:
+    """Why no row of a problem is judged, or None."""
+    if problem.distribution not in SUITED:
+        return f"distribution: {problem.distribution}"
+    if any(problem.layouts[name].expand for name in "qkv"):
+        return "expanded inputs: rows that repeat"
+    return "softmax_scale: 0" if problem.scale == 0 else None
+
+
+def half_place(x: Tensor, dtype: DType) -> Tensor:
+    """Half of a unit in the last place of dtype at |x|: what rounding to nearest is off by, at most."""
+    exponent = torch.frexp(x)[1].clamp(min=dtype.emin + 1) - 1
+    return torch.ldexp(torch.full_like(x, dtype.unit_roundoff), exponent)
+
+
+def drift(unit: Unit, terms: int) -> float:
+    """What a product-sum of so many terms of both signs may be off by, as a part of its largest partial sum: a bound of the
+    mean error, and of the root of its mean square.
+
+    A truncated term loses half of its last place on average, its sign being its own: of both signs such losses are a random
+    walk.  What conversions lose has the sign of the partial sums.  Units are described in `verify.arithmetic.unit`.
+    """
+    if isinstance(unit, NearestChain):
+        return 2 * UNIFORM * (2.0**-unit.fraction * math.sqrt(terms) + unit.operand_error)
+    length = min(terms, unit.every) if isinstance(unit, Promoted) else terms
+    lost = math.ceil(length / unit.products) * 2.0**-unit.output + 2 * math.sqrt(length) * 2.0**-unit.fraction
+    return UNIFORM * (lost + 2 * unit.operand_error + math.sqrt(math.ceil(terms / length)) * 2.0**-24)
+
+
+def drifts(unit: Unit, terms: int, used: Tensor) -> Tensor:
+    """The same of terms that may have one sign, whose losses add up; used: how many of them are not zero, fp64, any shape."""
+    if isinstance(unit, NearestChain):
+        return 2 * UNIFORM * (2.0**-unit.fraction * used.sqrt() + unit.operand_error)
+    return UNIFORM * unit.kappas(used, terms)
+
+
+def joined(shape: tuple[int, int], parts: Sequence[tuple[tuple[slice, slice], Prediction]]) -> Prediction:
+    """Predictions of some heads and rows each, put together; shape: of all heads and rows."""
+    if len(parts) == 1:
+        return parts[0][1]
+    whole: dict[str, Tensor] = {}
+    for index, part in parts:
+        for name in Prediction.__dataclass_fields__:
+            own = getattr(part, name)
+            whole.setdefault(name, own.new_zeros(*shape, *own.shape[2:]))[index] = own
+    return Prediction(**whole)
+
+
+def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict[str, float]:
+    """Sufficient statistics of the rows of one tensor, by its name; they add up over cases, workers and runs.
+
+    rows: how many; z2, z, toward, slack, least, share: sums over the rows of the means over a row's elements of z^2, of z, of z
+    with the sign of the exact value, of the allowance's part in z, of error^2 / least, and of `share`.
+    """
+    judged = predicted.judged & predicted.suited[..., None]
+    error = (got.double() - want).masked_fill(~judged, 0.0)
+    judged = judged & error.isfinite() & (predicted.sigma > 0)
+    counts = judged.sum(-1)
+    used = counts > 0
+    if not bool(used.any()):
+        return {}
+    size = predicted.sigma + predicted.allowance
+    z = error / size
+    parts = {
+        "z2": z * z,
+        "z": z,
+        "toward": z * want.sign(),
+        "slack": predicted.allowance / size,
+        "least": error * error / predicted.least,
+        "share": predicted.share,
+    }
+    stacked = torch.stack([torch.where(judged, part, 0.0).sum(-1)[used] for part in parts.values()])
+    sums = (stacked / counts[used]).sum(-1).tolist()
+    return {f"rows_{name}": float(used.sum()), **{f"{key}_{name}": value for key, value in zip(parts, sums, strict=True)}}

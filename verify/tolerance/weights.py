@@ -1,0 +1,206 @@
+"""The softmax weights that the arithmetic may give instead of P: errors of scores, exponents, exponentials and row sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from references.attention import RowBlock
+from verify.arithmetic.instructions import LOG_ERROR
+from verify.problem import Problem
+from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
+from verify.tolerance.averages import U64
+from verify.tolerance.room import Room
+
+Memory = tuple[Tensor, Tensor]  # of two tensors like the scores
+
+_ADDITION = -math.log1p(-U)
+LARGE = 300.0  # exp of more is no number to work with: where a score may be off by that much, only convexity bounds O
+DIRECT = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """How far the computed softmax weights may stray.  grown, upper: (heads, rows, keys); the others (heads, rows, 1).
+
+    delta: bound on |ln(computed / exact weight)|, a shift that the row has in common left out.
+    """
+
+    grown: Tensor  # P expm1(delta)
+    upper: Tensor  # P exp(delta)
+    largest: Tensor  # the largest delta of the row
+    moved: Tensor  # the sum of `grown`
+    total: Tensor  # lower bound of the computed weights' sum, sum_j P exp(-delta); 1 where it is of no use
+    hopeless: Tensor  # rows whose delta is so large that only convexity bounds O
+    keys: Tensor  # visible ones, fp64
+    share: Tensor  # what a unit that p~ loses may be of the row sum
+    drift: Tensor  # -ln(1 - ls): the computed row sum is between 1 - ls and 1 / (1 - ls) of the sum of the computed weights
+    normaliser: Tensor  # the same of what O is divided by
+    top: Tensor  # bound on the size of the row maximum, as computed
+    growth: Tensor  # g^2: errors of the exponentials of the largest p~ and of a rescale
+    empty: Tensor
+
+
+def weights_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bool, room: Room) -> Weights:
+    """full: every row sees every key.  What was made in this room before is lost."""
+    room.clear(block.scores)
+    memory = room.take(), room.take()
+    p, peak = block.probabilities, block.row_max.abs().nan_to_num_(posinf=0.0)[..., None]
+    keys = torch.full_like(peak, p.shape[-1]) if full else block.visible.count_nonzero(-1).to(torch.float64)[..., None]
+    empty = (block.row_max == -torch.inf)[..., None]
+    delta = _exponents(block, a, problem, peak, full, memory)
+    largest = largest_of(delta)
+    worst = float(largest.max()) if largest.numel() else 0.0
+    hopeless = (largest >= LARGE) & ~empty
+    growth = torch.expm1(delta.clamp(max=LARGE)) if worst > DIRECT else delta.expm1_()
+    grown = torch.mul(growth, p, out=memory[1])
+    if worst > DIRECT:
+        # P may have underflowed where delta is large, and exp(S - LSE + delta) says what it may become.
+        exponent = (block.scores - block.lse[..., None] + delta).nan_to_num(nan=-torch.inf).clamp(max=LARGE)
+        grown = torch.where(delta > DIRECT, torch.exp(exponent), grown)
+    total = torch.div(p, growth.add_(1.0), out=growth).sum(-1, keepdim=True)
+    total, top = torch.where(empty | hopeless, 1.0, total), largest + peak
+    errors = torch.exp(2 * (a.exps + U * (top + a.offset)).clamp(max=LARGE / 2))
+    share = torch.ones_like(errors)
+    if not a.normalised:
+        # The largest p~ is exp(0), but for its errors: the computed row sum is no less, whatever the errors of the scores, and
+        # what was lost is rescaled by no more.  Where the scores are good, the exact row sum says more.
+        mass = torch.where(empty, 1.0, block.row_sum[..., None])
+        known = torch.exp(largest.clamp(max=LARGE)) * errors / (total * mass)
+        share = torch.where(hopeless, errors, torch.minimum(known, errors))
+    drift = _row_sum_drift(a, keys, share, problem)
+    return Weights(
+        grown=grown,
+        upper=torch.add(p, grown, out=growth),
+        largest=largest,
+        moved=grown.sum(-1, keepdim=True),
+        total=total,
+        hopeless=hopeless,
+        keys=keys,
+        share=share,
+        drift=drift + a.merged * _ADDITION * a.blocks,
+        normaliser=drift + _divisor_drift(block, a, keys, largest),
+        top=top,
+        growth=errors,
+        empty=empty,
+    )
+
+
+def loss_of(a: ForwardArithmetic) -> float:
+    """What rounding to P's dtype and flushing may take from one p~, absolutely."""
+    return a.flush + a.vanishing + 2 * TINY
+
+
+def product_error(a: ForwardArithmetic, problem: Problem) -> float:
+    """Error of the scaled scores by the product itself, per A: operands as rounded, then summed."""
+    return (1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1
+
+
+def _score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bool, memory: Memory) -> tuple[Tensor, Tensor]:
+    """How far each score may stray, and its size, before the row maximum is subtracted; 0 where masked."""
+    cap, (first, second) = problem.softcap, memory
+    size = _size(block.uncapped, second)
+    rounding = relative(a.scale_roundings + (4 if cap else 1), U)
+    error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(size, alpha=rounding)
+    if a.scores.accumulator != "float32":
+        error.add_(abs(problem.scale) * a.scores.underflow(problem.head_dim) * (1 + rounding))
+    if a.score_format is not None:
+        rounding = relative(2, a.score_format.unit_roundoff)
+        error.mul_(1 + rounding).add_(size, alpha=rounding)
+        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale)))
+    if cap:
+        # tanh contracts, the more the larger the score: towards 0 it gives way most.
+        moved = size.sub_(error).div_(cap).tanh_().mul_(cap)
+        error = _size(block.scores, first).sub_(moved).add_(8 * U64 * cap)
+        size = _size(block.scores, second)
+        rounding = (1 + a.tanh) * (1 + relative(4, U)) - 1
+        error.mul_(1 + rounding).add_(size, alpha=rounding)
+    if not full and (cap or a.score_format is not None or a.scores.accumulator != "float32"):
+        error.mul_(block.visible)
+    return error, size
+
+
+def _exponents(block: RowBlock, a: ForwardArithmetic, problem: Problem, peak: Tensor, full: bool, memory: Memory) -> Tensor:
+    """delta: how far the exponent of each p~ may stray, in natural units, rescales and the exponential's own error included.
+
+    The row maximum enters as computed, the same in every place, so that only the rounding of the subtraction feels it; the
+    roundings of the rescales telescope to that of one subtraction.  Masked pairs have no more than any other of the row.
+    """
+    error, size = _score_errors(block, a, problem, full, memory)
+    top = largest_of(error) + peak
+    # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| + |m|.
+    rounding = relative(3, U)
+    common = rounding * (top + a.offset) + (a.exps + a.slope * a.lag)
+    if a.row_sum != "unrounded":
+        # What is divided by was rounded like P: a rounding is an error of the weight.
+        common = common - math.log1p(-a.probability_roundoff)
+        if a.saturates:
+            common = common + (a.exps + U * (top + a.offset) - math.log(a.saturates)).clamp(min=0.0)
+    if a.merged:
+        # A part's LSE is a rounded number that exp sees: |m| <= |x| + |m of the row|, |LSE| <= |m| + ln keys.
+        logs, more = math.log(max(problem.seqlen_kv, 1)), U * (11 + a.scale_roundings)
+        common = common + more * top + (U * 12 * logs + LOG_ERROR * (1 + logs))
+        rounding += more
+    if not a.slope:
+        return error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
+    distance = (block.row_max[..., None] - block.scores).add_(error).add_(top - peak).nan_to_num_(posinf=0.0)
+    error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
+    return error.add_(distance.clamp_(max=max(farthest(a.exponential), farthest(a.rescale))), alpha=a.slope)
+
+
+def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: Problem) -> Tensor:
+    """-ln(1 - ls): additions on the longest way of a key into the sum, (1 - u)^n, and a product per rescale."""
+    if a.row_sum == "mma":
+        u = _ADDITION if a.narrow is None else -math.log1p(-a.narrow.unit_roundoff)
+        chain = -torch.log1p(-a.values.kappas(keys, problem.seqlen_kv).clamp(max=1.0))
+        lost = keys * loss_of(a) + accumulator_loss(a, problem)
+        return chain + 2 * a.blocks * u - torch.log1p(-(lost * share).clamp(max=1.0))
+    way = keys
+    if a.chain:
+        way = keys.clamp(max=(a.blocks if a.running else 1) * a.chain) + (a.joins + (0 if a.running else a.blocks))
+    drift = (torch.minimum(way, keys) + a.blocks) * _ADDITION
+    if a.row_sum == "rounded":
+        drift = drift - torch.log1p(-(keys * loss_of(a) * share).clamp(max=1.0))
+    return drift
+
+
+def accumulator_loss(a: ForwardArithmetic, problem: Problem) -> float:
+    """What sums of p~ may lose below the normal range of an fp16 accumulator, absolutely; fp32's are counted with `TINY`.
+
+    From block to block it is rescaled: the factor, its product and the sum are rounded.
+    """
+    if a.values.accumulator == "float32":
+        return 0.0
+    own = a.values.underflow(problem.seqlen_kv)
+    if a.narrow is None:
+        return own
+    return (own + 3 * a.blocks * a.narrow.smallest_subnormal / 2) * (1 + relative(3 * a.blocks, a.narrow.unit_roundoff))
+
+
+def _divisor_drift(block: RowBlock, a: ForwardArithmetic, keys: Tensor, largest: Tensor) -> Tensor | float:
+    """What O is divided by beside the row sum: a rounded LSE."""
+    drift: Tensor | float = 0.0
+    if not (a.merged or a.by_lse):
+        return drift
+    lse = block.lse.abs().nan_to_num_(posinf=0.0)[..., None] + largest
+    if a.merged:
+        # Merged parts add up to 1 as well as their LSE is known, which is rounded once more.
+        drift = U * (4 * lse + 4 * a.blocks) + LOG_ERROR * (1 + math.log(a.blocks)) - math.log1p(-a.rescale.error)
+    if a.by_lse:
+        # The row's common factor exp(-LSE) is as good as the LSE, which no division makes good.
+        logs = torch.log(keys.clamp(min=1.0))
+        drift = drift + U * (4 * lse + 6 * logs) + LOG_ERROR * (1 + logs)
+    return drift
+
+
+def _size(scores: Tensor, out: Tensor) -> Tensor:
+    """|S|, and 0 where masked."""
+    return torch.abs(scores, out=out).nan_to_num_(nan=torch.nan, posinf=0.0)
+
+
+def largest_of(x: Tensor) -> Tensor:
+    """The maximum along the keys, (heads, rows, 1); 0 if there are none."""
+    return x.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
