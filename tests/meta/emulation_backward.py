@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tests.meta.emulation import LOG2E, TINY, Kernel, Luck, Result, U, fused_dot, serial_dot
+from tests.meta.emulation import LN2, LOG2E, TINY, Kernel, Luck, Result, fused_dot, serial_dot
 from tests.meta.emulation import emulate as forward
-from verify.arithmetic.instructions import ULP, exp_error, tanh_error
+from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.instructions import EXP, ULP, tanh_error
 from verify.arithmetic.mma import NearestChain, unit_for
 from verify.inputs import dout as upstream
 from verify.inputs import tensors
@@ -128,18 +129,27 @@ class _Backward:
         first = -delta.expand(-1, -1, p.seqlen_kv) if self.kernel.initial else None
         dp = self.dot(dout, v.mT, self.numerics.operands, first)
         factor = dp if self.kernel.initial or fault == "no delta" else dp - delta
-        weights, slope = self.weights(self.dot(q, k.mT, self.numerics.operands), lse, self.sign(factor, q, k, dout))
+        used = k
+        if self.numerics.prescale == "k":
+            used = self.round(k * torch.tensor(p.scale * (LN2 if fault == "another base" else LOG2E)), self.numerics.operands)
+        weights, slope = self.weights(self.dot(q, used.mT, self.numerics.operands), lse, self.sign(factor, q, k, dout))
         weights = weights.masked_fill(~visible, 0.0)
         if fault == "a lost pair of blocks":
             weights[..., -min(16, p.seqlen_q // 2) :, -min(16, p.seqlen_kv // 2) :] = 0.0
         ds = weights * factor
         ds = ds if fault == "no slope" else ds * slope
-        ds = self.round(torch.where(visible, ds, 0.0), self.numerics.score_gradient)
+        ds, scale = torch.where(visible, ds, 0.0), p.scale
+        if self.numerics.score_gradient_scaled:
+            ds, scale = ds * torch.tensor(scale), 1.0
+        ds = self.round(ds, self.numerics.score_gradient)
         weights = self.round(weights, self.numerics.probability)
-        scale = 1.0 if fault == "no scale in dK" else p.scale
-        dq = self.finish(self.over_blocks(ds, k, self.numerics.block_n, self.numerics.score_gradient, None), p.scale)
-        dk = self.over_heads(ds.mT, q, self.numerics.score_gradient, scale)
-        dv = self.over_heads(weights.mT, dout, self.numerics.probability, 1.0)
+        own = scale / p.scale * LN2 if self.numerics.prescale == "k" and p.scale else scale
+        kind = self.numerics.score_gradient
+        whole = replace(self, aim="dq").over_blocks(ds, used, self.numerics.block_n, kind, None, own)
+        dq = self.finish(whole, 1.0 if self.stored("dq") else own)
+        scale = 1.0 if fault == "no scale in dK" else scale
+        dk = replace(self, aim="dk").over_heads(ds.mT, q, kind, scale)
+        dv = replace(self, aim="dv").over_heads(weights.mT, dout, self.numerics.probability, 1.0)
         shapes = (p.shape_q, p.shape_k, p.shape_v)
         return {name: x.view(shape) for name, x, shape in zip(NAMES, (dq, dk, dv), shapes, strict=True)}
 
@@ -157,12 +167,10 @@ class _Backward:
             out = torch.ones_like(out)
         if self.kernel.fault == "delta of the next row":
             out = out.roll(-1, 1)
-        if self.kernel.fault == "delta in the input's dtype":
-            return self.round((dout * out).sum(-1, keepdim=True), "input")
         total = torch.zeros(*out.shape[:2], 1)
         for d in range(out.shape[-1]):
             total += dout[..., d : d + 1] * out[..., d : d + 1]
-        return total
+        return self.round(total, self.numerics.delta)
 
     def weights(self, raw: Tensor, lse: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """P = exp(S - LSE), and the slope of the softcap at S."""
@@ -170,13 +178,15 @@ class _Backward:
         scale = p.scale * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
         if self.kernel.fault == "LSE of the other base":
             lse = lse * LOG2E
+        if self.numerics.prescale == "k" and not p.softcap:
+            return self.exp2((raw.double() - (lse * torch.tensor(LOG2E)).double()).float(), sign), slope
         if not (self.kernel.natural or p.softcap):
             sigma = torch.tensor(scale * LOG2E)
             if self.numerics.scale_roundings > 1:
                 sigma = torch.tensor(scale) * torch.tensor(LOG2E)
             shift = lse * torch.tensor(LOG2E)
             return self.exp2((raw.double() * sigma.double() - shift.double()).float(), sign), slope
-        x = raw * torch.tensor(scale)
+        x = raw * torch.tensor(LN2 if self.numerics.prescale == "k" else scale)
         if p.softcap:
             cap, error = torch.tensor(p.softcap), tanh_error(self.numerics.softcap_tanh) - ULP
             tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
@@ -194,8 +204,11 @@ class _Backward:
         )
 
     def exp2(self, y: Tensor, sign: Tensor) -> Tensor:
-        error = self.push * (exp_error(self.numerics.exp) - 1.01 * U) * sign
-        value = (torch.exp2(y.double()) * (1 + error)).float()
+        function = EXP[self.numerics.exp]
+        y = self.round(y.float(), function.argument) if function.argument != "float32" else y
+        size, own = y.double().abs().nan_to_num(posinf=0.0) * LN2, dtype_named(function.argument).unit_roundoff
+        error = self.push * (function.error + function.slope * size - 1.01 * own) * sign
+        value = self.round((torch.exp2(y.double()) * (1 + error)).float(), function.argument)
         return torch.where(value < TINY, 0.0, value)
 
     # Products
@@ -205,8 +218,14 @@ class _Backward:
         found = [slice(at, min(at + size, length)) for at in range(0, length, size)]
         return iter(found if self.kernel.style == "chain" else found[::-1])
 
-    def over_blocks(self, weights: Tensor, operand: Tensor, block: int | None, kind: str, start: Tensor | None) -> Tensor:
-        """start + weights @ operand, a block of terms after another."""
+    def stored(self, name: str) -> bool:
+        """Whether that gradient is added up in memory in 16 bits."""
+        return name in self.numerics.atomics and self.numerics.atomics_dtype == "input"
+
+    def over_blocks(
+        self, weights: Tensor, operand: Tensor, block: int | None, kind: str, start: Tensor | None, scale: float = 1.0
+    ) -> Tensor:
+        """start + weights @ operand, a block of terms after another; scaled where 16 bits of memory hold it."""
         total = torch.zeros(*weights.shape[:2], operand.shape[-1]) if start is None else start
         parts = list(self.blocks(weights.shape[-1], block))
         if self.kernel.fault == "drops the last block":
@@ -214,6 +233,9 @@ class _Backward:
         for part in parts:
             if self.kernel.fault == "fp16 accumulation":
                 total = (total + weights[..., part] @ operand[:, part]).half().float()
+            elif self.stored(self.aim):
+                share = self.dot(weights[..., part], operand[:, part], kind) * torch.tensor(scale)
+                total = self.round(total + self.round(share, "input"), "input")
             elif self.kernel.style == "chain":
                 total = self.dot(weights[..., part], operand[:, part], kind, total)
             else:
@@ -232,11 +254,11 @@ class _Backward:
                 one = self.finish(self.over_blocks(weights[:, head], operand[:, head], block, kind, None), scale).float()
                 total = one if total is None else total + one
             else:
-                total = self.over_blocks(weights[:, head], operand[:, head], block, kind, total)
+                total = self.over_blocks(weights[:, head], operand[:, head], block, kind, total, scale)
         assert total is not None
         if self.numerics.group == "cast" and self.problem.group > 1:
             return total if self.kernel.wide else total.to(self.problem.format.torch)
-        return self.finish(total, scale)
+        return self.finish(total, 1.0 if self.stored(self.aim) else scale)
 
     def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None) -> Tensor:
         kind = self.problem.dtype if kind == "input" else kind

@@ -223,7 +223,7 @@ def cut(x: Tensor, dtype: str) -> Tensor:
     return (x.contiguous().view(torch.int32) & -(1 << bits)).view(torch.float32)
 
 
-class _CutsP(emulation._Emulation):
+class _CutsP(emulation.Emulation):
     def round(self, x: Tensor, dtype: str) -> Tensor:
         return cut(x, dtype)
 
@@ -247,7 +247,7 @@ def test_wrong_results_within_the_bound(fault: str, tests: set[str], dtype: str)
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_truncated_p_is_within_the_bound_and_found(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulation, "_Emulation", _CutsP)
+    monkeypatch.setattr(emulation, "Emulation", _CutsP)
     found = forwards(ONLINE.but(name="cuts P"), problems(dtype, SHAPES))
     assert found.r < 1
     assert "toward" in {name for name, _, _ in found.pools["out"].excesses}
@@ -271,11 +271,11 @@ def test_false_claims_are_found(dtype: str, changes: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_row_sum_of_rounded_p_shows_in_lse(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Sums(emulation._Emulation):
+    class Sums(emulation.Emulation):
         def add_up(self, p: Tensor, start: Tensor) -> Tensor:
             return super().add_up(self.round(p, self.probability), start)
 
-    monkeypatch.setattr(emulation, "_Emulation", Sums)
+    monkeypatch.setattr(emulation, "Emulation", Sums)
     found = forwards(ONLINE.but(name="sums rounded P"), problems(dtype, SHAPES, 1))
     assert found.failing() == {"lse"}
 

@@ -56,8 +56,15 @@ HONEST = (
     BackwardKernel("fp32 by FMA", numerics(scale_roundings=3), saver(), dtypes=SINGLES),
     BackwardKernel("fp32, cast heads", numerics(group="cast"), saver(), style="partial", natural=True, dtypes=SINGLES),
     BackwardKernel("tf32", numerics(float32_products="tf32"), saver("sm_80", float32_products="tf32"), dtypes=SINGLES),
+    BackwardKernel("prescaled K, as Triton's tutorial", numerics(prescale="k", gradient_roundings=2), saver()),
+    BackwardKernel("D in 16 bits", numerics(delta="input"), saver()),
+    BackwardKernel("scaled dS", numerics(score_gradient_scaled=True), saver(), style="partial"),
+    BackwardKernel("memory of 16 bits", numerics(atomics=("dq", "dk", "dv"), atomics_dtype="input"), saver(), style="partial"),
+    BackwardKernel("ex2.approx.f16", numerics(exp="ex2.approx.f16"), saver(), dtypes=("float16",)),
+    BackwardKernel("__expf", numerics(exp="__expf"), saver()),
 )
 HALF, FLOAT, SINGLE = HONEST[0], HONEST[5], HONEST[9]
+ADDED = FLOAT.but(atomics=("dq",), block_n=16, style="partial")
 SHAPES = (
     "sq=33,skv=70,d=32",
     "b=2,hq=4,hkv=2,sq=9,skv=40,d=16,mask=causal",
@@ -200,7 +207,6 @@ FAULTS: dict[str, tuple[BackwardKernel, BackwardKernel, str]] = {
             ("no delta", HALF, f"{LONG},dtype=bfloat16"),
             ("delta without O", HALF, f"{LONG},dtype=bfloat16"),
             ("delta of the next row", HALF, f"{LONG},dtype=bfloat16"),
-            ("delta in the input's dtype", HALF, "sq=16,skv=512,d=64,scale=0.01,dtype=bfloat16,dist=v_mean"),
             ("LSE of the other base", HALF, f"{LONG},dtype=bfloat16"),
             ("drops the last block", HALF, "sq=40,skv=500,d=64,dtype=bfloat16"),
             ("a lost pair of blocks", HALF, f"{LONG},dtype=bfloat16"),
@@ -213,6 +219,7 @@ FAULTS: dict[str, tuple[BackwardKernel, BackwardKernel, str]] = {
             ("fp16 accumulation", FLOAT, "sq=128,skv=16,d=16,dtype=float16"),
         )
     },
+    "delta in the input's dtype": (HALF.but(delta="input"), HALF, "sq=16,skv=512,d=64,scale=0.01,dtype=bfloat16,dist=v_mean"),
     "P in fp8": (HALF.but(probability="float8_e4m3fn"), HALF, f"{LONG},dtype=bfloat16"),
     "P in bf16, declared fp16": (HALF.but(probability="bfloat16"), HALF, f"{LONG},dtype=float16"),
     "dS in bf16, declared fp16": (HALF.but(score_gradient="bfloat16"), HALF, f"{LONG},dtype=float16"),
@@ -221,6 +228,15 @@ FAULTS: dict[str, tuple[BackwardKernel, BackwardKernel, str]] = {
     "tf32, declared ieee": (SINGLE.but(float32_products="tf32"), SINGLE, f"{LONG},dtype=float32"),
     "a cubic exponential": (SINGLE.but(exp="fexp_u20"), SINGLE, f"{LONG},dtype=float32"),
     "tanh.approx, declared tanhf": (SINGLE.but(softcap_tanh="tanh.approx"), SINGLE, f"{LONG},dtype=float32,softcap=20.0"),
+    "K prescaled": (HALF.but(prescale="k"), HALF, f"{LONG},dtype=bfloat16,scale=0.9"),
+    "K prescaled for another base": (
+        HALF.but(prescale="k", fault="another base"),
+        HALF.but(prescale="k"),
+        f"{LONG},dtype=bfloat16",
+    ),
+    "dS scaled in fp16": (HALF.but(score_gradient_scaled=True), HALF, f"{LONG},dtype=float16,scale=0.0001"),
+    "memory of 16 bits": (ADDED.but(atomics_dtype="input"), ADDED, "sq=16,skv=512,d=16,scale=0.01,dtype=bfloat16,dist=v_mean"),
+    "ex2.approx.f16": (HALF.but(exp="ex2.approx.f16"), HALF, f"{LONG},dtype=float16"),
     "heads cast, declared fp32": (FLOAT.but(group="cast"), FLOAT, f"{GROUPS},dtype=bfloat16"),
 }
 

@@ -157,6 +157,20 @@ def test_hopeless_scores_are_not_judged():
     assert truth.dv_bound[0, 0, 0].isfinite().all()
 
 
+def test_what_a_prescaled_operand_loses_below_the_normal_range_is_allowed():
+    """K of fp16 subnormals, multiplied by a scale that drops most of their bits; the same declared as exact is too much."""
+    problem = Problem.parse("sq=2,skv=200,d=128,scale=0.01,dtype=float16,dist=subnormals,seed=132")
+    kernel = HALF.but(prescale="k", gradient_roundings=2, wide=True)
+    under = arithmetic(problem, kernel)
+    saved, found = emulate(problem, kernel)
+    centre, worst = nominal(problem, Inputs.of(problem), saved), []
+    for declared in (under, replace(under, coarse=0.0)):
+        truth = truth_of(problem, saved, declared)
+        rest = truth.dk_bound - (centre["dk"] - truth.dk).abs()
+        worst.append(float(((found["dk"].double() - centre["dk"]).abs() / rest).max()))
+    assert worst[0] <= 1 < worst[1]
+
+
 # Leniency has an order
 
 
@@ -189,6 +203,13 @@ def looser(loose: list[Tensor], tight: list[Tensor]) -> bool:
         ({"block_m": 8}, {}),
         ({"block_n": 16}, {}),
         ({}, {"block_m": 0, "block_n": 0}),
+        ({"prescale": "k"}, {}),
+        ({"delta": "input"}, {}),
+        ({"score_gradient_scaled": True}, {}),
+        ({"exp": "__expf"}, {"exp": "expf"}),
+        ({"exp": "ex2.approx.f16"}, {"exp": "ex2.approx"}),
+        ({"atomics": ("dq", "dk"), "atomics_dtype": "input"}, {"atomics": ("dq",), "atomics_dtype": "input"}),
+        ({"atomics": ("dv",), "atomics_dtype": "input"}, {"atomics": ("dv",)}),
     ],
     ids=str,
 )
@@ -218,6 +239,9 @@ def test_older_units_and_softcaps_give_larger_bounds():
     [
         ({"float32_products": "bf16x3"}, {}, "gradients.float32_products.*bf16x3"),
         ({"group": "bfloat16"}, {}, "gradients.group.*bfloat16"),
+        ({"prescale": "q"}, {}, "gradients.prescale.*q"),
+        ({"delta": "float8_e5m2"}, {}, "gradients.delta.*float8_e5m2"),
+        ({"atomics_dtype": "float8_e5m2"}, {}, "gradients.atomics_dtype.*float8_e5m2"),
         ({"atomics": ("dp",)}, {}, "gradients.atomics.*dp"),
         ({"exp": "exp9"}, {}, "exp9"),
         ({"operands": "int8"}, {}, "int8"),

@@ -50,6 +50,11 @@ WRONG = {
     "gradients.py@without-scale": {"gradient_bound"},
     "gradients.py@without-tail": {"memory"},
     "gradients.py@accumulated": {"repeat"},
+    "false_promises.py@fp16-accumulator": {"declared_numerics"},
+    "false_promises.py@e4m3-probabilities": {"declared_numerics"},
+    "false_promises.py@cubic-exponential": {"declared_numerics"},
+    "false_promises.py@base-2-lse": {"contract"},
+    "false_promises.py@exclusive-window": {"contract"},
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
-from verify.report import pooled, resources, statistics
+from verify.report import contract, pooled, resources, statistics
 from verify.report.schema import (
     SCHEMA_VERSION,
     DTypeReport,
@@ -169,6 +169,7 @@ def _variant(entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, r
         "numerics": entry.numerics,
         "gradients": entry.gradients,
         "contract": entry.contract,
+        "measured": contract.cells(verdicts),
         "dtypes": dtypes,
         "failing": _failing(verdicts),
         "builds": builds,

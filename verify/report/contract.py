@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from verify.evidence import Verdict
 from verify.report import text
+from verify.report.schema import Cell
 
 _ORACLES = ("contract", "contract_backward", "declared_numerics")
 _TITLE = "Measured contracts"
@@ -16,15 +17,6 @@ _ABOUT = (
     "What raw outputs show on problems designed for it, whatever is declared; the declaration follows where its words differ. "
     "A contradiction is a failing verdict. Dtypes stand behind words that do not hold for all of a variant's."
 )
-
-
-class Cell(TypedDict):
-    """One property of one variant.  measured, declared: each word, and the dtypes that it was found or declared for.
-    contradicts: the evidence of a contradiction, or an empty text."""
-
-    measured: dict[str, list[str]]
-    declared: dict[str, list[str]]
-    contradicts: str
 
 
 def cells(verdicts: Iterable[Verdict]) -> dict[str, Cell]:

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from verify.report import plots, pooled, text
+from verify.report import contract, plots, pooled, text
 from verify.report.schema import Distribution, Report
 from verify.report.tables import (
     BUILD_COLUMNS,
@@ -50,6 +50,7 @@ def render(report: Report) -> str:
         report=report,
         headline=headline(report),
         device=device_rows(report),
+        contract_matrix=contract.html({v["ref"]: v.get("measured", {}) for v in ordered(report)}),
         declarations=declarations(report),
         variants=ordered(report),
         ratio_plot=_markup(plots.ratio_plot(report)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from verify.report import pooled, text
+from verify.report import contract, pooled, text
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
 from verify.report.tables import (
     BUILD_COLUMNS,
@@ -55,6 +55,7 @@ def _lines(report: Report, *, details: bool) -> Iterator[str]:
         yield "\n## Variants\n"
         for variant in ordered(report):
             yield from _variant(variant)
+    yield from contract.markdown({v["ref"]: v.get("measured", {}) for v in ordered(report)})
     for title, terms, rows in declarations(report):
         yield f"\n## {title}\n"
         yield from _table(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from verify import strict_json
 
@@ -175,10 +175,20 @@ class BuildsReport(TypedDict):
     seconds: float
 
 
+class Cell(TypedDict):
+    """One property of one variant.  measured, declared: each word, and the dtypes that it was found or declared for.
+    contradicts: the evidence of a contradiction, or an empty text."""
+
+    measured: dict[str, list[str]]
+    declared: dict[str, list[str]]
+    contradicts: str
+
+
 class VariantReport(TypedDict):
     """One variant.  path: relative to the collection, or the file's name alone.  entries: "forward", "backward" or both.
 
-    gradients: the declared numerics of its backward.  builds: by architecture, empty where none is on record.
+    gradients: the declared numerics of its backward.  builds: by architecture, empty where none is on record.  measured: what
+    raw outputs show of each property of contract and numerics, by its name.
     """
 
     ref: str
@@ -198,6 +208,7 @@ class VariantReport(TypedDict):
     numerics: dict[str, Any]
     gradients: dict[str, Any] | None
     contract: dict[str, Any]
+    measured: NotRequired[dict[str, Cell]]
     dtypes: list[DTypeReport]
     failing: list[Failure]
     builds: list[BuildsReport]

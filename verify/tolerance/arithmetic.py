@@ -82,7 +82,7 @@ class ForwardArithmetic:
     @property
     def vanishing(self) -> float:
         """What an exponential in 16 bits may be off by absolutely, more than its result may be; 0 for others."""
-        return 0.0 if self.exponential.argument == "float32" else self.exponential.absolute
+        return vanishing(self.exponential)
 
     @property
     def probability_roundoff(self) -> float:
@@ -113,7 +113,7 @@ class ForwardArithmetic:
     @property
     def slope(self) -> float:
         """lambda: what `exps` grows by with the distance of a score from the maximum, in natural units."""
-        return max(_slope(self.exponential), _slope(self.rescale))
+        return max(slope_of(self.exponential), slope_of(self.rescale))
 
     @property
     def narrow(self) -> DType | None:
@@ -128,7 +128,13 @@ def farthest(function: Function) -> float:
     return 1.02 * -math.log(function.absolute or 2.0**-150) + 1.0
 
 
-def _slope(function: Function) -> float:
+def vanishing(function: Function) -> float:
+    """What an exponential in 16 bits may be off by absolutely, more than its result may be; 0 for others."""
+    return 0.0 if function.argument == "float32" else function.absolute
+
+
+def slope_of(function: Function) -> float:
+    """What |ln(1 + eps)| grows by with the distance from the maximum, in natural units."""
     if function.uniform:
         return 0.0
     argument = 0.0 if function.argument == "float32" else DTYPES[function.argument].unit_roundoff

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from verify.arithmetic.dtypes import DType, dtype_named
-from verify.arithmetic.instructions import exp_error, tanh_error
+from verify.arithmetic.instructions import Function, tanh_error
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
-from verify.tolerance.arithmetic import block_count, block_size, product_unit
+from verify.tolerance.arithmetic import TINY, block_count, block_size, exponential, product_unit, relative
 from verify.variant import Config, GradientNumerics
 
+_PRODUCTS = ("operands", "probability", "score_gradient")
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -22,7 +24,7 @@ class GradientArithmetic:
     weights: Unit  # multiplies P^T dO
     score_gradients: Unit  # multiplies dS K and dS^T Q
     scale_roundings: int  # fp32 roundings in the factor of the scores
-    exp: float
+    exponential: Function
     tanh: float
     probability: DType
     score_gradient: DType
@@ -31,6 +33,18 @@ class GradientArithmetic:
     cast: bool  # each query head's dK and dV are rounded to the output's dtype before a group is summed
     gradient_roundings: int  # fp32 roundings of the finished sums, that by the scale included
     output: DType
+    prescaled: float = 0.0  # relative error of K, which the scale has multiplied
+    coarse: float = 0.0  # what K may lose then below the normal range, times the scale
+    overscaled: float = 0.0  # the |K| from which on that may overflow; 0: none does
+    delta: DType | None = None  # what D is rounded to; None: it stays fp32
+    factor: float = 1.0  # what dS is multiplied by before it is rounded, its size
+    memory: DType | None = None  # 16 bits in which partial sums of `atomics` are added up
+    atomics: tuple[str, ...] = ()
+
+    @property
+    def exp(self) -> float:
+        """eps: relative error of the exponential, at 0."""
+        return self.exponential.error
 
 
 # The tightest arithmetic of an honest backward, everything between inputs and outputs in fp32: what bounds are printed beside.
@@ -40,7 +54,7 @@ BEST = GradientNumerics(probability="float32", score_gradient="float32", block_m
 def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: str) -> GradientArithmetic:
     """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is unknown or not derived."""
     given = problem.dtype
-    named = {name: getattr(numerics, name) for name in ("operands", "probability", "score_gradient")}
+    named = {name: getattr(numerics, name) for name in ("operands", "probability", "score_gradient", "delta", "atomics_dtype")}
     used = {name: given if value == "input" else value for name, value in named.items()}
     asked: list[tuple[str, str, tuple[str, ...]]] = [
         ("problem.dtype", given, _DTYPES),
@@ -48,19 +62,22 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         ("problem.descaling", problem.descaling, ("none",)),
         ("gradients.float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
         ("gradients.group", numerics.group, ("float32", "cast")),
+        ("gradients.prescale", numerics.prescale, ("none", "k")),
         *(("gradients.atomics", name, ("dq", "dk", "dv")) for name in numerics.atomics),
         *((f"gradients.{name}", value, _DTYPES) for name, value in used.items()),
     ]
     for name, value, possible in asked:
         if value not in possible:
             raise ValueError(f"{name}: no bound of gradients is derived for {value!r}, only for {', '.join(possible)}")
-    units = {name: product_unit(arch, value, numerics.float32_products) for name, value in used.items()}
+    units = {name: product_unit(arch, used[name], numerics.float32_products) for name in _PRODUCTS}
+    operands, largest = dtype_named(used["operands"]), abs(problem.scale) * math.log2(math.e)
+    prescaled = numerics.prescale == "k"
     return GradientArithmetic(
         scores=units["operands"],
         weights=units["probability"],
         score_gradients=units["score_gradient"],
         scale_roundings=numerics.scale_roundings,
-        exp=exp_error(numerics.exp),
+        exponential=exponential(numerics.exp),
         tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
         probability=dtype_named(used["probability"]),
         score_gradient=dtype_named(used["score_gradient"]),
@@ -69,4 +86,15 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         cast=numerics.group == "cast" and problem.group > 1,
         gradient_roundings=numerics.gradient_roundings,
         output=dtype_named(given),
+        prescaled=relative(2, operands.unit_roundoff) if prescaled else 0.0,
+        coarse=max(operands.smallest_subnormal / 2, TINY) + TINY if prescaled else 0.0,
+        overscaled=operands.overflow / largest if prescaled and largest > 1 else 0.0,
+        delta=_narrow(used["delta"]),
+        factor=abs(problem.scale) if numerics.score_gradient_scaled and problem.scale else 1.0,
+        memory=_narrow(used["atomics_dtype"]),
+        atomics=numerics.atomics,
     )
+
+
+def _narrow(name: str) -> DType | None:
+    return None if name == "float32" else dtype_named(name)

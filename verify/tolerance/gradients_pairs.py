@@ -12,7 +12,7 @@ from torch import Tensor
 from references.attention import RowBlock
 from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
-from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
+from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.room import Room
 
@@ -122,6 +122,8 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Te
     """How far P and dS, as they enter the products, may be from the nominal ones: two of (heads, rows, keys)."""
     argument, score = _score_errors(problem, pairs, a)
     of_p = _grown(problem, pairs, _exponent_error(pairs, a, score))
+    if vanishing(a.exponential):
+        of_p.add_(vanishing(a.exponential))
     upper = torch.add(of_p, pairs.weights, out=pairs.room.take())
     of_p.add_(_rounding(upper, a.probability, pairs.room)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     factor, overflows = _factor_error(problem, pairs, a)
@@ -138,7 +140,12 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Te
     error.mul_(1 + relative(products, U)).sub_(pairs.size).clamp_(min=0.0)
     error.add_(_where_positive(reach, products * TINY))
     upper = torch.add(pairs.size, error, out=pairs.room.take())
-    error.add_(_rounding(upper, a.score_gradient, pairs.room)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    if a.factor != 1:
+        error.add_(upper, alpha=U)
+        lost = _rounding(upper.add_(upper, alpha=U).mul_(a.factor), a.score_gradient, pairs.room).div_(a.factor)
+    else:
+        lost = _rounding(upper, a.score_gradient, pairs.room)
+    error.add_(lost).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if pairs.hidden is not None:
         # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody computes.
         of_p.masked_fill_(pairs.hidden, 0.0)
@@ -169,8 +176,10 @@ def _score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tupl
     cap, block = problem.softcap, pairs.block
     size = _size(block.uncapped, pairs.room)
     roundings = relative(a.scale_roundings + (_CAP_ROUNDINGS if cap else 1), U)
-    product = a.scores.kappa(problem.head_dim) * (1 + roundings)
+    product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)
     before = torch.mul(block.magnitude, product, out=pairs.room.take()).add_(size, alpha=roundings)
+    if a.coarse:
+        before.add_(pairs.rows.q.abs().sum(-1, keepdim=True), alpha=a.coarse * (1 + product))
     if not cap:
         return before, before
     # tanh contracts, the more the larger the score: towards 0 it gives way most.
@@ -195,7 +204,10 @@ def _exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tenso
         reach.masked_fill_(pairs.hidden, 0.0)
     reach.add_(score)
     delta = torch.maximum(reach, pairs.rows.lse.abs(), out=pairs.room.take()).mul_(2).add_(reach).mul_(u)
-    return delta.add_(score).sub_(math.log1p(-a.exp))
+    delta.add_(score).sub_(math.log1p(-a.exp))
+    if a.exponential.uniform:
+        return delta
+    return delta.add_(reach.clamp_(max=farthest(a.exponential)), alpha=slope_of(a.exponential))
 
 
 def _grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
@@ -221,6 +233,10 @@ def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tupl
     rows, terms, flush = pairs.rows, problem.head_dim_v + 1, max(a.scores.flush, TINY)
     flushed = 2 * terms * TINY + flush * rows.flushed
     delta = relative(terms, U) * rows.delta_size + torch.where(rows.delta_size > 0, flushed, 0.0)
+    if a.delta:
+        upper = rows.delta.abs() + delta
+        kept = delta + a.delta.unit_roundoff * upper + (rows.delta_size > 0) * a.delta.smallest_subnormal / 2
+        delta = kept.masked_fill(upper >= a.delta.overflow, torch.inf)
     size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
     overflows = None if _below(size, FP32_MAX) else size >= FP32_MAX
     return size.mul_(a.scores.kappa(terms)).add_(_where_positive(pairs.product, flushed)).add_(delta), overflows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,17 +71,21 @@ class Rule:
     scale: float
     roundings: int
     output: DType
+    operand: float = 0.0  # relative error of what the weights are multiplied by
+    coarse: float = 0.0  # what it may lose below the normal range, times the scale
+    memory: DType | None = None  # in which partial sums are added up, scaled, if that is not fp32
 
 
 def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
     """Of "dq", "dk" and "dv"."""
     n, m, group = problem.seqlen_kv, problem.seqlen_q, problem.group
     scaled = (problem.scale, a.gradient_roundings + 1, a.output)  # the scale itself is rounded too
-    return {
-        "dq": Rule(a.score_gradients, n, a.blocks_n, 1, False, *scaled),
+    rules = {
+        "dq": Rule(a.score_gradients, n, a.blocks_n, 1, False, *scaled, operand=a.prescaled, coarse=a.coarse),
         "dk": Rule(a.score_gradients, m, a.blocks_m, group, a.cast, *scaled),
         "dv": Rule(a.weights, m, a.blocks_m, group, a.cast, 1.0, a.gradient_roundings, a.output),
     }
+    return {name: replace(rule, memory=a.memory if name in a.atomics else None) for name, rule in rules.items()}
 
 
 def results(sums: Sums, rules: Sequence[Rule]) -> list[Tensor]:
@@ -121,11 +125,20 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
     padded = heads * math.ceil(rule.length / rule.unit.products) * rule.unit.products
     additions = heads * rule.blocks - 1
     reach = size + error
-    rounded = (1 + rule.unit.kappas(terms, padded)) * (1 + relative(additions + rule.roundings, U)) - 1
+    rounded = (1 + rule.unit.kappas(terms, padded)) * (1 + relative(additions + rule.roundings, U)) * (1 + rule.operand) - 1
+    tiny, most = torch.zeros_like(bare), FP32_MAX / max(abs(rule.scale), 1.0)
+    if rule.memory:
+        # Each partial sum is rounded, and so is each addition.
+        casts = additions + 1
+        rounded = (1 + rounded) * (1 + relative(casts + 1, rule.memory.unit_roundoff)) - 1
+        growth = 1 + relative(casts, rule.memory.unit_roundoff)
+        tiny += casts * growth * (rule.memory.smallest_subnormal / 2 + TINY)
+        most = min(most, rule.memory.overflow / growth / abs(rule.scale)) if rule.scale else most
+    tiny += rule.coarse * (1 + rounded) * bare
     flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * bare
-    beyond = reach * (1 + rounded) * max(abs(rule.scale), 1.0) >= FP32_MAX
+    beyond = reach * (1 + rounded) >= most
     total = error + rounded * reach + flushed * (reach > 0)
-    return total.masked_fill(beyond, torch.inf) * abs(rule.scale)
+    return total.masked_fill(beyond, torch.inf) * abs(rule.scale) + tiny * ((reach > 0) & (rule.scale != 0))
 
 
 def _output_error(nominal: Tensor, total: Tensor, rule: Rule) -> Tensor:

@@ -66,10 +66,14 @@ class GradientNumerics:
         dQ = scale dS K,  dK = scale dS^T Q
 
     operands, float32_products, exp, scale_roundings, softcap_tanh: as in `Numerics`, for S, dP and P.
+    prescale: "k" if S is of K times the scale (and log2 e), rounded to the operands' dtype, and dQ of that K, scaled back, as
+    in Triton's tutorial; "none".  delta: dtype that rowsum(dO * O) is kept in ("input" or "float32").
     probability, score_gradient: dtypes that P and dS are rounded to for the products ("input" or "float32").
+    score_gradient_scaled: whether the scale has multiplied dS before it is rounded.
     block_m, block_n: rows per partial sum of dK and dV, keys per partial sum of dQ (None: the config's; 0: one chain).
     group: how the query heads that share a key head are summed: "float32", or "cast", each rounded to the output first.
-    atomics: which of "dq", "dk", "dv" are added up in memory, in fp32, in no fixed order.
+    atomics: which of "dq", "dk", "dv" are added up in memory in no fixed order, scaled, in atomics_dtype ("float32" or
+    "input").
     gradient_roundings: fp32 roundings of the finished sums before that to the output's dtype (1 for the scale).
     """
 
@@ -78,12 +82,16 @@ class GradientNumerics:
     exp: str = "ex2.approx"
     scale_roundings: int = 1
     softcap_tanh: str = "tanhf"
+    prescale: str = "none"
+    delta: str = "float32"
     probability: str = "input"
     score_gradient: str = "input"
+    score_gradient_scaled: bool = False
     block_m: int | None = None
     block_n: int | None = None
     group: str = "float32"
     atomics: tuple[str, ...] = ()
+    atomics_dtype: str = "float32"
     gradient_roundings: int = 1
 
 
@@ -102,5 +110,5 @@ class Contract:
     empty_row_lse: float = -math.inf
     deterministic: bool = True
     masked_values: str = "finite"
-    batch_invariant: bool = False
+    batch_invariant: bool = True
     deterministic_backward: bool = True
