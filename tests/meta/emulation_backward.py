@@ -170,7 +170,8 @@ class _Backward:
         total = torch.zeros(*out.shape[:2], 1)
         for d in range(out.shape[-1]):
             total += dout[..., d : d + 1] * out[..., d : d + 1]
-        return self.round(total, self.numerics.delta)
+        kind = "input" if self.kernel.fault == "delta in the input's dtype" else self.numerics.delta
+        return total if kind == "float32" else self.round(total, kind)
 
     def weights(self, raw: Tensor, lse: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """P = exp(S - LSE), and the slope of the softcap at S."""
@@ -208,7 +209,8 @@ class _Backward:
         y = self.round(y.float(), function.argument) if function.argument != "float32" else y
         size, own = y.double().abs().nan_to_num(posinf=0.0) * LN2, dtype_named(function.argument).unit_roundoff
         error = self.push * (function.error + function.slope * size - 1.01 * own) * sign
-        value = self.round((torch.exp2(y.double()) * (1 + error)).float(), function.argument)
+        value = (torch.exp2(y.double()) * (1 + error)).float()
+        value = self.round(value, function.argument) if function.argument != "float32" else value
         return torch.where(value < TINY, 0.0, value)
 
     # Products

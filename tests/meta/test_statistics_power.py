@@ -46,6 +46,7 @@ HONEST_BACKWARDS = (
     BACKWARD,
     BACKWARD.but(name="cast heads", group="cast", natural=True),
     BACKWARD.but(name="fp32", probability="float32", score_gradient="float32"),
+    BACKWARD.but(name="dS scaled before it is rounded", score_gradient_scaled=True),
 )
 SHAPES = ("b=2,hq=4,hkv=2,sq=8,skv=70,d=32", "hq=4,sq=16,skv=100,d=48,mask=causal", "hq=2,sq=32,skv=80,d=32,mask=window.40.0")
 SQUARE = ("sq=60,skv=64,d=32", "hq=4,hkv=2,sq=48,skv=48,d=16,mask=causal", "hq=2,sq=64,skv=40,d=32")
@@ -201,6 +202,30 @@ def test_bad_luck_is_no_fault() -> None:
     assert campaign_of(asked, cases, None).failing() == set()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"row_sum": "rounded"}, {"exp": "ex2.approx.f16"}, {"accumulator": "float16"}, {"rescale_exp": "__expf"}],
+    ids=lambda changes: "-".join(changes.values()),
+)
+def test_forwards_that_are_not_derived_are_not_judged(changes: dict[str, str]) -> None:
+    """Such kernels err more than predicted, and rightly so."""
+    problem = problems("float16", SHAPES, 1)[0]
+    assert forward.underived(resolve(ONLINE.but(**changes).numerics, Config(), problem, ONLINE.arch)) is not None
+    assert forward.underived(resolve(ONLINE.numerics, Config(), problem, ONLINE.arch)) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"delta": "input"}, {"exp": "ex2.approx.f16"}, {"prescale": "k"}, {"atomics": ("dq",), "atomics_dtype": "input"}],
+    ids="-".join,
+)
+def test_backwards_that_are_not_derived_are_not_judged(changes: dict[str, object]) -> None:
+    problem = problems("float16", SQUARE, 1)[0]
+    for kernel, judged in ((BACKWARD.but(**changes), False), (BACKWARD, True)):
+        arithmetic = resolve_gradients(kernel.numerics, Config(), problem, kernel.arch)
+        assert (gradients.underived(arithmetic) is None) == judged
+
+
 # Faults within the bounds
 
 
@@ -224,8 +249,8 @@ def cut(x: Tensor, dtype: str) -> Tensor:
 
 
 class _CutsP(emulation.Emulation):
-    def round(self, x: Tensor, dtype: str) -> Tensor:
-        return cut(x, dtype)
+    def rounded(self, p: Tensor) -> Tensor:
+        return cut(p, self.problem.dtype)
 
 
 class _CutsPairs(emulation_backward._Backward):
@@ -273,7 +298,7 @@ def test_false_claims_are_found(dtype: str, changes: dict[str, str]) -> None:
 def test_a_row_sum_of_rounded_p_shows_in_lse(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Sums(emulation.Emulation):
         def add_up(self, p: Tensor, start: Tensor) -> Tensor:
-            return super().add_up(self.round(p, self.probability), start)
+            return super().add_up(self.rounded(p), start)
 
     monkeypatch.setattr(emulation, "Emulation", Sums)
     found = forwards(ONLINE.but(name="sums rounded P"), problems(dtype, SHAPES, 1))
@@ -294,7 +319,7 @@ def test_wrong_gradients_within_the_bound(change: Change, test: str, dtype: str)
 @pytest.mark.parametrize(
     ("claim", "fault", "tensors"),
     [
-        ({}, {"fault": "delta in the input's dtype"}, {"dq", "dk"}),
+        ({"delta": "float32"}, {"delta": "input"}, {"dq", "dk"}),
         ({}, {"fault": "scale off by 1e-3"}, {"dq", "dk", "dv"}),
         ({"score_gradient": "float32"}, {"score_gradient": "input"}, {"dq", "dk"}),
         ({"probability": "float32"}, {"probability": "input"}, {"dv"}),

@@ -73,14 +73,32 @@ def gradient_measures(trial: Trial) -> dict[str, float]:
     keys = chosen(p.seqlen_kv, p.batch * p.heads_kv, work * p.seqlen_q, p.seed)
     if not len(rows) or not len(keys):
         return {}
+    arithmetic = resolve(declared, trial.config, p, trial.arch)
+    if underived(arithmetic) is not None:
+        return {}
     with trial.clock.timed("statistics"):
         given = given_of(p, trial.expanded, trial.dout, saved.out, trial.natural_lse(saved.lse))
-        predicted = predictions(p, given, resolve(declared, trial.config, p, trial.arch), rows, keys)
+        predicted = predictions(p, given, arithmetic, rows, keys)
         found: dict[str, float] = {}
         for name, places in (("dq", rows), ("dk", keys), ("dv", keys)):
             got = trial.first.outputs[name].flatten(0, 1)[:, places]
             found |= summary(name, got, *predicted[name])
     return found
+
+
+def underived(a: GradientArithmetic) -> str | None:
+    """Why errors of an arithmetic are not predicted, or None."""
+    if a.prescaled:
+        return "prescale: K's roundings are in every row"
+    if a.delta is not None:
+        return f"delta: its rounding to {a.delta.name} is in every key"
+    if a.memory is not None:
+        return f"atomics_dtype: sums are rounded to {a.memory.name} on the way"
+    if not a.exponential.uniform:
+        return "exp: errors that grow with the argument"
+    if any(unit.accumulator != "float32" for unit in (a.scores, a.weights, a.score_gradients)):
+        return "accumulator: sums are rounded to 16 bits on the way"
+    return None
 
 
 def given_of(problem: Problem, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor, out: Tensor, lse: Tensor) -> Given:
@@ -127,7 +145,8 @@ def _pairs(problem: Problem, g: Given, a: GradientArithmetic, rows: Tensor, keys
     ds = p * factor
     error = relative * ds.abs() + p * (drift(a.scores, problem.head_dim_v) * reach + of_delta + 2 * U * factor.abs())
     weights = _Weights(p, _rounding(p, a.probability), p * relative)
-    return weights, _Weights(ds, _rounding(ds, a.score_gradient), error), of_delta * torch.bmm(p, k).abs()
+    rounding = _rounding(ds * a.factor, a.score_gradient) / (a.factor or 1.0)
+    return weights, _Weights(ds, rounding, error), of_delta * torch.bmm(p, k).abs()
 
 
 def _scaled(x: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor]:

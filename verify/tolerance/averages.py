@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from references.attention import RowBlock
+from verify.tolerance.room import room_on
 
 U64 = 2.0**-53
 _TOP = 4  # keys per row whose share of the Jacobian term is taken exactly
@@ -44,8 +45,11 @@ class Values:
             high = values.masked_fill(unseen, -torch.inf).amax(1, keepdim=True)
             low = values.masked_fill(unseen, torch.inf).amin(1, keepdim=True)
         few, width = values.shape[1] <= _TOP, values.shape[2]
-        around = values.new_empty(*values.shape[:2], 0 if few else 3 * width)
+        around = values[..., :0]
         if not few:
+            room = room_on(values.device, "values")
+            room.clear(values, *values.shape[:2], 3 * width)
+            around = room.take()
             shifted = torch.sub(values, centre, out=around[..., :width])
             torch.abs(shifted, out=around[..., width : 2 * width])
             torch.mul(shifted, shifted, out=around[..., 2 * width :])
