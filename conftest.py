@@ -128,7 +128,10 @@ def _workshop(pytestconfig: pytest.Config) -> Iterator[workshop.Workshop]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
-        session.config.stash[_REPORT] = campaign.report(session.config.stash[_RUN], session.config.getoption("--report-dir"))
+        run = session.config.stash[_RUN]
+        session.config.stash[_REPORT] = campaign.report(run, session.config.getoption("--report-dir"))
+        if session.exitstatus == 0 and campaign.convicted(run):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -231,6 +231,12 @@ def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
     return load(run.directory)
 
 
+def convicted(run: OpenRun) -> bool:
+    """Whether the campaign as a whole fails, although each of its cases may pass."""
+    verdicts = load(run.directory).verdicts if run.directory.exists() else ()
+    return any(v.group == GROUP and v.outcome == "fail" for v in verdicts)
+
+
 def report(run: OpenRun, directory: str | Path | None = None) -> str:
     """Build the accuracy report of a run; returns a line that says where it is and what it says."""
     evidence = load(run.directory) if run.directory.exists() else None

@@ -123,9 +123,12 @@ def times(tensor: Tensor, factor: float) -> Tensor:
 
 
 def normal(tensor: Tensor, factor: float, dtype: DType) -> Tensor:
-    """Where a result, and the result times `factor`, are normal numbers of that dtype."""
+    """Where a result, and the result times `factor`, are normal numbers of that dtype, and were before they were rounded.
+
+    The smallest normal number may be what something subnormal was rounded to, with a place less than its multiples have.
+    """
     sizes = torch.stack([tensor.double().abs(), tensor.double().abs() * factor])
-    return ((sizes >= math.ldexp(1.0, max(dtype.emin, _LEAST_COMPARED))) & (sizes <= dtype.max)).all(0)
+    return ((sizes > math.ldexp(1.0, max(dtype.emin, _LEAST_COMPARED))) & (sizes <= dtype.max)).all(0)
 
 
 def wide(declaration: Declaration) -> str | None:

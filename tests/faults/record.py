@@ -12,7 +12,7 @@ from tests.faults.catalogue import FAULTS
 from tests.faults.classes import UNPLANTED
 from tests.faults.fault import Fault
 from tests.faults.rivals import RIVALS
-from tests.faults.search import Catch
+from tests.faults.search import Catch, cheapest
 from verify.cell.cell import ROOT
 from verify.oracles import groups
 
@@ -31,7 +31,7 @@ class Entry:
     @property
     def replay(self) -> Catch | None:
         """The cheapest of the catches."""
-        return min(self.catches, key=lambda catch: (catch.cost, catch.id), default=None)
+        return next(iter(cheapest(self.catches)), None)
 
 
 def load() -> dict[str, Entry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -18,8 +18,8 @@ from verify.problem import Problem
 from verify.variant import Config, Declaration, Support
 
 _LEADING = ("accuracy", "gradients")  # groups that hear the agenda too, as the suite has it, and are asked longest
-_SAMPLE = 4  # cases that they hear in any case, so that each of their oracles may speak
-_LONGEST = 100  # cases after which a leading group gives up
+_SAMPLE = 8  # cases that they hear in any case, so that each of their oracles may speak
+_LONGEST = 300  # cases after which a leading group gives up
 _OTHERS = 8  # the same of any other group, if no leading group has caught the fault
 _HINTS = 1  # problems that convicted in a leading group, the cheapest, which are what the others are asked
 _LARGEST = {True: 4_000_000, False: 300_000}  # pairs times head dims of one problem: in leading groups, in others
@@ -61,7 +61,7 @@ def finest(declaration: Declaration) -> Config:
 
 
 def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
-    """The oracles that catch a fault, leading groups first, each with its first case."""
+    """The oracles that catch a fault, leading groups first, each with its first case; none if no case convicts by itself."""
     shipped, planted = stand.shipped(fault), stand.planted(fault)
     found: list[Catch] = []
     leading = [group for group in _LEADING if not inapplicable(shipped, group)]
@@ -75,7 +75,16 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
         asked = [(configs[name], p) for _, name, text in hints for p in _as_asked(Problem.parse(text), group, shipped.support)]
         cases = asked if hints else _candidates(_Accused(shipped), group)
         found += _heard(stand, planted, group, cases, 0)
-    return tuple({(catch.group, catch.oracle): catch for catch in reversed(found)}.values())[::-1]
+    first = {(catch.group, catch.oracle): catch for catch in reversed(found)}
+    # What a fault keeps from one launch to the next may convict it in a campaign, by the luck of what was asked before.
+    if first and not convicts(stand, stand.afresh(planted), cheapest(first.values())[0]):
+        return ()
+    return tuple(first.values())[::-1]
+
+
+def cheapest(catches: Iterable[Catch]) -> list[Catch]:
+    """Catches by what a replay takes."""
+    return sorted(catches, key=lambda catch: (catch.cost, catch.id))
 
 
 def _heard(stand: Stand, planted: Declaration, group: str, cases: Sequence[tuple[Config, Problem]], least: int) -> list[Catch]:

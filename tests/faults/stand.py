@@ -67,6 +67,13 @@ class Stand:
             self._declared[key] = declaration_from(found[0], ref=found[0]["name"], path=str(path), source_hash="")
         return self._declared[key]
 
+    def afresh(self, declaration: Declaration) -> Declaration:
+        """The same kernel, which will run in a process that has not seen it."""
+        cell = self.court.cells.pop(declaration.path, None)
+        if cell is not None:
+            cell.close()
+        return declaration
+
     def hear(self, declaration: Declaration, config: Config, group: str, problem: Problem) -> list[Verdict]:
         """The verdicts of one case."""
         return self.court.hear(Docket(declaration, config, problem.dtype, group), problem)

@@ -97,6 +97,10 @@ def test_rows_whose_errors_depend_on_each_other_are_left_out(text: str, reason: 
     assert found is None if reason is None else found is not None and reason in found
 
 
+def test_a_problem_without_keys_has_no_rows_to_judge() -> None:
+    assert unsuited(Problem.parse("sq=8,skv=0,d=16,dtype=float16")) == "no query has a key"
+
+
 # Pools
 
 

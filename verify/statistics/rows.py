@@ -53,6 +53,8 @@ def unsuited(problem: Problem) -> str | None:
         return f"distribution: {problem.distribution}"
     if any(problem.layouts[name].expand for name in "qkv"):
         return "expanded inputs: rows that repeat"
+    if not problem.pairs:
+        return "no query has a key"
     return "softmax_scale: 0" if problem.scale == 0 else None
 
 
