@@ -15,6 +15,7 @@ from tests.faults.rivals import RIVALS
 from tests.faults.search import Catch, cheapest
 from verify.cell.cell import ROOT
 from verify.oracles import groups
+from verify.problem import Problem
 
 PATH = Path(__file__).with_name("verdicts.json")
 DOCUMENT = ROOT / "docs" / "sensitivity.md"
@@ -56,6 +57,7 @@ def document(entries: dict[str, Entry]) -> str:
     escaped = [fault for fault in faults if not entries[fault.name].catches]
     caught = len(faults) - len(escaped)
     named = sum(not fault.source.startswith("none known") for fault in faults)
+    asked = sum(_only_asked(fault, entries[fault.name]) for fault in faults)
     parts = [
         "# Sensitivity",
         "",
@@ -63,7 +65,8 @@ def document(entries: dict[str, Entry]) -> str:
         "",
         f"{len(faults)} faults are planted, one at a time, into the source of the kernels (`tests/faults/`), {named} of them "
         "of a class that a public project really had.  Each passes `allclose(atol=1e-2, rtol=0)` against fp64 on N(0, 1) "
-        f"inputs of a common shape.  **{caught} are caught, {len(escaped)} escape.**",
+        f"inputs of a common shape.  **{caught} are caught, {asked} of them only on a problem made for them; "
+        f"{len(escaped)} escape.**",
         "",
         "The kernels run on a CPU: Triton's in the interpreter, the others in torch.  `tests/faults/kernels/split_kv.py` is "
         "there only to be broken: no kernel of the collection splits the keys or has a decode path.",
@@ -73,7 +76,8 @@ def document(entries: dict[str, Entry]) -> str:
         "## Faults",
         "",
         "An oracle is named where it convicted on one of the few cases that its group heard; that it is absent does not mean "
-        "that it never would.  The source is where a kernel had a bug of that class.",
+        "that it never would.  The source is where a kernel had a bug of that class.  †: caught on a problem made for it, "
+        "and on none of the 300 that were drawn.",
         "",
         "| fault | what is wrong | source | caught by | " + " | ".join(rival.name for rival in RIVALS) + " |",
         "|" + " --- |" * (4 + len(RIVALS)),
@@ -89,8 +93,14 @@ def document(entries: dict[str, Entry]) -> str:
 
 def _row(fault: Fault, entry: Entry) -> str:
     oracles = ", ".join(dict.fromkeys(catch.oracle for catch in entry.catches)) or "**nobody**"
+    oracles += " †" if _only_asked(fault, entry) else ""
     said = " | ".join(_SHORT[entry.rivals[rival.name]] for rival in RIVALS)
     return f"| {fault.name} | {fault.about.replace('|', '&#124;')} | {fault.source} | {oracles} | {said} |"
+
+
+def _only_asked(fault: Fault, entry: Entry) -> bool:
+    """Whether no problem that was drawn caught it."""
+    return bool(fault.asked) and any(catch.problem == Problem.parse(fault.asked).name for catch in entry.catches)
 
 
 def _rivals_section(faults: list[Fault], entries: dict[str, Entry]) -> list[str]:

@@ -67,6 +67,8 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
     leading = [group for group in _LEADING if not inapplicable(shipped, group)]
     for group in leading:
         found += _heard(stand, planted, group, _candidates(_Accused(shipped), group), _SAMPLE)
+        if not found and fault.asked:
+            found += _heard(stand, planted, group, [(finest(shipped), Problem.parse(fault.asked))], 1)
     hints = sorted({(catch.cost, catch.config, catch.problem) for catch in found})[:_HINTS]
     configs = {config.name: config for config in shipped.configs}
     for group in groups():

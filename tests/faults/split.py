@@ -160,7 +160,7 @@ FAULTS = (
             ),
         ),
         common=PLAIN,
-        escapes="needs batch * heads above 65535, with one query and one key each; no lane draws more than a few of both",
+        asked="b=65536,sq=1,skv=2,d=8,dtype=float32",
     ),
     Fault(
         name="softcap-without-cap",
