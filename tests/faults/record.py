@@ -131,7 +131,10 @@ def _oracles_section(entries: dict[str, Entry]) -> list[str]:
     alone = Counter(
         next(iter(names)) for entry in entries.values() if len(names := {catch.oracle for catch in entry.catches}) == 1
     )
-    rows = [f"| {name} | {count} | {alone[name] or ''} |" for name, count in total.most_common()]
+    rows = [
+        f"| {name} | {count} | {alone[name] or ''} |"
+        for name, count in sorted(total.items(), key=lambda item: (-item[1], item[0]))
+    ]
     return [
         "## By oracle",
         "",
