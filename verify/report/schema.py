@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 from verify import strict_json
 
@@ -184,7 +184,7 @@ class Cell(TypedDict):
     contradicts: str
 
 
-class VariantReport(TypedDict):
+class _Variant(TypedDict):
     """One variant.  path: relative to the collection, or the file's name alone.  entries: "forward", "backward" or both.
 
     gradients: the declared numerics of its backward.  builds: by architecture, empty where none is on record.  measured: what
@@ -208,10 +208,15 @@ class VariantReport(TypedDict):
     numerics: dict[str, Any]
     gradients: dict[str, Any] | None
     contract: dict[str, Any]
-    measured: NotRequired[dict[str, Cell]]
     dtypes: list[DTypeReport]
     failing: list[Failure]
     builds: list[BuildsReport]
+
+
+class VariantReport(_Variant, total=False):
+    """One variant; what reports of an earlier day do not have may be missing."""
+
+    measured: dict[str, Cell]
 
 
 class Lost(TypedDict):
