@@ -169,10 +169,10 @@ def _variant(entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, r
         "numerics": entry.numerics,
         "gradients": entry.gradients,
         "contract": entry.contract,
-        "measured": contract.cells(verdicts),
         "dtypes": dtypes,
         "failing": _failing(verdicts),
         "builds": builds,
+        "measured": contract.cells(verdicts),
     }
 
 

@@ -110,5 +110,5 @@ class Contract:
     empty_row_lse: float = -math.inf
     deterministic: bool = True
     masked_values: str = "finite"
-    batch_invariant: bool = True
+    batch_invariant: bool = False
     deterministic_backward: bool = True
