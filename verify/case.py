@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from verify.problem import Problem, ProblemError
@@ -9,6 +10,11 @@ from verify.problem import Problem, ProblemError
 
 class CaseError(ValueError):
     """An id that does not parse; the message names the part."""
+
+
+def replay_command(case: str) -> str:
+    """The shell command that judges the case of that id again."""
+    return f"python -m verify replay {shlex.quote(case)}"
 
 
 @dataclass(frozen=True)

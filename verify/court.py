@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shlex
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from verify import strategies
-from verify.case import Case
+from verify.case import Case, replay_command
 from verify.cell.cell import Cell, Zygote
 from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
@@ -197,7 +196,7 @@ class Court:
     def _verdict(self, case: Case, docket: Docket, trial: Trial, oracle: str, ruling: Ruling | None, phase: Phase) -> Verdict:
         finding = ruling.finding if ruling is not None else None
         if finding is not None:
-            finding = replace(finding, replay=replay_command(case))
+            finding = replace(finding, replay=replay_command(case.id))
         verdict = Verdict(
             case=case.id,
             variant=case.variant,
@@ -232,11 +231,6 @@ def _keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             libc.mallopt(option, 1 << 30)
-
-
-def replay_command(case: Case) -> str:
-    """The shell command that judges one case again."""
-    return f"python -m verify replay {shlex.quote(case.id)}"
 
 
 def explain(verdict: Verdict) -> str:

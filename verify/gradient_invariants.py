@@ -157,7 +157,9 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
     moved = (torch.expm1(2 * slack.score) * 2).clamp(max=2.0) + slack.average
     u_o = forward.output.unit_roundoff
     error_o = (moved[..., None] * columns + slack.absolute[..., None]) * (1 + u_o)
-    error_o = error_o + u_o * g.out.double().abs().nan_to_num(nan=math.inf) + forward.output.smallest_subnormal / 2
+    error_o = (
+        error_o + u_o * g.out.double().abs().nan_to_num(nan=math.inf, posinf=math.inf) + forward.output.smallest_subnormal / 2
+    )
     output = (dout.abs() * error_o).sum(-1).masked_fill(~live, 0.0)
     product = dout.norm(dim=-1) * largest
     terms = p.head_dim_v + 1

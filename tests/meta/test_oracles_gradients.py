@@ -10,7 +10,7 @@ from torch import Tensor
 from references.masks import Causal
 from tests.meta.trials import DECLARED, EMPTY, PLAIN, acquitted, convicted, right_run, trial_of
 from verify.cell.cell import Reply
-from verify.oracles import gradient_bound, repeat
+from verify.oracles import gradient_bound, gradient_sums, repeat
 from verify.trial import Run, Trial
 from verify.variant import GradientNumerics
 
@@ -45,6 +45,22 @@ def test_one_element_out_of_bounds_is_convicted_and_located() -> None:
 
         finding = convicted(gradient_bound.judge(tried(plant=plant)), f"{name} is off by 0.01")
         assert (finding.oracle, finding.where, finding.count) == ("gradient_bound", place, 1)
+
+
+def test_an_infinite_gradient_that_is_right_breaks_no_sum() -> None:
+    """dV of fp16 overflows: its sums say nothing then, and the sums over dK still do."""
+    problem = PLAIN.but(dtype="float16", softmax_scale=0.01)
+    trial = trial_of(problem, gradients=GradientNumerics(), entries=("forward", "backward"))
+    trial.entry = "backward"
+    trial.__dict__["dout"] = torch.full(problem.shape_out, 60000.0, dtype=torch.float16)
+    trial._runs["saved"] = right_run(trial)
+    exact = {name: getattr(trial.gradients, name).to(torch.float16) for name in ("dq", "dk", "dv")}
+    assert bool(exact["dv"].isinf().any())
+    trial._runs["first"] = Run(Reply("ok"), "nan", exact)
+    assert acquitted(gradient_bound.judge(trial))
+    assert acquitted(gradient_sums.judge(trial))
+    exact["dk"][0, 0, 0, 0] = torch.inf
+    convicted(gradient_sums.judge(trial), "sum dK = 0 does not hold")
 
 
 def test_not_a_number_is_convicted() -> None:

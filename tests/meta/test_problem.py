@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from references.masks import GALLERY, Causal, Full, Lengths, Mask, Window, intersect
 from verify.arithmetic.dtypes import DTYPES
-from verify.case import Case, CaseError
-from verify.court import replay_command
+from verify.case import Case, CaseError, replay_command
 from verify.inputs import tensors
 from verify.memory import contiguous, plan
 from verify.problem import ORDERS, Layout, Problem, ProblemError
@@ -324,7 +323,7 @@ def test_an_incomplete_id_is_refused(text: str) -> None:
 
 def test_a_replay_command_is_the_case_and_nothing_else() -> None:
     case = Case("my.py@kernel", "n32", "gather", SMALL.but(distribution="gather", seed=2**32 - 1))
-    words = shlex.split(replay_command(case))
+    words = shlex.split(replay_command(case.id))
     assert words[:-1] == ["python", "-m", "verify", "replay"]
     again = Case.parse(words[-1])
     assert again == case

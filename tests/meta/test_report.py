@@ -75,8 +75,7 @@ class TestBuild:
     def test_worst_case_is_replayable(self, report):
         worst = of(report, "triton-tutorial")["dtypes"][1]["tensors"]["out"]["worst"]
         assert (worst["tensor"], worst["r"]) == ("out", 7.1)
-        assert worst["replay"] == f"python -m verify replay '{worst['case']}'"
-        assert statistics.replay_command("a'b") == """python -m verify replay 'a'"'"'b'"""
+        assert worst["replay"] == f"python -m verify replay {worst['case']}"
 
     def test_the_worst_lse_is_the_nan(self, report):
         worst = of(report, "triton-tutorial")["dtypes"][1]["tensors"]["lse"]["worst"]

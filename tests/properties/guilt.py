@@ -29,10 +29,14 @@ def _guilty(oracle: str) -> type[Guilty]:
 
 @dataclass
 class _Search:
-    """What one docket's search has heard, what of it failed, and the seconds that searching and shrinking took."""
+    """What one docket's search has heard, what of it failed, and the seconds that searching and shrinking took.
+
+    broken: the judge's own error, and on which case.
+    """
 
     heard: set[str] = field(default_factory=set)
     failed: dict[str, list[Verdict]] = field(default_factory=dict)
+    broken: tuple[str, Exception] | None = None
     seconds: dict[Phase, float] = field(default_factory=lambda: {"generate": 0.0, "shrink": 0.0})
 
 
@@ -63,12 +67,20 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
     case = f"{docket.group}:{problem.name}"
     if case in search.failed:
         _convict(search.failed[case])
+    if search.broken is not None:  # to be raised as it is: the same at every try, and never made smaller
+        if search.broken[0] == case:
+            raise search.broken[1]
+        return
     phase: Phase = "shrink" if search.failed else "generate"
     if case in search.heard or search.seconds[phase] > _BUDGETS[phase] or out_of_time():
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
-    verdicts = court.hear(docket, problem, phase)
-    search.heard.add(case)  # not before: an error of the judge's own must come back when Hypothesis tries again
+    try:
+        verdicts = court.hear(docket, problem, phase)
+    except Exception as error:
+        search.broken = case, error
+        raise
+    search.heard.add(case)
     spent = time.monotonic() - begun
     # A case that waits for its build says nothing of the next ones, which find it made.
     search.seconds[phase] += spent if phase == "shrink" else min(spent, _ONE_CASE)

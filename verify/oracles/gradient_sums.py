@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ def judge(trial: Trial) -> Ruling:
     for one in found:
         slack = torch.minimum(one.slack, summed_bounds(trial, one))
         error = (one.left - one.right).abs()
-        ratio = torch.where((error == 0) | (slack == torch.inf), 0.0, error / slack).nan_to_num(nan=torch.inf)
+        ratio = torch.where((error == 0) | (slack == torch.inf), 0.0, error / slack).nan_to_num(nan=torch.inf, posinf=torch.inf)
         bad = ~(ratio <= 1)
         measures[f"gradient_sums_{one.name}"] = float(ratio.max()) if ratio.numel() else 0.0
         if verdict.finding is None and bool(bad.any()):
@@ -50,8 +52,15 @@ def judge(trial: Trial) -> Ruling:
 
 
 def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
-    """What the elements' own bounds add up to in that invariant, which holds exactly of the exact gradients."""
+    """What the elements' own bounds add up to in that invariant, which holds exactly of the exact gradients.
+
+    Infinite where an element may rightly be infinite.
+    """
     p, truth = trial.problem, trial.gradients
+    dq_bound, dk_bound, dv_bound = (
+        bound.masked_fill(exact.abs() + bound >= p.format.overflow, math.inf)
+        for exact, bound in ((truth.dq, truth.dq_bound), (truth.dk, truth.dk_bound), (truth.dv, truth.dv_bound))
+    )
     q, k, v = (x.double().abs() for x in trial.expanded)
     assert trial.saved.out is not None
 
@@ -59,15 +68,15 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
         return x.reshape(p.batch, p.heads_kv, p.group, *x.shape[2:]).sum(2)
 
     if one.name == "dv":
-        return truth.dv_bound.sum(2)
+        return dv_bound.sum(2)
     if one.name == "dk":
-        return truth.dk_bound.sum(2)
+        return dk_bound.sum(2)
     if one.name == "dq":
-        found = fold((q * truth.dq_bound).sum((2, 3))) + (k * truth.dk_bound).sum((2, 3))
+        found = fold((q * dq_bound).sum((2, 3))) + (k * dk_bound).sum((2, 3))
     else:
         off = (trial.saved.out.double() - trial.truth.out).abs().masked_fill(trial.truth.empty[..., None], 0.0)
-        found = fold((trial.dout.double().abs() * off).sum((2, 3))) + (v * truth.dv_bound).sum((2, 3))
-    return found.nan_to_num(nan=torch.inf)
+        found = fold((trial.dout.double().abs() * off).sum((2, 3))) + (v * dv_bound).sum((2, 3))
+    return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _applies(declaration: Declaration) -> str | None:

@@ -77,7 +77,12 @@ def merge(trials: Sequence[Trial]) -> Merged:
     bound = weight * (torch.exp(off) * bounds + torch.expm1(off) * (exact - mean).abs())
     lse = torch.logsumexp(lses, 0)
     share = torch.where(lse == -math.inf, 0.0, torch.exp(lses - lse))[..., None]
-    return Merged((share * outs).sum(0), torch.where(weight > 0, bound, 0.0).nan_to_num(nan=math.inf).sum(0), lse, largest)
+    return Merged(
+        (share * outs).sum(0),
+        torch.where(weight > 0, bound, 0.0).nan_to_num(nan=math.inf, posinf=math.inf).sum(0),
+        lse,
+        largest,
+    )
 
 
 def _as_merged(trial: Trial) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import PurePath
 from typing import Any
 
+from verify.case import replay_command
 from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
 from verify.report import contract, pooled, resources, statistics
 from verify.report.schema import (
@@ -276,7 +277,7 @@ def _failure(verdict: Verdict, cases: int) -> Failure:
         "where": finding.where if finding else "",
         "count": finding.count if finding else 0,
         "total": finding.total if finding else 0,
-        "replay": (finding.replay if finding else "") or statistics.replay_command(verdict.case),
+        "replay": (finding.replay if finding else "") or replay_command(verdict.case),
     }
 
 

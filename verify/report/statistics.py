@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from verify.case import replay_command
 from verify.evidence import Verdict
 from verify.report.schema import TENSORS, Distribution, Sample, TensorReport, Timing, WorstCase
 
@@ -56,11 +57,6 @@ def distribution(values: Iterable[float], edges: Sequence[float]) -> Distributio
 def spread(verdicts: Iterable[Verdict], measure: str) -> Distribution | None:
     """The distribution of one measure over the verdicts that have it."""
     return distribution((v.measures[measure] for v in verdicts if measure in v.measures), EDGES[measure])
-
-
-def replay_command(case: str) -> str:
-    """A line for a POSIX shell."""
-    return "python -m verify replay '" + case.replace("'", "'\"'\"'") + "'"
 
 
 def tensors(verdicts: Sequence[Verdict]) -> dict[str, TensorReport]:

@@ -86,7 +86,7 @@ class Values:
         around = target.square().mul_(total)
         spread = torch.addcmul(second, target, first, value=-2).add_(around)
         spread.add_(second.add(around), alpha=2 * (keys + 4) * U64)
-        schwarz = spread.clamp_(min=0.0).mul_(total).sqrt_().nan_to_num_(nan=torch.inf)
+        schwarz = spread.clamp_(min=0.0).mul_(total).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
         forms = torch.minimum(torch.addcmul(plain, out.abs(), total), torch.addcmul(centred, target.abs_(), total))
         return exact.add_(torch.minimum(forms, schwarz))
 

@@ -97,7 +97,7 @@ def variant(name, fault=""):
         configs=[Config()],
         support=SUPPORT,
         numerics=Numerics(operands="float32", probability="float32", exp="vexp", block_n=0),
-        contract=Contract(),
+        contract=Contract(batch_invariant=True),
     )
 
 

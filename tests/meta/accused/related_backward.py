@@ -82,7 +82,7 @@ RIGHT = Variant(
     support=SUPPORT,
     numerics=Numerics(operands="float32", normalised=True, normaliser="lse", probability="float32", exp="vexp", block_n=0),
     gradients=GradientNumerics(operands="float32", exp="vexp", block_m=0, block_n=0),
-    contract=Contract(),
+    contract=Contract(batch_invariant=True),
 )
 
 
