@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def _record(run: OpenRun, found: Roster) -> None:
         recorder.write(
             Run(
                 run=run.directory.name,
-                started=run.directory.name.split("-")[0],
+                started=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
                 profile=run.profile,
                 device=device.fingerprint(),
                 versions={"torch": torch.__version__, "hypothesis": hypothesis.__version__},

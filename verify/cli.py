@@ -120,10 +120,19 @@ def replay(case: str) -> int:
 @_seed
 @_workers
 @click.option("--run", "from_run", help="Build it from that run's evidence, judging nothing.")
+@click.option("--render", type=click.Path(path_type=Path), help="Write that folder's pages again, with what lies beside them.")
 def report(
-    directory: Path, examples: int | None, profile: str | None, seed: int | None, workers: str, from_run: str | None
+    directory: Path,
+    examples: int | None,
+    profile: str | None,
+    seed: int | None,
+    workers: str,
+    from_run: str | None,
+    render: Path | None,
 ) -> int:
     """Judge the collection on this machine and write its accuracy report to OUT/<device>/report.{json,md,html}."""
+    if render is not None:
+        return _render(render)
     where = directory / device.slug()
     if from_run is not None:
         from verify import campaign
@@ -136,6 +145,19 @@ def report(
         return CLEAN
     order = Order(profile=profile, examples=examples, seed=seed, workers=workers, report_dir=where)
     return _finish(order, carry_out(order, console), where)
+
+
+def _render(folder: Path) -> int:
+    """Write the pages of a report again; exits 1 if it says that something fails."""
+    from verify.report import ReportError, read, write
+
+    try:
+        paths = write(read(folder), folder)
+        status = read(folder)["status"]
+    except (ReportError, OSError) as error:
+        raise UsageError(str(error)) from None
+    console.print(f"report: {paths[-1]}", highlight=False)
+    return FAILED if status == "red" else CLEAN
 
 
 @app.command()

@@ -45,21 +45,21 @@ def test_a_cell_holds_the_words_of_all_dtypes() -> None:
     assert found["good"]["P"]["measured"] == {"bfloat16": ["bfloat16"], "float16": ["float16"]}
     assert contract.columns(found) == ["good", "bad|one"]
     by_name = dict(contract.rows(found))
-    assert by_name["LSE"][0] == ("natural", False)
-    said, contradicts = by_name["LSE"][1]
-    assert said == "natural (bfloat16); base <2> (float16) [declared: natural]"
-    assert contradicts
-    assert by_name["P"][0] == ("bfloat16; float16", False)
+    assert by_name["LSE"][0] == ("natural", "", False)
+    assert by_name["LSE"][1] == ("natural (bfloat16); base <2> (float16)", "natural", True)
+    assert by_name["P"][0] == ("bfloat16; float16", "", False)
 
 
 def test_it_is_rendered_escaped_and_contradictions_show() -> None:
     lines = "\n".join(contract.markdown(matrix()))
     assert "❌ **natural" in lines
+    assert "declared: natural" in lines
     assert "| **P** |" in lines
     assert len({line.count(" | ") for line in lines.splitlines() if line.startswith("| **")}) == 1
     page = contract.html(matrix())
     assert "base &lt;2&gt;" in page
     assert page.count('class="bad"') == 1
+    assert '<span class="wanted">declared: natural</span>' in page
     assert "<2>" not in page
 
 

@@ -75,8 +75,10 @@ class TestEscaping:
     def test_html_has_no_foreign_element(self, hostile):
         page = html_report.render(hostile)
         tags = Elements(page).tags
-        assert not {"script", "iframe", "img", "link", "object", "embed", "a"} & {tag for tag, _ in tags}
-        assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name in ("src", "href")]
+        assert not {"script", "iframe", "img", "link", "object", "embed"} & {tag for tag, _ in tags}
+        assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"]
+        links = [attributes["href"] for tag, attributes in tags if tag == "a" or "href" in attributes]
+        assert set(links) <= {f"#{attributes['id']}" for _, attributes in tags if "id" in attributes}
         assert "<script" not in page
         assert not {"\x1b", "\u202e"} & set(page)
 
@@ -149,6 +151,17 @@ class TestPlots:
 def test_r_does_not_round_to_one():
     shown = [text.ratio(value) for value in (1.0, 1.0004, 0.9996, 0.12345, 0.0, math.nan, -math.inf, None)]
     assert shown == ["1", "1.000400", "0.999600", "0.123", "0", "nan", "-inf", "–"]
+
+
+def test_numbers_keep_what_people_read():
+    shown = [text.number(value) for value in (0.12345, 999.4, 999.5, 3214.4, 1e6, -2500.0, "inf")]
+    assert shown == ["0.123", "999", "1,000", "3,214", "1e+06", "-2,500", "inf"]
+    assert text.value([]) == "none"
+
+
+def test_a_beginning_is_shown_if_it_is_a_time():
+    moments = [text.moment(one) for one in ("20261121T035403Z", "2025-01-01T00:00:00+00:00", "h100", "")]
+    assert moments == ["2026-11-21 03:54 UTC", "2025-01-01 00:00 UTC", "", ""]
 
 
 def test_code_is_a_span_or_an_element():

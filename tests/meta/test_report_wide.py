@@ -2,13 +2,16 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import asdict
 
 import pytest
 
 from tests.meta.synthetic import ARCHES, BINS, built, evidence, gradient_verdict, of, verdict
 from tests.meta.test_report_rendering import Elements
+from verify.case import replay_command
 from verify.evidence import NotRun
+from verify.problem import Problem
 from verify.report import Report, build, dumps, parse, plots, tables, worst_cases
 from verify.report import html as html_report
 from verify.report import markdown as markdown_report
@@ -76,7 +79,7 @@ class TestTensors:
             "problem": top.problem,
             "config": top.config,
             "oracle": "gradient_bound",
-            "replay": f"python -m verify replay '{top.case}'",
+            "replay": replay_command(top.case),
             "index": int(top.measures["worst_index_dk"]),
             "reference": 0.25,
             "bound": top.measures["worst_bound_dk"],
@@ -175,6 +178,9 @@ class TestPages:
         assert "–" not in named["**triton-backward**"][6:9]
         assert named["**triton-fwd**"][6:9] == ["–"] * 3
         assert named["**triton-fp8-forward**"][1] == "float8_e4m3fn"
+        reasons = "6 of 8 coverage bins empty; 1 case launched but never judged"
+        assert [row[2] for row in rows if not row[0] and not row[1]] == [f"⬜ incomplete: {reasons}"]
+        assert reasons in html_report.render(report)
         assert [row[2] for row in rows if row[1] == "builds"] == ["❌ FAIL: 1 of 3 fail to compile"]
 
     def test_a_forward_only_report_has_no_columns_of_gradients(self):
@@ -219,22 +225,35 @@ class TestPages:
         assert tables.not_built(report) == "No build is on record of torch-flash, triton-fp8-forward."
 
     def test_declarations(self, report):
-        found = {title: [name for name, _ in rows] for title, _, rows in tables.declarations(report)}
-        assert found["Numerics of gradients"] == ["triton-backward"]
-        assert "triton-backward" not in found["Numerics"]
-        assert "triton-backward" in found["Contract"]
+        found = {one.title: one for one in tables.declarations(report)}
+        assert [ref for ref, _ in found["Declared numerics of gradients"].rows] == ["triton-backward"]
+        assert found["Declared numerics of gradients"].whose == "triton-backward"
+        assert "triton-backward" not in dict(found["Declared numerics"].rows)
+        assert "triton-backward" in dict(found["Declared contract"].rows)
+
+    def test_what_all_declare_alike_is_said_once(self, report):
+        changed = [
+            v | {"contract": v["contract"] | {"lse": "base 2"}} if v["ref"] == "ptx-mma" else v for v in report["variants"]
+        ]
+        one, *_ = tables.declarations(report | {"variants": changed})
+        assert one.terms == ["lse"]
+        assert dict(one.rows) == {v["ref"]: ["base 2" if v["ref"] == "ptx-mma" else "natural"] for v in changed}
+        assert ("deterministic", "yes") in one.alike
+        assert one.whose == "All alike"
+        for page in (markdown_report.render(report), html_report.render(report)):
+            assert "All alike" in page
 
     def test_html_has_the_builds(self, report):
         page = html_report.render(report)
-        heading = page.index("<h2>Builds</h2>")
-        part = page[heading : page.index("<h2>Variants</h2>")]
+        heading = page.index('<h2 id="builds">')
+        part = page[heading : page.index('<h2 id="variants">')]
         assert part.count("<td>sm_90a</td>") == 3
         assert "96 + 128" in part
         assert not [a for _, a in Elements(page).tags if a.get("src")]
 
     def test_not_run_rows_span_the_table(self, report):
         page = html_report.render(report)
-        rows = page[page.index("<h2>Verdicts</h2>") : page.index("</table>")]
+        rows = page[page.index('<h2 id="verdicts">') : page.index("</table>")]
         tags = Elements(rows).tags
         columns = sum(tag == "th" for tag, _ in tags)
         assert {int(a["colspan"]) for _, a in tags if "colspan" in a} == {columns - 3}  # variant, dtype, verdict
@@ -258,6 +277,17 @@ class TestPlots:
         assert [f"largest error of {name}" in image for name in ("O", "dQ", "dK", "dV")] == [False, True, True, True]
         assert "largest error of O" in plots.error_plot(of(report, "triton-fwd"), "v")
 
+    def test_a_tiny_error_does_not_squeeze_the_others(self):
+        def lowest(tiny: float) -> float:
+            measures = [{"seqlen_kv": 4.0, "max_error_out": size, "error_bound_out": size} for size in (1e-3, tiny)]
+            made = [verdict("triton-fwd", "float16", 3 * i, measures=found) for i, found in enumerate(measures)]
+            image = plots.error_plot(of(build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS), "triton-fwd"), "v")
+            return min(float(tick) for tick in re.findall(r">1?(\de-?\d+)<", image))
+
+        assert lowest(1e-37) == lowest(1e-13)
+        assert lowest(1e-37) >= 1e-14
+        assert lowest(1e-6) > 1e-8
+
     def test_infinite_and_missing_gradients_draw(self):
         changes = [{"r_dq": math.inf, "max_error_dq": math.inf}, {"r_dk": 0.0, "max_error_dk": 0.0}, {"r_dv": math.nan}]
         made = [verdict("triton-fwd", "float16", 3 * i, measures={"seqlen_kv": 4.0} | c) for i, c in enumerate(changes)]
@@ -267,6 +297,62 @@ class TestPlots:
 
     def test_variant_names_stand_clear_of_long_dtypes(self, report):
         assert "float8_e4m3fn" in plots.ratio_plot(report)
+
+
+class TestOracles:
+    def test_mere_counts_of_several_groups_are_one_row(self):
+        made = [
+            verdict("triton-fwd", "float16", 3 * i + 1, oracle="memory", group=group, outcome=outcome, measures={})
+            for i, (group, outcome) in enumerate(
+                [("exact", "pass"), ("bound", "pass"), ("bound", "inapplicable"), ("held", "fail")]
+            )
+        ]
+        made += [verdict("triton-fwd", "float16", 0), verdict("triton-fwd", "float16", 40, oracle="gather", measures={})]
+        d = of(build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS), "triton-fwd")["dtypes"][0]
+        rows = [(o["oracle"], o["group"], o["cases"], o["failures"], o["inapplicable"]) for o in tables.oracles_of(d)]
+        assert rows == [
+            ("memory", "held", 1, 1, 0),
+            ("forward", "bound", 1, 0, 0),
+            ("gather", "exact", 1, 0, 0),
+            ("memory", "2 groups", 2, 0, 1),
+        ]
+
+
+class TestWorstCases:
+    def test_the_largest_r_of_every_variant(self, report):
+        found = {one.ref: one for one in tables.closest(report)}
+        assert list(found) == [v["ref"] for v in tables.ordered(report) if any(d["tensors"] for d in v["dtypes"])]
+        worst = max(t["worst"]["r"] for d in of(report, "triton-backward")["dtypes"] for t in d["tensors"].values())
+        assert found["triton-backward"].case["r"] == worst
+        assert math.isnan(found["triton-tutorial"].case["r"])  # of the LSE, beside an r of 7.1
+
+    @pytest.mark.parametrize(
+        ("tensor", "index", "where"),
+        [
+            ("out", 2 * 65 * 64 + 64 + 3, "O[0, 2, 1, 3]"),
+            ("lse", 2 * 65 + 64, "LSE[0, 2, 64]"),
+            ("dk", 333 * 32 + 33, "dK[0, 1, 1, 1]"),
+            ("dq", 10**9, "dQ"),
+            ("out", None, "O"),
+        ],
+    )
+    def test_where_the_worst_element_is(self, tensor, index, where):
+        problem = Problem(heads_q=4, heads_kv=2, seqlen_q=65, seqlen_kv=333, head_dim=32, head_dim_v=64, dtype="float16")
+        measures = {f"r_{tensor}": 0.5} | ({} if index is None else {f"worst_index_{tensor}": float(index)})
+        made = verdict("triton-fwd", "float16", 0, problem=problem.name, measures=measures)
+        found = build(dataclasses.replace(evidence(), verdicts=(made,)), BINS)
+        assert [one.where for one in tables.closest(found)] == [where]
+        assert f"at {where} " in html_report.render(found)
+
+
+def test_a_reason_that_all_dtypes_share_is_said_once():
+    found = evidence()
+    kept = tuple(v for v in found.verdicts if v.variant != "torch-flash")
+    left = (*found.not_run, NotRun(variant="torch-flash", reason="no device"))
+    report = build(dataclasses.replace(found, verdicts=kept, not_run=left), BINS)
+    assert of(report, "torch-flash")["reasons"] == ["float16: no device", "bfloat16: no device"]
+    assert tables.why(of(report, "torch-flash")) == "no device"
+    assert tables.why(of(report, "triton-tutorial")).startswith("bfloat16: ")
 
 
 def test_a_dtype_without_cases_names_its_reason():

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from verify import device
+from verify import report as accuracy
 from verify.cell.cell import Cell, InfrastructureError, Zygote
 from verify.court import not_here
 from verify.discovery import environment, roster
@@ -52,7 +53,10 @@ def probe(kernels: tuple[Path, ...], directory: Path, as_json: bool) -> int:
     Writes OUT/<device>/probes.{json,md}.  Exits 1 if anything disagrees with the tables that bounds rely on.
     """
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
-    report = measure(Request(kernels, directory / device.slug()), console)
+    folder = directory / device.slug()
+    report = measure(Request(kernels, folder), console)
+    if (folder / "report.json").is_file():
+        accuracy.write(accuracy.read(folder), folder)  # with these probes beside it
     if as_json:
         click.echo(dumps(as_data(report), indent=1))
     else:

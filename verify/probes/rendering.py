@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.table import Column, Table
 from rich.text import Text
 
-from verify.probes.functions import FunctionProbe
+from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH
+from verify.probes.functions import FUNCTIONS, FunctionProbe
+from verify.probes.instructions import INSTRUCTIONS
 from verify.probes.matrix import MatrixProbe
 from verify.probes.report import ProbeReport
 
@@ -21,12 +23,27 @@ _FUNCTIONS = ("function", "inputs", "ulp", "worst at", "of the table's bound", "
 _ORDERS = ("variant", "config", "dtype", "keys", "order of P V", "first groups of keys")
 
 
-def _verdict(found: MatrixProbe | FunctionProbe) -> str:
+def verdict(found: MatrixProbe | FunctionProbe) -> str:
+    """How a probe and its table compare: "agrees", "DISAGREES", "FAILED" or "not in the table"."""
     if not found.agrees:
         return _BAD
     if found.error:
         return _FAILED
     return _UNKNOWN if isinstance(found, MatrixProbe) and (found.guess or found.agreement is None) else _GOOD
+
+
+def table_entry(found: MatrixProbe | FunctionProbe, arch: str) -> str:
+    """Where the tables have what a probe is compared with: the file and the entry, for whoever corrects them."""
+    if isinstance(found, MatrixProbe):
+        file, arch = "verify/arithmetic/units.py", arch.rstrip("a")
+        named = [one for one in INSTRUCTIONS if one.name == found.name]
+        return f"{file}, {arch}: {named[0].operands} into {named[0].accumulator}, {named[0].kind}" if named else file
+    file, tables = "verify/arithmetic/instructions.py", {"EXP": EXP, "LOG": LOG, "DIVISION": DIVISION, "TANH": TANH}
+    entries = {one.name: one.table for one in FUNCTIONS}
+    places = [
+        f'{file}: {title}["{key}"]' for title, one in tables.items() for key in one if one[key] is entries.get(found.name)
+    ]
+    return places[0] if places else file
 
 
 def _matrix_row(found: MatrixProbe) -> tuple[str, ...]:
@@ -36,7 +53,7 @@ def _matrix_row(found: MatrixProbe) -> tuple[str, ...]:
     known = [quantity for quantity in (*found.structure, *found.specials) if quantity.expected]
     same = f"{sum(quantity.agrees for quantity in known)} of {len(known)}"
     bits = "-" if found.agreement is None else f"{found.agreement.mismatches} of {found.agreement.dots} differ"
-    return (found.name, *shown, same, bits, _verdict(found))
+    return (found.name, *shown, same, bits, verdict(found))
 
 
 def _function_row(found: FunctionProbe) -> tuple[str, ...]:
@@ -46,7 +63,7 @@ def _function_row(found: FunctionProbe) -> tuple[str, ...]:
         numbers[0] = (f"{found.ulp_bound:.6g}", numbers[0][1])
     inputs = f"all {found.inputs}" if found.exhaustive else f"{found.inputs} sampled"
     subnormal = f"in: {found.subnormal_inputs or '-'}; out: {found.subnormal_results or '-'}"
-    return (found.name, inputs, *numbers[0], *numbers[1], found.order or "-", found.integers or "-", subnormal, _verdict(found))
+    return (found.name, inputs, *numbers[0], *numbers[1], found.order or "-", found.integers or "-", subnormal, verdict(found))
 
 
 def _order_rows(report: ProbeReport) -> Rows:
@@ -77,22 +94,26 @@ def tables(report: ProbeReport) -> list[Table]:
 def details(report: ProbeReport) -> Iterator[str]:
     """A line for everything that disagrees or failed."""
     for probe in report.matrix:
+        entry = table_entry(probe, report.arch)
         for quantity in (*probe.structure, *probe.specials):
             if not quantity.agrees:
-                yield f"{probe.name}: {quantity.name}: measured {quantity.measured}, the table's unit gives {quantity.expected}"
+                words = f"measured {quantity.measured}, the table's unit gives {quantity.expected}"
+                yield f"{probe.name}: {quantity.name}: {words}; entry: {entry}"
         if probe.agreement is not None and probe.agreement.mismatches:
-            yield f"{probe.name}: {_mismatches(probe)}"
+            yield f"{probe.name}: {mismatches(probe)}; entry: {entry}"
         if probe.error:
             yield f"{probe.name}: {probe.error}"
     for function in report.functions:
         if function.ratio is not None and not function.agrees:
             words = f"{function.ratio.value:.6g} of the table's bound at {function.ratio.at} ({function.table})"
-            yield f"{function.name}: {'; '.join(filter(None, (words, function.wrong)))}"
+            entry = f"entry: {table_entry(function, report.arch)}"
+            yield f"{function.name}: {'; '.join(filter(None, (words, function.wrong, entry)))}"
         if function.error:
             yield f"{function.name}: {function.error}"
 
 
-def _mismatches(probe: MatrixProbe) -> str:
+def mismatches(probe: MatrixProbe) -> str:
+    """How many results differ from the model, and the first of them."""
     agreement = probe.agreement
     assert agreement is not None
     kinds = ", ".join(f"{kind}: {count}" for kind, count in agreement.by_kind.items())

@@ -35,20 +35,22 @@ __all__ = [
 def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
     """Write report.json, report.md and report.html into a folder; returns their paths in this order.
 
-    Each file is replaced whole: a reader sees the old one or the new one.  The plot of r lies beside them as r.svg, for pages
-    that want to show it.
+    Probes and sanitizers' accounts that lie in the folder are shown, and count in the status.  Each file is replaced whole: a
+    reader sees the old one or the new one.  The plot of r lies beside them as r.svg, for pages that want to show it.
     """
-    from verify.report import html, markdown, plots
+    from verify.report import beside, html, markdown, plots
 
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
+    near = beside.look(place, report["device"])
+    report = beside.joined(report, near)
     picture = plots.ratio_plot(report)
     if picture is not None:
         _replace(place / "r.svg", picture.replace('style="', 'style="background: white; ', 1))
     return (
         _replace(place / "report.json", dumps(report)),
-        _replace(place / "report.md", markdown.render(report)),
-        _replace(place / "report.html", html.render(report)),
+        _replace(place / "report.md", markdown.render(report, near)),
+        _replace(place / "report.html", html.render(report, near)),
     )
 
 

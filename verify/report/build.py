@@ -61,7 +61,7 @@ def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None
         "not_run": _not_run(evidence),
         "pools": pooled.reports(evidence.verdicts),
     }
-    report["status"] = _overall(report)
+    report["status"] = overall(report)
     return report
 
 
@@ -118,13 +118,17 @@ def _reasons(evidence: Evidence, known: set[str]) -> list[str]:
     return reasons
 
 
-def _overall(report: Report) -> Status:
-    """Green needs at least one variant, and all that were run; those listed as not run, with the reason, do not count."""
+def overall(report: Report) -> Status:
+    """Green needs at least one variant, and all that were run; those listed as not run, with the reason, do not count.
+
+    What lies beside the report counts like a variant.
+    """
     listed = {row["variant"] for row in report["not_run"] if not row["dtype"]}
     here = [v["status"] for v in report["variants"] if v["cases"] or v["status"] == "red" or v["ref"] not in listed]
-    if "red" in here:
+    found = {*here, *(entry["status"] for entry in report.get("beside", []))}
+    if "red" in found:
         return "red"
-    return "green" if here and set(here) == {"green"} and not report["reasons"] else "grey"
+    return "green" if here and found == {"green"} and not report["reasons"] else "grey"
 
 
 def _not_run(evidence: Evidence) -> list[NotRun]:

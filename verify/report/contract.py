@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
@@ -14,8 +14,10 @@ from verify.report.schema import Cell
 _ORACLES = ("contract", "contract_backward", "declared_numerics")
 _TITLE = "Measured contracts"
 _ABOUT = (
-    "What raw outputs show on problems designed for it, whatever is declared; the declaration follows where its words differ. "
-    "A contradiction is a failing verdict. Dtypes stand behind words that do not hold for all of a variant's."
+    "What raw outputs show on problems designed for it, whatever is declared; the declaration follows where its words "
+    "differ. A contradiction is a failing verdict. Dtypes stand behind words that do not hold for all of a variant's; "
+    "several words without dtypes were found on several problems. causal.tl, window.tl: masks aligned to the top left. –: "
+    "not measured."
 )
 
 
@@ -41,20 +43,26 @@ def columns(measured: Mapping[str, Mapping[str, Cell]]) -> list[str]:
     return [ref for ref, found in measured.items() if found]
 
 
-def rows(measured: Mapping[str, Mapping[str, Cell]]) -> list[tuple[str, list[tuple[str, bool]]]]:
-    """(property, (text, contradicts) per variant of `columns`), by property."""
-    names = sorted({name for found in measured.values() for name in found})
+class Words(NamedTuple):
+    """What a cell shows.  declared: where its words are not those that were measured."""
+
+    measured: str
+    declared: str
+    contradicts: bool
+
+
+def rows(measured: Mapping[str, Mapping[str, Cell]]) -> list[tuple[str, list[Words]]]:
+    """(property, words per variant of `columns`), by property."""
+    names = sorted({name for found in measured.values() for name in found}, key=lambda name: (name.lower(), name))
     refs = columns(measured)
     return [(name, [_cell(measured[ref].get(name)) for ref in refs]) for name in names]
 
 
-def _cell(cell: Cell | None) -> tuple[str, bool]:
+def _cell(cell: Cell | None) -> Words:
     if cell is None:
-        return text.NONE, False
+        return Words(text.NONE, "", False)
     said, declared = _words(cell["measured"]), _words(cell["declared"])
-    if declared and declared != said:
-        said += f" [declared: {declared}]"
-    return said, bool(cell["contradicts"])
+    return Words(said, declared if declared != said else "", bool(cell["contradicts"]))
 
 
 def _words(found: Mapping[str, list[str]]) -> str:
@@ -76,8 +84,12 @@ def markdown(measured: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
     yield "| property | " + " | ".join(text.markdown(ref) for ref in refs) + " |"
     yield "|" + " --- |" * (len(refs) + 1)
     for name, found in rows(measured):
-        shown = [f"❌ **{text.markdown(said)}**" if wrong else text.markdown(said) for said, wrong in found]
-        yield f"| **{text.markdown(name)}** | " + " | ".join(shown) + " |"
+        yield f"| **{text.markdown(name)}** | " + " | ".join(map(_markdown, found)) + " |"
+
+
+def _markdown(words: Words) -> str:
+    said = text.markdown(words.measured + (f" [declared: {words.declared}]" if words.declared else ""))
+    return f"❌ **{said}**" if words.contradicts else said
 
 
 def html(measured: Mapping[str, Mapping[str, Cell]]) -> Markup:
@@ -87,15 +99,18 @@ def html(measured: Mapping[str, Mapping[str, Cell]]) -> Markup:
         return Markup()
     head = Markup().join(Markup("<th>{}</th>").format(_clean(ref)) for ref in refs)
     body = Markup().join(
-        Markup("<tr><th>{}</th>{}</tr>").format(_clean(name), Markup().join(_data(*cell) for cell in found))
+        Markup("<tr><th>{}</th>{}</tr>").format(_clean(name), Markup().join(map(_data, found)))
         for name, found in rows(measured)
     )
-    table = Markup('<div class="scroll"><table><thead><tr><th>property</th>{}</tr></thead><tbody>{}</tbody></table></div>')
-    return Markup("<h2>{}</h2><p>{}</p>").format(_TITLE, _ABOUT) + table.format(head, body)
+    table = Markup(
+        '<div class="scroll"><table class="matrix"><thead><tr><th>property</th>{}</tr></thead><tbody>{}</tbody></table></div>'
+    )
+    return Markup('<h2 id="contracts">{}</h2><p class="soft">{}</p>').format(_TITLE, _ABOUT) + table.format(head, body)
 
 
-def _data(said: str, wrong: bool) -> Markup:
-    return Markup('<td class="{}">{}</td>').format("bad" if wrong else "", _clean(said))
+def _data(words: Words) -> Markup:
+    declared = Markup('<span class="wanted">declared: {}</span>').format(_clean(words.declared)) if words.declared else ""
+    return Markup('<td class="{}">{}{}</td>').format("bad" if words.contradicts else "", _clean(words.measured), declared)
 
 
 def _clean(value: Any) -> Markup:

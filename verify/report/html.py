@@ -7,28 +7,36 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from verify.report import contract, plots, pooled, text
+from verify.report import contract, plots, pooled, probed, sanitized, text
+from verify.report.beside import Beside
 from verify.report.schema import Distribution, Report
 from verify.report.tables import (
     BUILD_COLUMNS,
     broken_builds,
     build_counts,
     build_rows,
+    closest,
     declarations,
     device_rows,
+    grouped,
     headline,
     histogram,
     not_built,
+    oracles_of,
     ordered,
     scope,
     tensors_in,
     tensors_of,
+    why,
     worst_of,
 )
 
 
-def render(report: Report) -> str:
-    """The page.  The same report gives the same bytes, with the same versions of jinja2 and matplotlib."""
+def render(report: Report, beside: Beside | None = None) -> str:
+    """The page.  The same report gives the same bytes, with the same versions of jinja2 and matplotlib.
+
+    beside: what lies beside the report, whose entries `verify.report.beside.joined` has put into it.
+    """
     environment = Environment(
         loader=PackageLoader("verify.report", "templates"),
         autoescape=True,
@@ -63,6 +71,7 @@ def render(report: Report) -> str:
         tensors_in=tensors_in,
         measures=text.MEASURES,
         worst_of=worst_of,
+        oracles_of=oracles_of,
         pool_columns=pooled.COLUMNS,
         pool_rows=pooled.rows(report),
         pool_note=pooled.NOTE,
@@ -72,7 +81,43 @@ def render(report: Report) -> str:
         broken_builds=broken_builds(report),
         not_built=not_built(report),
         histogram=_bars,
+        closest=closest(report),
+        why=why,
+        moment=text.moment,
+        **_beside(report, beside or Beside()),
     )
+
+
+def _beside(report: Report, beside: Beside) -> dict[str, Any]:
+    """What the sections of the probes and of the sanitizers show.  told: the entries by name, None where there is none."""
+    probes, account = beside.probes, beside.sanitizer
+    shown: dict[str, Any] = {
+        "beside": beside,
+        "told": {"probes": None, "sanitizer": None} | {entry["name"]: entry for entry in report.get("beside", [])},
+        "matrix_columns": probed.MATRIX_COLUMNS,
+        "function_columns": probed.FUNCTION_COLUMNS,
+        "order_columns": probed.ORDER_COLUMNS,
+        "probe_note": probed.NOTE,
+        "sanitizer_columns": sanitized.COLUMNS,
+    }
+    if probes is not None:
+        shown |= {
+            "probe_faults": probed.faults(probes),
+            "matrix_rows": probed.matrix_rows(probes),
+            "function_rows": probed.function_rows(probes),
+            "order_rows": probed.order_rows(probes),
+            "probes_left": grouped((left.name, left.reason) for left in probes.not_run),
+        }
+    if account is not None:
+        tools, planted = sanitized.planted(account)
+        shown |= {
+            "sanitizer_rows": sanitized.rows(account, report),
+            "sanitizer_findings": sanitized.findings(account),
+            "planted_tools": tools,
+            "planted_rows": planted,
+            "sanitizer_left": grouped((left["variant"], left["reason"]) for left in account["not_run"]),
+        }
+    return shown
 
 
 def _clean(value: Any) -> Any:

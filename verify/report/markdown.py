@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from verify.report import contract, pooled, text
+from verify.report import contract, pooled, probed, text
+from verify.report.beside import FILES, Beside
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
 from verify.report.tables import (
     BUILD_COLUMNS,
@@ -15,52 +16,70 @@ from verify.report.tables import (
     device_rows,
     headline,
     not_built,
+    oracles_of,
     ordered,
     tensors_in,
     tensors_of,
+    why,
     worst_of,
 )
 
 LIMIT = 1 << 20  # bytes: GitHub's limit of a step summary
 
 _MARKS = {"green": "✅", "red": "❌", "grey": "⬜"}
+_BESIDE = {"probes": "Probes of the device", "sanitizer": "Sanitizers"}
 _MESSAGE = 2000  # characters of one message
 _LISTED = 200  # rows of lists that a bad day makes long
 
 
-def render(report: Report) -> str:
-    """The whole report; without the variants' details where it would pass LIMIT, then cut."""
-    whole = "\n".join(_lines(report, details=True)) + "\n"
+def render(report: Report, beside: Beside | None = None) -> str:
+    """The whole report; without the variants' details where it would pass LIMIT, then cut.
+
+    beside: what lies beside the report, whose entries `verify.report.beside.joined` has put into it.
+    """
+    beside = beside or Beside()
+    whole = "\n".join(_lines(report, beside, details=True)) + "\n"
     if len(whole.encode()) < LIMIT:
         return whole
-    short = "\n".join([*_lines(report, details=False), "", "The details of the variants are in report.html and report.json."])
+    short = "\n".join(
+        [*_lines(report, beside, details=False), "", "The details of the variants are in report.html and report.json."]
+    )
     note = "\n\n(cut: report.json has everything)\n"
     return short.encode()[: LIMIT - len(note) - 1].decode(errors="ignore") + note
 
 
-def _lines(report: Report, *, details: bool) -> Iterator[str]:
+def _lines(report: Report, beside: Beside, *, details: bool) -> Iterator[str]:
     name = text.markdown(report["device"].get("name", "unknown device"))
     yield f"# Attention accuracy: {name}"
     yield ""
     yield f"{_MARKS[report['status']]} **{text.label(report['status'], report['cases'])}** {text.markdown(headline(report))}"
     for reason in report["reasons"]:
         yield f"\n**{text.markdown(reason)}**"
+    for entry in report.get("beside", []):
+        if entry["status"] != "green":
+            yield f"\n{_MARKS[entry['status']]} **{_BESIDE[entry['name']]}: {text.markdown(entry['said'])}**"
     yield ""
-    yield f"Run {text.code(report['run'])}, started {text.code(report['started'])}, profile {text.code(report['profile'])}."
+    begun = f", started {moment}" if (moment := text.moment(report["started"])) else ""
+    yield f"Run {text.code(report['run'])}{begun}, profile {text.code(report['profile'])}."
     yield from _verdicts(report)
     yield from _failing(report)
     yield from _pools(report)
+    yield from _beside(report, beside)
     yield from _builds(report)
     if details:
         yield "\n## Variants\n"
         for variant in ordered(report):
             yield from _variant(variant)
     yield from contract.markdown({v["ref"]: v.get("measured", {}) for v in ordered(report)})
-    for title, terms, rows in declarations(report):
-        yield f"\n## {title}\n"
-        yield from _table(
-            ["variant", *map(text.markdown, terms)], [[_name(n), *map(text.markdown, cells)] for n, cells in rows]
-        )
+    for one in declarations(report):
+        yield f"\n## {one.title}\n"
+        if one.alike:
+            said = "; ".join(f"{text.markdown(term)}: {text.markdown(said)}" for term, said in one.alike)
+            yield f"{text.markdown(one.whose)}: {said}."
+            yield ""
+        if one.terms:
+            rows = [[_name(ref), *map(text.markdown, cells)] for ref, cells in one.rows]
+            yield from _table(["variant", *map(text.markdown, one.terms)], rows)
     yield from _shortcomings(report)
     yield from _device(report)
 
@@ -84,7 +103,7 @@ def _verdicts(report: Report) -> Iterator[str]:
     for variant in ordered(report):
         if not variant["cases"] and variant["status"] != "red":
             verdict = f"{_MARKS[variant['status']]} {text.label(variant['status'], 0)}"
-            reason = text.markdown(text.shorter("; ".join(variant["reasons"]), 200))
+            reason = text.markdown(text.shorter(why(variant), 200))
             rows.append([_name(variant["ref"]), "", f"{verdict}: {reason}", *[text.NONE] * (len(columns) - 3)])
             continue
         for place, d in enumerate(variant["dtypes"]):
@@ -92,6 +111,9 @@ def _verdicts(report: Report) -> Iterator[str]:
             start = [_name(variant["ref"]) if place == 0 else "", text.markdown(d["dtype"]), verdict]
             share, empty = text.share(d["refused"], d["drawn"]), str(len(d["bins_missing"]))
             rows.append([*start, text.tally(d), *_measures(d, tensors), share, empty])
+        if variant["cases"] and variant["status"] == "grey":
+            state = f"{_MARKS['grey']} {text.label('grey', 1)}: {text.markdown(text.shorter(why(variant), 200))}"
+            rows.append(["", "", state, *[text.NONE] * (len(columns) - 3)])
         tried, broken = build_counts(variant["builds"])
         if broken:
             state = f"{_MARKS['red']} {text.label('red', tried)}: {broken} of {tried} fail to compile"
@@ -182,6 +204,29 @@ def _pools(report: Report) -> Iterator[str]:
         yield from _table(pooled.COLUMNS, rows, range(3, 9))
 
 
+def _beside(report: Report, beside: Beside) -> Iterator[str]:
+    """The short form of what lies beside the report: one line each, and every disagreement of the probes."""
+    told = {entry["name"]: entry for entry in report.get("beside", [])}
+    for name, title in _BESIDE.items():
+        yield f"\n## {title}\n"
+        if name not in told:
+            yield f"{_MARKS['grey']} {text.label('grey', 0)}: {text.code(FILES[name])} says nothing, or is not there."
+            continue
+        status, said = told[name]["status"], text.markdown(told[name]["said"])
+        yield f"{_MARKS[status]} **{text.label(status, 1)}** {said} More is in {text.code(name + '.md')}."
+        if name == "probes" and beside.probes is not None:
+            yield from _faults(probed.faults(beside.probes))
+
+
+def _faults(faults: Sequence[probed.Fault]) -> Iterator[str]:
+    if faults:
+        yield ""
+    for fault in faults:
+        parts = [f"{name}: measured {measured}, the table says {wanted}" for name, measured, wanted in fault.rows]
+        said = text.markdown(text.shorter("; ".join([*parts, *fault.notes]), _MESSAGE))
+        yield f"- {_MARKS[fault.status]} **{text.markdown(fault.name)}**: {said}. Entry: {text.code(fault.entry)}"
+
+
 def _build(name: str) -> str:
     return text.code(name) if name else text.NONE
 
@@ -203,7 +248,7 @@ def _dtype(d: DTypeReport) -> Iterator[str]:
     tensors = tensors_in([d])
     rows = [
         [*map(text.markdown, (o["oracle"], o["group"])), text.tally(o), str(o["inapplicable"]), *_worst(o, tensors)]
-        for o in d["oracles"]
+        for o in oracles_of(d)
     ]
     columns = ["oracle", "group", "cases", "not applicable", *_ratios(tensors)]
     yield from _table(columns, rows, range(2, len(columns)))

@@ -38,6 +38,7 @@ _INK = "#0a0b0c"  # stands for currentColor, which matplotlib does not know
 _SCALE = 1.55  # CSS pixels per point at full width: 9 pt are 14 px
 _FLOOR = 2.0**-14  # r at or below it is drawn there: exact results have r = 0
 _CEILING = 2.0**4
+_DECADES = 1e-10  # of the largest error or bound: what is smaller would squeeze all others, and is drawn there
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "attention-verify",
@@ -159,8 +160,9 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
     with _figure(9.0, 2.6 if len(tensors) == 1 else 2.1 * len(tensors)) as figure:
         grid = figure.subplots(len(tensors), max(len(dtypes), 2), sharex=True, sharey="row", squeeze=False)
         for name, row in zip(tensors, grid, strict=True):
+            floor = _DECADES * max(size for dtype in dtypes for s in drawn[dtype, name] for size in _sizes(s))
             for axes, dtype in zip(row, dtypes, strict=False):
-                _error_panel(axes, dtype, drawn[dtype, name])
+                _error_panel(axes, dtype, drawn[dtype, name], floor)
             for axes in row[len(dtypes) :]:
                 axes.set_visible(False)
             row[0].set_ylabel(f"largest error of {text.TENSORS[name]}")
@@ -174,10 +176,16 @@ def _with_error(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if s["max_error"] is not None and math.isfinite(s["max_error"])]
 
 
-def _error_panel(axes: Any, dtype: str, points: Sequence[Sample]) -> None:
+def _sizes(sample: Sample) -> list[float]:
+    """Its error and bound, as far as they are finite."""
+    return [size for size in (sample["max_error"], sample["error_bound"]) if size is not None and math.isfinite(size)]
+
+
+def _error_panel(axes: Any, dtype: str, points: Sequence[Sample], floor: float) -> None:
     colour, mark = _look(dtype)
     bounds = [(s["seqlen_kv"], s["error_bound"]) for s in points if s["error_bound"] and math.isfinite(s["error_bound"])]
-    errors = [(s["seqlen_kv"], s["max_error"]) for s in points if s["max_error"]]
+    bounds = [(keys, max(bound, floor)) for keys, bound in bounds]
+    errors = [(s["seqlen_kv"], max(s["max_error"], floor)) for s in points if s["max_error"]]
     exact = len(points) - len(errors)
     axes.plot(*_columns(bounds), "_", color=_INK, markersize=6, alpha=0.55)
     axes.plot(*_columns(errors), mark, color=colour, markersize=3.6, alpha=0.75, markeredgewidth=0)

@@ -286,10 +286,22 @@ class _Campaign(TypedDict):
     not_run: list[NotRun]
 
 
+class BesideReport(TypedDict):
+    """What a file beside the report, "probes" or "sanitizer", says of the device or of the kernels.
+
+    said: one line.  A file in which nothing was measured has no entry.
+    """
+
+    name: str
+    status: Status
+    said: str
+
+
 class Report(_Campaign, total=False):
     """One campaign on one device; what reports of an earlier day do not have may be missing."""
 
     pools: list[PoolReport]
+    beside: list[BesideReport]
 
 
 def dumps(report: Report) -> str:

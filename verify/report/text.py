@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime
 
 from verify.report.schema import DTypeReport, Oracle, Status
 
@@ -28,14 +29,14 @@ def plain(text: object) -> str:
 
 
 def number(value: float | str | None) -> str:
-    """Three significant digits; "–" for nothing."""
+    """Three significant digits, or all before the point of thousands; "–" for nothing."""
     if value is None:
         return NONE
     if isinstance(value, str):
         return plain(value)
     if not math.isfinite(value):
         return str(value)
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def exact(value: float | str | None) -> str:
@@ -57,6 +58,16 @@ def seconds(value: float | None) -> str:
         if value >= least:
             return f"{value * scale:.3g} {unit}"
     return f"{value * 1e6:.3g} µs"
+
+
+def moment(started: str) -> str:
+    """When a run began, to the minute in UTC; nothing for what is no time."""
+    for form in ("%Y%m%dT%H%M%SZ", "%Y-%m-%dT%H:%M:%S%z"):
+        try:
+            return datetime.strptime(started, form).strftime("%Y-%m-%d %H:%M UTC")
+        except ValueError:
+            continue
+    return ""
 
 
 def label(status: Status, cases: int) -> str:
@@ -115,7 +126,7 @@ def value(item: object) -> str:
     if isinstance(item, float):
         return number(item)
     if isinstance(item, list | tuple):
-        return ", ".join(value(part) for part in item)
+        return ", ".join(value(part) for part in item) or "none"
     return (
         {None: "none", True: "yes", False: "no"}.get(item, plain(item))
         if item is None or isinstance(item, bool)
