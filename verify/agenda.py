@@ -1,21 +1,29 @@
-"""Agenda: the few problems that fill every coverage bin of a docket, chosen among many that are drawn and not judged."""
+"""Agenda: the few problems that fill every coverage bin of a docket, chosen among many that are drawn and not judged, and
+those at edges that no bin names and that random lengths hardly ever meet."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from references.masks import Causal, Documents, Full, Lengths, Mask, Window
 from verify.court import Docket
 from verify.coverage import bins_reachable, coverage_bins
 from verify.draws import draws
+from verify.oracles import groups
 from verify.problem import Problem
+from verify.variant import Support
 
 _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
 _TELLING = 64  # keys
+_INT16 = 1 << 15
+_SCANNED = 1024  # the most threads of a block, and so what is often looked at in one go
 
 
 def agenda(docket: Docket) -> list[Problem]:
     """Problems that together fill every bin that the docket's support can reach, small ones preferred, in a stable order.
 
-    A bin that none of the draws fills stays empty, and the report says so.
+    A bin that none of the draws fills stays empty, and the report says so.  Then come the `edges`.
     """
     drawn: dict[str, Problem] = {}
     for number in range(_ROUNDS):
@@ -24,7 +32,45 @@ def agenda(docket: Docket) -> list[Problem]:
         chosen, missing = _cover(docket, list(drawn.values()))
         if not missing:
             break
-    return chosen
+    return list({problem.name: problem for problem in (*chosen, *edges(docket))}.values())
+
+
+def edges(docket: Docket) -> list[Problem]:
+    """Those that the support has of: keys without queries, whose gradients are 0, and queries without keys; diagonals that pass
+    one beside the corners of tiles; rows past 1024; and for a forward keys past 2^15, with scores so low that one too many
+    shows.  Where a mask can hide what is before these rows and keys it does, so that the interpreter bears them.
+    """
+    support = docket.declaration.support
+    return [problem for problem in _edges(docket) if support.refusal(problem) is None]
+
+
+def _edges(docket: Docket) -> Iterator[Problem]:
+    support = docket.declaration.support
+    plain = Problem(
+        seqlen_q=33,
+        seqlen_kv=33,
+        head_dim=min(support.head_dims, key=lambda dim: abs(dim - 16)),
+        dtype=docket.dtype,
+        descaling="none" if "none" in support.descalings else support.descalings[0],
+    )
+    yield plain.but(seqlen_q=0)
+    yield plain.but(seqlen_kv=0)
+    if docket.dtype != support.dtypes[0]:
+        return
+    tile = max(docket.config.block_m or 64, docket.config.block_n or 64)
+    for beside in (1, -1):
+        yield plain.but(seqlen_q=2 * tile, seqlen_kv=2 * tile + beside, mask=Causal())
+    if groups()[docket.group].entry == "forward":
+        wide = plain.but(seqlen_q=1, seqlen_kv=_INT16 + 22, distribution="negative_lse")
+        yield _masked(wide, support, Window(70, 0), Full())
+    tall = plain.but(seqlen_q=_SCANNED + 17, seqlen_kv=17)
+    yield _masked(tall, support, Documents((17,)), Lengths((tall.seqlen_q,), (17,)), Causal())
+
+
+def _masked(problem: Problem, support: Support, *masks: Mask) -> Problem:
+    """With the first of these masks that is supported, or with the last one."""
+    found = [problem.but(mask=mask) for mask in masks]
+    return next((candidate for candidate in found if support.refusal(candidate) is None), found[-1])
 
 
 def _telling(problem: Problem) -> bool:

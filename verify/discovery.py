@@ -117,6 +117,8 @@ def _check(declaration: Declaration) -> None:
         raise ValueError(f"contract.lse: {declaration.contract.lse!r} is none of 'natural', 'base2', None")
     if declaration.contract.masked_values not in ("any", "finite"):
         raise ValueError(f"contract.masked_values: {declaration.contract.masked_values!r} is neither 'any' nor 'finite'")
+    if declaration.contract.nan not in ("propagates", "out", "any"):
+        raise ValueError(f"contract.nan: {declaration.contract.nan!r} is none of 'propagates', 'out', 'any'")
     if "backward" in declaration.entries and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
     for dtype in support.dtypes:

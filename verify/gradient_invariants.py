@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from references.positions import Sizes
 from verify.arithmetic.mma import Unit
-from verify.invariants import forward_slack, live_rows, reach
+from verify.invariants import forward_slack, live_rows, misaligned, reach
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.gradients_sums import rules_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +79,20 @@ def invariants(p: Problem, g: Gradients, forward: ForwardArithmetic, backward: G
     most = 1 + max(float(x.abs().max()) for x in (q, k, v, dout))
     flush = max(TINY, a.weights.flush, a.score_gradients.flush)
     flushed = 4 * flush * p.group * (p.seqlen_q + 1) * (p.seqlen_kv + 1) * most**2 * max(1.0, abs(p.scale))
-    error_p = rows.weights + by_p * (1 + rows.weights)
-    size_ds = rows.factor + rows.scores
-    error_k, error_q = rows.scores + by_k * size_ds, rows.scores + by_q * size_ds
+    aligned = rules_of(p, a)["dv"].weighted, rules_of(p, a)["dq"].weighted
+    error_p = rows.weights * (1 + aligned[0].share) + by_p * (1 + rows.weights)
+    size_ds, lost_ds = rows.factor + rows.scores, rows.scores * (1 + aligned[1].share)
+    error_k, error_q = lost_ds + by_k * size_ds, lost_ds + by_q * size_ds
+    # What subnormal Q, K and dO may cost each column, a row's weights at a time.
+    each = [x.by_operand + x.share * x.threshold for x in aligned]
+    small = _fold((each[0] * (1 + rows.weights) + each[1] * abs(p.scale) * size_ds).sum(2), p) * (
+        2 * most * max(p.head_dim, p.head_dim_v)
+    )
     found = []
 
     def add(name: str, formula: str, left: Tensor, right: Tensor, slack: Tensor) -> None:
         """slack: the arithmetic's; what an output was rounded by is known from the output."""
-        slack = torch.where(slack < FP32_MAX, slack + flushed, torch.inf)
+        slack = torch.where(slack < FP32_MAX, slack + flushed + (small if slack.ndim == 2 else small[..., None]), torch.inf)
         found.append(Invariant(name, formula, left, right, slack.nan_to_num(nan=torch.inf, posinf=torch.inf)))
 
     per_key = [x.norm(dim=-1) for x in (k, v)]
@@ -136,11 +144,11 @@ def _fold(x: Tensor, p: Problem) -> Tensor:
 def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a: GradientArithmetic) -> _Rows:
     live = live_rows(p)
     reached = reach(p, g.q, g.k)
-    slack = forward_slack(p, forward, reached)
+    slack = forward_slack(p, forward, reached, (g.q, g.k))
     lse = g.lse.double().abs().masked_fill(~live, 0.0)
     # The exponent of P, and what the saved LSE was off by.
     cap = p.softcap
-    score = reached * a.scores.kappa(p.head_dim)
+    score = reached * a.scores.kappa(p.head_dim) + misaligned(p, a.operands, g.q, g.k)
     score = score + relative(a.scale_roundings + (4 if cap else 1), U) * (reached + score)
     if cap:
         score = score + ((1 + a.tanh) * (1 + relative(4, U)) - 1) * (reached.clamp(max=cap) + score) + 2.0**-50 * cap
@@ -165,6 +173,9 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
     terms = p.head_dim_v + 1
     factor = 2 * product
     off = output + relative(terms, U) * (product + output) + a.scores.kappa(terms) * (factor + output) + 4 * terms * TINY
+    values = Sizes.of(g.v.double().flatten(2), -1)
+    by_head = Sizes(*(x.repeat_interleave(p.group, 1)[..., None] for x in (values.least, values.most)))
+    off = off + a.factors.loss(terms, Sizes.of(dout, -1), by_head)[..., 0]
     off = off + U * (factor + off)
     slope = _slope(p, a, score) if cap else 1.0
     scores = grown * (1 + of_ds) * (1 + relative(2, U)) * slope * (factor + off) - factor + lost[1]

@@ -16,15 +16,26 @@ import torch
 from torch import Tensor
 
 from references.masks import Full
+from references.positions import Sizes
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
+from verify.tolerance.subnormals import Operands
 
 DIVISION = 5  # in units of U: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
 # The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is derived.
 KNOWN = (
     *("operands", "float32_products", "prescale", "scores", "probability", "normalised", "split_keys", "exp", "block_n"),
-    *("softcap_tanh", "scale_roundings", "probability_scale", "promotion", "output_roundings"),
+    *(
+        "softcap_tanh",
+        "scale_roundings",
+        "probability_scale",
+        "promotion",
+        "output_roundings",
+        "row_sum_lanes",
+        "row_sum_apart",
+    ),
+    "division",
 )
 _LARGE = 300.0  # exp of more is no number to work with
 _FEW_PAIRS = 1 << 24  # whose mask may be written out
@@ -118,11 +129,19 @@ class ForwardSlack:
     beyond: Tensor
 
 
-def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor) -> ForwardSlack:
-    """From `reach` alone."""
+def misaligned(p: Problem, operands: Operands, q: Tensor, k: Tensor) -> Tensor:
+    """What subnormal operands may cost a scaled score of each row, fp64 (batch, heads_q, seqlen_q)."""
+    keys = Sizes.of(k.double().flatten(2), -1)
+    by_head = Sizes(*(x.repeat_interleave(p.group, 1)[..., None] for x in (keys.least, keys.most)))
+    return abs(p.scale) * operands.loss(p.head_dim, Sizes.of(q.double(), -1), by_head)[..., 0]
+
+
+def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor]) -> ForwardSlack:
+    """From `reach`, and from how small the elements of q and k are, `given` as logical tensors."""
     logs = math.log(max(p.seqlen_kv, 1))
     cap = p.softcap
     error = reached * ((1 + a.operand_roundings) * (1 + a.scores.kappa(p.head_dim)) - 1)
+    error = error + misaligned(p, a.operands, *given)
     error = error + relative(a.scale_roundings + (4 if cap else 1), U) * (reached + error)
     if a.score_format is not None:
         error = error + relative(2, a.score_format.unit_roundoff) * (reached + error)
@@ -142,14 +161,21 @@ def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor) -> ForwardS
     lse = lse + U * 2 * (logs + a.offset) + LOG_ERROR * (1 + logs + a.offset + 2 * score)
     growth = torch.exp(2 * (a.exps + U * (top + a.offset)).clamp(max=_LARGE / 2))
     absolute = growth * (2 * p.seqlen_kv + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale) + a.values.flush
+    # A few roundings more and the row sum's own do not double what V may lose to alignment.
+    absolute = absolute + 2 * (a.weighted.by_operand + a.weighted.share * a.weighted.threshold * _lost(p, a, growth))
     return ForwardSlack(score, _average(p, a, growth, row_sum), absolute, lse, _beyond(p, a, reached))
+
+
+def _lost(p: Problem, a: ForwardArithmetic, growth: Tensor) -> Tensor:
+    """What small P lose, of the row sum: no more than all."""
+    return ((a.flush + 2 * TINY) * p.seqlen_kv * (torch.ones_like(growth) if a.normalised else growth)).clamp(max=1.0)
 
 
 def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) -> Tensor:
     """Rounded and flushed P, the product, rescales, the row sum and the division: what does not depend on the scores."""
     fp32 = relative(2 * a.blocks + DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
     rounding = (1 + a.probability_roundoff) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + fp32) - 1
-    lost = ((a.flush + 2 * TINY) * p.seqlen_kv * (torch.ones_like(growth) if a.normalised else growth)).clamp(max=1.0)
+    lost = (_lost(p, a, growth) * (1 + a.weighted.share)).clamp(max=1.0)
     if a.saturates:
         lost = lost + (1 - a.saturates / growth.sqrt()).clamp(min=0.0)
     slack: Tensor = (rounding + lost + row_sum) / (1 - row_sum)

@@ -163,6 +163,13 @@ class Trial:
             self._runs[tag] = self._launch(self.entry, poison, given)
         return self._runs[tag]
 
+    @property
+    def concurrent(self) -> Run:
+        """One launch of several at once (see `verify.cell.together`), on CUDA."""
+        if "concurrent" not in self._runs:
+            self._runs["concurrent"] = self._launch(self.entry, "nan", self.inputs.named | self._for_backward, together=True)
+        return self._runs["concurrent"]
+
     def beside(self, tag: str, problem: Problem, inputs: Inputs | None = None, dout: Tensor | None = None) -> Trial:
         """Another question to the same kernel, in the same cell and on the same clock; one per tag, which oracles may share.
 
@@ -193,14 +200,14 @@ class Trial:
             }
         return {"dout": self.dout, **self.saved.outputs}
 
-    def _launch(self, entry: str, poison: str, given: Mapping[str, Tensor]) -> Run:
+    def _launch(self, entry: str, poison: str, given: Mapping[str, Tensor], *, together: bool = False) -> Run:
         with self.clock.timed("generate"):
             where = self.plan(entry)
             if isinstance(where, Reply):
                 return Run(where, poison)
             self.arena.lay(where, given, poison)
         with self.clock.timed("run"):
-            reply = self.cell.run(self.declaration.path, self._request(entry, where), self.arena)
+            reply = self.cell.run(self.declaration.path, self._request(entry, where) | {"together": together}, self.arena)
             if reply.status not in ("ok", "unsupported"):
                 return Run(reply, poison)
             outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}

@@ -136,7 +136,14 @@ VARIANT = Variant(
     forward=forward,
     configs=CONFIGS,
     support=SUPPORT,
-    numerics=Numerics(operands="input", accumulator="float32", scores="float32", probability="input", exp="ex2.approx"),
+    numerics=Numerics(
+        operands="input",
+        accumulator="float32",
+        scores="float32",
+        probability="input",
+        exp="ex2.approx",
+        row_sum_lanes=4,  # a row's columns lie in four neighbouring lanes
+    ),
     contract=Contract(
         lse="natural",
         empty_row_out=0.0,

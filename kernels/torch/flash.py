@@ -16,7 +16,8 @@ The arithmetic is that of FlashAttention-2's source as torch carries it, the res
 - seqlen_q = 0 with keys is an invalid launch, so nothing is launched here; a batch or a head count of 70000 is one too.
 - Rows are read 16 bytes at a time, unchecked: one that begins elsewhere is a misaligned-address fault, which ends the process's
   use of the device.  Any strides that keep to 16 bytes, expanded ones too, are right.
-- A NaN in K reaches every row, in V every row's O; a NaN in a row of Q stays there.
+- A NaN in K reaches every row, in V every row's O; a NaN in a row of Q stays there.  O is then NaN, but the LSE of a row whose
+  scores hold a NaN is +inf.
 """
 
 import math
@@ -67,7 +68,7 @@ VARIANT = Variant(
     forward=forward,
     support=SUPPORT,
     numerics=Numerics(split_keys=True, block_n=32, scale_roundings=3),
-    contract=Contract(empty_row_lse=math.inf, batch_invariant=False),
+    contract=Contract(empty_row_lse=math.inf, nan="out", batch_invariant=False),
     allocates_outputs=True,
     available=available,
 )

@@ -317,7 +317,14 @@ VARIANT = Variant(
         Config(block_m=64, block_n=32, num_warps=4, num_stages=2),
     ),
     support=SUPPORT,
-    numerics=Numerics(operands="input", accumulator="float32", scores="float32", probability="input", exp="ex2.approx"),
+    numerics=Numerics(
+        operands="input",
+        accumulator="float32",
+        scores="float32",
+        probability="input",
+        exp="ex2.approx",
+        row_sum_apart=True,
+    ),
     contract=Contract(
         lse="natural",
         empty_row_out=0.0,

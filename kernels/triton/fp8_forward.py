@@ -340,6 +340,7 @@ VARIANT = Variant(
         scale_roundings=3,  # scale * log2(e) on the host, then both factors
         probability_scale=256.0,
         promotion=PROMOTION,
+        row_sum_apart=True,
         output_roundings=1,
     ),
     contract=Contract(

@@ -10,6 +10,12 @@ _SCORES = 'x = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale_
 _SUM = "l = l * alpha + tl.sum(p, 1)"
 _PROBABILITY = "p = tl.exp2(x - shift[:, None])"
 _PRODUCT = 'acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")'
+_POLYNOMIAL = (
+    "t = tl.maximum(x - shift[:, None], -127.0)\n"
+    "            f = t - tl.floor(t)\n"
+    "            p = tl.exp2(tl.floor(t)) * (1.0 + f * (0.695146 + f * (0.227564 + f * 0.077119)))\n"
+    '            p = tl.where(x == float("-inf"), 0.0, p)'
+)
 _LSE = "lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))"
 _DIVISION = "o_tile = acc / denominator[:, None]"
 
@@ -168,31 +174,21 @@ FAULTS = (
         about="2^x is a polynomial of degree 3, relative error 9e-5, though ex2.approx is declared",
         source="flash-attention c2006099",
         file=TRITON_FORWARD,
-        edits=(
-            (
-                _PROBABILITY,
-                "t = tl.maximum(x - shift[:, None], -127.0)\n"
-                "            f = t - tl.floor(t)\n"
-                "            p = tl.exp2(tl.floor(t)) * (1.0 + f * (0.695146 + f * (0.227564 + f * 0.077119)))\n"
-                '            p = tl.where(x == float("-inf"), 0.0, p)',
-            ),
-        ),
+        edits=((_PROBABILITY, _POLYNOMIAL),),
         common=SQUARE,
     ),
     Fault(
         name="exp-by-block",
-        about="blocks at an edge take another exponential than those inside, so that a row's bits depend on where blocks end",
+        about="blocks at an edge take that polynomial, those inside ex2.approx, so that a row's bits depend on its tile",
         source="flash-attention c2006099",
         file=TRITON_FORWARD,
         edits=(
             (
                 _PROBABILITY,
-                f"{_PROBABILITY}\n            if EDGE == 1:\n"
-                "                p = tl.exp((x - shift[:, None]) * 0.6931471805599453)",
+                f"{_PROBABILITY}\n            if EDGE == 1:\n                " + _POLYNOMIAL.replace("\n", "\n    "),
             ),
         ),
         common=SQUARE,
-        escapes="both exponentials are within what is declared: only the bits of one row in two schedules would differ",
     ),
     Fault(
         name="scores-clamped",

@@ -106,7 +106,6 @@ FAULTS = (
         helper=BACKWARD_KERNELS,
         edits=(("first = tl.maximum(key_begin - diagonal_high, 0)", "first = tl.maximum(key_begin + 1 - diagonal_high, 0)"),),
         common=CAUSAL,
-        asked="sq=128,skv=128,d=16,dtype=float32,mask=window.inf.1.tl",
     ),
     Fault(
         name="diagonal-block-unmasked",
@@ -130,7 +129,6 @@ FAULTS = (
         helper=BACKWARD_KERNELS,
         edits=(("for start in range(0, seqlen_q, SCANNED):", "for start in range(0, 1, SCANNED):"),),
         common=SQUARE,
-        asked="sq=1056,skv=32,d=16,dtype=float32,mask=lengths.1056.32",
     ),
     Fault(
         name="scan-drops-last-row",

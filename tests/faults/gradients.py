@@ -27,7 +27,7 @@ FAULTS = (
                 'tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")',
             ),
         ),
-        common="sq=16,skv=2048,d=256,dv=16,dtype=float16",
+        common="sq=16,skv=1024,d=256,dv=16,dtype=float16",
     ),
     Fault(
         name="delta-of-last-tile-unwritten",

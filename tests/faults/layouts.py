@@ -100,7 +100,6 @@ FAULTS = (
             ("_STRIDES = [", "_SCALES: dict = {}\n_STRIDES = ["),
         ),
         common=SQUARE,
-        escapes="needs two launches of the same shapes in one process, with another scale",
     ),
     Fault(
         name="reads-past-head-dim",

@@ -14,7 +14,6 @@ from tests.faults.fault import Fault
 from tests.faults.rivals import RIVALS
 from tests.faults.search import Catch, cheapest
 from verify.cell.cell import ROOT
-from verify.oracles import groups
 from verify.problem import Problem
 
 PATH = Path(__file__).with_name("verdicts.json")
@@ -65,7 +64,7 @@ def document(entries: dict[str, Entry]) -> str:
         "",
         f"{len(faults)} faults are planted, one at a time, into the source of the kernels (`tests/faults/`), {named} of them "
         "of a class that a public project really had.  Each passes `allclose(atol=1e-2, rtol=0)` against fp64 on N(0, 1) "
-        f"inputs of a common shape.  **{caught} are caught, {asked} of them only on a problem made for them; "
+        f"inputs of a common shape.  **{caught} are caught, {asked} of them only on a problem that a GPU is asked; "
         f"{len(escaped)} escape.**",
         "",
         "The kernels run on a CPU: Triton's in the interpreter, the others in torch.  `tests/faults/kernels/split_kv.py` is "
@@ -76,8 +75,8 @@ def document(entries: dict[str, Entry]) -> str:
         "## Faults",
         "",
         "An oracle is named where it convicted on one of the few cases that its group heard; that it is absent does not mean "
-        "that it never would.  The source is where a kernel had a bug of that class.  †: caught on a problem made for it, "
-        "and on none of the 300 that were drawn.",
+        "that it never would.  The source is where a kernel had a bug of that class.  †: caught on a problem that campaigns "
+        "on a GPU ask (`verify/long.py`); an interpreter takes too long for it.",
         "",
         "| fault | what is wrong | source | caught by | " + " | ".join(rival.name for rival in RIVALS) + " |",
         "|" + " --- |" * (4 + len(RIVALS)),
@@ -99,7 +98,7 @@ def _row(fault: Fault, entry: Entry) -> str:
 
 
 def _only_asked(fault: Fault, entry: Entry) -> bool:
-    """Whether no problem that was drawn caught it."""
+    """Whether nothing caught it that a machine without a GPU is asked."""
     return bool(fault.asked) and any(catch.problem == Problem.parse(fault.asked).name for catch in entry.catches)
 
 
@@ -138,7 +137,7 @@ def _oracles_section(entries: dict[str, Entry]) -> list[str]:
     return [
         "## By oracle",
         "",
-        f"{len(groups())} groups of oracles were asked.  *alone*: nobody else caught it.",
+        "How many faults each caught, where it was asked; *alone*: nobody else caught it.",
         "",
         "| oracle | faults | alone |",
         "| --- | ---: | ---: |",

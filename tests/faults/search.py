@@ -8,21 +8,23 @@ from functools import cache
 
 from references.masks import Full
 from tests.faults.fault import Fault
-from tests.faults.stand import Stand
+from tests.faults.stand import Stand, finest
 from verify.agenda import agenda
 from verify.case import Case, CaseError
 from verify.court import Docket, inapplicable
 from verify.draws import draws
-from verify.oracles import groups
+from verify.oracles import groups, of_group
+from verify.oracles.execution import held
 from verify.problem import Problem
 from verify.variant import Config, Declaration, Support
 
+HELD = ("execution", "memory")  # what every run must hold, before any oracle is asked
 _LEADING = ("accuracy", "gradients")  # groups that hear the agenda too, as the suite has it, and are asked longest
 _SAMPLE = 8  # cases that they hear in any case, so that each of their oracles may speak
 _LONGEST = 300  # cases after which a leading group gives up
 _OTHERS = 8  # the same of any other group, if no leading group has caught the fault
 _HINTS = 1  # problems that convicted in a leading group, the cheapest, which are what the others are asked
-_LARGEST = {True: 4_000_000, False: 300_000}  # pairs times head dims of one problem: in leading groups, in others
+_LARGEST = 300_000  # pairs times head dims of one problem, of those that are drawn for others than leading groups
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,15 @@ class Catch:
     @property
     def cost(self) -> int:
         """What a replay takes, roughly."""
-        problem = Problem.parse(self.problem)
-        return problem.pairs * (problem.head_dim + problem.head_dim_v) * (3 if self.group.startswith("gradient") else 1)
-
-
-def finest(declaration: Declaration) -> Config:
-    """The config with the smallest tiles of keys."""
-    return min(declaration.configs, key=lambda config: config.block_n or 64)
+        problem, group = Problem.parse(self.problem), groups()[self.group]
+        rows, keys, dims = (max(-(-n // 64), 1) for n in (problem.seqlen_q, problem.seqlen_kv, problem.head_dim))
+        tiles = problem.batch * problem.heads_q * rows * (keys + dims)
+        asked = 1 if self.oracle in HELD or group.name in _LEADING else 3  # a relation, or a known answer, has two problems
+        return tiles * asked * (3 if group.entry == "backward" else 1)
 
 
 def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
-    """The oracles that catch a fault, leading groups first, each with its first case; none if no case convicts by itself."""
+    """The oracles that catch a fault, leading groups first, each with its first case."""
     shipped, planted = stand.shipped(fault), stand.planted(fault)
     found: list[Catch] = []
     leading = [group for group in _LEADING if not inapplicable(shipped, group)]
@@ -78,10 +78,17 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
         cases = asked if hints else _candidates(_Accused(shipped), group)
         found += _heard(stand, planted, group, cases, 0)
     first = {(catch.group, catch.oracle): catch for catch in reversed(found)}
-    # What a fault keeps from one launch to the next may convict it in a campaign, by the luck of what was asked before.
-    if first and not convicts(stand, stand.afresh(planted), cheapest(first.values())[0]):
-        return ()
-    return tuple(first.values())[::-1]
+    return tuple(_by_themselves(stand, planted, tuple(first.values())[::-1]))
+
+
+def _by_themselves(stand: Stand, planted: Declaration, found: Sequence[Catch]) -> Sequence[Catch]:
+    """Those that convict in a process that has seen nothing else: all of them, if the cheapest does.
+
+    What a fault keeps from one launch to the next may convict it in a campaign by the luck of what was asked before.
+    """
+    if not found or convicts(stand, stand.afresh(planted), cheapest(found)[0]):
+        return found
+    return [catch for catch in found if convicts(stand, stand.afresh(planted), catch)]
 
 
 def cheapest(catches: Iterable[Catch]) -> list[Catch]:
@@ -116,10 +123,15 @@ def _as_asked(problem: Problem, name: str, support: Support) -> list[Problem]:
 
 
 def convicts(stand: Stand, declaration: Declaration, catch: Catch) -> bool:
-    """Whether that oracle convicts a kernel on that case."""
+    """Whether that oracle convicts a kernel on that case, as `Court.hear` would, but that no other oracle is asked."""
     config = next(config for config in declaration.configs if config.name == catch.config)
-    verdicts = stand.hear(declaration, config, catch.group, Problem.parse(catch.problem))
-    return any(verdict.oracle == catch.oracle and verdict.outcome == "fail" for verdict in verdicts)
+    trial = stand.trial(declaration, config, groups()[catch.group], Problem.parse(catch.problem))
+    if not trial.refuses:
+        rulings = {name: ruling for name, _, ruling in held(trial)}
+        if catch.oracle in rulings or len(rulings) < len(HELD):
+            return catch.oracle in rulings and rulings[catch.oracle].finding is not None
+    oracle = next(oracle for oracle in of_group(catch.group) if oracle.name == catch.oracle)
+    return oracle.concerns(trial) and oracle.judge(trial).finding is not None
 
 
 @dataclass(frozen=True)
@@ -137,7 +149,7 @@ class _Accused:
 
 @cache
 def _candidates(accused: _Accused, group: str) -> tuple[tuple[Config, Problem], ...]:
-    """The cases for a kernel, in a fixed order: the agenda of the finest config, then draws for all."""
+    """The cases for a kernel, in a fixed order: the agenda of the finest config, or what the group asks, then draws for all."""
     declaration, leading = accused.declaration, group in _LEADING
     config, dtypes = finest(declaration), declaration.support.dtypes
     most = _LONGEST if leading else _OTHERS
@@ -155,8 +167,8 @@ def _candidates(accused: _Accused, group: str) -> tuple[tuple[Config, Problem], 
             for docket, problems in [(dockets[number % len(dockets)], drawn[number % len(dockets)])]
             for p in problems[number : number + 1]
         ]
-    size = _LARGEST[leading]
-    small = {(c.name, p.name): (c, p) for c, p in found if 0 < p.pairs * (p.head_dim + p.head_dim_v) <= size or leading}
+    whole = leading or groups()[group].asks is not None
+    small = {(c.name, p.name): (c, p) for c, p in found if whole or 0 < p.pairs * (p.head_dim + p.head_dim_v) <= _LARGEST}
     return tuple(small.values())[:most]
 
 

@@ -160,7 +160,7 @@ FAULTS = (
             ),
         ),
         common=PLAIN,
-        asked="b=65536,sq=1,skv=2,d=8,dtype=float32",
+        asked="b=65537,sq=2,skv=5,d=16,dtype=float32,seed=20",
     ),
     Fault(
         name="softcap-without-cap",
@@ -183,7 +183,6 @@ FAULTS = (
             ("RAISES_OPERANDS =", "_MODS: dict = {}\nRAISES_OPERANDS ="),
         ),
         common=SQUARE,
-        escapes="needs two launches of the same lengths in one process, with another mask of the same kind",
     ),
     Fault(
         name="mask-of-finfo-min",

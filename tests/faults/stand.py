@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from unittest.mock import patch
@@ -12,18 +13,27 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from references.attention import Attention, backward, forward
 from tests.faults.fault import TRITON_BACKWARD, Fault
 from verify import memory
 from verify.cell.cell import ROOT, Cell
 from verify.court import Court, Docket
 from verify.evidence import Recorder, Verdict
-from verify.inputs import Inputs
+from verify.inputs import Inputs, dequantised, dout, tensors
+from verify.oracles import Group
 from verify.problem import Problem
 from verify.trial import Run, Trial
-from verify.variant import Config, Declaration, declaration_from
+from verify.variant import Config, Declaration, Numerics, declaration_from
 
 # What a test's `torch.zeros_like` leaves in an output.  The judge never fills one with it: it would hide what is not written.
 _POISONS = memory.POISONS | {"zero": 0}
+_LIVES = 3  # as a court keeps
+_SHARED = ("inputs", "expanded", "dout", "truth")  # what of a trial no run of a kernel changes
+
+
+def finest(declaration: Declaration) -> Config:
+    """The config with the smallest tiles of keys."""
+    return min(declaration.configs, key=lambda config: config.block_n or 64)
 
 
 @dataclass
@@ -32,6 +42,7 @@ class Stand:
 
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="faults-")))
     _declared: dict[str, Declaration] = field(default_factory=dict)
+    _tried: dict[tuple[Problem, Config, str, Numerics], Trial] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.court = Court(Recorder(self.folder, "faults"))
@@ -57,9 +68,7 @@ class Stand:
     def _load(self, path: Path, variant: str) -> Declaration:
         key = f"{path}@{variant}"
         if key not in self._declared:
-            cell = Cell(self.court._zygote)
-            reply = cell.load(str(path))
-            cell.close()
+            reply = self._cell(str(path)).load(str(path))
             if not reply.ok:
                 raise ValueError(f"{path} does not load: {reply.status}: {reply.message}")
             found = [data for data in reply.data["variants"] if variant in ("", data["name"])]
@@ -79,6 +88,37 @@ class Stand:
         """The verdicts of one case."""
         return self.court.hear(Docket(declaration, config, problem.dtype, group), problem)
 
+    def trial(self, declaration: Declaration, config: Config, group: Group, problem: Problem) -> Trial:
+        """One case, of which nothing is asked yet; what it shares with an earlier one of equal declarations is known."""
+        key = (problem, config, group.entry, declaration.numerics)
+        before, found = self._tried.get(key), self._trial(declaration, config, group.entry, problem)
+        found.refuses = group.outside
+        if before is not None:
+            found.__dict__ |= {name: before.__dict__[name] for name in _SHARED if name in before.__dict__}
+        self._tried[key] = found
+        return found
+
+    def _trial(self, declaration: Declaration, config: Config, entry: str, problem: Problem) -> Trial:
+        return Trial(
+            declaration=declaration,
+            config=config,
+            problem=problem,
+            cell=self._cell(declaration.path),
+            arena=self.court.arena,
+            arch=self.court.arch,
+            entry=entry,
+        )
+
+    def _cell(self, path: str) -> Cell:
+        """The cell of that file among the court's; a declaration is read where the kernel will run."""
+        cells = self.court.cells
+        if path not in cells:
+            while len(cells) >= _LIVES:
+                cells.popitem(last=False)[1].close()
+            cells[path] = Cell(self.court._zygote)
+        cells.move_to_end(path)
+        return cells[path]
+
     def run(
         self, declaration: Declaration, problem: Problem, *, given: Mapping[str, Tensor] | None = None, poison: str
     ) -> Trial:
@@ -86,15 +126,7 @@ class Stand:
 
         Whatever came of it is in the trial's run "common" and, of a backward, its run `saved`.
         """
-        trial = Trial(
-            declaration=declaration,
-            config=min(declaration.configs, key=lambda config: config.block_n or 64),
-            problem=problem,
-            cell=self.court._cell(declaration),
-            arena=self.court.arena,
-            arch=self.court.arch,
-            entry=declaration.entries[0],
-        )
+        trial = self._trial(declaration, finest(declaration), declaration.entries[0], problem)
         if given is not None:
             others = {name: tensor for name, tensor in given.items() if name.startswith("descale_")}
             trial.__dict__["inputs"] = Inputs(given["q"], given["k"], given["v"], others)
@@ -111,11 +143,14 @@ def finished(trial: Trial) -> Run | None:
     return run if run is not None and run.reply.ok else None
 
 
-def truth_of(trial: Trial) -> dict[str, Tensor]:
+@cache
+def exact(problem: Problem, entry: str) -> Mapping[str, Tensor]:
     """The fp64 values of what a test compares: O of a forward, dQ, dK and dV of a backward."""
-    if trial.entry == "backward":
-        return {name: getattr(trial.gradients, name) for name in ("dq", "dk", "dv")}
-    return {"out": trial.truth.out}
+    inputs, attention = dequantised(problem, tensors(problem)), Attention(problem.mask, problem.scale, problem.softcap)
+    if entry == "forward":
+        return {"out": forward(*inputs, attention).out}
+    found = backward(*inputs, dout(problem), attention)
+    return {"dq": found.dq, "dk": found.dk, "dv": found.dv}
 
 
 def passes_allclose(trial: Trial, atol: float = 1e-2) -> bool:
@@ -123,4 +158,5 @@ def passes_allclose(trial: Trial, atol: float = 1e-2) -> bool:
     run = finished(trial)
     if run is None:
         return False
-    return all(torch.allclose(run.outputs[name].double(), want, atol=atol, rtol=0) for name, want in truth_of(trial).items())
+    wanted = exact(trial.problem, trial.entry)
+    return all(torch.allclose(run.outputs[name].double(), want, atol=atol, rtol=0) for name, want in wanted.items())

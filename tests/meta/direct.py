@@ -46,6 +46,7 @@ class Kernel:
     probability: torch.dtype | None = None
     rounded_sum: bool = False
     exp: Callable[[Tensor], Tensor] = torch.exp
+    maximum: Callable[[Tensor], Tensor] = lambda s: s.amax(-1, keepdim=True)
     lse: Callable[[Tensor, Tensor, Tensor, float], Tensor] = lambda natural, top, total, scale: natural
     empty_out: float | str = 0.0
     empty_lse: float = -math.inf
@@ -72,12 +73,14 @@ class Kernel:
         s = s.masked_fill(~seen, -math.inf)
         if p.softcap and self.cap_after_mask:
             s = self.cap(s, p.softcap)
-        top = s.amax(-1, keepdim=True) if p.seqlen_kv else s.new_full((*s.shape[:-1], 1), -math.inf)
+        top = self.maximum(s) if p.seqlen_kv else s.new_full((*s.shape[:-1], 1), -math.inf)
         weights = self.exp(s - top.clamp(min=torch.finfo(FLOAT32).min))
         rounded = weights.to(self.probability or given["v"].dtype).float()
         total = (rounded if self.rounded_sum else weights).sum(-1, keepdim=True)
         hidden = v if self.masked_zero else v.nan_to_num(0.0)
         out = self.product(rounded, hidden, self.value_accumulator) / total
+        if not self.masked_zero:
+            out = out.masked_fill(seen.float() @ v.isnan().float() > 0, math.nan)
         empty = ~seen.any(-1)
         mean = v.mean(2, keepdim=True).expand(out.shape) if self.empty_out == "mean" else out.new_tensor(self.empty_out)
         out = torch.where(empty[..., None], mean, out)

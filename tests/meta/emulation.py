@@ -52,7 +52,7 @@ class Kernel:
     style: str = "online"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     fault: str = ""
-    normalises: bool = True
+    normalises: bool = False
 
     def but(self, **changes: object) -> Kernel:
         """Another kernel; names of `Numerics` fields change the numerics."""
@@ -85,7 +85,7 @@ def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Resu
 def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, least: int = -1100) -> Tensor:
     """a (n, rows, terms) @ b (n, terms, columns) on a matrix unit, added to `start`: fp32 (n, rows, columns).
 
-    least: the smallest exponent that an operand is taken to have; a unit that does not normalise has the format's emin.
+    least: the smallest exponent that an operand is taken to have, see `least_exponent`.
     """
     rows, columns = (a.shape[1], b.shape[2])
     total = torch.zeros(a.shape[0], rows, columns) if start is None else start
@@ -101,6 +101,12 @@ def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, lea
         exact = (products / step[:, :, None]).trunc().sum(2) + (total.double() / step).trunc()
         total = to_half(exact * step) if unit.rounding == "nearest" else _toward_zero(exact * step, unit.output)
     return total
+
+
+def least_exponent(unit: Unit, kind: str) -> int:
+    """Of operands of that type: the format's emin, unless the unit normalises them."""
+    least = unit.threshold(dtype_named("float32" if kind == "tf32" else kind))
+    return int(math.log2(least)) if least else -1100
 
 
 def to_half(x: Tensor) -> Tensor:
@@ -332,7 +338,7 @@ class Emulation:
         unit = unit_for(self.kernel.arch, kind, accumulator)
         if isinstance(unit, NearestChain):
             return serial_dot(a, b, start, accumulator == "float16")
-        least = -1100 if self.kernel.normalises else dtype_named("float32" if kind == "tf32" else kind).emin
+        least = -1100 if self.kernel.normalises else least_exponent(unit, kind)
         step = self.numerics.promotion
         if not step or (unit.fraction >= 23 and accumulator == "float32"):
             return fused_dot(a, b, unit, start, least)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tests.meta.emulation import LN2, LOG2E, TINY, Kernel, Luck, Result, fused_dot, serial_dot
+from tests.meta.emulation import LN2, LOG2E, TINY, Kernel, Luck, Result, fused_dot, least_exponent, serial_dot
 from tests.meta.emulation import emulate as forward
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import EXP, ULP, tanh_error
@@ -267,7 +267,9 @@ class _Backward:
         if kind == "float32" and self.numerics.float32_products == "tf32":
             a, b, kind = truncate_tf32(a), truncate_tf32(b), "tf32"
         unit = unit_for(self.kernel.arch, kind)
-        return serial_dot(a, b, start) if isinstance(unit, NearestChain) else fused_dot(a, b, unit, start)
+        if isinstance(unit, NearestChain):
+            return serial_dot(a, b, start)
+        return fused_dot(a, b, unit, start, least_exponent(unit, kind))
 
     def finish(self, total: Tensor, scale: float) -> Tensor:
         total = total * torch.tensor(scale)

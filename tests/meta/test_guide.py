@@ -163,6 +163,7 @@ NONSENSE = {
     "prescale": ('numerics=Numerics(prescale="k")', "numerics.prescale"),
     "lse": ('contract=Contract(lse="base3")', "contract.lse: 'base3'"),
     "masked": ('contract=Contract(masked_values="none")', "contract.masked_values: 'none'"),
+    "nan": ('contract=Contract(nan="never")', "contract.nan: 'never'"),
     "dtype": ('support=Support(dtypes=("float17",), head_dims=(32,))', "dtype: 'float17' is none of"),
     "no_dims": ('support=Support(dtypes=("float16",), head_dims=())', "head_dims"),
     "object": ("support=Support(dtypes=(torch.float16,), head_dims=(32,))", "not JSON serializable"),

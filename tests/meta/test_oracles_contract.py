@@ -77,7 +77,23 @@ def by_batch(out: Tensor, p: Problem, call: int) -> Tensor:
     return out * (1 + (p.batch > 2) * 2**-8)
 
 
+def without_nan(scores: Tensor) -> Tensor:
+    """The maximum as `max.f32` takes it: of the other operands, where one is NaN."""
+    return scores.nan_to_num(nan=-math.inf, neginf=-math.inf).amax(-1, keepdim=True)
+
+
+def clamped(x: Tensor) -> Tensor:
+    """An exponential behind a clamp, which makes a number of NaN."""
+    return torch.exp(torch.fmax(x, torch.tensor(-80.0)))
+
+
 LN2 = math.log(2)
+SWALLOWS = Kernel(maximum=without_nan, exp=clamped)
+INFINITE = Kernel(lse=lambda n, m, t, s: n.nan_to_num(nan=math.inf))
+NUMBER = Kernel(spoil=lambda out, p, call: out.nan_to_num(nan=0.0))
+ONE_ROW = Kernel(
+    spoil=lambda out, p, call: out.clone().index_fill_(2, torch.tensor([1]), 0.5) if bool(out.isnan().any()) else out
+)
 WRONG = {
     "base 2": (Kernel(lse=lambda n, m, t, s: n / LN2), "LSE natural, is base 2 ("),
     "negated": (Kernel(lse=lambda n, m, t, s: -n), "LSE natural, is natural, negated"),
@@ -119,6 +135,11 @@ WRONG = {
     "softcap after the mask": (Kernel(cap_after_mask=True), "is the mask, then the cap: masked keys weigh exp(-c)"),
     "heads": (Kernel(heads=modulo), "is V h % heads_kv; K h % heads_kv"),
     "heads of K": (Kernel(heads=k_modulo), "is V h // group; K h % heads_kv"),
+    "NaN swallowed, Q": (SWALLOWS, "NaN in Q NaN, LSE NaN, is finite, LSE -inf (rows that read it: 1)"),
+    "NaN swallowed, K": (SWALLOWS, "NaN in K NaN, LSE NaN, is finite, LSE finite (rows that read it: 10)"),
+    "NaN of one row swallowed": (ONE_ROW, "NaN in K NaN, LSE NaN, is NaN or finite, LSE NaN ("),
+    "NaN in V made a number": (NUMBER, "NaN in V NaN, is 0 ("),
+    "NaN made an infinite LSE": (INFINITE, "NaN in Q NaN, LSE NaN, is NaN, LSE +inf ("),
     "NaN leaks": (Kernel(spoil=leaking), "NaN in Q no row but those that read it"),
     "not deterministic": (Kernel(spoil=unsteady), "repetition bitwise the same in 5 runs, is differs in 5 runs"),
     "batch": (Kernel(spoil=by_batch), "batch invariance bitwise the same, is differs in"),
@@ -174,6 +195,10 @@ HONEST = {
     ),
     "batch": (Kernel(spoil=by_batch), Contract(batch_invariant=False), "batch invariance", "differs in 3 of 4 placements"),
     "masked values": (Kernel(masked_zero=False), Contract(masked_values="any"), "NaN behind a mask", "no effect"),
+    "NaN swallowed": (SWALLOWS, Contract(nan="any"), "NaN in K", "finite, LSE finite"),
+    "NaN in V made a number": (NUMBER, Contract(nan="any"), "NaN in V", "0"),
+    "NaN made an infinite LSE": (INFINITE, Contract(nan="out"), "NaN in Q", "NaN, LSE +inf"),
+    "NaN without an LSE": (Kernel(), Contract(lse=None), "NaN in K", "NaN"),
     "no LSE": (Kernel(), Contract(lse=None), "key head", "V h // group; K h // group"),
 }
 
@@ -191,6 +216,12 @@ def test_masked_values_that_spread_are_convicted_where_they_must_not() -> None:
     assert "NaN behind a mask no effect, is spreads from V" in messages
 
 
+@pytest.mark.parametrize("kernel", [SWALLOWS, NUMBER], ids=["scores", "out"])
+def test_a_nan_must_reach_o_where_that_is_all_that_is_promised(kernel: Kernel) -> None:
+    _, messages = heard(kernel, "float16", declared(Contract(nan="out")))
+    assert "declares NaN in K NaN, any LSE, is " in messages
+
+
 def test_the_hypotheses_of_the_lse_differ_on_what_is_asked() -> None:
     for dtype in ("float16", "bfloat16", "float32"):
         problem = contract.asks(declared(), dtype)[0]
@@ -204,6 +235,8 @@ def test_a_narrow_support_is_asked_what_it_has() -> None:
     assert not messages
     assert words["causal, square"] == {"diagonal included"}
     assert {"LSE", "repetition", "batch invariance"} <= set(words)
+    assert (words["NaN in K"], words["NaN in V"]) == ({"NaN, LSE NaN"}, {"NaN"})
+    assert "NaN in K NaN, LSE NaN, is finite" in heard(SWALLOWS, "float16", narrow)[1]
     _, messages = heard(Kernel(seen=other_mask(Causal, lambda m: Window(None, -1))), "float16", narrow)
     assert "causal, square diagonal included, is diagonal excluded" in messages
 

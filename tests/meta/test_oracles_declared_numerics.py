@@ -139,7 +139,7 @@ HONEST = {
         "of P rounded to bfloat16",
     ),
     "q prescaled": (Kernel(prescale=True), "float16", replace(NUMERICS, prescale="q"), "operands", "q, rounded to float16"),
-    "P in bf16": (Kernel(probability=BRAIN), "float16", replace(NUMERICS, probability="bfloat16"), "P", "bfloat16"),
+    "P in fp32": (Kernel(probability=torch.float32), "float16", replace(NUMERICS, probability="float32"), "P", "float32"),
     "cubic": (Kernel(exp=CUBIC), "bfloat16", replace(NUMERICS, exp="exp2_poly3"), "exponential", "within 2^-14"),
 }
 

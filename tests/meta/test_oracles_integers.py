@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import field as defaulted
+from dataclasses import make_dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +15,13 @@ from torch import Tensor
 from references.masks import Causal, Lengths, Window
 from tests.meta.by_hand import Hand, faulty, tried_by, truncated
 from tests.meta.trials import DECLARED, acquitted, convicted, tried
+from verify.arithmetic.instructions import EXP
 from verify.arithmetic.mma import unit_for
 from verify.known_answers import DYADIC_RANGE, gather_targets
-from verify.oracles import bound, dyadic, gather_backward, gradient_bound, integer_scores
+from verify.oracles import bound, dyadic, gather_backward, gradient_bound, integer_scores, of_group
 from verify.problem import Problem
-from verify.variant import Config, Contract
+from verify.trial import Trial
+from verify.variant import Config, Contract, Declaration, GradientNumerics, Numerics
 
 torch.set_num_threads(1)
 
@@ -170,12 +175,66 @@ def test_the_lse_of_exact_weights_is_checked_too() -> None:
     assert (finding.where, finding.count) == ("lse[b=1, h=2, q=7]", 1)
 
 
-def test_an_exact_exponential_leaves_one_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dyadic.AT_INTEGERS, "ex2.approx", 0.0)
-    for dtype in DTYPES:
-        want = dyadic.answer(trial := tried_by(Hand(), weighted(dtype, mask=Causal())))
+def on(arch: str, trial: Trial) -> Trial:
+    """The same trial on another machine."""
+    trial.arch = arch
+    return trial
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_exponential_that_is_exact_at_integers_leaves_one_rounding(dtype: str) -> None:
+    for mask in MASKS:
+        want = dyadic.answer(trial := on("sm_90", tried_by(Hand(), weighted(dtype, mask=mask))))
         assert float((want.slack - 3.1e-7 * want.out.abs()).max()) <= 0
         assert acquitted(dyadic.judge(trial))
+
+
+def one_ulp(x: Tensor) -> Tensor:
+    """One unit in the last place too much, at odd integers: at all of them it would cancel."""
+    found = torch.exp2(x)
+    return torch.where(x % 2 == 1, torch.nextafter(found, 2 * found), found)
+
+
+def test_one_ulp_of_a_weight_is_convicted_where_exponentials_are_exact() -> None:
+    case = weighted("float32", mask=Causal())
+    finding = convicted(dyadic.judge(on("sm_90", tried_by(faulty(exp2=one_ulp), case))), "all weights are powers of two")
+    assert finding.where.startswith("out[")
+    for arch in ("cpu", "sm_80", "sm_100"):
+        assert acquitted(dyadic.judge(on(arch, tried_by(faulty(exp2=one_ulp), case)))), arch
+    for numerics in (replace(DECLARED.numerics, exp="exp2f"), DECLARED.numerics):
+        asked = on("sm_90", tried_by(faulty(exp2=one_ulp), case, numerics=numerics))
+        assert not acquitted(dyadic.judge(asked))
+
+
+def test_the_division_that_is_declared_is_all_that_is_allowed() -> None:
+    case = weighted("float32")
+    for division, roundings in (("any", 5), ("div.rn", 1), ("rcp.approx", 3)):
+        numerics = replace(DECLARED.numerics, division=division)
+        want = dyadic.answer(on("sm_90", tried_by(Hand(), case, numerics=numerics)))
+        assert torch.allclose(want.slack, roundings * 2.0**-24 * want.out.abs(), rtol=1e-6, atol=0)
+        assert acquitted(dyadic.judge(on("sm_90", tried_by(Hand(), case, numerics=numerics))))
+
+    def rough(x: Tensor) -> Tensor:
+        return x * (1 + 3 * 2.0**-23)
+
+    careless = faulty(finish=rough)
+    assert acquitted(dyadic.judge(on("sm_90", tried_by(faulty(finish=lambda x: x * (1 + 2.0**-23)), case))))
+    assert not acquitted(dyadic.judge(on("sm_90", tried_by(careless, case))))
+
+
+def test_arches_of_exact_exponentials_are_those_that_were_measured() -> None:
+    """Every committed report of a device says what the table says."""
+    measured: dict[str, dict[str, bool]] = {}
+    for path in (Path(__file__).parents[2] / "reports").glob("*/probes.json"):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        for probe in report["functions"]:
+            name = {"ex2.approx.ftz.f32": "ex2.approx", "ex2.approx.f32": "ex2.approx"}.get(probe["name"], probe["name"])
+            if probe["integers"]:
+                exact = measured.setdefault(report["arch"].rstrip("a"), {})
+                exact[name] = exact.get(name, True) and probe["integers"] == "exact from -126 to 127"
+    assert measured["sm_90"] == {"ex2.approx": True, "exp2f": True}
+    for name, function in EXP.items():
+        assert {arch for arch, exact in measured.items() if exact.get(name)} == set(function.exact_at_integers), name
 
 
 def test_who_has_no_exact_weights_is_not_asked() -> None:
@@ -272,3 +331,51 @@ def test_a_forward_that_does_not_gather_exactly_is_not_held_against_the_backward
     ruling = gather_backward.judge(trial)
     assert acquitted(ruling)
     assert ruling.measures["gather_backward_exact_rows"] == 319 / 320
+
+
+def as_declared(**changes: object) -> Declaration:
+    return replace(DECLARED, gradients=replace(GradientNumerics(), **changes), entries=("forward", "backward"))
+
+
+def test_a_backward_that_may_honestly_miss_these_integers_is_not_asked() -> None:
+    """A delta in 16 bits, as may be declared, is not dP; K that was rounded after the scale moves the winner's score."""
+    for hand in (
+        faulty(delta=lambda x: x.bfloat16().float()),
+        faulty(load=lambda name, x: (x * 0.18).bfloat16().float() / 0.18 if name == "k" else x),
+    ):
+        case = scattered("bfloat16", head_dim=512)
+        trial = tried_by(hand, case, "backward")
+        trial._runs["saved"] = tried_by(Hand(), case).first
+        assert not acquitted(gather_backward.judge(trial))
+    (long,) = (oracle for oracle in of_group("long_gradients") if oracle.name == "gather_backward")
+    for applies in (gather_backward.ORACLE.applies, long.applies):
+        assert applies(DECLARED) == "declares no gradients"
+        for known in (
+            {},
+            {"probability": "float32"},
+            {"group": "cast"},
+            {"exp": "expf"},
+            {"atomics": ("dv",)},
+            {"block_m": 64},
+        ):
+            assert applies(as_declared(**known)) is None
+        for name, value in (("delta", "input"), ("prescale", "k"), ("atomics_dtype", "input")):
+            assert applies(as_declared(**{name: value})) == f"declares {name} = {value!r}, for which nothing is derived"
+        assert applies(as_declared(exp="exp2_poly3")) == "declares exp2_poly3, which is not known to vanish"
+
+
+def test_a_field_that_nobody_knows_is_a_reason() -> None:
+    newer = make_dataclass(
+        "Newer", [("novel", str, defaulted(default="no"))], bases=(GradientNumerics,), frozen=True, kw_only=True
+    )
+    assert gather_backward.applies(replace(DECLARED, gradients=newer())) is None
+    told = gather_backward.applies(replace(DECLARED, gradients=newer(novel="yes")))
+    assert told == "declares novel = 'yes', for which nothing is derived"
+
+
+def test_nothing_that_a_forward_declares_changes_what_its_backward_is_asked() -> None:
+    odd = Numerics(
+        accumulator="float16", row_sum="mma", lazy_rescale=8.0, division="rcp.approx", split_keys=True, scores="input"
+    )
+    trial = tried_by(Hand(), scattered(), "backward", numerics=odd)
+    assert gather_backward.judge(trial) == gather_backward.judge(tried_by(Hand(), scattered(), "backward"))

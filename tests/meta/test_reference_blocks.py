@@ -53,6 +53,31 @@ def test_row_blocks_tile_the_problem(budget):
     assert bool((times == 1).all())
 
 
+@pytest.mark.parametrize(
+    "mask", [Full(), Causal(), Window(5, 2), Lengths((30, 37), (53, 0)), Causal() & Dense(30, 1)], ids=lambda m: m.name
+)
+def test_passing_blocks_hold_what_is_seen(mask):
+    """Left out are keys that no row sees, and no other quantity changes; the last block's memory is the first one's."""
+    attention = Attention(mask, 0.4, 3.0)
+    given = operands(SHAPE, attention)
+    whole = next(row_blocks(given.q, given.k, given.v, attention))
+    memory, shorter = set(), 0
+    for block in row_blocks(given.q, given.k, given.v, attention, budget=53 * 2 * 5, passing=True):
+        memory |= {block.scores.data_ptr()} if block.scores.numel() else set()
+        (heads, rows), keys = block.index, block.keys
+        outside = torch.ones(53, dtype=torch.bool)
+        outside[keys] = False
+        shorter += int(outside.sum())
+        assert not bool(whole.visible[heads, rows][..., outside].any())
+        assert torch.equal(block.visible, whole.visible[heads, rows, keys])
+        for name in ("scores", "uncapped", "magnitude", "probabilities"):
+            close(getattr(block, name), getattr(whole, name)[heads, rows, keys])
+        for name in ("row_max", "row_sum", "out", "lse"):
+            close(getattr(block, name), getattr(whole, name)[heads, rows])
+    assert len(memory) == 1
+    assert (shorter == 0) == (mask == Full())
+
+
 def test_gauges():
     """Each field of a row block, from its definition, with empty rows and a softcap."""
     attention = Attention(Lengths((30, 37), (53, 20)), -0.4, 3.0)
@@ -73,6 +98,9 @@ def test_gauges():
     close(block.probabilities, (block.scores - block.lse[..., None]).exp().nan_to_num(0.0))
     close(block.out, block.probabilities @ v)
     close(block.values, torch.where(visible.any(1)[..., None], v, 0.0))
+    for sizes, of, dim in ((block.query_sizes, q, -1), (block.key_sizes, k, 1), (block.value_sizes, v, 1)):
+        assert torch.equal(sizes.most, of.abs().amax(dim, keepdim=True))
+        assert torch.equal(sizes.least, of.abs().amin(dim, keepdim=True))
     uncapped = next(row_blocks(given.q, given.k, given.v, Attention(Full(), 0.4)))
     assert uncapped.uncapped is uncapped.scores
 

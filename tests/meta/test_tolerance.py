@@ -49,7 +49,7 @@ HONEST = (
     Kernel("eager in the input's dtype", Numerics(scores="input", scale_roundings=3, **EAGER), style="eager"),
     Kernel("prescaled q", Numerics(prescale="q", block_n=32)),
     Kernel("tanh.approx", Numerics(softcap_tanh="tanh.approx", block_n=32)),
-    Kernel("operands that are not normalised", Numerics(block_n=32), dtypes=("float16",), normalises=False),
+    Kernel("operands that are normalised", Numerics(block_n=32), dtypes=("float16",), normalises=True),
 )
 SHAPES = (
     "sq=33,skv=70,d=32",
@@ -313,7 +313,6 @@ DIFFUSE = "sq=20,skv=64,d=64,scale=0.02,dist=same_sign_v"  # all P are normal in
 @pytest.mark.parametrize(
     ("looser", "tighter"),
     [
-        ({"probability": "bfloat16"}, {"probability": "float16"}),
         ({"probability": "float16"}, {"probability": "float32"}),
         ({"scores": "input"}, {}),
         ({"prescale": "sqrt"}, {"prescale": "q"}),

@@ -15,7 +15,9 @@ import torch
 from tests.meta.emulation import Emulation, Kernel, Luck, emulate
 from tests.meta.test_tolerance import SHAPES, blocks_of, bound_of, ratios, suits, truth_of, with_operands
 from verify.distributions import ordinary
+from verify.inputs import descales
 from verify.problem import Problem
+from verify.tolerance.arithmetic import holding
 from verify.tolerance.forward import bound, resolve
 from verify.variant import Config, Numerics
 
@@ -199,3 +201,49 @@ def test_what_is_not_derived_is_refused(changes: dict[str, object], message: str
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
     with pytest.raises(ValueError, match=message):
         resolve(Numerics(**changes), Config(), problem, "sm_90")
+
+
+def test_descales_below_one_hide_how_large_the_sums_were():
+    """In fp16 what the unit adds up overflows, not what is left of it when it has been descaled."""
+    kernel = HONEST[-1]
+    text = "sq=2,skv=300,d=128,dtype=float8_e4m3fn,out=bfloat16,scale=0.01,descale=head,dist=negative_lse,seed=98"
+    problem = Problem.parse(text)
+    result = emulate(problem, kernel, Luck.NEAREST)
+    assert not bool(result.lse.isfinite().all())
+    assert ratios(problem, result, truth_of(problem, kernel.numerics, kernel.arch)).worst <= 1
+    for seed, overflows in ((2, True), (3, True), (3, False)):
+        problem = Problem.parse(f"sq=1,skv=2,d=16,dv=1,dtype=float8_e5m2,out=bfloat16,descale=tensor,scale=0.0,seed={seed}")
+        factor = float(descales(problem)["descale_v"])
+        v = torch.full((2, 1), (40960.0 if overflows else 28672.0) * factor)
+        block = blocks_of(problem, *(x.double()[None, None] for x in (torch.ones(1, 16), torch.ones(2, 16), v)))
+        found = bound(
+            block, resolve(Numerics(accumulator="float16", score_accumulator="float32"), Config(), problem, "sm_89"), problem
+        )
+        assert bool(found.out.isinf().all()) == overflows
+        assert bool(found.lse.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "value"),
+    [
+        ("float32", "operands", "float16"),
+        ("float16", "operands", "bfloat16"),
+        ("bfloat16", "operands", "float16"),
+        ("float16", "operands", "float8_e4m3fn"),
+        ("float8_e4m3fn", "operands", "float8_e5m2"),
+        ("float32", "probability", "float16"),
+        ("float16", "probability", "bfloat16"),
+    ],
+)
+def test_formats_that_the_inputs_do_not_fit_are_refused(dtype: str, field: str, value: str):
+    """What Q, K and V lose by a cast is not derived; a wider format loses nothing."""
+    problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype=dtype)
+    with pytest.raises(ValueError, match=f"numerics.{field}: .*'{value}'"):
+        resolve(Numerics(**{field: value}), Config(), problem, "sm_90")
+    assert resolve(Numerics(**{field: "float32"}), Config(), problem, "sm_90").output == problem.format_out
+
+
+def test_formats_hold_one_another():
+    assert holding("float8_e4m3fn") == ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
+    assert holding("float16") == ("float64", "float32", "float16")
+    assert holding("bfloat16") == ("float64", "float32", "bfloat16")

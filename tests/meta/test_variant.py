@@ -287,6 +287,7 @@ ODD = Variant(
         empty_row_lse=math.inf,
         deterministic=False,
         masked_values="any",
+        nan="any",
         batch_invariant=True,
         deterministic_backward=False,
     ),

@@ -46,6 +46,11 @@ class DType:
         """Where round-to-nearest begins to give infinity: half an ulp above `max`."""
         return self.max + math.ldexp(1.0, math.frexp(self.max)[1] - 1 - self.precision)
 
+    def holds(self, other: DType) -> bool:
+        """Whether every finite number of the other format is one of this."""
+        finer = self.precision >= other.precision and self.smallest_subnormal <= other.smallest_subnormal
+        return finer and self.max >= other.max
+
 
 _FORMATS = (
     DType("float64", 53, -1022, torch.finfo(torch.float64).max, 8),

@@ -26,6 +26,7 @@ class Function:
     error: relative.  slope: what it grows by with |x|.  argument: the format that the argument is rounded to before, so that
     an exponential of base 2 errs by |x| ln 2 times its unit roundoff more; results are of that format.
     absolute: half a subnormal, what is flushed, or all the error there is.  source: where the figures are from.
+    exact_at_integers: arches on which 2^n was measured to be exact at every integer n from -126 to 127; no document says so.
     """
 
     error: float
@@ -33,6 +34,7 @@ class Function:
     slope: float = 0.0
     absolute: float = 0.0
     argument: str = "float32"
+    exact_at_integers: tuple[str, ...] = ()
 
     @property
     def uniform(self) -> bool:
@@ -49,10 +51,11 @@ class Function:
 
 _FLUSHED = 2.0**-126
 _HALF_SUBNORMAL = 2.0**-25  # of fp16
+_EXACT = ("sm_90",)  # an H100: reports/nvidia-h100-80gb-hbm3/probes.md
 
 EXP: dict[str, Function] = {
-    "ex2.approx": Function(2.5 * ULP, f"{_PTX}, ex2: 2 ulp, .ftz or not", absolute=_FLUSHED),
-    "exp2f": Function(2.5 * ULP, f"{_CUDA}: 2 ulp"),
+    "ex2.approx": Function(2.5 * ULP, f"{_PTX}, ex2: 2 ulp, .ftz or not", absolute=_FLUSHED, exact_at_integers=_EXACT),
+    "exp2f": Function(2.5 * ULP, f"{_CUDA}: 2 ulp", exact_at_integers=_EXACT),
     "expf": Function(2.5 * ULP, f"{_CUDA}: 2 ulp"),
     "vexp": Function(2.5 * ULP, "SLEEF's class of 1 ulp, counted as 2"),
     "numpy": Function(4.5 * ULP, "numpy's float32 loops are within 4 ulp"),
@@ -101,6 +104,11 @@ def exp_error(name: str) -> float:
         return EXP_ERROR[name]
     except KeyError:
         raise ValueError(f"numerics.exp: {name!r} is none of {', '.join(EXP_ERROR)}") from None
+
+
+def exp_error_at_integers(name: str, arch: str) -> float:
+    """Relative error of the named exponential of base 2 at integers: none where none was measured, else as anywhere."""
+    return 0.0 if arch in EXP[name].exact_at_integers else exp_error(name)
 
 
 def tanh_error(name: str) -> float:

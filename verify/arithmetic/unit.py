@@ -113,15 +113,21 @@ class Unit:
         place = 2.0 ** (emin - self.output) / (2 if self.rounding == "nearest" else 1)
         return growth * (n * 2.0 ** (max(emin, self.wiring.zero or emin) - self.fraction) + self._conversions(n) * place)
 
-    def misalignment(self, n: int, operands: DType, largest: float) -> float:
-        """What alignment may cost beyond kappa where an operand of that format is subnormal; largest: of any |a| or |b|.
-
-        A unit that does not normalise aligns such a product as if the operand were 2**emin.
-        """
+    def threshold(self, operands: DType) -> float:
+        """What the unit aligns every smaller operand of that format as, except zero; 0 if each has its own exponent."""
         if self.wiring.normalises:
             return 0.0
-        emin = DTYPES[self.wiring.via].emin if self.wiring.via else operands.emin
-        return (1 + self._growth(n)) * n * 2.0 ** (emin - self.fraction) * max(largest, 2.0**emin)
+        return 2.0 ** (DTYPES[self.wiring.via] if self.wiring.via else operands).emin
+
+    def misalignment(self, n: int, operands: DType, largest: float) -> float:
+        """What alignment may cost beyond kappa where an operand of that format is subnormal; largest: of any |a| or |b|."""
+        least = self.threshold(operands)
+        return (1 + self._growth(n)) * n * 2.0**-self.fraction * least * max(largest, least)
+
+    @property
+    def group(self) -> int:
+        """No more products than that are aligned with one another."""
+        return self.products
 
     def domain(self, n: int) -> float:
         """The sum |a||b| below which no partial sum of n terms overflows the accumulator."""
@@ -151,6 +157,11 @@ class Envelope(Unit):
     No instruction adds like this, so that it has no bits.
     """
 
+    @property
+    def group(self) -> int:
+        """As `Unit.group`: `products` are those of the unit that converts most often; no known one aligns more than these."""
+        return 32
+
 
 @dataclass(frozen=True)
 class NearestChain(Unit):
@@ -170,8 +181,8 @@ class NearestChain(Unit):
         """As `Unit.underflow`: only products are rounded there, sums of subnormals are exact."""
         return (1 + self._growth(n)) * n * DTYPES[self.accumulator].smallest_subnormal / 2
 
-    def misalignment(self, n: int, operands: DType, largest: float) -> float:
-        """None: nothing is aligned."""
+    def threshold(self, operands: DType) -> float:
+        """0: nothing is aligned."""
         return 0.0
 
     def _growth(self, n: int) -> float:
@@ -192,7 +203,7 @@ class Promoted(Unit):
 
     def kappa(self, n: int) -> float:
         chain = super().kappa(min(n, self.every))
-        return (1 + chain) * math.exp((self._parts(n) - 1) * math.log1p(self._u)) - 1
+        return (1 + chain) * self._later(n) - 1
 
     def kappas(self, used: Tensor, n: int) -> Tensor:
         """As `Unit.kappas`."""
@@ -204,8 +215,9 @@ class Promoted(Unit):
         return self._later(n) * self._parts(n) * super().underflow(min(n, self.every))
 
     def misalignment(self, n: int, operands: DType, largest: float) -> float:
-        """As `Unit.misalignment`, in every part."""
-        return self._later(n) * self._parts(n) * super().misalignment(min(n, self.every), operands, largest)
+        """As `Unit.misalignment`, in every part of its own products."""
+        part = min(n, self.every)
+        return self._later(n) * super().misalignment(part, operands, largest) * (n / max(part, 1))
 
     def domain(self, n: int) -> float:
         """As `Unit.domain`: every part within the unit's, and the sum of them within that of its own dtype."""
@@ -223,4 +235,4 @@ class Promoted(Unit):
         return math.ceil(n / self.every)
 
     def _later(self, n: int) -> float:
-        return math.exp(self._parts(n) * math.log1p(self._u))
+        return math.exp((self._parts(n) - 1) * math.log1p(self._u))

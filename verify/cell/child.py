@@ -17,8 +17,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from references.masks import parse_mask
 from verify.cell.loading import Breach, load
+from verify.cell.together import Streams, run_together
 from verify.cell.wire import Closed, receive, send
 from verify.memory import Slot, slots_from
 from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
@@ -97,6 +99,7 @@ class Life:
         self.variants: dict[str, Variant] = {}
         self.host = torch.empty(0, dtype=torch.uint8)
         self.device_bytes: Tensor | None = None
+        self.streams: Streams | None = None
         self.poisoned = False
 
     def serve(self) -> None:
@@ -149,6 +152,8 @@ class Life:
                 begun = time.perf_counter()
                 resources = asdict(build.compile())
                 return {"status": "ok", "resources": resources, "seconds": time.perf_counter() - begun}
+            case "run" if message.get("together"):
+                return {"status": "ok"} | self._run_together(message)
             case "run":
                 self._run(message)
                 return {"status": "ok"}
@@ -170,17 +175,27 @@ class Life:
                 print(f"the arena could not be pinned: {status}", flush=True)
 
     def _run(self, message: dict[str, Any]) -> None:
-        variant = self.variants[message["variant"]]
+        with self._on_device(message) as arena:
+            launch(self.variants[message["variant"]], message, arena)
+
+    def _run_together(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.streams = self.streams or Streams()
+        with self._on_device(message) as arena:
+            return run_together(message, arena, partial(launch, self.variants[message["variant"]], message), self.streams)
+
+    @contextlib.contextmanager
+    def _on_device(self, message: dict[str, Any]) -> Iterator[Tensor]:
+        """The arena where the kernel runs; it is back, and the device idle, behind it."""
         size = message["size"]
         if message["device"] == "cpu":
-            launch(variant, message, self.host[:size])
+            yield self.host[:size]
             return
         if self.device_bytes is None or self.device_bytes.numel() < size:
             self.device_bytes = torch.empty(self.host.numel(), dtype=torch.uint8, device="cuda")
         arena = self.device_bytes[:size]
         arena.copy_(self.host[:size], non_blocking=True)
         try:
-            launch(variant, message, arena)
+            yield arena
         finally:
             try:
                 # After a refusal too: it must have touched nothing.  One wait for all three: where many processes share a

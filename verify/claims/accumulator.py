@@ -112,16 +112,16 @@ def _ends(length: int) -> tuple[tuple[int, int], ...]:
 
 
 def _sums(products: Tensor, promotions: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Sums along the last dimension as each kind of accumulator makes them, by its name."""
+    """Sums along the last dimension as each kind of accumulator makes them, by name; the likeliest first."""
     yield "float32", products.sum(-1)
-    for name in NARROW:
-        for group in _GROUPS:
-            yield f"{name}, rounded every {group} products" if group > 1 else name, _chain(products, name, group)
     for every in promotions:
         parts = [_truncated(part) for part in torch.split(products, every, -1)]
         yield f"13 fraction bits, promoted every {every}", torch.stack(parts).sum(0)
     if promotions:
         yield "13 fraction bits, never promoted", _truncated(products)
+    for name in NARROW:
+        for group in _GROUPS:
+            yield f"{name}, rounded every {group} products" if group > 1 else name, _chain(products, name, group)
 
 
 def _chain(products: Tensor, name: str, group: int) -> Tensor:

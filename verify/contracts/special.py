@@ -1,6 +1,7 @@
 """NaN and infinity: how far they reach from Q, K and V that rows read, and from keys that a mask hides.
 
-No kernel promises how a value that a row reads turns out; but a row that does not read it must not change.
+A NaN that a row reads must come out as the contract says.  No kernel promises what becomes of an infinity; but a row that does
+not read one, or a NaN, must not change.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from verify.memory import bits
 from verify.trial import Trial
 
 _KEY = 1
+_NAN = "NaN in "
 _NONE = "no effect"
 
 
@@ -26,33 +28,34 @@ def measure(trial: Trial) -> list[Measured]:
     p = trial.problem
     if p.softcap or p.seqlen_kv <= _KEY or not p.seqlen_q:
         return []
-    if not isinstance(p.mask, Full):
-        return _hidden(trial)
-    return _visible(trial) if plain(trial) else []
+    visible = _visible(trial) if plain(trial) else []
+    return visible if isinstance(p.mask, Full) else visible + _hidden(trial)
 
 
 def _visible(trial: Trial) -> list[Measured]:
+    """Of the first key head's second key, and of a query."""
     p, inputs = trial.problem, trial.inputs
     heads = slice(0, p.group)
-    readers = torch.zeros(p.shape_q[:3], dtype=torch.bool)
-    readers[0, heads] = True
-    one = torch.zeros_like(readers)
+    near = torch.zeros(p.shape_q[:3], dtype=torch.bool)  # rows that read that key, or may through a tile
+    near[0, heads] = True
+    readers = near & p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)[..., _KEY]
+    if not bool(readers.any()):
+        return []
+    one = torch.zeros_like(near)
     one[0, 0, 0] = True
     found = [
-        _reach(trial, "NaN in Q", replace(inputs, q=_put(inputs.q, (0, 0, 0), math.nan)), one),
-        _reach(trial, "NaN in K", replace(inputs, k=_put(inputs.k, (0, 0, _KEY), math.nan)), readers),
-        _reach(trial, "NaN in V", replace(inputs, v=_put(inputs.v, (0, 0, _KEY), math.nan)), readers, column=True),
+        _reach(trial, "NaN in Q", replace(inputs, q=_put(inputs.q, (0, 0, 0), math.nan)), one, ~one),
+        _reach(trial, "NaN in K", replace(inputs, k=_put(inputs.k, (0, 0, _KEY), math.nan)), readers, ~near),
+        _reach(trial, "NaN in V", replace(inputs, v=_put(inputs.v, (0, 0, _KEY), math.nan)), readers, ~near, column=True),
     ]
     if p.format.has_infinity:
         spoiled = replace(inputs, v=_put(inputs.v, (0, 0, _KEY), math.inf))
-        found.append(_reach(trial, "infinity in V", spoiled, readers, column=True))
-        queries = inputs.q[0, heads, :, 0].double() * (1 if p.scale >= 0 else -1)
+        found.append(_reach(trial, "infinity in V", spoiled, readers, ~near, column=True))
+        queries = inputs.q[..., 0].double().expand(near.shape) * (1 if p.scale >= 0 else -1)
         for name, rows in {"score of +inf": queries > 0, "score of -inf": queries < 0}.items():
-            where = torch.zeros_like(readers)
-            where[0, heads] = rows
-            if bool(where.any()):
+            if bool((readers & rows).any()):
                 spoiled = replace(inputs, k=_put(inputs.k, (0, 0, _KEY), math.inf))
-                found.append(_reach(trial, name, spoiled, where, others=~readers))
+                found.append(_reach(trial, name, spoiled, readers & rows, ~near))
     return found
 
 
@@ -68,24 +71,26 @@ def _bits_of(value: float, like: Tensor) -> Tensor:
     return bits(torch.tensor(value).to(like.dtype))
 
 
-def _reach(
-    trial: Trial, name: str, inputs: Inputs, readers: Tensor, *, column: bool = False, others: Tensor | None = None
-) -> Measured:
-    """What the rows that read a special value hold, and whether it reaches rows that do not (`others`, by default the rest)."""
+def _reach(trial: Trial, name: str, inputs: Inputs, readers: Tensor, others: Tensor, *, column: bool = False) -> Measured:
+    """What the rows that read a special value hold, and whether it reaches `others`, which do not."""
     run = ask(trial, name, trial.problem, inputs).first
     got = result(run).double()
-    outside = ~readers if others is None else others
-    leaks = ~got[outside].isfinite()
-    word = _values(got[readers][:, 0] if column else got[readers])
+    leaks = ~got[others].isfinite()
+    out = _values(got[readers][:, 0] if column else got[readers])
+    lse = "" if run.lse is None or column else _values(run.lse[readers])
+    word = f"{out}, LSE {lse}" if lse else out
     if column and got.shape[-1] > 1:
         word += "" if bool(got[readers][:, 1:].isfinite().all()) else ", and its whole rows"
-    if run.lse is not None and not column:
-        word += f", LSE {_values(run.lse[readers])}"
-    promised = ""
     if bool(leaks.any()):
-        word, promised = f"{word}; reaches other rows", "no row but those that read it"
-    evidence = f"{int(leaks.any(-1).sum())} other rows are no longer finite" if promised else ""
-    return Measured(name=name, word=word, declared=promised, contradicts=bool(promised), evidence=evidence)
+        promised, evidence = "no row but those that read it", f"{int(leaks.any(-1).sum())} other rows are no longer finite"
+        return Measured(name=name, word=f"{word}; reaches other rows", declared=promised, contradicts=True, evidence=evidence)
+    contract = trial.declaration.contract.nan
+    if not name.startswith(_NAN) or contract == "any":
+        return Measured(name=name, word=word)
+    promised = "NaN" + (", LSE NaN" if contract == "propagates" else ", any LSE") * bool(lse)
+    broken = out != "NaN" or (contract == "propagates" and lse not in ("", "NaN"))
+    evidence = f"rows that read it: {int(readers.sum())}" if broken else ""
+    return Measured(name=name, word=word, declared=promised, contradicts=broken, evidence=evidence)
 
 
 def _values(got: Tensor) -> str:

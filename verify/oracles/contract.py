@@ -72,6 +72,6 @@ ORACLE = Oracle(
     name="contract",
     group="contract",
     catches="an LSE of another base, other contents of empty rows, alignment, window ends, order of the softcap, NaN that "
-    "reaches rows which do not read it, other bits in another run or batch, all against what is declared",
+    "is lost or reaches rows which do not read it, other bits in another run or batch, all against what is declared",
     judge=judge,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify.arithmetic.instructions import LOG_ERROR, exp_error
+from verify.arithmetic.instructions import LOG_ERROR, exp_error_at_integers
 from verify.inputs import cast
 from verify.invariants import KNOWN, beyond
 from verify.known_answers import DYADIC_RANGE
@@ -19,10 +19,6 @@ from verify.tolerance.arithmetic import U, relative, resolve
 from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration, Support
 
-# Relative error of an exponential in base 2 at an integer, where it is known to be less than anywhere; else the table's.
-AT_INTEGERS: dict[str, float] = {}
-
-_DIVISION = 5  # in units of U: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
 _BASE_2 = ("ex2.approx", "exp2f")
 
 
@@ -55,7 +51,7 @@ def answer(trial: Trial) -> Answer:
     stored = trial.inputs.v.expand(p.shape_v).double().abs().repeat_interleave(p.group, 1)  # without descales
     # Multiples of 2^-DYADIC_RANGE of the row's largest weight, whatever was the maximum when they were added: exact while they
     # and their sums fit into a significand.
-    exp = AT_INTEGERS.get(numerics.exp, exp_error(numerics.exp))
+    exp = exp_error_at_integers(numerics.exp, trial.arch)
     each = math.expm1(-a.blocks * math.log1p(-exp))
     sums = weights.sum(-1) * 2.0**DYADIC_RANGE >= 2.0**24
     ls = relative(p.seqlen_kv + a.blocks, U) * (sums | (each > 0))
@@ -65,7 +61,7 @@ def answer(trial: Trial) -> Answer:
     missed = terms * inexact * carried
     row = ((1 + each) * (1 + ls) - 1)[..., None]
     slack = (missed + row * out.abs()) / (1 - row)
-    slack = slack + relative(_DIVISION + a.output_roundings, U) * (out.abs() + slack)
+    slack = slack + relative(a.division + a.output_roundings, U) * (out.abs() + slack)
     logs = torch.log(total)
     lse = math.log(2) * top + logs
     sizes = U * (8 * math.log(2) * top.abs() + 4 * lse.abs() + 2 * logs) + LOG_ERROR * (1 + logs)

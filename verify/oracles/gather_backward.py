@@ -9,11 +9,23 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
 from verify.inputs import cast
+from verify.invariants import beyond
 from verify.known_answers import gather_possible, gather_targets
 from verify.oracles import Group, Oracle
 from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic, resolve
 from verify.trial import Ruling, Trial, convict, first, place
+from verify.variant import Declaration
+
+# The fields of `GradientNumerics` under which all of this holds.  With K rounded after it was scaled the winner's P is not 1, a
+# rounded delta is not dP, and sums in 16 bits of memory are not exact.  Nothing that a forward declares matters: what it saved
+# is looked at.
+_KNOWN = (
+    *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
+    *("score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
+)
+# Exponentials that are 0 at a loser's exponent, 160 below the winner's in base 2.
+_VANISHING = ("ex2.approx", "exp2f", "expf", "vexp", "__expf", "ex2.approx.f16", "ex2.approx.ftz.bf16")
 
 
 def judge(trial: Trial) -> Ruling:
@@ -106,6 +118,16 @@ def _scatter(rows: Tensor, targets: Tensor, live: Tensor, seqlen_kv: int) -> Ten
     return found.scatter_add_(2, index, rows.masked_fill(~live[..., None], 0.0)) if seqlen_kv else found
 
 
+def applies(declaration: Declaration) -> str | None:
+    """Why dQ and dK need not be 0, or dV not the sum of dO, or None."""
+    declared = declaration.gradients
+    if declared is None:
+        return "declares no gradients"
+    if declared.exp not in _VANISHING:
+        return f"declares {declared.exp}, which is not known to vanish"
+    return beyond(declared, _KNOWN)
+
+
 GROUP = Group(
     name="gather_backward",
     about="one key wins every row and dO, V hold integers: dQ and dK are 0, dV scatters dO",
@@ -120,4 +142,5 @@ ORACLE = Oracle(
     group="gather_backward",
     catches="wrong indexing in a backward, delta of another row or head, lost or doubled rows and keys, P that is not 1",
     judge=judge,
+    applies=applies,
 )

@@ -65,6 +65,7 @@ ORACLES = (
         group="long_gradients",
         catches="rows and keys anywhere that are lost, doubled or taken for others: dV scatters dO",
         judge=gather_backward.judge,
+        applies=gather_backward.applies,
         concerns=lambda trial: trial.problem.distribution == "gather_integers",
         rank=30,
     ),

@@ -26,7 +26,7 @@ def judge(trial: Trial) -> Ruling:
     p, run, a = trial.problem, trial.first, resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch)
     assert run.out is not None
     live, reached = live_rows(p), _reach(trial)
-    slack = forward_slack(p, a, reached)
+    slack = forward_slack(p, a, reached, trial.expanded[:2])
     asked = live & ~slack.beyond
     bad = asked[..., None] & ~run.out.isfinite()
     if bool(bad.any()):
@@ -102,7 +102,8 @@ def gathered_truth(trial: Trial) -> Truth:
     out = selected(v).double().masked_fill(~live[..., None], 0.0)
     bound = torch.full_like(lse, math.inf)
     if _applies(trial.declaration) is None:
-        bound = forward_slack(p, resolve(trial.declaration.numerics, trial.config, p, trial.arch), _reach(trial)).lse
+        arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
+        bound = forward_slack(p, arithmetic, _reach(trial), trial.expanded[:2]).lse
     return Truth(out, lse.masked_fill(~live, -math.inf), torch.zeros_like(out), bound)
 
 

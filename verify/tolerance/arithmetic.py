@@ -10,6 +10,7 @@ from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
 from verify.arithmetic.mma import Promoted, Unit, accumulated, unit_for
 from verify.inputs import descales
 from verify.problem import Problem
+from verify.tolerance.subnormals import Operands, Weighted
 from verify.variant import Config, Numerics
 
 U = 2.0**-24  # unit roundoff of the fp32 arithmetic between the two products
@@ -46,6 +47,8 @@ class ForwardArithmetic:
 
     scores: Unit
     values: Unit
+    operands: Operands  # Q and K
+    weighted: Weighted  # P and V
     prescaled: str  # dtype of operands that the scale has multiplied; "" if it multiplies scores
     operand_roundings: float  # relative error of the product of one Q and one K operand before it is summed
     score_format: DType | None  # what scores are rounded to, before and after they are scaled; None: they stay fp32
@@ -62,6 +65,7 @@ class ForwardArithmetic:
     probability_scale: float = 1.0  # s: what an 8-bit P is multiplied by before it is rounded; a power of two
     output_roundings: int = 0
     descale: float = 1.0  # the largest factor of V, and at least 1
+    least_factors: tuple[float, float] = (1.0, 1.0)  # the least that descales multiply a score by, and V
     lag: float = 0.0  # tau: how far scores may exceed the maximum that is subtracted, natural units
     row_sum: str = "unrounded"
     chain: int = 0  # keys of a block on the longest way into its sum; 0: of the row, in any order
@@ -158,12 +162,26 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     )
     lanes, apart = numerics.row_sum_lanes, numerics.row_sum_apart
     keys = block_n or max(problem.seqlen_kv, 1)
-    factors = descales(problem)
+    by_head = descales(problem)
+    factors = {name: float(factor.max()) for name, factor in by_head.items()}
+    least = (by_head["descale_q"] * by_head["descale_k"], by_head["descale_v"]) if by_head else ()
+    scores = accumulated(scores, numerics.promotion)
+    values = accumulated(values, numerics.promotion, block_n, blocks)
+    wide = dtype_named(probability).itemsize > 1
+    probability_scale = 1.0 if wide else numerics.probability_scale
     return ForwardArithmetic(
-        scores=accumulated(scores, numerics.promotion),
-        values=accumulated(values, numerics.promotion, block_n, blocks),
+        scores=scores,
+        values=values,
+        operands=_operands(numerics, problem, dtype_named(operands), scores, factors),
+        weighted=Weighted(
+            values,
+            dtype_named(probability),
+            dtype_named(probability if wide else given),
+            problem.seqlen_kv,
+            multiplied=1 / factors.get("descale_v", 1.0),
+        ),
         prescaled="" if numerics.prescale == "none" else operands,
-        operand_roundings=relative(_PRESCALE[numerics.prescale], dtype_named(operands).unit_roundoff),
+        operand_roundings=_operand_roundings(numerics, dtype_named(operands)),
         score_format=dtype_named(given) if numerics.scores == "input" and given != "float32" else None,
         scale_roundings=numerics.scale_roundings,
         probability=dtype_named(probability),
@@ -175,15 +193,34 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
         blocks=blocks,
         output=problem.format_out,
-        probability_scale=numerics.probability_scale if dtype_named(probability).itemsize == 1 else 1.0,
+        probability_scale=probability_scale,
         output_roundings=numerics.output_roundings,
-        descale=max(1.0, float(factors["descale_v"].max())) if factors else 1.0,
+        descale=max(1.0, factors.get("descale_v", 1.0)),
+        least_factors=(float(least[0].min()), float(least[1].min())) if least else (1.0, 1.0),
         lag=numerics.lazy_rescale * math.log(2),
         row_sum=numerics.row_sum,
         chain=math.ceil(keys / lanes) if apart or lanes > 1 else 0,
         joins=lanes - 1,
         running=not apart,
         division=_division(numerics.division),
+    )
+
+
+def _operand_roundings(numerics: Numerics, operands: DType) -> float:
+    return relative(_PRESCALE[numerics.prescale], operands.unit_roundoff)
+
+
+def _operands(numerics: Numerics, problem: Problem, dtype: DType, unit: Unit, factors: dict[str, float]) -> Operands:
+    """Q and K as they are multiplied, by the largest of their factors."""
+    prescaled, scale = numerics.prescale != "none", abs(problem.scale) or 1.0
+    by_q, by_k = {"none": (1.0, 1.0), "q": (scale, 1.0), "sqrt": (math.sqrt(scale), math.sqrt(scale))}[numerics.prescale]
+    return Operands(
+        unit,
+        dtype,
+        query=factors.get("descale_q", 1.0) / by_q,
+        key=factors.get("descale_k", 1.0) / by_k,
+        error=_operand_roundings(numerics, dtype),
+        lost=max(unit.flush, max(dtype.smallest_subnormal / 2, TINY) if prescaled else 0.0),
     )
 
 
@@ -201,11 +238,19 @@ def exponential(name: str) -> Function:
     return EXP[name]
 
 
+def holding(given: str) -> tuple[str, ...]:
+    """The formats into which every number of the given one converts exactly: itself and wider ones."""
+    return tuple(name for name, dtype in DTYPES.items() if dtype.holds(dtype_named(given)))
+
+
 def _check(numerics: Numerics, given: str, operands: str, probability: str) -> None:
     """Raise ValueError for what no bound is derived for."""
     eight = dtype_named(given).itemsize == 1
-    # What a prescaled operand or a score loses to the short range of an 8-bit format is not derived, nor a product of 8-bit P
-    # with a wider V, which no unit has.
+    # What Q, K and V lose in a narrower format is not derived, nor what a prescaled operand or a score loses to the short range
+    # of an 8-bit one; no unit multiplies 8-bit P by a wider V, or two formats of 16 bits.
+    either = tuple(name for name, dtype in DTYPES.items() if eight and dtype.itemsize == 1)
+    _require("operands", operands, holding(given))
+    _require("probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
     accumulators = ("float32", "float16")
     of_scores, of_values = (accumulators if operand != "float32" else ("float32",) for operand in (operands, probability))
     for name, value, possible in (
@@ -215,12 +260,10 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         ("scores", numerics.scores, ("float32",) if eight else ("float32", "input")),
         ("float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
         ("normaliser", numerics.normaliser, ("sum", "lse")),
-        ("probability", probability, tuple(name for name, dtype in DTYPES.items() if eight or dtype.itemsize > 1)),
         ("row_sum", numerics.row_sum, ("unrounded",) if numerics.normalised else ("unrounded", "rounded", "mma")),
         ("division", numerics.division, ("any", *DIVISION)),
     ):
-        if value not in possible:
-            raise ValueError(f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}")
+        _require(name, value, possible)
     if math.frexp(numerics.probability_scale)[0] != 0.5:
         raise ValueError(f"numerics.probability_scale: no bound is derived for {numerics.probability_scale}, no power of two")
     if numerics.row_sum_lanes < 1:
@@ -229,6 +272,11 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         raise ValueError(
             f"numerics.lazy_rescale: no bound is derived for {numerics.lazy_rescale}, which P in {probability} lacks"
         )
+
+
+def _require(name: str, value: str, possible: tuple[str, ...]) -> None:
+    if value not in possible:
+        raise ValueError(f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}")
 
 
 # The tightest arithmetic of an honest kernel, everything between the inputs and O in fp32 or promoted to it: what bounds are

@@ -20,6 +20,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import BEST, FP32_MAX, TINY, ForwardArithmetic, U, relative, resolve
 from verify.tolerance.averages import Values
 from verify.tolerance.room import Room, room_on
+from verify.tolerance.subnormals import Lost
 from verify.tolerance.weights import DIRECT, Weights, accumulator_loss, largest_of, loss_of, product_error, weights_of
 
 __all__ = ["BEST", "ForwardArithmetic", "ForwardBound", "bound", "resolve"]
@@ -71,7 +72,16 @@ def _parts(block: RowBlock, full: bool) -> Iterator[tuple[slice, slice, slice]]:
 def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
     pairs = {name: getattr(block, name)[heads, rows, keys] for name in _PAIRS}
     single = {name: getattr(block, name)[heads, rows] for name in ("row_max", "row_sum", "out", "lse")}
-    return replace(block, **pairs, **single, rows=block.rows[rows], values=block.values[heads, keys])
+    return replace(
+        block,
+        **pairs,
+        **single,
+        rows=block.rows[rows],
+        values=block.values[heads, keys],
+        query_sizes=block.query_sizes.cut(heads, rows),
+        key_sizes=block.key_sizes.cut(heads),
+        value_sizes=block.value_sizes.cut(heads),
+    )
 
 
 _PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")
@@ -95,6 +105,10 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
     if a.saturates and apart:
         rounding = rounding + (1 - a.saturates / w.growth.sqrt()).clamp(min=0.0)
     row_sum = -torch.expm1(-w.normaliser)
+    if a.weighted.threshold:
+        alone = w.keys * w.share * loss_of(a)
+        small = block.value_sizes.least < a.weighted.threshold
+        lost = lost + (1 + fp32) * a.weighted.loss(w.keys, 1.0, carried, Lost(lost, alone), small)
     pre = (jacobian + rounding * carried + lost + row_sum * size) / (1 - row_sum)
     exact = (size + pre == 0) | w.empty
     last = (0 if a.normalised else a.division) + a.output_roundings
@@ -106,7 +120,7 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
     lse = _lse_bound(block, a, w)[..., 0]
     beyond = _overflows(block, a, problem)
     reached = carried * (1 + rounding) * a.probability_scale if a.normalised else values.most
-    out = out.masked_fill(beyond | _exceeds(reached, a, w, problem), torch.inf)
+    out = out.masked_fill(beyond | _exceeds(reached / a.least_factors[1], a, w, problem), torch.inf)
     if a.row_sum == "mma":
         unsummed = _exceeds(torch.ones_like(w.keys), a, w, problem)
         out, lse = out.masked_fill(unsummed, torch.inf), lse.masked_fill(unsummed[..., 0], torch.inf)
@@ -147,7 +161,7 @@ def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tenso
     How large Q and K are alone is not known here.  So fp16 scores or sums of them under a scale of 0, and fp16 operands that a
     scale above 1 multiplies, count as if they overflowed.
     """
-    scale = min(abs(problem.scale), 1.0)
+    scale = min(abs(problem.scale) * a.least_factors[0], 1.0)
     limit = min(FP32_MAX, a.scores.domain(problem.head_dim))
     narrow = a.score_format is not None and a.score_format.name == "float16"
     if ((narrow or a.scores.accumulator == "float16") and not scale) or (a.prescaled == "float16" and abs(problem.scale) > 1):

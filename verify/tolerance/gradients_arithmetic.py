@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.instructions import Function, tanh_error
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
-from verify.tolerance.arithmetic import TINY, block_count, block_size, exponential, product_unit, relative
+from verify.tolerance.arithmetic import TINY, block_count, block_size, exponential, holding, product_unit, relative
+from verify.tolerance.subnormals import Operands
 from verify.variant import Config, GradientNumerics
 
 _PRODUCTS = ("operands", "probability", "score_gradient")
@@ -23,6 +24,8 @@ class GradientArithmetic:
     scores: Unit  # multiplies Q K^T and dO V^T
     weights: Unit  # multiplies P^T dO
     score_gradients: Unit  # multiplies dS K and dS^T Q
+    operands: Operands  # Q and K
+    factors: Operands  # dO and V
     scale_roundings: int  # fp32 roundings in the factor of the scores
     exponential: Function
     tanh: float
@@ -66,14 +69,22 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         *(("gradients.atomics", name, ("dq", "dk", "dv")) for name in numerics.atomics),
         *((f"gradients.{name}", value, _DTYPES) for name, value in used.items()),
     ]
+    if given in _DTYPES:
+        # What an operand loses in a narrower format is not derived, and no unit multiplies two formats of 16 bits.
+        wide = tuple(name for name in holding(given) if name in _DTYPES)
+        asked += [(f"gradients.{name}", used[name], wide) for name in _PRODUCTS]
     for name, value, possible in asked:
         if value not in possible:
             raise ValueError(f"{name}: no bound of gradients is derived for {value!r}, only for {', '.join(possible)}")
     units = {name: product_unit(arch, used[name], numerics.float32_products) for name in _PRODUCTS}
     operands, largest = dtype_named(used["operands"]), abs(problem.scale) * math.log2(math.e)
-    prescaled = numerics.prescale == "k"
+    prescaled, scale = numerics.prescale == "k", abs(problem.scale) or 1.0
+    error = relative(2, operands.unit_roundoff) if prescaled else 0.0
+    of_scores = Operands(units["operands"], operands, error=error, lost=units["operands"].flush)
     return GradientArithmetic(
         scores=units["operands"],
+        operands=replace(of_scores, key=1 / scale) if prescaled else of_scores,
+        factors=replace(of_scores, error=0.0),
         weights=units["probability"],
         score_gradients=units["score_gradient"],
         scale_roundings=numerics.scale_roundings,
@@ -86,7 +97,7 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         cast=numerics.group == "cast" and problem.group > 1,
         gradient_roundings=numerics.gradient_roundings,
         output=dtype_named(given),
-        prescaled=relative(2, operands.unit_roundoff) if prescaled else 0.0,
+        prescaled=error,
         coarse=max(operands.smallest_subnormal / 2, TINY) + TINY if prescaled else 0.0,
         overscaled=operands.overflow / largest if prescaled and largest > 1 else 0.0,
         delta=_narrow(used["delta"]),

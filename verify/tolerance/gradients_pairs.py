@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from references.attention import RowBlock
+from references.positions import Sizes
 from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.room import Room
+from verify.tolerance.subnormals import scores_loss, whole
 
 _DIRECT = 30.0  # from here on P e^delta is taken as one exponential, for P may have underflowed
 _CAP_ROUNDINGS = 4  # behind the tanh, and in front of it with the scale's product: c, 1 / c, the product
@@ -32,6 +34,8 @@ class Rows:
     delta: Tensor  # D^ = sum dO O^
     delta_size: Tensor  # sum |dO| |O^|
     flushed: Tensor  # what flushed operands of dP and D^ may take, if they do it below 1
+    dout_sizes: Sizes
+    value_sizes: Sizes  # of V, (heads, 1, 1)
     calm: bool  # no dP or D^ is anywhere near an overflow
 
 
@@ -51,6 +55,8 @@ def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float) ->
         delta=delta,
         delta_size=delta_size,
         flushed=size + out.abs_().sum(-1, keepdim=True) + widest,
+        dout_sizes=Sizes.of(dout, -1),
+        value_sizes=whole(block.value_sizes),
         calm=bool(((size * widest + delta_size) < FP32_MAX / 4).all()),
     )
 
@@ -178,6 +184,9 @@ def _score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tupl
     roundings = relative(a.scale_roundings + (_CAP_ROUNDINGS if cap else 1), U)
     product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)
     before = torch.mul(block.magnitude, product, out=pairs.room.take()).add_(size, alpha=roundings)
+    cut = scores_loss(block, a.operands, problem)
+    if cut is not None:
+        before.add_(cut.mul_(1 + roundings))
     if a.coarse:
         before.add_(pairs.rows.q.abs().sum(-1, keepdim=True), alpha=a.coarse * (1 + product))
     if not cap:
@@ -239,6 +248,7 @@ def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tupl
         delta = kept.masked_fill(upper >= a.delta.overflow, torch.inf)
     size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
     overflows = None if _below(size, FP32_MAX) else size >= FP32_MAX
+    flushed = flushed + a.factors.loss(terms, rows.dout_sizes, rows.value_sizes)
     return size.mul_(a.scores.kappa(terms)).add_(_where_positive(pairs.product, flushed)).add_(delta), overflows
 
 

@@ -14,6 +14,7 @@ from verify.arithmetic.mma import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.subnormals import Lost, Weighted
 
 Weights = tuple[Tensor, Tensor, Tensor]  # exact, nominal - exact, |nominal|
 
@@ -71,6 +72,7 @@ class Rule:
     scale: float
     roundings: int
     output: DType
+    weighted: Weighted
     operand: float = 0.0  # relative error of what the weights are multiplied by
     coarse: float = 0.0  # what it may lose below the normal range, times the scale
     memory: DType | None = None  # in which partial sums are added up, scaled, if that is not fp32
@@ -80,10 +82,13 @@ def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
     """Of "dq", "dk" and "dv"."""
     n, m, group = problem.seqlen_kv, problem.seqlen_q, problem.group
     scaled = (problem.scale, a.gradient_roundings + 1, a.output)  # the scale itself is rounded too
+    of_ds = Weighted(a.score_gradients, a.score_gradient, a.score_gradient, m * group)
+    of_p = Weighted(a.weights, a.probability, a.probability, m * group)
+    of_k = replace(of_ds, length=n, multiplied=(abs(problem.scale) or 1.0) if a.prescaled else 1.0)
     rules = {
-        "dq": Rule(a.score_gradients, n, a.blocks_n, 1, False, *scaled, operand=a.prescaled, coarse=a.coarse),
-        "dk": Rule(a.score_gradients, m, a.blocks_m, group, a.cast, *scaled),
-        "dv": Rule(a.weights, m, a.blocks_m, group, a.cast, 1.0, a.gradient_roundings, a.output),
+        "dq": Rule(a.score_gradients, n, a.blocks_n, 1, False, *scaled, of_k, operand=a.prescaled, coarse=a.coarse),
+        "dk": Rule(a.score_gradients, m, a.blocks_m, group, a.cast, *scaled, of_ds),
+        "dv": Rule(a.weights, m, a.blocks_m, group, a.cast, 1.0, a.gradient_roundings, a.output, of_p),
     }
     return {name: replace(rule, memory=a.memory if name in a.atomics else None) for name, rule in rules.items()}
 
@@ -136,9 +141,12 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
         most = min(most, rule.memory.overflow / growth / abs(rule.scale)) if rule.scale else most
     tiny += rule.coarse * (1 + rounded) * bare
     flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * bare
-    beyond = reach * (1 + rounded) >= most
     total = error + rounded * reach + flushed * (reach > 0)
-    return total.masked_fill(beyond, torch.inf) * abs(rule.scale) + tiny * ((reach > 0) & (rule.scale != 0))
+    if rule.weighted.threshold:
+        lost = Lost(error, _fold(sums.sums[1 + n], heads))
+        total = total + (1 + rounded) * rule.weighted.loss(terms, bare, reach, lost)
+    total = total.masked_fill(reach * (1 + rounded) >= most, torch.inf)
+    return total * abs(rule.scale) + tiny * ((reach > 0) & (rule.scale != 0))
 
 
 def _output_error(nominal: Tensor, total: Tensor, rule: Rule) -> Tensor:

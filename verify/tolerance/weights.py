@@ -14,6 +14,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
 from verify.tolerance.averages import U64
 from verify.tolerance.room import Room
+from verify.tolerance.subnormals import scores_loss
 
 Memory = tuple[Tensor, Tensor]  # of two tensors like the scores
 
@@ -106,7 +107,12 @@ def _score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, full:
     rounding = relative(a.scale_roundings + (4 if cap else 1), U)
     error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(size, alpha=rounding)
     if a.scores.accumulator != "float32":
-        error.add_(abs(problem.scale) * a.scores.underflow(problem.head_dim) * (1 + rounding))
+        # What is behind the product: the scale, unless it stood before, and descales.
+        behind = abs(problem.scale) * a.operands.query * a.operands.key
+        error.add_(behind * a.scores.underflow(problem.head_dim) * (1 + rounding))
+    cut = scores_loss(block, a.operands, problem)
+    if cut is not None:
+        error.add_(cut.mul_(1 + rounding))
     if a.score_format is not None:
         rounding = relative(2, a.score_format.unit_roundoff)
         error.mul_(1 + rounding).add_(size, alpha=rounding)
@@ -118,7 +124,7 @@ def _score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, full:
         size = _size(block.scores, second)
         rounding = (1 + a.tanh) * (1 + relative(4, U)) - 1
         error.mul_(1 + rounding).add_(size, alpha=rounding)
-    if not full and (cap or a.score_format is not None or a.scores.accumulator != "float32"):
+    if not full and (cap or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None):
         error.mul_(block.visible)
     return error, size
 
@@ -156,7 +162,7 @@ def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: P
     if a.row_sum == "mma":
         u = _ADDITION if a.narrow is None else -math.log1p(-a.narrow.unit_roundoff)
         chain = -torch.log1p(-a.values.kappas(keys, problem.seqlen_kv).clamp(max=1.0))
-        lost = keys * loss_of(a) + accumulator_loss(a, problem)
+        lost = keys * loss_of(a) * (1 + a.weighted.share) + accumulator_loss(a, problem)
         return chain + 2 * a.blocks * u - torch.log1p(-(lost * share).clamp(max=1.0))
     way = keys
     if a.chain:

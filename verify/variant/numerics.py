@@ -15,7 +15,8 @@ class Numerics:
     "ieee", may be "tf32", or is "tf32x3" (high and low parts).
     prescale: what the scale multiplies before QK^T: "none", "q" (q * scale) or "sqrt" (q and k * sqrt|scale|), rounded to
     the operands' dtype.  scores: dtype that QK^T is rounded to before the softmax ("float32" or "input").
-    probability: dtype of P as it enters PV; normalised: whether P was divided by the row sum before that.
+    probability: dtype of P as it enters PV; normalised: whether P was divided by the row sum before that.  Neither operands nor
+    P may have a dtype that does not hold the inputs' numbers.
     normaliser: what P is divided by: the "sum", or "lse" where P = exp(S - LSE) with a rounded LSE.
     split_keys: whether the keys may be split into parts whose results are merged by their LSE (split-KV, flash decoding).
     exp: name of the exponential in `verify.arithmetic.instructions`; rescale_exp: of the one that rescales, where it is
@@ -100,8 +101,10 @@ class Contract:
     """What the kernel promises beyond numbers.
 
     lse: "natural", "base2" or None if it returns none.  empty_row_out and empty_row_lse: what a row without a key holds.
-    deterministic: bitwise the same again.  masked_values: "any" if a masked key or value may be NaN without effect, "finite"
-    if NaN at a masked place may spread.  batch_invariant: a sequence alone gives the same bits as in a batch.
+    deterministic: bitwise the same again, beside launches on other streams too.  masked_values: "any" if a masked key or value
+    may be NaN without effect, "finite" if NaN at a masked place may spread.  nan: "propagates" if a NaN that a row reads comes
+    out of it, from Q and K as NaN in all of its O and in its LSE, from V as NaN in that column of its O; "out" if it does in O,
+    whatever the LSE is; "any" if nothing is promised.  batch_invariant: a sequence alone gives the same bits as in a batch.
     deterministic_backward: the gradients too.
     """
 
@@ -110,5 +113,6 @@ class Contract:
     empty_row_lse: float = -math.inf
     deterministic: bool = True
     masked_values: str = "finite"
+    nan: str = "propagates"
     batch_invariant: bool = False
     deterministic_backward: bool = True

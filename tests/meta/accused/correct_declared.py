@@ -36,7 +36,7 @@ def forward(args, out, lse, workspace):
         total = total * shrink + p.sum(-1)
         acc = acc * shrink[..., None] + p_cast @ v[:, :, block]
         top = new
-    out.copy_(torch.where(total[..., None] > 0, acc / total[..., None], 0.0))
+    out.copy_(torch.where(total[..., None] == 0, 0.0, acc / total[..., None]))
     lse.copy_(top + total.log())
 
 

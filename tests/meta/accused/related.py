@@ -67,7 +67,7 @@ def sequence(args, b, fault):
         tied = scores == top[..., None]
         p = p.masked_fill(tied & (tied.cumsum(-1) > 1), 0.0)
     total = p.sum(-1)
-    result, logs = torch.where(total[..., None] > 0, (p @ v) / total[..., None], 0.0), top + total.log()
+    result, logs = torch.where(total[..., None] == 0, 0.0, (p @ v) / total[..., None]), top + total.log()
     if fault == "lse-zero-without-key":
         logs = logs.masked_fill(~seen.any(-1), 0.0)
     if fault == "lse-sees-values":

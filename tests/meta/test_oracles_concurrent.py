@@ -1,0 +1,354 @@
+"""Launches at once: what they share shows, what each has of its own does not, and the oracle says which it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.meta.trials import DECLARED, PLAIN, acquitted, convicted, right_run, trial_of
+from verify.cell import together
+from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, Cell, Reply, Zygote
+from verify.cell.child import Life
+from verify.cell.together import LAUNCHES, Streams, negated, run_together
+from verify.discovery import roster
+from verify.inputs import tensors
+from verify.memory import Arena, Damage, bits, plan
+from verify.oracles import concurrent, of_group
+from verify.oracles.execution import execution
+from verify.problem import Layout, Problem
+from verify.trial import Run, Trial
+from verify.variant import Contract, Support, Variant
+
+torch.set_num_threads(1)
+
+PROBLEM = Problem(seqlen_q=4, seqlen_kv=5, head_dim=8, dtype="float32", seed=1)
+WHERE = plan(PROBLEM, lse=True, workspace={})
+MESSAGE: dict[str, Any] = {"slots": WHERE.wire(), "size": WHERE.size, "entry": "forward"}
+
+# The launches, and what is compared.
+
+
+@dataclass
+class Turns:
+    """Queues whose launches take turns, step by step, in an order; a launch outside of a run is over at once."""
+
+    order: Sequence[int] = range(LAUNCHES)
+    queued: list[list[Callable[[], None]]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def do(self, *steps: Callable[[], None]) -> None:
+        """What a launch is made of."""
+        if self.queued:
+            self.queued[-1] += steps
+        else:
+            for step in steps:
+                step()
+
+    def run(self, launches: Sequence[Callable[[], None]], seconds: float) -> bool:
+        self.seconds = seconds
+        for launch in launches:
+            self.queued.append([])
+            launch()
+        for steps in zip(*(self.queued[i] for i in self.order), strict=True):
+            for step in steps:
+                step()
+        self.queued = []
+        return True
+
+
+def filled(problem: Problem = PROBLEM) -> Tensor:
+    """The bytes of an arena with that problem's inputs, and poison."""
+    arena, where = Arena(), plan(problem, lse=True, workspace={})
+    arena.lay(where, tensors(problem).named, "nan")
+    found = torch.from_numpy(arena.bytes[: where.size].copy())
+    arena.close()
+    return found
+
+
+def outputs(arena: Tensor) -> list[Tensor]:
+    return [bits(WHERE[name].view(arena).contiguous()) for name in ("out", "lse")]
+
+
+def by_scratch(queues: Turns, shared: bool) -> Callable[[Tensor], None]:
+    """A kernel that writes a sum of q into scratch, its own or everybody's, and in a second step O and LSE from there."""
+    everybodys = torch.zeros(())
+
+    def launch(arena: Tensor) -> None:
+        q, out, lse = (WHERE[name].view(arena) for name in ("q", "out", "lse"))
+        scratch = everybodys if shared else torch.zeros(())
+        queues.do(lambda: scratch.copy_(q.sum()), lambda: (out.copy_(scratch.expand(out.shape)), lse.fill_(float(scratch)))[0])
+
+    return launch
+
+
+def told(order: Sequence[int], shared: bool) -> tuple[dict[str, int], bool]:
+    """What is said to differ between the launches, and whether the first differs from what it is alone."""
+    queues = Turns(order)
+    launch, arena, alone = by_scratch(queues, shared), filled(), filled()
+    launch(alone)
+    said = run_together(MESSAGE, arena, launch, queues)
+    assert said["held"] is True
+    return said["differing"], not all(one.equal(other) for one, other in zip(outputs(arena), outputs(alone), strict=True))
+
+
+ORDERS = ((0, 1, 2, 3), (1, 3, 0, 2))  # who writes last: one with negated inputs, one with the case's own
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_launches_that_share_nothing_are_the_same_alone(order: Sequence[int]) -> None:
+    assert told(order, shared=False) == ({"out": 0, "lse": 0}, False)
+
+
+def test_a_shared_scratch_shows_whoever_writes_it_last() -> None:
+    assert told(ORDERS[0], shared=True) == ({"out": 0, "lse": 0}, True), "both read what the others wrote, unlike alone"
+    assert told(ORDERS[1], shared=True) == ({"out": 32, "lse": 4}, False), "the others are compared with a lone one too"
+
+
+def test_with_the_same_inputs_nothing_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "negated", lambda arena, slot: arena.clone())
+    for order in ORDERS:
+        assert told(order, shared=True) == ({"out": 0, "lse": 0}, False)
+
+
+def test_launches_are_held_back_for_as_long_as_queueing_them_takes_but_not_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for took, held in ((1e-6, 5e-4), (2e-4, 1.6e-3), (3.0, 1e-2)):
+        clock = iter((5.0, 5.0 + took))
+        monkeypatch.setattr(together.time, "perf_counter", lambda clock=clock: next(clock))
+        queues = Turns()
+        run_together(MESSAGE, filled(), by_scratch(queues, False), queues)
+        assert queues.seconds == pytest.approx(held)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(expand="b"), Layout(pitch=3, offset=1)], ids=lambda x: f"{x.expand}{x.pitch}"
+)
+def test_negated_inputs_differ_in_their_signs_alone(dtype: str, layout: Layout) -> None:
+    problem = Problem(batch=2, seqlen_q=4, seqlen_kv=5, head_dim=8, dtype=dtype, layout_q=layout)
+    slot, arena = plan(problem, lse=True, workspace={})["q"], filled(problem)
+    other = negated(arena, slot)
+    assert slot.view(other).double().equal(-slot.view(arena).double())
+    assert float(slot.view(arena).double().abs().max()) > 0
+    changed = (other != arena).nonzero()
+    assert slot.begin <= int(changed.min())
+    assert int(changed.max()) < slot.end
+
+
+def test_a_backward_gets_another_gradient() -> None:
+    where = plan(PROBLEM, lse=True, workspace={}, entry="backward")
+    seen: list[Tensor] = []
+
+    def launch(arena: Tensor) -> None:
+        seen.append(torch.stack([where[name].view(arena).sum() for name in ("q", "dout")]))
+        for slot in where.of("output"):
+            slot.view(arena).fill_(1.0)
+
+    class InARow:
+        def run(self, launches: Sequence[Callable[[], None]], seconds: float) -> bool:
+            return [launch() for launch in launches] == []
+
+    arena = torch.zeros(where.size, dtype=torch.uint8)
+    for name in ("q", "dout"):
+        where[name].view(arena).fill_(0.5)
+    said = run_together({"slots": where.wire(), "entry": "backward"}, arena, launch, InARow())
+    assert said == {"differing": {"dq": 0, "dk": 0, "dv": 0}, "held": False}
+    assert [float(dout) for _, dout in seen] == [-16, 16, -16, 16, -16], "a lone one, then all"
+    assert all(float(q) == 16 for q, _ in seen)
+
+
+# Streams, with a CUDA that only takes notes.
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked of CUDA, in order."""
+    found: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str = "") -> None:
+            self.name = name or f"s{sum(note.startswith('new') for note in found)}"
+            found.append(f"new {self.name}")
+
+        def record_event(self) -> SimpleNamespace:
+            found.append(f"{self.name} records")
+            return SimpleNamespace(query=lambda: "late" in found)
+
+        def wait_event(self, event: object) -> None:
+            found.append(f"{self.name} waits")
+
+        def wait_stream(self, other: Stream) -> None:
+            found.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        found.append(f"on {stream.name}")
+        yield
+        found.append("off")
+
+    main = Stream("main")
+    found.clear()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: found.append(f"sleeps {cycles}"), raising=False)
+    return found
+
+
+def test_streams_wait_for_the_inputs_and_are_waited_for(notes: list[str]) -> None:
+    streams = Streams()
+    assert streams.run([lambda i=i: notes.append(f"launch {i}") for i in range(LAUNCHES)], 1e-3)
+    assert notes[:LAUNCHES] == [f"new s{i}" for i in range(LAUNCHES)]
+    each = [[f"s{i} waits", f"on s{i}", f"launch {i}", "off"] for i in range(LAUNCHES)]
+    ends = [f"main waits for s{i}" for i in range(LAUNCHES)]
+    assert notes[LAUNCHES:] == ["sleeps 2000000", "main records", *(note for notes_of in each for note in notes_of), *ends]
+    notes.clear()
+    assert not streams.run([lambda: notes.append("late")] * LAUNCHES, 1e-3), "the device was not held for so long"
+    assert not any(note.startswith("new") for note in notes), "torch keeps memory for each stream"
+
+
+def test_a_launch_that_raises_is_waited_for_too(notes: list[str]) -> None:
+    def raises() -> None:
+        raise ValueError("no such tile")
+
+    with pytest.raises(ValueError, match="no such tile"):
+        Streams().run([lambda: None, raises, lambda: None, lambda: None], 1e-3)
+    assert notes[-LAUNCHES:] == [f"main waits for s{i}" for i in range(LAUNCHES)]
+
+
+# In a life.
+
+REQUEST = MESSAGE | {
+    "op": "run",
+    "variant": "accused",
+    "config": 0,
+    "mask": "full",
+    "softmax_scale": 1.0,
+    "softcap": 0.0,
+    "device": "cpu",
+}
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_life_answers_what_differs(steady: bool) -> None:
+    calls: list[int] = []
+
+    def forward(args: Any, out: Tensor, lse: Tensor, workspace: Any) -> None:
+        calls.append(1)
+        out.copy_(args.q)
+        lse.fill_(1.0 if steady else len(calls))
+
+    life = Life(cast(Any, None))
+    support = Support(dtypes=("float32",), head_dims=(8,))
+    life.variants = {"accused": Variant(name="accused", family="torch", forward=forward, support=support)}
+    life.host, life.streams = filled(), cast(Streams, Turns())
+    assert life._answer(REQUEST | {"together": False}, []) == {"status": "ok"}
+    assert len(calls) == 1
+    reply = life._answer(REQUEST | {"together": True}, [])
+    assert reply == {"status": "ok", "differing": {"out": 0, "lse": 0 if steady else 4}, "held": True}
+    assert len(calls) == 2 + LAUNCHES
+    assert WHERE["out"].view(life.host).equal(WHERE["q"].view(life.host)), "what came back is of the case's own inputs"
+
+
+# The oracle.
+
+EVERY = {"out": 0, "lse": 0}
+
+
+def judged(differing: object = EVERY, held: object = True, change: Callable[[Run], Run] = lambda run: run) -> Trial:
+    """A trial whose launch among others came back so."""
+    trial = trial_of(PLAIN)
+    trial._runs["first"] = right_run(trial)
+    run = right_run(trial)
+    trial._runs["concurrent"] = change(replace(run, reply=Reply("ok", data={"differing": differing, "held": held})))
+    return trial
+
+
+def test_the_same_bits_are_right() -> None:
+    ruling = concurrent.judge(judged())
+    assert acquitted(ruling)
+    assert ruling.measures == {"concurrent_held": 1.0}
+    assert concurrent.judge(judged(held=False)).measures == {"concurrent_held": 0.0}
+
+
+def test_one_bit_beside_others_is_convicted() -> None:
+    finding = convicted(concurrent.judge(judged({"out": 0, "lse": 3})), "lse of one of 4 launches", "in 3 elements")
+    assert (finding.where, finding.count) == ("lse", 3)
+
+    def flipped(run: Run) -> Run:
+        out = run.outputs["out"].clone()
+        bits(out)[1, 2, 3, 4] ^= 1
+        return replace(run, outputs={**run.outputs, "out": out})
+
+    finding = convicted(concurrent.judge(judged(change=flipped)), "beside 3 other launches", "1 of 768 elements differ")
+    assert finding.where == "out[b=1, h=2, q=3, d=4]"
+
+
+def test_what_every_run_must_hold_is_asked_of_this_one_too() -> None:
+    crash = judged(change=lambda run: Run(Reply("crash", "killed by SIGSEGV"), "nan"))
+    assert convicted(concurrent.judge(crash), "SIGSEGV").oracle == "execution"
+    damaged = judged(change=lambda run: replace(run, damage=Damage("redzone", "3 bytes past the end of out", 3)))
+    assert convicted(concurrent.judge(damaged), "3 bytes past").oracle == "memory"
+
+
+def test_memory_that_other_processes_hold_convicts_nobody() -> None:
+    full = judged(change=lambda run: Run(Reply("out of memory", "CUDA out of memory"), "nan"))
+    ruling = concurrent.judge(full)
+    assert acquitted(ruling)
+    assert ruling.measures == {"concurrent_held": 0.0}
+    assert not acquitted(execution(full, full.concurrent)), "alone it would be"
+
+
+@pytest.mark.parametrize("forged", [None, 3, {"out": 0}, {"out": None, "lse": 0}, {"out": "many", "lse": 0}], ids=str)
+def test_a_reply_that_is_not_the_cells_is_no_answer(forged: object) -> None:
+    convicted(concurrent.judge(judged(forged)), "answers in its cell's place")
+
+
+def test_it_is_asked_on_cuda_of_some_cases_of_who_promises_to_repeat() -> None:
+    for group, field_name in (("accuracy", "deterministic"), ("gradients", "deterministic_backward")):
+        (oracle,) = (oracle for oracle in of_group(group) if oracle.name == "concurrent")
+        assert oracle.applies(DECLARED) is None
+        promised = Contract(**{field_name: False})
+        assert oracle.applies(replace(DECLARED, contract=promised)) == "declared not deterministic"
+    (oracle,) = (oracle for oracle in of_group("accuracy") if oracle.name == "concurrent")
+
+    def asked(problem: Problem, environment: object = PLAIN_CUDA) -> bool:
+        trial = trial_of(problem)
+        trial.cell = cast(Cell, SimpleNamespace(environment=environment))
+        return oracle.concerns(trial)
+
+    assert sum(asked(PLAIN.but(seed=seed)) for seed in range(64)) == 8
+    assert asked(PLAIN.but(seed=8))
+    assert not asked(PLAIN.but(seed=8), PLAIN_CPU)
+    assert not asked(PLAIN.but(seed=8, seqlen_q=1 << 17)), "as many copies as launches would take too much memory"
+
+
+# On a GPU.
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: there are no streams")
+def test_kernels_that_share_a_buffer_are_convicted_on_a_gpu_and_their_twins_pass() -> None:
+    file = Path(__file__).parent / "accused" / "shares_scratch.py"
+    zygote, arena = Zygote(PLAIN_CUDA), Arena()
+    (oracle,) = (oracle for oracle in of_group("accuracy") if oracle.name == "concurrent")
+    try:
+        for declaration in roster([file]).declarations:
+            cell, rulings = Cell(zygote), []
+            for seed in (8, 16):  # the first time each stream still allocates
+                problem = PROBLEM.but(heads_q=2, heads_kv=2, seqlen_q=40, seqlen_kv=70, head_dim=32, head_dim_v=32, seed=seed)
+                trial = Trial(declaration, declaration.configs[0], problem, cell, arena, cell.arch())
+                assert acquitted(execution(trial, trial.first))
+                assert oracle.concerns(trial)
+                rulings.append(oracle.judge(trial))
+            cell.close()
+            assert all(map(acquitted, rulings)) is (declaration.name == "own-scratch"), rulings
+    finally:
+        arena.close()
+        zygote.close()

@@ -1,0 +1,109 @@
+"""Relaunch: another problem of the same shapes in the same process is right too, and leaves nothing behind for the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.oracles import Group, Oracle
+from verify.oracles.bound import compare, excess
+from verify.oracles.execution import execution, memory
+from verify.problem import ORDERS, Problem
+from verify.relations import failed, identical, inside
+from verify.trial import Ruling, Trial
+from verify.variant import Support
+
+Result = tuple[str, Tensor, Tensor, Tensor, DType]  # name, values, truth, bound (infinite where nothing is promised), dtype
+
+
+def relaunched(problem: Problem, support: Support) -> Problem:
+    """The same shapes and dtype with other values and, wherever the support has another, scale, mask, softcap and strides."""
+    layouts = {
+        f"layout_{name}": replace(layout, order=ORDERS[(ORDERS.index(layout.order) + 1) % len(ORDERS)])
+        for name, layout in problem.layouts.items()
+    }
+    found = problem.but(seed=problem.seed ^ 1)
+    for changes in (
+        {"softmax_scale": problem.scale / 2 or problem.head_dim**-0.5},
+        {"mask": intersect(*(_other(atom, problem) for atom in problem.mask.atoms))},
+        {"softcap": 2 * problem.softcap or 20.0},
+        layouts,
+    ):
+        candidate = found.but(**changes)
+        found = candidate if inside(support, candidate) else found
+    return found
+
+
+def _other(atom: Mask, problem: Problem) -> Mask:
+    """A mask of the same kind; one that is causal where there was none."""
+    match atom:
+        case Full():
+            return Causal()
+        case Causal():
+            return Causal("tl" if atom.alignment == "br" else "br")
+        case Window():
+            left, right = (5 if side is None else side // 2 or side + 3 for side in (atom.left, atom.right))
+            return Window(left, right, atom.alignment)
+        case Lengths():
+            return Lengths(
+                tuple(n // 2 or problem.seqlen_q for n in atom.q_lengths),
+                tuple(n // 2 or problem.seqlen_kv for n in atom.kv_lengths),
+            )
+        case Documents():
+            return Documents(tuple(half for n in atom.lengths for half in (n // 2, n - n // 2)))
+        case Prefix():
+            return Prefix(atom.length // 2 or 16)
+        case Dense():
+            return replace(atom, seed=atom.seed ^ 1)
+    return atom
+
+
+def judge(trial: Trial) -> Ruling:
+    """Its O and LSE within their bounds; then the first problem's bits again."""
+    return judged("relaunch", trial, _results, repeats=trial.declaration.contract.deterministic)
+
+
+def judged(oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result]], *, repeats: bool) -> Ruling:
+    """The other problem's results, each within its own bound; then the first problem again, bit for bit if a run `repeats`."""
+    other = trial.beside("relaunch", relaunched(trial.problem, trial.declaration.support))
+    ruling = failed(other)
+    if ruling is not None:
+        return ruling
+    for name, got, want, bound, output in results(other):
+        finding = excess(oracle, name, got, want, bound, compare(got, want, bound, output))
+        if finding is not None:
+            message = f"launched after another problem of its shapes: {finding.message}; now asked: {other.problem.name}"
+            return Ruling(replace(finding, message=message))
+    again = trial.run("relaunched", poison="huge")
+    for check in (execution, memory):
+        ruling = check(trial, again)
+        if ruling.finding is not None:
+            return ruling
+    if not repeats:
+        return Ruling()
+    pairs = [(name, before, again.outputs[name]) for name, before in trial.first.outputs.items()]
+    return identical(oracle, "after another problem of its shapes", pairs)
+
+
+def _results(trial: Trial) -> Iterator[Result]:
+    truth, run = trial.truth, trial.first
+    assert run.out is not None
+    yield "out", run.out, truth.out, truth.out_bound.masked_fill(truth.empty[..., None], math.inf), trial.problem.format_out
+    if run.lse is not None:
+        natural = torch.where(truth.empty, 0.0, trial.natural_lse(run.lse))
+        yield "lse", natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
+
+
+GROUP = Group(name="relaunch", about="another problem of the same shapes, and the first again", family="relations")
+ORACLE = Oracle(
+    name="relaunch",
+    group="relaunch",
+    catches="what is kept of one launch, by shapes or pointers, and applied to the next: scales, masks, strides, counters",
+    judge=judge,
+)
