@@ -12,7 +12,7 @@ from tests.meta.synthetic import BINS, DEVICE, entry, evidence, of, verdict
 from verify import cli, engine, strict_json
 from verify.discovery import Roster
 from verify.evidence import Evidence, NotRun, Recorder, load
-from verify.report import Report, ReportError, build, dumps, parse, read, statistics, write
+from verify.report import Report, ReportError, build, dumps, parse, read, statistics, tight, write
 from verify.report import markdown as markdown_report
 from verify.report.tables import intervals
 
@@ -204,3 +204,26 @@ class TestReading:
 
     def test_unknown_fields_are_ignored(self, report):
         assert "future" not in parse(strict_json.encode(report) | {"future": 1})
+
+
+class TestTightness:
+    def test_dtypes_count_once_and_fp32_apart(self, report):
+        worst = {
+            (d["dtype"] == "float32", v["ref"], d["dtype"]): d["tensors"]["out"]["worst"]["r"]
+            for v in report["variants"]
+            for d in v["dtypes"]
+            if "out" in d["tensors"]
+        }
+        found = {(one.tensor, one.inputs): one for one in tight.tightness(report)}
+        for wide, inputs in ((False, "8 and 16 bits"), (True, "fp32")):
+            ratios = sorted(r for (is_wide, *_), r in worst.items() if is_wide == wide)
+            if not ratios:
+                assert ("out", inputs) not in found
+                continue
+            middle = (ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2
+            assert found["out", inputs][2:] == (len(ratios), middle, ratios[0], ratios[-1])
+        assert len(worst) > 2
+        assert "Tightness of the bounds" in markdown_report.render(report)
+
+    def test_nothing_judged_nothing_said(self, report):
+        assert tight.rows(report | {"variants": []}) == []

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from verify.report import contract, plots, pooled, probed, sanitized, text
+from verify.report import contract, plots, pooled, probed, sanitized, text, tight
 from verify.report.beside import Beside
 from verify.report.schema import Distribution, Report
 from verify.report.tables import (
@@ -72,6 +72,9 @@ def render(report: Report, beside: Beside | None = None) -> str:
         measures=text.MEASURES,
         worst_of=worst_of,
         oracles_of=oracles_of,
+        tight_columns=tight.COLUMNS,
+        tight_rows=tight.rows(report),
+        tight_note=tight.NOTE,
         pool_columns=pooled.COLUMNS,
         pool_rows=pooled.rows(report),
         pool_note=pooled.NOTE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from verify.report import contract, pooled, probed, text
+from verify.report import contract, pooled, probed, text, tight
 from verify.report.beside import FILES, Beside
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
 from verify.report.tables import (
@@ -63,6 +63,7 @@ def _lines(report: Report, beside: Beside, *, details: bool) -> Iterator[str]:
     yield f"Run {text.code(report['run'])}{begun}, profile {text.code(report['profile'])}."
     yield from _verdicts(report)
     yield from _failing(report)
+    yield from _tight(report)
     yield from _pools(report)
     yield from _beside(report, beside)
     yield from _builds(report)
@@ -193,6 +194,15 @@ def _builds(report: Report) -> Iterator[str]:
     yield from _rest(len(broken))
     if missing := not_built(report):
         yield f"\n{text.markdown(missing)}"
+
+
+def _tight(report: Report) -> Iterator[str]:
+    rows = tight.rows(report)
+    if rows:
+        yield "\n## Tightness of the bounds\n"
+        yield from _table(tight.COLUMNS, rows, range(2, len(tight.COLUMNS)))
+        yield ""
+        yield tight.NOTE
 
 
 def _pools(report: Report) -> Iterator[str]:
