@@ -133,8 +133,8 @@ class Hosted:
     def launch(self, program: Program, how: Launch, arguments: ctypes.Structure) -> None:
         self.programs[program.entry].launch(program, how, arguments)
 
-    def probe(self, first: int, count: int) -> FunctionProbe:
-        found = functions.probe(Surveyor(self.probed, self.launch, "cpu", 2), first, count)
+    def probe(self, first: int, count: int, arch: str = "") -> FunctionProbe:
+        found = functions.probe(Surveyor(self.probed, self.launch, "cpu", 2), first, count, arch)
         assert not found.error
         return found
 
@@ -166,6 +166,15 @@ def test_an_honest_function_agrees(tmp_path: Path) -> None:
     assert (found.edges["inf"], found.edges["-inf"]) == ("7f800000", "00000000")
     tiny = host.probe(0xC2FC0001, 1 << 20)  # just below -126, to where 2^x is half the smallest number
     assert tiny.subnormal_results == "all become 0"
+
+
+@runs
+def test_where_the_table_has_integers_exact_they_must_be(tmp_path: Path) -> None:
+    host = Hosted(EX2, tmp_path, "if (x == 0x3f800000) y += 1;")
+    assert host.probe(ONE, COUNT, "sm_100").agrees, "nothing is known of it there"
+    found = host.probe(ONE, COUNT, "sm_90")
+    assert not found.agrees
+    assert found.wrong == "2^n, which the table has exact: 1 inexact, the first at 1"
 
 
 @runs

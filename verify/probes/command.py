@@ -92,7 +92,7 @@ def _matrix(report: ProbeReport, request: Request, console: Console) -> ProbeRep
 def _functions(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
     arch, absent = _arch()
     chosen, left = _choose([(one.name, one.not_on) for one in FUNCTIONS], arch, absent)
-    found = _done([Job(probe_function, (name,)) for name in chosen], chosen, FunctionProbe, console)
+    found = _done([Job(probe_function, (name, arch)) for name in chosen], chosen, FunctionProbe, console)
     return replace(report, functions=tuple(found), not_run=(*report.not_run, *left))
 
 
@@ -103,9 +103,9 @@ def probe_instruction(name: str, arch: str, threads: int) -> MatrixProbe:
     return matrix.probe(Bench(instruction), arch.rstrip("a"))
 
 
-def probe_function(name: str) -> FunctionProbe:
-    """Try one of FUNCTIONS on the current device."""
-    return functions.probe(Surveyor({one.name: one for one in FUNCTIONS}[name]))
+def probe_function(name: str, arch: str) -> FunctionProbe:
+    """Try one of FUNCTIONS on the current device, of that arch."""
+    return functions.probe(Surveyor({one.name: one for one in FUNCTIONS}[name]), arch=arch.rstrip("a"))
 
 
 def _arch() -> tuple[str, str | None]:

@@ -26,6 +26,7 @@ _PAIRS = 1 << 32  # sampled, of a function of two arguments
 
 _DOUBLES = ("ulp", "relative", "absolute", "ratio", "input_ulp", "result_ulp")
 _PLACES = ("ulp_at", "relative_at", "absolute_at", "ratio_at", "input_at", "result_at")
+_EXACT = "exact from -126 to 127"
 _COUNTS = ("wrong", "wrong_at", "unordered", "unordered_at", "apart", "apart_at")
 _TALLIES = ("inputs", "inputs_flushed", "results", "results_flushed")
 RECORD = np.dtype([(name, np.float64) for name in _DOUBLES] + [(name, np.uint64) for name in (*_PLACES, *_COUNTS, *_TALLIES)])
@@ -192,14 +193,21 @@ class Surveyor:
         return [bits & mask for bits in found.cpu().tolist()]
 
 
-def probe(surveyor: Surveyor, first: int = 0, count: int | None = None) -> FunctionProbe:
-    """Try one function, on all inputs unless said; whatever goes wrong is in the result."""
+def probe(surveyor: Surveyor, first: int = 0, count: int | None = None, arch: str = "") -> FunctionProbe:
+    """Try one function, on all inputs unless said; whatever goes wrong is in the result.
+
+    arch: "sm_90", for what the table says of that one alone.
+    """
     begun, probed = time.perf_counter(), surveyor.probed
     total = probed.inputs if count is None else count
     found = FunctionProbe(probed.name, probed.table.source, total, probed.arguments == 1 and total == probed.inputs)
     try:
         found = _described(found, probed, surveyor.survey(first, total))
         found = replace(found, edges=_edges(surveyor), integers=_integers(surveyor) if probed.integers else "")
+        if arch in probed.table.exact_at_integers and found.integers != _EXACT:
+            found = replace(
+                found, wrong="; ".join(filter(None, (found.wrong, f"2^n, which the table has exact: {found.integers}")))
+            )
     except Exception as error:
         found = replace(found, error=f"{type(error).__name__}: {error}")
     return replace(found, seconds=round(time.perf_counter() - begun, 3))
@@ -291,4 +299,4 @@ def _integers(surveyor: Surveyor) -> str:
     numbers = np.arange(-126, 128, dtype=np.float32)
     got = surveyor.values([int(bits) for bits in numbers.view(np.uint32)])
     wrong = [int(n) for n, bits in zip(numbers, got, strict=True) if bits != (int(n) + 127) << 23]
-    return "exact from -126 to 127" if not wrong else f"{len(wrong)} inexact, the first at {wrong[0]}"
+    return _EXACT if not wrong else f"{len(wrong)} inexact, the first at {wrong[0]}"
