@@ -67,7 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(datetime.now(UTC).date().toordinal())
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
-    config.stash[_RUN] = campaign.open_run(profile, files, run_id)
+    run = config.stash[_RUN] = campaign.open_run(profile, files, run_id)
+    if not hasattr(config, "workerinput"):
+        try:
+            run.resume()
+        except campaign.ContinuedError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 def pytest_configure_node(node: object) -> None:

@@ -15,7 +15,7 @@ from filelock import FileLock
 from verify import device
 from verify.case import Case, CaseError
 from verify.court import Court, Docket, inapplicable, not_here, state_directory
-from verify.discovery import Roster, Unloadable, roster
+from verify.discovery import Roster, Unloadable, judge_hash, roster
 from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
 from verify.oracles import groups
 from verify.report import build, write
@@ -23,7 +23,7 @@ from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Config, Declaration
 from verify.workshop import Workshop, left_out
 
-_ROSTER = "roster.json"
+_ROSTER, _LOST = "roster.json", "lost.txt"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
 _KNOWN = "known-failures.txt"
 
@@ -39,6 +39,10 @@ def workers() -> int | None:
         return None
     free = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
     return max(1, min(sum(memory // _WORKER_MEMORY for memory in free), os.cpu_count() or 1))
+
+
+class ContinuedError(Exception):
+    """A run that cannot go on: what it has judged is no longer what is on trial."""
 
 
 @dataclass
@@ -60,6 +64,28 @@ class OpenRun:
                 _record(self, found)
                 path.write_text(found.dumps(), encoding="utf-8")
         return Roster.loads(path.read_text(encoding="utf-8"))
+
+    def resume(self) -> None:
+        """Find out anew who is on trial, and which cases were begun and never judged, if this run goes on.
+
+        For the first process, before its workers.  Raises ContinuedError if a kernel has changed since, whose verdicts would
+        be those of another source.
+        """
+        path = self.directory / _ROSTER
+        if not path.exists():
+            return
+        evidence = load(self.directory)
+        before = {entry.ref: entry.source_hash for entry in evidence.variants}
+        found = roster(list(self.files) or None)
+        changed = [d.ref for d in found.declarations if before.get(d.ref, d.source_hash) != d.source_hash]
+        if changed:
+            raise ContinuedError(
+                f"run {self.directory.name} judged other sources of {', '.join(changed)}: begin another run, with another id"
+            )
+        _record(self, found)
+        path.write_text(found.dumps(), encoding="utf-8")
+        lost = "".join(f"{begin.case}\n" for begin in evidence.lost)
+        (self.directory / _LOST).write_text(lost, encoding="utf-8")
 
     @cached_property
     def here(self) -> tuple[Declaration, ...]:
@@ -107,10 +133,10 @@ class OpenRun:
         return None
 
     def witnesses(self) -> list[tuple[Docket, str]]:
-        """Declared worst cases and cases that failed before: re-run first."""
+        """Declared worst cases, cases that failed before, and those that this run has lost: run first."""
         ids = [id_ for declaration in self.here for id_ in declaration.witness]
-        known = state_directory() / _KNOWN
-        ids += known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+        for path in (state_directory() / _KNOWN, self.directory / _LOST):
+            ids += path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         pairs = []
         for id_ in dict.fromkeys(ids):
             try:
@@ -141,7 +167,7 @@ def _record(run: OpenRun, found: Roster) -> None:
                 started=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
                 profile=run.profile,
                 device=device.fingerprint(),
-                versions={"torch": torch.__version__, "hypothesis": hypothesis.__version__},
+                versions={"torch": torch.__version__, "hypothesis": hypothesis.__version__, "judge": judge_hash()},
             )
         )
         for declaration in found.declarations:

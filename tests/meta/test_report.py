@@ -206,6 +206,15 @@ class TestReading:
         assert "future" not in parse(strict_json.encode(report) | {"future": 1})
 
 
+class TestVersions:
+    def test_a_run_that_went_on_names_all_of_them(self):
+        found = evidence()
+        (run,) = found.runs
+        runs = tuple(dataclasses.replace(run, versions=run.versions | more) for more in ({}, {"judge": "aa"}, {"judge": "bb"}))
+        report = build(dataclasses.replace(found, runs=runs), BINS)
+        assert report["versions"] == dict(sorted(run.versions.items())) | {"judge": "unknown, aa, bb"}
+
+
 class TestTightness:
     def test_dtypes_count_once_and_fp32_apart(self, report):
         worst = {

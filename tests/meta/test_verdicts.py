@@ -91,7 +91,7 @@ def trial_of(
         *files,
     ]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "VERIFY_DEADLINE": str(deadline)}
-    variables |= {"VERIFY_SEARCH_SECONDS": "4", "VERIFY_SHRINK_SECONDS": str(shrink)}
+    variables |= {"VERIFY_SEARCH_SECONDS": "15", "VERIFY_SHRINK_SECONDS": str(shrink)}
     # The count of workers stays: by it the campaign inside knows how many cores are its own.
     variables = {n: value for n, value in variables.items() if not n.startswith("PYTEST_") or n == "PYTEST_XDIST_WORKER_COUNT"}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600, check=False)

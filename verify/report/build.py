@@ -49,7 +49,7 @@ def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None
         "started": run.started,
         "profile": run.profile,
         "device": run.device,
-        "versions": dict(sorted(run.versions.items())),
+        "versions": _versions(evidence.runs),
         "status": "grey",
         "reasons": _reasons(evidence, set(entries)),
         "cases": sum(variant["cases"] for variant in variants),
@@ -75,6 +75,12 @@ def _one_run(evidence: Evidence) -> Run:
         if len(found) > 1:
             raise ReportError(f"the evidence mixes {what}: {', '.join(sorted(found))}; a report is of one")
     return evidence.runs[0]
+
+
+def _versions(runs: Sequence[Run]) -> dict[str, str]:
+    """Of a run that went on under other versions: all of them, the first one first."""
+    names = sorted({name for run in runs for name in run.versions})
+    return {name: ", ".join(dict.fromkeys(run.versions.get(name, "unknown") for run in runs)) for name in names}
 
 
 def _required(given: Sequence[str] | BinsRequired | None) -> BinsRequired:

@@ -1,0 +1,54 @@
+"""A run that goes on: the same kernels, nothing judged twice, nothing lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from verify.campaign import ContinuedError, OpenRun
+from verify.case import Case
+from verify.evidence import Recorder
+from verify.problem import Problem
+
+KERNEL = '''
+"""A plain kernel."""
+import torch
+
+
+def attention(q, k, v):
+    return torch.softmax((q @ k.mT) * q.shape[-1] ** -0.5, dim=-1) @ v
+'''
+
+
+def begun(folder: Path, kernel: Path) -> OpenRun:
+    run = OpenRun(folder, "dev", (kernel,))
+    assert len(run.roster.declarations) == 1
+    return run
+
+
+def test_what_was_lost_is_asked_first_when_a_run_goes_on(tmp_path: Path) -> None:
+    kernel = tmp_path / "plain.py"
+    kernel.write_text(KERNEL)
+    first = begun(tmp_path / "run", kernel)
+    (declared,) = first.roster.declarations
+    problem = Problem(seqlen_q=2, seqlen_kv=3, head_dim=16, dtype=declared.support.dtypes[0])
+    case = Case(declared.ref, declared.configs[0].name, "accuracy", problem)
+    with Recorder(first.directory, "gw0") as recorder:
+        recorder.begin(case.id, "generate", declared.ref)
+    assert first.witnesses() == []
+    again = OpenRun(first.directory, "dev", (kernel,))
+    again.resume()
+    assert [id_ for _, id_ in again.witnesses()] == [case.id]
+
+
+def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:
+    kernel = tmp_path / "plain.py"
+    kernel.write_text(KERNEL)
+    fresh = OpenRun(tmp_path / "run", "dev", (kernel,))
+    fresh.resume()  # nothing has begun: nothing to refuse
+    assert len(fresh.roster.declarations) == 1
+    OpenRun(fresh.directory, "dev", (kernel,)).resume()
+    kernel.write_text(KERNEL.replace("-0.5", "-0.4"))
+    with pytest.raises(ContinuedError, match=r"run run judged other sources of .*plain"):
+        OpenRun(fresh.directory, "dev", (kernel,)).resume()
