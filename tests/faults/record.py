@@ -65,7 +65,7 @@ def document(entries: dict[str, Entry]) -> str:
         f"{len(faults)} faults are planted, one at a time, into the source of the kernels (`tests/faults/`), {named} of them "
         "of a class that a public project really had.  Each passes `allclose(atol=1e-2, rtol=0)` against fp64 on N(0, 1) "
         f"inputs of a common shape.  **{caught} are caught, {asked} of them only on a problem that a GPU is asked; "
-        f"{len(escaped)} escape.**",
+        f"{len(escaped)} escape{'s' * (len(escaped) == 1)}.**",
         "",
         "The kernels run on a CPU: Triton's in the interpreter, the others in torch.  `tests/faults/kernels/split_kv.py` is "
         "there only to be broken: no kernel of the collection splits the keys or has a decode path.",
