@@ -103,6 +103,7 @@ WRONG = {
     "mixed bases": (Kernel(lse=lambda n, m, t, s: m / LN2 + t.log()), "is the maximum base 2, the row sum natural"),
     "divided by the scale": (Kernel(lse=lambda n, m, t, s: n / s), "is natural, divided by softmax_scale"),
     "off by one": (Kernel(lse=lambda n, m, t, s: n + 1), "LSE natural, is something else"),
+    "inaccurate": (Kernel(lse=lambda n, m, t, s: n + 2**-13), "LSE natural, is natural, but "),
     "empty O is NaN": (Kernel(empty_out=math.nan), "O of empty row 0, is NaN"),
     "empty O is mean(V)": (Kernel(empty_out="mean"), "O of empty row 0, is the mean of V"),
     "empty LSE is finite": (Kernel(empty_lse=-1e30), "LSE of zero length -inf, is -1e+30"),

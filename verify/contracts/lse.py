@@ -12,6 +12,7 @@ from verify.contracts import UNDECIDED, Measured, plain
 from verify.trial import Trial
 
 _LN2 = math.log(2)
+_MEANT = 1000.0  # times the tolerance
 _DECLARED = {"natural": "natural", "base2": "base 2"}
 
 
@@ -25,7 +26,12 @@ class Hypothesis:
 
     def holds(self, got: Tensor) -> bool:
         """Whether all rows are within the tolerance."""
-        return bool(((got - self.value).abs() <= self.tolerance).all())
+        return self.distance(got) <= 1
+
+    def distance(self, got: Tensor) -> float:
+        """Of the row that is farthest off, in units of the tolerance."""
+        apart = (got - self.value).abs()
+        return float(torch.where(apart == 0, 0.0, apart / self.tolerance).nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
 def hypotheses(trial: Trial) -> list[Hypothesis]:
@@ -66,6 +72,12 @@ def hypotheses(trial: Trial) -> list[Hypothesis]:
     return found
 
 
+def _nearest(possible: list[Hypothesis], got: Tensor) -> str:
+    """A convention that is plainly meant, but missed."""
+    distance, word = min((h.distance(got), h.word) for h in possible)
+    return f"{word}, but {distance:.3g} times as far off as is allowed" if distance < _MEANT else "something else"
+
+
 def measure(trial: Trial) -> list[Measured]:
     """Which of the hypotheses the raw LSE is."""
     declared = trial.declaration.contract.lse
@@ -74,7 +86,7 @@ def measure(trial: Trial) -> list[Measured]:
     got = trial.first.lse.double()
     possible = hypotheses(trial)
     matching = [h.word for h in possible if h.holds(got)]
-    word = matching[0] if len(matching) == 1 else UNDECIDED if matching else "something else"
+    word = matching[0] if len(matching) == 1 else UNDECIDED if matching else _nearest(possible, got)
     at = int(got.flatten().abs().nan_to_num(nan=math.inf).argmax())
     values = ", ".join(f"{h.word} {float(h.value.flatten()[at]):.6g}" for h in possible[:2])
     evidence = f"a row has {float(got.flatten()[at]):.6g}, would be {values}"
