@@ -264,15 +264,18 @@ def convicted(run: OpenRun) -> bool:
     return any(v.group == GROUP and v.outcome == "fail" for v in verdicts)
 
 
-def report(run: OpenRun, directory: str | Path | None = None) -> str:
-    """Build the accuracy report of a run; returns a line that says where it is and what it says."""
+def report(run: OpenRun, directory: str | Path | None = None, parent: Path | None = None) -> str:
+    """Build the accuracy report of a run; returns a line that says where it is and what it says.
+
+    It is written into a directory, by default one with the name of the run's device in `parent`.
+    """
     evidence = load(run.directory) if run.directory.exists() else None
     if evidence is None or not evidence.verdicts:
         return ""
     evidence = _with_statistics(run, evidence)
     remember_failures(evidence)
     built = build(evidence)
-    where = Path(directory) if directory else state_directory() / "report" / str(evidence.run.device["slug"])
+    where = Path(directory) if directory else (parent or state_directory() / "report") / str(evidence.run.device["slug"])
     paths = write(built, where)
     failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
     cases = len({v.case for v in evidence.verdicts if v.counted})

@@ -5,11 +5,13 @@ Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaig
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -42,6 +44,12 @@ def app() -> None:
     """
 
 
+def _plain(name: str | None) -> str | None:
+    if name is not None and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) is None:
+        raise UsageError(f"run-id: {name!r} is not a plain name")
+    return name
+
+
 _kernels = click.argument("kernels", nargs=-1, type=click.Path(path_type=Path))
 _examples = click.option("--examples", type=int, help="Problems per variant, config, dtype and group of oracles.")
 _workers = click.option("--workers", "-n", default="auto", show_default=True, help="Processes: auto, or a number; 0 for none.")
@@ -53,6 +61,9 @@ _profile = click.option(
 _select = click.option("-k", "select", default="", metavar="EXPRESSION", help="Only dockets whose id matches, as pytest -k.")
 _TOOLS = ("memcheck", "racecheck")
 _seed = click.option("--seed", type=int, help="Seed of the random search.")
+_run_id = click.option(
+    "--run-id", callback=lambda _, __, name: _plain(name), help="Name the run, or go on with the one so named."
+)
 
 
 @app.command()
@@ -61,10 +72,9 @@ _seed = click.option("--seed", type=int, help="Seed of the random search.")
 @_profile
 @_seed
 @_workers
+@_run_id
 @_select
-def run(
-    kernels: tuple[Path, ...], examples: int | None, profile: str | None, seed: int | None, workers: str, select: str
-) -> int:
+def run(kernels: tuple[Path, ...], workers: str, run_id: str | None, **chosen: Any) -> int:
     """Put KERNELS on trial (the collection under kernels/ if none is given): random problems before every oracle.
 
     A kernel file ends with VARIANT = Variant(...), or simply has a function attention(q, k, v, ...) that returns out or
@@ -75,8 +85,12 @@ def run(
     verify run --examples 200 -k bfloat16
     """
     files = _existing(kernels)
-    order = Order(kernels=files, profile=profile, examples=examples, seed=seed, workers=_few(workers, files), select=select)
+    order = Order(kernels=files, workers=_few(workers, files), **_named(run_id), **chosen)
     return _finish(order, carry_out(order, console))
+
+
+def _named(run_id: str | None) -> dict[str, Any]:
+    return {} if run_id is None else {"run_id": run_id}
 
 
 @app.command()
@@ -119,21 +133,13 @@ def replay(case: str) -> int:
 @_profile
 @_seed
 @_workers
+@_run_id
 @click.option("--run", "from_run", help="Build it from that run's evidence, judging nothing.")
 @click.option("--render", type=click.Path(path_type=Path), help="Write that folder's pages again, with what lies beside them.")
-def report(
-    directory: Path,
-    examples: int | None,
-    profile: str | None,
-    seed: int | None,
-    workers: str,
-    from_run: str | None,
-    render: Path | None,
-) -> int:
+def report(directory: Path, run_id: str | None, from_run: str | None, render: Path | None, **chosen: Any) -> int:
     """Judge the collection on this machine and write its accuracy report to OUT/<device>/report.{json,md,html}."""
     if render is not None:
         return _render(render)
-    where = directory / device.slug()
     if from_run is not None:
         from verify import campaign
         from verify.court import state_directory
@@ -141,9 +147,10 @@ def report(
         path = state_directory() / "runs" / from_run
         if not path.is_dir():
             raise UsageError(f"no run {from_run!r} under {path.parent}")
-        console.print(campaign.report(campaign.open_run("", [], from_run), where), highlight=False)
+        console.print(campaign.report(campaign.open_run("", [], from_run), parent=directory), highlight=False)
         return CLEAN
-    order = Order(profile=profile, examples=examples, seed=seed, workers=workers, report_dir=where)
+    where = directory / device.slug()
+    order = Order(report_dir=where, **_named(run_id), **chosen)
     return _finish(order, carry_out(order, console), where)
 
 

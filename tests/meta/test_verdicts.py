@@ -158,6 +158,7 @@ def test_a_failure_is_shrunk_explained_and_replays(tmp_path: Path) -> None:
         ("replay", "triton-flash-forward:m128n64w8s2:gather:sq=8,skv=800,d=8,dtype=float16,dist=gather"),
         ("replay", "no-such-variant:default:accuracy:sq=8,skv=8,d=64,dtype=float16"),
         ("run", "no_such_file.py"),
+        ("run", "--run-id", "a/b"),
         ("compare", "here.json", "there.json"),
         ("no-such-command",),
     ],
