@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tests.meta.synthetic import DEVICE, evidence
+from verify import cli
 from verify.campaign import ContinuedError, OpenRun
 from verify.case import Case
 from verify.evidence import Recorder
@@ -52,3 +55,16 @@ def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:
     kernel.write_text(KERNEL.replace("-0.5", "-0.4"))
     with pytest.raises(ContinuedError, match=r"run run judged other sources of .*plain"):
         OpenRun(fresh.directory, "dev", (kernel,)).resume()
+
+
+def test_a_report_of_a_run_lies_where_its_device_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence of another machine: the folder is that of the device that was measured."""
+    found = evidence(cases=8)
+    monkeypatch.chdir(tmp_path)
+    with Recorder(tmp_path / ".verify" / "runs" / "abroad", "gw0") as recorder:
+        for record in (*found.runs, *found.variants, *found.verdicts):
+            recorder.write(record)
+    done = CliRunner().invoke(cli.app, ["report", "--run", "abroad", "--out", "pages"], standalone_mode=False)
+    assert done.exception is None, done.output
+    assert [path.name for path in (tmp_path / "pages").iterdir()] == [DEVICE["slug"]]
+    assert (tmp_path / "pages" / DEVICE["slug"] / "report.html").is_file()
