@@ -107,7 +107,8 @@ def _is(ref: str, name: str) -> bool:
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_kernels_pass(name: str, tmp_path: Path) -> None:
-    status, evidence, output = trial_of(tmp_path, name, options=(), examples=5, deadline=60)
+    options = () if name == "correct_declared" else ("-k", "not long_sequences")  # which one of them is enough for
+    status, evidence, output = trial_of(tmp_path, name, options=options, examples=5, deadline=60)
     assert status == 0, output
     assert {v.variant.rpartition("@")[0] for v in evidence.verdicts} == {str(ACCUSED / f"{name}.py")}
 
