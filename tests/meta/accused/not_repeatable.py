@@ -1,4 +1,4 @@
-"""Wrong: declared deterministic, but the last bit depends on chance."""
+"""Wrong: declared deterministic, but the last bits depend on chance."""
 
 import os
 
@@ -9,4 +9,4 @@ DTYPES = ("float32",)
 
 def attention(q, k, v):
     out = torch.softmax((q @ k.mT) * q.shape[-1] ** -0.5, dim=-1) @ v
-    return out * (1 + 2.0**-11 * (os.urandom(1)[0] % 2))
+    return out * (1 + 2.0**-19 * os.urandom(1)[0])
