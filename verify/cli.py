@@ -5,7 +5,6 @@ Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaig
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from verify import device
 from verify.applicability import list_oracles
 from verify.case import Case
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, say
-from verify.evidence import Evidence, Verdict
+from verify.evidence import Evidence, Verdict, is_plain, new_run_id
 from verify.probes.command import probe
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
@@ -44,8 +43,10 @@ def app() -> None:
     """
 
 
-def _plain(name: str | None) -> str | None:
-    if name is not None and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) is None:
+def _run_named(name: str | None) -> str:
+    if name is None:
+        return new_run_id()
+    if not is_plain(name):
         raise UsageError(f"run-id: {name!r} is not a plain name")
     return name
 
@@ -62,7 +63,7 @@ _select = click.option("-k", "select", default="", metavar="EXPRESSION", help="O
 _TOOLS = ("memcheck", "racecheck")
 _seed = click.option("--seed", type=int, help="Seed of the random search.")
 _run_id = click.option(
-    "--run-id", callback=lambda _, __, name: _plain(name), help="Name the run, or go on with the one so named."
+    "--run-id", callback=lambda _, __, name: _run_named(name), help="Name the run, or go on with the one so named."
 )
 
 
@@ -74,7 +75,7 @@ _run_id = click.option(
 @_workers
 @_run_id
 @_select
-def run(kernels: tuple[Path, ...], workers: str, run_id: str | None, **chosen: Any) -> int:
+def run(kernels: tuple[Path, ...], workers: str, **chosen: Any) -> int:
     """Put KERNELS on trial (the collection under kernels/ if none is given): random problems before every oracle.
 
     A kernel file ends with VARIANT = Variant(...), or simply has a function attention(q, k, v, ...) that returns out or
@@ -85,12 +86,8 @@ def run(kernels: tuple[Path, ...], workers: str, run_id: str | None, **chosen: A
     verify run --examples 200 -k bfloat16
     """
     files = _existing(kernels)
-    order = Order(kernels=files, workers=_few(workers, files), **_named(run_id), **chosen)
+    order = Order(kernels=files, workers=_few(workers, files), **chosen)
     return _finish(order, carry_out(order, console))
-
-
-def _named(run_id: str | None) -> dict[str, Any]:
-    return {} if run_id is None else {"run_id": run_id}
 
 
 @app.command()
@@ -136,7 +133,7 @@ def replay(case: str) -> int:
 @_run_id
 @click.option("--run", "from_run", help="Build it from that run's evidence, judging nothing.")
 @click.option("--render", type=click.Path(path_type=Path), help="Write that folder's pages again, with what lies beside them.")
-def report(directory: Path, run_id: str | None, from_run: str | None, render: Path | None, **chosen: Any) -> int:
+def report(directory: Path, from_run: str | None, render: Path | None, **chosen: Any) -> int:
     """Judge the collection on this machine and write its accuracy report to OUT/<device>/report.{json,md,html}."""
     if render is not None:
         return _render(render)
@@ -150,7 +147,7 @@ def report(directory: Path, run_id: str | None, from_run: str | None, render: Pa
         console.print(campaign.report(campaign.open_run("", [], from_run), parent=directory), highlight=False)
         return CLEAN
     where = directory / device.slug()
-    order = Order(report_dir=where, **_named(run_id), **chosen)
+    order = Order(report_dir=where, **chosen)
     return _finish(order, carry_out(order, console), where)
 
 

@@ -181,6 +181,11 @@ def new_run_id(now: datetime | None = None) -> str:
     return f"{(now or datetime.now(UTC)).astimezone(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
+def is_plain(name: str) -> bool:
+    """Whether a run or a worker may be called so: a file name, without a path."""
+    return re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) is not None
+
+
 class Recorder:
     """Appends records to `<run_dir>/<worker>.jsonl`; opening an existing file continues it.
 
@@ -188,7 +193,7 @@ class Recorder:
     """
 
     def __init__(self, run_dir: Path | str, worker: str = "main") -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", worker):
+        if not is_plain(worker):
             raise EvidenceError(f"worker: {worker!r} is not a plain file name")
         self.path = Path(run_dir) / f"{worker}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)

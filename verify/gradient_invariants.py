@@ -16,7 +16,7 @@ from torch import Tensor
 
 from references.positions import Sizes
 from verify.arithmetic.mma import Unit
-from verify.invariants import forward_slack, live_rows, misaligned, reach
+from verify.invariants import forward_slack, live_rows, misaligned, reach, sizes_by_head
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
@@ -79,7 +79,8 @@ def invariants(p: Problem, g: Gradients, forward: ForwardArithmetic, backward: G
     most = 1 + max(float(x.abs().max()) for x in (q, k, v, dout))
     flush = max(TINY, a.weights.flush, a.score_gradients.flush)
     flushed = 4 * flush * p.group * (p.seqlen_q + 1) * (p.seqlen_kv + 1) * most**2 * max(1.0, abs(p.scale))
-    aligned = rules_of(p, a)["dv"].weighted, rules_of(p, a)["dq"].weighted
+    rules = rules_of(p, a)
+    aligned = rules["dv"].weighted, rules["dq"].weighted
     error_p = rows.weights * (1 + aligned[0].share) + by_p * (1 + rows.weights)
     size_ds, lost_ds = rows.factor + rows.scores, rows.scores * (1 + aligned[1].share)
     error_k, error_q = lost_ds + by_k * size_ds, lost_ds + by_q * size_ds
@@ -173,9 +174,7 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
     terms = p.head_dim_v + 1
     factor = 2 * product
     off = output + relative(terms, U) * (product + output) + a.scores.kappa(terms) * (factor + output) + 4 * terms * TINY
-    values = Sizes.of(g.v.double().flatten(2), -1)
-    by_head = Sizes(*(x.repeat_interleave(p.group, 1)[..., None] for x in (values.least, values.most)))
-    off = off + a.factors.loss(terms, Sizes.of(dout, -1), by_head)[..., 0]
+    off = off + a.factors.loss(terms, Sizes.of(dout, -1), sizes_by_head(p, g.v))[..., 0]
     off = off + U * (factor + off)
     slope = _slope(p, a, score) if cap else 1.0
     scores = grown * (1 + of_ds) * (1 + relative(2, U)) * slope * (factor + off) - factor + lost[1]

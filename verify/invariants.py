@@ -26,16 +26,8 @@ DIVISION = 5  # in units of U: div.full and div.approx err by 2 ulp, a reciproca
 # The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is derived.
 KNOWN = (
     *("operands", "float32_products", "prescale", "scores", "probability", "normalised", "split_keys", "exp", "block_n"),
-    *(
-        "softcap_tanh",
-        "scale_roundings",
-        "probability_scale",
-        "promotion",
-        "output_roundings",
-        "row_sum_lanes",
-        "row_sum_apart",
-    ),
-    "division",
+    *("softcap_tanh", "scale_roundings", "probability_scale", "promotion", "output_roundings"),
+    *("row_sum_lanes", "row_sum_apart", "division"),
 )
 _LARGE = 300.0  # exp of more is no number to work with
 _FEW_PAIRS = 1 << 24  # whose mask may be written out
@@ -131,9 +123,13 @@ class ForwardSlack:
 
 def misaligned(p: Problem, operands: Operands, q: Tensor, k: Tensor) -> Tensor:
     """What subnormal operands may cost a scaled score of each row, fp64 (batch, heads_q, seqlen_q)."""
-    keys = Sizes.of(k.double().flatten(2), -1)
-    by_head = Sizes(*(x.repeat_interleave(p.group, 1)[..., None] for x in (keys.least, keys.most)))
-    return abs(p.scale) * operands.loss(p.head_dim, Sizes.of(q.double(), -1), by_head)[..., 0]
+    return abs(p.scale) * operands.loss(p.head_dim, Sizes.of(q.double(), -1), sizes_by_head(p, k))[..., 0]
+
+
+def sizes_by_head(p: Problem, x: Tensor) -> Sizes:
+    """Of all K or V that a query head meets: (batch, heads_q, 1, 1)."""
+    found = Sizes.of(x.double().flatten(2), -1)
+    return Sizes(*(size.repeat_interleave(p.group, 1)[..., None] for size in (found.least, found.most)))
 
 
 def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor]) -> ForwardSlack:

@@ -22,7 +22,7 @@ from verify.evidence import Finding
 from verify.inputs import Inputs
 from verify.memory import bits
 from verify.oracles.bound import compare, excess
-from verify.oracles.execution import execution, held, memory
+from verify.oracles.execution import fault, held
 from verify.oracles.refusal import expected_refusal
 from verify.problem import Problem
 from verify.trial import Ruling, Run, Trial, convict, first, place
@@ -121,9 +121,9 @@ def spread(mask: Tensor, like: Tensor) -> Tensor:
 
 def failed(trial: Trial, *others: Run) -> Ruling | None:
     """What is wrong with a further question's run, or with other ones, before any number is looked at; None: nothing."""
-    rulings = (ruling for _, _, ruling in held(trial))
-    more = (check(trial, run) for run in others for check in (execution, memory))
-    return next((ruling for ruling in chain(rulings, more) if ruling.finding is not None), None)
+    own = (ruling if ruling.finding is not None else None for _, _, ruling in held(trial))
+    more = (fault(trial, run) for run in others)
+    return next((ruling for ruling in chain(own, more) if ruling is not None), None)
 
 
 def forward_results(

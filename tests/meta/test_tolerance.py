@@ -7,7 +7,6 @@ luck is run here, deterministic and small.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -99,12 +98,7 @@ def suits(kernel: Kernel, shape: str) -> bool:
     return kernel.style != "fused" or not any(part in shape for part in ("scale=-", "scale=0.0", "softcap"))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # Honest arithmetic

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -109,12 +108,7 @@ def worst(found: dict[str, Tensor]) -> float:
     return max(float(ratio.max()) for ratio in found.values())
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # The reference

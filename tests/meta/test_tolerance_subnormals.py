@@ -4,7 +4,6 @@ for it; ordinary inputs have the bounds that they would have without."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,13 +24,7 @@ from verify.tolerance.forward import bound
 from verify.tolerance.subnormals import Lost, Operands, Weighted
 from verify.variant import Config, GradientNumerics, Numerics
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def normalising(unit: Unit) -> Unit:

@@ -16,7 +16,7 @@ from torch import Tensor
 from references.masks import Causal, Full, Lengths, Mask
 from verify.evidence import Finding
 from verify.inputs import Inputs, cast
-from verify.oracles.execution import execution, memory
+from verify.oracles.execution import fault
 from verify.problem import Problem
 from verify.trial import Ruling, Run, Trial
 from verify.variant import Declaration, Support
@@ -49,9 +49,9 @@ class SpoiledError(Exception):
 
 def checked(trial: Trial, run: Run) -> Run:
     """That run, if it held what every run must; raises SpoiledError."""
-    for ruling in (execution(trial, run), memory(trial, run)):
-        if ruling.finding is not None:
-            raise SpoiledError(ruling)
+    ruling = fault(trial, run)
+    if ruling is not None:
+        raise SpoiledError(ruling)
     return run
 
 

@@ -6,9 +6,9 @@ from verify.cell.together import LAUNCHES
 from verify.evidence import Finding
 from verify.memory import Plan, bits
 from verify.oracles import Oracle
-from verify.oracles.execution import execution, memory
+from verify.oracles.execution import fault
+from verify.oracles.repeat import backward_applies, forward_applies
 from verify.trial import Ruling, Run, Trial, convict, first, place
-from verify.variant import Declaration
 
 _ONE_IN = 8  # cases
 _LARGEST = 32 << 20  # bytes of one run's buffers, of which as many copies as launches live at once beside them
@@ -20,9 +20,9 @@ def judge(trial: Trial) -> Ruling:
     run = trial.concurrent
     if run.reply.status == "out of memory":  # so many launches may need more than other processes leave
         return Ruling(measures={"concurrent_held": 0.0})
-    for ruling in (execution(trial, run), memory(trial, run)):
-        if ruling.finding is not None:
-            return ruling
+    ruling = fault(trial, run)
+    if ruling is not None:
+        return ruling
     compared = _compared(run)
     if compared is None:
         message = "answers in its cell's place: the reply says nothing of the other launches"
@@ -67,14 +67,6 @@ def _concerns(trial: Trial) -> bool:
     return isinstance(where, Plan) and where.size <= _LARGEST
 
 
-def _forward(declaration: Declaration) -> str | None:
-    return None if declaration.contract.deterministic else "declared not deterministic"
-
-
-def _backward(declaration: Declaration) -> str | None:
-    return None if declaration.contract.deterministic_backward else "declared not deterministic"
-
-
 ORACLES = tuple(
     Oracle(
         name="concurrent",
@@ -85,5 +77,5 @@ ORACLES = tuple(
         concerns=_concerns,
         rank=45,
     )
-    for group, applies in (("accuracy", _forward), ("gradients", _backward))
+    for group, applies in (("accuracy", forward_applies), ("gradients", backward_applies))
 )

@@ -10,6 +10,12 @@ from verify.memory import unwritten
 from verify.trial import Ruling, Run, Trial, convict, first_place
 
 
+def fault(trial: Trial, run: Run) -> Ruling | None:
+    """The ruling on a further run that did not hold what every run must; None: its numbers may be looked at."""
+    rulings = (check(trial, run) for check in (execution, memory))
+    return next((ruling for ruling in rulings if ruling.finding is not None), None)
+
+
 def held(trial: Trial) -> Iterator[tuple[str, Run, Ruling]]:
     """What every run of a trial must hold: (name, run, ruling), up to the first ruling that makes the rest meaningless.
 

@@ -12,7 +12,7 @@ from verify.inputs import Inputs
 from verify.memory import bits
 from verify.oracles import Oracle
 from verify.oracles.bound import compare
-from verify.oracles.execution import execution, memory
+from verify.oracles.execution import fault
 from verify.trial import Ruling, Run, Trial, convict, first, place
 from verify.variant import Declaration
 
@@ -72,9 +72,9 @@ def judge(trial: Trial) -> Ruling:
     """A clean run and a poisoned one, bitwise on the rows that look at no poison; within bounds where nothing is bitwise."""
     poisoning = poisoned(trial)
     run = trial.run("poisoned", inputs=poisoning.inputs)
-    for ruling in (execution(trial, run), memory(trial, run)):
-        if ruling.finding is not None:
-            return ruling
+    ruling = fault(trial, run)
+    if ruling is not None:
+        return ruling
     rows = poisoning.untouched
     kind = "NaN" if trial.declaration.contract.masked_values == "any" else "huge values"
     if not trial.declaration.contract.deterministic:

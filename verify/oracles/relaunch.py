@@ -13,7 +13,7 @@ from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Pref
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.oracles import Group, Oracle
 from verify.oracles.bound import compare, excess
-from verify.oracles.execution import execution, memory
+from verify.oracles.execution import fault
 from verify.problem import ORDERS, Problem
 from verify.relations import failed, identical, inside
 from verify.trial import Ruling, Trial
@@ -81,10 +81,9 @@ def judged(oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result
             message = f"launched after another problem of its shapes: {finding.message}; now asked: {other.problem.name}"
             return Ruling(replace(finding, message=message))
     again = trial.run("relaunched", poison="huge")
-    for check in (execution, memory):
-        ruling = check(trial, again)
-        if ruling.finding is not None:
-            return ruling
+    ruling = fault(trial, again)
+    if ruling is not None:
+        return ruling
     if not repeats:
         return Ruling()
     pairs = [(name, before, again.outputs[name]) for name, before in trial.first.outputs.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verify.memory import bits
 from verify.oracles import Oracle
-from verify.oracles.execution import execution, memory
+from verify.oracles.execution import fault
 from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
 
@@ -12,9 +12,9 @@ from verify.variant import Declaration
 def judge(trial: Trial) -> Ruling:
     """Run again with huge finite values, not NaN, in the outputs: what reads them before writing shows."""
     again = trial.run("again", poison="huge")
-    for ruling in (execution(trial, again), memory(trial, again)):
-        if ruling.finding is not None:
-            return ruling
+    ruling = fault(trial, again)
+    if ruling is not None:
+        return ruling
     for name, before in trial.first.outputs.items():
         after = again.outputs[name]
         different = bits(before) != bits(after)
@@ -32,7 +32,13 @@ def judge(trial: Trial) -> Ruling:
 _CATCHES = "races, uninitialised reads and outputs that are accumulated into"
 
 
-def _backward_applies(declaration: Declaration) -> str | None:
+def forward_applies(declaration: Declaration) -> str | None:
+    """Why another run of the forward may have other bits, or None."""
+    return None if declaration.contract.deterministic else "declared not deterministic"
+
+
+def backward_applies(declaration: Declaration) -> str | None:
+    """The same of the backward."""
     return None if declaration.contract.deterministic_backward else "declared not deterministic"
 
 
@@ -42,8 +48,8 @@ ORACLES = (
         group="accuracy",
         catches=_CATCHES,
         judge=judge,
-        applies=lambda declaration: None if declaration.contract.deterministic else "declared not deterministic",
+        applies=forward_applies,
         rank=40,
     ),
-    Oracle(name="repeat", group="gradients", catches=_CATCHES, judge=judge, applies=_backward_applies, rank=40),
+    Oracle(name="repeat", group="gradients", catches=_CATCHES, judge=judge, applies=backward_applies, rank=40),
 )

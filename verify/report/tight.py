@@ -47,7 +47,4 @@ def _rows(report: Report) -> Iterator[Tight]:
 
 def rows(report: Report) -> list[list[str]]:
     """The same in words, by COLUMNS."""
-    return [
-        [text.MEASURES[f"r_{one.tensor}"].removeprefix("r of "), one.inputs, str(one.dtypes), *map(text.ratio, one[3:])]
-        for one in tightness(report)
-    ]
+    return [[text.TENSORS[one.tensor], one.inputs, str(one.dtypes), *map(text.ratio, one[3:])] for one in tightness(report)]

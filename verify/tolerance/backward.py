@@ -102,7 +102,7 @@ def gradient_truth(
             for n, result in enumerate(results(sums, [rule[name] for rule in rules])):
                 flat[3 * n + at][own] = result
     for n, a in enumerate(arithmetics):
-        if a.overscaled and k.numel() and float(k.abs().max()) >= a.overscaled:
+        if a.overscales(k):
             for x in whole[3 * (n + 1) : 3 * (n + 2)]:
                 x.fill_(torch.inf)
     best = (whole[6], whole[7], whole[8]) if len(whole) > 6 else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.instructions import Function, tanh_error
 from verify.arithmetic.mma import Unit
@@ -48,6 +50,10 @@ class GradientArithmetic:
     def exp(self) -> float:
         """eps: relative error of the exponential, at 0."""
         return self.exponential.error
+
+    def overscales(self, k: Tensor) -> bool:
+        """Whether some K times the scale may overflow, so that nothing is asked."""
+        return bool(self.overscaled and k.numel() and float(k.abs().max()) >= self.overscaled)
 
 
 # The tightest arithmetic of an honest backward, everything between inputs and outputs in fp32: what bounds are printed beside.
