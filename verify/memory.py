@@ -26,6 +26,7 @@ ALIGNMENT = 512
 
 CANARY = 0x7FF9  # a quiet NaN in fp16 and bf16, doubled in fp32 and fourfold in fp64
 POISONS = {"nan": 0x7FFD, "huge": 0x7BFF}  # outputs before a run; "huge" is finite in every 16-, 32- and 64-bit format
+_BYTES = {"nan": 0xFF, "huge": 0x7B}  # the same in 8 bits, where no NaN but the negative one of e4m3 is unusual
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -248,6 +249,8 @@ def fill(view: Tensor, poison: str) -> None:
 
 def pattern(dtype: torch.dtype, poison: str) -> Tensor:
     """One element of that poison."""
+    if dtype.itemsize == 1:
+        return torch.tensor([_BYTES[poison]], dtype=torch.uint8).view(dtype)
     words = np.full(4, POISONS[poison], np.uint16)
     return torch.from_numpy(words).view(torch.uint8)[: dtype.itemsize].clone().view(dtype)
 
@@ -258,5 +261,5 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def unwritten(tensor: Tensor, poison: str) -> Tensor:
-    """Where `tensor` (contiguous) still holds the poison's very bits, as booleans."""
+    """Where `tensor` (contiguous) still holds the poison's very bits, as booleans.  A finite poison may also be a result."""
     return bits(tensor) == bits(pattern(tensor.dtype, poison))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -167,6 +168,16 @@ def test_poisons(dtype: torch.dtype) -> None:
     quiet_all_ones = torch.full((dtype.itemsize // 2,), 0x7FFF, dtype=torch.int16).view(dtype)  # what CUDA makes of 0 / 0
     for other in (canary, ordinary, quiet_all_ones, huge):
         assert not torch.equal(bits(nan), bits(other))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_poisons_of_8_bits(dtype: torch.dtype) -> None:
+    """No finite number and not the NaN that conversions give: any of these may be a right output."""
+    nan, huge = pattern(dtype, "nan"), pattern(dtype, "huge")
+    ordinary = torch.full((1,), float("nan")).to(dtype)
+    assert bool(nan.float().isnan())
+    assert not torch.equal(bits(nan), bits(ordinary))
+    assert 256 < float(huge.float()) < math.inf
 
 
 def test_filling_a_strided_view_leaves_its_gaps() -> None:

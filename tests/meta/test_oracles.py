@@ -236,6 +236,19 @@ def test_a_second_run_that_fails_is_convicted_for_that() -> None:
     convicted(repeat.judge(repeated(forgets)), "leaves 16 of 768 elements of out unwritten")
 
 
+def test_a_right_result_that_is_the_poison_was_written() -> None:
+    """65504, fp16's largest number, once made a right kernel guilty of leaving dK unwritten."""
+    trial = tried(PLAIN.but(dtype="float16"))
+    for run in (trial.first, right_run(trial, poison="huge")):
+        assert run.out is not None
+        run.out[1, 3, 2, 1] = 65504.0
+        trial._runs[{"nan": "first", "huge": "again"}[run.poison]] = run
+    assert acquitted(repeat.judge(trial))
+    assert trial.first.out is not None
+    trial.first.out[1, 3, 2, 1] = 65472.0
+    convicted(repeat.judge(trial), "leaves 1 of 768 elements of out unwritten, the first out[b=1, h=3, q=2, d=1]")
+
+
 def test_a_kernel_that_promises_no_repetition_is_not_asked_for_it() -> None:
     free = replace(DECLARED, contract=Contract(deterministic=False))
     oracle = repeat.ORACLES[0]
@@ -284,6 +297,11 @@ def test_damage_and_unwritten_elements_are_convicted() -> None:
     assert finding.count == 2
     other = replace(run, outputs={"out": run.out, "lse": lse}, poison="huge")
     assert acquitted(memory(trial, other)), "another poison's bits are a value like any other"
+    fill(lse[1, 2, 4:], "huge")
+    convicted(memory(trial, other), "leaves 2 of 48 elements of lse unwritten")
+    fill(run.lse[1, 2, 5:], "huge")
+    finding = convicted(memory(trial, other), "leaves 1 of 48 elements of lse unwritten, the first lse[b=1, h=2, q=4]")
+    assert finding.count == 1, "a finite poison that the first run wrote over NaN is a result"
     assert acquitted(memory(trial, replace(run, outputs={"out": torch.empty(2, 4, 0, 16)})))
 
 

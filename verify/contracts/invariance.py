@@ -30,8 +30,8 @@ def measure(trial: Trial) -> list[Measured]:
 
 
 def repetition(trial: Trial, promised: bool, name: str = "repetition") -> Measured:
-    """`_RUNS` runs in all, on the same inputs, over different garbage in outputs and workspaces."""
-    kinds = list(POISONS)
+    """`_RUNS` runs in all, on the same inputs, over different garbage in outputs and workspaces (see `execution.memory`)."""
+    kinds = list(POISONS) if promised else ["nan"]
     different: list[str] = []
     for number in range(1, _RUNS):
         run = checked(trial, trial.run(f"repeated{number}", poison=kinds[number % len(kinds)]))

@@ -80,7 +80,7 @@ def judged(oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result
         if finding is not None:
             message = f"launched after another problem of its shapes: {finding.message}; now asked: {other.problem.name}"
             return Ruling(replace(finding, message=message))
-    again = trial.run("relaunched", poison="huge")
+    again = trial.run("relaunched", poison="huge" if repeats else "nan")
     ruling = fault(trial, again)
     if ruling is not None:
         return ruling
