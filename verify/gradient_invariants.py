@@ -177,10 +177,11 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
     off = off + a.factors.loss(terms, Sizes.of(dout, -1), sizes_by_head(p, g.v))[..., 0]
     off = off + U * (factor + off)
     slope = _slope(p, a, score) if cap else 1.0
-    scores = grown * (1 + of_ds) * (1 + relative(2, U)) * slope * (factor + off) - factor + lost[1]
+    largest_p = grown * (1 + of_p) + lost[0] if a.rounded else grown
+    scores = largest_p * (1 + of_ds) * (1 + relative(2, U)) * slope * (factor + off) - factor + lost[1]
     beyond = slack.beyond | (reached >= FP32_MAX * (min(abs(p.scale), 1.0) or 1.0)) | (factor + off >= FP32_MAX)
     beyond = beyond | (grown >= a.probability.overflow)
-    narrow = grown * (factor + off) >= a.score_gradient.overflow
+    narrow = largest_p * (factor + off) >= a.score_gradient.overflow
     hidden = ~live
     return _Rows(
         weights=weights.masked_fill(beyond, math.inf).masked_fill(hidden, 0.0),

@@ -136,13 +136,14 @@ class _Backward:
         weights = weights.masked_fill(~visible, 0.0)
         if fault == "a lost pair of blocks":
             weights[..., -min(16, p.seqlen_q // 2) :, -min(16, p.seqlen_kv // 2) :] = 0.0
-        ds = weights * factor
+        rounded = self.round(weights, self.numerics.probability)
+        ds = (rounded if self.numerics.score_gradient_of == "rounded" else weights) * factor
         ds = ds if fault == "no slope" else ds * slope
         ds, scale = torch.where(visible, ds, 0.0), p.scale
         if self.numerics.score_gradient_scaled:
             ds, scale = ds * torch.tensor(scale), 1.0
         ds = self.round(ds, self.numerics.score_gradient)
-        weights = self.round(weights, self.numerics.probability)
+        weights = rounded
         own = scale / p.scale * LN2 if self.numerics.prescale == "k" and p.scale else scale
         kind = self.numerics.score_gradient
         whole = replace(self, aim="dq").over_blocks(ds, used, self.numerics.block_n, kind, None, own)

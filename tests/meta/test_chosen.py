@@ -36,6 +36,7 @@ ODD: dict[str, dict[str, object]] = {
     "delta": {"delta": "input"},
     "probability": {"probability": "float32"},
     "score_gradient": {"score_gradient": "float32"},
+    "score_gradient_of": {"score_gradient_of": "rounded"},
     "score_gradient_scaled": {"score_gradient_scaled": True},
     "block_m": {"block_m": 1},
     "block_n": {"block_n": 1},

@@ -47,6 +47,7 @@ HONEST_BACKWARDS = (
     BACKWARD.but(name="cast heads", group="cast", natural=True),
     BACKWARD.but(name="fp32", probability="float32", score_gradient="float32"),
     BACKWARD.but(name="dS scaled before it is rounded", score_gradient_scaled=True),
+    BACKWARD.but(name="dS of rounded P", score_gradient_of="rounded"),
 )
 SHAPES = ("b=2,hq=4,hkv=2,sq=8,skv=70,d=32", "hq=4,sq=16,skv=100,d=48,mask=causal", "hq=2,sq=32,skv=80,d=32,mask=window.40.0")
 SQUARE = ("sq=60,skv=64,d=32", "hq=4,hkv=2,sq=48,skv=48,d=16,mask=causal", "hq=2,sq=64,skv=40,d=32")

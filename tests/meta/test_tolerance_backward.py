@@ -60,11 +60,13 @@ UNUSUAL = (
     BackwardKernel("prescaled K, as Triton's tutorial", numerics(prescale="k", gradient_roundings=2), saver()),
     BackwardKernel("D in 16 bits", numerics(delta="input"), saver()),
     BackwardKernel("scaled dS", numerics(score_gradient_scaled=True), saver(), style="partial"),
+    BackwardKernel("dS of rounded P", numerics(score_gradient_of="rounded", score_gradient_scaled=True), saver()),
     BackwardKernel("memory of 16 bits", numerics(atomics=("dq", "dk", "dv"), atomics_dtype="input"), saver(), style="partial"),
     BackwardKernel("ex2.approx.f16", numerics(exp="ex2.approx.f16"), saver(), dtypes=("float16",)),
     BackwardKernel("__expf", numerics(exp="__expf"), saver()),
 )
 HALF, FLOAT, SINGLE = HONEST[0], HONEST[5], HONEST[9]
+ROUGH = HALF.but(score_gradient="float32")
 ADDED = FLOAT.but(atomics=("dq",), block_n=16, style="partial")
 SHAPES = (
     "sq=33,skv=70,d=32",
@@ -230,6 +232,7 @@ FAULTS: dict[str, tuple[BackwardKernel, BackwardKernel, str]] = {
         HALF.but(prescale="k"),
         f"{LONG},dtype=bfloat16",
     ),
+    "dS of rounded P": (ROUGH.but(score_gradient_of="rounded"), ROUGH, f"{LONG},dtype=bfloat16"),
     "dS scaled in fp16": (HALF.but(score_gradient_scaled=True), HALF, f"{LONG},dtype=float16,scale=0.0001"),
     "memory of 16 bits": (ADDED.but(atomics_dtype="input"), ADDED, "sq=16,skv=512,d=16,scale=0.01,dtype=bfloat16,dist=v_mean"),
     "ex2.approx.f16": (HALF.but(exp="ex2.approx.f16"), HALF, f"{LONG},dtype=float16"),

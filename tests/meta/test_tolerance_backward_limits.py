@@ -204,6 +204,7 @@ def looser(loose: list[Tensor], tight: list[Tensor]) -> bool:
         ({"prescale": "k"}, {}),
         ({"delta": "input"}, {}),
         ({"score_gradient_scaled": True}, {}),
+        ({"score_gradient_of": "rounded"}, {}),
         ({"exp": "__expf"}, {"exp": "expf"}),
         ({"exp": "ex2.approx.f16"}, {"exp": "ex2.approx"}),
         ({"atomics": ("dq", "dk"), "atomics_dtype": "input"}, {"atomics": ("dq",), "atomics_dtype": "input"}),

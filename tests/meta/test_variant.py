@@ -265,6 +265,7 @@ ODD = Variant(
     gradients=GradientNumerics(
         prescale="k",
         delta="input",
+        score_gradient_of="rounded",
         score_gradient_scaled=True,
         atomics_dtype="input",
         operands="float32",

@@ -22,7 +22,7 @@ from verify.variant import Declaration
 # is looked at.
 _KNOWN = (
     *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
-    *("score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
+    *("score_gradient_of", "score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
 )
 # Exponentials that are 0 at a loser's exponent, 160 below the winner's in base 2.
 _VANISHING = ("ex2.approx", "exp2f", "expf", "vexp", "__expf", "ex2.approx.f16", "ex2.approx.ftz.bf16")

@@ -16,8 +16,8 @@ from verify.trial import Ruling, Trial, convict, first
 from verify.variant import Declaration
 
 _KNOWN_GRADIENTS = (
-    *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient", "block_m"),
-    *("block_n", "group", "atomics", "gradient_roundings"),
+    *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
+    *("score_gradient_of", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
 )
 
 

@@ -6,12 +6,12 @@ import math
 
 from torch import Tensor
 
-from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.dtypes import DType, dtype_named
 from verify.oracles import Group, Oracle
 from verify.powers import Powers, chosen, normal, powers, room, scaled, spread_of_weights, tamed, times, wide
 from verify.relations import failed, identical
 from verify.trial import Ruling, Trial
-from verify.variant import Declaration
+from verify.variant import Declaration, GradientNumerics
 
 _FACTOR = 34  # binary exponents that dP - delta may lie below 1
 
@@ -24,6 +24,11 @@ def exponents(trial: Trial) -> tuple[int, int]:
     if spare <= 0 or not trial.dout.numel():
         return 0, 0
     a = max(-(spare // 3), min(spare // 3, powers(trial).keys))
+    if _declared(trial).prescale == "k":  # what the scale has multiplied must be normal too
+        least, most = room(
+            trial.expanded[1].double() * p.scale * math.log2(math.e), _dtype(trial, _declared(trial).operands), False
+        )
+        a = -max(least, min(most, -a)) if least <= 0 <= most else 0
     low, high = room(trial.dout, p.format_out, False)
     g = chosen((max(low, -(spare // 2)), min(high, spare // 2)), bool(p.seed & 2))
     # Where dS is rounded to a format of short range, dO is scaled in every other problem, and then shows in dV alone.
@@ -36,10 +41,28 @@ def powers_left(trial: Trial) -> float:
 
 
 def _wide_dscores(trial: Trial) -> bool:
+    return not _short(_dtype(trial, _declared(trial).score_gradient))
+
+
+def _declared(trial: Trial) -> GradientNumerics:
     declared = trial.declaration.gradients
     assert declared is not None
-    name = trial.problem.dtype if declared.score_gradient == "input" else declared.score_gradient
-    return dtype_named(name).emin <= dtype_named("float32").emin
+    return declared
+
+
+def _dtype(trial: Trial, name: str) -> DType:
+    return dtype_named(trial.problem.dtype if name == "input" else name)
+
+
+def _short(dtype: DType) -> bool:
+    """Whether its range is shorter than fp32's."""
+    return dtype.emin > dtype_named("float32").emin
+
+
+def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
+    """The gradients that are added up in memory of short range: partial sums may be subnormal there where the whole is not."""
+    declared = _declared(trial)
+    return declared.atomics if _short(_dtype(trial, declared.atomics_dtype)) else ()
 
 
 def judge(trial: Trial) -> Ruling:
@@ -58,7 +81,10 @@ def judge(trial: Trial) -> Ruling:
     powers_of = {"dv": g} | ({"dq": g - a, "dk": g + a} if g == 0 or _wide_dscores(trial) else {})
     pairs: list[tuple[str, Tensor, Tensor]] = []
     asked = {}
+    narrow = _summed_narrowly(trial)
     for name, power in powers_of.items():
+        if power and name in narrow:
+            continue
         before, factor = trial.first.outputs[name], math.ldexp(1.0, power)
         pairs.append((name, times(before, factor), other.first.outputs[name]))
         asked[name] = normal(before, factor, trial.problem.format)

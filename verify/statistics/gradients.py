@@ -146,6 +146,8 @@ def _pairs(problem: Problem, g: Given, a: GradientArithmetic, rows: Tensor, keys
     error = relative * ds.abs() + p * (drift(a.scores, problem.head_dim_v) * reach + of_delta + 2 * U * factor.abs())
     weights = _Weights(p, _rounding(p, a.probability), p * relative)
     rounding = _rounding(ds * a.factor, a.score_gradient) / (a.factor or 1.0)
+    if a.rounded:
+        rounding = torch.hypot(rounding, weights.rounding * factor)
     return weights, _Weights(ds, rounding, error), of_delta * torch.bmm(p, k).abs()
 
 

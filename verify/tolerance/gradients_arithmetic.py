@@ -38,6 +38,7 @@ class GradientArithmetic:
     cast: bool  # each query head's dK and dV are rounded to the output's dtype before a group is summed
     gradient_roundings: int  # fp32 roundings of the finished sums, that by the scale included
     output: DType
+    rounded: bool = False  # dS is made of the rounded P
     prescaled: float = 0.0  # relative error of K, which the scale has multiplied
     coarse: float = 0.0  # what K may lose then below the normal range, times the scale
     overscaled: float = 0.0  # the |K| from which on that may overflow; 0: none does
@@ -72,6 +73,7 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         ("gradients.float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
         ("gradients.group", numerics.group, ("float32", "cast")),
         ("gradients.prescale", numerics.prescale, ("none", "k")),
+        ("gradients.score_gradient_of", numerics.score_gradient_of, ("unrounded", "rounded")),
         *(("gradients.atomics", name, ("dq", "dk", "dv")) for name in numerics.atomics),
         *((f"gradients.{name}", value, _DTYPES) for name, value in used.items()),
     ]
@@ -103,6 +105,7 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         cast=numerics.group == "cast" and problem.group > 1,
         gradient_roundings=numerics.gradient_roundings,
         output=dtype_named(given),
+        rounded=numerics.score_gradient_of == "rounded",
         prescaled=error,
         coarse=max(operands.smallest_subnormal / 2, TINY) + TINY if prescaled else 0.0,
         overscaled=operands.overflow / largest if prescaled and largest > 1 else 0.0,

@@ -132,6 +132,8 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Te
         of_p.add_(vanishing(a.exponential))
     upper = torch.add(of_p, pairs.weights, out=pairs.room.take())
     of_p.add_(_rounding(upper, a.probability, pairs.room)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    if a.rounded:
+        upper = torch.add(of_p, pairs.weights, out=upper)
     factor, overflows = _factor_error(problem, pairs, a)
     reach = torch.abs(pairs.factor, out=pairs.room.take())
     factor.mul_(1 + U).add_(reach, alpha=U)

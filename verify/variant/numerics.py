@@ -70,6 +70,7 @@ class GradientNumerics:
     prescale: "k" if S is of K times the scale (and log2 e), rounded to the operands' dtype, and dQ of that K, scaled back, as
     in Triton's tutorial; "none".  delta: dtype that rowsum(dO * O) is kept in ("input" or "float32").
     probability, score_gradient: dtypes that P and dS are rounded to for the products ("input" or "float32").
+    score_gradient_of: the P that dS is made of, "unrounded" or "rounded" as for P^T dO (a P that was kept in 16 bits).
     score_gradient_scaled: whether the scale has multiplied dS before it is rounded.
     block_m, block_n: rows per partial sum of dK and dV, keys per partial sum of dQ (None: the config's; 0: one chain).
     group: how the query heads that share a key head are summed: "float32", or "cast", each rounded to the output first.
@@ -87,6 +88,7 @@ class GradientNumerics:
     delta: str = "float32"
     probability: str = "input"
     score_gradient: str = "input"
+    score_gradient_of: str = "unrounded"
     score_gradient_scaled: bool = False
     block_m: int | None = None
     block_n: int | None = None

@@ -1,0 +1,65 @@
+"""The backward of torch's memory-efficient attention on CUDA, `aten::_scaled_dot_product_efficient_attention_backward`.
+
+It starts from what `efficient` saved.  The arithmetic is that of its source as torch carries it (CUTLASS, from xFormers):
+- S, dP and delta are fp32; S is scaled, the bias added, P = exp(S - LSE).  P is kept in shared memory in the input's dtype, and
+  dS = P (dP - delta) is made of that rounded P.
+- The scale multiplies dS before it is rounded to the input's dtype.
+- Sums are fp32 over blocks of 32 to 128 rows and keys, in registers or, for dQ, in a workspace where blocks of keys that run
+  side by side add in turn: the order is free, and dQ need not repeat.
+- Products of fp32 operands are three tf32 products each, as in the forward.
+- LSEs are read up to a multiple of 32 rows; the rest must be +inf, so that P is 0 there.
+- Head dims, masks, biases and alignment: as in `efficient`.  A row without a key has an LSE of 0, and exp(-inf - 0) is 0.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.torch import efficient
+from kernels.torch.common import additive_bias, check_grid, missing_cuda, takes_causal_flag
+from references.masks import Full
+from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients, Saved, Variant, Workspace
+
+_LSE_ROWS = 32
+
+
+def _variant(saver: Variant) -> Variant:
+    support = saver.support
+
+    def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
+        """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
+        support.check(args, saved.out, dout=dout, dq=gradients.dq, dk=gradients.dk, dv=gradients.dv)
+        check_grid(args, "heads_q")
+        causal = not support.intersections and takes_causal_flag(args)
+        bias = None if causal or isinstance(args.mask, Full) else additive_bias(args, efficient.BIAS_PITCH)
+        lse = torch.nn.functional.pad(saved.lse, (0, -args.seqlen_q % _LSE_ROWS), value=math.inf)
+        seed, offset = (args.q.new_zeros((), dtype=torch.int64) for _ in range(2))
+        found = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            *(dout, args.q, args.k, args.v, bias, saved.out, lse, seed, offset, 0.0, [True, True, True, False], causal),
+            scale=args.softmax_scale,
+        )
+        for gradient, value in zip((gradients.dq, gradients.dk, gradients.dv), found, strict=False):
+            gradient.copy_(value)
+
+    return Variant(
+        name=saver.name.replace("efficient", "efficient-backward"),
+        family="torch",
+        backward=backward,
+        saved_by=saver,
+        support=support,
+        gradients=GradientNumerics(
+            float32_products="tf32x3",
+            block_m=32,
+            block_n=32,
+            score_gradient_of="rounded",
+            score_gradient_scaled=True,
+            atomics=("dq",),
+        ),
+        contract=Contract(deterministic_backward=False),
+        allocates_outputs=True,
+        available=lambda: missing_cuda("_scaled_dot_product_efficient_attention_backward"),
+    )
+
+
+VARIANTS = [_variant(saver) for saver in efficient.VARIANTS]
