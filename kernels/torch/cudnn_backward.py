@@ -2,12 +2,17 @@
 
 It starts from what `cudnn` saved.  cuDNN is closed; what is declared is what its manual says of the graph, and FlashAttention's
 backward does:
-- S, dP and delta are fp32; P and dS enter their products in the input's dtype; sums are fp32.
-- dQ may be added up by atomics: nothing is promised to repeat.
+- S, dP and delta are fp32; P and dS enter their products in the input's dtype; sums are fp32.  The scale multiplies dS before
+  it is rounded: fp16 loses more of a dS below its normal range than of one that waits for it.
+- dQ may be added up by atomics: nothing is promised to repeat.  On an H100 it did not at 200 x 500.
 - dK and dV of grouped heads are taken to be rounded for each query head before they are summed.
 - A graph is built per shape, which takes 0.3 to 2 s the first time.
-- Head dims, masks, biases, scales and alignment: as in `cudnn`.
+- With a bias too, a scale of zero or less gives NaN, unlike in the forward.
+- 1 x 1 is refused ("s_q = s_kv = 1 is not supported"), hence lengths from 2.
+- Head dims, masks, biases and alignment: as in `cudnn`.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +23,7 @@ from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients,
 
 
 def _variant(saver: Variant) -> Variant:
-    support = saver.support
+    support = replace(saver.support, scales="positive", min_seqlen=2)
 
     def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
         """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
@@ -41,7 +46,9 @@ def _variant(saver: Variant) -> Variant:
         backward=backward,
         saved_by=saver,
         support=support,
-        gradients=GradientNumerics(block_m=64, block_n=32, scale_roundings=3, atomics=("dq",), group="cast"),
+        gradients=GradientNumerics(
+            block_m=64, block_n=32, scale_roundings=3, score_gradient_scaled=True, atomics=("dq",), group="cast"
+        ),
         contract=Contract(deterministic_backward=False),
         allocates_outputs=True,
         available=lambda: cudnn.available() or missing_cuda("_scaled_dot_product_cudnn_attention_backward"),

@@ -7,6 +7,8 @@ It starts from what `efficient` saved.  The arithmetic is that of its source as 
 - Sums are fp32 over blocks of 32 to 128 rows and keys, in registers or, for dQ, in a workspace where blocks of keys that run
   side by side add in turn: the order is free, and dQ need not repeat.
 - Products of fp32 operands are three tf32 products each, as in the forward.
+- fp16 and bf16 read O as the forward leaves it, (batch, seqlen_q, heads, dim) without gaps, whatever its strides say: on an
+  H100 with torch 2.11 any other layout gives a wrong dQ and dK (see docs/findings.md).  So O is copied into that one.
 - LSEs are read up to a multiple of 32 rows; the rest must be +inf, so that P is 0 there.
 - Head dims, masks, biases and alignment: as in `efficient`.  A row without a key has an LSE of 0, and exp(-inf - 0) is 0.
 """
@@ -33,10 +35,11 @@ def _variant(saver: Variant) -> Variant:
         check_grid(args, "heads_q")
         causal = not support.intersections and takes_causal_flag(args)
         bias = None if causal or isinstance(args.mask, Full) else additive_bias(args, efficient.BIAS_PITCH)
+        out = saved.out.transpose(1, 2).contiguous().transpose(1, 2)
         lse = torch.nn.functional.pad(saved.lse, (0, -args.seqlen_q % _LSE_ROWS), value=math.inf)
         seed, offset = (args.q.new_zeros((), dtype=torch.int64) for _ in range(2))
         found = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            *(dout, args.q, args.k, args.v, bias, saved.out, lse, seed, offset, 0.0, [True, True, True, False], causal),
+            *(dout, args.q, args.k, args.v, bias, out, lse, seed, offset, 0.0, [True, True, True, False], causal),
             scale=args.softmax_scale,
         )
         for gradient, value in zip((gradients.dq, gradients.dk, gradients.dv), found, strict=False):
