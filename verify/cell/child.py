@@ -99,6 +99,7 @@ class Life:
         self.variants: dict[str, Variant] = {}
         self.host = torch.empty(0, dtype=torch.uint8)
         self.device_bytes: Tensor | None = None
+        self.pinned = False
         self.streams: Streams | None = None
         self.poisoned = False
 
@@ -164,15 +165,24 @@ class Life:
         return variant.builds(message["arch"]) if variant.builds is not None else ()
 
     def _map(self, fd: int, capacity: int) -> None:
+        if self.pinned:
+            # Before its memory goes: the next mapping may lie at the same address, which CUDA would take for pinned already.
+            torch.cuda.cudart().cudaHostUnregister(self.host.data_ptr())  # type: ignore[no-untyped-call]
         memory = mmap.mmap(fd, capacity)
         os.close(fd)
         self.host = torch.frombuffer(memory, dtype=torch.uint8)
         self.device_bytes = None
-        if torch.cuda.is_available():
-            # Pinned, the whole arena moves in one fast copy each way; unpinned it would still be right.
-            status = torch.cuda.cudart().cudaHostRegister(self.host.data_ptr(), capacity, 0)  # type: ignore[no-untyped-call]
-            if int(status):
-                print(f"the arena could not be pinned: {status}", flush=True)
+        self.pinned = torch.cuda.is_available() and self._pin(capacity)
+
+    def _pin(self, capacity: int) -> bool:
+        """Pinned, the whole arena moves in one fast copy each way; unpinned it would still be right."""
+        status = torch.cuda.cudart().cudaHostRegister(self.host.data_ptr(), capacity, 0)  # type: ignore[no-untyped-call]
+        if int(status):
+            print(f"the arena could not be pinned: {status}", flush=True)
+            # CUDA remembers the error for whoever asks next, which must not be the kernel on trial.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
+        return not int(status)
 
     def _run(self, message: dict[str, Any]) -> None:
         with self._on_device(message) as arena:
