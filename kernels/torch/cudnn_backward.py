@@ -7,7 +7,7 @@ backward does:
 - dQ may be added up by atomics: nothing is promised to repeat.  On an H100 it did not at 200 x 500.
 - dK and dV of grouped heads are taken to be rounded for each query head before they are summed.
 - A graph is built per shape and layout of Q, K and V, which takes 0.3 to 2 s the first time; torch finds it again by these alone.
-  With an O in another layout it would read that by the strides of the first one: so O is always copied into one layout.
+  An O or dO in another layout would be read by the strides of the first one, so both are always copied into one layout.
 - With a bias too, a scale of zero or less gives NaN, unlike in the forward.
 - 1 x 1 is refused ("s_q = s_kv = 1 is not supported"), hence lengths from 2.
 - Head dims, masks, biases and alignment: as in `cudnn`.
@@ -32,7 +32,7 @@ def _variant(saver: Variant) -> Variant:
         check_grid(args, "batch", "heads_q")
         causal = not support.intersections and takes_causal_flag(args)
         bias = additive_bias(args, cudnn.BIAS_PITCH) if support.intersections else None
-        out = saved.out.contiguous()
+        out, dout = saved.out.contiguous(), dout.contiguous()
         seed, offset = (args.q.new_zeros((), dtype=torch.int64) for _ in range(2))
         found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *(dout, args.q, args.k, args.v, out, saved.lse.unsqueeze(-1), seed, offset, bias, None, None),
