@@ -6,8 +6,8 @@ backward does:
   it is rounded: fp16 loses more of a dS below its normal range than of one that waits for it.
 - dQ may be added up by atomics: nothing is promised to repeat.  On an H100 it did not at 200 x 500.
 - dK and dV of grouped heads are taken to be rounded for each query head before they are summed.
-- A graph is built per shape and layout of Q, K and V, which takes 0.3 to 2 s the first time; torch finds it again by these alone.
-  An O or dO in another layout would be read by the strides of the first one, so both are always copied into one layout.
+- A graph is built per shape and layout of Q, K and V, which takes 0.3 to 2 s the first time; torch finds it again by these
+  alone.  An O or dO in another layout would be read by the strides of the first one, so both are always copied into one layout.
 - With a bias too, a scale of zero or less gives NaN, unlike in the forward.
 - 1 x 1 is refused ("s_q = s_kv = 1 is not supported"), hence lengths from 2.
 - Head dims, masks, biases and alignment: as in `cudnn`.
