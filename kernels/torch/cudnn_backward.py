@@ -1,6 +1,6 @@
 """The backward of cuDNN's fused attention through torch, `aten::_scaled_dot_product_cudnn_attention_backward`.
 
-It starts from what `cudnn` saved.  cuDNN is closed; what is declared is what its manual says of the graph, and FlashAttention's
+It starts from what "torch-cudnn" saved.  cuDNN is closed; what is declared is what its manual says of the graph, and FlashAttention's
 backward does:
 - S, dP and delta are fp32; P and dS enter their products in the input's dtype; sums are fp32.  The scale multiplies dS before
   it is rounded: fp16 loses more of a dS below its normal range than of one that waits for it.
@@ -8,9 +8,10 @@ backward does:
 - dK and dV of grouped heads are taken to be rounded for each query head before they are summed.
 - A graph is built per shape and layout of Q, K and V, which takes 0.3 to 2 s the first time; torch finds it again by these
   alone.  An O or dO in another layout would be read by the strides of the first one, so both are always copied into one layout.
-- With a bias too, a scale of zero or less gives NaN, unlike in the forward.
+- No mask is handed over as a bias here: with one a scale of zero or less gives NaN, and so do some rows whose LSE is far below 0
+  (see docs/findings.md).
 - 1 x 1 is refused ("s_q = s_kv = 1 is not supported"), hence lengths from 2.
-- Head dims, masks, biases and alignment: as in `cudnn`.
+- Head dims, scales, `is_causal` and alignment: as in `cudnn`.
 """
 
 from dataclasses import replace
@@ -19,42 +20,41 @@ import torch
 from torch import Tensor
 
 from kernels.torch import cudnn
-from kernels.torch.common import additive_bias, check_grid, missing_cuda, takes_causal_flag
+from kernels.torch.common import check_grid, missing_cuda, takes_causal_flag
 from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients, Saved, Variant, Workspace
 
+SUPPORT = replace(cudnn.FLAG_SUPPORT, min_seqlen=2)
 
-def _variant(saver: Variant) -> Variant:
-    support = replace(saver.support, scales="positive", min_seqlen=2)
 
-    def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
-        """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
-        support.check(args, saved.out, dout=dout, dq=gradients.dq, dk=gradients.dk, dv=gradients.dv)
-        check_grid(args, "batch", "heads_q")
-        causal = not support.intersections and takes_causal_flag(args)
-        bias = additive_bias(args, cudnn.BIAS_PITCH) if support.intersections else None
-        out, dout = saved.out.contiguous(), dout.contiguous()
-        seed, offset = (args.q.new_zeros((), dtype=torch.int64) for _ in range(2))
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            *(dout, args.q, args.k, args.v, out, saved.lse.unsqueeze(-1), seed, offset, bias, None, None),
-            *(args.seqlen_q, args.seqlen_kv, 0.0, causal),
-            scale=args.softmax_scale,
-        )
-        for gradient, value in zip((gradients.dq, gradients.dk, gradients.dv), found, strict=True):
-            gradient.copy_(value)
-
-    return Variant(
-        name=saver.name.replace("cudnn", "cudnn-backward"),
-        family="torch",
-        backward=backward,
-        saved_by=saver,
-        support=support,
-        gradients=GradientNumerics(
-            block_m=64, block_n=32, scale_roundings=3, score_gradient_scaled=True, atomics=("dq",), group="cast"
-        ),
-        contract=Contract(deterministic_backward=False),
-        allocates_outputs=True,
-        available=lambda: cudnn.available() or missing_cuda("_scaled_dot_product_cudnn_attention_backward"),
+def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
+    """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
+    SUPPORT.check(args, saved.out, dout=dout, dq=gradients.dq, dk=gradients.dk, dv=gradients.dv)
+    check_grid(args, "batch", "heads_q")
+    seed, offset = (args.q.new_zeros((), dtype=torch.int64) for _ in range(2))
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        *(dout.contiguous(), args.q, args.k, args.v, saved.out.contiguous(), saved.lse.unsqueeze(-1), seed, offset),
+        *(None, None, None, args.seqlen_q, args.seqlen_kv, 0.0, takes_causal_flag(args)),
+        scale=args.softmax_scale,
     )
+    for gradient, value in zip((gradients.dq, gradients.dk, gradients.dv), found, strict=True):
+        gradient.copy_(value)
 
 
-VARIANTS = [_variant(saver) for saver in cudnn.VARIANTS]
+def available() -> str | None:
+    """Why it cannot run here, or None."""
+    return cudnn.available() or missing_cuda("_scaled_dot_product_cudnn_attention_backward")
+
+
+VARIANT = Variant(
+    name="torch-cudnn-backward",
+    family="torch",
+    backward=backward,
+    saved_by=cudnn.VARIANTS[0],
+    support=SUPPORT,
+    gradients=GradientNumerics(
+        block_m=64, block_n=32, scale_roundings=3, score_gradient_scaled=True, atomics=("dq",), group="cast"
+    ),
+    contract=Contract(deterministic_backward=False),
+    allocates_outputs=True,
+    available=available,
+)
