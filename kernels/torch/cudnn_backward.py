@@ -1,15 +1,15 @@
 """The backward of cuDNN's fused attention through torch, `aten::_scaled_dot_product_cudnn_attention_backward`.
 
-It starts from what "torch-cudnn" saved.  cuDNN is closed; what is declared is what its manual says of the graph, and FlashAttention's
-backward does:
+It starts from what "torch-cudnn" saved.  cuDNN is closed; what is declared is what its manual says of the graph, and what
+FlashAttention's backward does:
 - S, dP and delta are fp32; P and dS enter their products in the input's dtype; sums are fp32.  The scale multiplies dS before
   it is rounded: fp16 loses more of a dS below its normal range than of one that waits for it.
 - dQ may be added up by atomics: nothing is promised to repeat.  On an H100 it did not at 200 x 500.
 - dK and dV of grouped heads are taken to be rounded for each query head before they are summed.
 - A graph is built per shape and layout of Q, K and V, which takes 0.3 to 2 s the first time; torch finds it again by these
   alone.  An O or dO in another layout would be read by the strides of the first one, so both are always copied into one layout.
-- No mask is handed over as a bias here: with one a scale of zero or less gives NaN, and so do some rows whose LSE is far below 0
-  (see docs/findings.md).
+- No mask is handed over as a bias here: with one a scale of zero or less gives NaN, and so do some rows whose LSE is far
+  below 0 (see docs/findings.md).
 - 1 x 1 is refused ("s_q = s_kv = 1 is not supported"), hence lengths from 2.
 - Head dims, scales, `is_causal` and alignment: as in `cudnn`.
 """
