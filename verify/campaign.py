@@ -255,7 +255,7 @@ def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
     with Recorder(run.directory, GROUP) as recorder:
         for verdict in found:
             recorder.write(verdict)
-    return load(run.directory)
+    return evidence.with_verdicts(found)
 
 
 def convicted(run: OpenRun) -> bool:

@@ -20,7 +20,7 @@ from verify import device
 from verify.applicability import list_oracles
 from verify.case import Case
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, say
-from verify.evidence import Evidence, Verdict, is_plain, new_run_id
+from verify.evidence import Evidence, EvidenceError, Verdict, is_plain, load, new_run_id
 from verify.probes.command import probe
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
@@ -131,24 +131,54 @@ def replay(case: str) -> int:
 @_seed
 @_workers
 @_run_id
-@click.option("--run", "from_run", help="Build it from that run's evidence, judging nothing.")
+@click.option(
+    "--run",
+    "from_runs",
+    multiple=True,
+    metavar="NAME",
+    help="Build it from the evidence of that run, or of several together, judging nothing; a directory of evidence will do.",
+)
 @click.option("--render", type=click.Path(path_type=Path), help="Write that folder's pages again, with what lies beside them.")
-def report(directory: Path, from_run: str | None, render: Path | None, **chosen: Any) -> int:
+def report(directory: Path, from_runs: tuple[str, ...], render: Path | None, **chosen: Any) -> int:
     """Judge the collection on this machine and write its accuracy report to OUT/<device>/report.{json,md,html}."""
     if render is not None:
         return _render(render)
-    if from_run is not None:
-        from verify import campaign
-        from verify.court import state_directory
-
-        path = state_directory() / "runs" / from_run
-        if not path.is_dir():
-            raise UsageError(f"no run {from_run!r} under {path.parent}")
-        console.print(campaign.report(campaign.open_run("", [], from_run), parent=directory), highlight=False)
-        return CLEAN
+    if from_runs:
+        return _report_of(from_runs, directory)
     where = directory / device.slug()
     order = Order(report_dir=where, **chosen)
     return _finish(order, carry_out(order, console), where)
+
+
+def _report_of(runs: tuple[str, ...], parent: Path) -> int:
+    """Write the report of runs that were judged before, and say where it is."""
+    from verify.campaign import remember_failures
+    from verify.court import state_directory
+    from verify.report import ReportError, build, write
+    from verify.statistics.verdicts import findings
+
+    places = []
+    for name in runs:
+        kept = state_directory() / "runs" / name
+        place = next((path for path in (kept, Path(name)) if path.is_dir()), None)
+        if place is None:
+            raise UsageError(f"no run {name!r} under {kept.parent}, and no directory of that name")
+        places.append(place)
+    try:
+        evidence = load(*places)
+        if not evidence.verdicts:
+            raise ReportError(f"nothing was judged in {', '.join(runs)}")
+        evidence = evidence.with_verdicts(findings(evidence.verdicts))
+        built = build(evidence)
+        paths = write(built, parent / str(built["device"]["slug"]))
+    except (EvidenceError, ReportError, OSError) as error:
+        raise UsageError(str(error)) from None
+    if state_directory().is_dir():
+        remember_failures(evidence)
+    failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
+    cases = len({v.case for v in evidence.verdicts if v.counted})
+    console.print(f"{cases} cases, {failed} failing verdicts; run {', '.join(runs)}; report: {paths[-1]}", highlight=False)
+    return CLEAN
 
 
 def _render(folder: Path) -> int:
@@ -338,9 +368,10 @@ def summary(evidence: Evidence) -> Table:
     table = Table(
         Column("variant", overflow="fold"), "dtype", "cases", "failing", "r of O", "r of LSE", "r of gradients", "verdict"
     )
-    keys = sorted({(v.variant, v.dtype) for v in evidence.verdicts})
-    for variant, dtype in keys:
-        mine = [v for v in evidence.verdicts if (v.variant, v.dtype) == (variant, dtype)]
+    found: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in evidence.verdicts:
+        found.setdefault((verdict.variant, verdict.dtype), []).append(verdict)
+    for (variant, dtype), mine in sorted(found.items()):
         counted = [v for v in mine if v.counted]
         failing = len({v.case for v in mine if v.outcome == "fail"})
         groups = (("r_out",), ("r_lse",), ("r_dq", "r_dk", "r_dv"))

@@ -98,23 +98,34 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
 def _watch(process: subprocess.Popen[bytes], order: Order, console: Console, deadline: float | None) -> None:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=None)
+        task, tally = progress.add_task("starting", total=None), _Tally()
         while process.poll() is None:
             time.sleep(_POLL)
-            judged, failing = _count(order.directory)
-            progress.update(task, completed=judged, description=f"cases judged, {failing} failing verdicts")
+            tally.read(order.directory)
+            progress.update(task, completed=tally.begun, description=f"cases judged, {tally.failing} failing verdicts")
             if deadline is not None and time.monotonic() > deadline + _GRACE:
                 return
 
 
-def _count(directory: Path) -> tuple[int, int]:
-    """Cases begun and failing verdicts so far, by a cheap scan of the evidence."""
-    begun = failing = 0
-    for path in directory.glob("*.jsonl"):
-        text = path.read_bytes()
-        begun += text.count(b'"kind":"begin"')
-        failing += text.count(b'"outcome":"fail"')
-    return begun, failing
+@dataclass
+class _Tally:
+    """Cases begun and failing verdicts so far, by a cheap scan of what the evidence has grown by since the last look."""
+
+    begun: int = 0
+    failing: int = 0
+    read_to: dict[Path, int] = field(default_factory=dict)
+
+    def read(self, directory: Path) -> None:
+        """Look again."""
+        for path in directory.glob("*.jsonl"):
+            begin = self.read_to.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(begin)
+                text = file.read()
+            text = text[: text.rfind(b"\n") + 1]
+            self.read_to[path] = begin + len(text)
+            self.begun += text.count(b'"kind":"begin"')
+            self.failing += text.count(b'"outcome":"fail"')
 
 
 def _status(returncode: int, order: Order, output: str, console: Console) -> int:

@@ -4,176 +4,71 @@ A run is a directory `<root>/<run_id>/` with one append-only file per writer pro
 line.  Each record is one `os.write` to a descriptor opened with O_APPEND: when `Recorder.write` returns, the kernel has the
 whole line, so a killed writer loses at most the line that it was writing.  Power loss is not covered (no fsync per record).
 
-`load` reads a directory back, tolerates torn lines and counts them, and joins what several writers said of one case.
+`load` reads directories back, tolerates torn lines and counts them, and joins what several writers said of one case.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from verify import strict_json
+from verify.records import (
+    COUNTED_PHASES,
+    KINDS,
+    SCHEMA_VERSION,
+    Begin,
+    Built,
+    Drawn,
+    EvidenceError,
+    Finding,
+    NotRun,
+    Outcome,
+    Phase,
+    Record,
+    Run,
+    VariantEntry,
+    Verdict,
+)
 
-SCHEMA_VERSION = 1
+__all__ = [
+    "COUNTED_PHASES",
+    "SCHEMA_VERSION",
+    "Begin",
+    "Built",
+    "Drawn",
+    "Evidence",
+    "EvidenceError",
+    "Finding",
+    "NotRun",
+    "Outcome",
+    "Phase",
+    "Record",
+    "Recorder",
+    "Run",
+    "VariantEntry",
+    "Verdict",
+    "is_plain",
+    "load",
+    "new_run_id",
+]
 
 R = TypeVar("R")
 
-Outcome = Literal["pass", "fail", "inapplicable"]
-Phase = Literal["generate", "shrink", "reuse", "witness"]
-
-# Shrinking walks towards small failing cases, so its verdicts are no sample of anything: they count in no statistic.
-COUNTED_PHASES: tuple[Phase, ...] = ("generate", "reuse", "witness")
-
-
-class EvidenceError(ValueError):
-    """A run directory or a record that cannot be used; the message names the file and the line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """Who ran what, where and when.  started: ISO 8601, UTC.  device: `verify.device.fingerprint()`."""
-
-    run: str
-    started: str
-    profile: str
-    device: dict[str, Any]
-    versions: dict[str, str] = field(default_factory=dict)
-    schema: int = SCHEMA_VERSION
-
-
-@dataclass(frozen=True, kw_only=True)
-class VariantEntry:
-    """A variant that the run knew, with its declarations as data (`verify.variant.Variant.describe`)."""
-
-    ref: str
-    name: str
-    family: str
-    path: str
-    source_hash: str
-    configs: tuple[str, ...]
-    support: dict[str, Any]
-    numerics: dict[str, Any]
-    contract: dict[str, Any]
-    entries: tuple[str, ...] = ("forward",)
-    gradients: dict[str, Any] | None = None
-    unavailable: str | None = None
-    undeclared: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Begin:
-    """Written before a launch: a begin that no verdict follows is a case that took its judge with it."""
-
-    case: str
-    phase: Phase
-    time: float  # seconds since the epoch
-    variant: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What an oracle holds against a case: got and bound at the worst place, `count` of `total` elements at fault."""
-
-    oracle: str
-    message: str
-    got: float | str | None = None
-    bound: float | str | None = None
-    where: str = ""
-    count: int = 0
-    total: int = 0
-    replay: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """One oracle's judgement of one case.
-
-    seconds: of generate, run, reference, bound, record.  measures, where the oracle has them (docs/report-schema.md): for T
-    of out, lse, dq, dk, dv: r_T (worst error / bound), max_error_T and error_bound_T (the largest error and the bound at that
-    element), worst_index_T, worst_reference_T and worst_bound_T (the element with the worst r); rows_T, z2_T, z_T, toward_T,
-    slack_T, least_T, share_T (sums over judged rows, docs/statistics.md); bound_ratio (median bound / best bound of that
-    dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv.  observed: what an oracle found out that is no number, by the
-    name of the property.
-    """
-
-    case: str
-    variant: str
-    config: str
-    dtype: str
-    oracle: str
-    group: str
-    outcome: Outcome
-    phase: Phase
-    problem: str
-    seconds: dict[str, float] = field(default_factory=dict)
-    measures: dict[str, float] = field(default_factory=dict)
-    observed: dict[str, str] = field(default_factory=dict)
-    bins: tuple[str, ...] = ()
-    finding: Finding | None = None
-    time: float = 0.0  # seconds since the epoch; `Recorder.write` fills it in
-
-    @property
-    def counted(self) -> bool:
-        return self.phase in COUNTED_PHASES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """How many problems were drawn for a variant, and how many of them its support refused.  Records add up."""
-
-    variant: str
-    dtype: str
-    group: str
-    drawn: int
-    refused: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotRun:
-    """A variant (or one dtype of it) that this run did not try, and why."""
-
-    variant: str
-    reason: str
-    dtype: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """One build of a variant, compiled for `arch` without running it: what the compiler says it needs, or why it failed.
-
-    resources: `verify.variant.Resources` as data; None where compiling failed (`error` says why), or where the build was left
-    to a larger profile (`error` is empty).
-    """
-
-    variant: str
-    arch: str
-    build: str
-    seconds: float
-    resources: dict[str, int] | None
-    error: str = ""
-
-
-Record = Run | VariantEntry | Begin | Verdict | Drawn | NotRun | Built
-_KINDS: dict[str, type[Record]] = {
-    "run": Run,
-    "variant": VariantEntry,
-    "begin": Begin,
-    "verdict": Verdict,
-    "drawn": Drawn,
-    "not_run": NotRun,
-    "built": Built,
-}
-_KIND_OF = {record: kind for kind, record in _KINDS.items()}
+_KIND_OF = {record: kind for kind, record in KINDS.items()}
 
 
 def new_run_id(now: datetime | None = None) -> str:
@@ -232,7 +127,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run read back.
+    """A run read back, or several as one.
 
     verdicts: one per (case, oracle), sorted by it: the last one written, except that a failure is never replaced by a pass.
     unstable: (case, oracle) that both passed and failed.  lost: begun, never judged.  torn: "file:line" of lines cut short.
@@ -258,6 +153,14 @@ class Evidence:
             raise EvidenceError("the evidence has no run record: nothing says on what device it was measured")
         return self.runs[0]
 
+    def with_verdicts(self, verdicts: Iterable[Verdict]) -> Evidence:
+        """Joined with further verdicts, as if they were recorded now."""
+        now = [replace(verdict, time=time.time()) for verdict in verdicts]
+        if not now:
+            return self
+        joined, unstable = _join([*self.verdicts, *now])
+        return replace(self, verdicts=joined, unstable=tuple(sorted({*self.unstable, *unstable})))
+
     @cached_property
     def judged(self) -> frozenset[str]:
         """Cases with a verdict of any oracle: what a resumed run need not repeat."""
@@ -276,30 +179,83 @@ class Evidence:
         return min(found, key=lambda v: v.outcome != "fail", default=None)
 
 
-def load(run_dir: Path | str) -> Evidence:
-    """Read a run directory.
+def load(*run_dirs: Path | str) -> Evidence:
+    """Read a run directory, or several as one, in whatever order they are named; their runs are then called by directory.
 
-    Raises EvidenceError if it is none, for evidence of another schema version and for a whole line that is not a record.
+    Raises EvidenceError if one is none, for evidence of another schema version and for a whole line that is not a record; of
+    several also if one has no run record or two hold the same run.
     """
-    folder = Path(run_dir)
-    if not folder.is_dir():
-        raise EvidenceError(f"{folder}: is no run directory")
-    torn: list[str] = []
-    records = [record for path in sorted(folder.glob("*.jsonl")) for record in _read(path, torn)]
-    verdicts, unstable = _join([r for r in records if isinstance(r, Verdict)])
+    folders = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values()
+    strings: dict[str, str] = {}  # a case is named in every line about it: equal strings become one object
+    decoders = {kind: strict_json.decoder(shape, strings.setdefault) for kind, shape in KINDS.items()}
+    with _no_collection():
+        parts = sorted((_folder(path, decoders, len(folders) > 1) for path in folders), key=_begun)
+        if len(parts) > 1:
+            _tell_apart(parts)
+        return _joined(parts)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the cyclic garbage collector, which would walk a million new records again and again: none is in a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass
+class _Folder:
+    """What one run directory holds, in the order of its files."""
+
+    path: Path
+    runs: list[Run] = field(default_factory=list)
+    variants: list[VariantEntry] = field(default_factory=list)
+    begins: list[Begin] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+    builds: list[Built] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+
+
+def _begun(folder: _Folder) -> tuple[str, str]:
+    """A sort key: when the first run began; by name, where nothing says when."""
+    return min((run.started for run in folder.runs), default=""), folder.path.name
+
+
+def _tell_apart(folders: Sequence[_Folder]) -> None:
+    """Call runs by their directories, whatever they were called when they began; raises EvidenceError as `load` says."""
+    seen: dict[tuple[str, str], Path] = {}
+    for folder in folders:
+        if not folder.runs:
+            raise EvidenceError(f"{folder.path}: has no run record: nothing says on what device it was measured")
+        for key in {(run.run, run.started) for run in folder.runs}:
+            if key in seen:
+                raise EvidenceError(f"{seen[key]} and {folder.path} both hold the run {key[0]} of {key[1]}: name one of them")
+            seen[key] = folder.path
+        folder.runs = [replace(run, run=folder.path.name) for run in folder.runs]
+
+
+def _joined(parts: Sequence[_Folder]) -> Evidence:
+    verdicts, unstable = _join(v for part in parts for v in part.verdicts)
+    variants = [entry for part in parts for entry in part.variants]
     hashes: dict[str, set[str]] = defaultdict(set)
-    for variant in (r for r in records if isinstance(r, VariantEntry)):
-        hashes[variant.ref].add(variant.source_hash)
+    for entry in variants:
+        hashes[entry.ref].add(entry.source_hash)
     return Evidence(
-        runs=tuple(sorted((r for r in records if isinstance(r, Run)), key=lambda r: (r.started, r.run))),
-        variants=_last(records, VariantEntry, lambda r: (r.ref,)),
+        runs=tuple(sorted((r for part in parts for r in part.runs), key=lambda r: (r.started, r.run))),
+        variants=_last(variants, lambda r: (r.ref,)),
         verdicts=verdicts,
         unstable=unstable,
-        lost=_lost([r for r in records if isinstance(r, Begin)], {v.case for v in verdicts}),
-        drawn=_sum_drawn(r for r in records if isinstance(r, Drawn)),
-        not_run=_last(records, NotRun, lambda r: (r.variant, r.dtype, r.reason)),
-        builds=_last(records, Built, lambda r: (r.variant, r.arch, r.build)),
-        torn=tuple(torn),
+        lost=_lost([b for part in parts for b in part.begins], {v.case for v in verdicts}),
+        drawn=_sum_drawn(d for part in parts for d in part.drawn),
+        not_run=_last((n for part in parts for n in part.not_run), lambda r: (r.variant, r.dtype, r.reason)),
+        builds=_last((b for part in parts for b in part.builds), lambda r: (r.variant, r.arch, r.build)),
+        torn=tuple(where for part in parts for where in part.torn),
         changed=tuple(sorted(ref for ref, found in hashes.items() if len(found) > 1)),
     )
 
@@ -312,43 +268,66 @@ def _ends_with_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def _read(path: Path, torn: list[str]) -> Iterator[Record]:
-    """Records of one file.  A line that does not parse was cut short, by a kill or a full disk, wherever it stands."""
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path.name}:{number}"
-        try:
-            data = strict_json.loads(line.decode("utf-8"))
-        except ValueError:
-            torn.append(where)
-            continue
-        yield _record(data, where)
+def _folder(path: Path, decoders: Mapping[str, Callable[[Any, str], Any]], named: bool) -> _Folder:
+    """Read a run directory.  named: places in it are called by its name too."""
+    if not path.is_dir():
+        raise EvidenceError(f"{path}: is no run directory")
+    found = _Folder(path)
+    lists: dict[str, list[Any]] = {
+        "run": found.runs,
+        "variant": found.variants,
+        "begin": found.begins,
+        "verdict": found.verdicts,
+        "drawn": found.drawn,
+        "not_run": found.not_run,
+        "built": found.builds,
+    }
+    for file in sorted(path.glob("*.jsonl")):
+        name = f"{path.name}/{file.name}" if named else file.name
+        for number, data in _lines(file):
+            if data is _TORN:
+                found.torn.append(f"{name}:{number}")
+                continue
+            try:
+                kind = _kind(data)
+                lists[kind].append(decoders[kind](data, kind))
+            except (EvidenceError, strict_json.ShapeError) as error:
+                raise EvidenceError(f"{name}:{number}: {error}") from None
+    return found
 
 
-def _record(data: Any, where: str) -> Record:
+_TORN = object()
+
+
+def _lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """Lines of one file, numbered from 1.  One that does not parse was cut short, by a kill or a full disk, wherever it is."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield number, strict_json.loads(line)
+            except ValueError:
+                if line.strip():
+                    yield number, _TORN
+
+
+def _kind(data: Any) -> str:
     kind = data.get("kind") if isinstance(data, dict) else None
-    if kind not in _KINDS:
-        raise EvidenceError(f"{where}: kind {kind!r} is none of {', '.join(_KINDS)}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise EvidenceError(f"kind {kind!r} is none of {', '.join(KINDS)}")
     if kind == "run" and data.get("schema") != SCHEMA_VERSION:
-        raise EvidenceError(f"{where}: evidence of schema {data.get('schema')!r}; this version reads {SCHEMA_VERSION}")
-    try:
-        return strict_json.decode(_KINDS[kind], data, kind)
-    except strict_json.ShapeError as error:
-        raise EvidenceError(f"{where}: {error}") from None
+        raise EvidenceError(f"evidence of schema {data.get('schema')!r}; this version reads {SCHEMA_VERSION}")
+    return kind
 
 
-def _join(verdicts: list[Verdict]) -> tuple[tuple[Verdict, ...], tuple[tuple[str, str], ...]]:
+def _join(verdicts: Iterable[Verdict]) -> tuple[tuple[Verdict, ...], tuple[tuple[str, str], ...]]:
     """One verdict per (case, oracle), and the keys that both passed and failed.
 
     A case that fails once and then passes is a race or a dependence on memory, which is worse than a plain failure: the
     failure stays.  A case judged while generating and again while shrinking stays counted.
     """
-    grouped: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
-    for verdict in sorted(verdicts, key=lambda v: v.time):
-        grouped[verdict.case, verdict.oracle].append(verdict)
     joined, unstable = [], []
-    for key, found in sorted(grouped.items()):
+    for key, group in groupby(sorted(verdicts, key=lambda v: (v.case, v.oracle, v.time)), lambda v: (v.case, v.oracle)):
+        found = list(group)
         failed = [v for v in found if v.outcome == "fail"]
         last = (failed or found)[-1]
         counted = [v.phase for v in found if v.counted]
@@ -375,7 +354,7 @@ def _sum_drawn(records: Iterable[Drawn]) -> tuple[Drawn, ...]:
     )
 
 
-def _last(records: Iterable[object], kind: type[R], key: Callable[[R], tuple[str, ...]]) -> tuple[R, ...]:
-    """The last record of a kind for every key, in the order of the keys."""
-    found = {key(record): record for record in records if isinstance(record, kind)}
+def _last(records: Iterable[R], key: Callable[[R], tuple[str, ...]]) -> tuple[R, ...]:
+    """The last record for every key, in the order of the keys."""
+    found = {key(record): record for record in records}
     return tuple(found[name] for name in sorted(found))

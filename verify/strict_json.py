@@ -15,6 +15,8 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 T = TypeVar("T")
+Keep = Callable[[str, str], str]
+_Take = Callable[[Any], Any]
 
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LEAST_EXACT = 2**53  # larger integers are not exact in other readers of JSON; none of ours comes near
@@ -49,12 +51,15 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse; raises ValueError for what is not strict JSON (Python's NaN and Infinity tokens included)."""
+    """Parse text, or UTF-8; raises ValueError for what is not strict JSON (Python's NaN and Infinity tokens included)."""
+    return _PARSER.decode(text if isinstance(text, str) else text.decode("utf-8"))
 
-    def refuse(token: str) -> None:
-        raise ValueError(f"{token} is not JSON (write it as a string)")
 
-    return json.loads(text, parse_constant=refuse)
+def _refuse(token: str) -> None:
+    raise ValueError(f"{token} is not JSON (write it as a string)")
+
+
+_PARSER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def decode(shape: type[T], data: Any, where: str = "") -> T:
@@ -62,71 +67,189 @@ def decode(shape: type[T], data: Any, where: str = "") -> T:
 
     Raises ShapeError, which begins with the path to the offending place.
     """
-    value: T = _decode(shape, data, where or shape.__name__)
-    return value
-
-
-def _decode(hint: Any, data: Any, where: str) -> Any:
-    origin = get_origin(hint)
-    if hint is Any:
-        return _free(data)
-    if origin in (Union, UnionType):
-        return _decode_union(get_args(hint), data, where)
-    if origin is Literal:
-        return _expect(data in get_args(hint), data, data, where, f"one of {', '.join(map(repr, get_args(hint)))}")
-    if origin in (list, tuple):
-        _expect(isinstance(data, list), data, data, where, "an array")
-        items = [_decode(get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(data)]
-        return items if origin is list else tuple(items)
-    if origin is dict:
-        _expect(isinstance(data, dict), data, data, where, "an object")
-        return {key: _decode(get_args(hint)[1], item, f"{where}.{key}") for key, item in data.items()}
-    if is_typeddict(hint) or is_dataclass(hint):
-        return _decode_record(hint, data, where)
-    return _decode_scalar(hint, data, where)
-
-
-def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
-    if hint is float:
-        if isinstance(data, str) and data in _SPECIAL:
-            return _SPECIAL[data]
-        _expect(isinstance(data, int | float) and not isinstance(data, bool), data, data, where, "a number")
-        return float(data)
-    if hint is int:
-        right = isinstance(data, int) and not isinstance(data, bool) and abs(data) <= _LEAST_EXACT
-        return _expect(right, data, data, where, "an integer")
-    if hint is type(None):
-        return _expect(data is None, data, None, where, "null")
-    return _expect(isinstance(data, hint), data, data, where, {str: "a string", bool: "true or false"}.get(hint, str(hint)))
-
-
-def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
-    if data is None and type(None) in options:
-        return None
-    problems = []
-    for option in options:
-        if option is type(None):
-            continue
-        try:
-            return _decode(option, data, where)
-        except ShapeError as error:
-            problems.append(error)
-    raise problems[0]
-
-
-def _decode_record(shape: Any, data: Any, where: str) -> Any:
-    _expect(isinstance(data, dict), data, data, where, "an object")
-    values = {}
-    for name, (hint, optional) in _layout(shape).items():
-        if name in data:
-            values[name] = _decode(hint, data[name], f"{where}.{name}")
-        elif not optional:
-            raise ShapeError(f"{where}.{name}: is missing")
-    build: Callable[..., Any] = shape
-    return build(**values)
+    hint: Any = shape
+    found: T = _decoder(hint)(data, where or shape.__name__)
+    return found
 
 
 @cache
+def _decoder(shape: Any) -> Callable[[Any, str], Any]:
+    return decoder(shape, lambda text, _: text)
+
+
+def decoder(shape: type[T], keep: Keep) -> Callable[[Any, str], T]:
+    """`decode` of one shape, for reading many records: (data, where) -> record.
+
+    keep: called as keep(text, text) for every string and every key of a `dict[str, ...]`; the `setdefault` of one dict makes
+    equal strings one object.
+    """
+    take = _taking(shape, keep)
+
+    def decoded(data: Any, where: str) -> T:
+        try:
+            found: T = take(data)
+        except _MisfitError as misfit:
+            raise ShapeError(f"{where}{''.join(reversed(misfit.steps))}: {misfit}") from None
+        return found
+
+    return decoded
+
+
+class _MisfitError(Exception):
+    """What is wrong; whoever it passes on its way out adds the step that leads to it, so that paths cost nothing till then."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        self.steps: list[str] = []
+
+
+def _misfit(data: Any, wanted: str) -> _MisfitError:
+    return _MisfitError(f"got {json.dumps(data)[:60]}, but should be {wanted}")
+
+
+def _taking(hint: Any, keep: Keep) -> _Take:
+    """What takes data of that type, built once: types are looked at here and not for every value."""
+    origin = get_origin(hint)
+    if hint is Any:
+        return _free
+    if origin in (Union, UnionType):
+        return _of_union(get_args(hint), keep)
+    if origin is Literal:
+        return _of_literal(get_args(hint))
+    if origin in (list, tuple):
+        return _of_array(origin, _taking(get_args(hint)[0], keep))
+    if origin is dict:
+        return _of_mapping(_taking(get_args(hint)[1], keep), keep)
+    if is_typeddict(hint) or is_dataclass(hint):
+        return _of_record(hint, keep)
+    return _of_text(keep) if hint is str else _SCALARS[hint]
+
+
+def _number(data: Any) -> float:
+    if type(data) is float:
+        return data
+    if isinstance(data, str) and data in _SPECIAL:
+        return _SPECIAL[data]
+    if not isinstance(data, int | float) or isinstance(data, bool):
+        raise _misfit(data, "a number")
+    return float(data)
+
+
+def _integer(data: Any) -> int:
+    if not isinstance(data, int) or isinstance(data, bool) or abs(data) > _LEAST_EXACT:
+        raise _misfit(data, "an integer")
+    return data
+
+
+def _truth(data: Any) -> bool:
+    if not isinstance(data, bool):
+        raise _misfit(data, "true or false")
+    return data
+
+
+def _nothing(data: Any) -> None:
+    if data is not None:
+        raise _misfit(data, "null")
+
+
+_SCALARS: dict[Any, _Take] = {float: _number, int: _integer, bool: _truth, type(None): _nothing}
+
+
+def _of_text(keep: Keep) -> _Take:
+    def text(data: Any) -> str:
+        if not isinstance(data, str):
+            raise _misfit(data, "a string")
+        return keep(data, data)
+
+    return text
+
+
+def _of_literal(options: tuple[Any, ...]) -> _Take:
+    wanted = f"one of {', '.join(map(repr, options))}"
+
+    def literal(data: Any) -> Any:
+        if data not in options:
+            raise _misfit(data, wanted)
+        return options[options.index(data)]
+
+    return literal
+
+
+def _of_union(hints: tuple[Any, ...], keep: Keep) -> _Take:
+    options = [_taking(hint, keep) for hint in hints if hint is not type(None)]
+    nullable = type(None) in hints
+
+    def union(data: Any) -> Any:
+        if data is None and nullable:
+            return None
+        first = None
+        for option in options:
+            try:
+                return option(data)
+            except _MisfitError as misfit:
+                first = first or misfit
+        assert first is not None
+        raise first
+
+    return union
+
+
+def _of_array(kind: type[list[Any]] | type[tuple[Any, ...]], take: _Take) -> _Take:
+    def array(data: Any) -> Any:
+        if not isinstance(data, list):
+            raise _misfit(data, "an array")
+        items: list[Any] = []
+        try:
+            for item in data:
+                items.append(take(item))  # its length says which item is wrong
+        except _MisfitError as misfit:
+            misfit.steps.append(f"[{len(items)}]")
+            raise
+        return kind(items)
+
+    return array
+
+
+def _of_mapping(take: _Take, keep: Keep) -> _Take:
+    def mapping(data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise _misfit(data, "an object")
+        found: dict[str, Any] = {}
+        key = ""
+        try:
+            for key, item in data.items():
+                found[keep(key, key)] = take(item)
+        except _MisfitError as misfit:
+            misfit.steps.append(f".{key}")
+            raise
+        return found
+
+    return mapping
+
+
+def _of_record(shape: Any, keep: Keep) -> _Take:
+    layout = [(name, _taking(hint, keep), optional) for name, (hint, optional) in _layout(shape).items()]
+    build: Callable[..., Any] = shape
+
+    def record(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise _misfit(data, "an object")
+        values: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, take, optional in layout:
+                if name in data:
+                    values[name] = take(data[name])
+                elif not optional:
+                    raise _MisfitError("is missing")
+        except _MisfitError as misfit:
+            misfit.steps.append(f".{name}")
+            raise
+        return build(**values)
+
+    return record
+
+
 def _layout(shape: Any) -> dict[str, tuple[Any, bool]]:
     """Field name -> (type, whether it may be absent)."""
     hints = get_type_hints(shape)
@@ -142,9 +265,3 @@ def _free(data: Any) -> Any:
     if isinstance(data, list):
         return [_free(item) for item in data]
     return {key: _free(item) for key, item in data.items()} if isinstance(data, dict) else data
-
-
-def _expect(right: bool, data: Any, value: Any, where: str, wanted: str) -> Any:
-    if not right:
-        raise ShapeError(f"{where}: got {json.dumps(data)[:60]}, but should be {wanted}")
-    return value

@@ -5,16 +5,19 @@ import json
 import math
 import re
 import sys
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.meta.synthetic import BINS, DEVICE, entry, evidence, of, verdict
 from verify import cli, engine, strict_json
 from verify.discovery import Roster
 from verify.evidence import Evidence, NotRun, Recorder, load
-from verify.report import Report, ReportError, build, dumps, parse, read, statistics, tight, write
+from verify.report import Report, ReportError, build, dumps, parse, plots, read, statistics, tight, write
 from verify.report import markdown as markdown_report
 from verify.report.tables import intervals
+from verify.statistics import verdicts
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +96,27 @@ class TestBuild:
         with pytest.raises(ReportError, match="no run record"):
             build(Evidence(), BINS)
 
-    def test_a_changed_source_and_a_missing_declaration_are_not_green(self):
-        found = dataclasses.replace(evidence(), changed=("torch-flash",))
+    def test_several_sources_of_one_variant(self):
+        found = dataclasses.replace(evidence(), changed=("torch-flash", "triton-fwd"))
+        with pytest.raises(ReportError, match="more than one source of torch-flash, triton-fwd: report those runs apart"):
+            build(found, BINS)
+
+    def test_a_missing_declaration_is_not_green(self):
+        found = evidence()
         found = dataclasses.replace(found, variants=tuple(e for e in found.variants if e.ref != "triton-fwd"))
-        report = build(found, BINS)
-        assert of(report, "torch-flash")["reasons"] == ["its source changed during the run"]
-        assert of(report, "triton-fwd")["status"] == "grey"
+        assert of(build(found, BINS), "triton-fwd")["status"] == "grey"
+
+    def test_a_case_counts_once_in_a_bin(self):
+        one = verdict("torch-flash", "float16", 4, bins=("gqa", "ragged_tail"))
+        found = [one, dataclasses.replace(one, oracle="repeat", bins=("gqa", "rescale")), dataclasses.replace(one, case="b")]
+        (dtype, *_) = of(build(dataclasses.replace(evidence(), verdicts=tuple(found)), BINS), "torch-flash")["dtypes"]
+        assert dtype["bins"] == {"gqa": 2, "ragged_tail": 2, "rescale": 1}
+
+    def test_the_last_reading_of_a_cases_clock_counts(self):
+        one = verdict("torch-flash", "float16", 4)
+        found = [dataclasses.replace(one, oracle=str(i), seconds={"run": run}) for i, run in enumerate((1.0, 4.0, 2.0))]
+        found.append(dataclasses.replace(one, case="other", seconds={"run": 8.0}))
+        assert statistics.timings(found) == {"run": {"median": 4.0, "maximum": 8.0, "total": 12.0}}
 
     def test_no_absolute_path_gets_in(self):
         found = dataclasses.replace(evidence(), variants=(entry("mine", path="/home/someone/mine.py"),))
@@ -137,6 +155,13 @@ class TestFiles:
         assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
         assert dumps(read(tmp_path / "a")) == first[0].read_text(encoding="utf-8")
         assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["r.svg", "report.html", "report.json", "report.md"]
+
+    def test_a_plot_is_drawn_once(self, report, tmp_path, monkeypatch):
+        drawn = []
+        monkeypatch.setattr(plots, "ratio_plot", lambda report: drawn.append(1) or '<svg style="x"></svg>')
+        page = write(report, tmp_path)[2].read_text(encoding="utf-8")
+        assert len(drawn) == 1
+        assert '<svg style="x"></svg>' in page
 
     def test_json_is_strict(self, report):
         data = json.loads(dumps(report), parse_constant=pytest.fail)
@@ -213,6 +238,115 @@ class TestVersions:
         runs = tuple(dataclasses.replace(run, versions=run.versions | more) for more in ({}, {"judge": "aa"}, {"judge": "bb"}))
         report = build(dataclasses.replace(found, runs=runs), BINS)
         assert report["versions"] == dict(sorted(run.versions.items())) | {"judge": "unknown, aa, bb"}
+        assert (report["run"], "runs" in report) == (run.run, False)
+
+
+class TestSeveralRuns:
+    def test_all_are_named_and_what_differs_is_listed(self, report):
+        found = evidence()
+        (run,) = found.runs
+        second = dataclasses.replace(
+            run, run="second", started="2025-01-03", profile="gpu", device=run.device | {"driver": "590", "cores": 32}
+        )
+        again = dataclasses.replace(second, started="2025-01-04")
+        built = build(dataclasses.replace(found, runs=(run, second, again)), BINS)
+        assert (built["run"], built["started"], built["profile"]) == (f"{run.run}, second", run.started, "ci, gpu")
+        assert built["runs"] == [
+            {"run": run.run, "started": run.started, "profile": "ci"},
+            {"run": "second", "started": "2025-01-03", "profile": "gpu"},
+        ]
+        assert built["device"] == run.device | {"driver": "580.65, 590", "cores": "16, 32"}
+        assert "runs" not in report
+        assert parse(strict_json.encode(built)) == built
+        assert f"Run `{run.run}, second`" in markdown_report.render(built)
+
+
+class TestCommand:
+    """verify report --run ... of evidence that is there."""
+
+    @pytest.fixture
+    def runs(self, tmp_path, monkeypatch):
+        """Half of the cases each, one of them lost in the other half."""
+        monkeypatch.chdir(tmp_path)
+        found = evidence(8)
+        for place, (name, day) in enumerate((("one", "01"), ("two", "02"))):
+            run = dataclasses.replace(found.run, run=name, started=f"2025-01-{day}T00:00:00+00:00")
+            other = found.verdicts[1 - place]
+            with Recorder(tmp_path / ".verify" / "runs" / name, "gw0") as recorder:
+                recorder.begin(other.case, "generate", other.variant)
+                for item in (run, *found.variants, *found.verdicts[place::2], *found.drawn):
+                    recorder.write(item)
+        return tmp_path
+
+    def told(self, *words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli.app, ["report", *words], standalone_mode=False)
+        if isinstance(done.exception, cli.UsageError):
+            return cli.USAGE, done.exception.format_message()
+        assert done.exception is None, done.output
+        return done.return_value, done.output
+
+    def test_two_runs_are_one_report(self, runs):
+        status, said = self.told("--run", "one", "--run", str(runs / ".verify" / "runs" / "two"), "--out", "pages")
+        built = read(runs / "pages" / DEVICE["slug"])
+        whole = build(dataclasses.replace(evidence(8), lost=(), builds=(), not_run=()))
+        assert (status, built["run"]) == (engine.CLEAN, "one, two")
+        assert "one" in said
+        assert (built["cases"], built["failures"], built["lost"]) == (whole["cases"], whole["failures"], [])
+        grown = [{"group": g["group"], "drawn": 2 * g["drawn"], "refused": 2 * g["refused"]} for g in _groups(whole)]
+        assert _groups(built) == grown
+        assert [_without_draws(v) for v in built["variants"]] == [_without_draws(v) for v in whole["variants"]]
+
+    def test_what_does_not_belong_together_is_refused(self, runs):
+        folder = runs / ".verify" / "runs"
+        entry_ = evidence(8).variants[0]
+        for name, device, source in (("abroad", {"slug": "cpu"}, entry_.source_hash), ("changed", {}, "other")):
+            run = dataclasses.replace(evidence().run, run=name, started=name, device=DEVICE | device)
+            with Recorder(folder / name, "gw0") as recorder:
+                for item in (run, dataclasses.replace(entry_, source_hash=source), evidence(8).verdicts[0]):
+                    recorder.write(item)
+            assert self.told("--run", name, "--out", "alone")[0] == engine.CLEAN
+        for name, message in (("abroad", "mixes devices: cpu, nvidia"), ("changed", f"more than one source of {entry_.ref}")):
+            status, said = self.told("--run", "one", "--run", name, "--out", "pages")
+            assert status == engine.USAGE
+            assert message in said
+        assert not (runs / "pages").exists()
+
+    def test_what_cannot_be_reported_is_refused(self, runs):
+        with Recorder(runs / "empty", "gw0") as recorder:
+            recorder.write(evidence().run)
+        for name, message in (("three", "no run 'three' under"), ("empty", "nothing was judged in empty")):
+            status, said = self.told("--run", name, "--out", "pages")
+            assert status == engine.USAGE
+            assert message in said
+        assert not (runs / "pages").exists()
+
+    def test_evidence_from_elsewhere_leaves_nothing_here(self, runs, monkeypatch):
+        (runs / "here").mkdir()
+        monkeypatch.chdir(runs / "here")
+        assert self.told("--run", str(runs / ".verify" / "runs" / "one"), "--out", str(runs / "pages"))[0] == engine.CLEAN
+        assert list((runs / "here").iterdir()) == []
+
+    def test_the_whole_is_judged_and_the_evidence_left_alone(self, runs, monkeypatch):
+        failed = dataclasses.replace(
+            evidence().verdicts[0], case="whole", oracle="statistics", group="campaign", outcome="fail", problem="-"
+        )
+        counts = []
+        monkeypatch.setattr(verdicts, "findings", lambda found: counts.append(len(found)) or [failed])
+        before = {path: path.read_bytes() for path in (runs / ".verify" / "runs").glob("*/*")}
+        self.told("--run", "one", "--run", "two", "--out", "pages")
+        assert counts == [len(evidence(8).verdicts)]
+        failing = [f["oracle"] for f in of(read(runs / "pages" / DEVICE["slug"]), failed.variant)["failing"]]
+        assert "statistics" in failing
+        assert {path: path.read_bytes() for path in (runs / ".verify" / "runs").glob("*/*")} == before
+
+
+def _groups(report: Report) -> list[Any]:
+    return [group for v in report["variants"] for d in v["dtypes"] for group in d["groups"]]
+
+
+def _without_draws(variant: Any) -> Any:
+    dtypes = [{key: d[key] for key in d if key not in ("drawn", "refused", "groups")} for d in variant["dtypes"]]
+    return strict_json.dumps({**variant, "dtypes": dtypes})
 
 
 class TestTightness:

@@ -50,7 +50,7 @@ def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
     return (
         _replace(place / "report.json", dumps(report)),
         _replace(place / "report.md", markdown.render(report, near)),
-        _replace(place / "report.html", html.render(report, near)),
+        _replace(place / "report.html", html.render(report, near, picture)),
     )
 
 

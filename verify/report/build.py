@@ -29,13 +29,14 @@ BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
 
 
 def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None = None) -> Report:
-    """The report of a run.
+    """The report of a run, or of several on one kind of device together.
 
     bins_required: the coverage bins that every dtype of every variant must fill, or a function (variant, dtype) -> bins;
     None asks `verify.coverage.bins_reachable` for those that the variant's support leaves open.
-    Raises ReportError for evidence without a run record, or of several runs or devices.
+    Raises ReportError for evidence without a run record, of several devices, or of several sources of one variant.
     """
-    run = _one_run(evidence)
+    _refuse_mixed(evidence)
+    runs = evidence.runs
     required = _required(bins_required)
     by_variant: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in evidence.verdicts:
@@ -45,11 +46,11 @@ def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None
     variants = [_variant(entries[ref], by_variant[ref], evidence, required) for ref in sorted(entries)]
     report: Report = {
         "schema": SCHEMA_VERSION,
-        "run": run.run,
-        "started": run.started,
-        "profile": run.profile,
-        "device": run.device,
-        "versions": _versions(evidence.runs),
+        "run": _all(run.run for run in runs),
+        "started": runs[0].started,
+        "profile": _all(run.profile for run in runs),
+        "device": _device(runs),
+        "versions": _versions(runs),
         "status": "grey",
         "reasons": _reasons(evidence, set(entries)),
         "cases": sum(variant["cases"] for variant in variants),
@@ -61,26 +62,43 @@ def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None
         "not_run": _not_run(evidence),
         "pools": pooled.reports(evidence.verdicts),
     }
+    first = {run.run: run for run in reversed(runs)}
+    if len(first) > 1:
+        starts = sorted(first.values(), key=lambda run: (run.started, run.run))
+        report["runs"] = [{"run": run.run, "started": run.started, "profile": run.profile} for run in starts]
     report["status"] = overall(report)
     return report
 
 
-def _one_run(evidence: Evidence) -> Run:
+def _refuse_mixed(evidence: Evidence) -> None:
     if not evidence.runs:
         raise ReportError("the evidence has no run record: nothing says on what device it was measured")
-    for what, found in {
-        "runs": {run.run for run in evidence.runs},
-        "devices": {str(run.device.get("slug")) for run in evidence.runs},
-    }.items():
-        if len(found) > 1:
-            raise ReportError(f"the evidence mixes {what}: {', '.join(sorted(found))}; a report is of one")
-    return evidence.runs[0]
+    devices = {str(run.device.get("slug")) for run in evidence.runs}
+    if len(devices) > 1:
+        raise ReportError(f"the evidence mixes devices: {', '.join(sorted(devices))}; a report is of one")
+    if evidence.changed:
+        raise ReportError(
+            f"the evidence judges more than one source of {', '.join(evidence.changed)}: report those runs apart, or judge the "
+            "present sources in a new run"
+        )
+
+
+def _all(words: Iterable[Any]) -> str:
+    """Different words once each, the first one first."""
+    return ", ".join(dict.fromkeys(str(word) for word in words))
+
+
+def _device(runs: Sequence[Run]) -> dict[str, Any]:
+    """The first run's, with all of what the others say differently of a device of that name."""
+    first = runs[0].device
+    told = {key: [run.device.get(key) for run in runs] for key in first}
+    return {key: first[key] if all(item == first[key] for item in items) else _all(items) for key, items in told.items()}
 
 
 def _versions(runs: Sequence[Run]) -> dict[str, str]:
-    """Of a run that went on under other versions: all of them, the first one first."""
+    """All that the runs were made under, the first one first."""
     names = sorted({name for run in runs for name in run.versions})
-    return {name: ", ".join(dict.fromkeys(run.versions.get(name, "unknown") for run in runs)) for name in names}
+    return {name: _all(run.versions.get(name, "unknown") for run in runs) for name in names}
 
 
 def _required(given: Sequence[str] | BinsRequired | None) -> BinsRequired:
@@ -154,8 +172,6 @@ def _variant(entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, r
     lost: list[Begin] = [begin for begin in evidence.lost if begin.variant == entry.ref]
     if lost:
         reasons.append(f"{_count(len(lost), 'case')} launched but never judged")
-    if entry.ref in evidence.changed:
-        reasons.append("its source changed during the run")
     if not entry.source_hash:
         reasons.append("no declaration on record")
     if entry.unavailable is not None:
@@ -198,7 +214,8 @@ def _dtype(
 ) -> DTypeReport:
     counted = [v for v in verdicts if v.counted]
     judged = [v for v in counted if v.outcome != "inapplicable"]
-    bins = Counter(name for name, _ in {(name, v.case) for v in judged for name in v.bins})
+    measured = [v for v in judged if v.measures]
+    bins = _bins(judged)
     missing = sorted({name for name in required if not bins[name]})
     groups: list[Group] = [
         {"group": d.group, "drawn": d.drawn, "refused": d.refused}
@@ -220,12 +237,22 @@ def _dtype(
         "bins": {name: bins[name] for name in sorted(bins)},
         "bins_missing": missing,
         "oracles": _oracles(counted),
-        "tensors": statistics.tensors(judged),
-        "lse_ulp": statistics.spread(judged, "lse_ulp"),
-        "bound_ratio": statistics.spread(judged, "bound_ratio"),
+        "tensors": statistics.tensors(measured),
+        "lse_ulp": statistics.spread(measured, "lse_ulp"),
+        "bound_ratio": statistics.spread(measured, "bound_ratio"),
         "seconds": statistics.timings(judged),
-        "samples": statistics.samples(judged),
+        "samples": statistics.samples(measured),
     }
+
+
+def _bins(judged: Iterable[Verdict]) -> Counter[str]:
+    """Cases by bin; nearly always one oracle alone says which bins a case is in."""
+    found: dict[str, tuple[str, ...]] = {}
+    for verdict in judged:
+        if verdict.bins:
+            earlier = found.get(verdict.case, ())
+            found[verdict.case] = tuple({*earlier, *verdict.bins}) if earlier else verdict.bins
+    return Counter(name for bins in found.values() for name in bins)
 
 
 def _shortfalls(verdicts: Sequence[Verdict], judged: Sequence[Verdict], missing: Sequence[str], required: int) -> list[str]:
@@ -250,15 +277,16 @@ def _oracles(counted: Sequence[Verdict]) -> list[Oracle]:
 
 def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
     judged = [v for v in verdicts if v.outcome != "inapplicable"]
+    measured = [v for v in judged if v.measures]
     return {
         "oracle": oracle,
         "group": group,
         "cases": len(judged),
         "failures": sum(v.outcome == "fail" for v in judged),
         "inapplicable": len(verdicts) - len(judged),
-        "tensors": statistics.tensors(judged),
-        "lse_ulp": statistics.spread(judged, "lse_ulp"),
-        "bound_ratio": statistics.spread(judged, "bound_ratio"),
+        "tensors": statistics.tensors(measured),
+        "lse_ulp": statistics.spread(measured, "lse_ulp"),
+        "bound_ratio": statistics.spread(measured, "bound_ratio"),
     }
 
 

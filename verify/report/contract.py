@@ -24,9 +24,8 @@ _ABOUT = (
 def cells(verdicts: Iterable[Verdict]) -> dict[str, Cell]:
     """The properties of one variant by name, sorted, from its verdicts; the counted ones alone."""
     found: dict[str, Cell] = {}
-    for verdict in sorted(verdicts, key=lambda v: (v.case, v.oracle)):
-        if not verdict.counted or verdict.oracle not in _ORACLES:
-            continue
+    telling = [v for v in verdicts if v.observed and v.oracle in _ORACLES and v.counted]
+    for verdict in sorted(telling, key=lambda v: (v.case, v.oracle)):
         for name, word in verdict.observed.items():
             item, _, kind = name.partition(":")
             cell = found.setdefault(item, Cell(measured={}, declared={}, contradicts=""))

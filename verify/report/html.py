@@ -32,10 +32,11 @@ from verify.report.tables import (
 )
 
 
-def render(report: Report, beside: Beside | None = None) -> str:
+def render(report: Report, beside: Beside | None = None, ratio_plot: str | None = None) -> str:
     """The page.  The same report gives the same bytes, with the same versions of jinja2 and matplotlib.
 
     beside: what lies beside the report, whose entries `verify.report.beside.joined` has put into it.
+    ratio_plot: that of `verify.report.plots`, where it is drawn already.
     """
     environment = Environment(
         loader=PackageLoader("verify.report", "templates"),
@@ -61,7 +62,7 @@ def render(report: Report, beside: Beside | None = None) -> str:
         contract_matrix=contract.html({v["ref"]: v.get("measured", {}) for v in ordered(report)}),
         declarations=declarations(report),
         variants=ordered(report),
-        ratio_plot=_markup(plots.ratio_plot(report)),
+        ratio_plot=_markup(ratio_plot or plots.ratio_plot(report)),
         error_plots=[_markup(plots.error_plot(v, f"v{i}")) for i, v in enumerate(ordered(report))],
         label=text.label,
         tally=text.tally,

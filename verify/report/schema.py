@@ -266,8 +266,19 @@ class PoolReport(TypedDict):
     too_good: bool
 
 
+class Started(TypedDict):
+    """One of several runs that are reported together, and when it first began."""
+
+    run: str
+    started: str
+    profile: str
+
+
 class _Campaign(TypedDict):
-    """One campaign on one device."""
+    """One campaign on one device: a run, or several together, whose different names and profiles are listed with commas.
+
+    started: the first of them.  What the runs know differently of device and versions is listed alike.
+    """
 
     schema: int
     run: str
@@ -298,10 +309,14 @@ class BesideReport(TypedDict):
 
 
 class Report(_Campaign, total=False):
-    """One campaign on one device; what reports of an earlier day do not have may be missing."""
+    """One campaign on one device; what reports of an earlier day do not have may be missing.
+
+    runs: in order of time; missing where there is one.
+    """
 
     pools: list[PoolReport]
     beside: list[BesideReport]
+    runs: list[Started]
 
 
 def dumps(report: Report) -> str:

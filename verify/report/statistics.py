@@ -89,8 +89,11 @@ def timings(verdicts: Iterable[Verdict]) -> dict[str, Timing]:
     """Seconds by step of judging: STEPS first, then whatever else was recorded."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for verdict in verdicts:  # the oracles of one case share its clock, which runs on: the last reading is the case's
+        case = verdict.case
         for step, seconds in verdict.seconds.items():
-            found[step][verdict.case] = max(seconds, found[step].get(verdict.case, 0.0))
+            readings = found[step]
+            if seconds >= readings.get(case, 0.0):
+                readings[case] = seconds
     return {step: _timing(sorted(found[step].values())) for step in sorted(found, key=lambda step: (_place(step), step))}
 
 
