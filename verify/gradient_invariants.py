@@ -178,10 +178,11 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
     off = off + U * (factor + off)
     slope = _slope(p, a, score) if cap else 1.0
     largest_p = grown * (1 + of_p) + lost[0] if a.rounded else grown
-    scores = largest_p * (1 + of_ds) * (1 + relative(2, U)) * slope * (factor + off) - factor + lost[1]
+    roundings = 2 if a.factor == 1 else 3
+    scores = largest_p * (1 + of_ds) * (1 + relative(roundings, U)) * slope * (factor + off) - factor + lost[1] * max(1.0, 1 / a.factor)
     beyond = slack.beyond | (reached >= FP32_MAX * (min(abs(p.scale), 1.0) or 1.0)) | (factor + off >= FP32_MAX)
     beyond = beyond | (grown >= a.probability.overflow)
-    narrow = largest_p * (factor + off) >= a.score_gradient.overflow
+    narrow = largest_p * (factor + off) * a.factor >= a.score_gradient.overflow
     hidden = ~live
     return _Rows(
         weights=weights.masked_fill(beyond, math.inf).masked_fill(hidden, 0.0),

@@ -12,7 +12,7 @@ from references.masks import Causal, Dense, Documents, Lengths, Window, intersec
 from tests.meta.by_hand import Hand, faulty, tried_by
 from tests.meta.emulation import Luck
 from tests.meta.emulation_backward import Inputs, emulate
-from tests.meta.test_tolerance_backward import HALF, HONEST, SHAPES, arithmetic
+from tests.meta.test_tolerance_backward import HALF, HONEST, SHAPES, UNUSUAL, arithmetic
 from tests.meta.trials import DECLARED, EMPTY, OK, PLAIN, acquitted, convicted, trial_of, tried
 from verify.distributions import ordinary
 from verify.gradient_invariants import Gradients, Invariant, invariants
@@ -149,7 +149,10 @@ def worst(found: list[Invariant]) -> dict[str, float]:
     return ratios
 
 
-@pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
+SUMMED = HONEST + tuple(kernel for kernel in UNUSUAL if kernel.numerics.score_gradient_scaled)
+
+
+@pytest.mark.parametrize("kernel", SUMMED, ids=lambda kernel: kernel.name)
 def test_honest_gradients_add_up_without_a_reference(kernel) -> None:
     for number, text in enumerate(SHAPES):
         for dtype in kernel.dtypes:

@@ -17,7 +17,7 @@ from verify.variant import Declaration
 
 _KNOWN_GRADIENTS = (
     *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
-    *("score_gradient_of", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
+    *("score_gradient_of", "score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
 )
 
 
