@@ -8,8 +8,8 @@ FlashAttention's backward does:
 - dK and dV of grouped heads are taken to be rounded for each query head before they are summed.
 - A graph is built per shape and layout of Q, K and V, which takes 0.3 to 2 s the first time; torch finds it again by these
   alone.  An O or dO in another layout would be read by the strides of the first one, so both are always copied into one layout.
-- No mask is handed over as a bias here: with one a scale of zero or less gives NaN, and so do some rows whose LSE is far
-  below 0 (see docs/findings.md).
+- No mask is handed over as a bias here: with one a scale of zero or less gives NaN, and in fp16 so do rows
+  whose LSE is below -10 or so (see docs/findings.md).
 - 1 x 1 is refused ("s_q = s_kv = 1 is not supported"), hence lengths from 2.
 - Head dims, scales, `is_causal` and alignment: as in `cudnn`.
 """
