@@ -10,13 +10,16 @@ from verify.court import Docket
 from verify.coverage import bins_reachable, coverage_bins
 from verify.draws import draws
 from verify.oracles import groups
-from verify.problem import Problem
+from verify.problem import Layout, Problem
+from verify.relations import inside
 from verify.variant import Support
 
 _ROUND = 300  # draws; a millisecond each
 _ROUNDS = 5
 _TELLING = 64  # keys
 _INT16 = 1 << 15
+_WIDE = 33  # query heads of one key head: more than a tile of 16 or 32 rows
+_MANY = (43, 6)  # sequences and heads, 258 pairs: past 128 and 256
 _SCANNED = 1024  # the most threads of a block, and so what is often looked at in one go
 
 
@@ -27,7 +30,7 @@ def agenda(docket: Docket) -> list[Problem]:
     """
     drawn: dict[str, Problem] = {}
     for number in range(_ROUNDS):
-        for problem in draws(docket.problems, _ROUND * (number + 1)):
+        for problem in draws(docket.problems, _ROUND, number):
             drawn.setdefault(problem.name, problem)
         chosen, missing = _cover(docket, list(drawn.values()))
         if not missing:
@@ -37,11 +40,12 @@ def agenda(docket: Docket) -> list[Problem]:
 
 def edges(docket: Docket) -> list[Problem]:
     """Those that the support has of: keys without queries, whose gradients are 0, and queries without keys; diagonals that pass
-    one beside the corners of tiles; rows past 1024; and for a forward keys past 2^15, with scores so low that one too many
-    shows.  Where a mask can hide what is before these rows and keys it does, so that the interpreter bears them.
+    one beside the corners of tiles, windows that are wider than two; Q, K and V each in an order of its own; many heads,
+    groups and sequences; scales far from 1; rows past 1024; and for a forward keys past 2^15, with scores so low that one too
+    many shows.  Where a mask can hide what is before these rows and keys it does, so that the interpreter bears them.
     """
     support = docket.declaration.support
-    return [problem for problem in _edges(docket) if support.refusal(problem) is None]
+    return [problem for problem in _edges(docket) if inside(support, problem)]
 
 
 def _edges(docket: Docket) -> Iterator[Problem]:
@@ -60,6 +64,15 @@ def _edges(docket: Docket) -> Iterator[Problem]:
     tile = max(docket.config.block_m or 64, docket.config.block_n or 64)
     for beside in (1, -1):
         yield plain.but(seqlen_q=2 * tile, seqlen_kv=2 * tile + beside, mask=Causal())
+    # Windows past the corners of tiles on both sides: between their edges lies a tile of keys, or of rows, that is seen whole.
+    yield plain.but(seqlen_q=17, seqlen_kv=4 * tile + 5, mask=Window(2 * tile + 19, 0))
+    yield plain.but(seqlen_q=4 * tile + 5, seqlen_kv=17, mask=Window(2 * tile + 19, 0, "tl"))
+    yield plain.but(batch=2, heads_q=3, heads_kv=3, layout_q=Layout("bshd"), layout_k=Layout("sbhd"))
+    yield plain.but(batch=_MANY[0], heads_q=_MANY[1], heads_kv=_MANY[1], seqlen_q=9, seqlen_kv=9)
+    for rows in (1, 5):
+        yield plain.but(heads_q=_WIDE, seqlen_q=rows)
+    for scale in (32.0, 2.0**-12):
+        yield plain.but(softmax_scale=scale)
     if groups()[docket.group].entry == "forward":
         wide = plain.but(seqlen_q=1, seqlen_kv=_INT16 + 22, distribution="negative_lse")
         yield _masked(wide, support, Window(70, 0), Full())

@@ -179,7 +179,8 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
     slope = _slope(p, a, score) if cap else 1.0
     largest_p = grown * (1 + of_p) + lost[0] if a.rounded else grown
     roundings = 2 if a.factor == 1 else 3
-    scores = largest_p * (1 + of_ds) * (1 + relative(roundings, U)) * slope * (factor + off) - factor + lost[1] * max(1.0, 1 / a.factor)
+    cut = lost[1] * max(1.0, 1 / a.factor)
+    scores = largest_p * (1 + of_ds) * (1 + relative(roundings, U)) * slope * (factor + off) - factor + cut
     beyond = slack.beyond | (reached >= FP32_MAX * (min(abs(p.scale), 1.0) or 1.0)) | (factor + off >= FP32_MAX)
     beyond = beyond | (grown >= a.probability.overflow)
     narrow = largest_p * (factor + off) * a.factor >= a.score_gradient.overflow

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from kernels.cuda.arguments import Arguments, diagonal
@@ -269,15 +271,26 @@ def placed(tensor: Tensor, problem: Problem, name: str) -> Tensor:
 
 @pytest.fixture(scope="module", params=[(SMALL, "bfloat16", 64), (TALL, "float16", 128)], ids=lambda p: f"{p[0].name}-{p[1]}")
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compiled(tmp_path_factory.mktemp("cute"), *request.param)
+    config, dtype, head_dim = request.param
+    base = tmp_path_factory.getbasetemp()
+    # Compiling takes longest: once for all workers of a run, whose directories lie beside each other.
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"cute-{config.name}-{dtype}"
+    library = folder / "program.so"
+    with FileLock(f"{folder}.lock"):
+        if not library.exists():
+            compiled(folder, config, dtype, head_dim).rename(library)
+    loaded = ctypes.CDLL(str(library))
+    loaded.run.restype = ctypes.c_char_p
+    return Program(loaded, config, dtype, head_dim)
 
 
-def compiled(folder: Path, config: Config, dtype: str, head_dim: int) -> Program:
+def compiled(folder: Path, config: Config, dtype: str, head_dim: int) -> Path:
     headers = kernel.headers()
     assert headers is not None
+    shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
     patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
     (folder / "program.cpp").write_text(PROGRAM)
-    library = folder / "program.so"
+    library = folder / "compiled.so"
     includes = (folder, HOST, SOURCE.parent, headers, *toolkit_includes())
     defines = dict(kernel.source(config, dtype, head_dim).defines)
     subprocess.run(
@@ -286,9 +299,7 @@ def compiled(folder: Path, config: Config, dtype: str, head_dim: int) -> Program
         + [f"-D{name}={value}" for name, value in defines.items()],
         check=True,
     )
-    loaded = ctypes.CDLL(str(library))
-    loaded.run.restype = ctypes.c_char_p
-    return Program(loaded, config, dtype, head_dim)
+    return library
 
 
 def patch_atoms(here: Path, there: Path) -> None:

@@ -7,9 +7,10 @@ import math
 import torch
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.arithmetic.instructions import LOG_ERROR, ULP, exp_error
+from verify.arithmetic.instructions import EXP, LOG_ERROR, ULP
 from verify.arithmetic.mma import unit_for
 from verify.oracles import Oracle
+from verify.tolerance.arithmetic import resolve
 from verify.trial import Ruling, Trial, convict, first, place
 
 
@@ -24,7 +25,8 @@ def judge(trial: Trial) -> Ruling:
     live = visible > 0
     want = hits / visible.clamp(min=1)[..., None]
     output = p.format_out
-    rounding = 3 * ULP + 2 * exp_error(numerics.exp) + output.unit_roundoff
+    weight = _weight_error(trial)
+    rounding = 3 * ULP + weight + output.unit_roundoff
     if numerics.normalised:
         # P = 1 / visible is rounded before the product; un-normalised P = 1 is exact in every dtype, and so is its sum.
         probability = p.dtype if numerics.probability == "input" else numerics.probability
@@ -43,7 +45,7 @@ def judge(trial: Trial) -> Ruling:
     if run.lse is None:
         return Ruling()
     lse, logs = trial.natural_lse(run.lse), torch.log(visible.clamp(min=1).double())
-    limit = LOG_ERROR * (1 + logs) + 2 * exp_error(numerics.exp) + ULP * (2 + logs)
+    limit = LOG_ERROR * (1 + logs) + weight + ULP * (2 + logs)
     bad = live & ~((lse - logs).abs() <= limit)
     if not bool(bad.any()):
         return Ruling()
@@ -54,6 +56,16 @@ def judge(trial: Trial) -> Ruling:
         f"should be {float(logs[at]):.9g}; {int(bad.sum())} of {bad.numel()} rows miscount"
     )
     return convict("counting", message, name="lse", bad=bad, got=float(lse[at]), bound=float(limit[at]))
+
+
+def _weight_error(trial: Trial) -> float:
+    """How far weights of equal keys may be apart: nothing says that exp(0) is 1, nor then the factor of a rescale, but where it
+    was measured; and what merges parts by their LSE is no exp(0)."""
+    numerics = trial.declaration.numerics
+    names = {numerics.exp, numerics.rescale_exp or numerics.exp}
+    if all(trial.arch in EXP[name].exact_at_integers for name in names) and not numerics.split_keys:
+        return 2 * max(EXP[name].error for name in names)
+    return math.expm1(2 * resolve(numerics, trial.config, trial.problem, trial.arch).exps)
 
 
 ORACLE = Oracle(

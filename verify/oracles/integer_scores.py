@@ -64,6 +64,10 @@ def _exact_scores(trial: Trial) -> ForwardArithmetic:
     return replace(arithmetic, scores=ExactUnit(**(own | {"operand_error": 0.0, "flush": 0.0})), operand_roundings=0.0)
 
 
+# Exponentials of base e.  Before one of base 2 operands may be multiplied by the scale times log2(e), which is no power of two.
+_BASE_E = ("expf", "__expf", "vexp", "exp_u20", "fexp_u20")
+
+
 def concerns(trial: Trial) -> bool:
     """Whether the sums are exact: small enough for the unit, and operands multiplied by nothing but a power of two."""
     p = trial.problem
@@ -74,8 +78,10 @@ def concerns(trial: Trial) -> bool:
     norm_q, norm_k = (x.double().norm(dim=-1).amax(-1) for x in (q, k))
     largest = float((norm_q * norm_k.repeat_interleave(p.group, 1)).max())  # no less than any sum of |q k|
     fraction, exponent = math.frexp(abs(p.scale))
-    exact_factor = {"none": True, "q": fraction == 0.5, "sqrt": fraction == 0.5 and exponent % 2 == 1}
-    return largest < exact_below(unit) and exact_factor[trial.declaration.numerics.prescale]
+    numerics = trial.declaration.numerics
+    power = fraction == 0.5 and numerics.exp in _BASE_E
+    exact_factor = {"none": True, "q": power, "sqrt": power and exponent % 2 == 1}
+    return largest < exact_below(unit) and exact_factor[numerics.prescale]
 
 
 def exact_truth(trial: Trial) -> Truth:

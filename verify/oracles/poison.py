@@ -46,7 +46,8 @@ def _poison(trial: Trial) -> Poisoning:
     pivot = seen[:, :, p.seed % p.seqlen_q] if p.seqlen_q else seen.any(2)
     used = pivot.reshape(p.batch, p.heads_kv, p.group, p.seqlen_kv).any(2)
     anything = trial.declaration.contract.masked_values == "any"
-    k_poison, v_poison = (float("nan"),) * 2 if anything else (min(_HUGE_KEY, p.format.max), p.format.max)
+    special = float("inf") if p.format.has_infinity and p.seed & 2 else float("nan")
+    k_poison, v_poison = (special,) * 2 if anything else (min(_HUGE_KEY, p.format.max), p.format.max)
     k, k_spoiled = _spoil(inputs.k, used, k_poison)
     v, v_spoiled = _spoil(inputs.v, used, v_poison)
     spoiled = (k_spoiled.expand(used.shape) | v_spoiled.expand(used.shape)).repeat_interleave(p.group, 1)
@@ -76,8 +77,8 @@ def judge(trial: Trial) -> Ruling:
     if ruling is not None:
         return ruling
     rows = poisoning.untouched
-    kind = "NaN" if trial.declaration.contract.masked_values == "any" else "huge values"
-    if not trial.declaration.contract.deterministic:
+    kind = "NaN or infinities" if trial.declaration.contract.masked_values == "any" else "huge values"
+    if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:  # see `causality`
         return _within_bounds(trial, run, poisoning)
     for name, clean in trial.first.outputs.items():
         spoiled = run.outputs[name]

@@ -41,7 +41,9 @@ def powers_left(trial: Trial) -> float:
 
 
 def _wide_dscores(trial: Trial) -> bool:
-    return not _short(_dtype(trial, _declared(trial).score_gradient))
+    """Whether dS, and the delta that it is made of, have fp32's range."""
+    declared = _declared(trial)
+    return not any(_short(_dtype(trial, name)) for name in (declared.score_gradient, declared.delta))
 
 
 def _declared(trial: Trial) -> GradientNumerics:
@@ -60,9 +62,11 @@ def _short(dtype: DType) -> bool:
 
 
 def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
-    """The gradients that are added up in memory of short range: partial sums may be subnormal there where the whole is not."""
+    """Gradients whose parts are rounded to a short range, in memory or by head: they may be subnormal, and the whole not."""
     declared = _declared(trial)
-    return declared.atomics if _short(_dtype(trial, declared.atomics_dtype)) else ()
+    cast = declared.group == "cast" and trial.problem.group > 1 and _short(trial.problem.format)
+    atomics = declared.atomics if _short(_dtype(trial, declared.atomics_dtype)) else ()
+    return (*atomics, *(("dk", "dv") if cast else ()))
 
 
 def judge(trial: Trial) -> Ruling:

@@ -85,6 +85,9 @@ class Support:
             raise ValueError(f"support.masks: {', '.join(sorted(unknown))} not in {', '.join(MASK_KINDS)}")
         if set(self.descalings) - set(DESCALINGS):
             raise ValueError(f"support.descalings: {self.descalings} not in {', '.join(DESCALINGS)}")
+        eight = [name for name in self.dtypes_out if name.startswith("float8")]
+        if eight:
+            raise ValueError(f"support.dtypes_out: no oracle judges outputs in {', '.join(eight)}")
         for name, known in {"scales": SCALES, "layouts": LAYOUTS}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"support.{name}: {getattr(self, name)!r} not in {', '.join(known)}")
