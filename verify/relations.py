@@ -50,6 +50,11 @@ class Related:
     asked: Tensor | None = None
 
 
+def part_bound(bound: Tensor, truth: Tensor, output: DType) -> Tensor:
+    """The bound of a result that is to be added to others: infinite where it may overflow, though their sum need not."""
+    return bound.masked_fill(truth.abs() + bound >= output.overflow, torch.inf)
+
+
 def compared(oracle: str, when: str, results: Iterable[Related]) -> Ruling:
     """Convict a result that leaves its bound, or two that are further apart than both bounds together.
 

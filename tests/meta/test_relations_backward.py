@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 from references.masks import Full
 from tests.meta.related import Bench, bench
 from tests.meta.test_relations import SQUARE
+from verify.arithmetic.dtypes import dtype_named
 from verify.oracles import groups, of_group
+from verify.problem import Problem
+from verify.relations import part_bound
 from verify.variant import Contract
 
 torch.set_num_threads(1)
@@ -64,3 +68,12 @@ def test_where_runs_may_differ_bounds_decide(group: str, related: Bench) -> None
         assert related.verdict(fault, group, group, SQUARE.but(seed=12), contract=free).outcome == "pass"
     verdict = related.verdict("leaks-hidden-rows", "gradient_causality", "gradient_causality", SQUARE, contract=free)
     assert verdict.finding is not None
+
+
+def test_heads_that_overflow_where_their_sum_does_not_are_no_fault(related: Bench) -> None:
+    """dK of a single head may be rightly infinite in fp16, and that of the group finite; the same of two parts of dO."""
+    cancelling = Problem.parse("hq=2,sq=32,skv=32,d=16,dtype=float16,scale=4.0,dist=subnormals")
+    for group in ("gradient_replicated_heads", "gradient_linearity"):
+        assert related.verdict("right", group, group, cancelling).outcome == "pass"
+    large, bound, output = torch.tensor([65000.0, 65519.0, -65519.0, 2.0]), torch.ones(4), dtype_named("float16")
+    assert part_bound(bound, large, output).tolist() == [1.0, math.inf, math.inf, 1.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verify.oracles import Group, Oracle
-from verify.relations import Related, compared, failed, leading_bit
+from verify.relations import Related, compared, failed, leading_bit, part_bound
 from verify.trial import Ruling, Trial
 
 
@@ -26,9 +26,10 @@ def judge(trial: Trial) -> Ruling:
 def _results(trial: Trial, others: list[Trial]) -> Iterator[Related]:
     one, two = others
     for name, tensor in trial.first.outputs.items():
-        bound, *bounds = (getattr(t.gradients, f"{name}_bound") for t in (trial, one, two))
+        output, bound = trial.problem.format, getattr(trial.gradients, f"{name}_bound")
+        parts = [part_bound(getattr(t.gradients, f"{name}_bound"), getattr(t.gradients, name), output) for t in others]
         total = one.first.outputs[name].double() + two.first.outputs[name].double()
-        yield Related(name, tensor, bound, total, bounds[0] + bounds[1], getattr(trial.gradients, name), trial.problem.format)
+        yield Related(name, tensor, bound, total, parts[0] + parts[1], getattr(trial.gradients, name), output)
 
 
 GROUP = Group(name="gradient_linearity", about="dO in two parts that add up to it", entry="backward", family="relations")

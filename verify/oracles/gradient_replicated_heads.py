@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verify.oracles import Group, Oracle
 from verify.oracles.replicated_heads import adapt, applies, replicas, replicated
-from verify.relations import Related, compared, failed
+from verify.relations import Related, compared, failed, part_bound
 from verify.trial import Ruling, Trial
 
 
@@ -25,15 +25,16 @@ def _results(trial: Trial, other: Trial) -> Iterator[Related]:
         b, _, *rest = tensor.shape
         return tensor.double() if name == "dq" else tensor.double().view(b, -1, trial.problem.group, *rest).sum(2)
 
+    output = trial.problem.format
     for name, tensor in trial.first.outputs.items():
         yield Related(
             name,
             tensor,
             getattr(trial.gradients, f"{name}_bound"),
             summed(name, other.first.outputs[name]),
-            summed(name, getattr(other.gradients, f"{name}_bound")),
+            summed(name, part_bound(getattr(other.gradients, f"{name}_bound"), getattr(other.gradients, name), output)),
             getattr(trial.gradients, name),
-            trial.problem.format,
+            output,
         )
 
 
