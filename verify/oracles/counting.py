@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import EXP, LOG_ERROR, ULP
@@ -25,12 +26,12 @@ def judge(trial: Trial) -> Ruling:
     live = visible > 0
     want = hits / visible.clamp(min=1)[..., None]
     output = p.format_out
-    weight = _weight_error(trial)
-    rounding = 3 * ULP + weight + output.unit_roundoff
-    if numerics.normalised:
+    weight, logs = _weight_error(trial), torch.log(visible.clamp(min=1).double())
+    rounding = (3 * ULP + weight + output.unit_roundoff + _divisor_error(trial, logs))[..., None]
+    if numerics.normalised or numerics.normaliser == "lse":
         # P = 1 / visible is rounded before the product; un-normalised P = 1 is exact in every dtype, and so is its sum.
         probability = p.dtype if numerics.probability == "input" else numerics.probability
-        rounding += dtype_named(probability).unit_roundoff + unit_for(trial.arch, probability).kappa(p.seqlen_kv)
+        rounding = rounding + dtype_named(probability).unit_roundoff + unit_for(trial.arch, probability).kappa(p.seqlen_kv)
     bound = want * rounding + output.smallest_subnormal / 2
     error = (run.out.double() - want).abs()
     bad = live[..., None] & ~(error <= bound)
@@ -44,7 +45,7 @@ def judge(trial: Trial) -> Ruling:
         return convict("counting", message, name="out", bad=bad, got=got, bound=float(bound[at]))
     if run.lse is None:
         return Ruling()
-    lse, logs = trial.natural_lse(run.lse), torch.log(visible.clamp(min=1).double())
+    lse = trial.natural_lse(run.lse)
     limit = LOG_ERROR * (1 + logs) + weight + ULP * (2 + logs)
     bad = live & ~((lse - logs).abs() <= limit)
     if not bool(bad.any()):
@@ -66,6 +67,13 @@ def _weight_error(trial: Trial) -> float:
     if all(trial.arch in EXP[name].exact_at_integers for name in names) and not numerics.split_keys:
         return 2 * max(EXP[name].error for name in names)
     return math.expm1(2 * resolve(numerics, trial.config, trial.problem, trial.arch).exps)
+
+
+def _divisor_error(trial: Trial, logs: Tensor) -> Tensor:
+    """How far O is off where it was divided by a rounded LSE, and parts weighed by theirs: see `verify.tolerance.weights`."""
+    numerics = trial.declaration.numerics
+    uses = (numerics.normaliser == "lse") + 3 * numerics.split_keys  # of a part's, on either side, and of the whole
+    return uses * (LOG_ERROR * (1 + logs) + 6 * ULP * logs)
 
 
 ORACLE = Oracle(
