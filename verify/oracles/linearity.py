@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from verify.inputs import dequantised
 from verify.oracles import Group, Oracle
-from verify.relations import Related, compared, failed, identical, leading_bit
+from verify.relations import Related, compared, failed, identical, leading_bit, part_bound
 from verify.tolerance import forward as tolerance
 from verify.trial import Ruling, Trial, Truth, compute_truth
 
@@ -47,10 +46,9 @@ def judge(trial: Trial) -> Ruling:
 def _results(trials: list[Trial]) -> Iterator[Related]:
     (whole, *bounds), outs = truths(trials), [trial.first.out for trial in trials]
     first, *others = [out.double() for out in outs if out is not None]
-    bound: Tensor = bounds[0].out_bound + bounds[1].out_bound
-    yield Related(
-        "out", first, whole.out_bound, others[0] + others[1], bound, whole.out, trials[0].problem.format_out, ~whole.empty
-    )
+    output = trials[0].problem.format_out
+    one, two = (part_bound(part.out_bound, part.out, output) for part in bounds)
+    yield Related("out", first, whole.out_bound, others[0] + others[1], one + two, whole.out, output, ~whole.empty)
 
 
 GROUP = Group(name="linearity", about="V in two parts that add up to it", family="relations")

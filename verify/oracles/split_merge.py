@@ -14,7 +14,7 @@ from verify.coverage import square_only
 from verify.distributions import Source
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Part, Related, compared, failed, with_mask
+from verify.relations import Part, Related, compared, failed, part_bound, with_mask
 from verify.trial import Ruling, Trial
 from verify.variant import Declaration, Support
 
@@ -67,6 +67,7 @@ def merge(trials: Sequence[Trial]) -> Merged:
     outs, lses = (torch.stack(found) for found in zip(*(_as_merged(trial) for trial in trials), strict=True))
     truths = [trial.truth for trial in trials]
     bounds, exact = (torch.stack([getattr(truth, name) for truth in truths]) for name in ("out_bound", "out"))
+    bounds = part_bound(bounds, exact, trials[0].problem.format_out)
     logs, slack = (torch.stack([getattr(truth, name) for truth in truths]) for name in ("lse", "lse_bound"))
     total = torch.logsumexp(logs, 0)
     weight = torch.where(logs == -math.inf, 0.0, torch.exp(logs - total))[..., None]
