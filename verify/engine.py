@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -83,7 +85,8 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
             start_new_session=True,
         )
         try:
-            _watch(process, order, console, deadline)
+            with _interruptible():
+                _watch(process, order, console, deadline)
         except KeyboardInterrupt:
             return INFRASTRUCTURE
         finally:
@@ -93,6 +96,20 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
             process.wait()
         words.seek(0)
         return _status(process.returncode, order, words.read(), console)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM, as `timeout` and job schedulers send it, is taken for Ctrl-C, so that the workers are ended too."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _watch(process: subprocess.Popen[bytes], order: Order, console: Console, deadline: float | None) -> None:

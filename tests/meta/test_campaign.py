@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ from tests.meta.synthetic import DEVICE, evidence
 from verify import cli
 from verify.campaign import ContinuedError, OpenRun
 from verify.case import Case
+from verify.cell.cell import ROOT
+from verify.engine import INFRASTRUCTURE
 from verify.evidence import Recorder
 from verify.problem import Problem
 
@@ -68,3 +74,22 @@ def test_a_report_of_a_run_lies_where_its_device_says(tmp_path: Path, monkeypatc
     assert done.exception is None, done.output
     assert [path.name for path in (tmp_path / "pages").iterdir()] == [DEVICE["slug"]]
     assert (tmp_path / "pages" / DEVICE["slug"] / "report.html").is_file()
+
+
+def test_a_run_that_is_terminated_ends_its_workers(tmp_path: Path) -> None:
+    """`timeout` sends SIGTERM to `verify run` alone; its pytest sits in a session of its own."""
+    kernel = tmp_path / "plain.py"
+    kernel.write_text(KERNEL)
+    command = [sys.executable, "-m", "verify", "run", "-n", "0", str(kernel)]
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob(".verify/runs/*/main.jsonl")) and time.monotonic() < until:
+            time.sleep(0.1)
+        (child,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        run.terminate()
+        assert run.wait(30) == INFRASTRUCTURE
+        assert not Path(f"/proc/{child}").exists()
+    finally:
+        run.kill()
