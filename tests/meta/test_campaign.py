@@ -85,7 +85,7 @@ def test_a_run_that_is_terminated_ends_its_workers(tmp_path: Path) -> None:
     run = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
-        while not list(tmp_path.glob(".verify/runs/*/main.jsonl")) and time.monotonic() < until:
+        while not list(tmp_path.glob(".verify/runs/*/roster.json")) and time.monotonic() < until:
             time.sleep(0.1)
         (child,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
         run.terminate()
