@@ -264,19 +264,23 @@ def convicted(run: OpenRun) -> bool:
     return any(v.group == GROUP and v.outcome == "fail" for v in verdicts)
 
 
-def report(run: OpenRun, directory: str | Path | None = None, parent: Path | None = None) -> str:
-    """Build the accuracy report of a run; returns a line that says where it is and what it says.
-
-    It is written into a directory, by default one with the name of the run's device in `parent`.
-    """
+def report(run: OpenRun, directory: str | Path | None = None) -> str:
+    """Judge a run as a whole and `publish` it; returns "" where nothing was judged."""
     evidence = load(run.directory) if run.directory.exists() else None
     if evidence is None or not evidence.verdicts:
         return ""
     evidence = _with_statistics(run, evidence)
     remember_failures(evidence)
+    return publish(evidence, run.directory.name, state_directory() / "report", directory)
+
+
+def publish(evidence: Evidence, runs: str, parent: Path, directory: str | Path | None = None) -> str:
+    """Write the accuracy report of evidence; returns a line that says where it is and what it says.
+
+    It is written into a directory, by default one with the name of the device in `parent`.  runs: what the evidence is called.
+    """
     built = build(evidence)
-    where = Path(directory) if directory else (parent or state_directory() / "report") / str(evidence.run.device["slug"])
-    paths = write(built, where)
+    paths = write(built, directory or parent / str(built["device"]["slug"]))
     failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
     cases = len({v.case for v in evidence.verdicts if v.counted})
-    return f"{cases} cases, {failed} failing verdicts; run {run.directory.name}; report: {paths[-1]}"
+    return f"{cases} cases, {failed} failing verdicts; run {runs}; report: {paths[-1]}"

@@ -152,9 +152,9 @@ def report(directory: Path, from_runs: tuple[str, ...], render: Path | None, **c
 
 def _report_of(runs: tuple[str, ...], parent: Path) -> int:
     """Write the report of runs that were judged before, and say where it is."""
-    from verify.campaign import remember_failures
+    from verify.campaign import publish, remember_failures
     from verify.court import state_directory
-    from verify.report import ReportError, build, write
+    from verify.report import ReportError
     from verify.statistics.verdicts import findings
 
     places = []
@@ -169,15 +169,12 @@ def _report_of(runs: tuple[str, ...], parent: Path) -> int:
         if not evidence.verdicts:
             raise ReportError(f"nothing was judged in {', '.join(runs)}")
         evidence = evidence.with_verdicts(findings(evidence.verdicts))
-        built = build(evidence)
-        paths = write(built, parent / str(built["device"]["slug"]))
+        said = publish(evidence, ", ".join(runs), parent)
     except (EvidenceError, ReportError, OSError) as error:
         raise UsageError(str(error)) from None
     if state_directory().is_dir():
         remember_failures(evidence)
-    failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
-    cases = len({v.case for v in evidence.verdicts if v.counted})
-    console.print(f"{cases} cases, {failed} failing verdicts; run {', '.join(runs)}; report: {paths[-1]}", highlight=False)
+    console.print(said, highlight=False)
     return CLEAN
 
 
