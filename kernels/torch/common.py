@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from references.masks import Causal, Mask
+from references.masks import Causal, Full, Mask
 from verify.variant import MASK_KINDS, AttentionArgs, Unsupported
 
 # Every mask kind that a bias of zeros and -inf can express; "causal.square" is part of "causal" and "causal.tl".
@@ -43,6 +43,15 @@ def check_grid(args: AttentionArgs, *names: str) -> None:
 def has_part(args: AttentionArgs, part: type[Mask]) -> bool:
     """Whether the mask is, or intersects with, one of that class."""
     return any(isinstance(atom, part) for atom in args.mask.atoms)
+
+
+def flag_or_bias(args: AttentionArgs, *, flag: bool = True, pitch_multiple: int = 1) -> tuple[bool, Tensor | None]:
+    """The mask as ATen's (is_causal, attn_mask), with the top left corner's alignment; without `flag` never is_causal."""
+    if isinstance(args.mask, Full):
+        return False, None
+    if flag and takes_causal_flag(args):
+        return True, None
+    return False, additive_bias(args, pitch_multiple)
 
 
 def additive_bias(args: AttentionArgs, pitch_multiple: int = 1) -> Tensor:

@@ -26,8 +26,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.torch.common import BIAS_MASKS, additive_bias, missing_operator, takes_causal_flag
-from references.masks import Full
+from kernels.torch.common import BIAS_MASKS, flag_or_bias, missing_operator
 from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
 
 BIAS_SUPPORT = Support(
@@ -48,8 +47,7 @@ def _variant(suffix: str, support: Support, exp: str) -> Variant:
         """O and natural LSE; raises `Unsupported`."""
         support.check(args, out)
         assert lse is not None
-        causal = not support.intersections and takes_causal_flag(args)
-        bias = None if causal or isinstance(args.mask, Full) else additive_bias(args)
+        causal, bias = flag_or_bias(args, flag=not support.intersections)
         found_out, found_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             args.q, args.k, args.v, 0.0, causal, attn_mask=bias, scale=args.softmax_scale
         )

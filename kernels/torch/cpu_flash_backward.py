@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.torch import cpu_flash
-from kernels.torch.common import additive_bias, missing_operator, takes_causal_flag
-from references.masks import Full
+from kernels.torch.common import flag_or_bias, missing_operator
 from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients, Saved, Variant, Workspace
 
 
@@ -29,14 +28,12 @@ def _variant(saver: Variant) -> Variant:
 
     def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
         """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
-        support.check(args, saved.out, dout=dout, dq=gradients.dq, dk=gradients.dk, dv=gradients.dv)
-        causal = not support.intersections and takes_causal_flag(args)
-        bias = None if causal or isinstance(args.mask, Full) else additive_bias(args)
+        support.check_backward(args, saved, dout, gradients)
+        causal, bias = flag_or_bias(args, flag=not support.intersections)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *(dout, args.q, args.k, args.v, saved.out, saved.lse, 0.0, causal), attn_mask=bias, scale=args.softmax_scale
         )
-        for gradient, value in zip((gradients.dq, gradients.dk, gradients.dv), found, strict=True):
-            gradient.copy_(value)
+        gradients.copy_(*found)
 
     wide = support.dtypes == ("float32",)
     return Variant(

@@ -28,7 +28,7 @@ SUPPORT = replace(cudnn.FLAG_SUPPORT, min_seqlen=2)
 
 def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
     """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
-    SUPPORT.check(args, saved.out, dout=dout, dq=gradients.dq, dk=gradients.dk, dv=gradients.dv)
+    SUPPORT.check_backward(args, saved, dout, gradients)
     check_grid(args, "batch", "heads_q")
     seed, offset = (args.q.new_zeros((), dtype=torch.int64) for _ in range(2))
     found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
@@ -36,8 +36,7 @@ def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradien
         *(None, None, None, args.seqlen_q, args.seqlen_kv, 0.0, takes_causal_flag(args)),
         scale=args.softmax_scale,
     )
-    for gradient, value in zip((gradients.dq, gradients.dk, gradients.dv), found, strict=True):
-        gradient.copy_(value)
+    gradients.copy_(*found)
 
 
 def available() -> str | None:

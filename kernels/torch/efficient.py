@@ -23,8 +23,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.torch.common import BIAS_MASKS, additive_bias, check_grid, missing_cuda, takes_causal_flag
-from references.masks import Full
+from kernels.torch.common import BIAS_MASKS, check_grid, flag_or_bias, missing_cuda
 from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
 
 BIAS_SUPPORT = Support(
@@ -47,8 +46,7 @@ def _variant(name: str, support: Support) -> Variant:
         support.check(args, out)
         check_grid(args, "heads_q")
         assert lse is not None
-        causal = not support.intersections and takes_causal_flag(args)
-        bias = None if causal or isinstance(args.mask, Full) else additive_bias(args, BIAS_PITCH)
+        causal, bias = flag_or_bias(args, flag=not support.intersections, pitch_multiple=BIAS_PITCH)
         found_out, found_lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
             args.q, args.k, args.v, bias, True, 0.0, causal, scale=args.softmax_scale
         )

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.torch import efficient
-from kernels.torch.common import additive_bias, check_grid, missing_cuda, takes_causal_flag
-from references.masks import Full
+from kernels.torch.common import check_grid, flag_or_bias, missing_cuda
 from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients, Saved, Variant, Workspace
 
 _LSE_ROWS = 32
@@ -31,10 +30,9 @@ def _variant(saver: Variant) -> Variant:
 
     def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
         """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
-        support.check(args, saved.out, dout=dout, dq=gradients.dq, dk=gradients.dk, dv=gradients.dv)
+        support.check_backward(args, saved, dout, gradients)
         check_grid(args, "heads_q")
-        causal = not support.intersections and takes_causal_flag(args)
-        bias = None if causal or isinstance(args.mask, Full) else additive_bias(args, efficient.BIAS_PITCH)
+        causal, bias = flag_or_bias(args, flag=not support.intersections, pitch_multiple=efficient.BIAS_PITCH)
         out = saved.out.transpose(1, 2).contiguous().transpose(1, 2)
         lse = torch.nn.functional.pad(saved.lse, (0, -args.seqlen_q % _LSE_ROWS), value=math.inf)
         seed, offset = (args.q.new_zeros((), dtype=torch.int64) for _ in range(2))
@@ -42,8 +40,7 @@ def _variant(saver: Variant) -> Variant:
             *(dout, args.q, args.k, args.v, bias, out, lse, seed, offset, 0.0, [True, True, True, False], causal),
             scale=args.softmax_scale,
         )
-        for gradient, value in zip((gradients.dq, gradients.dk, gradients.dv), found, strict=False):
-            gradient.copy_(value)
+        gradients.copy_(*found[:3])
 
     return Variant(
         name=saver.name.replace("efficient", "efficient-backward"),

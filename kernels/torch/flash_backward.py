@@ -23,7 +23,7 @@ SUPPORT = replace(flash.SUPPORT, min_seqlen=1)
 
 def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
     """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
-    SUPPORT.check(args, saved.out, dout=dout, dq=gradients.dq, dk=gradients.dk, dv=gradients.dv)
+    SUPPORT.check_backward(args, saved, dout, gradients)
     check_grid(args, "batch", "heads_q")
     seed, offset = args.q.new_zeros(2, dtype=torch.uint64), args.q.new_zeros((), dtype=torch.uint64)
     found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -31,8 +31,7 @@ def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradien
         *(0.0, takes_causal_flag(args, "br"), seed, offset),
         scale=args.softmax_scale,
     )
-    for gradient, value in zip((gradients.dq, gradients.dk, gradients.dv), found, strict=True):
-        gradient.copy_(value)
+    gradients.copy_(*found)
 
 
 def available() -> str | None:

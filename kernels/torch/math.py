@@ -18,8 +18,7 @@ Read off the operator's results (torch 2.13 on a CPU, 2.11 on an H100) and its s
 import torch
 from torch import Tensor
 
-from kernels.torch.common import BIAS_MASKS, additive_bias, missing_operator, takes_causal_flag
-from references.masks import Full
+from kernels.torch.common import BIAS_MASKS, flag_or_bias, missing_operator
 from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
 
 SUPPORT = Support(
@@ -36,8 +35,7 @@ SUPPORT = Support(
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
     """O by aten::_scaled_dot_product_attention_math, which returns no log-sum-exp; raises `Unsupported`."""
     SUPPORT.check(args, out)
-    causal = takes_causal_flag(args)
-    bias = None if causal or isinstance(args.mask, Full) else additive_bias(args)
+    causal, bias = flag_or_bias(args)
     out.copy_(
         torch.ops.aten._scaled_dot_product_attention_math(
             args.q, args.k, args.v, bias, 0.0, causal, scale=args.softmax_scale, enable_gqa=True

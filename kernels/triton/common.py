@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from references.masks import Causal, Full, Window
-from verify.variant import AttentionArgs, Unsupported
+from verify.variant import AttentionArgs
 
 BUCKETS = (16, 32, 64, 128, 256)
 LOG2_E = math.log2(math.e)
@@ -86,13 +86,6 @@ def is_aligned(args: AttentionArgs, *others: Tensor) -> bool:
         and all(stride % 16 == 0 for tensor in tensors for stride in tensor.stride()[:3])
         and args.head_dim % 16 == args.head_dim_v % 16 == 0
     )
-
-
-def check_innermost(**tensors: Tensor) -> None:
-    """Raise `Unsupported` for a tensor whose last dimension is not contiguous."""
-    for name, tensor in tensors.items():
-        if tensor.stride(3) != 1:
-            raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())}: head_dim must be innermost")
 
 
 def steps(*tensors: Tensor) -> tuple[int, ...]:

@@ -34,7 +34,6 @@ from kernels.triton.common import (
     BUCKETS,
     LOG2_E,
     Launch,
-    check_innermost,
     head_dim_bucket,
     is_aligned,
     mask_build,
@@ -112,13 +111,11 @@ def launches(
     args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, delta: Tensor
 ) -> tuple[Launch, Launch, Launch]:
     """How the kernels are launched, in their order; raises `Unsupported` outside SUPPORT."""
-    others = {"dout": dout, "dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
-    SUPPORT.check(args, saved.out, **others)
-    check_innermost(q=args.q, k=args.k, v=args.v, out=saved.out, **others)
+    SUPPORT.check_backward(args, saved, dout, gradients)
     mask = mask_build(args)
     tables = mask_tables(args, mask)
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
-    fast = is_aligned(args, saved.out, *others.values())
+    fast = is_aligned(args, saved.out, dout, *gradients.by_name().values())
     blocks = effective_blocks(args.config, args.dtype, bucket, fast)
     inputs = args.q, args.k, args.v, dout
     sizes = args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v

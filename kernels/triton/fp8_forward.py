@@ -38,7 +38,6 @@ from torch import Tensor
 from kernels.triton.common import (
     LOG2_E,
     Launch,
-    check_innermost,
     head_dim_bucket,
     is_aligned,
     mask_build,
@@ -249,7 +248,6 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool)
     widen: multiply in fp16, where an 8-bit product cannot be promoted (sm_89).
     """
     SUPPORT.check(args, out)
-    check_innermost(q=args.q, k=args.k, v=args.v, out=out)
     mask = mask_build(args)
     bucket = max(BUCKETS[0], head_dim_bucket(max(args.head_dim, args.head_dim_v)))
     fast = is_aligned(args, out)

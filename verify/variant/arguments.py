@@ -142,6 +142,16 @@ class Gradients:
     dk: Tensor
     dv: Tensor
 
+    def by_name(self) -> dict[str, Tensor]:
+        """The three, as "dq", "dk" and "dv"."""
+        return {"dq": self.dq, "dk": self.dk, "dv": self.dv}
+
+    def copy_(self, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+        """Write these results, as a kernel does that allocates its own."""
+        self.dq.copy_(dq)
+        self.dk.copy_(dk)
+        self.dv.copy_(dv)
+
 
 def default_dtype_out(dtype: str) -> str:
     """The dtype of O unless a problem says otherwise: that of the inputs, or bfloat16 for 8-bit ones."""

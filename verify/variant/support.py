@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from references.masks import Causal, Dense, Intersection, Mask, Window
-from verify.variant.arguments import AttentionArgs, Unsupported, default_dtype_out
+from verify.variant.arguments import AttentionArgs, Gradients, Saved, Unsupported, default_dtype_out
 
 ROW_ALIGNMENT = 16  # bytes: what vector loads and TMA need
 SCALES = ("any", "positive", "default")
@@ -53,8 +53,8 @@ class Support:
     masks: kinds out of MASK_KINDS.  "causal.square" is causal where seqlen_q == seqlen_kv only (both alignments agree there);
     "window" covers both alignments; `intersections` says whether several may be combined.
     scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
-    layouts: q, k, v and out may have "any" strides (head_dim innermost), "aligned" ones (every row begins at a multiple of 16
-    bytes), or must be "contiguous".
+    layouts: q, k, v and out, head_dim innermost, may have "any" strides besides, "aligned" ones (every row begins at a multiple
+    of 16 bytes), or must be "contiguous".
     dtypes_out: dtypes of O that may be asked for, where not the default (see `Problem.dtype_out`).
     descalings: which `Descales` may come: "none", one factor per "tensor", or per batch and key "head".
     capability: the least CUDA compute capability, for kernels that run on "cuda"; max_capability: the greatest, for those
@@ -144,9 +144,15 @@ class Support:
         if dtype_out not in (default_dtype_out(args.dtype), *self.dtypes_out):
             raise Unsupported("dtype_out", f"{dtype_out} is not supported for {args.dtype}")
         for name, tensor in {"q": args.q, "k": args.k, "v": args.v, "out": out, **others}.items():
+            if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+                raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())}: head_dim must be innermost")
             if self.layouts == "contiguous" and not tensor.is_contiguous():
                 raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())} are not contiguous")
             rows = [step for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
             starts = (tensor.data_ptr(), *(step * tensor.itemsize for step in rows))
             if self.layouts == "aligned" and tensor.numel() and any(start % ROW_ALIGNMENT for start in starts):
                 raise Unsupported(f"layout_{name}", f"rows do not begin at multiples of {ROW_ALIGNMENT} bytes")
+
+    def check_backward(self, args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients) -> None:
+        """`check` for the entry point of a backward."""
+        self.check(args, saved.out, dout=dout, **gradients.by_name())
