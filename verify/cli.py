@@ -151,7 +151,7 @@ def report(directory: Path, from_runs: tuple[str, ...], render: Path | None, **c
 
 
 def _report_of(runs: tuple[str, ...], parent: Path) -> int:
-    """Write the report of runs that were judged before, and say where it is."""
+    """Write the report of runs that were judged before, and say where it is; exits 1 if a verdict failed."""
     from verify.campaign import publish, remember_failures
     from verify.court import state_directory
     from verify.report import ReportError
@@ -175,7 +175,7 @@ def _report_of(runs: tuple[str, ...], parent: Path) -> int:
     if state_directory().is_dir():
         remember_failures(evidence)
     console.print(said, highlight=False)
-    return CLEAN
+    return FAILED if any(verdict.outcome == "fail" for verdict in evidence.verdicts) else CLEAN
 
 
 def _render(folder: Path) -> int:
