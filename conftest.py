@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +29,7 @@ _pin_gpu(_WORKER)
 
 from verify import campaign, workshop  # noqa: E402 - after the mask
 from verify.court import Court  # noqa: E402
+from verify.xfails import XfailsError  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has deadlines of its own
@@ -71,7 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         try:
             run.resume()
-        except campaign.ContinuedError as error:
+            run.xfails  # noqa: B018 - what is wrong with the file is said once, before any worker begins
+        except (campaign.ContinuedError, XfailsError) as error:
             raise pytest.UsageError(str(error)) from None
 
 
@@ -129,6 +131,20 @@ def _workshop(pytestconfig: pytest.Config) -> Iterator[workshop.Workshop]:
     opened = pytestconfig.stash[_RUN].workshop(_WORKER or "main")
     yield opened
     opened.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that met nothing but known defects failed as expected (pytest's own mark for that)."""
+    report = yield
+    court = getattr(item, "funcargs", {}).get("court")
+    if report.when == "call" and court is not None:
+        met, court.met = list(dict.fromkeys(entry.told for entry in court.met)), []
+        if met and report.passed:
+            report.outcome, report.wasxfail = "skipped", "; ".join(met)
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -22,6 +22,7 @@ from verify.report import build, write
 from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Config, Declaration
 from verify.workshop import Workshop, left_out
+from verify.xfails import Xfails, xfails_for
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
@@ -88,6 +89,11 @@ class OpenRun:
         (self.directory / _LOST).write_text(lost, encoding="utf-8")
 
     @cached_property
+    def xfails(self) -> Xfails:
+        """The known defects that are expected on this machine today.  Raises XfailsError."""
+        return xfails_for(device.fingerprint())
+
+    @cached_property
     def here(self) -> tuple[Declaration, ...]:
         """The variants that can run on this machine."""
         return tuple(declaration for declaration in self.roster.declarations if not_here(declaration) is None)
@@ -122,7 +128,7 @@ class OpenRun:
     def court(self, worker: str) -> Court:
         """A court that records under that worker's name and remembers what this run has judged before."""
         remembered = load(self.directory) if any(self.directory.glob("*.jsonl")) else None
-        return Court(Recorder(self.directory, worker), remembered)
+        return Court(Recorder(self.directory, worker), remembered, self.xfails)
 
     def docket_of(self, case: Case) -> Docket | None:
         """The docket that a case belongs to, if its variant and config are known here."""
@@ -133,8 +139,9 @@ class OpenRun:
         return None
 
     def witnesses(self) -> list[tuple[Docket, str]]:
-        """Declared worst cases, cases that failed before, and those that this run has lost: run first."""
+        """Declared worst cases, those of known defects, cases that failed before or were lost: run first."""
         ids = [id_ for declaration in self.here for id_ in declaration.witness]
+        ids += [entry.witness for entry in self.xfails.entries]
         for path in (state_directory() / _KNOWN, self.directory / _LOST):
             ids += path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         pairs = []
@@ -279,7 +286,7 @@ def publish(evidence: Evidence, runs: str, parent: Path, directory: str | Path |
 
     It is written into a directory, by default one with the name of the device in `parent`.  runs: what the evidence is called.
     """
-    built = build(evidence)
+    built = build(evidence, xfails=xfails_for(evidence.run.device, evidence.run.started))
     paths = write(built, directory or parent / str(built["device"]["slug"]))
     failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
     cases = len({v.case for v in evidence.verdicts if v.counted})

@@ -19,9 +19,10 @@ from rich.table import Column, Table
 from verify import device
 from verify.applicability import list_oracles
 from verify.case import Case
-from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, say
+from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, failing, say
 from verify.evidence import Evidence, EvidenceError, Verdict, is_plain, load, new_run_id
 from verify.probes.command import probe
+from verify.xfails import XfailsError, xfails_for
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
 
@@ -170,12 +171,12 @@ def _report_of(runs: tuple[str, ...], parent: Path) -> int:
             raise ReportError(f"nothing was judged in {', '.join(runs)}")
         evidence = evidence.with_verdicts(findings(evidence.verdicts))
         said = publish(evidence, ", ".join(runs), parent)
-    except (EvidenceError, ReportError, OSError) as error:
+    except (EvidenceError, ReportError, XfailsError, OSError) as error:
         raise UsageError(str(error)) from None
     if state_directory().is_dir():
         remember_failures(evidence)
     console.print(said, highlight=False)
-    return FAILED if any(verdict.outcome == "fail" for verdict in evidence.verdicts) else CLEAN
+    return FAILED if failing(evidence) else CLEAN
 
 
 def _render(folder: Path) -> int:
@@ -345,15 +346,17 @@ def _finish(order: Order, status: int, where: Path | None = None) -> int:
 
 
 def _print_failures(evidence: Evidence, most: int = 8) -> None:
-    """The smallest failing case of each (variant, config, oracle)."""
+    """The known defects that showed, and the smallest case of each (variant, config, oracle) that fails otherwise."""
     from verify.court import explain
 
+    xfails = xfails_for(evidence.run.device, evidence.run.started)
+    for told in dict.fromkeys(entry.told for entry in map(xfails.expecting, evidence.verdicts) if entry):
+        console.print(f"known defect: {told}", markup=False, highlight=False)
     smallest: dict[tuple[str, str, str], Verdict] = {}
-    for verdict in evidence.verdicts:
-        if verdict.outcome == "fail":
-            key = (verdict.variant, verdict.config, verdict.oracle)
-            if key not in smallest or len(verdict.case) < len(smallest[key].case):
-                smallest[key] = verdict
+    for verdict in xfails.unexpected(evidence.verdicts):
+        key = (verdict.variant, verdict.config, verdict.oracle)
+        if key not in smallest or len(verdict.case) < len(smallest[key].case):
+            smallest[key] = verdict
     for verdict in list(smallest.values())[:most]:
         say(console, f"\n{explain(verdict)}")
     if len(smallest) > most:

@@ -27,6 +27,7 @@ from verify.problem import Problem
 from verify.strategies import LIMITS, coverage_bins
 from verify.trial import Ruling, Trial
 from verify.variant import Config, Declaration
+from verify.xfails import Xfail, Xfails
 
 _LIVES = 3  # cells kept alive at once, each with its own kernel file loaded
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
@@ -100,10 +101,15 @@ def not_here(declaration: Declaration) -> str | None:
 
 @dataclass
 class Court:
-    """Hears cases one at a time; close it at the end.  `remembered` is an earlier run's evidence, whose passes stand."""
+    """Hears cases one at a time; close it at the end.
+
+    remembered: an earlier run's evidence, whose passes stand.  xfails: known defects; met: those that showed (see `guilty`).
+    """
 
     recorder: Recorder
     remembered: Evidence | None = None
+    xfails: Xfails = field(default_factory=Xfails)
+    met: list[Xfail] = field(default_factory=list)
     cells: OrderedDict[str, Cell] = field(default_factory=OrderedDict)
     arena: Arena = field(default_factory=Arena)
     drawn: dict[tuple[str, str, str], int] = field(default_factory=dict)
@@ -153,6 +159,11 @@ class Court:
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
         return [self._verdict(case, docket, trial, name, ruling, phase) for name, ruling in rulings]
+
+    def guilty(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Those that fail and are not expected to; the known defects among the others are put down as `met`."""
+        self.met += filter(None, map(self.xfails.expecting, verdicts))
+        return self.xfails.unexpected(verdicts)
 
     def _rulings(self, docket: Docket, trial: Trial) -> list[tuple[str, Ruling | None]]:
         """Each oracle's ruling in order, up to the first that makes the rest meaningless; None: not its business."""

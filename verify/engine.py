@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from verify.cell.cell import ROOT
 from verify.court import state_directory
 from verify.evidence import Evidence, load, new_run_id
+from verify.xfails import xfails_for
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
 _UNTIL = "VERIFY_UNTIL"  # tells the child when time is over, in seconds since the epoch
@@ -151,12 +152,17 @@ def _status(returncode: int, order: Order, output: str, console: Console) -> int
         console.print(output.strip()[-4000:], markup=False, highlight=False)
         console.print("nothing was judged", style="bold red")
         return INFRASTRUCTURE
-    if any(verdict.outcome == "fail" for verdict in evidence.verdicts):
+    if failing(evidence):
         return FAILED
     if returncode != 0:
         console.print(output.strip()[-4000:], markup=False, highlight=False)
         return INFRASTRUCTURE
     return CLEAN
+
+
+def failing(evidence: Evidence) -> bool:
+    """Whether a verdict fails that no known defect explains.  Raises XfailsError."""
+    return bool(xfails_for(evidence.run.device, evidence.run.started).unexpected(evidence.verdicts))
 
 
 def evidence_of(order: Order) -> Evidence | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import date
 from typing import cast
 
 import pytest
@@ -13,13 +15,17 @@ from tests.properties.guilt import Guilty, hold
 from verify.court import Court, Docket
 from verify.evidence import Finding, Phase, Verdict
 from verify.problem import Problem
+from verify.xfails import Xfail, Xfails
 
 
 class Bench:
     """A court of which each long problem is guilty, or that breaks on it."""
 
-    def __init__(self, breaks: bool) -> None:
+    guilty = Court.guilty
+
+    def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:
         self.breaks, self.heard = breaks, list[Problem]()
+        self.xfails, self.met = xfails or Xfails(), list[Xfail]()
 
     def hear(self, docket: Docket, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
         self.heard.append(problem)
@@ -66,3 +72,33 @@ def test_an_error_of_the_judge_is_raised_as_it_is_and_not_shrunk() -> None:
     with pytest.raises(ZeroDivisionError, match="the judge's own"):
         search(bench, "bfloat16")
     assert sum(problem.seqlen_kv > 4 for problem in bench.heard) == 1
+
+
+WITNESS = "direct:default:accuracy:sq=2,skv=5,d=16,dtype=float32"
+KNOWN = Xfail(cases="direct:.*", link="elsewhere", expires=date(2100, 1, 1), witness=WITNESS)
+
+
+def test_a_known_defect_is_met_and_not_shrunk() -> None:
+    bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
+    search(bench, "float32")
+    long = [problem for problem in bench.heard if problem.seqlen_kv > 4]
+    assert bench.met == [KNOWN] * len(long)
+    assert len(long) > 10
+
+
+def test_another_oracle_than_the_known_one_convicts() -> None:
+    bench = Bench(breaks=False, xfails=Xfails((replace(KNOWN, oracles=("repeat",)),)))
+    docket = Docket(declared(), declared().configs[0], "float32", "accuracy")
+    with pytest.raises(Guilty, match="too long"):
+        hold(cast(Court, bench), docket, Problem(seqlen_q=2, seqlen_kv=5, head_dim=16, dtype="float32"))
+    assert bench.met == []
+
+
+def test_a_known_defect_that_is_mended_is_told() -> None:
+    docket = Docket(declared(), declared().configs[0], "float32", "accuracy")
+    bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
+    hold(cast(Court, bench), docket, WITNESS)
+    mended = replace(KNOWN, witness=WITNESS.replace("skv=5", "skv=3"))
+    bench = Bench(breaks=False, xfails=Xfails((mended,)))
+    with pytest.raises(AssertionError, match=r"xfails.toml: .*skv=3.* holds: strike its entry out \(elsewhere\)"):
+        hold(cast(Court, bench), docket, mended.witness)

@@ -24,15 +24,19 @@ from verify.report.schema import (
     Status,
     VariantReport,
 )
+from verify.xfails import Xfails
 
 BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
 
 
-def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None = None) -> Report:
+def build(
+    evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None = None, xfails: Xfails | None = None
+) -> Report:
     """The report of a run, or of several on one kind of device together.
 
     bins_required: the coverage bins that every dtype of every variant must fill, or a function (variant, dtype) -> bins;
-    None asks `verify.coverage.bins_reachable` for those that the variant's support leaves open.
+    None asks `verify.coverage.bins_reachable` for those that the variant's support leaves open.  xfails: known defects, which
+    the failing cases that they explain are shown with.
     Raises ReportError for evidence without a run record, of several devices, or of several sources of one variant.
     """
     _refuse_mixed(evidence)
@@ -43,7 +47,8 @@ def build(evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None
         by_variant[verdict.variant].append(verdict)
     entries = {entry.ref: entry for entry in evidence.variants}
     entries |= {ref: _unknown(ref) for ref in [*by_variant, *(b.variant for b in evidence.builds)] if ref not in entries}
-    variants = [_variant(entries[ref], by_variant[ref], evidence, required) for ref in sorted(entries)]
+    known = xfails or Xfails()
+    variants = [_variant(entries[ref], by_variant[ref], evidence, required, known) for ref in sorted(entries)]
     report: Report = {
         "schema": SCHEMA_VERSION,
         "run": _all(run.run for run in runs),
@@ -161,7 +166,9 @@ def _not_run(evidence: Evidence) -> list[NotRun]:
     return [{"variant": variant, "dtype": dtype, "reason": reason} for variant, dtype, reason in sorted(rows)]
 
 
-def _variant(entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, required: BinsRequired) -> VariantReport:
+def _variant(
+    entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, required: BinsRequired, known: Xfails
+) -> VariantReport:
     declared = [str(dtype) for dtype in entry.support.get("dtypes", ())]
     others = {v.dtype for v in verdicts} | {d.dtype for d in evidence.drawn if d.variant == entry.ref}
     dtypes = [
@@ -197,7 +204,7 @@ def _variant(entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, r
         "gradients": entry.gradients,
         "contract": entry.contract,
         "dtypes": dtypes,
-        "failing": _failing(verdicts),
+        "failing": _failing(verdicts, known),
         "builds": builds,
         "measured": contract.cells(verdicts),
     }
@@ -290,17 +297,19 @@ def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
     }
 
 
-def _failing(verdicts: Sequence[Verdict]) -> list[Failure]:
-    grouped: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
+def _failing(verdicts: Sequence[Verdict], known: Xfails) -> list[Failure]:
+    """By config and oracle; what is known stands apart, for it would hide a larger case that is not."""
+    grouped: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         if verdict.outcome == "fail":
-            grouped[verdict.config, verdict.oracle].append(verdict)
-    return [_failure(min(found, key=_size), len(found)) for _, found in sorted(grouped.items())]
+            entry = known.expecting(verdict)
+            grouped[verdict.config, verdict.oracle, entry.told if entry else ""].append(verdict)
+    return [_failure(min(found, key=_size), len(found), told) for (_, _, told), found in sorted(grouped.items())]
 
 
-def _failure(verdict: Verdict, cases: int) -> Failure:
+def _failure(verdict: Verdict, cases: int, known: str) -> Failure:
     finding = verdict.finding
-    return {
+    failure: Failure = {
         "variant": verdict.variant,
         "config": verdict.config,
         "oracle": verdict.oracle,
@@ -317,6 +326,9 @@ def _failure(verdict: Verdict, cases: int) -> Failure:
         "total": finding.total if finding else 0,
         "replay": (finding.replay if finding else "") or replay_command(verdict.case),
     }
+    if known:
+        failure["known"] = known
+    return failure
 
 
 def _size(verdict: Verdict) -> tuple[float, int, str]:

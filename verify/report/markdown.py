@@ -161,6 +161,8 @@ def _failure(variant: VariantReport, failure: Failure) -> Iterator[str]:
     cases = f"the smallest of {failure['cases']} failing"
     title = [_name(variant["ref"]), *(text.code(failure[key]) for key in ("oracle", "dtype", "config"))]
     yield "\n" + " · ".join([*title, cases]) + "\n"
+    if "known" in failure:
+        yield f"A known defect: {text.markdown(failure['known'])}.\n"
     yield from _block(text.shorter(failure["message"], _MESSAGE))
     if failure["total"]:
         place = f" at {text.code(failure['where'])}" if failure["where"] else ""
