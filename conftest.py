@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hears(group): the property test of one group of oracles, for every docket")
     config.addinivalue_line("markers", "hears_family(family): the property test of several groups; it draws each case's group")
     config.addinivalue_line("markers", "compiles: a test for every variant that compiles without a GPU, and every architecture")
-    config.addinivalue_line("markers", "covers: a test for the finest config of every variant and dtype")
+    config.addinivalue_line("markers", "covers: a test for every variant, config and dtype")
     profile = config.getoption("--profile") or campaign.default_profile()
     settings.load_profile(profile)
     examples = config.getoption("--examples")
@@ -97,8 +97,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("dockets", [pytest.param(dockets, id=dockets[0].id) for dockets in families])
     if metafunc.definition.get_closest_marker("covers") is not None:
         heard = [docket for group in ("accuracy", "gradients") for docket in run.dockets(group)]
-        dockets = [docket for docket in heard if docket.config is campaign.finest(docket.declaration)]
-        metafunc.parametrize("docket", [pytest.param(docket, id=f"{docket.group}-{docket.id}") for docket in dockets])
+        metafunc.parametrize("docket", [pytest.param(docket, id=f"{docket.group}-{docket.id}") for docket in heard])
     if metafunc.definition.get_closest_marker("compiles") is not None:
         pairs = [(declaration, arch) for declaration in run.compiled for arch in workshop.arches(run.profile)]
         ids = [f"{declaration.ref}-{arch}" for declaration, arch in pairs]

@@ -20,7 +20,7 @@ from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEnt
 from verify.oracles import groups
 from verify.report import build, write
 from verify.statistics.verdicts import GROUP, findings
-from verify.variant import Config, Declaration
+from verify.variant import Declaration
 from verify.workshop import Workshop, left_out
 from verify.xfails import Xfails, xfails_for
 
@@ -153,11 +153,6 @@ class OpenRun:
             if docket is not None:
                 pairs.append((docket, id_))
         return pairs
-
-
-def finest(declaration: Declaration) -> Config:
-    """The config with the smallest key tiles, which short problems exercise most."""
-    return min(declaration.configs, key=lambda config: config.block_n or 64)
 
 
 def open_run(profile: str, files: list[Path], run_id: str | None = None) -> OpenRun:

@@ -104,6 +104,36 @@ FAULTS = (
         common=SQUARE,
     ),
     Fault(
+        name="dq-half-block-unmasked",
+        about="without a mask a block of keys counts as full where half of it is: 2^(0 - LSE) overflows in dQ",
+        source="cuDNN (docs/findings.md)",
+        file=TRITON_BACKWARD,
+        helper=BACKWARD_KERNELS,
+        edits=(
+            (
+                "                ds = tl.where(visible, ds, 0.0)\n            dq_tile",
+                '                even = (seqlen_kv % (BLOCK_N // 2) == 0) & (KIND == "full")\n'
+                "                ds = tl.where(visible | even, ds, 0.0)\n            dq_tile",
+            ),
+        ),
+        common="hq=2,hkv=2,sq=64,skv=56,d=64,dtype=float16",
+    ),
+    Fault(
+        name="dv-half-block-unmasked",
+        about="without a mask a block of rows counts as full where half of it is: 2^(0 - LSE) overflows in dV and dK",
+        source="none known",
+        file=TRITON_BACKWARD,
+        helper=BACKWARD_KERNELS,
+        edits=(
+            (
+                "                    p = tl.where(visible, p, 0.0)\n",
+                '                    even = (seqlen_q % (BLOCK_M // 2) == 0) & (KIND == "full")\n'
+                "                    p = tl.where(visible | even, p, 0.0)\n",
+            ),
+        ),
+        common="hq=2,hkv=2,sq=56,skv=64,d=64,dtype=float16",
+    ),
+    Fault(
         name="dv-accumulates-in-fp16",
         about="dV is added up in fp16",
         source="SageAttention #93",
