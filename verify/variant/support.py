@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from references.masks import Causal, Dense, Intersection, Mask, Window
@@ -54,7 +55,7 @@ class Support:
     "window" covers both alignments; `intersections` says whether several may be combined.
     scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
     layouts: q, k, v and out, head_dim innermost, may have "any" strides besides, "aligned" ones (every row begins at a multiple
-    of 16 bytes), or must be "contiguous".
+    of 16 bytes, so that head dims are multiples of as much), or must be "contiguous".
     dtypes_out: dtypes of O that may be asked for, where not the default (see `Problem.dtype_out`).
     descalings: which `Descales` may come: "none", one factor per "tensor", or per batch and key "head".
     capability: the least CUDA compute capability, for kernels that run on "cuda"; max_capability: the greatest, for those
@@ -91,6 +92,12 @@ class Support:
         for name, known in {"scales": SCALES, "layouts": LAYOUTS}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"support.{name}: {getattr(self, name)!r} not in {', '.join(known)}")
+        aligned = self.dtypes if self.layouts == "aligned" else ()
+        for dtype in (dtype for dtype in aligned if hasattr(torch, dtype)):
+            elements = ROW_ALIGNMENT // getattr(torch, dtype).itemsize
+            narrow = [dim for dim in self.head_dims if dim % elements]
+            if narrow:
+                raise ValueError(f"support.head_dims: rows of {narrow[0]} {dtype} cannot all be aligned, only of {elements} n")
 
     def refusal(self, shape: Shape) -> tuple[str, str] | None:
         """(argument, reason) if that shape is outside this support, else None.  Layouts are checked by `check`."""
