@@ -260,6 +260,13 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
 
 
+def different(one: Tensor, other: Tensor) -> Tensor:
+    """Where the bits of two tensors of the same dtype differ.  A NaN is like any other: which sign and payload an operation
+    gives it, IEEE 754 leaves open, and on a CPU that depends on where an element lies in its vector."""
+    one, other = one.contiguous(), other.contiguous()
+    return (bits(one) != bits(other)) & ~(one.isnan() & other.isnan())
+
+
 def unwritten(tensor: Tensor, poison: str) -> Tensor:
     """Where `tensor` (contiguous) still holds the poison's very bits, as booleans.  A finite poison may also be a result."""
     return bits(tensor) == bits(pattern(tensor.dtype, poison))

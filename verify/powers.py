@@ -21,7 +21,7 @@ from verify.variant import Declaration, Support
 
 _SAFE = 120  # binary exponents within fp32's range that products and sums keep to
 _MOST = 40  # powers larger than that show nothing more
-_SHORTEST = dtype_named("float32").emin
+SHORTEST = dtype_named("float32").emin  # least binary exponent of a range that is not short
 _LEAST_COMPARED = -80  # binary exponent; below it a result may owe a bit to what was flushed
 
 
@@ -134,4 +134,4 @@ def normal(tensor: Tensor, factor: float, dtype: DType) -> Tensor:
 def wide(declaration: Declaration) -> str | None:
     """Why powers of two are no question for a kernel: it accumulates in a format of short range; or None."""
     accumulator = declaration.numerics.accumulator
-    return None if dtype_named(accumulator).emin <= _SHORTEST else f"accumulates in {accumulator}, whose range is short"
+    return None if dtype_named(accumulator).emin <= SHORTEST else f"accumulates in {accumulator}, whose range is short"

@@ -20,7 +20,7 @@ from verify import inputs as values
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.evidence import Finding
 from verify.inputs import Inputs
-from verify.memory import bits
+from verify.memory import bits, different
 from verify.oracles.bound import compare, excess
 from verify.oracles.execution import fault, held
 from verify.oracles.refusal import expected_refusal
@@ -97,18 +97,18 @@ def compared(oracle: str, when: str, results: Iterable[Related]) -> Ruling:
 def identical(oracle: str, when: str, pairs: Iterable[Pair], asked: Mapping[str, Tensor] | None = None) -> Ruling:
     """Convict the first of these results whose bits differ, zeros of either sign alike.  asked: where, by a tensor's name."""
     for name, before, after in pairs:
-        different = (bits(before.contiguous()) != bits(after.contiguous())) & ~((before == 0) & (after == 0))
+        changed = different(before, after) & ~((before == 0) & (after == 0))
         if asked is not None:
-            different &= spread(asked[name], different)
-        if not bool(different.any()):
+            changed &= spread(asked[name], changed)
+        if not bool(changed.any()):
             continue
-        at = first(different)
+        at = first(changed)
         got, want = float(after[at]), float(before[at])
         message = (
             f"{when}: {name} should keep its bits, but {want:.9g} became {got:.9g} at {place(name, at)}; "
-            f"{int(different.sum())} of {different.numel()} elements changed"
+            f"{int(changed.sum())} of {changed.numel()} elements changed"
         )
-        return convict(oracle, message, name=name, bad=different, got=got, bound=want)
+        return convict(oracle, message, name=name, bad=changed, got=got, bound=want)
     return Ruling()
 
 
@@ -122,6 +122,15 @@ def same_bits(pairs: Iterable[Pair]) -> Ruling | None:
 def spread(mask: Tensor, like: Tensor) -> Tensor:
     """A mask over leading dimensions, at the full shape of another tensor."""
     return mask.view(*mask.shape, *[1] * (like.dim() - mask.dim())).expand(like.shape)
+
+
+def beyond_arithmetic(trial: Trial) -> Tensor:
+    """Rows (batch, heads_q, seqlen_q) of a forward of which no number is wrong, since the declared arithmetic may overflow.
+
+    Where all scores of a row become -inf, a finite stand-in for masked ones outweighs them: hidden keys show.
+    """
+    truth = trial.truth
+    return ~(truth.out_bound.isfinite().all(-1) & truth.lse_bound.isfinite())
 
 
 def failed(trial: Trial, *others: Run) -> Ruling | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -14,10 +14,24 @@ from torch import Tensor
 from references.masks import Causal, Window
 from tests.meta.by_hand import Hand, faulty, tried_by
 from tests.meta.direct import SUPPORT, declared
+from tests.meta.direct import Kernel as Direct
 from tests.meta.direct import trial as asked
 from tests.meta.emulation import Kernel, Luck, emulate
 from tests.meta.trials import OK, acquitted, convicted, right_run, trial_of, tried
-from verify.oracles import Oracle, bound, causality, counting, integer_scores, poison, power_of_two_backward
+from verify.known_answers import gather_targets
+from verify.oracles import (
+    Oracle,
+    bound,
+    causality,
+    contract,
+    counting,
+    gather,
+    gradient_bound,
+    gradient_causality,
+    integer_scores,
+    poison,
+    power_of_two_backward,
+)
 from verify.problem import Problem
 from verify.trial import Ruling, Run, Trial
 from verify.variant import Contract, GradientNumerics, Numerics
@@ -161,6 +175,35 @@ def test_rows_that_vote_on_a_rescale_are_held_to_their_bounds(oracle: Oracle) ->
     convicted(relation(oracle, nudged(1e-3), 8.0), "out[b=0, h=0, q=0, d=0]")
 
 
+@dataclass(frozen=True)
+class Voting(Hand):
+    """A forward whose rows vote.  factors: what dQ of the first rows is multiplied by, launch by launch."""
+
+    factors: Iterator[float] = field(default_factory=lambda: itertools.repeat(1.0))
+
+    def forward(self, p: Problem, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return voting(p, given)
+
+    def backward(self, p: Problem, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = super().backward(p, given)
+        found["dq"][:, :, 0] *= next(self.factors)
+        return found
+
+
+def test_gradients_of_rows_that_vote_on_a_rescale_are_held_to_their_bounds() -> None:
+    def ruling(seed: int, lag: float, *factors: float) -> Ruling:
+        numerics = Numerics(exp="exp2f", block_n=16, lazy_rescale=lag)
+        hand = Voting(factors=itertools.chain(factors, itertools.repeat(1.0)))
+        trial = tried_by(hand, LAGGING.but(seed=seed, mask=Window(30, 0)), "backward", numerics=numerics)
+        assert acquitted(gradient_bound.judge(trial))
+        return gradient_causality.judge(trial)
+
+    assert not all(acquitted(ruling(seed, 0.0)) for seed in range(4, 14)), "the scores of one row reach the bits of another"
+    assert all(acquitted(ruling(seed, 8.0)) for seed in range(4, 14))
+    convicted(ruling(7, 8.0, 1.0, 1.0, 1.001), "changed: dq is off by")
+    convicted(ruling(7, 8.0, 1.0, 1 + 2.0**-20), "from row", "dq should keep its bits")
+
+
 def test_infinities_are_planted_where_masked_values_may_be_anything() -> None:
     """A kernel that takes NaN alone out of V, and one that takes out all that is not finite."""
     contract = Contract(masked_values="any", nan="any")
@@ -266,3 +309,80 @@ def test_weights_divided_by_a_rounded_lse_are_counted_with_its_error(dtype: str,
             out = (weights @ values).to(case.format.torch)
             trial._runs["first"] = Run(OK, "nan", {"out": out, "lse": lse})
             assert (counting.judge(trial).finding is not None) == bool(doubled)
+
+
+# tf32 cuts P towards zero: a weight of 1 / n, or just below 1, is off by more than fp32's rounding.
+
+CUT = Numerics(float32_products="tf32", probability="float32", exp="expf", block_n=32)
+
+
+def emulated(case: Problem, numerics: Numerics, style: str, luck: Luck = Luck.NEAREST, of: Problem | None = None) -> Trial:
+    """The trial of what an honest kernel gives on an H100; of: for another problem's mask or values."""
+    trial = trial_of(case, numerics=numerics)
+    trial.arch = "sm_90"
+    result = emulate(of or case, Kernel("honest", numerics, arch="sm_90", style=style), luck)
+    trial._runs["first"] = Run(OK, "nan", {"out": result.out, "lse": result.lse})
+    return trial
+
+
+@pytest.mark.parametrize("style", ["online", "eager", "split"])
+def test_weights_that_tf32_cuts_are_counted_as_it_may_cut_them(style: str) -> None:
+    numerics = replace(CUT, **{"eager": {"normalised": True, "block_n": 0}, "split": {"split_keys": True}}.get(style, {}))
+    case, seen = COUNTED.but(dtype="float32", seqlen_kv=49), []
+    for luck in Luck:
+        trial = emulated(case, numerics, style, luck)
+        assert acquitted(counting.judge(trial))
+        seen.append(float((trial.first.outputs["out"][..., 0] - 1).abs().max()))
+        past = (trial.truth.out + 1.01 * trial.truth.out_bound).masked_fill(trial.truth.empty[..., None], 0.0).float()
+        trial._runs["first"] = replace(trial.first, outputs=trial.first.outputs | {"out": past})
+        convicted(counting.judge(trial), "miscount")
+        convicted(counting.judge(emulated(case, numerics, style, luck, case.but(mask=Window(None, 1)))), "miscount")
+    assert max(seen) > 1e-4, "what fp32 alone would not explain"
+
+
+def test_a_winner_that_tf32_cuts_is_gathered_to_the_bits_that_its_values_have() -> None:
+    """One fma per exponent: the winner's is only as near 0 as its product with the scale was rounded."""
+    off = 0
+    for seed in range(6):
+        case = Problem(**SHAPE, seed=seed, distribution="gather")
+        trial = emulated(case, CUT, "fused")
+        assert acquitted(gather.judge(trial))
+        targets = gather_targets(case)[..., None].expand(case.shape_out)
+        rows = trial.expanded[2].repeat_interleave(2, 1).gather(2, targets)
+        off += int((trial.first.outputs["out"] != rows).sum())
+        for factor in (1 - 2.0**-8, 1 + 2.0**-7):
+            trial.first.outputs["out"][0, 1, 5] = rows[0, 1, 5] * factor
+            convicted(gather.judge(trial), "out[b=0, h=1, q=5]")
+        trial.first.outputs["out"][0, 1, 5] = rows[0, 1, 5]
+        trial.first.outputs["out"][0, 0, 3] = trial.expanded[2][0, 0, int(targets[0, 0, 3, 0]) - 1]
+        convicted(gather.judge(trial), "out[b=0, h=0, q=3] should be row", ", is row")
+        convicted(
+            gather.judge(emulated(case, replace(CUT, float32_products="ieee"), "fused", of=case.but(seed=9))), "rows are wrong"
+        )
+    assert off
+
+
+COARSE = Numerics(exp="ex2.approx.ftz.bf16", block_n=16, prescale="sqrt")
+
+
+def test_a_softcap_that_coarse_arithmetic_hides_contradicts_nothing() -> None:
+    """Its bound holds the declared form and another one."""
+    declaration = declared(numerics=COARSE, dtypes=("bfloat16",))
+    for case in (problem for problem in contract.asks(declaration, "bfloat16") if problem.softcap):
+        right, uncapped = (contract.judge(asked(Direct(cap=cap), case, declaration)) for cap in (Direct().cap, lambda s, c: s))
+        assert acquitted(right)
+        assert right.observed["softcap"] == "undecided" if case.mask.name == "full" else "softcap and mask" in right.observed
+        convicted(uncapped, "softcap")
+
+
+def test_rows_without_a_key_say_nothing_of_the_lse() -> None:
+    """A kernel that has causal masks alone is asked for its LSE under one, beside rows that see nothing."""
+    declaration = declared(numerics=Numerics(exp="vexp", block_n=0), masks=("causal",), softcap=False)
+    cases = [case for case in contract.asks(declaration, "float32") if case.mask == Causal() and case.seqlen_q > case.seqlen_kv]
+    assert cases
+    base_2 = Direct(lse=lambda natural, top, total, scale: natural * LOG2_E)
+    for case in cases:
+        right = contract.judge(asked(Direct(), case, declaration))
+        assert acquitted(right)
+        assert right.observed["LSE"] == "natural"
+        convicted(contract.judge(asked(base_2, case, declaration)), "declares LSE natural, is base 2")

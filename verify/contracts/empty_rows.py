@@ -9,7 +9,7 @@ from torch import Tensor
 
 from references.masks import Lengths
 from verify.contracts import Measured, checked, number
-from verify.memory import bits
+from verify.memory import different
 from verify.problem import Problem
 from verify.trial import Trial
 
@@ -48,7 +48,7 @@ def _no_keys(problem: Problem) -> bool:
 
 def _same(rows: Tensor, again: Tensor) -> bool:
     """Whether both runs hold the same bits, signs of zeros apart."""
-    return bool(((bits(rows) == bits(again)) | ((rows == 0) & (again == 0)) | (rows.isnan() & again.isnan())).all())
+    return not bool((different(rows, again) & ~((rows == 0) & (again == 0))).any())
 
 
 def _means(trial: Trial) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verify.contracts import Measured, ask, checked, plain
 from verify.inputs import Inputs
-from verify.memory import POISONS, bits
+from verify.memory import POISONS, different
 from verify.trial import Trial
 
 _RUNS = 5
@@ -32,19 +32,19 @@ def measure(trial: Trial) -> list[Measured]:
 def repetition(trial: Trial, promised: bool, name: str = "repetition") -> Measured:
     """`_RUNS` runs in all, on the same inputs, over different garbage in outputs and workspaces (see `execution.memory`)."""
     kinds = list(POISONS) if promised else ["nan"]
-    different: list[str] = []
+    strays: list[str] = []
     for number in range(1, _RUNS):
         run = checked(trial, trial.run(f"repeated{number}", poison=kinds[number % len(kinds)]))
         for output, before in trial.first.outputs.items():
-            count = int((bits(before) != bits(run.outputs[output])).sum())
+            count = int(different(before, run.outputs[output]).sum())
             if count:
-                different.append(f"run {number + 1} differs from the first in {count} of {before.numel()} elements of {output}")
+                strays.append(f"run {number + 1} differs from the first in {count} of {before.numel()} elements of {output}")
     return Measured(
         name=name,
-        word=f"{_DIFFERENT if different else _SAME} in {_RUNS} runs",
+        word=f"{_DIFFERENT if strays else _SAME} in {_RUNS} runs",
         declared=f"{_SAME} in {_RUNS} runs" if promised else "free to differ",
-        contradicts=promised and bool(different),
-        evidence=different[0] if different else "",
+        contradicts=promised and bool(strays),
+        evidence=strays[0] if strays else "",
     )
 
 
@@ -72,23 +72,23 @@ def _heads(trial: Trial) -> list[Placement]:
 
 def placement(trial: Trial, name: str, placements: Sequence[Placement], promised: bool) -> Measured:
     """Whether every part gives the bits that it has in the whole."""
-    different: list[str] = []
+    strays: list[str] = []
     for number, part in enumerate(placements):
         other = _part(trial, f"{name} {number}", part)
         wanted = _taken(trial, trial.first.outputs, part)
         for output, got in other.first.outputs.items():
-            count = int((bits(got) != bits(wanted[output].contiguous())).sum())
+            count = int(different(got, wanted[output]).sum())
             if count:
                 where = f"sequences {list(part.sequences)}, {other.problem.heads_q} heads"
-                different.append(f"{where}: {count} of {got.numel()} elements of {output} differ from those in the batch")
-    word = f"{_DIFFERENT} in {len(set(different))} of {len(placements)} placements" if different else _SAME
+                strays.append(f"{where}: {count} of {got.numel()} elements of {output} differ from those in the batch")
+    word = f"{_DIFFERENT} in {len(set(strays))} of {len(placements)} placements" if strays else _SAME
     steady = trial.declaration.contract.deterministic
     return Measured(
         name=name,
         word=word,
         declared=_SAME if promised else "free to differ",
-        contradicts=promised and steady and bool(different),
-        evidence=different[0] if different else "",
+        contradicts=promised and steady and bool(strays),
+        evidence=strays[0] if strays else "",
     )
 
 

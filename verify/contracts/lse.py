@@ -1,4 +1,7 @@
-"""LSE: its base, sign, scale and parts, by the nearest of many hypotheses."""
+"""LSE: its base, sign, scale and parts, by the nearest of many hypotheses.
+
+Where the declared arithmetic is too coarse to tell the declared convention from another, nothing contradicts it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _DECLARED = {"natural": "natural", "base2": "base 2"}
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What an LSE may hold, (batch, heads_q, seqlen_q) in fp64, and how far an honest kernel's may be from it."""
+    """What an LSE may hold, (rows that see a key,) in fp64, and how far an honest kernel's may be from it."""
 
     word: str
     value: Tensor
@@ -35,7 +38,7 @@ class Hypothesis:
 
 
 def hypotheses(trial: Trial) -> list[Hypothesis]:
-    """Conventions first, then mistakes; what no row tells from an earlier one is left out.
+    """Conventions first, then mistakes; what no row tells from an earlier one is left out, unless it is declared.
 
     Tolerances are the bound of LSE times what each hypothesis multiplies it by.
     """
@@ -43,7 +46,8 @@ def hypotheses(trial: Trial) -> list[Hypothesis]:
     q, k, _ = (tensor.double() for tensor in trial.expanded)
     raw = q @ k.repeat_interleave(p.group, 1).mT
     raw = raw.masked_fill(~p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv), -math.inf)
-    scaled, natural, bound = raw * p.scale, truth.lse, truth.lse_bound
+    raw = raw[~truth.empty]
+    scaled, natural, bound = raw * p.scale, truth.lse[~truth.empty], truth.lse_bound[~truth.empty]
     top = scaled.amax(-1)
     logs = natural - top
     two = bound / _LN2 + 2.0**-23 * natural.abs() / _LN2
@@ -66,8 +70,9 @@ def hypotheses(trial: Trial) -> list[Hypothesis]:
         "natural, divided by softmax_scale": (natural / (p.scale or 1.0), bound * scale),
     }
     found: list[Hypothesis] = []
+    declared = _DECLARED.get(trial.declaration.contract.lse or "")
     for word, (value, tolerance) in named.items():
-        if all(bool(((value - h.value).abs() > tolerance + h.tolerance).any()) for h in found):
+        if word == declared or all(bool(((value - h.value).abs() > tolerance + h.tolerance).any()) for h in found):
             found.append(Hypothesis(word, value, tolerance))
     return found
 
@@ -79,16 +84,16 @@ def _nearest(possible: list[Hypothesis], got: Tensor) -> str:
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """Which of the hypotheses the raw LSE is."""
+    """Which of the hypotheses the raw LSE is; rows without a key are the business of `empty_rows`."""
     declared = trial.declaration.contract.lse
-    if declared is None or trial.first.lse is None or not plain(trial):
+    if declared is None or trial.first.lse is None or not plain(trial) or bool(torch.all(trial.truth.empty)):
         return []
-    got = trial.first.lse.double()
+    got = trial.first.lse[~trial.truth.empty].double()
     possible = hypotheses(trial)
     matching = [h.word for h in possible if h.holds(got)]
     word = matching[0] if len(matching) == 1 else UNDECIDED if matching else _nearest(possible, got)
-    at = int(got.flatten().abs().nan_to_num(nan=math.inf).argmax())
-    values = ", ".join(f"{h.word} {float(h.value.flatten()[at]):.6g}" for h in possible[:2])
-    evidence = f"a row has {float(got.flatten()[at]):.6g}, would be {values}"
+    at = int(got.abs().nan_to_num(nan=math.inf).argmax())
+    values = ", ".join(f"{h.word} {float(h.value[at]):.6g}" for h in possible[:2])
+    evidence = f"a row has {float(got[at]):.6g}, would be {values}"
     promised = _DECLARED[declared]
-    return [Measured(name="LSE", word=word, declared=promised, contradicts=word != promised, evidence=evidence)]
+    return [Measured(name="LSE", word=word, declared=promised, contradicts=promised not in matching, evidence=evidence)]

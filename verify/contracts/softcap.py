@@ -1,4 +1,7 @@
-"""Softcap: its form, its order with the scale, and its order with the mask, by the nearest of many hypotheses."""
+"""Softcap: its form, its order with the scale, and its order with the mask, by the nearest of many hypotheses.
+
+Where the declared arithmetic is too coarse to tell the declared form from another, nothing contradicts it.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +57,10 @@ def measure(trial: Trial) -> list[Measured]:
     ratios = {word: _ratio(other, value) for word, value in possible.items()}
     # The bounds are those of the declared form, so that a mistaken one may be a little outside of them.
     nearest = min(ratios, key=ratios.__getitem__)
-    holding = sum(ratio <= 1 for ratio in ratios.values())
-    word = UNDECIDED if holding > 1 else "something else" if nearest == declared and not holding else nearest
+    holding = [said for said, ratio in ratios.items() if ratio <= 1]
+    word = UNDECIDED if len(holding) > 1 else "something else" if nearest == declared and not holding else nearest
     evidence = "O is off by " + ", ".join(f"{ratio:.3g} bounds from {said}" for said, ratio in ratios.items())
-    return [Measured(name=name, word=word, declared=declared, contradicts=word != declared, evidence=evidence)]
+    return [Measured(name=name, word=word, declared=declared, contradicts=declared not in holding, evidence=evidence)]
 
 
 def _asked(trial: Trial) -> Trial:

@@ -16,7 +16,7 @@ from references.masks import Full
 from verify.contracts import Measured, ask, plain, result
 from verify.inputs import Inputs
 from verify.memory import bits
-from verify.trial import Trial
+from verify.trial import Trial, first
 
 _KEY = 1
 _NAN = "NaN in "
@@ -33,7 +33,7 @@ def measure(trial: Trial) -> list[Measured]:
 
 
 def _visible(trial: Trial) -> list[Measured]:
-    """Of the first key head's second key, and of a query."""
+    """Of the first key head's second key, and of a query that reads it."""
     p, inputs = trial.problem, trial.inputs
     heads = slice(0, p.group)
     near = torch.zeros(p.shape_q[:3], dtype=torch.bool)  # rows that read that key, or may through a tile
@@ -42,9 +42,10 @@ def _visible(trial: Trial) -> list[Measured]:
     if not bool(readers.any()):
         return []
     one = torch.zeros_like(near)
-    one[0, 0, 0] = True
+    row = first(readers)
+    one[row] = True
     found = [
-        _reach(trial, "NaN in Q", replace(inputs, q=_put(inputs.q, (0, 0, 0), math.nan)), one, ~one),
+        _reach(trial, "NaN in Q", replace(inputs, q=_put(inputs.q, row, math.nan)), one, ~one),
         _reach(trial, "NaN in K", replace(inputs, k=_put(inputs.k, (0, 0, _KEY), math.nan)), readers, ~near),
         _reach(trial, "NaN in V", replace(inputs, v=_put(inputs.v, (0, 0, _KEY), math.nan)), readers, ~near, column=True),
     ]
@@ -59,7 +60,7 @@ def _visible(trial: Trial) -> list[Measured]:
     return found
 
 
-def _put(stored: Tensor, index: tuple[int, int, int], value: float) -> Tensor:
+def _put(stored: Tensor, index: tuple[int, ...], value: float) -> Tensor:
     """A copy whose row at (batch, head, position) begins with a special value."""
     changed = stored.clone()
     bits(changed)[(*index, 0)] = _bits_of(value, stored)

@@ -15,7 +15,7 @@ from verify.inputs import cast
 from verify.memory import bits
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Related, compared, failed, forward_pairs, forward_results, identical
+from verify.relations import Related, beyond_arithmetic, compared, failed, forward_pairs, forward_results, identical
 from verify.trial import Ruling, Trial
 
 
@@ -61,6 +61,10 @@ def judge(trial: Trial) -> Ruling:
     # Rows of a tile may vote on whether a lagging maximum is caught up with.
     if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:
         return compared("causality", when, _within(trial, other, untouched))
+    ruling = identical("causality", when, forward_pairs(trial, other), dict.fromkeys(trial.first.outputs, untouched))
+    if ruling.finding is None:
+        return ruling
+    untouched &= ~beyond_arithmetic(trial)
     return identical("causality", when, forward_pairs(trial, other), dict.fromkeys(trial.first.outputs, untouched))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verify.cell.together import LAUNCHES
 from verify.evidence import Finding
-from verify.memory import Plan, bits
+from verify.memory import Plan, different
 from verify.oracles import Oracle
 from verify.oracles.execution import fault
 from verify.oracles.repeat import backward_applies, forward_applies
@@ -38,15 +38,15 @@ def judge(trial: Trial) -> Ruling:
             return Ruling(found, measures)
     for name, alone in trial.first.outputs.items():
         beside = run.outputs[name]
-        different = bits(alone) != bits(beside)
-        if bool(different.any()):
-            at = first(different)
+        changed = different(alone, beside)
+        if bool(changed.any()):
+            at = first(changed)
             got, want = float(beside[at]), float(alone[at])
             message = (
                 f"{name} is {want:.9g} alone, and {got:.9g} beside {LAUNCHES - 1} other launches at {place(name, at)}; "
-                f"{int(different.sum())} of {different.numel()} elements differ"
+                f"{int(changed.sum())} of {changed.numel()} elements differ"
             )
-            return convict("concurrent", message, name=name, bad=different, got=got, bound=want)
+            return convict("concurrent", message, name=name, bad=changed, got=got, bound=want)
     return Ruling(measures=measures)
 
 

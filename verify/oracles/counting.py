@@ -7,17 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import EXP, LOG_ERROR, ULP
-from verify.arithmetic.mma import unit_for
+from verify.claims import exact_probabilities
 from verify.oracles import Oracle
+from verify.oracles.integer_scores import exact_below
 from verify.tolerance.arithmetic import resolve
 from verify.trial import Ruling, Trial, convict, first, place
 
 
 def judge(trial: Trial) -> Ruling:
     """The counts come from the mask alone, in integers; only division, exponential and output rounding may err."""
-    p, run, numerics = trial.problem, trial.first, trial.declaration.numerics
+    p, run = trial.problem, trial.first
     assert run.out is not None
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
     _, _, v = trial.expanded
@@ -25,15 +25,9 @@ def judge(trial: Trial) -> Ruling:
     visible = seen.sum(-1)
     live = visible > 0
     want = hits / visible.clamp(min=1)[..., None]
-    output = p.format_out
-    weight, logs = _weight_error(trial), torch.log(visible.clamp(min=1).double())
-    rounding = (3 * ULP + weight + output.unit_roundoff + _divisor_error(trial, logs))[..., None]
-    if numerics.normalised or numerics.normaliser == "lse":
-        # P = 1 / visible is rounded before the product; un-normalised P = 1 is exact in every dtype, and so is its sum.
-        probability = p.dtype if numerics.probability == "input" else numerics.probability
-        rounding = rounding + dtype_named(probability).unit_roundoff + unit_for(trial.arch, probability).kappa(p.seqlen_kv)
-    bound = want * rounding + output.smallest_subnormal / 2
-    error = (run.out.double() - want).abs()
+    logs = torch.log(visible.clamp(min=1).double())
+    bound, limit = _bounds(trial, want, logs)
+    error = (run.out.double() - want).abs().nan_to_num(nan=math.inf)  # where the bound is infinite, anything goes
     bad = live[..., None] & ~(error <= bound)
     if bool(bad.any()):
         at = first(bad)
@@ -46,8 +40,7 @@ def judge(trial: Trial) -> Ruling:
     if run.lse is None:
         return Ruling()
     lse = trial.natural_lse(run.lse)
-    limit = LOG_ERROR * (1 + logs) + weight + ULP * (2 + logs)
-    bad = live & ~((lse - logs).abs() <= limit)
+    bad = live & ~((lse - logs).abs().nan_to_num(nan=math.inf) <= limit)
     if not bool(bad.any()):
         return Ruling()
     at = first(bad)
@@ -59,21 +52,26 @@ def judge(trial: Trial) -> Ruling:
     return convict("counting", message, name="lse", bad=bad, got=float(lse[at]), bound=float(limit[at]))
 
 
-def _weight_error(trial: Trial) -> float:
-    """How far weights of equal keys may be apart: nothing says that exp(0) is 1, nor then the factor of a rescale, but where it
-    was measured; and what merges parts by their LSE is no exp(0)."""
-    numerics = trial.declaration.numerics
+def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
+    """How far O and LSE may be off.
+
+    Where every weight is 1 and so are all factors of rescales, sums of them are exact, and O is a division.  Nothing says that
+    exp(0) is 1, but where it was measured; what merges parts by their LSE is no exp(0).  Elsewhere the forward's own bounds
+    hold, without the rounding of P where that can only be to 1.
+    """
+    p, numerics = trial.problem, trial.declaration.numerics
+    a = resolve(numerics, trial.config, p, trial.arch)
     names = {numerics.exp, numerics.rescale_exp or numerics.exp}
-    if all(trial.arch in EXP[name].exact_at_integers for name in names) and not numerics.split_keys:
-        return 2 * max(EXP[name].error for name in names)
-    return math.expm1(2 * resolve(numerics, trial.config, trial.problem, trial.arch).exps)
-
-
-def _divisor_error(trial: Trial, logs: Tensor) -> Tensor:
-    """How far O is off where it was divided by a rounded LSE, and parts weighed by theirs: see `verify.tolerance.weights`."""
-    numerics = trial.declaration.numerics
-    uses = (numerics.normaliser == "lse") + 3 * numerics.split_keys  # of a part's, on either side, and of the whole
-    return uses * (LOG_ERROR * (1 + logs) + 6 * ULP * logs)
+    apart = not (a.normalised or a.by_lse)
+    measured = apart and not a.merged and all(trial.arch in EXP[name].exact_at_integers for name in names)
+    if measured and a.values.accumulator == "float32" and p.seqlen_kv < exact_below(a.values):
+        error = 2 * max(EXP[name].error for name in names)
+        rounding = 3 * ULP + error + a.output.unit_roundoff
+        return want * rounding + a.output.smallest_subnormal / 2, LOG_ERROR * (1 + logs) + error + ULP * (2 + logs)
+    # Just below 1, numbers of P's dtype lie its unit roundoff apart.
+    ones = apart and not a.values.operand_error and a.exponential.uniform and a.exp < a.probability_roundoff / 2
+    truth = exact_probabilities(trial) if ones else trial.truth
+    return truth.out_bound, truth.lse_bound
 
 
 ORACLE = Oracle(

@@ -61,7 +61,7 @@ def _without_rows(trial: Trial, seen: Tensor) -> Ruling:
                 f"{bad.numel()} elements are not 0"
             )
             return convict("gradient_causality", message, name=name, bad=bad, got=float(tensor[at]), bound=0.0)
-    return _unchanged(trial, other, when, Scope(live, ~_of_keys(p, (seen & ~live[..., None]).any(2))))
+    return _unchanged(trial, other, when, Scope(live, ~_of_keys(p, (seen & ~live[..., None]).any(2))), same_forward=True)
 
 
 def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
@@ -77,7 +77,9 @@ def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
         return found
     looking = seen[..., key]
     together = _of_keys(p, (seen & looking[..., None]).any(2))
-    return _unchanged(trial, other, f"with key {key} changed", Scope(~looking, ~together))
+    # Rows of a tile may vote on whether a lagging maximum is caught up with: see `causality`.
+    same = not trial.declaration.numerics.lazy_rescale
+    return _unchanged(trial, other, f"with key {key} changed", Scope(~looking, ~together), same_forward=same)
 
 
 def _of_keys(problem: Problem, found: Tensor) -> Tensor:
@@ -85,13 +87,25 @@ def _of_keys(problem: Problem, found: Tensor) -> Tensor:
     return found.reshape(problem.batch, problem.heads_kv, problem.group, problem.seqlen_kv).any(2)
 
 
-def _unchanged(trial: Trial, other: Trial, when: str, scope: Scope) -> Ruling:
-    """Bitwise where forward and backward repeat bitwise; else within bounds."""
+def _unchanged(trial: Trial, other: Trial, when: str, scope: Scope, *, same_forward: bool) -> Ruling:
+    """Bitwise where forward and backward repeat bitwise, and these rows of both forwards are the same; else within bounds."""
     contract = trial.declaration.contract
-    if contract.deterministic and contract.deterministic_backward:
-        return identical("gradient_causality", when, _pairs(trial, other), scope.named)
+    if same_forward and contract.deterministic and contract.deterministic_backward:
+        ruling = identical("gradient_causality", when, _pairs(trial, other), scope.named)
+        if ruling.finding is None:
+            return ruling
+        return identical("gradient_causality", when, _pairs(trial, other), _bounded(trial, other, scope))
     results = (replace(r, asked=scope.named[r.name]) for r in gradient_results(trial, other, lambda name, tensor: tensor))
     return compared("gradient_causality", when, results)
+
+
+def _bounded(trial: Trial, other: Trial, scope: Scope) -> Mapping[str, Tensor]:
+    """The scope, without elements that a row outside the declared arithmetic can reach in either question: inf * 0 is NaN."""
+    found = {}
+    for name, before, _ in _pairs(trial, other):
+        one, two = (getattr(t.gradients, f"{name}_bound").isfinite() for t in (trial, other))
+        found[name] = spread(scope.named[name], before) & one & two
+    return found
 
 
 def _pairs(trial: Trial, other: Trial) -> Iterator[Pair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,15 +10,17 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.inputs import Inputs
-from verify.memory import bits
+from verify.memory import bits, different
 from verify.oracles import Oracle
 from verify.oracles.bound import compare
 from verify.oracles.execution import fault
+from verify.relations import beyond_arithmetic, spread
+from verify.tolerance.arithmetic import resolve
 from verify.trial import Ruling, Run, Trial, convict, first, place
 from verify.variant import Declaration
 
 _FLOAT32 = dtype_named("float32")
-_HUGE_KEY = 2.0**14  # its product with any query is finite in fp32
+_HUGE_KEY = 2.0**14  # its product with any query is finite in fp32, and made so in fp16 where scores may be that
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def _poison(trial: Trial) -> Poisoning:
     used = pivot.reshape(p.batch, p.heads_kv, p.group, p.seqlen_kv).any(2)
     anything = trial.declaration.contract.masked_values == "any"
     special = float("inf") if p.format.has_infinity and p.seed & 2 else float("nan")
-    k_poison, v_poison = (special,) * 2 if anything else (min(_HUGE_KEY, p.format.max), p.format.max)
+    k_poison, v_poison = (special,) * 2 if anything else (_huge_key(trial), p.format.max)
     k, k_spoiled = _spoil(inputs.k, used, k_poison)
     v, v_spoiled = _spoil(inputs.v, used, v_poison)
     spoiled = (k_spoiled.expand(used.shape) | v_spoiled.expand(used.shape)).repeat_interleave(p.group, 1)
@@ -57,6 +60,18 @@ def _poison(trial: Trial) -> Poisoning:
         return found
     q, q_spoiled = _spoil(inputs.q, seen.any(3), float("nan"))
     return replace(found, inputs=replace(found.inputs, q=q), count=found.count + int(q_spoiled.sum()))
+
+
+def _huge_key(trial: Trial) -> float:
+    """What every element of a spoiled key is: a score that overflows is infinite, and then spreads from a masked place."""
+    p = trial.problem
+    found = min(_HUGE_KEY, p.format.max)
+    a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
+    limit = min(a.scores.domain(p.head_dim), a.score_format.overflow if a.score_format else math.inf)
+    if limit >= _FLOAT32.max or not p.pairs:
+        return found
+    largest = float(trial.inputs.q.double().abs().sum(-1).max()) * max(abs(p.scale), 1.0)
+    return min(found, math.ldexp(1.0, math.frexp(limit / max(largest, 1.0))[1] - 2))
 
 
 def _spoil(stored: Tensor, used: Tensor, poison: float) -> tuple[Tensor, Tensor]:
@@ -70,7 +85,10 @@ def _spoil(stored: Tensor, used: Tensor, poison: float) -> tuple[Tensor, Tensor]
 
 
 def judge(trial: Trial) -> Ruling:
-    """A clean run and a poisoned one, bitwise on the rows that look at no poison; within bounds where nothing is bitwise."""
+    """A clean run and a poisoned one, bitwise on the rows that look at no poison; within bounds where nothing is bitwise.
+
+    Of rows that are outside the declared arithmetic nothing is asked: see `beyond_arithmetic`.
+    """
     poisoning = poisoned(trial)
     run = trial.run("poisoned", inputs=poisoning.inputs)
     ruling = fault(trial, run)
@@ -82,16 +100,18 @@ def judge(trial: Trial) -> Ruling:
         return _within_bounds(trial, run, poisoning)
     for name, clean in trial.first.outputs.items():
         spoiled = run.outputs[name]
-        different = (bits(clean) != bits(spoiled)) & rows.view(*rows.shape, *[1] * (clean.dim() - 3))
-        different &= ~((clean == 0) & (spoiled == 0))  # an empty row's zero may take its sign from garbage
-        if bool(different.any()):
-            at = first(different)
+        changed = different(clean, spoiled) & rows.view(*rows.shape, *[1] * (clean.dim() - 3))
+        changed &= ~((clean == 0) & (spoiled == 0))  # an empty row's zero may take its sign from garbage
+        if bool(changed.any()):
+            changed &= ~spread(beyond_arithmetic(trial), changed)
+        if bool(changed.any()):
+            at = first(changed)
             got, want = float(spoiled[at]), float(clean[at])
             message = (
                 f"{kind} in {poisoning.count} rows of Q, K and V change {name} in rows that see none of them: {want:.9g} "
-                f"became {got:.9g} at {place(name, at)}; {int(different.sum())} of {different.numel()} elements changed"
+                f"became {got:.9g} at {place(name, at)}; {int(changed.sum())} of {changed.numel()} elements changed"
             )
-            return convict("poison", message, name=name, bad=different, got=got, bound=want)
+            return convict("poison", message, name=name, bad=changed, got=got, bound=want)
     return Ruling()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify.memory import bits
+from verify.memory import different
 from verify.oracles import Oracle
 from verify.oracles.execution import fault
 from verify.trial import Ruling, Trial, convict, first, place
@@ -17,15 +17,15 @@ def judge(trial: Trial) -> Ruling:
         return ruling
     for name, before in trial.first.outputs.items():
         after = again.outputs[name]
-        different = bits(before) != bits(after)
-        if bool(different.any()):
-            at = first(different)
+        changed = different(before, after)
+        if bool(changed.any()):
+            at = first(changed)
             got, want = float(after[at]), float(before[at])
             message = (
                 f"{name} differs between two runs on the same inputs: {want:.9g}, then {got:.9g} at {place(name, at)}; "
-                f"{int(different.sum())} of {different.numel()} elements differ"
+                f"{int(changed.sum())} of {changed.numel()} elements differ"
             )
-            return convict("repeat", message, name=name, bad=different, got=got, bound=want)
+            return convict("repeat", message, name=name, bad=changed, got=got, bound=want)
     return Ruling()
 
 

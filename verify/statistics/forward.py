@@ -143,6 +143,7 @@ def _out(problem: Problem, block: RowBlock, a: ForwardArithmetic, w: _Weights, s
         lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None]
         logs = torch.log(keys.clamp(min=1.0))
         allowance += (U * ((11 + a.scale_roundings) * lse + 12 * logs) + 2 * LOG_ERROR * (1 + logs)) * reach
+        allowance += a.exps * size  # an exponential that is off by as much everywhere, which no row sum divides out again
     if a.probability.itemsize == 1:
         # Small P become 0 or a single place, which the row sum keeps.
         scale = 1.0 if a.normalised else block.row_sum[..., None].clamp(min=1.0)

@@ -177,7 +177,8 @@ def _predicted(w: _Weights, operand: Tensor, rule: _Sum, a: GradientArithmetic) 
         rounded = rounded + fold((half_place(heads, a.output) * UNIFORM).square())
     reach = nominal.abs() + WALK * walk.sqrt()
     allowance = drift(rule.unit, rule.heads * size.shape[-1]) * reach + a.probability.unit_roundoff**2 / 2 * nominal.abs()
-    allowance = allowance + U * (2 + a.gradient_roundings) * nominal.abs() + scale * rule.coherent
+    # An exponential may be off by as much in every pair, which nothing divides out again.
+    allowance = allowance + (a.exp + U * (2 + a.gradient_roundings)) * nominal.abs() + scale * rule.coherent
     variance = rounded + others + rule.blocks * (U * UNIFORM * reach).square()
     known = (half_place(nominal, a.output) * UNIFORM).square()
     last = (half_place(nominal.abs() + variance.sqrt() + allowance, a.output) * UNIFORM).square()

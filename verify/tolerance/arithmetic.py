@@ -90,8 +90,9 @@ class ForwardArithmetic:
 
     @property
     def probability_roundoff(self) -> float:
-        """u_P; a P that has no more bits than its dtype, because it is computed in fp32 and stays that or in 16, keeps them."""
-        has = DTYPES[self.exponential.argument].precision
+        """u_P; a P that has no more bits than its dtype, because it is computed in fp32 and stays that or in 16, keeps them.
+        A division in fp32 gives it all bits again."""
+        has = DTYPES["float32" if self.normalised else self.exponential.argument].precision
         return 0.0 if self.probability.precision >= has else self.probability.unit_roundoff
 
     @property

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from references.attention import Attention, RowBlock, row_blocks
+from verify.invariants import live_rows, measurable
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
@@ -79,7 +80,7 @@ def gradient_truth(
     rules, room = [rules_of(problem, a) for a in arithmetics], room_on(q.device)
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
     # Nobody asks about masked pairs, unless a kernel's 0 * inf may spread from one.
-    calm = _calm(*given[2:5])
+    calm = _calm(*given[2:5]) and _finite(problem, saved_lse)
     blocks = row_blocks(q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget, passing=calm)
     for (start, stop), parts in groupby(blocks, key=lambda block: (block.index[0].start, block.index[0].stop)):
         own = slice(start // group, stop // group)
@@ -113,6 +114,12 @@ def _calm(v: Tensor, dout: Tensor, out: Tensor) -> bool:
     """Whether no dP or D^ of any pair is anywhere near an overflow."""
     largest = [float(x.abs().amax()) if x.numel() else 0.0 for x in (v, dout, out)]
     return largest[1] * v.shape[-1] * (largest[0] + largest[2]) < FP32_MAX / 8
+
+
+def _finite(problem: Problem, lse: Tensor) -> bool:
+    """Whether the LSE^ of every row that sees a key is finite."""
+    odd = ~lse.isfinite()
+    return not bool(odd.any()) or (measurable(problem) and not bool((odd & live_rows(problem).to(odd.device)).any()))
 
 
 def _tiles(block: RowBlock) -> Iterator[slice]:

@@ -110,13 +110,14 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
         small = block.value_sizes.least < a.weighted.threshold
         lost = lost + (1 + fp32) * a.weighted.loss(w.keys, 1.0, carried, Lost(lost, alone), small)
     pre = (jacobian + rounding * carried + lost + row_sum * size) / (1 - row_sum)
-    exact = (size + pre == 0) | w.empty
+    exact = size + pre == 0
     last = (0 if a.normalised else a.division) + a.output_roundings
     if last:
         pre = pre + relative(last, U) * (size + pre)
     pre = pre + w.growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale) + a.values.flush
     pre = pre + w.share * (accumulator_loss(a, problem) * a.descale)
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
+    out = out.masked_fill(exact, 0.0)  # but where a weight may overflow, whose product with 0 is NaN
     lse = _lse_bound(block, a, w)[..., 0]
     beyond = _overflows(block, a, problem)
     reached = carried * (1 + rounding) * a.probability_scale if a.normalised else values.most
@@ -125,7 +126,7 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
         unsummed = _exceeds(torch.ones_like(w.keys), a, w, problem)
         out, lse = out.masked_fill(unsummed, torch.inf), lse.masked_fill(unsummed[..., 0], torch.inf)
     lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(w.empty[..., 0], 0.0)
-    return ForwardBound(out.masked_fill(exact, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse)
+    return ForwardBound(out.masked_fill(w.empty, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse)
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:

@@ -36,7 +36,7 @@ class Rows:
     flushed: Tensor  # what flushed operands of dP and D^ may take, if they do it below 1
     dout_sizes: Sizes
     value_sizes: Sizes  # of V, (heads, 1, 1)
-    calm: bool  # no dP or D^ is anywhere near an overflow
+    calm: bool  # no dP or D^ is anywhere near an overflow, and every LSE^ is finite
 
 
 def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float) -> Rows:
@@ -57,7 +57,7 @@ def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float) ->
         flushed=size + out.abs_().sum(-1, keepdim=True) + widest,
         dout_sizes=Sizes.of(dout, -1),
         value_sizes=whole(block.value_sizes),
-        calm=bool(((size * widest + delta_size) < FP32_MAX / 4).all()),
+        calm=bool((((size * widest + delta_size) < FP32_MAX / 4) & lse.isfinite()).all()),
     )
 
 
@@ -158,6 +158,10 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Te
         # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody computes.
         of_p.masked_fill_(pairs.hidden, 0.0)
         error.masked_fill_(pairs.hidden if overflows is None else pairs.hidden & (~overflows | pairs.rows.empty), 0.0)
+        lost = ~pairs.rows.lse.isfinite()
+        if bool(lost.any()):  # and a masked score of -inf, less such an LSE^, may be NaN
+            for moved in (of_p, error):
+                moved.masked_fill_(pairs.hidden & lost, torch.inf)
     return of_p, error
 
 
@@ -249,7 +253,7 @@ def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tupl
         kept = delta + a.delta.unit_roundoff * upper + (rows.delta_size > 0) * a.delta.smallest_subnormal / 2
         delta = kept.masked_fill(upper >= a.delta.overflow, torch.inf)
     size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
-    overflows = None if _below(size, FP32_MAX) else size >= FP32_MAX
+    overflows = None if _below(size, FP32_MAX) else ~(size < FP32_MAX)  # an O^ that is not finite included
     flushed = flushed + a.factors.loss(terms, rows.dout_sizes, rows.value_sizes)
     return size.mul_(a.scores.kappa(terms)).add_(_where_positive(pairs.product, flushed)).add_(delta), overflows
 
