@@ -131,9 +131,9 @@ def test_an_unknown_word_in_a_support_is_an_error() -> None:
 def test_rows_that_cannot_all_be_aligned_are_not_promised() -> None:
     for dtypes, dims in ((("float16",), range(16, 257)), (("float32", "bfloat16"), (64, 68)), (("float8_e4m3fn",), (64, 72))):
         with pytest.raises(ValueError, match=r"support\.head_dims: rows of (17|68|72) (float16|bfloat16|float8_e4m3fn) cannot"):
-            Support(dtypes=dtypes, head_dims=dims, layouts="aligned")
-        Support(dtypes=dtypes, head_dims=dims)
-    Support(dtypes=("float32",), head_dims=(64, 68), layouts="aligned")
+            replace(ODD, support=Support(dtypes=dtypes, head_dims=dims, layouts="aligned"))
+        replace(ODD, support=Support(dtypes=dtypes, head_dims=dims))
+    replace(ODD, support=Support(dtypes=("float32",), head_dims=(64, 68), layouts="aligned"))
 
 
 # Support.check, on tensors.

@@ -92,6 +92,9 @@ class Support:
         for name, known in {"scales": SCALES, "layouts": LAYOUTS}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"support.{name}: {getattr(self, name)!r} not in {', '.join(known)}")
+
+    def check_rows(self) -> None:
+        """Raise ValueError if "aligned" rows are promised for head dims and dtypes whose packed rows are not."""
         aligned = self.dtypes if self.layouts == "aligned" else ()
         for dtype in (dtype for dtype in aligned if hasattr(torch, dtype)):
             elements = ROW_ALIGNMENT // getattr(torch, dtype).itemsize

@@ -60,6 +60,7 @@ class Variant:
             raise ValueError(f"{self.name}: a variant has a forward, or a backward and what it is saved_by")
         if (self.backward is None) != (self.gradients is None):
             raise ValueError(f"{self.name}: backward and gradients (its arithmetic) come together")
+        self.support.check_rows()
 
     @property
     def saver(self) -> Variant:
