@@ -22,7 +22,7 @@ from verify.report import build, write
 from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Declaration
 from verify.workshop import Workshop, left_out
-from verify.xfails import Xfails, xfails_for
+from verify.xfails import Xfails, xfails_for, xfails_in
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
@@ -281,7 +281,7 @@ def publish(evidence: Evidence, runs: str, parent: Path, directory: str | Path |
 
     It is written into a directory, by default one with the name of the device in `parent`.  runs: what the evidence is called.
     """
-    built = build(evidence, xfails=xfails_for(evidence.run.device, evidence.run.started))
+    built = build(evidence, xfails=xfails_in(evidence))
     paths = write(built, directory or parent / str(built["device"]["slug"]))
     failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
     cases = len({v.case for v in evidence.verdicts if v.counted})

@@ -22,7 +22,7 @@ from verify.case import Case
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, failing, say
 from verify.evidence import Evidence, EvidenceError, Verdict, is_plain, load, new_run_id
 from verify.probes.command import probe
-from verify.xfails import XfailsError, xfails_for
+from verify.xfails import XfailsError, xfails_in
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
 
@@ -349,7 +349,7 @@ def _print_failures(evidence: Evidence, most: int = 8) -> None:
     """The known defects that showed, and the smallest case of each (variant, config, oracle) that fails otherwise."""
     from verify.court import explain
 
-    xfails = xfails_for(evidence.run.device, evidence.run.started)
+    xfails = xfails_in(evidence)
     for told in dict.fromkeys(entry.told for entry in map(xfails.expecting, evidence.verdicts) if entry):
         console.print(f"known defect: {told}", markup=False, highlight=False)
     smallest: dict[tuple[str, str, str], Verdict] = {}

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from verify.cell.cell import ROOT
 from verify.court import state_directory
 from verify.evidence import Evidence, load, new_run_id
-from verify.xfails import xfails_for
+from verify.xfails import xfails_in
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
 _UNTIL = "VERIFY_UNTIL"  # tells the child when time is over, in seconds since the epoch
@@ -162,7 +162,7 @@ def _status(returncode: int, order: Order, output: str, console: Console) -> int
 
 def failing(evidence: Evidence) -> bool:
     """Whether a verdict fails that no known defect explains.  Raises XfailsError."""
-    return bool(xfails_for(evidence.run.device, evidence.run.started).unexpected(evidence.verdicts))
+    return bool(xfails_in(evidence).unexpected(evidence.verdicts))
 
 
 def evidence_of(order: Order) -> Evidence | None:

@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from verify.evidence import Verdict
+from verify.evidence import Evidence, Verdict
 
 FILE = "xfails.toml"
 
@@ -86,6 +86,11 @@ def xfails_for(fingerprint: Mapping[str, Any], started: str = "") -> Xfails:
     digits = re.sub(r"\D", "", started)[:8]
     day = datetime.strptime(digits, "%Y%m%d").replace(tzinfo=UTC) if len(digits) == 8 else datetime.now(UTC)
     return xfails_of(Path(FILE), str(fingerprint.get("name")), day.date())
+
+
+def xfails_in(evidence: Evidence) -> Xfails:
+    """What the current directory's file expected of that evidence's device when its run began.  Raises XfailsError."""
+    return xfails_for(evidence.run.device, evidence.run.started)
 
 
 def _read(path: Path) -> tuple[Xfail, ...]:
