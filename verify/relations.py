@@ -94,12 +94,24 @@ def compared(oracle: str, when: str, results: Iterable[Related]) -> Ruling:
     return Ruling(finding, measures)
 
 
-def identical(oracle: str, when: str, pairs: Iterable[Pair], asked: Mapping[str, Tensor] | None = None) -> Ruling:
-    """Convict the first of these results whose bits differ, zeros of either sign alike.  asked: where, by a tensor's name."""
+def identical(
+    oracle: str,
+    when: str,
+    pairs: Iterable[Pair],
+    asked: Mapping[str, Tensor] | None = None,
+    excused: Callable[[str], Tensor] | None = None,
+) -> Ruling:
+    """Convict the first of these results whose bits differ, zeros of either sign alike.
+
+    asked: where, by a tensor's name.  excused: where not, after all; found only for a tensor whose bits do differ, for it may
+    cost a reference.
+    """
     for name, before, after in pairs:
         changed = different(before, after) & ~((before == 0) & (after == 0))
         if asked is not None:
             changed &= spread(asked[name], changed)
+        if excused is not None and bool(changed.any()):
+            changed &= ~spread(excused(name), changed)
         if not bool(changed.any()):
             continue
         at = first(changed)

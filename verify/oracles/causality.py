@@ -61,11 +61,8 @@ def judge(trial: Trial) -> Ruling:
     # Rows of a tile may vote on whether a lagging maximum is caught up with.
     if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:
         return compared("causality", when, _within(trial, other, untouched))
-    ruling = identical("causality", when, forward_pairs(trial, other), dict.fromkeys(trial.first.outputs, untouched))
-    if ruling.finding is None:
-        return ruling
-    untouched &= ~beyond_arithmetic(trial)
-    return identical("causality", when, forward_pairs(trial, other), dict.fromkeys(trial.first.outputs, untouched))
+    asked = dict.fromkeys(trial.first.outputs, untouched)
+    return identical("causality", when, forward_pairs(trial, other), asked, lambda name: beyond_arithmetic(trial))
 
 
 def _within(trial: Trial, other: Trial, untouched: Tensor) -> Iterator[Related]:
