@@ -135,7 +135,7 @@ def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor)
             if pairs is not None:
                 _add(sums, pairs.nominal, errors_of(p, pairs, a)[1], keys[:, part], cut.visible)
         want[block.index], bound[block.index] = results(sums, rules)
-    if a.overscales(given.k):
+    if a.overscales(given.q, given.k):
         bound.fill_(math.inf)
     full = (p.batch, p.heads_q, len(rows), p.head_dim)
     return Chosen("dq", rows, want.view(full).cpu(), bound.view(full).cpu(), p.format)
@@ -165,7 +165,7 @@ def column_gradients(p: Problem, given: Given, a: GradientArithmetic, keys: Tens
         heads = slice(start // p.group, stop // p.group)
         made[0][heads], made[2][heads] = results(dk, [rules["dk"]])
         made[1][heads], made[3][heads] = results(dv, [rules["dv"]])
-    if a.overscales(given.k):
+    if a.overscales(given.q, given.k):
         made[2:] = [torch.full_like(x, math.inf) for x in made[2:]]
     full = [x.view(p.batch, p.heads_kv, *x.shape[1:]).cpu() for x in made]
     return Chosen("dk", keys, full[0], full[2], p.format), Chosen("dv", keys, full[1], full[3], p.format)

@@ -127,7 +127,8 @@ def _check(declaration: Declaration) -> None:
         raise ValueError(f"contract.masked_values: {declaration.contract.masked_values!r} is neither 'any' nor 'finite'")
     if declaration.contract.nan not in ("propagates", "out", "any"):
         raise ValueError(f"contract.nan: {declaration.contract.nan!r} is none of 'propagates', 'out', 'any'")
-    if "backward" in declaration.entries and declaration.contract.lse is None:
+    reads = declaration.gradients is not None and declaration.gradients.softmax == "saved"
+    if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
     for dtype in support.dtypes:
         problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype, softcap=1.0)

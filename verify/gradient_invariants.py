@@ -18,14 +18,15 @@ from references.positions import Sizes
 from verify.arithmetic.mma import Unit
 from verify.invariants import forward_slack, live_rows, misaligned, reach, sizes_by_head
 from verify.problem import Problem
-from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
+from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_sums import rules_of
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """A backward's inputs and results as logical tensors of any float dtype: lse is the saved one, as a natural logarithm."""
+    """A backward's inputs and results as logical tensors of any float dtype: out and lse as saved, a natural logarithm, or
+    exact ones for a backward that makes its own softmax."""
 
     q: Tensor
     k: Tensor
@@ -74,8 +75,9 @@ def invariants(p: Problem, g: Gradients, forward: ForwardArithmetic, backward: G
     # What an element's casts may lose of small numbers: its own, and with `cast` its heads'.
     tiny = (1 + p.group * a.cast) * (a.output.smallest_subnormal / 2 + TINY)
     by_p = _by_product(p, a, a.weights, 0)
-    by_k = _by_product(p, a, a.score_gradients, 1)
-    by_q = (1 + a.score_gradients.kappa(p.seqlen_kv)) * (1 + relative(a.blocks_n + a.gradient_roundings + 1, U)) - 1
+    by_k = (1 + _by_product(p, a, a.score_gradients, 1)) * (1 + a.prescaled) - 1
+    by_q = (1 + a.score_gradients.kappa(p.seqlen_kv)) * (1 + relative(a.blocks_n + a.gradient_roundings + 1, U))
+    by_q = by_q * (1 + a.prescaled) - 1
     most = 1 + max(float(x.abs().max()) for x in (q, k, v, dout))
     flush = max(TINY, a.weights.flush, a.score_gradients.flush)
     flushed = 4 * flush * p.group * (p.seqlen_q + 1) * (p.seqlen_kv + 1) * most**2 * max(1.0, abs(p.scale))
@@ -86,9 +88,8 @@ def invariants(p: Problem, g: Gradients, forward: ForwardArithmetic, backward: G
     error_k, error_q = lost_ds + by_k * size_ds, lost_ds + by_q * size_ds
     # What subnormal Q, K and dO may cost each column, a row's weights at a time.
     each = [x.by_operand + x.share * x.threshold for x in aligned]
-    small = _fold((each[0] * (1 + rows.weights) + each[1] * abs(p.scale) * size_ds).sum(2), p) * (
-        2 * most * max(p.head_dim, p.head_dim_v)
-    )
+    lost = each[0] * (1 + rows.weights) + (each[1] * abs(p.scale) + a.coarse) * size_ds
+    small = _fold(lost.sum(2), p) * (2 * most * max(p.head_dim, p.head_dim_v))
     found = []
 
     def add(name: str, formula: str, left: Tensor, right: Tensor, slack: Tensor) -> None:
@@ -147,14 +148,19 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
     reached = reach(p, g.q, g.k)
     slack = forward_slack(p, forward, reached, (g.q, g.k))
     lse = g.lse.double().abs().masked_fill(~live, 0.0)
-    # The exponent of P, and what the saved LSE was off by.
+    # The exponent of P, and what the saved LSE was off by, or a row sum of these.
     cap = p.softcap
-    score = reached * a.scores.kappa(p.head_dim) + misaligned(p, a.operands, g.q, g.k)
+    score = reached * ((1 + a.prescaled) * (1 + a.scores.kappa(p.head_dim)) - 1) + misaligned(p, a.operands, g.q, g.k)
     score = score + relative(a.scale_roundings + (4 if cap else 1), U) * (reached + score)
     if cap:
         score = score + ((1 + a.tanh) * (1 + relative(4, U)) - 1) * (reached.clamp(max=cap) + score) + 2.0**-50 * cap
     exponent = reached + lse + score
-    delta = score + relative(4, U) / 4 * 3 * exponent - math.log1p(-a.exp) + slack.lse
+    delta = score + relative(4, U) / 4 * 3 * exponent - math.log1p(-a.exp)
+    sums = relative(p.seqlen_kv + 2, U)
+    if a.own:
+        delta = (2 + relative(3, U)) * delta + sums + relative(ANY_DIVISION, U) + 2 * p.seqlen_kv * TINY
+    else:
+        delta = delta + slack.lse
     grown = torch.exp(delta)
     of_p, of_ds = (0.0 if t.precision >= 24 else t.unit_roundoff for t in (a.probability, a.score_gradient))
     lost = [p.seqlen_kv * (max(t.smallest_subnormal / 2, TINY) + 2 * TINY) for t in (a.probability, a.score_gradient)]
@@ -170,15 +176,21 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
         error_o + u_o * g.out.double().abs().nan_to_num(nan=math.inf, posinf=math.inf) + forward.output.smallest_subnormal / 2
     )
     output = (dout.abs() * error_o).sum(-1).masked_fill(~live, 0.0)
+    if a.own:
+        output = torch.zeros_like(output)
     product = dout.norm(dim=-1) * largest
     terms = p.head_dim_v + 1
     factor = 2 * product
-    off = output + relative(terms, U) * (product + output) + a.scores.kappa(terms) * (factor + output) + 4 * terms * TINY
-    off = off + a.factors.loss(terms, Sizes.of(dout, -1), sizes_by_head(p, g.v))[..., 0]
-    off = off + U * (factor + off)
+    small = a.factors.loss(terms, Sizes.of(dout, -1), sizes_by_head(p, g.v))[..., 0] + 4 * terms * TINY
+    summed, between = output, 1
+    if a.own:  # D of weights and dP that err, and dS of two products
+        summed = product * (grown * (1 + a.scores.kappa(terms)) * (1 + sums) - 1)
+        summed, between = summed + grown * small + 2 * p.seqlen_kv * TINY * (1 + product), 3
+    off = summed + relative(terms, U) * (product + summed) + a.scores.kappa(terms) * (factor + summed) + small
+    off = off + relative(between, U) * (factor + off)
     slope = _slope(p, a, score) if cap else 1.0
     largest_p = grown * (1 + of_p) + lost[0] if a.rounded else grown
-    roundings = 2 if a.factor == 1 else 3
+    roundings = between + (1 if a.factor == 1 else 2)
     cut = lost[1] * max(1.0, 1 / a.factor)
     scores = largest_p * (1 + of_ds) * (1 + relative(roundings, U)) * slope * (factor + off) - factor + cut
     beyond = slack.beyond | (reached >= FP32_MAX * (min(abs(p.scale), 1.0) or 1.0)) | (factor + off >= FP32_MAX)

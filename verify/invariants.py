@@ -19,10 +19,9 @@ from references.masks import Full
 from references.positions import Sizes
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.problem import Problem
-from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
+from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.subnormals import Operands
 
-DIVISION = 5  # in units of U: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
 # The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is derived.
 KNOWN = (
     *("operands", "float32_products", "prescale", "scores", "probability", "normalised", "split_keys", "exp", "block_n"),
@@ -169,13 +168,13 @@ def _lost(p: Problem, a: ForwardArithmetic, growth: Tensor) -> Tensor:
 
 def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) -> Tensor:
     """Rounded and flushed P, the product, rescales, the row sum and the division: what does not depend on the scores."""
-    fp32 = relative(2 * a.blocks + DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
+    fp32 = relative(2 * a.blocks + ANY_DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
     rounding = (1 + a.probability_roundoff) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + fp32) - 1
     lost = (_lost(p, a, growth) * (1 + a.weighted.share)).clamp(max=1.0)
     if a.saturates:
         lost = lost + (1 - a.saturates / growth.sqrt()).clamp(min=0.0)
     slack: Tensor = (rounding + lost + row_sum) / (1 - row_sum)
-    return slack + relative((0 if a.normalised else DIVISION) + a.output_roundings, U) * (1 + slack)
+    return slack + relative((0 if a.normalised else ANY_DIVISION) + a.output_roundings, U) * (1 + slack)
 
 
 def _beyond(p: Problem, a: ForwardArithmetic, reached: Tensor) -> Tensor:

@@ -122,7 +122,8 @@ class Trial:
     def _plan(self, entry: str) -> Plan | Reply:
         def laid_out(workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
             kind = "backward" if entry == "backward" else "forward"
-            return plan(self.problem, lse=self.declaration.contract.lse is not None, workspace=workspace, entry=kind)
+            lse = kind == "backward" or self.declaration.contract.lse is not None
+            return plan(self.problem, lse=lse, workspace=workspace, entry=kind)
 
         layout = laid_out({})
         if entry not in self.declaration.workspaces:
@@ -147,10 +148,16 @@ class Trial:
         return self.run("first")
 
     @property
+    def own_softmax(self) -> bool:
+        """Whether the backward on trial declares that it reads nothing that a forward saved."""
+        declared = self.declaration.gradients
+        return self.entry == "backward" and declared is not None and declared.softmax == "own"
+
+    @property
     def saved(self) -> Run:
-        """The forward whose raw results the backward on trial gets."""
+        """The forward whose raw results the backward on trial gets; NaN, of no forward, where it declares to read nothing."""
         if "saved" not in self._runs:
-            self._runs["saved"] = self._launch("saved", "nan", self.inputs.named)
+            self._runs["saved"] = self._unread if self.own_softmax else self._launch("saved", "nan", self.inputs.named)
         return self._runs["saved"]
 
     def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Run:
@@ -186,6 +193,21 @@ class Trial:
     def dout(self) -> Tensor:
         """The upstream gradient."""
         return dout(self.problem)
+
+    @cached_property
+    def start(self) -> tuple[Tensor, Tensor]:
+        """O and natural LSE that the gradients on trial start from: as saved, or exact where the backward makes its own."""
+        if self.own_softmax:
+            return self.truth.out, self.truth.lse
+        assert self.saved.out is not None
+        assert self.saved.lse is not None
+        return self.saved.out, self.natural_lse(self.saved.lse)
+
+    @property
+    def _unread(self) -> Run:
+        p = self.problem
+        out, lse = torch.full(p.shape_out, math.nan, dtype=p.format_out.torch), torch.full(p.shape_q[:3], math.nan)
+        return Run(Reply("ok"), "nan", {"out": out, "lse": lse})
 
     @property
     def _for_backward(self) -> dict[str, Tensor]:
@@ -245,17 +267,15 @@ class Trial:
 
     @cached_property
     def gradients(self) -> GradientTruth:
-        """Reference gradients and their bounds, given what the forward really saved."""
-        p, saved, declared = self.problem, self.saved, self.declaration.gradients
-        assert saved.out is not None
-        assert saved.lse is not None
+        """Reference gradients and their bounds, given what the forward really saved, if the backward reads it."""
+        p, declared = self.problem, self.declaration.gradients
         assert declared is not None
         arithmetics = [backward.resolve(declared, self.config, p, self.arch)]
         if self.with_best:
             arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
         device = device_for(3 * p.pairs * (p.head_dim + p.head_dim_v))
         q, k, v = (tensor.to(device) for tensor in self.expanded)
-        dout, out, lse = (tensor.to(device) for tensor in (self.dout, saved.out, self.natural_lse(saved.lse)))
+        dout, out, lse = (tensor.to(device) for tensor in (self.dout, *self.start))
         with self.clock.timed("bound"):
             return backward.gradient_truth(p, q, k, v, dout, out, lse, *arithmetics).to("cpu")
 

@@ -1,7 +1,8 @@
 """Gradients as low-precision hardware computes them, on the CPU: FlashAttention-2's backward by `tests.meta.emulation`'s means.
 
 A `BackwardKernel` is a declaration (`GradientNumerics`, arch, blocks), the forward that saves O and LSE, and a style; `emulate`
-computes what an honest backward of that declaration may return.  P is recomputed from the saved LSE; a matrix unit's
+computes what an honest backward of that declaration may return.  P is recomputed from the saved LSE, or is a softmax of the
+backward's own, which then starts from nothing: what it "saved" is exact.  A matrix unit's
 accumulator runs through all blocks ("chain"), or blocks are summed apart and then added, the last one first ("partial").
 """
 
@@ -14,6 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from references.attention import Attention
+from references.attention import forward as reference
 from tests.meta.emulation import LN2, LOG2E, TINY, Kernel, Luck, Result, fused_dot, least_exponent, serial_dot
 from tests.meta.emulation import emulate as forward
 from verify.arithmetic.dtypes import dtype_named
@@ -30,8 +33,8 @@ NAMES = ("dq", "dk", "dv")
 @dataclass(frozen=True)
 class BackwardKernel:
     """name: for reports.  style: "chain" or "partial", see above.  natural: exponents are S - LSE, not one fma in base 2.
-    initial: the accumulator of dP begins with -D.  wide: results stay fp32, so that what is left is not hidden under their
-    rounding.  fault: "" or what is planted, see `test_tolerance_backward`."""
+    initial: the accumulator of dP begins with -D.  apart: dS is P dP - P D.  wide: results stay fp32, so that what is left is
+    not hidden under their rounding.  fault: "" or what is planted, see `test_tolerance_backward`."""
 
     name: str
     numerics: GradientNumerics
@@ -39,6 +42,7 @@ class BackwardKernel:
     style: str = "chain"
     natural: bool = False
     initial: bool = False
+    apart: bool = False
     wide: bool = False
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     fault: str = ""
@@ -78,8 +82,15 @@ def emulate(
 
     aim: the gradient whose first column transcendental functions move, with luck against it.
     """
-    saved = forward(problem, kernel.forward, luck)
-    return saved, _Backward(problem, kernel, luck, aim).run(inputs or Inputs.of(problem), saved)
+    given = inputs or Inputs.of(problem)
+    saved = exact(problem, given) if kernel.numerics.softmax == "own" else forward(problem, kernel.forward, luck)
+    return saved, _Backward(problem, kernel, luck, aim).run(given, saved)
+
+
+def exact(problem: Problem, given: Inputs) -> Result:
+    """O and LSE in fp64."""
+    made = reference(given.q, given.k, given.v, Attention(problem.mask, problem.scale, problem.softcap))
+    return Result(made.out, made.lse)
 
 
 def nominal(problem: Problem, given: Inputs, saved: Result) -> dict[str, Tensor]:
@@ -125,34 +136,56 @@ class _Backward:
             visible = torch.ones_like(visible)
         empty = ~visible.any(-1, keepdim=True)
         lse = saved.lse.flatten(0, 1)[..., None].masked_fill(empty, math.inf)
-        delta = self.delta(dout, out)
+        delta, own = self.delta(dout, out), self.numerics.softmax == "own"
         first = -delta.expand(-1, -1, p.seqlen_kv) if self.kernel.initial else None
         dp = self.dot(dout, v.mT, self.numerics.operands, first)
         factor = dp if self.kernel.initial or fault == "no delta" else dp - delta
-        used = k
-        if self.numerics.prescale == "k":
-            used = self.round(k * torch.tensor(p.scale * (LN2 if fault == "another base" else LOG2E)), self.numerics.operands)
-        weights, slope = self.weights(self.dot(q, used.mT, self.numerics.operands), lse, self.sign(factor, q, k, dout))
+        asking, used = self.scaled(q, k)
+        raw, sign = self.dot(asking, used.mT, self.numerics.operands), self.sign(factor, q, k, dout)
+        if own:
+            weights, slope = self.softmax(raw, visible, sign)
+            kept = self.round(weights, self.numerics.probability)
+            whole_p = kept if self.numerics.score_gradient_of == "rounded" else weights
+            delta = self.own_delta(whole_p, dp.masked_fill(~visible, 0.0))
+            factor = dp - delta
+        else:
+            weights, slope = self.weights(raw, lse, sign)
         weights = weights.masked_fill(~visible, 0.0)
         if fault == "a lost pair of blocks":
             weights[..., -min(16, p.seqlen_q // 2) :, -min(16, p.seqlen_kv // 2) :] = 0.0
         rounded = self.round(weights, self.numerics.probability)
-        ds = (rounded if self.numerics.score_gradient_of == "rounded" else weights) * factor
+        scored = rounded if self.numerics.score_gradient_of == "rounded" else weights
+        ds = scored * dp - scored * delta if self.kernel.apart else scored * factor
         ds = ds if fault == "no slope" else ds * slope
         ds, scale = torch.where(visible, ds, 0.0), p.scale
         if self.numerics.score_gradient_scaled:
             ds, scale = ds * torch.tensor(scale), 1.0
         ds = self.round(ds, self.numerics.score_gradient)
         weights = rounded
-        own = scale / p.scale * LN2 if self.numerics.prescale == "k" and p.scale else scale
+        rest = scale / p.scale * LN2 if self.numerics.prescale == "k" and p.scale else scale
+        if self.numerics.prescale == "sqrt":
+            rest, scale = (float(root) for root in self.roots())
         kind = self.numerics.score_gradient
-        whole = replace(self, aim="dq").over_blocks(ds, used, self.numerics.block_n, kind, None, own)
-        dq = self.finish(whole, 1.0 if self.stored("dq") else own)
+        whole = replace(self, aim="dq").over_blocks(ds, used, self.numerics.block_n, kind, None, rest)
+        dq = self.finish(whole, 1.0 if self.stored("dq") else rest)
         scale = 1.0 if fault == "no scale in dK" else scale
-        dk = replace(self, aim="dk").over_heads(ds.mT, q, kind, scale)
+        dk = replace(self, aim="dk").over_heads(ds.mT, asking, kind, scale)
         dv = replace(self, aim="dv").over_heads(weights.mT, dout, self.numerics.probability, 1.0)
         shapes = (p.shape_q, p.shape_k, p.shape_v)
         return {name: x.view(shape) for name, x, shape in zip(NAMES, (dq, dk, dv), shapes, strict=True)}
+
+    def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Q and K with the part of the scale that they are multiplied by."""
+        by_q, by_k = torch.ones(()), torch.ones(())
+        if self.numerics.prescale == "k":
+            by_k = torch.tensor(self.problem.scale * (LN2 if self.kernel.fault == "another base" else LOG2E))
+        if self.numerics.prescale == "sqrt":
+            by_q, by_k = self.roots()
+        return q if by_q == 1 else self.round(q * by_q, self.numerics.operands), self.round(k * by_k, self.numerics.operands)
+
+    def roots(self) -> tuple[Tensor, Tensor]:
+        root = torch.tensor(abs(self.problem.scale)).sqrt()
+        return root * math.copysign(1, self.problem.scale), root
 
     def per_query_head(self, x: Tensor) -> Tensor:
         """k or v of each query head, (batch * heads_q, seqlen_kv, dim)."""
@@ -174,6 +207,31 @@ class _Backward:
         kind = "input" if self.kernel.fault == "delta in the input's dtype" else self.numerics.delta
         return total if kind == "float32" else self.round(total, kind)
 
+    def softmax(self, raw: Tensor, visible: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        """P of the backward's own row maximum and row sum, and the slope of the softcap at S."""
+        x, slope = self.capped(raw if self.numerics.prescale == "sqrt" else raw * torch.tensor(self.problem.scale))
+        x = x.masked_fill(~visible, -math.inf)
+        largest = x.amax(-1, keepdim=True).clamp(min=-3e38) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
+        if self.aim == "dv":  # what all keys of a row share, the row sum takes out again
+            sign = sign * torch.where(torch.arange(x.shape[-1]) % 2 == 0, 1.0, -1.0)
+        e = self.exp2((x - largest).double() * LOG2E, sign).masked_fill(~visible, 0.0)
+        if self.kernel.fault == "a row sum without its last key":
+            return e / serial_sum(e[..., :-1]).clamp(min=TINY), slope
+        return e / serial_sum(e).clamp(min=TINY), slope
+
+    def capped(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled scores behind the softcap, and its slope."""
+        if not self.problem.softcap:
+            return x, torch.ones(())
+        cap, error = torch.tensor(self.problem.softcap), tanh_error(self.numerics.softcap_tanh) - ULP
+        tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
+        return cap * tangent, 1 - tangent * tangent
+
+    def own_delta(self, weights: Tensor, dp: Tensor) -> Tensor:
+        """D as the sum of P dP."""
+        delta = self.round(serial_sum(weights * dp), self.numerics.delta)
+        return delta.roll(-1, 1) if self.kernel.fault == "D of the next row" else delta
+
     def weights(self, raw: Tensor, lse: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """P = exp(S - LSE), and the slope of the softcap at S."""
         p, slope = self.problem, torch.ones(())
@@ -188,11 +246,7 @@ class _Backward:
                 sigma = torch.tensor(scale) * torch.tensor(LOG2E)
             shift = lse * torch.tensor(LOG2E)
             return self.exp2((raw.double() * sigma.double() - shift.double()).float(), sign), slope
-        x = raw * torch.tensor(LN2 if self.numerics.prescale == "k" else scale)
-        if p.softcap:
-            cap, error = torch.tensor(p.softcap), tanh_error(self.numerics.softcap_tanh) - ULP
-            tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
-            x, slope = cap * tangent, 1 - tangent * tangent
+        x, slope = self.capped(raw * torch.tensor(LN2 if self.numerics.prescale == "k" else scale))
         return self.exp2((x - lse).double() * LOG2E, sign), slope
 
     def sign(self, factor: Tensor, q: Tensor, k: Tensor, dout: Tensor) -> Tensor:
@@ -279,6 +333,14 @@ class _Backward:
     def round(self, x: Tensor, kind: str) -> Tensor:
         kind = self.problem.dtype if kind == "input" else kind
         return x if kind == "float32" else x.to(getattr(torch, kind)).float()
+
+
+def serial_sum(x: Tensor) -> Tensor:
+    """Along the last dimension, which stays, in fp32 and in order."""
+    total = torch.zeros(*x.shape[:-1], 1)
+    for n in range(x.shape[-1]):
+        total = total + x[..., n : n + 1]
+    return total
 
 
 def truncate_tf32(x: Tensor) -> Tensor:

@@ -71,7 +71,13 @@ def test_what_is_declared_moves_the_chosen_bounds_as_the_whole_ones(name: str) -
 
 
 def test_every_field_that_may_be_declared_is_tried_above() -> None:
-    assert list(ODD) == [field.name for field in fields(GradientNumerics)]
+    assert ["softmax", *ODD] == [field.name for field in fields(GradientNumerics)]
+
+
+def test_a_softmax_of_its_own_is_not_taken_for_a_saved_one() -> None:
+    """What its row sums are off by is not known where keys are chosen: `long_columns` leaves it alone, nobody else may ask."""
+    with pytest.raises(ValueError, match="softmax of its own"):
+        both(PROBLEM, GradientNumerics(softmax="own"))
 
 
 @pytest.mark.parametrize(("scale", "large"), [(20.0, False), (20000.0, True)])

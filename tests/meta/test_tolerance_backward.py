@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from references.attention import Attention, backward, forward
+from references.attention import Attention, backward
 from tests.meta.emulation import Kernel, Luck, Result
-from tests.meta.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, nominal
+from tests.meta.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
 from verify.arithmetic.dtypes import dtype_named
 from verify.distributions import ordinary
 from verify.oracles.bound import compare
@@ -37,6 +37,7 @@ def saver(arch: str = "sm_90", **changes: object) -> Kernel:
 
 
 FULL = {"probability": "float32", "score_gradient": "float32"}
+COMPOSITE = {**FULL, "softmax": "own", "operands": "float32", "prescale": "sqrt", "exp": "vexp", "block_m": 0, "block_n": 0}
 HONEST = (
     BackwardKernel("one accumulator, sm_90", numerics(), saver()),
     BackwardKernel(
@@ -64,8 +65,15 @@ UNUSUAL = (
     BackwardKernel("memory of 16 bits", numerics(atomics=("dq", "dk", "dv"), atomics_dtype="input"), saver(), style="partial"),
     BackwardKernel("ex2.approx.f16", numerics(exp="ex2.approx.f16"), saver(), dtypes=("float16",)),
     BackwardKernel("__expf", numerics(exp="__expf"), saver()),
+    BackwardKernel("a composite, CPU", numerics(**COMPOSITE), saver("cpu"), dtypes=("float32", *HALVES)),
+    BackwardKernel(
+        "a composite, CUDA", numerics(**COMPOSITE), saver(), style="partial", apart=True, dtypes=("float32", *HALVES)
+    ),
+    BackwardKernel("a softmax of its own, 16 bits", numerics(softmax="own"), saver()),
+    BackwardKernel("of rounded P, D in 16 bits", numerics(softmax="own", score_gradient_of="rounded", delta="input"), saver()),
 )
 HALF, FLOAT, SINGLE = HONEST[0], HONEST[5], HONEST[9]
+OWN_FP32, OWN = UNUSUAL[-3:-1]
 ROUGH = HALF.but(score_gradient="float32")
 ADDED = FLOAT.but(atomics=("dq",), block_n=16, style="partial")
 SHAPES = (
@@ -116,18 +124,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # The reference
 
 
-def exact_saved(problem: Problem, given: Inputs) -> Result:
-    made = forward(given.q, given.k, given.v, Attention(problem.mask, problem.scale, problem.softcap))
-    return Result(made.out, made.lse)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_exact_gradients_are_those_of_the_reference(shape: str):
     problem = Problem.parse(f"{shape},dtype=float16")
     given = Inputs.of(problem)
     attention = Attention(problem.mask, problem.scale, problem.softcap)
     want = backward(given.q, given.k, given.v, given.dout, attention)
-    found = truth_of(problem, exact_saved(problem, given), arithmetic(problem, HALF))
+    found = truth_of(problem, exact(problem, given), arithmetic(problem, HALF))
     for name in NAMES:
         size = float(getattr(want, name).abs().max())
         torch.testing.assert_close(getattr(found, name), getattr(want, name), rtol=1e-12, atol=1e-13 * size)
@@ -214,10 +217,16 @@ FAULTS: dict[str, tuple[BackwardKernel, BackwardKernel, str]] = {
             ("mask in the forward alone", HALF, f"{LONG},dtype=bfloat16,mask=window.16.0"),
             ("no slope", HALF, f"{LONG},dtype=bfloat16,softcap=1.0"),
             ("scale off by 1e-3", SINGLE, f"{LONG},dtype=float32"),
+            ("D of the next row", OWN, f"{LONG},dtype=bfloat16"),
+            ("a row sum without its last key", OWN, f"{LONG},dtype=bfloat16"),
             ("fp16 accumulation", FLOAT, "sq=128,skv=16,d=16,dtype=float16"),
         )
     },
     "delta in the input's dtype": (HALF.but(delta="input"), HALF, "sq=16,skv=512,d=64,scale=0.01,dtype=bfloat16,dist=v_mean"),
+    "no root of the scale in dK": (OWN_FP32.but(fault="no scale in dK"), OWN_FP32, f"{LONG},dtype=float32"),
+    "Q and K prescaled by roots": (OWN.but(prescale="sqrt"), OWN, f"{LONG},dtype=bfloat16,scale=0.9"),
+    "D in 16 bits, of P dP": (OWN.but(delta="input"), OWN, "sq=16,skv=512,d=64,scale=0.01,dtype=bfloat16,dist=v_mean"),
+    "a cubic exponential, own softmax": (OWN_FP32.but(exp="fexp_u20"), OWN_FP32, f"{LONG},dtype=float32"),
     "P in fp8": (HALF.but(probability="float8_e4m3fn"), HALF, f"{LONG},dtype=bfloat16"),
     "P in bf16, declared fp16": (HALF.but(probability="bfloat16"), HALF, f"{LONG},dtype=float16"),
     "dS in bf16, declared fp16": (HALF.but(score_gradient="bfloat16"), HALF, f"{LONG},dtype=float16"),

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.meta.emulation import Result
-from tests.meta.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, nominal
-from tests.meta.test_tolerance_backward import HALF, HONEST, SINGLE, arithmetic, exact_saved, numerics, truth_of
+from tests.meta.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
+from tests.meta.test_tolerance_backward import HALF, HONEST, SINGLE, arithmetic, numerics, truth_of
 from verify.problem import Problem
 from verify.tolerance.backward import GradientTruth, gradient_truth, resolve
 from verify.variant import Config, GradientNumerics
@@ -64,10 +64,10 @@ def test_what_the_forward_saved_wrong_is_allowed_in_full_and_no_more():
     """An exact backward of O and LSE that are off by a thousandth passes; from the exact ones its results are wrong."""
     problem = Problem.parse("hq=2,hkv=1,sq=20,skv=24,d=16,mask=causal,dtype=float32")
     given = Inputs.of(problem)
-    exact = exact_saved(problem, given)
-    off = Result(exact.out * 1.001, exact.lse + 0.001)
+    right = exact(problem, given)
+    off = Result(right.out * 1.001, right.lse + 0.001)
     under = arithmetic(problem, SINGLE)
-    of_exact, of_off = (truth_of(problem, saved, under) for saved in (exact, off))
+    of_exact, of_off = (truth_of(problem, saved, under) for saved in (right, off))
     for name, result in nominal(problem, given, off).items():
         error = (result - getattr(of_off, name)).abs()
         assert bool((error <= getattr(of_off, f"{name}_bound")).all()), name
@@ -88,7 +88,7 @@ def with_operands(
     """One head, head_dim 1, of exactly saved tensors: as many rows and keys as given."""
     problem = Problem(seqlen_q=len(q), seqlen_kv=len(k), head_dim=1, dtype=dtype, softmax_scale=softmax_scale)
     given = Inputs(*(torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in (q, k, v, dout)))
-    saved = exact_saved(problem, given)
+    saved = exact(problem, given)
     under = resolve(numerics(**changes), Config(), problem, "sm_90")
     return gradient_truth(problem, given.q, given.k, given.v, given.dout, saved.out, saved.lse, under)
 
@@ -149,7 +149,7 @@ def test_hopeless_scores_are_not_judged():
     given = Inputs(
         *(torch.tensor(x).double()[None, None] for x in ([[1.0, 1.0]], [[0, 0], [1e12, -1e12]], [[1, 2], [3, 4]], [[1, 1]]))
     )
-    saved = exact_saved(problem, given)
+    saved = exact(problem, given)
     truth = gradient_truth(
         problem, given.q, given.k, given.v, given.dout, saved.out, saved.lse, resolve(numerics(), Config(), problem, "cpu")
     )
@@ -179,7 +179,7 @@ DIFFUSE = "hq=4,hkv=2,sq=40,skv=64,d=64,scale=0.02,dist=same_sign_v"
 
 def bounds_under(problem: Problem, arch: str = "sm_90", **changes: object) -> list[Tensor]:
     given = Inputs.of(problem)
-    truth = truth_of(problem, exact_saved(problem, given), resolve(numerics(**changes), Config(), problem, arch))
+    truth = truth_of(problem, exact(problem, given), resolve(numerics(**changes), Config(), problem, arch))
     return [truth.dq_bound, truth.dk_bound, truth.dv_bound]
 
 

@@ -271,6 +271,7 @@ ODD = Variant(
         division="div.rn",
     ),
     gradients=GradientNumerics(
+        softmax="own",
         prescale="k",
         delta="input",
         score_gradient_of="rounded",

@@ -19,8 +19,9 @@ from verify.variant import Declaration
 
 # The fields of `GradientNumerics` under which all of this holds.  With K rounded after it was scaled the winner's P is not 1, a
 # rounded delta is not dP, and sums in 16 bits of memory are not exact.  Nothing that a forward declares matters: what it saved
-# is looked at.
+# is looked at.  In a softmax of the backward's own the winner's P is 1 however K was scaled.
 _KNOWN = (
+    "softmax",
     *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
     *("score_gradient_of", "score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
 )
@@ -31,14 +32,13 @@ _VANISHING = ("ex2.approx", "exp2f", "expf", "vexp", "__expf", "ex2.approx.f16",
 def judge(trial: Trial) -> Ruling:
     """Where the saved O is the selected row of V, bit for bit, dS is 0 in the whole row: 0 times anything at the keys that
     lost, whose P underflows, and P (dP - delta) with equal exact sums at the winner.  dV: see `_scattered`."""
-    p, run, saved = trial.problem, trial.first, trial.saved
-    assert saved.out is not None
+    p, run = trial.problem, trial.first
     targets = gather_targets(p)
     live = targets >= 0
     index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim_v)
     v = trial.expanded[2].repeat_interleave(p.group, 1)
-    want = v.gather(2, index) if p.seqlen_kv else torch.zeros_like(saved.out)
-    exact = (saved.out == want).all(-1) | ~live
+    want = v.gather(2, index) if p.seqlen_kv else v.new_zeros(*targets.shape, p.head_dim_v)
+    exact = torch.ones_like(live) if trial.own_softmax else (trial.start[0] == want).all(-1) | ~live
     selected_by_inexact = torch.zeros(p.batch, p.heads_kv, p.seqlen_kv, dtype=torch.bool)
     b, h, i = (live & ~exact).nonzero(as_tuple=True)
     selected_by_inexact[b, h // p.group, targets[b, h, i]] = True
@@ -72,13 +72,13 @@ def _scattered(trial: Trial, targets: Tensor, live: Tensor) -> tuple[Tensor, Ten
     """The sums of dO by selected key, fp64 like dv, and how far they may be missed before the last rounding: 0 where the
     winners' P is certain to round to 1.
 
-    P = exp(S - LSE^) of the winner is 1 but for what LSE^ was rounded by, which is known, and the backward's own exponent.
+    P = exp(S - LSE^) of the winner is 1 but for what LSE^ was rounded by, which is known, and the backward's own exponent; in
+    a softmax of the backward's own it is exp(0) / 1.
     """
     p, declared = trial.problem, trial.declaration.gradients
     assert declared is not None
-    assert trial.saved.lse is not None
     a = resolve(declared, trial.config, p, trial.arch)
-    z, error = _exponents(trial, a, targets, live)
+    z, error = _exponents(trial, a, targets, live) if not a.own else torch.zeros(2, *targets.shape, dtype=torch.float64)
     low, high = (_rounded(torch.exp(z + side * error), a.probability) for side in (-1, 1))
     off = torch.maximum((low - 1).abs(), (high - 1).abs()).masked_fill(~live, 0.0)[..., None]
     dout = trial.dout.double().masked_fill(~live[..., None], 0.0)
@@ -93,12 +93,11 @@ def _scattered(trial: Trial, targets: Tensor, live: Tensor) -> tuple[Tensor, Ten
 def _exponents(trial: Trial, a: GradientArithmetic, targets: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
     """S - LSE^ of each row's winner, and the bound of the backward's own error of it; Q K^T of the codes is exact."""
     p = trial.problem
-    assert trial.saved.lse is not None
     index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim)
     q, k, _ = (x.double() for x in trial.expanded)
     keys = k.repeat_interleave(p.group, 1)
     score = (q * keys.gather(2, index)).sum(-1) * p.scale if p.seqlen_kv else q.new_zeros(targets.shape)
-    lse = torch.where(live, trial.natural_lse(trial.saved.lse), 0.0)
+    lse = torch.where(live, trial.start[1], 0.0)
     z = torch.where(live, score - lse, 0.0)
     scaled = relative(a.scale_roundings + 1, U) * score.abs()
     reach = z.abs() + scaled
@@ -125,7 +124,7 @@ def applies(declaration: Declaration) -> str | None:
         return "declares no gradients"
     if declared.exp not in _VANISHING:
         return f"declares {declared.exp}, which is not known to vanish"
-    return beyond(declared, _KNOWN)
+    return beyond(declared, (*_KNOWN, "prescale") if declared.softmax == "own" else _KNOWN)
 
 
 GROUP = Group(

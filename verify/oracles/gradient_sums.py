@@ -16,20 +16,18 @@ from verify.trial import Ruling, Trial, convict, first
 from verify.variant import Declaration
 
 _KNOWN_GRADIENTS = (
-    *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
+    *("softmax", "operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
     *("score_gradient_of", "score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
 )
 
 
 def judge(trial: Trial) -> Ruling:
     """Each within its own slack, of norms and outputs alone, and within the sum of the elements' bounds."""
-    p, saved, declared = trial.problem, trial.saved, trial.declaration
-    assert saved.out is not None
-    assert saved.lse is not None
+    p, declared = trial.problem, trial.declaration
     assert declared.gradients is not None
     q, k, v = trial.expanded
     results = trial.first.outputs
-    given = Gradients(q, k, v, trial.dout, saved.out, trial.natural_lse(saved.lse), results["dq"], results["dk"], results["dv"])
+    given = Gradients(q, k, v, trial.dout, *trial.start, results["dq"], results["dk"], results["dv"])
     forward = resolve(declared.numerics, trial.config, p, trial.arch)
     found = invariants(p, given, forward, resolve_gradients(declared.gradients, trial.config, p, trial.arch))
     measures, verdict = {}, Ruling()
@@ -62,7 +60,6 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
         for exact, bound in ((truth.dq, truth.dq_bound), (truth.dk, truth.dk_bound), (truth.dv, truth.dv_bound))
     )
     q, k, v = (x.double().abs() for x in trial.expanded)
-    assert trial.saved.out is not None
 
     def fold(x: Tensor) -> Tensor:
         return x.reshape(p.batch, p.heads_kv, p.group, *x.shape[2:]).sum(2)
@@ -74,7 +71,7 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
     if one.name == "dq":
         found = fold((q * dq_bound).sum((2, 3))) + (k * dk_bound).sum((2, 3))
     else:
-        off = (trial.saved.out.double() - trial.truth.out).abs().masked_fill(trial.truth.empty[..., None], 0.0)
+        off = (trial.start[0].double() - trial.truth.out).abs().masked_fill(trial.truth.empty[..., None], 0.0)
         found = fold((trial.dout.double().abs() * off).sum((2, 3))) + (v * dv_bound).sum((2, 3))
     return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
@@ -82,7 +79,8 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
 def _applies(declaration: Declaration) -> str | None:
     if declaration.gradients is None:
         return "declares no gradients"
-    return beyond(declaration.numerics, KNOWN) or beyond(declaration.gradients, _KNOWN_GRADIENTS)
+    known = (*_KNOWN_GRADIENTS, "prescale") if declaration.gradients.prescale == "sqrt" else _KNOWN_GRADIENTS
+    return beyond(declaration.numerics, KNOWN) or beyond(declaration.gradients, known)
 
 
 ORACLE = Oracle(

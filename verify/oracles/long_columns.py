@@ -14,6 +14,7 @@ from verify.oracles import Group, Oracle, gather_backward
 from verify.oracles.long_rows import judge_rows
 from verify.tolerance.gradients_arithmetic import resolve
 from verify.trial import Ruling, Trial, device_for
+from verify.variant import Declaration
 
 
 def judge(trial: Trial) -> Ruling:
@@ -21,18 +22,15 @@ def judge(trial: Trial) -> Ruling:
 
     A forward that saves what is out of its own bounds excuses nothing.
     """
-    p, saved, declared = trial.problem, trial.saved, trial.declaration.gradients
-    assert saved.out is not None
-    assert saved.lse is not None
+    p, declared = trial.problem, trial.declaration.gradients
     assert declared is not None
-    finding, measures = judge_rows("long_columns", trial, saved, "saved ")
+    finding, measures = judge_rows("long_columns", trial, trial.saved, "saved ")
     if finding is not None:
         return Ruling(finding, measures)
     a, rows, keys = resolve(declared, trial.config, p, trial.arch), positions(p, "rows"), positions(p, "keys")
     heads = p.batch * p.heads_q * (p.head_dim + p.head_dim_v)
     device = device_for(3.0 * heads * (len(rows) * p.seqlen_kv + len(keys) * p.seqlen_q))
-    tensors = (*trial.expanded, trial.dout, saved.out, trial.natural_lse(saved.lse))
-    given = Given(*(tensor.to(device) for tensor in tensors))
+    given = Given(*(tensor.to(device) for tensor in (*trial.expanded, trial.dout, *trial.start)))
     found: Finding | None = None
     with trial.clock.timed("bound"):
         chosen = [row_gradients(p, given, a, rows), *column_gradients(p, given, a, keys)]
@@ -42,6 +40,11 @@ def judge(trial: Trial) -> Ruling:
         finding, measures[f"long_r_{one.name}"] = one.judge("long_columns", trial.first.outputs[one.name])
         found = found or finding
     return Ruling(found, measures)
+
+
+def _applies(declaration: Declaration) -> str | None:
+    own = declaration.gradients is not None and declaration.gradients.softmax == "own"
+    return "makes its own softmax: what a key's column may be off by is a matter of all keys" if own else None
 
 
 GROUP = Group(
@@ -57,6 +60,7 @@ ORACLES = (
         group="long_gradients",
         catches="rows or keys of a gradient past 15, 16 or 31 bits that are lost, doubled or taken for others",
         judge=judge,
+        applies=_applies,
         concerns=lambda trial: trial.problem.distribution != "gather_integers",
         rank=20,
     ),

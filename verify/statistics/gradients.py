@@ -65,8 +65,8 @@ class _Sum:
 
 def gradient_measures(trial: Trial) -> dict[str, float]:
     """Sufficient statistics of some rows of dQ and some keys of dK and dV of a trial's first run; none where none is suited."""
-    p, saved, declared = trial.problem, trial.saved, trial.declaration.gradients
-    if unsuited(p) is not None or p.softcap or declared is None or saved.out is None or saved.lse is None:
+    p, declared = trial.problem, trial.declaration.gradients
+    if unsuited(p) is not None or p.softcap or declared is None:
         return {}
     work = float(p.batch * p.heads_q * 4 * (p.head_dim + p.head_dim_v))
     rows = chosen(p.seqlen_q, p.batch * p.heads_q, work * p.seqlen_kv, p.seed)
@@ -77,7 +77,7 @@ def gradient_measures(trial: Trial) -> dict[str, float]:
     if underived(arithmetic) is not None:
         return {}
     with trial.clock.timed("statistics"):
-        given = given_of(p, trial.expanded, trial.dout, saved.out, trial.natural_lse(saved.lse))
+        given = given_of(p, trial.expanded, trial.dout, *trial.start)
         predicted = predictions(p, given, arithmetic, rows, keys)
         found: dict[str, float] = {}
         for name, places in (("dq", rows), ("dk", keys), ("dv", keys)):
@@ -88,6 +88,8 @@ def gradient_measures(trial: Trial) -> dict[str, float]:
 
 def underived(a: GradientArithmetic) -> str | None:
     """Why errors of an arithmetic are not predicted, or None."""
+    if a.own:
+        return "softmax: the errors of its row sum and of D are in every key"
     if a.prescaled:
         return "prescale: K's roundings are in every row"
     if a.delta is not None:

@@ -16,6 +16,7 @@ from verify.variant import Config, Numerics
 U = 2.0**-24  # unit roundoff of the fp32 arithmetic between the two products
 TINY = 2.0**-126  # what flush-to-zero may lose
 FP32_MAX = (2 - 2.0**-23) * 2.0**127
+ANY_DIVISION = 5  # roundings of `U`: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
 
 _PRESCALE = {"none": 0, "q": 2, "sqrt": 6}  # roundings of one operand and its factor; of both, and a square root
 
@@ -228,7 +229,7 @@ def _operands(numerics: Numerics, problem: Problem, dtype: DType, unit: Unit, fa
 def _division(name: str) -> int:
     """Roundings of `U` in a quotient: of the division, or of the reciprocal and the product with it."""
     if name == "any":
-        return 5  # a reciprocal of 2 ulp; div.full and div.approx err by as much
+        return ANY_DIVISION
     return round(DIVISION[name].error / U) + name.startswith("rcp")
 
 

@@ -20,9 +20,10 @@ from verify.invariants import live_rows, measurable
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
-from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_of, rows_of
+from verify.tolerance.gradients_pairs import Own, Pairs, Rows, errors_of, pairs_of, rows_of
+from verify.tolerance.gradients_softmax import calm_scores, overflowing, own_softmax
 from verify.tolerance.gradients_sums import Sums, results, rules_of
-from verify.tolerance.room import room_on
+from verify.tolerance.room import Room, room_on
 
 __all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
 
@@ -70,7 +71,8 @@ def gradient_truth(
     """Exact gradients and the bounds of the first arithmetic; a second one gives `best_bounds`.
 
     q, k, v, dout at their full logical shapes; saved_out (batch, heads_q, seqlen_q, head_dim_v) and saved_lse (batch, heads_q,
-    seqlen_q) as the forward saved them, LSE a natural logarithm in fp64.  Whole rows at once: memory for a block of scores,
+    seqlen_q) as the forward saved them, LSE a natural logarithm in fp64; the exact ones for an arithmetic with a softmax of its
+    own.  Whole rows at once: memory for a block of scores,
     the gradients of the block's heads, and the results, on the inputs' device.
     """
     given = [x.flatten(0, 1) for x in (q, k, v, dout, saved_out, saved_lse.unsqueeze(-1))]
@@ -80,7 +82,8 @@ def gradient_truth(
     rules, room = [rules_of(problem, a) for a in arithmetics], room_on(q.device)
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
     # Nobody asks about masked pairs, unless a kernel's 0 * inf may spread from one.
-    calm = _calm(*given[2:5]) and _finite(problem, saved_lse)
+    small = not any(a.own for a in arithmetics) or calm_scores(problem, q, k)
+    calm = _calm(*given[2:5]) and _finite(problem, saved_lse) and small
     blocks = row_blocks(q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget, passing=calm)
     for (start, stop), parts in groupby(blocks, key=lambda block: (block.index[0].start, block.index[0].stop)):
         own = slice(start // group, stop // group)
@@ -90,12 +93,17 @@ def gradient_truth(
         for block in parts:
             own_rows = rows_of(block, [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)], widest)
             dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics))
-            for part in _tiles(block):
-                own_keys = slice(block.keys.start + part.start, block.keys.start + part.stop)
-                pairs = pairs_of(problem, _cut(block, part), own_rows, values[:, own_keys], room)
+            owns: list[Own | None] = [None] * len(arithmetics)
+            for n, a in enumerate(arithmetics):
+                if a.own:
+                    lost = torch.zeros_like(own_rows.empty) if small else overflowing(problem, own_rows, keys)
+                    own_rows = replace(own_rows, calm=own_rows.calm and not bool(lost.any()))
+                    tiles = (pairs for _, pairs in _pairs(problem, block, own_rows, values, room))
+                    owns[n] = own_softmax(problem, tiles, own_rows, a, lost)
+            for own_keys, pairs in _pairs(problem, block, own_rows, values, room):
                 if pairs is None:
                     continue
-                errors = [errors_of(problem, pairs, a) for a in arithmetics]
+                errors = [errors_of(problem, pairs, a, own) for a, own in zip(arithmetics, owns, strict=True)]
                 _add(pairs, errors, keys[:, own_keys], dq, dk.part(own_keys), dv.part(own_keys))
             for n, result in enumerate(results(dq, [rule["dq"] for rule in rules])):
                 flat[3 * n][block.index] = result
@@ -103,7 +111,7 @@ def gradient_truth(
             for n, result in enumerate(results(sums, [rule[name] for rule in rules])):
                 flat[3 * n + at][own] = result
     for n, a in enumerate(arithmetics):
-        if a.overscales(k):
+        if a.overscales(q, k):
             for x in whole[3 * (n + 1) : 3 * (n + 2)]:
                 x.fill_(torch.inf)
     best = (whole[6], whole[7], whole[8]) if len(whole) > 6 else None
@@ -120,6 +128,13 @@ def _finite(problem: Problem, lse: Tensor) -> bool:
     """Whether the LSE^ of every row that sees a key is finite."""
     odd = ~lse.isfinite()
     return not bool(odd.any()) or (measurable(problem) and not bool((odd & live_rows(problem).to(odd.device)).any()))
+
+
+def _pairs(problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room: Room) -> Iterator[tuple[slice, Pairs | None]]:
+    """The block's pairs and their keys, some at a time."""
+    for part in _tiles(block):
+        keys = slice(block.keys.start + part.start, block.keys.start + part.stop)
+        yield keys, pairs_of(problem, _cut(block, part), rows, values[:, keys], room)
 
 
 def _tiles(block: RowBlock) -> Iterator[slice]:

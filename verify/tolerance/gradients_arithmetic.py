@@ -39,9 +39,11 @@ class GradientArithmetic:
     gradient_roundings: int  # fp32 roundings of the finished sums, that by the scale included
     output: DType
     rounded: bool = False  # dS is made of the rounded P
-    prescaled: float = 0.0  # relative error of K, which the scale has multiplied
-    coarse: float = 0.0  # what K may lose then below the normal range, times the scale
-    overscaled: float = 0.0  # the |K| from which on that may overflow; 0: none does
+    own: bool = False  # P is a softmax of the backward's own, and D the sum of P dP
+    prescaled: float = 0.0  # relative error of K, which the scale has multiplied; of K and Q together, if it has both
+    both: bool = False  # the scale's root has multiplied Q and K
+    coarse: float = 0.0  # what K, or Q, may lose then below the normal range, times (the rest of) the scale
+    overscaled: float = 0.0  # the |K|, or |Q|, from which on that may overflow; 0: none does
     delta: DType | None = None  # what D is rounded to; None: it stays fp32
     factor: float = 1.0  # what dS is multiplied by before it is rounded, its size
     memory: DType | None = None  # 16 bits in which partial sums of `atomics` are added up
@@ -52,9 +54,10 @@ class GradientArithmetic:
         """eps: relative error of the exponential, at 0."""
         return self.exponential.error
 
-    def overscales(self, k: Tensor) -> bool:
-        """Whether some K times the scale may overflow, so that nothing is asked."""
-        return bool(self.overscaled and k.numel() and float(k.abs().max()) >= self.overscaled)
+    def overscales(self, q: Tensor, k: Tensor) -> bool:
+        """Whether some operand times the scale may overflow, so that nothing is asked."""
+        multiplied = (q, k) if self.both else (k,)
+        return bool(self.overscaled) and any(x.numel() and float(x.abs().max()) >= self.overscaled for x in multiplied)
 
 
 # The tightest arithmetic of an honest backward, everything between inputs and outputs in fp32: what bounds are printed beside.
@@ -72,7 +75,8 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         ("problem.descaling", problem.descaling, ("none",)),
         ("gradients.float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
         ("gradients.group", numerics.group, ("float32", "cast")),
-        ("gradients.prescale", numerics.prescale, ("none", "k")),
+        ("gradients.prescale", numerics.prescale, ("none", "k", "sqrt")),
+        ("gradients.softmax", numerics.softmax, ("saved", "own")),
         ("gradients.score_gradient_of", numerics.score_gradient_of, ("unrounded", "rounded")),
         *(("gradients.atomics", name, ("dq", "dk", "dv")) for name in numerics.atomics),
         *((f"gradients.{name}", value, _DTYPES) for name, value in used.items()),
@@ -85,14 +89,23 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         if value not in possible:
             raise ValueError(f"{name}: no bound of gradients is derived for {value!r}, only for {', '.join(possible)}")
     units = {name: product_unit(arch, used[name], numerics.float32_products) for name in _PRODUCTS}
-    operands, largest = dtype_named(used["operands"]), abs(problem.scale) * math.log2(math.e)
-    prescaled, scale = numerics.prescale == "k", abs(problem.scale) or 1.0
-    error = relative(2, operands.unit_roundoff) if prescaled else 0.0
-    of_scores = Operands(units["operands"], operands, error=error, lost=units["operands"].flush)
+    operands, scale = dtype_named(used["operands"]), abs(problem.scale) or 1.0
+    # By k: what K is multiplied by, and Q; 6 roundings are those of a root, of its product and of the sign, twice.
+    roundings, largest, by_k = {
+        "none": (0, 0.0, 1.0),
+        "k": (2, abs(problem.scale) * math.log2(math.e), scale),
+        "sqrt": (6, math.sqrt(scale), math.sqrt(scale)),
+    }[numerics.prescale]
+    prescaled, both = roundings > 0, numerics.prescale == "sqrt"
+    error, flushed = relative(roundings, operands.unit_roundoff), max(operands.smallest_subnormal / 2, TINY)
+    of_factors = Operands(units["operands"], operands, lost=units["operands"].flush)
+    of_scores = replace(of_factors, error=error, key=1 / by_k)
+    if both:
+        of_scores = replace(of_scores, query=1 / by_k, lost=max(of_factors.lost, flushed))
     return GradientArithmetic(
         scores=units["operands"],
-        operands=replace(of_scores, key=1 / scale) if prescaled else of_scores,
-        factors=replace(of_scores, error=0.0),
+        operands=of_scores,
+        factors=of_factors,
         weights=units["probability"],
         score_gradients=units["score_gradient"],
         scale_roundings=numerics.scale_roundings,
@@ -106,9 +119,11 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         gradient_roundings=numerics.gradient_roundings,
         output=dtype_named(given),
         rounded=numerics.score_gradient_of == "rounded",
+        own=numerics.softmax == "own",
         prescaled=error,
-        coarse=max(operands.smallest_subnormal / 2, TINY) + TINY if prescaled else 0.0,
-        overscaled=operands.overflow / largest if prescaled and largest > 1 else 0.0,
+        both=both,
+        coarse=(flushed + TINY) * (by_k if both else 1.0) if prescaled else 0.0,
+        overscaled=operands.overflow / largest if largest > 1 else 0.0,
         delta=_narrow(used["delta"]),
         factor=abs(problem.scale) if numerics.score_gradient_scaled and problem.scale else 1.0,
         memory=_narrow(used["atomics_dtype"]),

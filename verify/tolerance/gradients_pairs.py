@@ -62,6 +62,15 @@ def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float) ->
 
 
 @dataclass(frozen=True, eq=False)
+class Own:
+    """What the row sum and the D of a backward that makes its own softmax may be off by, fp64 (heads, rows, 1)."""
+
+    exponent: Tensor  # |ln| of what a weight is divided by, and of the division
+    delta: Tensor  # D
+    lost: Tensor  # bool: a score may overflow, a masked one too, and all of the row is NaN
+
+
+@dataclass(frozen=True, eq=False)
 class Pairs:
     """Some rows against some keys, fp64: (heads, rows, keys).
 
@@ -124,23 +133,30 @@ def pairs_of(problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room
     )
 
 
-def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
-    """How far P and dS, as they enter the products, may be from the nominal ones: two of (heads, rows, keys)."""
-    argument, score = _score_errors(problem, pairs, a)
-    of_p = _grown(problem, pairs, _exponent_error(pairs, a, score))
+def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None = None) -> tuple[Tensor, Tensor]:
+    """How far P and dS, as they enter the products, may be from the nominal ones: two of (heads, rows, keys).
+
+    own: of these rows, where the arithmetic has a softmax of its own.  Raises ValueError where it is missing.
+    """
+    if a.own and own is None:
+        raise ValueError("a softmax of its own: what it may be off by is a matter of whole rows, which are not given")
+    argument, score = score_errors(problem, pairs, a)
+    delta = exponent_error(pairs, a, score)
+    of_p = grown(problem, pairs, delta if own is None else delta.add_(own.exponent))
     if vanishing(a.exponential):
         of_p.add_(vanishing(a.exponential))
     upper = torch.add(of_p, pairs.weights, out=pairs.room.take())
-    of_p.add_(_rounding(upper, a.probability, pairs.room)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    of_p.add_(rounding_loss(upper, a.probability, pairs.room)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if a.rounded:
         upper = torch.add(of_p, pairs.weights, out=upper)
-    factor, overflows = _factor_error(problem, pairs, a)
+    factor, overflows = _factor_error(problem, pairs, a, own)
     reach = torch.abs(pairs.factor, out=pairs.room.take())
     factor.mul_(1 + U).add_(reach, alpha=U)
     if overflows is not None:
         factor.masked_fill_(overflows, torch.inf)
     reach.add_(factor)
-    products = 1 if pairs.slope is None else 2
+    # Softmax's own backward may be P dP - P D, two products and their difference.
+    products = (1 if pairs.slope is None else 2) + 2 * a.own
     # All factors at their largest, P flushed or not, the rounded products, and what these may flush.
     error = upper.add_(torch.clamp(upper, max=TINY, out=pairs.room.take())).mul_(reach)
     if pairs.slope is not None:
@@ -150,18 +166,22 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Te
     upper = torch.add(pairs.size, error, out=pairs.room.take())
     if a.factor != 1:
         error.add_(upper, alpha=U)
-        lost = _rounding(upper.add_(upper, alpha=U).mul_(a.factor), a.score_gradient, pairs.room).div_(a.factor)
+        lost = rounding_loss(upper.add_(upper, alpha=U).mul_(a.factor), a.score_gradient, pairs.room).div_(a.factor)
     else:
-        lost = _rounding(upper, a.score_gradient, pairs.room)
+        lost = rounding_loss(upper, a.score_gradient, pairs.room)
     error.add_(lost).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if pairs.hidden is not None:
         # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody computes.
         of_p.masked_fill_(pairs.hidden, 0.0)
-        error.masked_fill_(pairs.hidden if overflows is None else pairs.hidden & (~overflows | pairs.rows.empty), 0.0)
+        unasked = pairs.rows.empty & (own is None)
+        error.masked_fill_(pairs.hidden if overflows is None else pairs.hidden & (~overflows | unasked), 0.0)
         lost = ~pairs.rows.lse.isfinite()
         if bool(lost.any()):  # and a masked score of -inf, less such an LSE^, may be NaN
             for moved in (of_p, error):
                 moved.masked_fill_(pairs.hidden & lost, torch.inf)
+    if own is not None and bool(own.lost.any()):
+        of_p.masked_fill_(own.lost, torch.inf)
+        error.masked_fill_(own.lost, torch.inf)
     return of_p, error
 
 
@@ -170,7 +190,7 @@ def _where_positive(x: Tensor, value: Tensor | float) -> Tensor | float:
     return value if x.numel() == 0 or bool(x.amin() > 0) else (x > 0) * value
 
 
-def _rounding(size: Tensor, dtype: DType, room: Room) -> Tensor:
+def rounding_loss(size: Tensor, dtype: DType, room: Room) -> Tensor:
     """What a number of fp32 arithmetic, at most that large, may lose by its cast: no more than itself.  fp32 is no cast."""
     u = 0.0 if dtype.precision >= 24 else dtype.unit_roundoff
     lost = torch.mul(size, u, out=room.take()).add_(max(dtype.smallest_subnormal / 2, TINY) + TINY)
@@ -183,7 +203,7 @@ def _below(x: Tensor, limit: float) -> bool:
     return x.numel() == 0 or bool(x.amax() < limit)
 
 
-def _score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
+def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
     """Errors of the scaled scores, before a softcap and behind it."""
     cap, block = problem.softcap, pairs.block
     size = _size(block.uncapped, pairs.room)
@@ -193,7 +213,7 @@ def _score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tupl
     cut = scores_loss(block, a.operands, problem)
     if cut is not None:
         before.add_(cut.mul_(1 + roundings))
-    if a.coarse:
+    if a.coarse and not a.both:
         before.add_(pairs.rows.q.abs().sum(-1, keepdim=True), alpha=a.coarse * (1 + product))
     if not cap:
         return before, before
@@ -209,7 +229,7 @@ def _size(scores: Tensor, room: Room) -> Tensor:
     return torch.abs(scores, out=room.take()).nan_to_num_(nan=torch.nan, posinf=0.0)
 
 
-def _exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tensor:
+def exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tensor:
     """delta: bound on |ln(computed / nominal P)|, the error of the exponential included.
 
     LSE^ in base 2 is off by two roundings, and so is the difference where that is scaled instead; its own subtraction is one.
@@ -225,7 +245,7 @@ def _exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tenso
     return delta.add_(reach.clamp_(max=farthest(a.exponential)), alpha=slope_of(a.exponential))
 
 
-def _grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
+def grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
     """P (e^delta - 1), nominal P; +inf where a score or P itself may overflow."""
     weights = pairs.weights
     far = not _below(delta, _DIRECT)
@@ -242,20 +262,39 @@ def _grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
     return grown
 
 
-def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor | None]:
+def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None) -> tuple[Tensor, Tensor | None]:
     """Error of dP and of D^, and where their difference may overflow, None for nowhere: the product-sum, which may begin with
     -D^, and D^ itself."""
-    rows, terms, flush = pairs.rows, problem.head_dim_v + 1, max(a.scores.flush, TINY)
-    flushed = 2 * terms * TINY + flush * rows.flushed
-    delta = relative(terms, U) * rows.delta_size + torch.where(rows.delta_size > 0, flushed, 0.0)
+    rows, terms = pairs.rows, problem.head_dim_v + 1
+    if own is None:
+        delta = relative(terms, U) * rows.delta_size + torch.where(rows.delta_size > 0, _flushed(problem, rows, a), 0.0)
+    else:
+        delta = own.delta
     if a.delta:
         upper = rows.delta.abs() + delta
         kept = delta + a.delta.unit_roundoff * upper + (rows.delta_size > 0) * a.delta.smallest_subnormal / 2
         delta = kept.masked_fill(upper >= a.delta.overflow, torch.inf)
     size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
     overflows = None if _below(size, FP32_MAX) else ~(size < FP32_MAX)  # an O^ that is not finite included
-    flushed = flushed + a.factors.loss(terms, rows.dout_sizes, rows.value_sizes)
-    return size.mul_(a.scores.kappa(terms)).add_(_where_positive(pairs.product, flushed)).add_(delta), overflows
+    rounding = a.scores.kappa(terms) + (2 * U if a.own else 0.0)  # of P dP and P D, whose difference is rounded besides
+    return size.mul_(rounding).add_(_lost_in_product(problem, pairs, a)).add_(delta), overflows
+
+
+def product_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> Tensor:
+    """Error of dP alone."""
+    size = torch.mul(pairs.product, a.scores.kappa(problem.head_dim_v + 1), out=pairs.room.take())
+    return size.add_(_lost_in_product(problem, pairs, a))
+
+
+def _lost_in_product(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> Tensor | float:
+    """What flushed and subnormal operands may take from dP."""
+    rows, terms = pairs.rows, problem.head_dim_v + 1
+    lost = _flushed(problem, rows, a) + a.factors.loss(terms, rows.dout_sizes, rows.value_sizes)
+    return _where_positive(pairs.product, lost)
+
+
+def _flushed(problem: Problem, rows: Rows, a: GradientArithmetic) -> Tensor:
+    return 2 * (problem.head_dim_v + 1) * TINY + max(a.scores.flush, TINY) * rows.flushed
 
 
 def _slope_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, argument: Tensor) -> Tensor:

@@ -84,10 +84,12 @@ def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
     scaled = (problem.scale, a.gradient_roundings + 1, a.output)  # the scale itself is rounded too
     of_ds = Weighted(a.score_gradients, a.score_gradient, a.score_gradient, m * group)
     of_p = Weighted(a.weights, a.probability, a.probability, m * group)
-    of_k = replace(of_ds, length=n, multiplied=(abs(problem.scale) or 1.0) if a.prescaled else 1.0)
+    of_k = replace(of_ds, length=n, multiplied=1 / a.operands.key)
+    of_q = replace(of_ds, multiplied=1 / a.operands.query)
+    by_q = (a.prescaled, a.coarse) if a.both else (0.0, 0.0)
     rules = {
         "dq": Rule(a.score_gradients, n, a.blocks_n, 1, False, *scaled, of_k, operand=a.prescaled, coarse=a.coarse),
-        "dk": Rule(a.score_gradients, m, a.blocks_m, group, a.cast, *scaled, of_ds),
+        "dk": Rule(a.score_gradients, m, a.blocks_m, group, a.cast, *scaled, of_q, *by_q),
         "dv": Rule(a.weights, m, a.blocks_m, group, a.cast, 1.0, a.gradient_roundings, a.output, of_p),
     }
     return {name: replace(rule, memory=a.memory if name in a.atomics else None) for name, rule in rules.items()}

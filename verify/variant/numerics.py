@@ -66,19 +66,25 @@ class GradientNumerics:
         P = exp(S - LSE),  dV = P^T dO,  dP = dO V^T,  delta = rowsum(dO * O),  dS = P (dP - delta),
         dQ = scale dS K,  dK = scale dS^T Q
 
+    softmax: "saved", as above; or "own" if nothing that was saved is read, and both saved tensors hold NaN: P is a softmax of
+    the backward's own scores and divided by its row sum, and delta = rowsum(P * dP), as autograd makes it of a composite.
     operands, float32_products, exp, scale_roundings, softcap_tanh: as in `Numerics`, for S, dP and P.
     prescale: "k" if S is of K times the scale (and log2 e), rounded to the operands' dtype, and dQ of that K, scaled back, as
-    in Triton's tutorial; "none".  delta: dtype that rowsum(dO * O) is kept in ("input" or "float32").
+    in Triton's tutorial; "sqrt" if S, dQ and dK are of Q and K that are each multiplied by the scale's root; "none".
+    delta: dtype that rowsum(dO * O) is kept in ("input" or "float32").
     probability, score_gradient: dtypes that P and dS are rounded to for the products ("input" or "float32").
-    score_gradient_of: the P that dS is made of, "unrounded" or "rounded" as for P^T dO (a P that was kept in 16 bits).
+    score_gradient_of: the P that dS, and an own delta, is made of: "unrounded", or "rounded" as for P^T dO (a P that was kept
+    in 16 bits).
     score_gradient_scaled: whether the scale has multiplied dS before it is rounded.
     block_m, block_n: rows per partial sum of dK and dV, keys per partial sum of dQ (None: the config's; 0: one chain).
     group: how the query heads that share a key head are summed: "float32", or "cast", each rounded to the output first.
     atomics: which of "dq", "dk", "dv" are added up in memory in no fixed order, scaled, in atomics_dtype ("float32" or
     "input").
-    gradient_roundings: fp32 roundings of the finished sums before that to the output's dtype (1 for the scale).
+    gradient_roundings: fp32 roundings of the finished sums, or of every term dS alike, before that to the output's dtype (1 for
+    the scale).
     """
 
+    softmax: str = "saved"
     operands: str = "input"
     float32_products: str = "ieee"
     exp: str = "ex2.approx"

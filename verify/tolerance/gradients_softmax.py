@@ -1,0 +1,61 @@
+"""A backward that makes its own softmax: what its row sum, and its D as the sum of P dP, may be off by, row by row.
+
+The derivation is docs/tolerance-backward.md, *A softmax of its own*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from verify.problem import Problem
+from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, U, relative, vanishing
+from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.gradients_pairs import Own, Pairs, Rows, exponent_error, grown, product_error, rounding_loss, score_errors
+
+_SUBTRACTION = 3  # of the row maximum, and a change of base behind it
+
+
+def calm_scores(problem: Problem, q: Tensor, k: Tensor) -> bool:
+    """Whether no score of any pair, masked or not, is anywhere near an overflow."""
+    largest = [float(x.abs().amax()) if x.numel() else 0.0 for x in (q, k)]
+    return largest[0] * largest[1] * problem.head_dim * max(abs(problem.scale), 1.0) < FP32_MAX / 8
+
+
+def overflowing(problem: Problem, rows: Rows, keys: Tensor) -> Tensor:
+    """Rows in which a score may overflow, be it masked: bool (heads, rows, 1).  keys: (heads, keys, head_dim)."""
+    largest = torch.bmm(rows.q.abs(), keys.abs().mT) * max(abs(problem.scale), 1.0)
+    return ~(largest < FP32_MAX / 2).all(-1, keepdim=True)
+
+
+def own_softmax(problem: Problem, tiles: Iterable[Pairs | None], rows: Rows, a: GradientArithmetic, lost: Tensor) -> Own:
+    """tiles: all pairs of these rows, some keys at a time, each read before the next is asked for.  lost: see `Own`."""
+    # Sums over the keys of P e^delta, of that times the largest |dP|, of P |dP|, of B, and of the keys; the largest delta.
+    total, moved, nominal, sizes, keys, largest = (torch.zeros_like(rows.lse) for _ in range(6))
+    spoiled = lost.clone()
+    for pairs in tiles:
+        if pairs is None:
+            continue
+        delta = exponent_error(pairs, a, score_errors(problem, pairs, a)[1])
+        if pairs.hidden is not None:
+            delta.masked_fill_(pairs.hidden, 0.0)
+        largest = torch.maximum(largest, delta.amax(-1, keepdim=True))
+        upper = grown(problem, pairs, delta).add_(pairs.weights)
+        total += upper.sum(-1, keepdim=True)
+        if a.rounded:
+            upper.add_(rounding_loss(upper, a.probability, pairs.room))
+        gradient = (pairs.factor + rows.delta).abs_()
+        nominal += (gradient * pairs.weights).sum(-1, keepdim=True)
+        moved += gradient.add_(product_error(problem, pairs, a)).mul_(upper).sum(-1, keepdim=True)
+        sizes += pairs.product.sum(-1, keepdim=True)
+        keys += float(pairs.weights.shape[-1]) if pairs.hidden is None else (~pairs.hidden).sum(-1, keepdim=True)
+        spoiled |= ~(pairs.product < FP32_MAX / 2).all(-1, keepdim=True)  # 0 times infinity is part of D
+    # The mean of e^-delta is no less than 1 over that of e^delta.
+    drift = torch.where(keys > 0, total, 1.0).log() + keys * (2 * TINY + vanishing(a.exponential))
+    exponent = drift + relative(_SUBTRACTION, U) * largest + torch.expm1(keys * U * (1 + U)) + relative(ANY_DIVISION, U)
+    reach = moved * exponent.exp()
+    delta = (reach - nominal).clamp(min=0.0) + torch.expm1((keys + 2) * U * (1 + U)) * reach + TINY * (2 * keys + sizes)
+    delta.masked_fill_(spoiled | ~(reach < FP32_MAX / 2), torch.inf).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    return Own(exponent.nan_to_num(nan=torch.inf, posinf=torch.inf), delta, lost)
