@@ -21,7 +21,7 @@ from verify.oracles.bound import compare
 from verify.problem import Problem
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_pairs import Rows, errors_of, pairs_of, rows_of
-from verify.tolerance.gradients_sums import Sums, results, rules_of
+from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.room import room_on
 from verify.trial import convict, place
 
@@ -183,4 +183,4 @@ def _of_heads(p: Problem, x: Tensor, block: RowBlock) -> Tensor:
 
 def _add(sums: Sums, nominal: Tensor, errors: Tensor, operand: Tensor, visible: Tensor) -> None:
     """Add nominal weights alone: nothing is moved from them."""
-    sums.add((nominal, torch.zeros_like(nominal), nominal.abs()), [errors], operand, visible)
+    sums.add(Weights(nominal, None, nominal.abs()), [errors], operand, visible)

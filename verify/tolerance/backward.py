@@ -22,7 +22,7 @@ from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
 from verify.tolerance.gradients_pairs import Own, Pairs, Rows, errors_of, pairs_of, rows_of
 from verify.tolerance.gradients_softmax import calm_scores, overflowing, own_softmax
-from verify.tolerance.gradients_sums import Sums, results, rules_of
+from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.room import Room, room_on
 
 __all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
@@ -82,7 +82,8 @@ def gradient_truth(
     rules, room = [rules_of(problem, a) for a in arithmetics], room_on(q.device)
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
     # Nobody asks about masked pairs, unless a kernel's 0 * inf may spread from one.
-    small = not any(a.own for a in arithmetics) or calm_scores(problem, q, k)
+    right = any(a.own for a in arithmetics)
+    small = not right or calm_scores(problem, q, k)
     calm = _calm(*given[2:5]) and _finite(problem, saved_lse) and small
     blocks = row_blocks(q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget, passing=calm)
     for (start, stop), parts in groupby(blocks, key=lambda block: (block.index[0].start, block.index[0].stop)):
@@ -91,7 +92,7 @@ def gradient_truth(
         widest = values.abs().sum(-1).amax(-1)[:, None, None] if values.shape[1] else 0.0
         dk, dv = (Sums.zeros(stop - start, x, len(arithmetics), turned=True) for x in (keys, values))
         for block in parts:
-            own_rows = rows_of(block, [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)], widest)
+            own_rows = rows_of(block, [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)], widest, right)
             dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics))
             owns: list[Own | None] = [None] * len(arithmetics)
             for n, a in enumerate(arithmetics):
@@ -152,10 +153,13 @@ def _cut(block: RowBlock, keys: slice) -> RowBlock:
 def _add(pairs: Pairs, errors: list[tuple[Tensor, Tensor]], keys: Tensor, dq: Sums, dk: Sums, dv: Sums) -> None:
     """Each pair's share of the three gradients."""
     p, visible = pairs.block.probabilities, None if pairs.hidden is None else pairs.block.visible
-    ds = pairs.exact, pairs.nominal.sub_(pairs.exact), pairs.size
-    p_moved = torch.sub(pairs.weights, p, out=pairs.room.take())
     of_p, of_ds = [e[0] for e in errors], [e[1] for e in errors]
-    dq.add(ds, of_ds, keys, visible)
+    if pairs.exact is None:
+        of_scores, of_weights = Weights(pairs.nominal, None, pairs.size), Weights(p, None, p)
+    else:
+        of_scores = Weights(pairs.exact, pairs.nominal.sub_(pairs.exact), pairs.size)
+        of_weights = Weights(p, torch.sub(pairs.weights, p, out=pairs.room.take()), pairs.weights)
+    dq.add(of_scores, of_ds, keys, visible)
     seen = None if visible is None else visible.mT
-    dk.add((ds[0].mT, ds[1].mT, ds[2].mT), [e.mT for e in of_ds], pairs.rows.q, seen)
-    dv.add((p.mT, p_moved.mT, pairs.weights.mT), [e.mT for e in of_p], pairs.rows.dout, seen)
+    dk.add(of_scores.mT, [e.mT for e in of_ds], pairs.rows.q, seen)
+    dv.add(of_weights.mT, [e.mT for e in of_p], pairs.rows.dout, seen)

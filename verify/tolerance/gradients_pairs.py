@@ -37,10 +37,14 @@ class Rows:
     dout_sizes: Sizes
     value_sizes: Sizes  # of V, (heads, 1, 1)
     calm: bool  # no dP or D^ is anywhere near an overflow, and every LSE^ is finite
+    right: bool = False  # O^ and LSE^ are the exact ones
 
 
-def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float) -> Rows:
-    """given: q, dout, O^ and LSE^ (a last dimension of 1); widest: the largest sum of |V| of a key, (heads, 1, 1); all fp64."""
+def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float, right: bool = False) -> Rows:
+    """given: q, dout, O^ and LSE^ (a last dimension of 1); widest: the largest sum of |V| of a key, (heads, 1, 1); all fp64.
+
+    right: as in `Rows`.
+    """
     q, dout, saved_out, saved_lse = given
     empty = (block.row_max == -torch.inf)[..., None]
     out, lse = (x.masked_fill(empty, 0.0) for x in (saved_out, saved_lse))
@@ -58,6 +62,7 @@ def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float) ->
         dout_sizes=Sizes.of(dout, -1),
         value_sizes=whole(block.value_sizes),
         calm=bool((((size * widest + delta_size) < FP32_MAX / 4) & lse.isfinite()).all()),
+        right=right,
     )
 
 
@@ -86,7 +91,7 @@ class Pairs:
     slope: Tensor | None  # 1 - tanh^2 of a softcap; 0 where masked; None without one
     factor: Tensor  # nominal dP - D^
     product: Tensor  # B = |dO| |V|^T
-    exact: Tensor  # dS
+    exact: Tensor | None  # dS; None: the nominal one is
     nominal: Tensor  # dS of the nominal P and D^
     size: Tensor  # |nominal|
 
@@ -104,17 +109,19 @@ def pairs_of(problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room
     exponent = torch.sub(block.scores, rows.lse, out=room.take())
     if hidden is not None:
         exponent.masked_fill_(hidden, -torch.inf)
-    weights, slope = torch.exp(exponent, out=room.take()), None
-    gradient = torch.bmm(rows.dout, values.mT, out=room.take())
-    exact = torch.sub(gradient, rows.exact_delta, out=room.take()).mul_(block.probabilities)
+    weights = block.probabilities if rows.right else torch.exp(exponent, out=room.take())
+    gradient, slope, exact = torch.bmm(rows.dout, values.mT, out=room.take()), None, None
+    if not rows.right:
+        exact = torch.sub(gradient, rows.exact_delta, out=room.take()).mul_(block.probabilities)
     factor = gradient.sub_(rows.delta)
     nominal = torch.mul(weights, factor, out=room.take())
     if problem.softcap:
         slope = 1 - (block.scores / problem.softcap).square_()
         if hidden is not None:
             slope.masked_fill_(hidden, 0.0)
-        exact.mul_(slope)
         nominal.mul_(slope)
+        if exact is not None:
+            exact.mul_(slope)
     if hidden is not None:
         nominal.masked_fill_(hidden, 0.0)
     return Pairs(

@@ -32,8 +32,9 @@ def overflowing(problem: Problem, rows: Rows, keys: Tensor) -> Tensor:
 
 def own_softmax(problem: Problem, tiles: Iterable[Pairs | None], rows: Rows, a: GradientArithmetic, lost: Tensor) -> Own:
     """tiles: all pairs of these rows, some keys at a time, each read before the next is asked for.  lost: see `Own`."""
-    # Sums over the keys of P e^delta, of that times the largest |dP|, of P |dP|, of B, and of the keys; the largest delta.
-    total, moved, nominal, sizes, keys, largest = (torch.zeros_like(rows.lse) for _ in range(6))
+    # Sums over the keys: P e^delta; P (e^delta - 1) |dP - D|; of the largest weights times what dP errs by, and times the
+    # largest |dP|; B; 1.  And the largest delta.
+    total, spread, missed, reach, sizes, keys, largest = (torch.zeros_like(rows.lse) for _ in range(7))
     spoiled = lost.clone()
     for pairs in tiles:
         if pairs is None:
@@ -42,20 +43,28 @@ def own_softmax(problem: Problem, tiles: Iterable[Pairs | None], rows: Rows, a: 
         if pairs.hidden is not None:
             delta.masked_fill_(pairs.hidden, 0.0)
         largest = torch.maximum(largest, delta.amax(-1, keepdim=True))
-        upper = grown(problem, pairs, delta).add_(pairs.weights)
+        upper = grown(problem, pairs, delta)
+        spread += (pairs.factor.abs() * upper).sum(-1, keepdim=True)
+        upper.add_(pairs.weights)
         total += upper.sum(-1, keepdim=True)
+        gradient, error = (pairs.factor + rows.delta).abs_(), product_error(problem, pairs, a)
+        missed += (error * upper).sum(-1, keepdim=True)
         if a.rounded:
-            upper.add_(rounding_loss(upper, a.probability, pairs.room))
-        gradient = (pairs.factor + rows.delta).abs_()
-        nominal += (gradient * pairs.weights).sum(-1, keepdim=True)
-        moved += gradient.add_(product_error(problem, pairs, a)).mul_(upper).sum(-1, keepdim=True)
+            loss = rounding_loss(upper, a.probability, pairs.room)
+            missed += (loss * gradient).sum(-1, keepdim=True)
+            upper.add_(loss)
+        reach += gradient.add_(error).mul_(upper).sum(-1, keepdim=True)
         sizes += pairs.product.sum(-1, keepdim=True)
         keys += float(pairs.weights.shape[-1]) if pairs.hidden is None else (~pairs.hidden).sum(-1, keepdim=True)
         spoiled |= ~(pairs.product < FP32_MAX / 2).all(-1, keepdim=True)  # 0 times infinity is part of D
     # The mean of e^-delta is no less than 1 over that of e^delta.
-    drift = torch.where(keys > 0, total, 1.0).log() + keys * (2 * TINY + vanishing(a.exponential))
-    exponent = drift + relative(_SUBTRACTION, U) * largest + torch.expm1(keys * U * (1 + U)) + relative(ANY_DIVISION, U)
-    reach = moved * exponent.exp()
-    delta = (reach - nominal).clamp(min=0.0) + torch.expm1((keys + 2) * U * (1 + U)) * reach + TINY * (2 * keys + sizes)
-    delta.masked_fill_(spoiled | ~(reach < FP32_MAX / 2), torch.inf).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    total = torch.where(keys > 0, total, 1.0)
+    common = relative(_SUBTRACTION, U) * largest + torch.expm1(keys * U * (1 + U)) + relative(ANY_DIVISION, U)
+    exponent = total.log() + keys * (2 * TINY + vanishing(a.exponential)) + common
+    growth = exponent.exp()
+    # A weighted mean of dP by weights that err is off by what they err of dP - D: what all have in common is divided out.
+    rounded = torch.expm1(common) + torch.expm1((keys + 2) * U * (1 + U))
+    delta = spread * total + (missed + rounded * reach) * growth
+    delta = delta + TINY * 2 * keys + (TINY + vanishing(a.exponential)) * total * sizes
+    delta.masked_fill_(spoiled | ~(reach * growth < FP32_MAX / 2), torch.inf).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     return Own(exponent.nan_to_num(nan=torch.inf, posinf=torch.inf), delta, lost)

@@ -16,7 +16,18 @@ from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.subnormals import Lost, Weighted
 
-Weights = tuple[Tensor, Tensor, Tensor]  # exact, nominal - exact, |nominal|
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """(heads, outputs, terms); moved: nominal - exact, None for 0."""
+
+    exact: Tensor
+    moved: Tensor | None
+    size: Tensor  # |nominal|
+
+    @property
+    def mT(self) -> Weights:  # noqa: N802 - as torch calls it
+        return Weights(self.exact.mT, None if self.moved is None else self.moved.mT, self.size.mT)
 
 
 @dataclass(eq=False)
@@ -52,9 +63,10 @@ class Sums:
     def add(self, weights: Weights, errors: Sequence[Tensor], operand: Tensor, visible: Tensor | None) -> None:
         """Add weights and their errors, (heads, outputs, terms), times an operand (heads, terms, dim); None: all visible."""
         magnitude = operand.abs()
-        self.exact.baddbmm_(weights[0], operand)
-        self.moved.baddbmm_(weights[1], operand)
-        for product, total, size in zip((self.size, *self.errors), self.sums, (weights[2], *errors), strict=True):
+        self.exact.baddbmm_(weights.exact, operand)
+        if weights.moved is not None:
+            self.moved.baddbmm_(weights.moved, operand)
+        for product, total, size in zip((self.size, *self.errors), self.sums, (weights.size, *errors), strict=True):
             product.baddbmm_(size, magnitude)
             total.add_(size.sum(-1, keepdim=True))
         self.terms += operand.shape[1] if visible is None else visible.count_nonzero(-1)[..., None]
