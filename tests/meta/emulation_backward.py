@@ -183,6 +183,11 @@ class _Backward:
             by_q, by_k = self.roots()
         return q if by_q == 1 else self.round(q * by_q, self.numerics.operands), self.round(k * by_k, self.numerics.operands)
 
+    @property
+    def behind(self) -> float:
+        """What of the scale multiplies products."""
+        return 1.0 if self.numerics.prescale == "sqrt" else self.problem.scale
+
     def roots(self) -> tuple[Tensor, Tensor]:
         root = torch.tensor(abs(self.problem.scale)).sqrt()
         return root * math.copysign(1, self.problem.scale), root
@@ -209,7 +214,7 @@ class _Backward:
 
     def softmax(self, raw: Tensor, visible: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """P of the backward's own row maximum and row sum, and the slope of the softcap at S."""
-        x, slope = self.capped(raw if self.numerics.prescale == "sqrt" else raw * torch.tensor(self.problem.scale))
+        x, slope = self.capped(raw * torch.tensor(self.behind))
         x = x.masked_fill(~visible, -math.inf)
         largest = x.amax(-1, keepdim=True).clamp(min=-3e38) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
         if self.aim == "dv":  # what all keys of a row share, the row sum takes out again
@@ -235,7 +240,7 @@ class _Backward:
     def weights(self, raw: Tensor, lse: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """P = exp(S - LSE), and the slope of the softcap at S."""
         p, slope = self.problem, torch.ones(())
-        scale = p.scale * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
+        scale = self.behind * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
         if self.kernel.fault == "LSE of the other base":
             lse = lse * LOG2E
         if self.numerics.prescale == "k" and not p.softcap:

@@ -14,7 +14,7 @@ from tests.meta.trials import DECLARED, acquitted, convicted
 from verify.oracles import bound, gradient_bound, power_of_two, power_of_two_backward
 from verify.powers import Powers, powers, scaled, tamed, times
 from verify.problem import Problem
-from verify.variant import Config, Contract
+from verify.variant import Config, Contract, GradientNumerics
 
 torch.set_num_threads(1)
 
@@ -132,6 +132,17 @@ def test_dout_is_scaled_in_every_dtype_and_queries_too() -> None:
         assert {g > 0 for _, g in found if g} == {True, False}
     assert [g == 0 for _, g in pairs["float16"]] == [True] * 4 + [False] * 4, "where dS is fp16, every other problem"
     assert all(g for _, g in pairs["bfloat16"])
+
+
+def test_what_the_scale_has_multiplied_stays_normal() -> None:
+    found = {}
+    for name in ("none", "k", "sqrt"):
+        declared = GradientNumerics(prescale=name)
+        trials = [
+            tried_by(Hand(), problem(seed=seed, softmax_scale=2.0**-10), "backward", gradients=declared) for seed in range(2)
+        ]
+        found[name] = [power_of_two_backward.exponents(trial)[0] for trial in trials]
+    assert found == {"none": [12, -12], "k": [2, -12], "sqrt": [7, -7]}
 
 
 def test_short_accumulators_are_not_asked() -> None:

@@ -65,6 +65,7 @@ UNUSUAL = (
     BackwardKernel("memory of 16 bits", numerics(atomics=("dq", "dk", "dv"), atomics_dtype="input"), saver(), style="partial"),
     BackwardKernel("ex2.approx.f16", numerics(exp="ex2.approx.f16"), saver(), dtypes=("float16",)),
     BackwardKernel("__expf", numerics(exp="__expf"), saver()),
+    BackwardKernel("Q and K prescaled by roots", numerics(prescale="sqrt"), saver()),
     BackwardKernel("a composite, CPU", numerics(**COMPOSITE), saver("cpu"), dtypes=("float32", *HALVES)),
     BackwardKernel(
         "a composite, CUDA", numerics(**COMPOSITE), saver(), style="partial", apart=True, dtypes=("float32", *HALVES)

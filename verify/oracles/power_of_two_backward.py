@@ -24,15 +24,22 @@ def exponents(trial: Trial) -> tuple[int, int]:
     if spare <= 0 or not trial.dout.numel():
         return 0, 0
     a = max(-(spare // 3), min(spare // 3, powers(trial).keys))
-    if _declared(trial).prescale == "k":  # what the scale has multiplied must be normal too
-        least, most = room(
-            trial.expanded[1].double() * p.scale * math.log2(math.e), _dtype(trial, _declared(trial).operands), False
-        )
-        a = -max(least, min(most, -a)) if least <= 0 <= most else 0
+    for operand, side in _prescaled(trial):  # what the scale has multiplied must be normal too
+        least, most = room(operand, _dtype(trial, _declared(trial).operands), False)
+        a = side * max(least, min(most, side * a)) if least <= 0 <= most else 0
     low, high = room(trial.dout, p.format_out, False)
     g = chosen((max(low, -(spare // 2)), min(high, spare // 2)), bool(p.seed & 2))
     # Where dS is rounded to a format of short range, dO is scaled in every other problem, and then shows in dV alone.
     return a, g if _wide_dscores(trial) or p.seed & 4 else 0
+
+
+def _prescaled(trial: Trial) -> list[tuple[Tensor, int]]:
+    """Operands that the scale has multiplied, fp64, and the sign of a in the power that multiplies each."""
+    (q, k, _), scale, declared = trial.expanded, trial.problem.scale, _declared(trial).prescale
+    if declared == "k":
+        return [(k.double() * scale * math.log2(math.e), -1)]
+    root = math.sqrt(abs(scale))
+    return [(q.double() * root, 1), (k.double() * root, -1)] if declared == "sqrt" else []
 
 
 def powers_left(trial: Trial) -> float:
