@@ -16,7 +16,6 @@ from references.attention import Attention, RowBlock, row_blocks
 from verify.arithmetic.dtypes import DType
 from verify.distributions import Source
 from verify.evidence import Finding
-from verify.invariants import live_rows
 from verify.oracles.bound import compare
 from verify.problem import Problem
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
@@ -24,6 +23,7 @@ from verify.tolerance.gradients_pairs import Rows, errors_of, pairs_of, rows_of
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.room import room_on
 from verify.trial import convict, place
+from verify.visible import live_rows
 
 COUNT = 96  # rows, or keys, that are looked at of each sequence and head
 _TILES = (64, 128)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from references.positions import Sizes
 from verify.arithmetic.mma import Unit
-from verify.invariants import forward_slack, live_rows, misaligned, reach, sizes_by_head
+from verify.invariants import forward_slack, misaligned, reach, sizes_by_head
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_sums import rules_of
+from verify.visible import live_rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -144,6 +144,8 @@ class Problem:
         for name in ("softmax_scale", "softcap"):
             if not math.isfinite(getattr(self, name)):
                 raise ProblemError(f"{name}: {getattr(self, name)} is not finite")
+        if 0 < abs(self.scale) < 2.0 ** dtype_named("float32").emin:
+            raise ProblemError(f"softmax_scale: {self.scale} is below fp32's normal range, in which kernels hold it")
 
     @property
     def scale(self) -> float:

@@ -164,7 +164,8 @@ def test_a_correct_masked_kernel_notices_no_poison(masked_values: str) -> None:
 @pytest.mark.parametrize("masked_values", ["any", "finite"])
 def test_a_leak_from_a_masked_key_is_convicted(masked_values: str) -> None:
     kind = "NaN" if masked_values == "any" else "huge values"
-    finding = convicted(poison.judge(spoiled(masked_values, 1e-30)), kind, "change out in rows that see none of them")
+    words = "in rows that see none of them: out should keep its bits"
+    finding = convicted(poison.judge(spoiled(masked_values, 1e-30)), kind, words)
     assert finding.where.startswith("out[b=")
 
 

@@ -16,12 +16,13 @@ from tests.meta.test_tolerance_backward import HALF, HONEST, SHAPES, UNUSUAL, ar
 from tests.meta.trials import DECLARED, EMPTY, OK, PLAIN, acquitted, convicted, trial_of, tried
 from verify.distributions import ordinary
 from verify.gradient_invariants import Gradients, Invariant, invariants
-from verify.invariants import KNOWN, beyond, forward_slack, live_rows, reach, visible_range
+from verify.invariants import KNOWN, beyond, forward_slack, reach
 from verify.oracles import convexity, gradient_sums
 from verify.problem import Problem
 from verify.tolerance.arithmetic import resolve
 from verify.trial import Run, Trial, compute_truth
 from verify.variant import Config, GradientNumerics, Numerics
+from verify.visible import live_rows, visible_range
 
 torch.set_num_threads(1)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verify.invariants import KNOWN, beyond, forward_slack, live_rows, measurable, reach, visible_range
+from verify.invariants import KNOWN, beyond, forward_slack, reach
 from verify.oracles import Oracle
 from verify.tolerance.arithmetic import FP32_MAX, resolve
 from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
+from verify.visible import live_rows, measurable, visible_range
 
 
 def judge(trial: Trial) -> Ruling:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from verify.gradient_invariants import Gradients, Invariant, invariants
-from verify.invariants import KNOWN, beyond, measurable
+from verify.invariants import KNOWN, beyond
 from verify.oracles import Oracle
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
 from verify.trial import Ruling, Trial, convict, first
 from verify.variant import Declaration
+from verify.visible import measurable
 
 _KNOWN_GRADIENTS = (
     *("softmax", "operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),

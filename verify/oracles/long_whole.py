@@ -10,13 +10,14 @@ import math
 import torch
 from torch import Tensor
 
-from verify.invariants import KNOWN, beyond, forward_slack, intervals, live_rows, reach
+from verify.invariants import KNOWN, beyond, forward_slack, reach
 from verify.known_answers import gather_targets
 from verify.long import forward_problems
 from verify.oracles import Group, Oracle, convexity, gather
 from verify.tolerance.arithmetic import resolve
 from verify.trial import Ruling, Trial, Truth, convict, first, place
 from verify.variant import Declaration
+from verify.visible import intervals, live_rows
 
 _U64 = 2.0**-53
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.inputs import Inputs
-from verify.memory import bits, different
+from verify.memory import bits
 from verify.oracles import Oracle
 from verify.oracles.bound import compare
 from verify.oracles.execution import fault
-from verify.relations import beyond_arithmetic, spread
+from verify.relations import beyond_arithmetic, identical
 from verify.tolerance.arithmetic import resolve
 from verify.trial import Ruling, Run, Trial, convict, first, place
 from verify.variant import Declaration
@@ -98,21 +98,9 @@ def judge(trial: Trial) -> Ruling:
     kind = "NaN or infinities" if trial.declaration.contract.masked_values == "any" else "huge values"
     if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:  # see `causality`
         return _within_bounds(trial, run, poisoning)
-    for name, clean in trial.first.outputs.items():
-        spoiled = run.outputs[name]
-        changed = different(clean, spoiled) & rows.view(*rows.shape, *[1] * (clean.dim() - 3))
-        changed &= ~((clean == 0) & (spoiled == 0))  # an empty row's zero may take its sign from garbage
-        if bool(changed.any()):
-            changed &= ~spread(beyond_arithmetic(trial), changed)
-        if bool(changed.any()):
-            at = first(changed)
-            got, want = float(spoiled[at]), float(clean[at])
-            message = (
-                f"{kind} in {poisoning.count} rows of Q, K and V change {name} in rows that see none of them: {want:.9g} "
-                f"became {got:.9g} at {place(name, at)}; {int(changed.sum())} of {changed.numel()} elements changed"
-            )
-            return convict("poison", message, name=name, bad=changed, got=got, bound=want)
-    return Ruling()
+    pairs = [(name, clean, run.outputs[name]) for name, clean in trial.first.outputs.items()]
+    when = f"{kind} in {poisoning.count} rows of Q, K and V, looked at in rows that see none of them"
+    return identical("poison", when, pairs, {name: rows for name, _, _ in pairs}, lambda _: beyond_arithmetic(trial))
 
 
 def _within_bounds(trial: Trial, run: Run, poisoning: Poisoning) -> Ruling:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from references.attention import Attention, RowBlock, row_blocks
-from verify.invariants import live_rows, measurable
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
@@ -24,6 +23,7 @@ from verify.tolerance.gradients_pairs import Own, Pairs, Rows, errors_of, pairs_
 from verify.tolerance.gradients_softmax import calm_scores, overflowing, own_softmax
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.room import Room, room_on
+from verify.visible import live_rows, measurable
 
 __all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
 
