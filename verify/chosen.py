@@ -19,7 +19,7 @@ from verify.evidence import Finding
 from verify.oracles.bound import compare
 from verify.problem import Problem
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.gradients_pairs import Rows, errors_of, pairs_of, rows_of
+from verify.tolerance.gradients_pairs import Rows, errors_of, pairs_by_key, pairs_of, rows_of
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.room import room_on
 from verify.trial import convict, place
@@ -31,7 +31,6 @@ _STEP = 1 << 15  # 16-bit indices end here, and twice as far
 # Elements of one (rows, keys) tensor: of whole rows; and of a part, of which some twenty tensors live at once.
 _WHOLE = {"cpu": 1 << 23, "cuda": 1 << 24}
 _TILE, _ROWS = {"cpu": 1 << 17, "cuda": 1 << 22}, 64
-_PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")
 
 
 def positions(problem: Problem, side: str) -> Tensor:
@@ -127,13 +126,9 @@ def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor)
         keys, values = (_of_heads(p, x, block) for x in (given.k, given.v))
         own = given.rows(block, values)
         sums = Sums.zeros(len(own.q), own.q, 1)
-        step = max(_TILE[device.type] // max(own.q.shape[0] * own.q.shape[1], 1), 1)
-        for first in range(0, p.seqlen_kv, step):
-            part = slice(first, first + step)
-            cut = replace(block, **{name: getattr(block, name)[..., part] for name in _PAIRS})
-            pairs = pairs_of(p, cut, own, values[:, part], room)
+        for part, pairs in pairs_by_key(p, block, own, values, room, _TILE[device.type]):
             if pairs is not None:
-                _add(sums, pairs.nominal, errors_of(p, pairs, a)[1], keys[:, part], cut.visible)
+                _add(sums, pairs.nominal, errors_of(p, pairs, a)[1], keys[:, part], pairs.block.visible)
         want[block.index], bound[block.index] = results(sums, rules)
     if a.overscales(given.q, given.k):
         bound.fill_(math.inf)

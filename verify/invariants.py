@@ -26,6 +26,11 @@ KNOWN = (
     *("softcap_tanh", "scale_roundings", "probability_scale", "promotion", "output_roundings"),
     *("row_sum_lanes", "row_sum_apart", "division"),
 )
+# The same of `GradientNumerics`, for the slacks and for answers that are known exactly.
+KNOWN_GRADIENTS = (
+    *("softmax", "operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
+    *("score_gradient_of", "score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
+)
 _LARGE = 300.0  # exp of more is no number to work with
 
 

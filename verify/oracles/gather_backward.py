@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
 from verify.inputs import cast
-from verify.invariants import beyond
+from verify.invariants import KNOWN_GRADIENTS, beyond
 from verify.known_answers import gather_possible, gather_targets
 from verify.oracles import Group, Oracle
 from verify.tolerance.arithmetic import U, relative
@@ -17,14 +17,6 @@ from verify.tolerance.gradients_arithmetic import GradientArithmetic, resolve
 from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
 
-# The fields of `GradientNumerics` under which all of this holds.  With K rounded after it was scaled the winner's P is not 1, a
-# rounded delta is not dP, and sums in 16 bits of memory are not exact.  Nothing that a forward declares matters: what it saved
-# is looked at.  In a softmax of the backward's own the winner's P is 1 however K was scaled.
-_KNOWN = (
-    "softmax",
-    *("operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
-    *("score_gradient_of", "score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
-)
 # Exponentials that are 0 at a loser's exponent, 160 below the winner's in base 2.
 _VANISHING = ("ex2.approx", "exp2f", "expf", "vexp", "__expf", "ex2.approx.f16", "ex2.approx.ftz.bf16")
 
@@ -124,7 +116,9 @@ def applies(declaration: Declaration) -> str | None:
         return "declares no gradients"
     if declared.exp not in _VANISHING:
         return f"declares {declared.exp}, which is not known to vanish"
-    return beyond(declared, (*_KNOWN, "prescale") if declared.softmax == "own" else _KNOWN)
+    # With K rounded after it was scaled the winner's P is not 1, but in a softmax of the backward's own; a rounded delta is not
+    # dP, and sums in 16 bits of memory are not exact.  Nothing that a forward declares matters: what it saved is looked at.
+    return beyond(declared, (*KNOWN_GRADIENTS, "prescale") if declared.softmax == "own" else KNOWN_GRADIENTS)
 
 
 GROUP = Group(

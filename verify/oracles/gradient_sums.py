@@ -8,18 +8,13 @@ import torch
 from torch import Tensor
 
 from verify.gradient_invariants import Gradients, Invariant, invariants
-from verify.invariants import KNOWN, beyond
+from verify.invariants import KNOWN, KNOWN_GRADIENTS, beyond
 from verify.oracles import Oracle
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
 from verify.trial import Ruling, Trial, convict, first
 from verify.variant import Declaration
 from verify.visible import measurable
-
-_KNOWN_GRADIENTS = (
-    *("softmax", "operands", "float32_products", "exp", "scale_roundings", "softcap_tanh", "probability", "score_gradient"),
-    *("score_gradient_of", "score_gradient_scaled", "block_m", "block_n", "group", "atomics", "gradient_roundings"),
-)
 
 
 def judge(trial: Trial) -> Ruling:
@@ -80,7 +75,7 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
 def _applies(declaration: Declaration) -> str | None:
     if declaration.gradients is None:
         return "declares no gradients"
-    known = (*_KNOWN_GRADIENTS, "prescale") if declaration.gradients.prescale == "sqrt" else _KNOWN_GRADIENTS
+    known = (*KNOWN_GRADIENTS, "prescale") if declaration.gradients.prescale == "sqrt" else KNOWN_GRADIENTS
     return beyond(declaration.numerics, KNOWN) or beyond(declaration.gradients, known)
 
 

@@ -18,7 +18,8 @@ TINY = 2.0**-126  # what flush-to-zero may lose
 FP32_MAX = (2 - 2.0**-23) * 2.0**127
 ANY_DIVISION = 5  # roundings of `U`: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
 
-_PRESCALE = {"none": 0, "q": 2, "sqrt": 6}  # roundings of one operand and its factor; of both, and a square root
+# Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of both, and a square root.
+PRESCALE_ROUNDINGS = {"none": 0, "q": 2, "k": 2, "sqrt": 6}
 
 
 def relative(count: int, u: float) -> float:
@@ -30,6 +31,13 @@ def product_unit(arch: str, operands: str, float32_products: str, accumulator: s
     """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is declared, and never on the CPU."""
     by_tf32 = operands == "float32" and float32_products != "ieee" and arch != "cpu"
     return unit_for(arch, float32_products if by_tf32 else operands, accumulator)
+
+
+def prescaled_by(prescale: str, scale: float) -> tuple[float, float]:
+    """What the scale multiplies Q and K by beforehand, signs and log2 e left out; a scale of 0 counts as 1."""
+    size = abs(scale) or 1.0
+    root = math.sqrt(size)
+    return {"none": (1.0, 1.0), "q": (size, 1.0), "k": (1.0, size), "sqrt": (root, root)}[prescale]
 
 
 def block_size(declared: int | None, configured: int | None) -> int:
@@ -209,13 +217,12 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
 
 
 def _operand_roundings(numerics: Numerics, operands: DType) -> float:
-    return relative(_PRESCALE[numerics.prescale], operands.unit_roundoff)
+    return relative(PRESCALE_ROUNDINGS[numerics.prescale], operands.unit_roundoff)
 
 
 def _operands(numerics: Numerics, problem: Problem, dtype: DType, unit: Unit, factors: dict[str, float]) -> Operands:
     """Q and K as they are multiplied, by the largest of their factors."""
-    prescaled, scale = numerics.prescale != "none", abs(problem.scale) or 1.0
-    by_q, by_k = {"none": (1.0, 1.0), "q": (scale, 1.0), "sqrt": (math.sqrt(scale), math.sqrt(scale))}[numerics.prescale]
+    prescaled, (by_q, by_k) = numerics.prescale != "none", prescaled_by(numerics.prescale, problem.scale)
     return Operands(
         unit,
         dtype,
@@ -258,7 +265,7 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     for name, value, possible in (
         ("accumulator", numerics.accumulator, of_values),
         ("score_accumulator", numerics.score_accumulator or numerics.accumulator, of_scores),
-        ("prescale", numerics.prescale, tuple(_PRESCALE) if dtype_named(operands).itemsize > 1 else ("none",)),
+        ("prescale", numerics.prescale, ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",)),
         ("scores", numerics.scores, ("float32",) if eight else ("float32", "input")),
         ("float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
         ("normaliser", numerics.normaliser, ("sum", "lse")),

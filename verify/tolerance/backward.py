@@ -8,21 +8,21 @@ dS, the three products, and the output.  Every term is a rigorous worst case, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from references.attention import Attention, RowBlock, row_blocks
+from references.attention import Attention, row_blocks
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
-from verify.tolerance.gradients_pairs import Own, Pairs, Rows, errors_of, pairs_of, rows_of
+from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_by_key, rows_of
 from verify.tolerance.gradients_softmax import calm_scores, overflowing, own_softmax
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
-from verify.tolerance.room import Room, room_on
+from verify.tolerance.room import room_on
 from verify.visible import live_rows, measurable
 
 __all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
@@ -72,8 +72,8 @@ def gradient_truth(
 
     q, k, v, dout at their full logical shapes; saved_out (batch, heads_q, seqlen_q, head_dim_v) and saved_lse (batch, heads_q,
     seqlen_q) as the forward saved them, LSE a natural logarithm in fp64; the exact ones for an arithmetic with a softmax of its
-    own.  Whole rows at once: memory for a block of scores,
-    the gradients of the block's heads, and the results, on the inputs' device.
+    own.  Whole rows at once: memory for a block of scores, the gradients of the block's heads, and the results, on the inputs'
+    device.
     """
     given = [x.flatten(0, 1) for x in (q, k, v, dout, saved_out, saved_lse.unsqueeze(-1))]
     shapes = [x.shape for x in (q, k, v)] * (1 + len(arithmetics))
@@ -94,17 +94,14 @@ def gradient_truth(
         for block in parts:
             own_rows = rows_of(block, [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)], widest, right)
             dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics))
-            owns: list[Own | None] = [None] * len(arithmetics)
-            for n, a in enumerate(arithmetics):
-                if a.own:
-                    lost = torch.zeros_like(own_rows.empty) if small else overflowing(problem, own_rows, keys)
-                    own_rows = replace(own_rows, calm=own_rows.calm and not bool(lost.any()))
-                    tiles = (pairs for _, pairs in _pairs(problem, block, own_rows, values, room))
-                    owns[n] = own_softmax(problem, tiles, own_rows, a, lost)
-            for own_keys, pairs in _pairs(problem, block, own_rows, values, room):
+            lost = torch.zeros_like(own_rows.empty) if small else overflowing(problem, own_rows, keys)
+            own_rows = replace(own_rows, calm=own_rows.calm and not bool(lost.any()))
+            tiles = partial(pairs_by_key, problem, block, own_rows, values, room, _TILE[q.device.type])
+            softmaxes = [own_softmax(problem, tiles(), own_rows, a, lost) if a.own else None for a in arithmetics]
+            for own_keys, pairs in tiles():
                 if pairs is None:
                     continue
-                errors = [errors_of(problem, pairs, a, own) for a, own in zip(arithmetics, owns, strict=True)]
+                errors = [errors_of(problem, pairs, a, softmax) for a, softmax in zip(arithmetics, softmaxes, strict=True)]
                 _add(pairs, errors, keys[:, own_keys], dq, dk.part(own_keys), dv.part(own_keys))
             for n, result in enumerate(results(dq, [rule["dq"] for rule in rules])):
                 flat[3 * n][block.index] = result
@@ -129,25 +126,6 @@ def _finite(problem: Problem, lse: Tensor) -> bool:
     """Whether the LSE^ of every row that sees a key is finite."""
     odd = ~lse.isfinite()
     return not bool(odd.any()) or (measurable(problem) and not bool((odd & live_rows(problem).to(odd.device)).any()))
-
-
-def _pairs(problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room: Room) -> Iterator[tuple[slice, Pairs | None]]:
-    """The block's pairs and their keys, some at a time."""
-    for part in _tiles(block):
-        keys = slice(block.keys.start + part.start, block.keys.start + part.stop)
-        yield keys, pairs_of(problem, _cut(block, part), rows, values[:, keys], room)
-
-
-def _tiles(block: RowBlock) -> Iterator[slice]:
-    """The keys, some at a time."""
-    heads, rows, keys = block.scores.shape
-    step = max(_TILE[block.scores.device.type] // max(heads * rows, 1), 1)
-    return (slice(first, min(first + step, keys)) for first in range(0, keys, step))
-
-
-def _cut(block: RowBlock, keys: slice) -> RowBlock:
-    names = ("scores", "uncapped", "magnitude", "visible", "probabilities")
-    return replace(block, **{name: getattr(block, name)[..., keys] for name in names})
 
 
 def _add(pairs: Pairs, errors: list[tuple[Tensor, Tensor]], keys: Tensor, dq: Sums, dk: Sums, dv: Sums) -> None:

@@ -11,7 +11,17 @@ from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.instructions import Function, tanh_error
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
-from verify.tolerance.arithmetic import TINY, block_count, block_size, exponential, holding, product_unit, relative
+from verify.tolerance.arithmetic import (
+    PRESCALE_ROUNDINGS,
+    TINY,
+    block_count,
+    block_size,
+    exponential,
+    holding,
+    prescaled_by,
+    product_unit,
+    relative,
+)
 from verify.tolerance.subnormals import Operands
 from verify.variant import Config, GradientNumerics
 
@@ -89,19 +99,15 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         if value not in possible:
             raise ValueError(f"{name}: no bound of gradients is derived for {value!r}, only for {', '.join(possible)}")
     units = {name: product_unit(arch, used[name], numerics.float32_products) for name in _PRODUCTS}
-    operands, scale = dtype_named(used["operands"]), abs(problem.scale) or 1.0
-    # By k: what K is multiplied by, and Q; 6 roundings are those of a root, of its product and of the sign, twice.
-    roundings, largest, by_k = {
-        "none": (0, 0.0, 1.0),
-        "k": (2, abs(problem.scale) * math.log2(math.e), scale),
-        "sqrt": (6, math.sqrt(scale), math.sqrt(scale)),
-    }[numerics.prescale]
-    prescaled, both = roundings > 0, numerics.prescale == "sqrt"
-    error, flushed = relative(roundings, operands.unit_roundoff), max(operands.smallest_subnormal / 2, TINY)
+    operands, (by_q, by_k) = dtype_named(used["operands"]), prescaled_by(numerics.prescale, problem.scale)
+    prescaled, both = numerics.prescale != "none", numerics.prescale == "sqrt"
+    largest = abs(problem.scale) * math.log2(math.e) if numerics.prescale == "k" else by_k
+    error = relative(PRESCALE_ROUNDINGS[numerics.prescale], operands.unit_roundoff)
+    flushed = max(operands.smallest_subnormal / 2, TINY)
     of_factors = Operands(units["operands"], operands, lost=units["operands"].flush)
-    of_scores = replace(of_factors, error=error, key=1 / by_k)
+    of_scores = replace(of_factors, query=1 / by_q, key=1 / by_k, error=error)
     if both:
-        of_scores = replace(of_scores, query=1 / by_k, lost=max(of_factors.lost, flushed))
+        of_scores = replace(of_scores, lost=max(of_factors.lost, flushed))
     return GradientArithmetic(
         scores=units["operands"],
         operands=of_scores,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.room import Room
 from verify.tolerance.subnormals import scores_loss, whole
 
+_OF_PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")  # of a `RowBlock`
 _DIRECT = 30.0  # from here on P e^delta is taken as one exponential, for P may have underflowed
 _CAP_ROUNDINGS = 4  # behind the tanh, and in front of it with the scale's product: c, 1 / c, the product
 
@@ -138,6 +139,20 @@ def pairs_of(problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room
         nominal=nominal,
         size=torch.abs(nominal, out=room.take()),
     )
+
+
+def pairs_by_key(
+    problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room: Room, size: int
+) -> Iterator[tuple[slice, Pairs | None]]:
+    """The pairs of whole rows, so many keys at a time that a tensor has `size` elements: where these keys are, and `pairs_of`
+    them, to be read before the next are asked for.  values: V at all keys, (heads, seqlen_kv, head_dim_v)."""
+    heads, count, keys = block.scores.shape
+    step = max(size // max(heads * count, 1), 1)
+    for first in range(0, keys, step):
+        part = slice(first, min(first + step, keys))
+        cut = replace(block, **{name: getattr(block, name)[..., part] for name in _OF_PAIRS})
+        at = slice(block.keys.start + part.start, block.keys.start + part.stop)
+        yield at, pairs_of(problem, cut, rows, values[:, at], room)
 
 
 def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None = None) -> tuple[Tensor, Tensor]:

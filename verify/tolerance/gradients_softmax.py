@@ -30,13 +30,15 @@ def overflowing(problem: Problem, rows: Rows, keys: Tensor) -> Tensor:
     return ~(largest < FP32_MAX / 2).all(-1, keepdim=True)
 
 
-def own_softmax(problem: Problem, tiles: Iterable[Pairs | None], rows: Rows, a: GradientArithmetic, lost: Tensor) -> Own:
-    """tiles: all pairs of these rows, some keys at a time, each read before the next is asked for.  lost: see `Own`."""
+def own_softmax(
+    problem: Problem, tiles: Iterable[tuple[slice, Pairs | None]], rows: Rows, a: GradientArithmetic, lost: Tensor
+) -> Own:
+    """tiles: all pairs of these rows, as `pairs_by_key` gives them.  lost: see `Own`."""
     # Sums over the keys: P e^delta; P (e^delta - 1) |dP - D|; of the largest weights times what dP errs by, and times the
     # largest |dP|; B; 1.  And the largest delta.
     total, spread, missed, reach, sizes, keys, largest = (torch.zeros_like(rows.lse) for _ in range(7))
     spoiled = lost.clone()
-    for pairs in tiles:
+    for _, pairs in tiles:
         if pairs is None:
             continue
         delta = exponent_error(pairs, a, score_errors(problem, pairs, a)[1])

@@ -1,5 +1,5 @@
 """Gradients by autograd, through a softmax of their own: a right function, and three wrong ones: without delta, with one that
-reads what it declares not to, and with the scale in the forward alone."""
+reads what it declares not to, and with a scale that was rounded to 8 bits."""
 
 import math
 from dataclasses import replace
