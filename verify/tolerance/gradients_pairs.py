@@ -294,7 +294,7 @@ def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Ow
         delta = own.delta
     if a.delta:
         upper = rows.delta.abs() + delta
-        kept = delta + a.delta.unit_roundoff * upper + (rows.delta_size > 0) * a.delta.smallest_subnormal / 2
+        kept = delta + a.delta.unit_roundoff * upper + (upper > 0) * a.delta.smallest_subnormal / 2
         delta = kept.masked_fill(upper >= a.delta.overflow, torch.inf)
     size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
     overflows = None if _below(size, FP32_MAX) else ~(size < FP32_MAX)  # an O^ that is not finite included
