@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from verify.variant.validation import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
@@ -58,6 +60,9 @@ class Numerics:
     promotion: int = 0
     output_roundings: int = 0
 
+    def __post_init__(self) -> None:
+        check(self, "numerics")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GradientNumerics:
@@ -103,6 +108,9 @@ class GradientNumerics:
     atomics_dtype: str = "float32"
     gradient_roundings: int = 1
 
+    def __post_init__(self) -> None:
+        check(self, "gradients")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
@@ -125,3 +133,6 @@ class Contract:
     nan: str = "propagates"
     batch_invariant: bool = False
     deterministic_backward: bool = True
+
+    def __post_init__(self) -> None:
+        check(self, "contract")
