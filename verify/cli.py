@@ -22,7 +22,7 @@ from verify.case import Case
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order, carry_out, evidence_of, failing, say
 from verify.evidence import Evidence, EvidenceError, Verdict, is_plain, load, new_run_id
 from verify.probes.command import probe
-from verify.xfails import XfailsError, xfails_in
+from verify.xfails import FILE, XfailsError, changed_since, xfails_in
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
 
@@ -340,6 +340,8 @@ def _finish(order: Order, status: int, where: Path | None = None) -> int:
     _print_failures(evidence)
     for entry in evidence.not_run:
         console.print(f"not run: {entry.variant}: {entry.reason}", style="dim", markup=False, highlight=False)
+    if changed_since():
+        say(console, f"{FILE} has changed while this command ran: look at it before the next one, from which on it counts")
     folder = where or order.directory.parents[1] / "report" / str(evidence.run.device["slug"])
     console.print(f"run {order.run_id}; report: {folder / 'report.html'}", highlight=False)
     return status
@@ -390,5 +392,8 @@ def main() -> int:
         return INFRASTRUCTURE
     except click.ClickException as error:
         say(console, f"verify: {error.format_message()}")
+        return USAGE
+    except XfailsError as error:
+        say(console, f"verify: {error}")
         return USAGE
     return result if isinstance(result, int) else CLEAN
