@@ -13,6 +13,7 @@ from verify.cli.options import UsageError, console
 from verify.cli.summary import summary
 from verify.engine import CLEAN, INFRASTRUCTURE, USAGE, say
 from verify.probes.command import probe
+from verify.xfails import XfailsError
 
 __all__ = ["USAGE", "UsageError", "app", "console", "main", "summary"]
 
@@ -53,5 +54,8 @@ def main() -> int:
         return INFRASTRUCTURE
     except click.ClickException as error:
         say(console, f"verify: {error.format_message()}")
+        return USAGE
+    except XfailsError as error:
+        say(console, f"verify: {error}")
         return USAGE
     return result if isinstance(result, int) else CLEAN

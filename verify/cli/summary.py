@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from verify.cli.options import console
 from verify.engine import INFRASTRUCTURE, Order, evidence_of, say
 from verify.evidence import Evidence, Verdict
-from verify.xfails import xfails_in
+from verify.xfails import FILE, changed_since, xfails_in
 
 
 def finish(order: Order, status: int, where: Path | None = None) -> int:
@@ -21,6 +21,8 @@ def finish(order: Order, status: int, where: Path | None = None) -> int:
     _print_failures(evidence)
     for entry in evidence.not_run:
         console.print(f"not run: {entry.variant}: {entry.reason}", style="dim", markup=False, highlight=False)
+    if changed_since():
+        say(console, f"{FILE} has changed while this command ran: look at it before the next one, from which on it counts")
     folder = where or order.directory.parents[1] / "report" / str(evidence.run.device["slug"])
     console.print(f"run {order.run_id}; report: {folder / 'report.html'}", highlight=False)
     return status
