@@ -35,7 +35,7 @@ _pin_gpu(_WORKER)
 from verify import campaign, errors, halt, workshop  # noqa: E402 - after the mask
 from verify.court import Court  # noqa: E402
 from verify.engine import NO_SPACE  # noqa: E402
-from verify.xfails import XfailsError  # noqa: E402
+from verify.xfails import XfailsError, at_start, begin_with  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has deadlines of its own
@@ -81,12 +81,14 @@ def pytest_configure(config: pytest.Config) -> None:
     run = config.stash[_RUN] = campaign.open_run(profile, files, run_id)
     marker = run.directory / "failed" if config.getoption("maxfail") == 1 else None
     halt.stop_at_first_failure(marker)
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        begin_with(config.workerinput["verify_xfails"])
+    else:
         try:
+            at_start()  # before any kernel is loaded, which might write such a file
             if run_id is not None:
                 config.stash[_LOCK] = run.lock()
             run.resume()
-            run.xfails  # noqa: B018 - what is wrong with the file is said once, before any worker begins
         except (campaign.BusyError, campaign.ContinuedError, XfailsError) as error:
             raise pytest.UsageError(str(error)) from None
         errors.begin(run.directory)
@@ -97,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_configure_node(node: object) -> None:
     node.workerinput["verify_run"] = node.config.stash[_RUN].directory.name  # type: ignore[attr-defined]
+    node.workerinput["verify_xfails"] = at_start()  # type: ignore[attr-defined]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

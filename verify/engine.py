@@ -23,7 +23,7 @@ from verify.bootstrap import ROOT
 from verify.errors import read as errors_of
 from verify.evidence import Evidence, load, new_run_id
 from verify.places import state_directory
-from verify.xfails import xfails_in
+from verify.xfails import handed_on, xfails_in
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a disk that takes nothing
@@ -107,7 +107,7 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
 
 def _carry_out(order: Order, console: Console, deadline: float | None) -> int:
     with tempfile.TemporaryFile("w+") as words, _interruptible():
-        variables = os.environ | {leash.PARENT: str(os.getpid())}
+        variables = os.environ | handed_on() | {leash.PARENT: str(os.getpid())}
         if deadline is not None:
             variables[halt.UNTIL] = str(deadline)
         process = subprocess.Popen(

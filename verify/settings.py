@@ -30,7 +30,7 @@ SETTINGS = (
 )
 
 # What the processes of the suite tell each other; nobody else sets them.
-INTERNAL = ("VERIFY_UNTIL", "VERIFY_PARENT", "VERIFY_BOOTSTRAPPED")
+INTERNAL = ("VERIFY_UNTIL", "VERIFY_PARENT", "VERIFY_XFAILS_TEXT", "VERIFY_BOOTSTRAPPED")
 
 
 def check() -> None:

@@ -12,6 +12,7 @@ from verify import __version__, settings
 from verify.cli import replay, report, run, tools
 from verify.cli.options import UsageError, console
 from verify.engine import CLEAN, INFRASTRUCTURE, NO_SPACE, USAGE, EngineError, Interrupted, say
+from verify.xfails import XfailsError
 
 __all__ = ["USAGE", "UsageError", "app", "console", "main"]
 
@@ -58,6 +59,9 @@ def main() -> int:
         result = app(prog_name="verify", standalone_mode=False)
     except click.ClickException as error:
         say(console, f"verify: {error.format_message()}")
+        return USAGE
+    except XfailsError as error:
+        say(console, f"verify: {error}")
         return USAGE
     except EngineError as error:
         say(console, f"verify: {error}")

@@ -21,7 +21,7 @@ from verify.errors import JudgeError
 from verify.errors import read as errors_of
 from verify.evidence import Evidence, Verdict
 from verify.explanation import explain
-from verify.xfails import Xfails, xfails_in
+from verify.xfails import FILE, Xfails, changed_since, xfails_in
 
 WRONG, HOLDS, KNOWN = "wrong", "holds", "known defect"
 INCOMPLETE, JUDGE_ERROR, NOT_RUN = "incomplete", "judge error", "not run"
@@ -116,6 +116,8 @@ def finish(order: Order, status: int, where: Path | None = None, whole: bool = T
     shortfalls = None if report is None or stopped else _shortfalls(report)
     outcome = Outcome(evidence, xfails_in(evidence), errors_of(order.directory), shortfalls)
     lines = _show(outcome)
+    if changed_since():
+        say(console, f"{FILE} has changed while this command ran: look at it before the next one, from which on it counts")
     if stopped:
         console.print("stopped at the first failure; without -x all of it is judged", style="yellow", highlight=False)
     if report is not None:
