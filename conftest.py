@@ -29,7 +29,7 @@ _pin_gpu(_WORKER)
 
 from verify import campaign, workshop  # noqa: E402 - after the mask
 from verify.court import Court  # noqa: E402
-from verify.xfails import XfailsError  # noqa: E402
+from verify.xfails import XfailsError, at_start, begin_with  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has deadlines of its own
@@ -69,16 +69,19 @@ def pytest_configure(config: pytest.Config) -> None:
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
     run = config.stash[_RUN] = campaign.open_run(profile, files, run_id)
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        begin_with(config.workerinput["verify_xfails"])
+    else:
         try:
+            at_start()  # before any kernel is loaded, which might write such a file
             run.resume()
-            run.xfails  # noqa: B018 - what is wrong with the file is said once, before any worker begins
         except (campaign.ContinuedError, XfailsError) as error:
             raise pytest.UsageError(str(error)) from None
 
 
 def pytest_configure_node(node: object) -> None:
     node.workerinput["verify_run"] = node.config.stash[_RUN].directory.name  # type: ignore[attr-defined]
+    node.workerinput["verify_xfails"] = at_start()  # type: ignore[attr-defined]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

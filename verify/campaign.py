@@ -22,7 +22,7 @@ from verify.report import build, write
 from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Declaration
 from verify.workshop import Workshop, left_out
-from verify.xfails import Xfails, xfails_for, xfails_in
+from verify.xfails import FILE, Xfails, at_start, changed_since, digest, xfails_for, xfails_in
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
@@ -169,7 +169,12 @@ def _record(run: OpenRun, found: Roster) -> None:
                 started=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
                 profile=run.profile,
                 device=device.fingerprint(),
-                versions={"torch": torch.__version__, "hypothesis": hypothesis.__version__, "judge": judge_hash()},
+                versions={
+                    "torch": torch.__version__,
+                    "hypothesis": hypothesis.__version__,
+                    "judge": judge_hash(),
+                    "xfails": digest(at_start()),
+                },
             )
         )
         for declaration in found.declarations:
@@ -285,4 +290,13 @@ def publish(evidence: Evidence, runs: str, parent: Path, directory: str | Path |
     paths = write(built, directory or parent / str(built["device"]["slug"]))
     failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
     cases = len({v.case for v in evidence.verdicts if v.counted})
-    return f"{cases} cases, {failed} failing verdicts; run {runs}; report: {paths[-1]}"
+    told = f"{cases} cases, {failed} failing verdicts; run {runs}; report: {paths[-1]}"
+    return f"{told}{_other_xfails(evidence)}"
+
+
+def _other_xfails(evidence: Evidence) -> str:
+    """A warning where the known defects are not those that the evidence was recorded with, or not those of the file now."""
+    before = {run.versions["xfails"] for run in evidence.runs if "xfails" in run.versions}
+    if before - {digest(at_start())}:
+        return f"\n{FILE} is not the one that the run began with"
+    return f"\n{FILE} has changed while this command ran, and counts from the next one on" if changed_since() else ""

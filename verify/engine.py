@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from verify.cell.cell import ROOT
 from verify.court import state_directory
 from verify.evidence import Evidence, load, new_run_id
-from verify.xfails import xfails_in
+from verify.xfails import handed_on, xfails_in
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
 _UNTIL = "VERIFY_UNTIL"  # tells the child when time is over, in seconds since the epoch
@@ -74,7 +74,7 @@ def say(console: Console, text: str) -> None:
 def carry_out(order: Order, console: Console, deadline: float | None = None) -> int:
     """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is begun."""
     with tempfile.TemporaryFile("w+") as words:
-        variables = dict(os.environ)
+        variables = os.environ | handed_on()
         if deadline is not None:
             variables[_UNTIL] = str(time.time() + deadline - time.monotonic())
         process = subprocess.Popen(
