@@ -126,7 +126,10 @@ def _reachable(entry: VariantEntry) -> tuple[str, ...]:
     support: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in entry.support.items() if name in known
     }
-    return tuple(sorted(bins_reachable(Support(**support))))
+    try:
+        return tuple(sorted(bins_reachable(Support(**support))))
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"{entry.ref}: its support on record is no declaration of this version: {error}") from None
 
 
 def _unknown(ref: str) -> VariantEntry:
