@@ -6,6 +6,7 @@ The derivation is docs/tolerance-backward.md, *A softmax of its own*.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,19 +26,24 @@ def calm_scores(problem: Problem, q: Tensor, k: Tensor) -> bool:
 
 
 def overflowing(problem: Problem, rows: Rows, keys: Tensor) -> Tensor:
-    """Rows in which a score may overflow, be it masked: bool (heads, rows, 1).  keys: (heads, keys, head_dim)."""
+    """Rows in which a score may overflow, be it masked, in base 2, or under a scale of 0 that makes NaN of it: bool
+    (heads, rows, 1).  keys: (heads, keys, head_dim)."""
     largest = torch.bmm(rows.q.abs(), keys.abs().mT) * max(abs(problem.scale), 1.0)
     return ~(largest < FP32_MAX / 2).all(-1, keepdim=True)
 
 
-def own_softmax(
-    problem: Problem, tiles: Iterable[tuple[slice, Pairs | None]], rows: Rows, a: GradientArithmetic, lost: Tensor
-) -> Own:
-    """tiles: all pairs of these rows, as `pairs_by_key` gives them.  lost: see `Own`."""
+def guarded(problem: Problem, rows: Rows, keys: Tensor) -> Rows:
+    """The rows, told which of them may overflow against these keys, see `overflowing`."""
+    lost = rows.lost | overflowing(problem, rows, keys)
+    return replace(rows, lost=lost, calm=rows.calm and not bool(lost.any()))
+
+
+def own_softmax(problem: Problem, tiles: Iterable[tuple[slice, Pairs | None]], rows: Rows, a: GradientArithmetic) -> Own:
+    """tiles: all pairs of these rows, as `pairs_by_key` gives them."""
     # Sums over the keys: P e^delta; P (e^delta - 1) |dP - D|; of the largest weights times what dP errs by, and times the
     # largest |dP|; B; 1.  And the largest delta.
     total, spread, missed, reach, sizes, keys, largest = (torch.zeros_like(rows.lse) for _ in range(7))
-    spoiled = lost.clone()
+    spoiled = rows.lost.clone()
     for _, pairs in tiles:
         if pairs is None:
             continue
@@ -69,4 +75,4 @@ def own_softmax(
     delta = spread * total + (missed + rounded * reach) * growth
     delta = delta + TINY * 2 * keys + (TINY + vanishing(a.exponential)) * total * sizes
     delta.masked_fill_(spoiled | ~(reach * growth < FP32_MAX / 2), torch.inf).nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    return Own(exponent.nan_to_num(nan=torch.inf, posinf=torch.inf), delta, lost)
+    return Own(exponent.nan_to_num(nan=torch.inf, posinf=torch.inf), delta)
