@@ -1,7 +1,8 @@
 """Bootstrap: make `python -m verify` work on a fresh clone that has only Python, pip and git.  Standard library alone.
 
 If a required package is missing, an environment is made in `.venv` beside the sources, with the versions that
-constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.
+constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.  An installed wheel sets
+up nothing: it says what is missing.
 
 `python -m verify.bootstrap headers` is for tox: it installs CUTLASS's headers into the environment that tox has made.
 """
@@ -18,7 +19,8 @@ import tomllib
 import venv
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from verify.bundle import INSTALLED, ROOT
+
 _IMPORT_NAMES = {"pytest-xdist": "xdist"}
 
 
@@ -50,6 +52,9 @@ def ensure() -> None:
     absent = missing()
     if not absent:
         return
+    if INSTALLED:  # an environment is its owner's, who chose what is in it
+        print(f"verify: missing {', '.join(absent)}; install them with: pip install {' '.join(absent)}", file=sys.stderr)
+        raise SystemExit(3)
     home = ROOT / ".venv"
     python = home / "bin" / "python"
     if os.environ.get("VERIFY_BOOTSTRAP") == "0" or os.environ.get("VERIFY_BOOTSTRAPPED") == "1":

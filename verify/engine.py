@@ -17,7 +17,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verify.cell.cell import ROOT
+from verify.bundle import ROOT
 from verify.court import state_directory
 from verify.evidence import Evidence, load, new_run_id
 from verify.xfails import xfails_in
@@ -48,6 +48,8 @@ class Order:
     def command(self) -> list[str]:
         """The pytest command line."""
         words = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "properties"), "--rootdir", str(ROOT)]
+        # pytest's default mode puts ROOT at the head of sys.path, where its folders would hide packages of the same names.
+        words += ["--import-mode", "importlib"]
         words += ["-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
         words += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
         words += ["--run-id", self.run_id]

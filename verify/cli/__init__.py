@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import click
 
+from verify import __version__
 from verify.applicability import list_oracles
 from verify.cli import replay, report, run, tools
 from verify.cli.options import UsageError, console
@@ -18,6 +19,7 @@ __all__ = ["USAGE", "UsageError", "app", "console", "main", "summary"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="verify")
 def app() -> None:
     """Decides whether an attention kernel is right, and shows why.
 
