@@ -1,6 +1,7 @@
-"""What pyproject.toml cannot say: the wheel carries references, kernels and property tests inside `verify/_bundled/`.
+"""What pyproject.toml cannot say: the wheel has the other folders in `verify/_bundled/`.
 
-See verify/bundle.py for how they are imported from there.  An editable installation uses the checkout's own folders.
+See verify/bundle.py for how they are imported from there.  An editable installation uses the
+checkout's own folders.
 """
 
 import shutil

@@ -1,13 +1,14 @@
-"""Where the suite's own files stand, and under which names they are imported.  Standard library alone.
+"""Where the suite's own files stand, and how they are imported.  Standard library alone.
 
-In a checkout `references/`, `kernels/` and `tests/` are top-level folders beside `verify/`.  An installed wheel holds one
-top-level package, `verify`; the same folders lie in `verify/_bundled/`, with `conftest.py` and `pyproject.toml`.  ROOT is the
-folder that holds them in either case.  Their import names are the same in both (`references.masks`, `kernels.triton...`): a
-finder at the head of `sys.meta_path`, which `import verify` puts there, looks for them in ROOT.
+In a checkout `references/`, `kernels/` and `tests/` are top-level folders beside `verify/`.  An
+installed wheel holds one top-level package, `verify`; the same folders lie in `verify/_bundled/`,
+with `conftest.py` and `pyproject.toml`.  ROOT is the folder that holds them in either case.  Their
+import names are the same in both (`references.masks`, `kernels.triton`): a finder at the head of
+`sys.meta_path`, which `import verify` puts there, looks for them in ROOT.
 
-`references` is always served.  `kernels` is also the name of other people's packages (Hugging Face's, for one), which a
-kernel on trial may import.  So it is served only in a process that called `use_collection`: one that loads a file of the
-collection or a planted fault, or that compiles a probe.
+`references` is always served.  `kernels` is also the name of other people's packages (Hugging
+Face's is one), which a kernel on trial may import.  So it is served only in a process that called
+`use_collection`: one that loads a file of the collection or a planted fault, or compiles a probe.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ PACKAGE = Path(__file__).resolve().parent
 _BUNDLED = PACKAGE / "_bundled"
 
 INSTALLED = _BUNDLED.is_dir()
-"""Whether this is an installed wheel; False in a checkout, an unpacked sdist and an editable installation."""
+"""Whether this is an installed wheel: no checkout, unpacked sdist or editable installation."""
 
 ROOT = _BUNDLED if INSTALLED else PACKAGE.parent
 """The folder that holds references/, kernels/, tests/, conftest.py and pyproject.toml."""
 
 
 class _Finder:
-    """Finds the top-level packages `names` in ROOT, whatever else sys.path holds under these names."""
+    """Finds the top-level packages `names` in ROOT, whatever sys.path holds under these names."""
 
     def __init__(self) -> None:
         self.names = {"references"}
@@ -50,7 +51,7 @@ def install() -> None:
 
 
 def judge_sources() -> dict[str, Path]:
-    """The judge's own source files, references included, by the names that they have in a checkout."""
+    """The judge's source files, references included, by the names that they have in a checkout."""
     own = (path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(_BUNDLED))
     truth = (ROOT / "references").rglob("*.py")
     named = {PurePosixPath("verify", *path.relative_to(PACKAGE).parts): path for path in own}
@@ -67,14 +68,16 @@ def use_collection() -> None:
     folders = [Path(place).resolve() for place in getattr(other, "__path__", ())]
     if other is not None and folders != [ROOT / "kernels"]:
         places = ", ".join(map(str, folders)) or "no folder"
-        raise ImportError(f"a package named kernels was imported before ({places}); the collection's is {ROOT / 'kernels'}")
+        message = f"a package named kernels was imported before ({places})"
+        raise ImportError(f"{message}; the collection's is {ROOT / 'kernels'}")
     _finder.names.add("kernels")
 
 
 def for_children(variables: dict[str, str]) -> dict[str, str]:
     """Those environment variables, changed so that a child process imports this very `verify`.
 
-    What is installed is found without help, and a folder of installed packages must not move to the head of the path.
+    What is installed is found without help: the folder of all installed packages must not move to
+    the head of the path.
     """
     if INSTALLED:
         return variables
