@@ -19,7 +19,7 @@ from types import FrameType
 from rich.console import Console
 
 from verify import halt, leash
-from verify.bootstrap import ROOT
+from verify.bundle import ROOT
 from verify.errors import read as errors_of
 from verify.evidence import Evidence, load, new_run_id
 from verify.places import state_directory
@@ -69,6 +69,8 @@ class Order:
     def command(self) -> list[str]:
         """The pytest command line."""
         words = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "properties"), "--rootdir", str(ROOT)]
+        # pytest's default mode puts ROOT at the head of sys.path, where its folders would hide packages of the same names.
+        words += ["--import-mode", "importlib"]
         words += ["-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
         words += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
         words += ["--run-id", self.run_id]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Full
+from verify.bundle import use_collection
 from verify.variant import AttentionArgs, Contract, DeclarationError, Numerics, Support, Variant, Workspace
 
 
@@ -89,6 +90,8 @@ def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
 
 def _import(path: Path, root: Path) -> Any:
     path = path.resolve()
+    if path.is_relative_to(root / "kernels") or path.is_relative_to(root / "tests"):
+        use_collection()
     if path.is_relative_to(root / "kernels"):
         return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     if not path.is_file():
