@@ -297,9 +297,11 @@ def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
 
 
 def convicted(run: OpenRun) -> bool:
-    """Whether the campaign as a whole fails, although each of its cases may pass."""
-    verdicts = load(run.directory).verdicts if run.directory.exists() else ()
-    return any(v.group == GROUP and v.outcome == "fail" for v in verdicts)
+    """Whether the campaign as a whole fails and no known defect says so, although each of its cases may pass."""
+    evidence = load(run.directory) if run.directory.exists() else None
+    if evidence is None or not evidence.verdicts:
+        return False
+    return any(v.group == GROUP for v in xfails_in(evidence).unexpected(evidence.verdicts))
 
 
 def report(run: OpenRun, directory: str | Path | None = None) -> str:
@@ -319,9 +321,7 @@ def publish(evidence: Evidence, runs: str, parent: Path, directory: str | Path |
     """
     built = build(evidence, xfails=xfails_in(evidence))
     paths = write(built, directory or parent / str(built["device"]["slug"]))
-    failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
-    cases = len({v.case for v in evidence.verdicts if v.counted})
-    told = f"{cases} cases, {failed} failing verdicts; run {runs}; report: {paths[-1]}"
+    told = f"{built['cases']} cases, {built['failures']} failing; run {runs}; report: {paths[-1]}"
     return f"{told}{_other_xfails(evidence)}"
 
 
