@@ -159,6 +159,11 @@ def going_on(run_id: str) -> str:
     return shlex.join([*words, "--run-id", run_id])
 
 
+def lacks(folder: Path) -> bool:
+    """Whether the report in a folder lacks something of a variant that was judged."""
+    return bool(_shortfalls(json.loads((folder / "report.json").read_text(encoding="utf-8"))))
+
+
 def _report(folder: Path, run_id: str) -> dict[str, Any] | None:
     """The report that this run wrote there, or None: one of another run may lie there."""
     try:
