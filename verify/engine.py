@@ -100,7 +100,10 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
     except OSError as error:
         raise EngineError(_unwritable(order, str(error))) from None
     try:
-        return _carry_out(order, console, deadline)
+        with _interruptible():
+            return _carry_out(order, console, deadline)
+    except KeyboardInterrupt:
+        raise Interrupted from None
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
@@ -108,7 +111,7 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
 
 
 def _carry_out(order: Order, console: Console, deadline: float | None) -> int:
-    with tempfile.TemporaryFile("w+") as words, _interruptible():
+    with tempfile.TemporaryFile("w+") as words:
         variables = os.environ | handed_on() | {leash.PARENT: str(os.getpid())}
         if deadline is not None:
             variables[halt.UNTIL] = str(deadline)
@@ -122,8 +125,6 @@ def _carry_out(order: Order, console: Console, deadline: float | None) -> int:
         )
         try:
             over = _watch(process, order, console, deadline)
-        except KeyboardInterrupt:
-            raise Interrupted from None
         finally:
             # The workers and their cells are in its group; none may outlive it.
             with contextlib.suppress(ProcessLookupError):

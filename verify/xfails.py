@@ -30,8 +30,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from verify.brief import shown
 from verify.evidence import Evidence, Verdict
-from verify.variant.validation import shown
 
 FILE = "xfails.toml"
 _HANDED = "VERIFY_XFAILS_TEXT"  # the text, from the process that read it to those that it starts
