@@ -22,11 +22,13 @@ from verify.admission import too_large, unanswerable
 from verify.campaign import OpenRun, open_run
 from verify.case import Case, CaseError
 from verify.cell.cell import InfrastructureError
-from verify.court import Court, Docket, explain, not_here, state_directory
+from verify.court import Court, Docket, not_here
 from verify.discovery import judge_hash
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
 from verify.evidence import Verdict
+from verify.explanation import explain
 from verify.oracles import groups
+from verify.places import state_directory
 
 
 def replay(case: Case, console: Console) -> int:

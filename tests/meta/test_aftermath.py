@@ -10,8 +10,9 @@ import pytest
 
 from tests.meta.related import ACCUSED, Bench, bench
 from verify.cell.cell import InfrastructureError, Reply
-from verify.court import Docket, explain
+from verify.court import Docket
 from verify.evidence import Verdict, load
+from verify.explanation import explain
 from verify.history import MOST, Hearing, History, judges
 from verify.problem import Problem
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from verify.case import Case
+from verify.cli import options
 from verify.cli.options import UsageError, console
 
 
@@ -15,6 +15,8 @@ def replay(case: str) -> int:
 
     Ends with FAILED (exit code 1), FIXED or HOLDS (0), or NOT REPRODUCED (3): it failed on record, and nothing has changed.
     """
+    options.case_shaped(case)
+    from verify.case import Case
     from verify.inputs import check_distribution
     from verify.replay import replay as again
 
