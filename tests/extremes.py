@@ -24,8 +24,8 @@ from verify.oracles import groups
 from verify.problem import Problem
 from verify.strategies import EXTREME_SCALES
 
-_ROUND = 60  # draws at once, of which only some are taken: Hypothesis repeats an example with small changes
-_TAKEN = 5
+_ROUND = 40  # draws at once, of which only some are taken: Hypothesis repeats an example with small changes
+_TAKEN = 6
 _ROUNDS = 200  # a group whose problems are adapted to an ordinary scale may have no extreme one
 DEFAULT_GROUPS = ("accuracy", "gradients")
 

@@ -123,15 +123,17 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
     out = out.masked_fill(exact, 0.0)  # but where a weight may overflow, whose product with 0 is NaN
     lse = _lse_bound(block, a, w)[..., 0]
-    beyond = _overflows(block, a, problem)
+    unseen = _unseen_overflows(block, a, problem)
+    beyond = _overflows(block, a, problem) | unseen
     reached = values.most
     if a.normalised:
         reached = carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
     out = out.masked_fill(beyond | _exceeds(reached / a.least_factors[1], a, w, problem), torch.inf)
     unweighted, unsummed = _spoiled(a, w, problem)
     out, lse = out.masked_fill(unweighted | unsummed, torch.inf), lse.masked_fill(unsummed[..., 0], torch.inf)
-    lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(w.empty[..., 0], 0.0)
-    return ForwardBound(out.masked_fill(w.empty, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse)
+    settled = w.empty & ~unseen  # but where NaN may come of a masked score
+    lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
+    return ForwardBound(out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse)
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:
@@ -195,20 +197,23 @@ def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tenso
     if narrow and a.score_format is not None:
         size = block.uncapped.abs().masked_fill_(~block.visible, 0.0)
         beyond |= largest_of(size.add_(block.magnitude, alpha=product_error(a, problem))) >= a.score_format.overflow * scale
-    # In base 2, with all errors of the product and its factor.
-    growth = (1 + product_error(a, problem)) * (1 + relative(a.scale_roundings + 3, U))
-    beyond |= largest * growth >= FP32_MAX * _LN_2
-    return beyond | _unseen_overflows(block, a, problem, growth)
+    # In base 2, the product and its factor with all their errors.
+    return beyond | (largest * _grown(a, problem) >= FP32_MAX * _LN_2)
 
 
-def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem, growth: float) -> Tensor:
+def _grown(a: ForwardArithmetic, problem: Problem) -> float:
+    """What a score may be larger by for its errors."""
+    return (1 + product_error(a, problem)) * (1 + relative(a.scale_roundings + 3, U))
+
+
+def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
     """The same where `RowBlock.magnitude` does not tell: sums under a scale of 0, scores that are masked
     after they were computed, operands that the scale has multiplied.
 
     A masked score of +inf to which a mask of -inf is added is NaN, and so is 0 times infinity.
     """
     queries, keys = block.query_sizes.most, block.key_sizes.most
-    factor = abs(problem.scale) / _LN_2
+    factor, growth = abs(problem.scale) / _LN_2, _grown(a, problem)
     beyond = torch.full_like(queries, factor, dtype=torch.float64) >= FP32_MAX
     if not problem.scale or not isinstance(problem.mask, Full):
         raw = queries * keys.sum(-1, keepdim=True) * growth
