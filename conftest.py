@@ -149,7 +149,11 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
         run = session.config.stash[_RUN]
-        session.config.stash[_REPORT] = campaign.report(run, session.config.getoption("--report-dir"))
+        changed = campaign.changed(run)
+        text = campaign.report(run, session.config.getoption("--report-dir"))
+        session.config.stash[_REPORT] = "\n".join(filter(None, (text, changed)))
+        if changed:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if session.exitstatus == 0 and campaign.convicted(run):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -14,10 +14,12 @@ from filelock import FileLock
 
 from verify import device
 from verify.case import Case, CaseError
-from verify.court import Court, Docket, inapplicable, not_here, state_directory
-from verify.discovery import Roster, Unloadable, judge_hash, roster
+from verify.cell import confine
+from verify.court import Court, Docket, inapplicable, not_here
+from verify.discovery import Roster, Unloadable, judge_changed, judge_hash, roster
 from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
 from verify.oracles import groups
+from verify.places import state_directory
 from verify.report import build, write
 from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Declaration
@@ -169,7 +171,12 @@ def _record(run: OpenRun, found: Roster) -> None:
                 started=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
                 profile=run.profile,
                 device=device.fingerprint(),
-                versions={"torch": torch.__version__, "hypothesis": hypothesis.__version__, "judge": judge_hash()},
+                versions={
+                    "torch": torch.__version__,
+                    "hypothesis": hypothesis.__version__,
+                    "judge": judge_hash(),
+                    "cells": confine.state(),
+                },
             )
         )
         for declaration in found.declarations:
@@ -264,6 +271,11 @@ def convicted(run: OpenRun) -> bool:
     """Whether the campaign as a whole fails, although each of its cases may pass."""
     verdicts = load(run.directory).verdicts if run.directory.exists() else ()
     return any(v.group == GROUP and v.outcome == "fail" for v in verdicts)
+
+
+def changed(run: OpenRun) -> str | None:
+    """In words, that the judge's files changed during the run; None if they did not."""
+    return judge_changed(load(run.directory)) if run.directory.exists() else None
 
 
 def report(run: OpenRun, directory: str | Path | None = None) -> str:

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -255,8 +254,3 @@ def explain(verdict: Verdict) -> str:
         f"  got      {found.got}\n  bound    {found.bound}\n  where    {found.where or 'the whole run'}{counts}\n"
         f"  problem  {verdict.problem}\n  replay   {found.replay}"
     )
-
-
-def state_directory() -> Path:
-    """Where runs leave their evidence: .verify in the current directory."""
-    return Path(".verify")

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from verify.cell.cell import ROOT
-from verify.court import state_directory
+from verify.discovery import judge_changed
 from verify.evidence import Evidence, load, new_run_id
+from verify.places import state_directory
 from verify.xfails import xfails_in
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
@@ -151,6 +152,10 @@ def _status(returncode: int, order: Order, output: str, console: Console) -> int
     if evidence is None or not evidence.verdicts:
         console.print(output.strip()[-4000:], markup=False, highlight=False)
         console.print("nothing was judged", style="bold red")
+        return INFRASTRUCTURE
+    changed = judge_changed(evidence)
+    if changed is not None:
+        say(console, changed)
         return INFRASTRUCTURE
     if failing(evidence):
         return FAILED

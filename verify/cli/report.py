@@ -45,7 +45,7 @@ def report(directory: Path, from_runs: tuple[str, ...], render: Path | None, **c
 def _report_of(runs: tuple[str, ...], parent: Path) -> int:
     """Write the report of runs that were judged before, and say where it is; exits 1 if a verdict failed."""
     from verify.campaign import publish, remember_failures
-    from verify.court import state_directory
+    from verify.places import state_directory
     from verify.report import ReportError
     from verify.statistics.verdicts import findings
 
