@@ -15,7 +15,6 @@ import torch
 
 from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, ROOT, Cell, Environment, Zygote
 from verify.cell.words import visible
-from verify.evidence import Evidence
 from verify.problem import Problem
 from verify.tolerance.backward import resolve as resolve_gradients
 from verify.tolerance.forward import resolve
@@ -62,26 +61,6 @@ def collection() -> list[Path]:
     """The kernel files of the collection: every module under kernels/ that declares a variant."""
     files = sorted((ROOT / "kernels").rglob("*.py"))
     return [path for path in files if _DECLARES.search(path.read_text(encoding="utf-8"))]
-
-
-def judge_hash() -> str:
-    """Of all that decides here, references included: which judge it was."""
-    digest = sha256()
-    for path in sorted(path for folder in ("verify", "references") for path in (ROOT / folder).rglob("*.py")):
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def judge_changed(evidence: Evidence) -> str | None:
-    """In words, that the judge's files are not those that the evidence's last run began with; None if they are."""
-    begun = evidence.runs[-1].versions.get("judge") if evidence.runs else None
-    now = judge_hash()
-    if begun in (None, now):
-        return None
-    return (
-        f"files of verify/ or references/ changed while the run judged (judge {begun} at its start, {now} at its end): "
-        "its verdicts are not those of one judge; restore the files and run again"
-    )
 
 
 def environment() -> Environment:

@@ -162,6 +162,12 @@ class Trial:
         return self.entry == "backward" and declared is not None and declared.softmax == "own"
 
     @property
+    def reads_out(self) -> bool:
+        """Whether the backward on trial declares that it reads the saved O."""
+        declared = self.declaration.gradients
+        return self.entry != "backward" or declared is None or declared.reads_out
+
+    @property
     def saved(self) -> Run:
         """The forward whose raw results the backward on trial gets; NaN, of no forward, where it declares to read nothing."""
         if "saved" not in self._runs:
@@ -171,7 +177,8 @@ class Trial:
     def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Run:
         """Launch the entry on trial, once per tag.  `poison` fills outputs and workspaces; `inputs` replace the problem's own.
 
-        A backward gets what `saved` left, whatever the inputs are.
+        A backward gets what `saved` left, whatever the inputs are; NaN for O where it declares not
+        to read that.
         """
         if tag not in self._runs:
             given = (self.inputs if inputs is None else inputs).named | self._for_backward
@@ -222,12 +229,14 @@ class Trial:
 
     @cached_property
     def start(self) -> tuple[Tensor, Tensor]:
-        """O and natural LSE that the gradients on trial start from: as saved, or exact where the backward makes its own."""
+        """O and natural LSE that the gradients on trial start from: as saved, or exact where the
+        backward does not read them."""
         if self.own_softmax:
             return self.truth.out, self.truth.lse
         assert self.saved.out is not None
         assert self.saved.lse is not None
-        return self.saved.out, self.natural_lse(self.saved.lse)
+        out = self.saved.out if self.reads_out else self.truth.out
+        return out, self.natural_lse(self.saved.lse)
 
     @property
     def _unread(self) -> Run:
@@ -246,7 +255,10 @@ class Trial:
                 "out": torch.zeros(p.shape_out, dtype=p.format_out.torch),
                 "lse": torch.zeros(p.shape_q[:3]),
             }
-        return {"dout": self.dout, **self.saved.outputs}
+        found = {"dout": self.dout, **self.saved.outputs}
+        if not self.reads_out and "out" in found:
+            found["out"] = torch.full_like(found["out"], math.nan)
+        return found
 
     def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Run:
         """Run an entry over inputs by the name of their buffer; of several, as many launches at once."""

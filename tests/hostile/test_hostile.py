@@ -16,8 +16,8 @@ import pytest
 from verify.campaign import OpenRun, changed, publish
 from verify.cell import confine
 from verify.court import Docket
-from verify.discovery import judge_hash
 from verify.evidence import Evidence, Verdict, load
+from verify.judge import judge_hash
 from verify.problem import Problem
 
 KERNELS = Path(__file__).parent / "kernels"

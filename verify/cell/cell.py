@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verify import settings
 from verify.cell import batons
 from verify.cell.descendants import compiling, resident
 from verify.cell.wire import Closed, Countdown, receive, send
@@ -83,7 +84,7 @@ class _Watch:
 
 def build_deadline() -> float:
     """Seconds that a kernel file may take to load or to compile: VERIFY_BUILD_DEADLINE, or 900."""
-    return float(os.environ.get("VERIFY_BUILD_DEADLINE", _BUILD_DEADLINE))
+    return settings.seconds("VERIFY_BUILD_DEADLINE", _BUILD_DEADLINE)
 
 
 def most_memory() -> float:

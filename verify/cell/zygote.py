@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from verify import settings
 from verify.cell.confine import Confinement, confinement, variables
 from verify.cell.wire import Closed, receive, send
 from verify.cell.words import visible
@@ -147,7 +148,12 @@ class Zygote:
         self._confinement = confinement([state_directory()])
         self._scratch = tempfile.mkdtemp(prefix="verify-cell-")
         mine, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        # What pytest and the suite's processes tell each other says which test this is.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PYTEST_") and name not in settings.INTERNAL
+        }
         environment |= variables() | dict(self.environment.variables)
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))

@@ -267,6 +267,7 @@ RULES: dict[str, dict[str, Check]] = {
         "softcap_tanh": one_of(*TANH_ERROR),
         "prescale": one_of("none", "k", "sqrt"),
         "delta": _kept,
+        "delta_of": one_of("output", "weights"),
         "probability": _kept,
         "score_gradient": _kept,
         "score_gradient_of": one_of("unrounded", "rounded"),
