@@ -57,8 +57,8 @@ def _wants(setting: Setting, value: str) -> str | None:
         case "switch":
             return None if value in ("0", "1") else "0 or 1"
         case "directories":
-            usable = all(not Path(entry).exists() or Path(entry).is_dir() for entry in value.split(os.pathsep))
-            return None if usable else f"paths of directories, separated by {os.pathsep}"
+            folders = all(not Path(entry).exists() or Path(entry).is_dir() for entry in value.split(os.pathsep))
+            return None if folders else f"paths of directories, separated by {os.pathsep}"
         case "directory":
             usable = value.strip() and not (Path(value).exists() and not Path(value).is_dir())
             return None if usable else "the path of a directory (it is made if it is missing)"
