@@ -210,12 +210,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
         run = session.config.stash[_RUN]
+        changed = campaign.changed(run)
         try:
-            session.config.stash[_REPORT] = campaign.report(run, session.config.getoption("--report-dir"))
+            text = campaign.report(run, session.config.getoption("--report-dir"))
+            session.config.stash[_REPORT] = "\n".join(filter(None, (text, changed)))
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
             session.config.stash[_REPORT] = f"no report: OSError: {error}"
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if changed:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if session.exitstatus == 0 and campaign.convicted(run):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
