@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import mmap
 import os
 import shutil
@@ -95,6 +96,9 @@ def preload() -> None:
 
         with contextlib.suppress(ImportError):
             repair()
+    # No collection of garbage in a life need look at all that was imported: it stays.
+    gc.collect()
+    gc.freeze()
 
 
 def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:
