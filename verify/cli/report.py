@@ -105,7 +105,8 @@ def compare(old: Path, new: Path) -> int:
 def recheck(folder: Path) -> int:
     """Compute the worst cases of all reports in FOLDER again, reference and bound, without running any kernel.
 
-    Of gradients the reference alone: their bounds depend on what the kernel's forward saved.
+    Of gradients the reference alone: their bounds depend on what the kernel's forward saved. Pages that are not those of their
+    report.json and of what lies beside it are named too. Exits 1 if anything disagrees.
     """
     from verify.recheck import recheck as again
     from verify.report import ReportError
@@ -120,6 +121,8 @@ def recheck(folder: Path) -> int:
             say(console, f"  {text}")
         for ref in one.stale:
             console.print(f"  stale: the source of {ref} has changed since", style="yellow", markup=False, highlight=False)
-    if not found:
-        console.print(f"no report under {folder}")
-    return FAILED if any(one.disagreeing for one in found) else CLEAN
+        for text in one.contradicting:
+            say(console, f"  {text}")
+        if one.contradicting:
+            say(console, f"  verify report --render {one.path.parent} writes the pages again")
+    return FAILED if any(one.disagreeing or one.contradicting for one in found) else CLEAN
