@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import hypothesis
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from verify import device
 from verify.case import Case, CaseError
-from verify.court import Court, Docket, inapplicable, not_here, state_directory
+from verify.cores import cores
+from verify.court import Court, Docket, inapplicable, not_here
 from verify.discovery import Roster, Unloadable, judge_hash, roster
-from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
+from verify.evidence import Drawn, Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
 from verify.oracles import groups
+from verify.places import state_directory
 from verify.report import build, write
 from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Declaration
@@ -34,16 +37,20 @@ def default_profile() -> str:
     return "gpu" if torch.cuda.is_available() else "ci" if os.environ.get("CI") else "dev"
 
 
-def workers() -> int | None:
-    """Workers for `-n auto`: as many as GPU memory and cores allow; None leaves it to xdist where there is no GPU."""
+def workers() -> int:
+    """Workers for `-n auto`: as many as the cores and, where there is a GPU, its memory allow."""
     if not torch.cuda.is_available():
-        return None
+        return cores()
     free = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
-    return max(1, min(sum(memory // _WORKER_MEMORY for memory in free), os.cpu_count() or 1))
+    return max(1, min(sum(memory // _WORKER_MEMORY for memory in free), cores()))
 
 
 class ContinuedError(Exception):
     """A run that cannot go on: what it has judged is no longer what is on trial."""
+
+
+class BusyError(Exception):
+    """A run that another process is making."""
 
 
 @dataclass
@@ -66,6 +73,18 @@ class OpenRun:
                 path.write_text(found.dumps(), encoding="utf-8")
         return Roster.loads(path.read_text(encoding="utf-8"))
 
+    def lock(self) -> FileLock:
+        """Keep this run from other processes until this one ends, however it ends.  Raises BusyError if one has it."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.directory / "run.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise BusyError(
+                f"--run-id: another process is judging run {self.directory.name}; wait for its end, or name another run"
+            ) from None
+        return lock
+
     def resume(self) -> None:
         """Find out anew who is on trial, and which cases were begun and never judged, if this run goes on.
 
@@ -84,6 +103,7 @@ class OpenRun:
                 f"run {self.directory.name} judged other sources of {', '.join(changed)}: begin another run, with another id"
             )
         _record(self, found)
+        _record_uncounted(self, evidence)
         path.write_text(found.dumps(), encoding="utf-8")
         lost = "".join(f"{begin.case}\n" for begin in evidence.lost)
         (self.directory / _LOST).write_text(lost, encoding="utf-8")
@@ -188,6 +208,17 @@ def _record(run: OpenRun, found: Roster) -> None:
         for failure in found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
+
+
+def _record_uncounted(run: OpenRun, evidence: Evidence) -> None:
+    """Count what was drawn by processes that ended before they wrote how much they had drawn."""
+    judged = {(v.variant, v.dtype, v.group, v.case) for v in evidence.verdicts if v.phase == "generate"}
+    uncounted = Counter((variant, dtype, group) for variant, dtype, group, _ in judged)
+    uncounted.subtract({(d.variant, d.dtype, d.group): d.drawn for d in evidence.drawn})
+    with Recorder(run.directory, "campaign") as recorder:
+        for (variant, dtype, group), drawn in sorted(uncounted.items()):
+            if drawn > 0 and group not in ("loading", GROUP):
+                recorder.write(Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=0))
 
 
 def _entry(declaration: Declaration) -> VariantEntry:

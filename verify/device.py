@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from verify.cores import cores
+
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,compute_cap,driver_version", "--format=csv,noheader")
 _ASK_TORCH = "import torch; p = torch.cuda.get_device_properties(0); print(f'{p.name},{p.major}.{p.minor}')"
 
@@ -73,7 +75,7 @@ def _fingerprint(visible: str | None) -> dict[str, Any]:
         **versions,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cores": _cores(),
+        "cores": cores(),
     }
 
 
@@ -90,11 +92,6 @@ def _cuda_version() -> str | None:
 
     version = torch.version.cuda
     return None if version is None else str(version)
-
-
-def _cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpuinfo() -> str:

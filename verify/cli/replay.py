@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from verify.case import Case
+from verify.cli import options
 from verify.cli.options import UsageError, console
 
 
@@ -12,6 +12,8 @@ from verify.cli.options import UsageError, console
 @click.argument("case")
 def replay(case: str) -> int:
     """Judge one CASE again, by the id that a failing verdict prints, and say FIXED or FAILED."""
+    options.case_shaped(case)
+    from verify.case import Case
     from verify.inputs import check_distribution
     from verify.replay import replay as again
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from verify import device
 from verify.cli import options
 from verify.cli.options import UsageError, console
-from verify.cli.summary import finish
+from verify.cli.summary import conclude
 from verify.engine import CLEAN, FAILED, Order, carry_out, failing, say
 from verify.evidence import EvidenceError, load
 from verify.xfails import XfailsError
@@ -37,15 +36,17 @@ def report(directory: Path, from_runs: tuple[str, ...], render: Path | None, **c
         return _render(render)
     if from_runs:
         return _report_of(from_runs, directory)
+    from verify import device
+
     where = directory / device.slug()
     order = Order(report_dir=where, **chosen)
-    return finish(order, carry_out(order, console), where)
+    return conclude(order, lambda: carry_out(order, console), where)
 
 
 def _report_of(runs: tuple[str, ...], parent: Path) -> int:
     """Write the report of runs that were judged before, and say where it is; exits 1 if a verdict failed."""
     from verify.campaign import publish, remember_failures
-    from verify.court import state_directory
+    from verify.places import state_directory
     from verify.report import ReportError
     from verify.statistics.verdicts import findings
 

@@ -1,4 +1,4 @@
-"""`verify list`, `bench`, `sanitize` and `test`: commands beside the trial itself."""
+"""Commands beside the trial itself: `verify list`, `oracles`, `bench`, `probe`, `sanitize` and `test`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from verify.case import Case
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
 from verify.engine import CLEAN, FAILED, say
@@ -21,10 +19,13 @@ _TOOLS = ("memcheck", "racecheck")
 @options.kernels
 def list_variants(kernels: tuple[Path, ...]) -> int:
     """List the variants, what they support, and whether they can run here."""
+    files = existing(kernels)
+    from rich.table import Table
+
     from verify.court import not_here
     from verify.discovery import roster
 
-    found = roster(list(existing(kernels)) or None)
+    found = roster(list(files) or None)
     table = Table("variant", "family", "dtypes", "head dims", "masks", "configs", "here")
     for declaration in found.declarations:
         support = declaration.support
@@ -40,7 +41,22 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
 
 
 @click.command()
-@click.option("--seconds", default=180.0, show_default=True, help="The most that judging cases may take.")
+@click.option("--table", "write", is_flag=True, help="Write docs/applicability.md: which oracle judges which variant.")
+def oracles(write: bool) -> int:
+    """List the oracles: what each catches, and in which group it sits."""
+    from verify.applicability import list_oracles
+
+    return list_oracles(write)
+
+
+@click.command()
+@click.option(
+    "--seconds",
+    default=180.0,
+    show_default=True,
+    callback=options.above_zero,
+    help="The most that judging cases may take.",
+)
 @options.workers
 @options.select
 def bench(seconds: float, workers: str, select: str) -> int:
@@ -48,6 +64,27 @@ def bench(seconds: float, workers: str, select: str) -> int:
     from verify.bench import bench as measure
 
     return measure(console, seconds, workers, select)
+
+
+@click.command()
+@click.argument("kernels", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--out",
+    "directory",
+    default=Path("reports"),
+    type=click.Path(path_type=Path),
+    show_default=True,
+    help="Parent.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON in place of tables.")
+def probe(kernels: tuple[Path, ...], directory: Path, as_json: bool) -> int:
+    """Measure the device: matrix units, approximations, and the order in which KERNELS (the collection if none) add P V.
+
+    Writes OUT/<device>/probes.{json,md}.  Exits 1 if anything disagrees with the tables that bounds rely on.
+    """
+    from verify.probes.command import probe as measure
+
+    return measure(kernels, directory, as_json)
 
 
 @click.command()
@@ -68,17 +105,18 @@ def sanitize(
     workers: str,
 ) -> int:
     """Run KERNELS (the collection if none is given) under compute-sanitizer, planted faults before them."""
+    files = existing(kernels)
+    options.case_shaped(case)
+    from verify.case import Case
     from verify.sanitizers.command import Request
     from verify.sanitizers.command import sanitize as again
 
-    if workers != "auto" and not workers.isdecimal():
-        raise UsageError(f"--workers: {workers!r} is neither auto nor a number")
     try:
         parsed = Case.parse(case) if case is not None else None
     except ValueError as error:
         raise UsageError(str(error)) from None
     request = Request(
-        kernels=existing(kernels),
+        kernels=files,
         tools=tools,
         variants=variants,
         case=parsed,
@@ -93,7 +131,7 @@ def sanitize(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def test(arguments: tuple[str, ...]) -> int:
     """Run the whole test suite (pytest -n auto); further arguments go to pytest."""
-    from verify.cell.cell import ROOT
+    from verify.bootstrap import ROOT
 
     words = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
     return subprocess.run(words, cwd=ROOT, check=False).returncode
