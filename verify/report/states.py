@@ -56,6 +56,11 @@ def states(variant: VariantReport) -> list[State]:
     return [*(State("lenient", said) for said in _lenient(variant)), *found]
 
 
+def marks(variant: VariantReport) -> list[str]:
+    """The names of its grave states, each once."""
+    return list(dict.fromkeys(state.name for state in states(variant) if state.name in GRAVE))
+
+
 def strictly(report: Report) -> list[str]:
     """What `--strict` objects to, one line per variant and state."""
     return [f"{variant['ref']}: {state}" for variant in report["variants"] for state in states(variant) if state.name in GRAVE]
