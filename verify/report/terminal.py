@@ -9,7 +9,7 @@ from rich.text import Text
 from verify.report import text
 from verify.report.outcome import incomplete
 from verify.report.schema import Report, VariantReport
-from verify.report.states import GRAVE, claims, gradients, marks, states
+from verify.report.states import GRAVE, claimed, claims, gradients, marks, states
 from verify.report.tables import grouped
 
 
@@ -38,7 +38,7 @@ class Beside:
 
 def notes(report: Report) -> Iterator[Text]:
     """Lines under the table: claims and states of every variant that was judged, and why gradients were not."""
-    judged = [variant for variant in report["variants"] if variant["cases"] or variant["failing"]]
+    judged = [variant for variant in report["variants"] if claimed(variant)]
     for variant in judged:
         yield Text(f"{text.one_line(variant['ref'])} claims {claims(variant)}", style="dim")
         for state in states(variant):
