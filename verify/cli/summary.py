@@ -202,13 +202,13 @@ def report_of(folder: Path, run_id: str) -> Report | None:
 
 
 def _shortfalls(report: Report) -> dict[tuple[str, str], str]:
-    """(variant, dtype) -> the report's reasons, of the judged ones that it calls neither right nor wrong."""
+    """(variant, dtype) -> the report's reasons, of those that were judged and not all that can be asked of them was."""
     found = {}
     for variant in report["variants"]:
-        whole = [reason for reason in variant["reasons"] if "never judged" in reason]
+        lost = [reason for reason in variant["reasons"] if "never judged" in reason]
         for dtype in variant["dtypes"]:
-            if variant["cases"] and (dtype["status"] == "grey" or (variant["status"] == "grey" and whole)):
-                found[variant["ref"], dtype["dtype"]] = "; ".join([*dtype["reasons"], *whole])
+            if variant["cases"] and (dtype["status"] == "grey" or dtype["bins_missing"] or lost):
+                found[variant["ref"], dtype["dtype"]] = "; ".join([*dtype["reasons"], *lost])
     return found
 
 
