@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
+from verify.bundle import INSTALLED, ROOT
 from verify.court import inapplicable
 from verify.discovery import roster
 from verify.oracles import Oracle, groups, oracles
 from verify.variant import Declaration
 
-PATH = Path(__file__).resolve().parents[1] / "docs" / "applicability.md"
+PATH = ROOT / "docs" / "applicability.md"
 COMMAND = "python -m verify oracles --table"
 
 
@@ -72,10 +72,10 @@ def _numbers(found: Sequence[int]) -> str:
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-@click.command(name="oracles")
-@click.option("--table", "write", is_flag=True, help="Write docs/applicability.md: which oracle judges which variant.")
 def list_oracles(write: bool) -> int:
-    """List the oracles: what each catches, and in which group it sits."""
+    """Print the oracles: what each catches, and in which group it sits; or `write` the table of docs/applicability.md."""
+    if write and INSTALLED:
+        raise click.UsageError("--table: docs/applicability.md is a file of a checkout; an installed wheel has none")
     if write:
         PATH.write_text(table(roster().declarations), encoding="utf-8")
         click.echo(f"wrote {PATH}")

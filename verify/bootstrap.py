@@ -1,11 +1,16 @@
 """Bootstrap: make `python -m verify` work on a fresh clone that has only Python, pip and git.  Standard library alone.
 
 If a required package is missing, an environment is made in `.venv` beside the sources, with the versions that
-constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.
+constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.  An
+installed wheel sets up nothing: it says what is missing.
+
+`python -m verify.bootstrap headers` is for tox: it installs CUTLASS's headers into the environment
+that tox has made.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -15,7 +20,8 @@ import tomllib
 import venv
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from verify.bundle import INSTALLED, ROOT
+
 _IMPORT_NAMES = {"pytest-xdist": "xdist"}
 
 
@@ -34,7 +40,7 @@ def requirements() -> list[str]:
 
 def missing() -> list[str]:
     """Required packages that cannot be imported here."""
-    names = [re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0] for requirement in requirements()]
+    names = [_name(requirement) for requirement in requirements()]
     if not sys.platform.startswith("linux"):
         names.remove("triton")
     # ml_dtypes is an independent witness in tests only; a machine that lacks it lists those tests as not run.
@@ -47,6 +53,10 @@ def ensure() -> None:
     absent = missing()
     if not absent:
         return
+    if INSTALLED:  # an environment is its owner's, who chose what is in it
+        command = " ".join(["pip install", *absent])
+        print(f"verify: missing {', '.join(absent)}; install with: {command}", file=sys.stderr)
+        raise SystemExit(3)
     home = ROOT / ".venv"
     python = home / "bin" / "python"
     if os.environ.get("VERIFY_BOOTSTRAP") == "0" or os.environ.get("VERIFY_BOOTSTRAPPED") == "1":
@@ -55,8 +65,7 @@ def ensure() -> None:
     if not _complete(python):
         print(f"verify: {', '.join(absent)} not found; setting up {home.name}/ with the pinned versions (once) ...", flush=True)
         venv.create(home, with_pip=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["--constraint", str(ROOT / "constraints.txt")]
+        pip = _pip(str(python))
         found = groups()
         compilers = [*found["cuda"], *found["cute"]] if sys.platform.startswith("linux") else []
         commands = [[*pip, "--editable", str(ROOT), *requirements(), *compilers]]
@@ -77,3 +86,43 @@ def _complete(python: Path) -> bool:
         return True
     probe = "from verify import bootstrap; raise SystemExit(bool(bootstrap.missing()))"
     return subprocess.run([str(python), "-c", probe], cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+def headers() -> int:
+    """Install CUTLASS's headers, without their package's dependencies; returns an exit code.
+
+    Only into an environment that tox has made and that lacks them: `tox --current-env` installs
+    nothing.
+    """
+    made = os.environ.get("TOX_ENV_DIR")
+    wanted = groups()["cutlass"]
+    if made is None or Path(sys.prefix).resolve() != Path(made).resolve():
+        return 0
+    if all(_installed(requirement) for requirement in wanted):
+        return 0
+    return subprocess.run([*_pip(sys.executable), "--no-deps", *wanted], check=False).returncode
+
+
+def _pip(python: str) -> list[str]:
+    """The first words of an installation of pinned versions."""
+    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    return [*words, "--constraint", str(ROOT / "constraints.txt")]
+
+
+def _installed(requirement: str) -> bool:
+    """Whether any version of a required package is installed."""
+    try:
+        importlib.metadata.version(_name(requirement))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["headers"]:
+        raise SystemExit("usage: python -m verify.bootstrap headers")
+    raise SystemExit(headers())

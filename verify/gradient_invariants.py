@@ -179,20 +179,20 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
         error_o + u_o * g.out.double().abs().nan_to_num(nan=math.inf, posinf=math.inf) + forward.output.smallest_subnormal / 2
     )
     output = (dout.abs() * error_o).sum(-1).masked_fill(~live, 0.0)
-    if a.own:
+    if a.sums_delta:  # O is not read
         output = torch.zeros_like(output)
     product = dout.norm(dim=-1) * largest
     terms = p.head_dim_v + 1
     factor = 2 * product
     small = a.factors.loss(terms, Sizes.of(dout, -1), sizes_by_head(p, g.v))[..., 0] + 4 * terms * TINY
     summed, between = output, 1
-    if a.own:  # D of weights and dP that err, and dS of two products
-        summed = product * (grown * (1 + a.scores.kappa(terms)) * (1 + sums) - 1)
-        summed, between = summed + grown * small + 2 * p.seqlen_kv * TINY * (1 + product), 3
+    largest_p = grown * (1 + of_p) + lost[0] if a.rounded else grown
+    if a.sums_delta:  # D of weights and dP that err, and dS of two products
+        summed = product * (largest_p * (1 + a.scores.kappa(terms)) * (1 + sums) - 1)
+        summed, between = summed + largest_p * small + 2 * p.seqlen_kv * TINY * (1 + product), 3
     off = summed + relative(terms, U) * (product + summed) + a.scores.kappa(terms) * (factor + summed) + small
     off = off + relative(between, U) * (factor + off)
     slope = _slope(p, a, score) if cap else 1.0
-    largest_p = grown * (1 + of_p) + lost[0] if a.rounded else grown
     roundings = between + (1 if a.factor == 1 else 2)
     cut = lost[1] * max(1.0, 1 / a.factor)
     scores = largest_p * (1 + of_ds) * (1 + relative(roundings, U)) * slope * (factor + off) - factor + cut

@@ -16,6 +16,7 @@ from torch import Tensor
 from references.attention import Attention, row_blocks
 from verify.cell.cell import Cell, Reply
 from verify.evidence import Finding
+from verify.history import Hearing
 from verify.inputs import Inputs, dequantised, dout, tensors
 from verify.memory import Arena, Damage, Plan, plan
 from verify.problem import Problem
@@ -90,6 +91,7 @@ class Trial:
     """One case: problem, the kernel's declaration and config, the entry point on trial, and lazily inputs, runs and truth.
 
     refuses: the problem is outside the support, so that no forward can leave anything for a backward.
+    hearing: the case in the history of its cell, shared with the trials beside it.
     """
 
     declaration: Declaration
@@ -102,6 +104,7 @@ class Trial:
     refuses: bool = False
     with_best: bool = False
     clock: Clock = field(default_factory=Clock)
+    hearing: Hearing = field(default_factory=Hearing)
     notes: dict[str, Any] = field(default_factory=dict)  # what an oracle has worked out and will need again, by its name
     _runs: dict[str, Run] = field(default_factory=dict)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
@@ -128,7 +131,10 @@ class Trial:
         layout = laid_out({})
         if entry not in self.declaration.workspaces:
             return layout
-        reply = self.cell.workspace(self.declaration.path, self._request(entry, layout))
+        reply = self.hearing.ask(
+            self.cell,
+            lambda: self.cell.workspace(self.declaration.path, self._request(entry, layout)),
+        )
         if reply.status == "unsupported":  # the run itself refuses too, over buffers that can be checked
             return layout
         if not reply.ok:
@@ -154,6 +160,12 @@ class Trial:
         return self.entry == "backward" and declared is not None and declared.softmax == "own"
 
     @property
+    def reads_out(self) -> bool:
+        """Whether the backward on trial declares that it reads the saved O."""
+        declared = self.declaration.gradients
+        return self.entry != "backward" or declared is None or declared.reads_out
+
+    @property
     def saved(self) -> Run:
         """The forward whose raw results the backward on trial gets; NaN, of no forward, where it declares to read nothing."""
         if "saved" not in self._runs:
@@ -163,7 +175,8 @@ class Trial:
     def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Run:
         """Launch the entry on trial, once per tag.  `poison` fills outputs and workspaces; `inputs` replace the problem's own.
 
-        A backward gets what `saved` left, whatever the inputs are.
+        A backward gets what `saved` left, whatever the inputs are; NaN for O where it declares not
+        to read that.
         """
         if tag not in self._runs:
             given = (self.inputs if inputs is None else inputs).named | self._for_backward
@@ -196,12 +209,14 @@ class Trial:
 
     @cached_property
     def start(self) -> tuple[Tensor, Tensor]:
-        """O and natural LSE that the gradients on trial start from: as saved, or exact where the backward makes its own."""
+        """O and natural LSE that the gradients on trial start from: as saved, or exact where the
+        backward does not read them."""
         if self.own_softmax:
             return self.truth.out, self.truth.lse
         assert self.saved.out is not None
         assert self.saved.lse is not None
-        return self.saved.out, self.natural_lse(self.saved.lse)
+        out = self.saved.out if self.reads_out else self.truth.out
+        return out, self.natural_lse(self.saved.lse)
 
     @property
     def _unread(self) -> Run:
@@ -220,7 +235,10 @@ class Trial:
                 "out": torch.zeros(p.shape_out, dtype=p.format_out.torch),
                 "lse": torch.zeros(p.shape_q[:3]),
             }
-        return {"dout": self.dout, **self.saved.outputs}
+        found = {"dout": self.dout, **self.saved.outputs}
+        if not self.reads_out and "out" in found:
+            found["out"] = torch.full_like(found["out"], math.nan)
+        return found
 
     def _launch(self, entry: str, poison: str, given: Mapping[str, Tensor], *, together: bool = False) -> Run:
         with self.clock.timed("generate"):
@@ -228,8 +246,17 @@ class Trial:
             if isinstance(where, Reply):
                 return Run(where, poison)
             self.arena.lay(where, given, poison)
+        request, laid = self._request(entry, where) | {"together": together}, True
+
+        def launched() -> Reply:
+            nonlocal laid
+            if not laid:  # what an earlier try has left there
+                self.arena.lay(where, given, poison)
+            laid = False
+            return self.cell.run(self.declaration.path, request, self.arena)
+
         with self.clock.timed("run"):
-            reply = self.cell.run(self.declaration.path, self._request(entry, where) | {"together": together}, self.arena)
+            reply = self.hearing.ask(self.cell, launched)
             if reply.status not in ("ok", "unsupported"):
                 return Run(reply, poison)
             outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}

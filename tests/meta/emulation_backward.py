@@ -93,19 +93,27 @@ def exact(problem: Problem, given: Inputs) -> Result:
     return Result(made.out, made.lse)
 
 
-def nominal(problem: Problem, given: Inputs, saved: Result) -> dict[str, Tensor]:
-    """dq, dk and dv of what was saved, in fp64 and without any blocks."""
+def nominal(problem: Problem, given: Inputs, saved: Result, of_weights: bool = False) -> dict[str, Tensor]:
+    """dq, dk and dv of what was saved, in fp64 and without any blocks.
+
+    of_weights: D is the sum of P dP, and O is not read.
+    """
     q, dout, group = given.q.double(), given.dout.double(), problem.group
     k, v = (x.double().repeat_interleave(group, 1) for x in (given.k, given.v))
     visible = problem.mask.dense(problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_kv)
     empty = ~visible.any(-1, keepdim=True)
-    out, lse = saved.out.double().masked_fill(empty, 0.0), saved.lse.double()[..., None].masked_fill(empty, 0.0)
+    lse = saved.lse.double()[..., None].masked_fill(empty, 0.0)
     scores, slope = problem.scale * (q @ k.mT), 1.0
     if problem.softcap:
         tangent = torch.tanh(scores / problem.softcap)
         scores, slope = problem.softcap * tangent, 1 - tangent * tangent
     p = torch.exp((scores - lse).masked_fill(~visible, -math.inf))
-    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * slope
+    dp = dout @ v.mT
+    if of_weights:
+        delta = (p * dp).sum(-1, keepdim=True)
+    else:
+        delta = (dout * saved.out.double().masked_fill(empty, 0.0)).sum(-1, keepdim=True)
+    ds = p * (dp - delta) * slope
     dk, dv = ((weights.mT @ x).unflatten(1, (-1, group)).sum(2) for weights, x in ((problem.scale * ds, q), (p, dout)))
     return {"dq": problem.scale * ds @ k, "dk": dk, "dv": dv}
 
@@ -136,7 +144,8 @@ class _Backward:
             visible = torch.ones_like(visible)
         empty = ~visible.any(-1, keepdim=True)
         lse = saved.lse.flatten(0, 1)[..., None].masked_fill(empty, math.inf)
-        delta, own = self.delta(dout, out), self.numerics.softmax == "own"
+        own, of_weights = self.numerics.softmax == "own", self.numerics.delta_of == "weights"
+        delta = self.delta(dout, out)
         first = -delta.expand(-1, -1, p.seqlen_kv) if self.kernel.initial else None
         dp = self.dot(dout, v.mT, self.numerics.operands, first)
         factor = dp if self.kernel.initial or fault == "no delta" else dp - delta
@@ -144,12 +153,14 @@ class _Backward:
         raw, sign = self.dot(asking, used.mT, self.numerics.operands), self.sign(factor, q, k, dout)
         if own:
             weights, slope = self.softmax(raw, visible, sign)
+        else:
+            weights, slope = self.weights(raw, lse, sign)
+            weights = weights.masked_fill(~visible, 0.0)
+        if own or of_weights:
             kept = self.round(weights, self.numerics.probability)
             whole_p = kept if self.numerics.score_gradient_of == "rounded" else weights
             delta = self.own_delta(whole_p, dp.masked_fill(~visible, 0.0))
             factor = dp - delta
-        else:
-            weights, slope = self.weights(raw, lse, sign)
         weights = weights.masked_fill(~visible, 0.0)
         if fault == "a lost pair of blocks":
             weights[..., -min(16, p.seqlen_q // 2) :, -min(16, p.seqlen_kv // 2) :] = 0.0
@@ -235,6 +246,8 @@ class _Backward:
     def own_delta(self, weights: Tensor, dp: Tensor) -> Tensor:
         """D as the sum of P dP."""
         delta = self.round(serial_sum(weights * dp), self.numerics.delta)
+        if self.kernel.fault == "D without its last key":
+            delta = serial_sum((weights * dp)[..., :-1])
         return delta.roll(-1, 1) if self.kernel.fault == "D of the next row" else delta
 
     def weights(self, raw: Tensor, lse: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:

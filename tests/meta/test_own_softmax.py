@@ -13,6 +13,7 @@ from references.masks import Causal, Lengths
 from tests.meta.related import ACCUSED, Bench, bench
 from tests.meta.test_relations import SQUARE
 from tests.meta.trials import acquitted, convicted, trial_of
+from verify.arithmetic.dtypes import dtype_named
 from verify.discovery import roster
 from verify.oracles import gather_backward, gradient_bound, gradient_sums, long_columns
 from verify.problem import Problem
@@ -118,6 +119,26 @@ def test_what_all_weights_of_a_row_have_in_common_is_divided_out() -> None:
     ratios = ratios_to_saved(HALF.but(head_dim=64, head_dim_v=64, softmax_scale=4.0, dtype="float16"), wide)
     assert ratios["dq"] <= 1.5
     assert ratios["dk"] <= 2
+
+
+def test_d_in_16_bits_is_rounded_where_o_is_0() -> None:
+    """P dP of two keys cancels but for its errors, which the cast of D rounds below the normal range."""
+    problem = Problem(seqlen_q=1, seqlen_kv=2, head_dim=1, head_dim_v=1, dtype="float16", softmax_scale=1.0)
+    q, v = torch.full((1, 1, 1, 1), 2.0**12), torch.tensor([1.0, -1.0]).view(1, 1, 2, 1)
+    k, out, lse = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1), 0.6931471)
+    wide = replace(OWN, probability="float32", score_gradient="float32")
+    under = [
+        replace(
+            resolve(replace(wide, delta=name), Config(), problem, "sm_90"),
+            output=dtype_named("float32"),
+        )
+        for name in ("input", "float32")
+    ]
+    dout = torch.ones(1, 1, 1, 1)
+    found = gradient_truth(problem, q, k, v, dout, out.double(), lse.double(), *under)
+    assert found.best_bounds is not None
+    cast = 2.0**12 * 0.5 * 2.0**-25
+    assert bool((found.dk_bound >= found.best_bounds[1] + 0.9 * cast).all())
 
 
 def ratios_to_saved(problem: Problem, numerics: GradientNumerics) -> dict[str, float]:

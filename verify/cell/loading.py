@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Full
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+from verify.bundle import use_collection
+from verify.variant import AttentionArgs, Contract, DeclarationError, Numerics, Support, Variant, Workspace
 
 
 class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours
@@ -58,7 +59,10 @@ def load(path: Path, package_root: str) -> Loaded:
     `VARIANT` or `VARIANTS` is taken as declared; else a function named after _NAMES, or the only public function that takes
     (q, k, v).  Raises Breach when the file holds neither.
     """
-    module = _import(path, Path(package_root))
+    try:
+        module = _import(path, Path(package_root))
+    except DeclarationError as error:  # it says all that there is to say; a traceback would bury it
+        raise Breach(f"{path.name}: {error}") from None
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
     # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
     real = (Path(file) for file in files if file and Path(file).is_absolute())
@@ -86,6 +90,8 @@ def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
 
 def _import(path: Path, root: Path) -> Any:
     path = path.resolve()
+    if path.is_relative_to(root / "kernels") or path.is_relative_to(root / "tests"):
+        use_collection()
     if path.is_relative_to(root / "kernels"):
         return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     if not path.is_file():

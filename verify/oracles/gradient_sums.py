@@ -77,7 +77,9 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
 def _applies(declaration: Declaration) -> str | None:
     if declaration.gradients is None:
         return "declares no gradients"
-    known = (*KNOWN_GRADIENTS, "prescale") if declaration.gradients.prescale == "sqrt" else KNOWN_GRADIENTS
+    known: tuple[str, ...] = (*KNOWN_GRADIENTS, "delta_of")
+    if declaration.gradients.prescale == "sqrt":
+        known = (*known, "prescale")
     return beyond(declaration.numerics, KNOWN) or beyond(declaration.gradients, known)
 
 

@@ -43,8 +43,11 @@ def judge(trial: Trial) -> Ruling:
 
 
 def _applies(declaration: Declaration) -> str | None:
-    own = declaration.gradients is not None and declaration.gradients.softmax == "own"
-    return "makes its own softmax: what a key's column may be off by is a matter of all keys" if own else None
+    declared = declaration.gradients
+    if declared is None or declared.reads_out:
+        return None
+    what = "makes its own softmax" if declared.softmax == "own" else "sums up D over its keys"
+    return f"{what}: what a key's column may be off by is a matter of all keys"
 
 
 GROUP = Group(
@@ -52,6 +55,7 @@ GROUP = Group(
     about="gradients of sequences past 131072: chosen rows and keys, and all of them where one key wins",
     entry="backward",
     asks=backward_problems,
+    admits=lambda problem, support: True,  # what is asked depends on the machine
 )
 
 ORACLES = (

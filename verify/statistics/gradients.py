@@ -90,6 +90,8 @@ def underived(a: GradientArithmetic) -> str | None:
     """Why errors of an arithmetic are not predicted, or None."""
     if a.own:
         return "softmax: the errors of its row sum and of D are in every key"
+    if a.of_weights:
+        return "delta_of: the errors of D are in every key"
     if a.prescaled:
         return "prescale: K's roundings are in every row"
     if a.delta is not None:

@@ -20,7 +20,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
 from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_by_key, rows_of, within_base_2
-from verify.tolerance.gradients_softmax import calm_scores, guarded, own_softmax
+from verify.tolerance.gradients_softmax import calm_scores, guarded, row_sums
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.room import room_on
 from verify.visible import live_rows, measurable
@@ -72,8 +72,8 @@ def gradient_truth(
 
     q, k, v, dout at their full logical shapes; saved_out (batch, heads_q, seqlen_q, head_dim_v) and saved_lse (batch, heads_q,
     seqlen_q) as the forward saved them, LSE a natural logarithm in fp64; the exact ones for an arithmetic with a softmax of its
-    own.  Whole rows at once: memory for a block of scores, the gradients of the block's heads, and the results, on the inputs'
-    device.
+    own, and the exact O for one whose D is the sum of P dP.  Whole rows at once: memory for a block
+    of scores, the gradients of the block's heads, and the results, on the inputs' device.
     """
     given = [x.flatten(0, 1) for x in (q, k, v, dout, saved_out, saved_lse.unsqueeze(-1))]
     shapes = [x.shape for x in (q, k, v)] * (1 + len(arithmetics))
@@ -83,6 +83,7 @@ def gradient_truth(
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
     # Nobody asks about masked pairs, unless a kernel's 0 * inf may spread from one.
     right = any(a.own for a in arithmetics)
+    of_weights = any(a.of_weights for a in arithmetics)
     small = calm_scores(problem, q, k)
     calm = _calm(*given[2:5]) and _finite(problem, saved_lse) and small
     blocks = row_blocks(q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget, passing=calm)
@@ -92,11 +93,12 @@ def gradient_truth(
         widest = values.abs().sum(-1).amax(-1)[:, None, None] if values.shape[1] else 0.0
         dk, dv = (Sums.zeros(stop - start, x, len(arithmetics), turned=True) for x in (keys, values))
         for block in parts:
-            own_rows = rows_of(block, [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)], widest, right)
+            of_rows = [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)]
+            own_rows = rows_of(block, of_rows, widest, right, of_weights)
             dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics))
             own_rows = own_rows if small else guarded(problem, own_rows, keys)
             tiles = partial(pairs_by_key, problem, block, own_rows, values, room, _TILE[q.device.type])
-            softmaxes = [own_softmax(problem, tiles(), own_rows, a) if a.own else None for a in arithmetics]
+            softmaxes = [row_sums(problem, tiles, own_rows, a) for a in arithmetics]
             for own_keys, pairs in tiles():
                 if pairs is None:
                     continue

@@ -50,6 +50,7 @@ class GradientArithmetic:
     output: DType
     rounded: bool = False  # dS is made of the rounded P
     own: bool = False  # P is a softmax of the backward's own, and D the sum of P dP
+    of_weights: bool = False  # D is the sum of P dP, of a P from the saved LSE
     prescaled: float = 0.0  # relative error of K, which the scale has multiplied; of K and Q together, if it has both
     both: bool = False  # the scale's root has multiplied Q and K
     coarse: float = 0.0  # what K, or Q, may lose then below the normal range, times (the rest of) the scale
@@ -63,6 +64,11 @@ class GradientArithmetic:
     def exp(self) -> float:
         """eps: relative error of the exponential, at 0."""
         return self.exponential.error
+
+    @property
+    def sums_delta(self) -> bool:
+        """Whether D is the sum of P dP, over all keys of a row."""
+        return self.own or self.of_weights
 
     def overscales(self, q: Tensor, k: Tensor) -> bool:
         """Whether some operand times the scale may overflow, so that nothing is asked."""
@@ -126,6 +132,7 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         output=dtype_named(given),
         rounded=numerics.score_gradient_of == "rounded",
         own=numerics.softmax == "own",
+        of_weights=numerics.softmax == "saved" and numerics.delta_of == "weights",
         prescaled=error,
         both=both,
         coarse=(flushed + TINY) * (by_k if both else 1.0) if prescaled else 0.0,

@@ -43,16 +43,25 @@ class Rows:
     right: bool = False  # O^ and LSE^ are the exact ones
 
 
-def rows_of(block: RowBlock, given: Sequence[Tensor], widest: Tensor | float, right: bool = False) -> Rows:
+def rows_of(
+    block: RowBlock,
+    given: Sequence[Tensor],
+    widest: Tensor | float,
+    right: bool = False,
+    of_weights: bool = False,
+) -> Rows:
     """given: q, dout, O^ and LSE^ (a last dimension of 1); widest: the largest sum of |V| of a key, (heads, 1, 1); all fp64.
 
-    right: as in `Rows`.
+    right: as in `Rows`.  of_weights: O^ is the exact O, and D^ the sum of the nominal P times dP.
     """
     q, dout, saved_out, saved_lse = given
     empty = (block.row_max == -torch.inf)[..., None]
     out, lse = (x.masked_fill(empty, 0.0) for x in (saved_out, saved_lse))
     parts, size = dout * out, dout.abs().sum(-1, keepdim=True)
     delta, delta_size = parts.sum(-1, keepdim=True), parts.abs_().sum(-1, keepdim=True)
+    if of_weights:
+        # exp(S - LSE^) is P times what LSE^ is off by, in every key.
+        delta = delta * torch.exp(block.lse[..., None].masked_fill(empty, 0.0) - lse)
     lost = torch.zeros_like(empty) if right else ~within_base_2(lse)
     return Rows(
         q=q,
@@ -78,7 +87,8 @@ def within_base_2(lse: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """What the row sum and the D of a backward that makes its own softmax may be off by, fp64 (heads, rows, 1)."""
+    """What the row sum and the D of a backward that makes its own softmax may be off by, fp64
+    (heads, rows, 1); with a saved LSE, its D alone where that is the sum of P dP."""
 
     exponent: Tensor  # |ln| of what a weight is divided by, and of the division
     delta: Tensor  # D
@@ -166,10 +176,11 @@ def pairs_by_key(
 def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None = None) -> tuple[Tensor, Tensor]:
     """How far P and dS, as they enter the products, may be from the nominal ones: two of (heads, rows, keys).
 
-    own: of these rows, where the arithmetic has a softmax of its own.  Raises ValueError where it is missing.
+    own: of these rows, where the arithmetic sums D over them.  Raises ValueError where it is
+    missing.
     """
-    if a.own and own is None:
-        raise ValueError("a softmax of its own: what it may be off by is a matter of whole rows, which are not given")
+    if a.sums_delta and own is None:
+        raise ValueError("D is the sum of P dP: its error is one of whole rows, which are not given")
     argument, score = score_errors(problem, pairs, a)
     delta = exponent_error(pairs, a, score)
     of_p = grown(problem, pairs, delta if own is None else delta.add_(own.exponent))
@@ -186,7 +197,7 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | 
         factor.masked_fill_(overflows, torch.inf)
     reach.add_(factor)
     # Softmax's own backward may be P dP - P D, two products and their difference.
-    products = (1 if pairs.slope is None else 2) + 2 * a.own
+    products = (1 if pairs.slope is None else 2) + 2 * a.sums_delta
     # All factors at their largest, P flushed or not, the rounded products, and what these may flush.
     error = upper.add_(torch.clamp(upper, max=TINY, out=pairs.room.take())).mul_(reach)
     if pairs.slope is not None:
@@ -305,11 +316,12 @@ def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Ow
         delta = own.delta
     if a.delta:
         upper = rows.delta.abs() + delta
-        kept = delta + a.delta.unit_roundoff * upper + (rows.delta_size > 0) * a.delta.smallest_subnormal / 2
+        kept = delta + a.delta.unit_roundoff * upper + (upper > 0) * a.delta.smallest_subnormal / 2
         delta = kept.masked_fill(upper >= a.delta.overflow, torch.inf)
     size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
     overflows = None if _below(size, FP32_MAX) else ~(size < FP32_MAX)  # an O^ that is not finite included
-    rounding = a.scores.kappa(terms) + (2 * U if a.own else 0.0)  # of P dP and P D, whose difference is rounded besides
+    # Of P dP and P D the difference is rounded besides.
+    rounding = a.scores.kappa(terms) + (2 * U if a.sums_delta else 0.0)
     return size.mul_(rounding).add_(_lost_in_product(problem, pairs, a)).add_(delta), overflows
 
 

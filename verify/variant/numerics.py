@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from verify.variant.validation import check
+
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
@@ -58,6 +60,9 @@ class Numerics:
     promotion: int = 0
     output_roundings: int = 0
 
+    def __post_init__(self) -> None:
+        check(self, "numerics")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GradientNumerics:
@@ -72,9 +77,11 @@ class GradientNumerics:
     prescale: "k" if S is of K times the scale (and log2 e), rounded to the operands' dtype, and dQ of that K, scaled back, as
     in Triton's tutorial; "sqrt" if S, dQ and dK are of Q and K that are each multiplied by the scale's root; "none".
     delta: dtype that rowsum(dO * O) is kept in ("input" or "float32").
+    delta_of: "output", as above; or "weights" if delta = rowsum(P * dP), of the P from the saved
+    LSE, and O is not read: it holds NaN.
     probability, score_gradient: dtypes that P and dS are rounded to for the products ("input" or "float32").
-    score_gradient_of: the P that dS, and an own delta, is made of: "unrounded", or "rounded" as for P^T dO (a P that was kept
-    in 16 bits).
+    score_gradient_of: the P that dS, and a delta of weights, is made of: "unrounded", or "rounded"
+    as for P^T dO (a P that was kept in 16 bits).
     score_gradient_scaled: whether the scale has multiplied dS before it is rounded.
     block_m, block_n: rows per partial sum of dK and dV, keys per partial sum of dQ (None: the config's; 0: one chain).
     group: how the query heads that share a key head are summed: "float32", or "cast", each rounded to the output first.
@@ -92,6 +99,7 @@ class GradientNumerics:
     softcap_tanh: str = "tanhf"
     prescale: str = "none"
     delta: str = "float32"
+    delta_of: str = "output"
     probability: str = "input"
     score_gradient: str = "input"
     score_gradient_of: str = "unrounded"
@@ -102,6 +110,14 @@ class GradientNumerics:
     atomics: tuple[str, ...] = ()
     atomics_dtype: str = "float32"
     gradient_roundings: int = 1
+
+    def __post_init__(self) -> None:
+        check(self, "gradients")
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether the saved O is read."""
+        return self.softmax == "saved" and self.delta_of == "output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +141,6 @@ class Contract:
     nan: str = "propagates"
     batch_invariant: bool = False
     deterministic_backward: bool = True
+
+    def __post_init__(self) -> None:
+        check(self, "contract")
