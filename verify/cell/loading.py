@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ _NAMES = ("attention", "forward", "flash_attention", "flash_attn_func", "scaled_
 _CAUSAL = ("causal", "is_causal")
 _SCALE = ("softmax_scale", "sm_scale", "scale")
 _MASK = ("attn_mask", "mask")
+_WRAPPERS = 8  # decorators around a kernel that are looked through
 
 
 def load(path: Path, package_root: str) -> Loaded:
@@ -67,7 +69,7 @@ def load(path: Path, package_root: str) -> Loaded:
     # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
     real = (Path(file) for file in files if file and Path(file).is_absolute())
     sources = sources_of({file.resolve() for file in real}, path.resolve(), Path(package_root).resolve() / "kernels" / "cuda")
-    interpreted = any(type(value).__name__ == "InterpretedFunction" for value in vars(module).values())
+    interpreted = _interprets(module, path.resolve().parent)
     declared = getattr(module, "VARIANTS", None)
     declared = [module.VARIANT] if declared is None and hasattr(module, "VARIANT") else declared
     if declared is not None:
@@ -76,6 +78,27 @@ def load(path: Path, package_root: str) -> Loaded:
             raise Breach(f"{path.name}: VARIANT must be a verify.variant.Variant, VARIANTS a list of them")
         return Loaded(variants, False, sources, interpreted)
     return Loaded((_from_function(_find_function(module, path), path.stem, interpreted),), True, sources, interpreted)
+
+
+def _interprets(module: ModuleType, folder: Path) -> bool:
+    """Whether Triton's interpreter runs a kernel that the module holds, or one beside it from which it imports."""
+    beside = [
+        other
+        for other in list(sys.modules.values())
+        if (file := getattr(other, "__file__", None)) and Path(file).is_absolute() and Path(file).resolve().parent == folder
+    ]
+    return any(_is_interpreted(value) for each in (module, *beside) for value in list(vars(each).values()))
+
+
+def _is_interpreted(value: object) -> bool:
+    """Whether a value is an interpreted kernel, however often it is wrapped (Autotuner, Heuristics): each wrapper's `fn`."""
+    for _ in range(_WRAPPERS):
+        if type(value).__name__ == "InterpretedFunction":
+            return True
+        if not type(value).__module__.startswith("triton."):
+            return False
+        value = getattr(value, "fn", None)
+    return False
 
 
 def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
