@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, ROOT, Cell, Environment, Zygote
+from verify.bundle import ROOT
+from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, Zygote
 from verify.cell.words import visible
 from verify.problem import Problem
 from verify.tolerance.backward import resolve as resolve_gradients

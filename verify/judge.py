@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from verify.bootstrap import ROOT
+from verify.bundle import judge_sources
 from verify.evidence import Evidence
 
 
 def judge_hash() -> str:
     """Of all that decides here, references included: which judge it was."""
     digest = sha256()
-    for path in sorted(path for folder in ("verify", "references") for path in (ROOT / folder).rglob("*.py")):
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\n".encode() + path.read_bytes())
+    for name, path in judge_sources().items():
+        digest.update(f"{name}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from verify import campaign, engine, judge
+from verify import bundle, campaign, engine, judge
 from verify.evidence import Evidence, Run
 from verify.judge import judge_changed, judge_hash
 
@@ -26,7 +26,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("verify/bound.py", "references/attention.py", "docs/page.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x = 1\n", encoding="utf-8")
-    monkeypatch.setattr(judge, "ROOT", tmp_path)
+    monkeypatch.setattr(bundle, "ROOT", tmp_path)
+    monkeypatch.setattr(bundle, "PACKAGE", tmp_path / "verify")
     return tmp_path
 
 

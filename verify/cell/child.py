@@ -40,6 +40,7 @@ from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Uns
 
 _PR_SET_PDEATHSIG = 1
 _DEATH = 10.0  # seconds that a killed life may take to end: a GPU's memory has to be given back
+_OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
 
 
 def main() -> None:
@@ -137,6 +138,15 @@ def _shut_in(message: dict[str, Any], scratch: str) -> dict[str, Any]:
     return {}
 
 
+class _Turn:
+    """Whose code is running: `kernels` is true while an exception is the kernel's."""
+
+    kernels = True
+
+
+turn = _Turn()
+
+
 class Life:
     """One life: its socket, the variants that it loaded and the arena that it mapped."""
 
@@ -154,6 +164,7 @@ class Life:
         with contextlib.suppress(Closed):
             while True:
                 message, fds = receive(self.sock, 1)
+                turn.kernels = message["op"] not in _OURS
                 try:
                     reply = self._answer(message, fds)
                 except Unsupported as refusal:
@@ -170,6 +181,8 @@ class Life:
                         "status": "raised",
                         "message": f"{type(error).__name__}: {_first_line(error)}",
                         "traceback": _trim(traceback.format_exc()),
+                        # A device's error shows behind the launch.
+                        "judge": not (turn.kernels or self.poisoned),
                     }
                 send(self.sock, reply | {"poisoned": self.poisoned, "request": message.get("request")})
 
@@ -282,12 +295,14 @@ def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
     entry, _ = variant.entry(message["entry"])
     if entry is None:
         raise Breach(f"{variant.name} has no {message['entry']}")
+    turn.kernels = True
     if message["entry"] == "backward":
         saved = Saved(buffers["out"], buffers["lse"])
         gradients = Gradients(buffers["dq"], buffers["dk"], buffers["dv"])
         entry(args, saved, buffers["dout"], gradients, workspace)
     else:
         entry(args, buffers["out"], buffers.get("lse"), workspace)
+    turn.kernels = False
 
 
 def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:

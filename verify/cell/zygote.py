@@ -12,16 +12,15 @@ import sys
 import tempfile
 import threading
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from verify import settings
+from verify import bundle, settings
 from verify.cell.confine import Confinement, confinement, variables
 from verify.cell.wire import Closed, receive, send
 from verify.cell.words import visible
 from verify.places import state_directory
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = bundle.ROOT
 _START_TIMEOUT = 180.0  # seconds for a zygote to import torch on a busy machine
 _CONTROL_TIMEOUT = 20.0  # seconds for one that runs to fork, or to wait for the end of what was killed
 _END_TIMEOUT = 15.0  # seconds to end its lives when the judge hangs up
@@ -156,7 +155,7 @@ class Zygote:
         }
         environment |= variables() | dict(self.environment.variables)
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        environment = bundle.for_children(environment)
         command = [sys.executable, "-m", "verify.cell.child", str(theirs.fileno())]
         # Its own words matter only when it fails to start.
         with tempfile.TemporaryFile() as words:
