@@ -54,8 +54,16 @@ def _holds(trial: Trial, layout: str) -> bool:
     """Whether the function is within its bounds on the same case, its tensors in that layout."""
     declaration = replace(trial.declaration, name=twin(trial.declaration.name, layout))
     hearing = Hearing(trial.hearing.case, trial.hearing.history)
-    fresh = {"hearing": hearing, "notes": {}, "_runs": {}, "_plans": {}, "_beside": {}}
-    other = replace(trial, declaration=declaration, with_best=False, **fresh)
+    other = replace(
+        trial,
+        declaration=declaration,
+        with_best=False,
+        hearing=hearing,
+        notes={},
+        _runs={},
+        _plans={},
+        _beside={},
+    )
     other.__dict__["inputs"] = trial.inputs  # a cached property
     try:
         return all(ruling.finding is None for _, _, ruling in held(other)) and bound.ORACLE.judge(other).finding is None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verify.bundle import use_collection
 from verify.cell import plain
 from verify.cell.plain import Breach
 from verify.variant import DeclarationError, Variant
@@ -52,7 +53,7 @@ def load(path: Path, package_root: str) -> Loaded:
             raise Breach(f"{path.name}: VARIANT must be a verify.variant.Variant, VARIANTS a list of them")
         return Loaded(variants, False, sources, interpreted)
     try:
-        heard, *unheard = plain.variants(module, path)
+        heard, *unheard = plain.variants(module, path, interpreted)
     except DeclarationError as error:
         raise Breach(f"{path.name}: {error}") from None
     return Loaded((heard,), True, sources, interpreted, tuple(unheard))
@@ -70,6 +71,8 @@ def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
 
 def _import(path: Path, root: Path) -> Any:
     path = path.resolve()
+    if path.is_relative_to(root / "kernels") or path.is_relative_to(root / "tests"):
+        use_collection()
     if path.is_relative_to(root / "kernels"):
         return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     if not path.is_file():

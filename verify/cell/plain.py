@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import math
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,15 +62,20 @@ _RULES = {
 }
 
 
-def variants(module: Any, path: Path) -> tuple[Variant, ...]:
+def variants(module: Any, path: Path, interpreted: bool = False) -> tuple[Variant, ...]:
     """The variant of a file's plain function, and one for each of LAYOUTS (`twin`), which are not on trial.
+
+    interpreted: Triton's interpreter runs it.
 
     Raises Breach if the file has no such function, DeclarationError for one that cannot be called.
     """
     function = find(module, path)
     settings = _settings(sys.modules[function.__module__])
     layout = settings.get("LAYOUT", "bhsd")
-    made = {each: _variant(function, path.stem, settings, each) for each in LAYOUTS}
+    # Only a GPU, and Triton's interpreter, multiply fp32 by tf32.
+    by_tf32 = interpreted or torch.cuda.is_available()
+    numerics = _WEAKEST if by_tf32 else replace(_WEAKEST, float32_products="ieee")
+    made = {each: replace(_variant(function, path.stem, settings, each), numerics=numerics) for each in LAYOUTS}
     twins = (replace(variant, name=twin(path.stem, each)) for each, variant in made.items())
     return made[layout], *twins
 
@@ -153,7 +157,7 @@ class Signature:
         found: dict[str, Any] = {}
         window = (-1, -1)
         if isinstance(args.mask, Window):
-            window = tuple(-1 if side is None else side for side in (args.mask.left, args.mask.right))
+            window = _side(args.mask.left), _side(args.mask.right)
         elif isinstance(args.mask, Causal) and self.causal is not None:
             found[self.causal] = True
         elif isinstance(args.mask, Causal) and self.window is not None:
@@ -172,6 +176,10 @@ class Signature:
         return found
 
 
+def _side(tokens: int | None) -> int:
+    return -1 if tokens is None else tokens
+
+
 def _variant(function: Callable[..., Any], name: str, settings: Mapping[str, Any], layout: str) -> Variant:
     """The function as a variant with the most that its signature promises.
 
@@ -181,9 +189,9 @@ def _variant(function: Callable[..., Any], name: str, settings: Mapping[str, Any
     signature = Signature.of(function)
 
     def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
-        given = (args.q, args.k, args.v)
+        given = [args.q, args.k, args.v]
         if layout == "bshd":
-            given = tuple(tensor.transpose(1, 2).contiguous() for tensor in given)
+            given = [tensor.transpose(1, 2).contiguous() for tensor in given]
         result = function(*given, **signature.keywords(args))
         if layout == "bshd":
             _check_unchanged(args, given)
@@ -218,7 +226,7 @@ def _returns_lse(function: Callable[..., Any]) -> bool:
     return bool(returned) and all(isinstance(value, ast.Tuple) and len(value.elts) == 2 for value in returned)
 
 
-def _check_unchanged(args: AttentionArgs, given: tuple[Tensor, ...]) -> None:
+def _check_unchanged(args: AttentionArgs, given: Sequence[Tensor]) -> None:
     """Raise Breach if a copy that the function got in another layout is no longer what it was."""
     for name, copy in zip("qkv", given, strict=True):
         original = getattr(args, name).transpose(1, 2).contiguous()
@@ -226,7 +234,7 @@ def _check_unchanged(args: AttentionArgs, given: tuple[Tensor, ...]) -> None:
             raise Breach(f"changes its input {name}")
 
 
-def _accept(result: object, given: tuple[Tensor, ...], out: Tensor, lse: Tensor | None, shape: str) -> None:
+def _accept(result: object, given: Sequence[Tensor], out: Tensor, lse: Tensor | None, shape: str) -> None:
     """Check what a plain function returned and copy it into the judge's buffers; shape: of O, in words.  Raises Breach."""
     if isinstance(result, tuple | list) and result:
         if lse is not None:
@@ -244,6 +252,6 @@ def _accept(result: object, given: tuple[Tensor, ...], out: Tensor, lse: Tensor 
     if result.device != out.device:
         raise Breach(f"returned a tensor on {result.device}, expected {out.device}")
     for name, tensor in zip("qkv", given, strict=True):
-        if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr() and math.prod(result.shape):
+        if tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr() and result.numel():
             raise Breach(f"returned its input {name}")
     out.copy_(result.detach())
