@@ -115,12 +115,17 @@ def to_half(x: Tensor) -> Tensor:
         return torch.from_numpy(x.numpy().astype(np.float16)).float()
 
 
-def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None, half: bool = False) -> Tensor:
-    """The same in fp32 to nearest, product by product, from left to right; half: sums in fp16."""
+def serial_dot(
+    a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dtype = torch.float32
+) -> Tensor:
+    """The same in fp32 to nearest, product by product, from left to right.
+
+    kept: what sums are rounded to.
+    """
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start.clone()
     for j in range(a.shape[2]):
         total += a[:, :, j, None] * b[:, j, None]
-        total = total.half().float() if half else total
+        total = total.to(kept).float()
     return total
 
 
@@ -323,12 +328,17 @@ class Emulation:
     def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
         """start + round(P) V."""
         kind, p = self.probability, self.rounded(p)
-        narrow = self.numerics.accumulator == "float16" and not self.numerics.promotion
-        start = start.half().float() if narrow else start
+        narrow = self.numerics.accumulator if not self.numerics.promotion else "float32"
+        start = start.to(getattr(torch, narrow)).float()
         if self.kernel.fault == "fp16 accumulation":
             for at in range(0, p.shape[-1], 16):
                 start = (start + p[..., at : at + 16] @ v[:, at : at + 16]).half().float()
             return start
+        if {kind, self.problem.dtype} == {"float16", "bfloat16"}:
+            if self.numerics.values == "input" or self.kernel.fault == "V as it is":
+                kind = "float32"
+            else:
+                v = self.round(v, kind)
         kind = "float16" if kind.startswith("float8") and self.problem.format.itemsize > 1 else kind
         return self.dot(p, v, kind, self.numerics.accumulator, start)
 
@@ -337,7 +347,9 @@ class Emulation:
             a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
         unit = unit_for(self.kernel.arch, kind, accumulator)
         if isinstance(unit, NearestChain):
-            return serial_dot(a, b, start, accumulator == "float16")
+            if accumulator == "bfloat16" and self.numerics.accumulator_rounded == "block":
+                return self.round(serial_dot(a, b, start), "bfloat16")
+            return serial_dot(a, b, start, getattr(torch, accumulator))
         least = -1100 if self.kernel.normalises else least_exponent(unit, kind)
         step = self.numerics.promotion
         if not step or (unit.fraction >= 23 and accumulator == "float32"):

@@ -105,6 +105,12 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
     if a.saturates and apart:
         rounding = rounding + (1 - a.saturates / w.growth.sqrt()).clamp(min=0.0)
     row_sum = -torch.expm1(-w.normaliser)
+    if a.conversion is not None:
+        rounding = (1 + rounding) * (1 + a.conversion.roundoff) - 1
+        lost = lost * (1 + a.conversion.roundoff)
+        least = block.value_sizes.least < a.conversion.normal
+        share = 1 + rounding + w.keys * w.share * loss_of(a)
+        lost = lost + a.conversion.lost * share * least
     if a.weighted.threshold:
         alone = w.keys * w.share * loss_of(a)
         small = block.value_sizes.least < a.weighted.threshold
@@ -121,6 +127,10 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
     lse = _lse_bound(block, a, w)[..., 0]
     beyond = _overflows(block, a, problem)
     reached = carried * (1 + rounding) * a.probability_scale if a.normalised else values.most
+    if a.conversion is not None:
+        reached = reached * (1 + a.conversion.roundoff)
+        # A key that no row sees adds 0 times infinity.
+        out = out.masked_fill(block.value_sizes.most >= a.conversion.limit, torch.inf)
     out = out.masked_fill(beyond | _exceeds(reached / a.least_factors[1], a, w, problem), torch.inf)
     if a.row_sum == "mma":
         unsummed = _exceeds(torch.ones_like(w.keys), a, w, problem)
