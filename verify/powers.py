@@ -47,7 +47,9 @@ def spread_of_weights(trial: Trial) -> float:
     """log2 of how far a weight may lie below the row's largest: 2 |scale| |q| |k| log2(e), by the largest norms."""
     q, k, _ = trial.expanded
     norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
-    return 2 * abs(trial.problem.scale) * norms[0] * norms[1] * math.log2(math.e) + 1
+    reach = abs(trial.problem.scale) * norms[0] * norms[1] * math.log2(math.e)
+    numerics = trial.declaration.numerics
+    return 2 * reach + 1 + numerics.maximum_excess + numerics.maximum_step * reach
 
 
 def powers(trial: Trial) -> Powers:

@@ -244,7 +244,8 @@ class Emulation:
         total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
         sigma, sign = self.sigma(self.scale), self.sign(x, v)
         for part in self.blocks(x.shape[-1]):
-            new = torch.maximum(top, x[..., part].amax(-1, keepdim=True))
+            own = self.raised(x[..., part].amax(-1, keepdim=True), sigma if raw else 1.0)
+            new = torch.maximum(top, own)
             if self.numerics.lazy_rescale:
                 ahead = (new - top) * (sigma if raw else 1.0)
                 new = torch.where(ahead > self.numerics.lazy_rescale, new, top)
@@ -266,6 +267,7 @@ class Emulation:
     def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Softmax of whole rows, then one product; x in natural units."""
         top = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -math.inf)
+        top = self.raised(top, LOG2E)
         top = torch.where(top == -math.inf, 0.0, top)
         p = self.exp2((x - top).double() * LOG2E, self.sign(x, v))
         total = self.add_up(p, torch.zeros_like(top))
@@ -284,6 +286,22 @@ class Emulation:
         return sum((share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True)), torch.zeros(())), lse
 
     # Steps
+
+    def raised(self, top: Tensor, sigma: Tensor | float) -> Tensor:
+        """What is subtracted, of row maxima that sigma makes log2 units: a tile's, rounded up."""
+        size, rows = self.numerics.maximum_rows, top.shape[1]
+        if size != 1:
+            size = size or max(rows, 1)
+            pad = 0.0 if self.push else -math.inf  # rows of zeros past the end
+            tiles = torch.nn.functional.pad(top, (0, 0, 0, -rows % size), value=pad)
+            tops = tiles.unflatten(1, (-1, size)).amax(2, keepdim=True).expand(-1, -1, size, -1)
+            top = tops.flatten(1, 2)[:, :rows]
+        part = 1.0 if self.push else 0.6
+        excess = part * self.numerics.maximum_excess
+        step = part * self.numerics.maximum_step
+        if not (excess or step):
+            return top
+        return torch.where(top == -math.inf, top, top + excess / sigma + step * top.abs())
 
     def sign(self, x: Tensor, v: Tensor) -> Tensor:
         """Which way each exponential errs: up where the key's V lies above O, in the first column."""

@@ -11,6 +11,7 @@ from verify.oracles import Oracle
 from verify.oracles.bound import compare
 from verify.tolerance.arithmetic import resolve
 from verify.trial import Ruling, Trial, convict, first, place
+from verify.variant import Declaration
 
 _KEPT = 8  # significant bits of V's patterns: an output that need not be exact is compared after rounding to as many
 
@@ -66,9 +67,16 @@ def _which(row: Tensor, values: Tensor) -> str:
     return f", is row {int(hits[0])}" if len(hits) else ""
 
 
+def _applies(declaration: Declaration) -> str | None:
+    numerics = declaration.numerics
+    up = numerics.maximum_excess or numerics.maximum_step
+    return "subtracts more than the maximum: the winner's P is not 1" if up else None
+
+
 ORACLE = Oracle(
     name="gather",
     group="gather",
     catches="wrong indexing: layouts, strides, tails, swizzles, head maps, page tables",
     judge=judge,
+    applies=_applies,
 )

@@ -16,6 +16,7 @@ from verify.oracles.bound import compare
 from verify.oracles.execution import fault
 from verify.relations import beyond_arithmetic, identical
 from verify.tolerance.arithmetic import resolve
+from verify.tolerance.maxima import whole_tiles
 from verify.trial import Ruling, Run, Trial, convict, first, place
 from verify.variant import Declaration
 
@@ -55,6 +56,8 @@ def _poison(trial: Trial) -> Poisoning:
     v, v_spoiled = _spoil(inputs.v, used, v_poison)
     spoiled = (k_spoiled.expand(used.shape) | v_spoiled.expand(used.shape)).repeat_interleave(p.group, 1)
     untouched = ~(seen & spoiled[:, :, None]).any(-1)
+    shared = resolve(trial.declaration.numerics, trial.config, p, trial.arch).maximum_rows
+    untouched = ~whole_tiles(~untouched, shared)
     found = Poisoning(replace(inputs, k=k, v=v), int(k_spoiled.sum() + v_spoiled.sum()), untouched)
     if not anything:
         return found

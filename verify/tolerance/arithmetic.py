@@ -22,6 +22,9 @@ ANY_DIVISION = 5  # roundings of `U`: div.full and div.approx err by 2 ulp, a re
 PRESCALE_ROUNDINGS = {"none": 0, "q": 2, "k": 2, "sqrt": 6}
 
 
+_MAXIMA = ("maximum_rows", "maximum_excess", "maximum_step")
+
+
 def relative(count: int, u: float) -> float:
     """(1 + u)^count - 1: what `count` roundings of unit roundoff u may add up to."""
     return math.expm1(count * math.log1p(u))
@@ -107,6 +110,9 @@ class ForwardArithmetic:
     running: bool = True  # chains go on from block to block
     division: int = 5  # roundings of the division, or of a reciprocal and its product
     conversion: Conversion | None = None  # of V, to the format of P
+    maximum_rows: int = 1  # that share the maximum which is subtracted
+    excess: float = 0.0  # how far that may lie above the largest score, natural units
+    step: float = 0.0  # the same as a part of its size
 
     @property
     def exp(self) -> float:
@@ -144,6 +150,16 @@ class ForwardArithmetic:
     def saturates(self) -> float:
         """The P from which on an 8-bit P saturates, in parts of the largest; 0 for wider ones, which do not."""
         return self.probability.max / self.reach if self.probability.itemsize == 1 else 0.0
+
+    @property
+    def rounds_up(self) -> bool:
+        """Whether the largest p~ may be less than 1 although a row has its own maximum."""
+        return bool(self.excess or self.step)
+
+    @property
+    def leads(self) -> bool:
+        """Whether what is subtracted may lie above the row's maximum."""
+        return self.rounds_up or self.maximum_rows != 1
 
     @property
     def exps(self) -> float:
@@ -247,6 +263,9 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         running=not apart,
         division=_division(numerics.division),
         conversion=_conversion(given, multiplied) if other else None,
+        maximum_rows=block_size(numerics.maximum_rows, config.block_m) or max(problem.seqlen_q, 1),
+        excess=numerics.maximum_excess * math.log(2),
+        step=numerics.maximum_step,
     )
 
 
@@ -342,6 +361,11 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         _require(name, value, possible)
     if math.frexp(numerics.probability_scale)[0] != 0.5:
         raise ValueError(f"numerics.probability_scale: no bound is derived for {numerics.probability_scale}, no power of two")
+    for name in _MAXIMA:
+        if getattr(numerics, name) != getattr(Numerics(), name):
+            for other in ("normaliser", "split_keys", "lazy_rescale"):
+                if getattr(numerics, other) != getattr(Numerics(), other):
+                    raise ValueError(f"numerics.{name}: no bound is derived beside {other}")
     if numerics.row_sum_lanes < 1:
         raise ValueError(f"numerics.row_sum_lanes: {numerics.row_sum_lanes} are none")
     if not 0 <= numerics.lazy_rescale < math.log2(dtype_named(probability).max) - 1:

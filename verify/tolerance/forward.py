@@ -40,16 +40,28 @@ class ForwardBound:
     lse: Tensor
 
 
-def bound(block: RowBlock, arithmetic: ForwardArithmetic, problem: Problem) -> ForwardBound:
-    """The bounds of every output element of a block of whole rows."""
+def bound(
+    block: RowBlock,
+    arithmetic: ForwardArithmetic,
+    problem: Problem,
+    above: Tensor | None = None,
+) -> ForwardBound:
+    """The bounds of every output element of a block of whole rows.
+
+    above: how far the maximum that rows share may lie above each one's own, (heads, rows), as
+    `maxima.shared_excess` gives it.  Raises ValueError where rows share one and it is missing.
+    """
+    if arithmetic.maximum_rows != 1 and above is None:
+        raise ValueError("rows share a maximum: the bound is one of other rows, which are not given")
     full, room = bool(block.visible.all()), room_on(block.scores.device)
     values = Values.of(block, full)
     if block.scores.numel() <= _PART or block.scores.is_cuda:
-        return _bound(block, values, arithmetic, problem, full, room)
+        return _bound(block, values, arithmetic, problem, full, room, above)
     found = ForwardBound(torch.empty_like(block.out), torch.empty_like(block.lse))
     for heads, rows, keys in _parts(block, full):
         part = _cut(block, heads, rows, keys)
-        made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room)
+        ahead = None if above is None else above[heads, rows]
+        made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room, ahead)
         found.out[heads, rows], found.lse[heads, rows] = made.out, made.lse
     return found
 
@@ -87,14 +99,24 @@ def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
 _PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")
 
 
-def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Problem, full: bool, room: Room) -> ForwardBound:
+def _bound(
+    block: RowBlock,
+    values: Values,
+    a: ForwardArithmetic,
+    problem: Problem,
+    full: bool,
+    room: Room,
+    above: Tensor | None,
+) -> ForwardBound:
     size = block.out.abs()
-    w = weights_of(block, a, problem, full, room)
+    w = weights_of(block, a, problem, full, room, above)
     # Computed weights are a convex combination too: no weighted sum leaves the range, or the largest magnitude, of V.
     jacobian = (values.deviation(w.grown, block.out) / w.total).masked_fill_(w.hopeless, torch.inf)
     jacobian = torch.minimum(jacobian, values.spread)
     carried = torch.where(w.hopeless, values.most, torch.minimum(torch.bmm(w.upper, values.size) / w.total, values.most))
     lost = _lost(block, a, w, values, full)
+    if a.leads and a.normalised:  # what is flushed before the division
+        lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
     product = a.values.kappas(w.keys, problem.seqlen_kv)
     # Rescales, sums of blocks, a division of P; products and sums of a merge.
     fp32 = relative((0 if a.narrow else 2 * a.blocks) + a.division * a.normalised + (a.blocks + 2) * a.merged, U)
@@ -120,7 +142,8 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
     last = (0 if a.normalised else a.division) + a.output_roundings
     if last:
         pre = pre + relative(last, U) * (size + pre)
-    pre = pre + w.growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale) + a.values.flush
+    flushed = w.growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale)
+    pre = pre + flushed * w.lead + a.values.flush
     pre = pre + w.share * (accumulator_loss(a, problem) * a.descale)
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
     out = out.masked_fill(exact, 0.0)  # but where a weight may overflow, whose product with 0 is NaN
@@ -190,9 +213,11 @@ def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: Weights) -> Tensor:
     m enters twice, as subtracted and as added, and may be scaled by differently rounded factors.
     """
     log_sum = torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None]) + 2 * w.largest + a.offset
+    log_sum = log_sum + w.ahead
     lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + w.largest
     moved = torch.maximum(torch.log1p(w.moved), -torch.log(w.total))
     # No log-sum-exp moves by more than its largest score does.
     moved = torch.where(w.largest > DIRECT, w.largest, torch.minimum(moved, w.largest))
     moved = moved + w.drift + (2 * TINY + max(TINY, a.vanishing)) * w.keys * (w.share if a.vanishing else 1.0)
-    return moved + U * ((4 + a.scale_roundings) * (w.top + a.lag) + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)
+    maxima = (4 + a.scale_roundings) * (w.top + a.lag + w.ahead)
+    return moved + U * (maxima + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)

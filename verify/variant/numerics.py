@@ -33,6 +33,10 @@ class Numerics:
     exp: name of the exponential in `verify.arithmetic.instructions`; rescale_exp: of the one that rescales, where it is
     another.  block_n: keys per rescale (None: the config's; 0: all keys at once, no rescale).  lazy_rescale: log2 units by
     which the largest score may exceed the maximum that is subtracted (8 in FlashAttention-4).
+    maximum_rows: rows of a query head, in tiles from the first, that subtract one maximum, the
+    largest of theirs (None: the config's block_m; 0: all rows).  maximum_excess, maximum_step: how
+    far what is subtracted may exceed that, because it is rounded up: log2 units, and a part of its
+    size.
     row_sum: what is added up in fp32, P "unrounded", P "rounded" for the product, or rounded P by "mma", like P V.
     row_sum_lanes: chains that the keys of a block are dealt out to evenly (4 in FlashAttention-2: threads that share a row);
     row_sum_apart: each block's sum is finished before it is added to the others'.  division: name of the division, or of the
@@ -61,6 +65,9 @@ class Numerics:
     rescale_exp: str | None = None
     block_n: int | None = None
     lazy_rescale: float = 0.0
+    maximum_rows: int | None = 1
+    maximum_excess: float = 0.0
+    maximum_step: float = 0.0
     row_sum: str = "unrounded"
     row_sum_lanes: int = 1
     row_sum_apart: bool = False
@@ -74,6 +81,14 @@ class Numerics:
     def __post_init__(self) -> None:
         """Raise ValueError that names a field whose value is not legal."""
         _one_of("numerics.accumulator_rounded", self.accumulator_rounded, ("product", "block"))
+        if self.maximum_rows is not None and not self.maximum_rows >= 0:
+            raise ValueError(f"numerics.maximum_rows: {self.maximum_rows!r} is not None, 0 or more")
+        if not 0 <= self.maximum_excess < math.inf:
+            raise ValueError(
+                f"numerics.maximum_excess: {self.maximum_excess!r} is not finite and 0 or more"
+            )
+        if not 0 <= self.maximum_step < 1:
+            raise ValueError(f"numerics.maximum_step: {self.maximum_step!r} is not in [0, 1)")
         _one_of("numerics.values", self.values, ("probability", "input"))
 
 
