@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
@@ -10,9 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
-from verify import device  # imports no torch
+from verify import device, leash  # imports no torch
+from verify import settings as variables
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+_PARENT = os.environ.pop(leash.PARENT, None)
+if _WORKER or _PARENT:  # it must not outlive the process that gave it work, whatever ends that
+    leash.die_with(os.getppid() if _WORKER else int(str(_PARENT)))
 
 
 def _pin_gpu(worker: str) -> None:
@@ -27,9 +32,10 @@ def _pin_gpu(worker: str) -> None:
 
 _pin_gpu(_WORKER)
 
-from verify import campaign, workshop  # noqa: E402 - after the mask
+from verify import campaign, errors, halt, workshop  # noqa: E402 - after the mask
 from verify.court import Court  # noqa: E402
-from verify.xfails import XfailsError  # noqa: E402
+from verify.engine import NO_SPACE  # noqa: E402
+from verify.xfails import XfailsError, at_start, begin_with  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has deadlines of its own
@@ -58,6 +64,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hears_family(family): the property test of several groups; it draws each case's group")
     config.addinivalue_line("markers", "compiles: a test for every variant that compiles without a GPU, and every architecture")
     config.addinivalue_line("markers", "covers: a test for every variant, config and dtype")
+    try:
+        variables.check()
+    except variables.SettingError as error:
+        raise pytest.UsageError(str(error)) from None
     profile = config.getoption("--profile") or campaign.default_profile()
     settings.load_profile(profile)
     examples = config.getoption("--examples")
@@ -69,16 +79,27 @@ def pytest_configure(config: pytest.Config) -> None:
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
     run = config.stash[_RUN] = campaign.open_run(profile, files, run_id)
-    if not hasattr(config, "workerinput"):
+    marker = run.directory / "failed" if config.getoption("maxfail") == 1 else None
+    halt.stop_at_first_failure(marker)
+    if hasattr(config, "workerinput"):
+        begin_with(config.workerinput["verify_xfails"])
+    else:
         try:
+            at_start()  # before any kernel is loaded, which might write such a file
+            if run_id is not None:
+                config.stash[_LOCK] = run.lock()
             run.resume()
-            run.xfails  # noqa: B018 - what is wrong with the file is said once, before any worker begins
-        except (campaign.ContinuedError, XfailsError) as error:
+        except (campaign.BusyError, campaign.ContinuedError, XfailsError) as error:
             raise pytest.UsageError(str(error)) from None
+        errors.begin(run.directory)
+        if marker is not None:
+            marker.unlink(missing_ok=True)
+        config.pluginmanager.register(_Errors(run), "verify-errors")
 
 
 def pytest_configure_node(node: object) -> None:
     node.workerinput["verify_run"] = node.config.stash[_RUN].directory.name  # type: ignore[attr-defined]
+    node.workerinput["verify_xfails"] = at_start()  # type: ignore[attr-defined]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
@@ -138,6 +159,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that met nothing but known defects failed as expected (pytest's own mark for that)."""
     report = yield
+    if report.failed and call.excinfo is not None:
+        _tell(item, report, call.excinfo.value)
     court = getattr(item, "funcargs", {}).get("court")
     if report.when == "call" and court is not None:
         met, court.met = list(dict.fromkeys(entry.told for entry in court.met)), []
@@ -146,10 +169,54 @@ def pytest_runtest_makereport(
     return report
 
 
+def _tell(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
+    """Stop all processes if that was asked for; have the first process record what is no verdict (see `_Errors`)."""
+    halt.failed()
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        item.session.shouldstop = f"cannot write evidence: {error}"
+    judged = type(error).__name__.startswith("Guilty") or "unloadable" in item.fixturenames
+    if not judged:
+        message = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        report.user_properties.append((_ERROR, errors.shortened(message)))
+
+
+class _Errors:
+    """Hears of every failed test in the first process, and records those that failed without a verdict."""
+
+    def __init__(self, run: campaign.OpenRun) -> None:
+        self.run = run
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        message = dict(report.user_properties).get(_ERROR)
+        if report.failed and message is None and report.when == "???":  # a worker that crashed, as xdist reports it
+            message = errors.shortened(report.longreprtext)
+        if message is None or not self.run.directory.is_dir():
+            return
+        refs = [declaration.ref for declaration in self.run.roster.declarations]
+        error = errors.JudgeError(errors.variant_in(report.nodeid, refs), report.nodeid, str(message))
+        with contextlib.suppress(OSError):
+            errors.record(self.run.directory, error)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A campaign that ends at its first failure ends in all workers, not where that worker's tests are over."""
+    done = yield
+    if halt.stopped():
+        item.session.shouldstop = "stopping at the first failure"
+    return done
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
         run = session.config.stash[_RUN]
-        session.config.stash[_REPORT] = campaign.report(run, session.config.getoption("--report-dir"))
+        try:
+            session.config.stash[_REPORT] = campaign.report(run, session.config.getoption("--report-dir"))
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            session.config.stash[_REPORT] = f"no report: OSError: {error}"
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if session.exitstatus == 0 and campaign.convicted(run):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -163,3 +230,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 _RUN: pytest.StashKey[campaign.OpenRun] = pytest.StashKey()
 _REPORT: pytest.StashKey[str] = pytest.StashKey()
+_LOCK: pytest.StashKey[object] = pytest.StashKey()
+_ERROR = "error of the judge"

@@ -72,10 +72,8 @@ def _numbers(found: Sequence[int]) -> str:
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-@click.command(name="oracles")
-@click.option("--table", "write", is_flag=True, help="Write docs/applicability.md: which oracle judges which variant.")
 def list_oracles(write: bool) -> int:
-    """List the oracles: what each catches, and in which group it sits."""
+    """Print the oracles: what each catches, and in which group it sits; or `write` the table of docs/applicability.md."""
     if write:
         PATH.write_text(table(roster().declarations), encoding="utf-8")
         click.echo(f"wrote {PATH}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ _MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
 def bench(console: Console, seconds: float, workers: str, select: str = "") -> int:
     """Measure and print all three; `select` narrows the campaign as pytest -k does.  Returns an exit code."""
     found = [declaration for declaration in roster().declarations if not_here(declaration) is None]
-    count = workers_here() or os.cpu_count() or 1
+    count = workers_here()
     _print_reference(console)
     if environment().device == "cuda":
         _print_builds(console, found, count)

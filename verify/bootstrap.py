@@ -2,10 +2,13 @@
 
 If a required package is missing, an environment is made in `.venv` beside the sources, with the versions that
 constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.
+
+`python -m verify.bootstrap headers` is for tox: it installs CUTLASS's headers into the environment that tox has made.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -34,7 +37,7 @@ def requirements() -> list[str]:
 
 def missing() -> list[str]:
     """Required packages that cannot be imported here."""
-    names = [re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0] for requirement in requirements()]
+    names = [_name(requirement) for requirement in requirements()]
     if not sys.platform.startswith("linux"):
         names.remove("triton")
     # ml_dtypes is an independent witness in tests only; a machine that lacks it lists those tests as not run.
@@ -55,8 +58,7 @@ def ensure() -> None:
     if not _complete(python):
         print(f"verify: {', '.join(absent)} not found; setting up {home.name}/ with the pinned versions (once) ...", flush=True)
         venv.create(home, with_pip=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["--constraint", str(ROOT / "constraints.txt")]
+        pip = _pip(str(python))
         found = groups()
         compilers = [*found["cuda"], *found["cute"]] if sys.platform.startswith("linux") else []
         commands = [[*pip, "--editable", str(ROOT), *requirements(), *compilers]]
@@ -77,3 +79,40 @@ def _complete(python: Path) -> bool:
         return True
     probe = "from verify import bootstrap; raise SystemExit(bool(bootstrap.missing()))"
     return subprocess.run([str(python), "-c", probe], cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+def headers() -> int:
+    """Install CUTLASS's headers without the dependencies of their package, which nothing here needs; returns an exit code.
+
+    Only into an environment that tox has made and that lacks them: `tox --current-env` installs nothing.
+    """
+    made_by_tox = "TOX_ENV_DIR" in os.environ and Path(sys.prefix) == Path(os.environ["TOX_ENV_DIR"]).resolve()
+    wanted = groups()["cutlass"]
+    if not made_by_tox or all(_installed(requirement) for requirement in wanted):
+        return 0
+    return subprocess.run([*_pip(sys.executable), "--no-deps", *wanted], check=False).returncode
+
+
+def _pip(python: str) -> list[str]:
+    """The first words of an installation of pinned versions."""
+    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    return [*words, "--constraint", str(ROOT / "constraints.txt")]
+
+
+def _installed(requirement: str) -> bool:
+    """Whether some version of a required package is installed; that it is the right one is not asked."""
+    try:
+        importlib.metadata.version(_name(requirement))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["headers"]:
+        raise SystemExit("usage: python -m verify.bootstrap headers")
+    raise SystemExit(headers())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -10,19 +11,21 @@ from pathlib import Path
 
 import hypothesis
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from verify import device
 from verify.case import Case, CaseError
-from verify.court import Court, Docket, inapplicable, not_here, state_directory
+from verify.cores import cores
+from verify.court import Court, Docket, inapplicable, not_here
 from verify.discovery import Roster, Unloadable, judge_hash, roster
-from verify.evidence import Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
+from verify.evidence import Drawn, Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
 from verify.oracles import groups
+from verify.places import state_directory
 from verify.report import build, write
 from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Declaration
 from verify.workshop import Workshop, left_out
-from verify.xfails import Xfails, xfails_for, xfails_in
+from verify.xfails import FILE, Xfails, at_start, changed_since, digest, xfails_for, xfails_in
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
@@ -34,16 +37,20 @@ def default_profile() -> str:
     return "gpu" if torch.cuda.is_available() else "ci" if os.environ.get("CI") else "dev"
 
 
-def workers() -> int | None:
-    """Workers for `-n auto`: as many as GPU memory and cores allow; None leaves it to xdist where there is no GPU."""
+def workers() -> int:
+    """Workers for `-n auto`: as many as the cores and, where there is a GPU, its memory allow."""
     if not torch.cuda.is_available():
-        return None
+        return cores()
     free = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
-    return max(1, min(sum(memory // _WORKER_MEMORY for memory in free), os.cpu_count() or 1))
+    return max(1, min(sum(memory // _WORKER_MEMORY for memory in free), cores()))
 
 
 class ContinuedError(Exception):
     """A run that cannot go on: what it has judged is no longer what is on trial."""
+
+
+class BusyError(Exception):
+    """A run that another process is making."""
 
 
 @dataclass
@@ -66,6 +73,18 @@ class OpenRun:
                 path.write_text(found.dumps(), encoding="utf-8")
         return Roster.loads(path.read_text(encoding="utf-8"))
 
+    def lock(self) -> FileLock:
+        """Keep this run from other processes until this one ends, however it ends.  Raises BusyError if one has it."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.directory / "run.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise BusyError(
+                f"--run-id: another process is judging run {self.directory.name}; wait for its end, or name another run"
+            ) from None
+        return lock
+
     def resume(self) -> None:
         """Find out anew who is on trial, and which cases were begun and never judged, if this run goes on.
 
@@ -84,6 +103,7 @@ class OpenRun:
                 f"run {self.directory.name} judged other sources of {', '.join(changed)}: begin another run, with another id"
             )
         _record(self, found)
+        _record_uncounted(self, evidence)
         path.write_text(found.dumps(), encoding="utf-8")
         lost = "".join(f"{begin.case}\n" for begin in evidence.lost)
         (self.directory / _LOST).write_text(lost, encoding="utf-8")
@@ -169,7 +189,12 @@ def _record(run: OpenRun, found: Roster) -> None:
                 started=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
                 profile=run.profile,
                 device=device.fingerprint(),
-                versions={"torch": torch.__version__, "hypothesis": hypothesis.__version__, "judge": judge_hash()},
+                versions={
+                    "torch": torch.__version__,
+                    "hypothesis": hypothesis.__version__,
+                    "judge": judge_hash(),
+                    "xfails": digest(at_start()),
+                },
             )
         )
         for declaration in found.declarations:
@@ -183,6 +208,17 @@ def _record(run: OpenRun, found: Roster) -> None:
         for failure in found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
+
+
+def _record_uncounted(run: OpenRun, evidence: Evidence) -> None:
+    """Count what was drawn by processes that ended before they wrote how much they had drawn."""
+    judged = {(v.variant, v.dtype, v.group, v.case) for v in evidence.verdicts if v.phase == "generate"}
+    uncounted = Counter((variant, dtype, group) for variant, dtype, group, _ in judged)
+    uncounted.subtract({(d.variant, d.dtype, d.group): d.drawn for d in evidence.drawn})
+    with Recorder(run.directory, "campaign") as recorder:
+        for (variant, dtype, group), drawn in sorted(uncounted.items()):
+            if drawn > 0 and group not in ("loading", GROUP):
+                recorder.write(Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=0))
 
 
 def _entry(declaration: Declaration) -> VariantEntry:
@@ -261,9 +297,11 @@ def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
 
 
 def convicted(run: OpenRun) -> bool:
-    """Whether the campaign as a whole fails, although each of its cases may pass."""
-    verdicts = load(run.directory).verdicts if run.directory.exists() else ()
-    return any(v.group == GROUP and v.outcome == "fail" for v in verdicts)
+    """Whether the campaign as a whole fails and no known defect says so, although each of its cases may pass."""
+    evidence = load(run.directory) if run.directory.exists() else None
+    if evidence is None or not evidence.verdicts:
+        return False
+    return any(v.group == GROUP for v in xfails_in(evidence).unexpected(evidence.verdicts))
 
 
 def report(run: OpenRun, directory: str | Path | None = None) -> str:
@@ -283,6 +321,13 @@ def publish(evidence: Evidence, runs: str, parent: Path, directory: str | Path |
     """
     built = build(evidence, xfails=xfails_in(evidence))
     paths = write(built, directory or parent / str(built["device"]["slug"]))
-    failed = sum(v.outcome == "fail" and v.counted for v in evidence.verdicts)
-    cases = len({v.case for v in evidence.verdicts if v.counted})
-    return f"{cases} cases, {failed} failing verdicts; run {runs}; report: {paths[-1]}"
+    told = f"{built['cases']} cases, {built['failures']} failing; run {runs}; report: {paths[-1]}"
+    return f"{told}{_other_xfails(evidence)}"
+
+
+def _other_xfails(evidence: Evidence) -> str:
+    """A warning where the known defects are not those that the evidence was recorded with, or not those of the file now."""
+    before = {run.versions["xfails"] for run in evidence.runs if "xfails" in run.versions}
+    if before - {digest(at_start())}:
+        return f"\n{FILE} is not the one that the run began with"
+    return f"\n{FILE} has changed while this command ran, and counts from the next one on" if changed_since() else ""

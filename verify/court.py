@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -18,6 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from verify import strategies
 from verify.case import Case, replay_command
 from verify.cell.cell import Cell, Zygote
+from verify.cores import threads
 from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
 from verify.memory import Arena
@@ -118,8 +118,7 @@ class Court:
 
     def __post_init__(self) -> None:
         self._zygote = Zygote(environment())
-        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        torch.set_num_threads(threads(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
         _keep_freed_memory()
 
     def close(self) -> None:
@@ -137,11 +136,11 @@ class Court:
         """Judge one case: record that it begins, run it, ask every oracle of the group, record the verdicts."""
         case = Case(docket.declaration.ref, docket.config.name, docket.group, problem)
         key = (docket.declaration.ref, docket.dtype, docket.group)
+        standing = self._standing(case, docket)
+        if standing:  # it was counted when it was judged
+            return standing
         if phase == "generate":
             self.drawn[key] = self.drawn.get(key, 0) + 1
-        standing = self._standing(case, docket)
-        if standing:
-            return standing
         self.recorder.begin(case.id, phase, docket.declaration.ref)
         cell = self._cell(docket.declaration)
         trial = Trial(
@@ -242,21 +241,3 @@ def _keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             libc.mallopt(option, 1 << 30)
-
-
-def explain(verdict: Verdict) -> str:
-    """A failing verdict for the person who has to act."""
-    assert verdict.finding is not None
-    found = verdict.finding
-    counts = f"\n  how many {found.count} of {found.total}" if found.total else ""
-    return (
-        f"{verdict.oracle}: {found.message}\n"
-        f"  variant  {verdict.variant}\n  config   {verdict.config}\n  oracle   {verdict.oracle} ({verdict.group})\n"
-        f"  got      {found.got}\n  bound    {found.bound}\n  where    {found.where or 'the whole run'}{counts}\n"
-        f"  problem  {verdict.problem}\n  replay   {found.replay}"
-    )
-
-
-def state_directory() -> Path:
-    """Where runs leave their evidence: .verify in the current directory."""
-    return Path(".verify")

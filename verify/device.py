@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from verify.cores import cores
+
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,compute_cap,driver_version", "--format=csv,noheader")
 _ASK_TORCH = "import torch; p = torch.cuda.get_device_properties(0); print(f'{p.name},{p.major}.{p.minor}')"
 
@@ -29,13 +31,30 @@ def fingerprint() -> dict[str, Any]:
 
 
 def slug() -> str:
-    """The folder name of this machine's device: "nvidia-h100-80gb-hbm3", "cpu-x86_64"."""
+    """The folder name of this machine's device: "nvidia-h100-80gb-hbm3", "cpu-amd-epyc-7b13"."""
     return str(fingerprint()["slug"])
 
 
 def slug_of(name: str) -> str:
     """A device name as a folder name: "NVIDIA H100 80GB HBM3" -> "nvidia-h100-80gb-hbm3"."""
     return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-") or "unknown"
+
+
+_NOT_THE_MODEL = r"\((?:r|tm|c)\)|[®™]|\b(?:cpu|processor)\b|@.*|\b[\w-]+-core\b|\b(?:with|w/) .*|\b\d+th gen\b"
+
+
+def cpu_slug(cpuinfo: str, name: str) -> str:
+    """A CPU as a folder name, from /proc/cpuinfo and the name that it gives: "cpu-intel-xeon-platinum-8481c".
+
+    Marks, clock rates and core counts are left out.  A virtual machine may hide the model ("Intel(R) Xeon(R) Processor"): then
+    the numbers of family and model stand for it, because not all of those are one device.
+    """
+    short = re.sub(_NOT_THE_MODEL, " ", name.lower())
+    words = [slug_of(short)]
+    if not re.search(r"\d", short):
+        numbers = {key: re.search(rf"^{key}\s*:\s*(\w+)$", cpuinfo, re.MULTILINE) for key in ("cpu family", "model")}
+        words += [f"{key.split()[-1]}-{found[1]}" for key, found in numbers.items() if found]
+    return "-".join(["cpu", *words])
 
 
 def gpus() -> list[str]:
@@ -50,13 +69,13 @@ def _fingerprint(visible: str | None) -> dict[str, Any]:
     device = gpu or {"kind": "cpu", "name": _cpu_name(), "capability": None, "driver": None}
     versions = {package: _version(package) for package in ("torch", "triton", "numpy")}
     return {
-        "slug": slug_of(device["name"]) if gpu else f"cpu-{slug_of(platform.machine())}",
+        "slug": slug_of(device["name"]) if gpu else cpu_slug(_cpuinfo(), device["name"]),
         **device,
         "cuda": cuda,
         **versions,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cores": _cores(),
+        "cores": cores(),
     }
 
 
@@ -75,17 +94,20 @@ def _cuda_version() -> str | None:
     return None if version is None else str(version)
 
 
-def _cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _cpu_name() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    """The model's name: from /proc/cpuinfo, from lscpu where that has none (Arm), or the kind of machine."""
+    for told, key in ((_cpuinfo(), "model name"), (_output(("lscpu",)) or "", "Model name")):
+        found = re.search(rf"^{key}\s*:\s*(.+)$", told, re.MULTILINE)
+        if found and found[1].strip(" -"):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _gpu(visible: str | None) -> dict[str, Any] | None:

@@ -86,7 +86,8 @@ def roster(files: list[Path] | None = None) -> Roster:
             shown = str(path) if not inside else path.resolve().relative_to(ROOT).as_posix()
             if not reply.ok:
                 trace = str(reply.data.get("traceback", ""))
-                failures.append(Unloadable(shown, str(path.resolve()), f"{reply.status}: {reply.message}\n{trace}".strip()))
+                why = reply.message if reply.status == "breach" else f"{reply.status}: {reply.message}\n{trace}".strip()
+                failures.append(Unloadable(shown, str(path.resolve()), why))
                 continue
             try:
                 entries += _entries(reply.data, path, inside)
@@ -119,14 +120,6 @@ def _check(declaration: Declaration) -> None:
         raise ValueError(f"name: {declaration.name!r} may hold letters, digits, _ . and - only")
     if not names or len(set(names)) < len(names) or any(Config.parse(c.name) != c for c in declaration.configs):
         raise ValueError(f"configs: {', '.join(names) or 'none'}: one at least, each with a name of its own that parses back")
-    if not support.dtypes or not support.head_dims or not support.masks:
-        raise ValueError("support: dtypes, head_dims and masks must name one each at least")
-    if declaration.contract.lse not in ("natural", "base2", None):
-        raise ValueError(f"contract.lse: {declaration.contract.lse!r} is none of 'natural', 'base2', None")
-    if declaration.contract.masked_values not in ("any", "finite"):
-        raise ValueError(f"contract.masked_values: {declaration.contract.masked_values!r} is neither 'any' nor 'finite'")
-    if declaration.contract.nan not in ("propagates", "out", "any"):
-        raise ValueError(f"contract.nan: {declaration.contract.nan!r} is none of 'propagates', 'out', 'any'")
     reads = declaration.gradients is not None and declaration.gradients.softmax == "saved"
     if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,22 +17,40 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verify.cell.cell import ROOT
-from verify.court import state_directory
+from verify import halt, leash
+from verify.bootstrap import ROOT
+from verify.errors import read as errors_of
 from verify.evidence import Evidence, load, new_run_id
-from verify.xfails import xfails_in
+from verify.places import state_directory
+from verify.xfails import handed_on, xfails_in
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
-_UNTIL = "VERIFY_UNTIL"  # tells the child when time is over, in seconds since the epoch
-_POLL = 0.5  # seconds
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a disk that takes nothing
+_PYTEST_USAGE, _PYTEST_NOTHING = 4, 5  # exit codes of pytest
+_POLL = 0.25  # seconds
 _GRACE = 60.0  # seconds beyond a deadline for cases under way and the report
+_REFUSED = re.compile(rf"\w*Error: (\[Errno (?:{'|'.join(map(str, NO_SPACE))})\] [^\n]*)")
+
+
+class EngineError(Exception):
+    """A campaign that could not be had; the message is one line, `status` the exit code."""
+
+    def __init__(self, message: str, status: int = INFRASTRUCTURE) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error
+    """Somebody ended the campaign by SIGINT (Ctrl-C) or SIGTERM; what was judged is on record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a command asks of the engine.  workers: "auto", or a number; 0 runs in one process."""
+    """What a command asks of the engine.
+
+    workers: "auto", or a number; 0 runs in one process.  exit_first: stop at the first failing verdict.
+    """
 
     kernels: tuple[Path, ...] = ()
     profile: str | None = None
@@ -40,6 +60,7 @@ class Order:
     run_id: str = field(default_factory=new_run_id)
     report_dir: Path | None = None
     select: str = ""
+    exit_first: bool = False
 
     @property
     def directory(self) -> Path:
@@ -56,14 +77,10 @@ class Order:
         words += ["--hypothesis-seed", str(self.seed)] if self.seed is not None else []
         words += ["--report-dir", str(self.report_dir)] if self.report_dir is not None else []
         words += ["-k", self.select] if self.select else []
+        words += ["--exitfirst"] if self.exit_first else []
         for kernel in self.kernels:
             words += ["--kernel", str(kernel)]
         return words
-
-
-def out_of_time() -> bool:
-    """Whether the deadline that this process was started with is past; never, where there is none."""
-    return time.time() > float(os.environ.get(_UNTIL, "inf"))
 
 
 def say(console: Console, text: str) -> None:
@@ -72,11 +89,27 @@ def say(console: Console, text: str) -> None:
 
 
 def carry_out(order: Order, console: Console, deadline: float | None = None) -> int:
-    """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is begun."""
-    with tempfile.TemporaryFile("w+") as words:
-        variables = dict(os.environ)
+    """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is begun.
+
+    Raises EngineError where it could not be had, Interrupted where somebody ended it.
+    """
+    try:
+        order.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngineError(_unwritable(order, str(error))) from None
+    try:
+        return _carry_out(order, console, deadline)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise EngineError(_unwritable(order, str(error))) from None
+
+
+def _carry_out(order: Order, console: Console, deadline: float | None) -> int:
+    with tempfile.TemporaryFile("w+") as words, _interruptible():
+        variables = os.environ | handed_on() | {leash.PARENT: str(os.getpid())}
         if deadline is not None:
-            variables[_UNTIL] = str(time.time() + deadline - time.monotonic())
+            variables[halt.UNTIL] = str(deadline)
         process = subprocess.Popen(
             order.command(),
             stdout=words,
@@ -86,17 +119,16 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
             start_new_session=True,
         )
         try:
-            with _interruptible():
-                _watch(process, order, console, deadline)
+            over = _watch(process, order, console, deadline)
         except KeyboardInterrupt:
-            return INFRASTRUCTURE
+            raise Interrupted from None
         finally:
             # The workers and their cells are in its group; none may outlive it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         words.seek(0)
-        return _status(process.returncode, order, words.read(), console)
+        return _status(0 if over else process.returncode, order, words.read(), console)
 
 
 @contextlib.contextmanager
@@ -113,16 +145,21 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _watch(process: subprocess.Popen[bytes], order: Order, console: Console, deadline: float | None) -> None:
+def _watch(process: subprocess.Popen[bytes], order: Order, console: Console, deadline: float | None) -> bool:
+    """Show how far the campaign is until it ends; whether its time was over before that."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task, tally = progress.add_task("starting", total=None), _Tally()
         while process.poll() is None:
-            time.sleep(_POLL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL)
             tally.read(order.directory)
             progress.update(task, completed=tally.begun, description=f"cases judged, {tally.failing} failing verdicts")
             if deadline is not None and time.monotonic() > deadline + _GRACE:
-                return
+                return True
+    return False
 
 
 @dataclass
@@ -147,17 +184,49 @@ class _Tally:
 
 
 def _status(returncode: int, order: Order, output: str, console: Console) -> int:
+    """The exit code of a campaign that has ended; raises EngineError where the child says why it did nothing."""
+    if returncode == _PYTEST_USAGE:
+        raise EngineError(_said(output), USAGE)
+    if returncode == _PYTEST_NOTHING and order.select:
+        raise EngineError(f"-k: nothing matches {order.select!r}; {_names(order)}", USAGE)
     evidence = evidence_of(order)
+    refused = _REFUSED.search(output) if returncode != CLEAN else None
+    if refused is not None:
+        if evidence is None or not evidence.verdicts or not failing(evidence):
+            raise EngineError(_unwritable(order, refused[1]))
+        say(console, f"verify: {_unwritable(order, refused[1])}")
     if evidence is None or not evidence.verdicts:
         console.print(output.strip()[-4000:], markup=False, highlight=False)
         console.print("nothing was judged", style="bold red")
         return INFRASTRUCTURE
     if failing(evidence):
         return FAILED
-    if returncode != 0:
-        console.print(output.strip()[-4000:], markup=False, highlight=False)
+    if returncode != CLEAN:
+        if not errors_of(order.directory):  # else these are shown, each in a line
+            console.print(output.strip()[-4000:], markup=False, highlight=False)
         return INFRASTRUCTURE
     return CLEAN
+
+
+def _said(output: str) -> str:
+    """What pytest says of a usage error, in one line."""
+    lines = [line for line in output.splitlines() if line.startswith("ERROR: ")]
+    return lines[0].removeprefix("ERROR: ") if lines else output.strip()[-500:]
+
+
+def _names(order: Order, most: int = 12) -> str:
+    """The names that a campaign's ids are made of, shortened, for somebody whose -k matches none."""
+    evidence = evidence_of(order)
+    entries = () if evidence is None else evidence.variants
+    dtypes = {str(dtype) for entry in entries for dtype in entry.support.get("dtypes", ())}
+    configs = {config for entry in entries for config in entry.configs}
+    found = [*(entry.ref for entry in entries), *sorted(dtypes), *sorted(configs)]
+    shown = ", ".join(found[:most])
+    return f"ids are made of {shown}" + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+def _unwritable(order: Order, reason: str) -> str:
+    return f"cannot write evidence to {order.directory}: {reason}"
 
 
 def failing(evidence: Evidence) -> bool:

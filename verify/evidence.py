@@ -290,10 +290,30 @@ def _folder(path: Path, decoders: Mapping[str, Callable[[Any, str], Any]], named
                 continue
             try:
                 kind = _kind(data)
-                lists[kind].append(decoders[kind](data, kind))
+                record = decoders[kind](data, kind)
+                lists[kind].append(_held_to_its_measures(record) if kind == "verdict" else record)
             except (EvidenceError, strict_json.ShapeError) as error:
                 raise EvidenceError(f"{name}:{number}: {error}") from None
     return found
+
+
+_RATIO = re.compile(r"(?:.*_)?r_(?:out|lse|dq|dk|dv)")  # "r_out", "long_r_dq"
+
+
+def _held_to_its_measures(verdict: Verdict) -> Verdict:
+    """As recorded, but failing where it passes and one of its own measures says that an element is out of bounds.
+
+    Whatever wrote such a record, a judge with a fault or a kernel, it is no evidence that a kernel is right.
+    """
+    if verdict.outcome != "pass":
+        return verdict
+    beyond = {name: r for name, r in verdict.measures.items() if not r <= 1 and _RATIO.fullmatch(name)}
+    if not beyond:
+        return verdict
+    name = next(iter(beyond))
+    message = f"recorded as passing with {name} = {beyond[name]:.4g}: above 1 an element is out of its bound"
+    finding = Finding(oracle=verdict.oracle, message=message, got=beyond[name], bound=1.0)
+    return replace(verdict, outcome="fail", finding=finding)
 
 
 _TORN = object()

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from verify.campaign import open_run
 from verify.case import Case
-from verify.court import explain, not_here
+from verify.court import not_here
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
+from verify.explanation import explain
 
 
 def replay(case: Case, console: Console) -> int:

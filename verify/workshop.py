@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field
 
 from verify.cell.cell import COMPILER, Cell, Reply, Zygote
-from verify.engine import out_of_time
 from verify.evidence import Built, Recorder
+from verify.halt import over
 from verify.variant import COMPILED_ARCHES, Declaration
 
 # A laptop compiles for an old, a usual and a new architecture; every other profile for all.
@@ -58,7 +58,7 @@ class Workshop:
             begun, budget = time.monotonic(), _SECONDS.get(self.profile, math.inf)
             failures = []
             for number, name in enumerate(names):
-                if number and (time.monotonic() - begun > budget or out_of_time()):
+                if number and (time.monotonic() - begun > budget or over()):
                     self._record(declaration, arch, name)
                 else:
                     failures += self._compile(cell, declaration, arch, name)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.meta.synthetic import DEVICE, evidence
+from tests.meta.synthetic import DEVICE, evidence, verdict
 from verify import cli
-from verify.campaign import ContinuedError, OpenRun
+from verify.campaign import ContinuedError, OpenRun, convicted
 from verify.case import Case
 from verify.cell.cell import ROOT
 from verify.engine import INFRASTRUCTURE
@@ -49,6 +49,33 @@ def test_what_was_lost_is_asked_first_when_a_run_goes_on(tmp_path: Path) -> None
     again = OpenRun(first.directory, "dev", (kernel,))
     again.resume()
     assert [id_ for _, id_ in again.witnesses()] == [case.id]
+
+
+EXPECTED = """
+[[xfail]]
+cases = "torch-flash:.*"
+link = "somewhere"
+expires = 2100-01-01
+witness = "torch-flash:-:campaign:float16.out"
+"""
+
+
+@pytest.mark.parametrize(("known", "whole"), [("", True), (EXPECTED, False), (EXPECTED.replace("torch-", "other-"), True)])
+def test_a_campaign_is_not_convicted_by_known_defects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, whole: bool
+) -> None:
+    """Verdicts on the campaign as a whole are expected like those on cases."""
+    (tmp_path / "xfails.toml").write_text(known)
+    monkeypatch.chdir(tmp_path)
+    case = "torch-flash:-:campaign:float16.out"
+    failed = verdict("torch-flash", "float16", 0, outcome="fail", group="campaign", oracle="statistics", case=case)
+    run = OpenRun(tmp_path / "run", "dev", ())
+    assert not convicted(run)
+    with Recorder(run.directory, "campaign") as recorder:
+        recorder.write(evidence().runs[0])
+        assert not convicted(run)
+        recorder.write(failed)
+    assert convicted(run) is whole
 
 
 def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:

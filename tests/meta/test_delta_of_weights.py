@@ -134,5 +134,5 @@ def test_the_word_shows_in_the_bounds() -> None:
 
 
 def test_an_illegal_value_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"gradients\.delta_of: 'scores' is none of 'output', 'weights'"):
+    with pytest.raises(ValueError, match=r"gradients\.delta_of: 'scores' is none of output, weights"):
         GradientNumerics(delta_of="scores")

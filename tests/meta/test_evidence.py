@@ -166,7 +166,7 @@ class TestJoining:
         assert found.verdict_of("unknown") is None
 
     def test_a_failure_outlives_a_later_pass(self, tmp_path):
-        later = dataclasses.replace(FAILURE, outcome="pass", finding=None, time=FAILURE.time + 1)
+        later = dataclasses.replace(FAILURE, outcome="pass", measures={}, finding=None, time=FAILURE.time + 1)
         record(tmp_path, FAILURE, later)
         found = load(tmp_path)
         assert found.verdict_of(FAILURE.case).outcome == "fail"
@@ -248,6 +248,29 @@ class TestDevice:
         script += "torch = sys.modules['torch']; print(torch.cuda.is_initialized())"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["False", "False"]
+
+    @pytest.mark.parametrize(
+        ("name", "slug"),
+        [
+            ("AMD EPYC 7B13", "cpu-amd-epyc-7b13"),
+            ("AMD EPYC 7B13 64-Core Processor", "cpu-amd-epyc-7b13"),
+            ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "cpu-intel-xeon-platinum-8481c"),
+            ("13th Gen Intel(R) Core(TM) i9-13900K", "cpu-intel-core-i9-13900k"),
+            ("AMD Ryzen 7 7840U w/ Radeon 780M Graphics", "cpu-amd-ryzen-7-7840u"),
+            ("Intel(R) Xeon(R) Processor", "cpu-intel-xeon-family-6-model-143"),
+            ("AMD EPYC", "cpu-amd-epyc-family-6-model-143"),
+            ("Neoverse-V1", "cpu-neoverse-v1"),
+            ("x86_64", "cpu-x86_64"),
+            ("../../\ud800 9", "cpu-9"),
+        ],
+    )
+    def test_a_cpu_is_called_by_its_model(self, name, slug):
+        assert device.cpu_slug("cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: whatever\n", name) == slug
+
+    def test_a_cpu_that_says_nothing(self, monkeypatch):
+        monkeypatch.setattr(device, "_cpuinfo", lambda: "processor\t: 0\n")
+        monkeypatch.setattr(device, "_output", lambda command: "Model name:   Neoverse-V1\n")
+        assert device.cpu_slug("", device._cpu_name()) == "cpu-neoverse-v1"
 
     def test_slugs(self):
         assert device.slug_of("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"

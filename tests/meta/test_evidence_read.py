@@ -70,7 +70,7 @@ class TestSeveral:
     @pytest.fixture
     def folders(self, tmp_path):
         (run,), entry, drawn = evidence(1).runs, evidence(1).variants[0], evidence(1).drawn[0]
-        passed = dataclasses.replace(FAILURE, outcome="pass", finding=None, time=FAILURE.time + 9)
+        passed = dataclasses.replace(FAILURE, outcome="pass", measures={}, finding=None, time=FAILURE.time + 9)
         record(tmp_path / "h1", run, entry, FAILURE, ONE, Begin(case=TWO.case, phase="generate", time=1.0), drawn)
         later = dataclasses.replace(run, started="2025-01-02T00:00:00+00:00")
         path = record(tmp_path / "h2", later, dataclasses.replace(entry, unavailable="gone"), passed, ONE, TWO, drawn)
@@ -128,3 +128,32 @@ class TestFurther:
         assert joined.unstable == ((ONE.case, ONE.oracle),)
         assert len(joined.verdicts) == len(found.verdicts)
         assert found.with_verdicts([]) is found
+
+
+class TestMeasures:
+    """A verdict that passes while its own measure convicts is a failure, whoever wrote it."""
+
+    @pytest.mark.parametrize("name", ["r_out", "r_lse", "r_dq", "long_r_out", "exact_scores_r_lse"])
+    @pytest.mark.parametrize("r", [1.0000001, 4.8e4, "inf", "nan"])
+    def test_a_pass_beyond_its_bound_fails(self, tmp_path, name, r):
+        (tmp_path / "gw0.jsonl").write_text(passing({name: r}))
+        (found,) = load(tmp_path).verdicts
+        assert found.outcome == "fail"
+        assert f"recorded as passing with {name} = " in found.finding.message
+
+    @pytest.mark.parametrize(
+        "measures", [{"r_out": 1.0}, {"max_error_out": 7.0, "rows_dq": 9.0, "z_lse": 3.0}, {"bound_ratio": 107.0}]
+    )
+    def test_other_measures_decide_nothing(self, tmp_path, measures):
+        (tmp_path / "gw0.jsonl").write_text(passing(measures))
+        assert load(tmp_path).verdicts[0].outcome == "pass"
+
+    def test_what_is_not_asked_is_not_judged(self, tmp_path):
+        line = json.loads(passing({"r_out": 2.0})) | {"outcome": "inapplicable"}
+        (tmp_path / "gw0.jsonl").write_text(json.dumps(line) + "\n")
+        assert load(tmp_path).verdicts[0].outcome == "inapplicable"
+
+
+def passing(measures):
+    """A line of evidence that says pass."""
+    return json.dumps(VERDICT | {"outcome": "pass", "finding": None, "measures": measures}) + "\n"

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tests.meta.probe_jobs import dies, hangs, raises, says
 from tests.meta.synthetic import DEVICE
 from verify.cell.cell import PLAIN_CPU, Cell, Zygote
+from verify.cli import app
 from verify.discovery import Roster, Unloadable, roster
 from verify.memory import Arena
 from verify.probes import command, order, rendering, tree
@@ -266,7 +267,7 @@ def test_what_failed_is_no_agreement() -> None:
 def test_without_a_gpu_every_probe_is_listed_as_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "environment", lambda: PLAIN_CPU)
     monkeypatch.setattr(command, "roster", lambda files: Roster((), (Unloadable("mine.py", "mine.py", "no"),)))
-    result = CliRunner().invoke(command.probe, ["--out", str(tmp_path), "--json"], standalone_mode=False)
+    result = CliRunner().invoke(app, ["probe", "--out", str(tmp_path), "--json"], standalone_mode=False)
     assert (result.exception, result.return_value) == (None, 0)
     (found,) = tmp_path.glob("*/probes.json")
     report = read(found)
@@ -282,7 +283,7 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(tmp_path: Path, monkeypa
 )
 def test_exit_codes(report: ProbeReport, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "measure", lambda request, console: report)
-    assert CliRunner().invoke(command.probe, [], standalone_mode=False).return_value == status
+    assert CliRunner().invoke(app, ["probe"], standalone_mode=False).return_value == status
     failed = replace(report, functions=(replace(FUNCTION, error="no"),))
     monkeypatch.setattr(command, "measure", lambda request, console: failed)
-    assert CliRunner().invoke(command.probe, [], standalone_mode=False).return_value == (status or 3)
+    assert CliRunner().invoke(app, ["probe"], standalone_mode=False).return_value == (status or 3)

@@ -16,7 +16,7 @@ from verify.discovery import Roster
 from verify.evidence import Evidence, NotRun, Recorder, load
 from verify.report import Report, ReportError, build, dumps, parse, plots, read, statistics, tight, write
 from verify.report import markdown as markdown_report
-from verify.report.tables import intervals
+from verify.report.text import intervals
 from verify.statistics import verdicts
 
 

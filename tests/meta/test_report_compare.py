@@ -117,3 +117,8 @@ class TestCompare:
         assert "different devices" in render_comparison(compare(report, other))
         with pytest.raises(ReportError, match="threshold"):
             compare(report, report, threshold=1.0)
+
+    def test_a_report_of_the_days_of_coarse_names_is_of_the_same_cpu(self, report):
+        old, new = (report | {"device": {"slug": s, "name": "AMD EPYC 7B13"}} for s in ("cpu-x86_64", "cpu-amd-epyc-7b13"))
+        assert compare(old, new).same_device
+        assert not compare(old, new | {"device": {"slug": "cpu-amd-epyc-9b14", "name": "AMD EPYC 9B14"}}).same_device

@@ -14,12 +14,23 @@ import pytest
 
 from tests.meta.synthetic import DEVICE, evidence, of
 from verify.cell.cell import ROOT
+from verify.evidence import load
 from verify.report import build, parse, read
 from verify.report.html import render as render_html
 from verify.report.markdown import render as render_markdown
 from verify.report.schema import dumps
 from verify.strict_json import loads
-from verify.xfails import Xfail, Xfails, XfailsError, xfails_for, xfails_of
+from verify.xfails import (
+    Xfail,
+    Xfails,
+    XfailsError,
+    at_start,
+    changed_since,
+    digest,
+    handed_on,
+    xfails_for,
+    xfails_of,
+)
 
 TODAY = date(2026, 11, 21)
 ENTRY = """
@@ -84,12 +95,54 @@ def test_the_day_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (ENTRY.replace("(64|192)", "(64|192"), "cases is no regular expression"),
         (ENTRY.replace("skv=64,d", "skv=65,d"), "its witness is none of its cases"),
         (ENTRY + ENTRY.replace("cases =", "case ="), "xfail 2: 'case'"),
+        ("xfail = [1]", "xfail 1: 1 is no table with cases, link"),
+        ("xfail = [[1]]", "xfail 1: [1] is no table"),
+        ("xfail = 1", "holds nothing but"),
+        (ENTRY + "cases = 1", "Cannot overwrite a value"),
+        (ENTRY + 'oracles = "bound"', "oracles must be a list, not 'bound'"),
+        (ENTRY + "oracles = [1]", "oracles must be a list of names, not [1]"),
+        (ENTRY + "device = 1", "device must be a str, not 1"),
+        (ENTRY.replace("(64|192)", "a{99999999999999999999}"), "cases is no regular expression"),
+        (ENTRY.replace("(64|192)", "(" * 5000 + ")" * 5000), "cases is no regular expression"),
+        ("xfail = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        (ENTRY + "#" * 100_000, "are more than 100000"),
+        (ENTRY + "x\x00 = 1", "xfails.toml: "),
     ],
+    ids=lambda value: value[-30:],
 )
 def test_a_file_that_says_too_little_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(XfailsError) as refusal:
         xfails_of(written(tmp_path, text), "any", TODAY)
     assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 300
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "xfails.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(XfailsError, match="can't decode"):
+        xfails_of(path, "any", TODAY)
+
+
+def test_the_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert at_start() == ""
+    written(tmp_path)  # as a kernel might, when it is loaded
+    assert at_start() == ""
+    assert xfails_for(DEVICE, "20261121T000000Z") == Xfails()
+    assert changed_since()
+    assert handed_on() == {"VERIFY_XFAILS_TEXT": ""}
+    assert digest("") == "none"
+
+
+def test_a_process_takes_what_it_was_handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VERIFY_XFAILS_TEXT", ENTRY)
+    assert at_start() == ENTRY
+    assert "VERIFY_XFAILS_TEXT" not in os.environ  # no kernel inherits it
+    (entry,) = xfails_for(DEVICE, "20261121T000000Z").entries
+    assert entry.link == "docs/findings.md, 14"
 
 
 def test_only_what_is_described_is_expected(tmp_path: Path) -> None:
@@ -166,14 +219,31 @@ witness = "plain.py@plain:default:accuracy:sq=2,skv=2,d=32,dtype=float32"
 """
 
 
+WRITES = """
+from pathlib import Path
+
+Path("xfails.toml").write_text({known!r})
+"""
+
+
 @pytest.mark.parametrize(
     ("faulty", "status", "said"),
-    [("(2,)", 0, "known defect: somewhere, expected until 2100-01-01"), ("range(2, 999)", 1, "out is off by")],
-    ids=["known", "news"],
+    [
+        ("(2,)", 3, "known defect: somewhere, expected until 2100-01-01"),  # -k: not all was judged
+        ("range(2, 999)", 1, "out is off by"),
+        ("writes its own", 1, "xfails.toml has changed while this command ran"),
+        ("nonsense", 2, "verify: xfails.toml: xfail 1: 1 is no table"),
+    ],
+    ids=["known", "news", "writes", "nonsense"],
 )
 def test_a_command_fails_for_news_alone(tmp_path: Path, faulty: str, status: int, said: str) -> None:
-    written(tmp_path, KNOWN)
-    (tmp_path / "plain.py").write_text(KERNEL.replace("FAULTY", faulty))
+    text = KERNEL.replace("FAULTY", faulty)
+    if faulty == "writes its own":
+        every = KNOWN.replace("plain.py@plain:.*skv=2,.*", ".*")
+        text = WRITES.format(known=every) + KERNEL.replace("FAULTY", "range(2, 999)")
+    else:
+        written(tmp_path, KNOWN if faulty != "nonsense" else "xfail = [1]")
+    (tmp_path / "plain.py").write_text(text)
     words = ["run", "-n", "0", "--examples", "8", "--seed", "1", "-k", "within or worst", "plain.py"]
     done = subprocess.run(
         [sys.executable, "-m", "verify", *words],
@@ -186,3 +256,6 @@ def test_a_command_fails_for_news_alone(tmp_path: Path, faulty: str, status: int
     )
     assert done.returncode == status, done.stdout
     assert said in " ".join(done.stdout.split())
+    if faulty == "(2,)":
+        (run,) = load(next((tmp_path / ".verify" / "runs").iterdir())).runs
+        assert run.versions["xfails"] == digest(KNOWN)

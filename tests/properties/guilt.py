@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -10,10 +9,11 @@ from functools import cache
 
 from hypothesis import strategies as st
 
+from verify import halt, settings
 from verify.case import Case
-from verify.court import Court, Docket, explain
-from verify.engine import out_of_time
+from verify.court import Court, Docket
 from verify.evidence import Phase, Verdict
+from verify.explanation import explain
 from verify.oracles import groups
 from verify.problem import Problem
 from verify.xfails import FILE
@@ -41,13 +41,15 @@ class _Search:
     seconds: dict[Phase, float] = field(default_factory=lambda: {"generate": 0.0, "shrink": 0.0})
 
 
-# Seconds per docket.  A kernel that compiles for seconds per shape gets fewer cases, not a longer campaign.
-_BUDGETS: dict[Phase, float] = {
-    "generate": float(os.environ.get("VERIFY_SEARCH_SECONDS", "15")),
-    "shrink": float(os.environ.get("VERIFY_SHRINK_SECONDS", "15")),
-}
 _ONE_CASE = 1.0  # the most that one case of a search counts
 _searches: defaultdict[str, _Search] = defaultdict(_Search)
+
+
+def _budget(phase: Phase) -> float:
+    """Seconds per docket.  A kernel that compiles for seconds per shape gets fewer cases, not a longer campaign."""
+    if phase == "generate":
+        return settings.seconds("VERIFY_SEARCH_SECONDS", 15.0)
+    return settings.seconds("VERIFY_SHRINK_SECONDS", 3.0 if halt.armed() else 15.0)
 
 
 def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) -> None:
@@ -57,6 +59,8 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
     their time is over (a hang costs a deadline at every step).
     """
     __tracebackhide__ = True
+    if not isinstance(source, st.DataObject) and halt.over():
+        return
     if isinstance(source, str):
         verdicts = court.hear(docket, Case.parse(source).problem, "witness")
         _convict(court.guilty(verdicts))
@@ -75,7 +79,8 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
             raise search.broken[1]
         return
     phase: Phase = "shrink" if search.failed else "generate"
-    if case in search.heard or search.seconds[phase] > _BUDGETS[phase] or out_of_time():
+    ended = halt.out_of_time() if phase == "shrink" else halt.over()
+    if case in search.heard or search.seconds[phase] > _budget(phase) or ended:
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
     try:
@@ -95,6 +100,8 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
 
 def _convict(guilty: list[Verdict]) -> None:
     __tracebackhide__ = True
+    if guilty:
+        halt.failed()
     for verdict in guilty:
         raise _guilty(verdict.oracle)(explain(verdict))
 

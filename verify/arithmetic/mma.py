@@ -10,6 +10,7 @@ so many products and add what it had to an accumulator in fp32.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields, replace
 
 from verify.arithmetic.dtypes import DTYPES
@@ -55,9 +56,11 @@ def unit_for(arch: str, operands: str, accumulator: str = "float32", instruction
     accumulator: "float32", "float16" or, rounded after every product, "bfloat16"; that of fp64
     operands is fp64.  instruction: "mma.sync", "mma.sync.m16n8k16" (8 bits),
     "wgmma" or "tcgen05"; "" for the most pessimistic that the architecture has.
-    An unknown arch, or a type that its table lacks, gets the most pessimistic entry of that type; see `provenance`.
-    Raises ValueError for operands that no table has with that accumulator, or an instruction that the arch has not for them.
+    An unknown generation ("sm_999"), or a type that its table lacks, gets the most pessimistic entry of that type; see
+    `provenance`.  Raises ValueError for a word that names no architecture, operands that no table has with that accumulator,
+    or an instruction that the arch has not for them.
     """
+    arch = _named(arch)
     if accumulator == "bfloat16" and operands in _ROUNDED:
         return _ROUNDED[operands]
     if operands in _EVERYWHERE:
@@ -68,6 +71,14 @@ def unit_for(arch: str, operands: str, accumulator: str = "float32", instruction
     if instruction not in row:
         raise ValueError(f"no {instruction!r} is known for {operands} on {arch}, only {', '.join(filter(None, row))}")
     return row[instruction]
+
+
+def _named(arch: str) -> str:
+    """The arch, without the letter of what only its own generation has ("sm_90a"); raises ValueError for what is no arch."""
+    generation = re.fullmatch(r"(sm_\d{2,3})[af]?", arch, re.ASCII)
+    if generation is None and arch not in ARCHES:
+        raise ValueError(f"arch: {arch!r} is none of {', '.join(ARCHES)}, nor another sm_<number>")
+    return generation[1] if generation else arch
 
 
 def _rows(operands: str, accumulator: str) -> dict[str, dict[str, Unit]]:
@@ -107,7 +118,7 @@ def accumulated(unit: Unit, promotion: int, block: int = 0, blocks: int = 1) -> 
 
 def known(arch: str) -> bool:
     """Whether the tables have that arch, rather than a pessimistic guess."""
-    return arch in ARCHES
+    return _named(arch) in ARCHES
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,7 @@ class Provenance:
 def provenance(arch: str, operands: str, accumulator: str = "float32") -> Provenance:
     """Whether `unit_for` knows or guesses, and from what.  Raises ValueError as it does."""
     unit, kind = unit_for(arch, operands, accumulator), "table"
+    arch = _named(arch)
     what = f"{operands} into {unit.accumulator}"
     if operands in _EVERYWHERE or accumulator == "bfloat16":
         return Provenance(kind, f"{what} anywhere: {unit.source}")

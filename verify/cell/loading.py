@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Full
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+from verify.variant import AttentionArgs, Contract, DeclarationError, Numerics, Support, Variant, Workspace
 
 
 class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours
@@ -58,7 +58,10 @@ def load(path: Path, package_root: str) -> Loaded:
     `VARIANT` or `VARIANTS` is taken as declared; else a function named after _NAMES, or the only public function that takes
     (q, k, v).  Raises Breach when the file holds neither.
     """
-    module = _import(path, Path(package_root))
+    try:
+        module = _import(path, Path(package_root))
+    except DeclarationError as error:  # it says all that there is to say; a traceback would bury it
+        raise Breach(f"{path.name}: {error}") from None
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
     # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
     real = (Path(file) for file in files if file and Path(file).is_absolute())

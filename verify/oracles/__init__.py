@@ -28,6 +28,7 @@ class Group:
     ones.  masked: only problems with a mask, where the support has one.  impossible: the reason why a problem that was drawn
     cannot be used, or None.  adapt: makes of a problem that was drawn one that the group can ask, or None; what it makes must
     lie inside the support, or is not asked.  asks: the problems of that dtype, in place of drawn ones.
+    admits: whether a problem of an id can be asked; by default one that `adapt` leaves as it is, or that is among `asks`.
     family: groups of one family are heard by one property test, which draws the group of each case.
     """
 
@@ -40,6 +41,7 @@ class Group:
     impossible: Callable[[Problem], str | None] | None = None
     adapt: Callable[[Problem, Support], Problem | None] | None = None
     asks: Callable[[Declaration, str], Sequence[Problem]] | None = None
+    admits: Callable[[Problem, Support], bool] | None = None
     family: str = ""
 
 

@@ -111,7 +111,19 @@ def applies(declaration: Declaration) -> str | None:
     return None if set(declaration.support.masks) - {"dense"} else "supports random masks alone"
 
 
-GROUP = Group(name="duplicated_keys", about="every key and value twice", family="relations", adapt=adapt)
+def admits(problem: Problem, support: Support) -> bool:
+    """Whether the problem can be doubled within the support."""
+    dense = any(isinstance(atom, Dense) for atom in problem.mask.atoms)
+    return not dense and inside(support, doubled(problem).problem)
+
+
+GROUP = Group(
+    name="duplicated_keys",
+    about="every key and value twice",
+    family="relations",
+    adapt=adapt,
+    admits=admits,
+)
 ORACLE = Oracle(
     name="duplicated_keys",
     group="duplicated_keys",

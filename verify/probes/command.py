@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from rich.console import Console
 from verify import device
 from verify import report as accuracy
 from verify.cell.cell import Cell, InfrastructureError, Zygote
+from verify.cores import cores
 from verify.court import not_here
 from verify.discovery import environment, roster
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE
@@ -43,14 +43,10 @@ class Request:
     folder: Path = field(default_factory=lambda: Path("reports") / device.slug())
 
 
-@click.command()
-@click.argument("kernels", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--out", "directory", default=Path("reports"), type=click.Path(path_type=Path), show_default=True, help="Parent.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON in place of tables.")
 def probe(kernels: tuple[Path, ...], directory: Path, as_json: bool) -> int:
-    """Measure the device: matrix units, approximations, and the order in which KERNELS (the collection if none) add P V.
+    """Measure the device, write `directory`/<device>/probes.{json,md} and show them; returns an exit code.
 
-    Writes OUT/<device>/probes.{json,md}.  Exits 1 if anything disagrees with the tables that bounds rely on.
+    It is 1 if anything disagrees with the tables that bounds rely on.
     """
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
     folder = directory / device.slug()
@@ -139,7 +135,7 @@ def _choose(
 
 def _done(jobs: Sequence[Job[T]], names: Sequence[str], kind: Callable[..., T], console: Console) -> list[T]:
     """Every job's result, one line each; what gave none gets a result that says so."""
-    processes = max(1, min(4, (os.cpu_count() or 1) // _CORES_EACH))
+    processes = max(1, min(4, cores() // _CORES_EACH))
     found: list[T] = []
     for name, answer in zip(names, do_all(jobs, processes, _PATIENCE), strict=True):
         one: T = answer.result or kind(name, error=answer.failure)

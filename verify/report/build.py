@@ -126,7 +126,10 @@ def _reachable(entry: VariantEntry) -> tuple[str, ...]:
     support: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in entry.support.items() if name in known
     }
-    return tuple(sorted(bins_reachable(Support(**support))))
+    try:
+        return tuple(sorted(bins_reachable(Support(**support))))
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"{entry.ref}: its support on record is no declaration of this version: {error}") from None
 
 
 def _unknown(ref: str) -> VariantEntry:
@@ -304,17 +307,18 @@ def _failing(verdicts: Sequence[Verdict], known: Xfails) -> list[Failure]:
         if verdict.outcome == "fail":
             entry = known.expecting(verdict)
             grouped[verdict.config, verdict.oracle, entry.told if entry else ""].append(verdict)
-    return [_failure(min(found, key=_size), len(found), told) for (_, _, told), found in sorted(grouped.items())]
+    return [_failure(found, told) for (_, _, told), found in sorted(grouped.items())]
 
 
-def _failure(verdict: Verdict, cases: int, known: str) -> Failure:
+def _failure(failing: Sequence[Verdict], known: str) -> Failure:
+    verdict = min(failing, key=_size)
     finding = verdict.finding
     failure: Failure = {
         "variant": verdict.variant,
         "config": verdict.config,
         "oracle": verdict.oracle,
         "dtype": verdict.dtype,
-        "cases": cases,
+        "cases": len(failing),
         "case": verdict.case,
         "problem": verdict.problem,
         "phase": verdict.phase,
@@ -328,6 +332,7 @@ def _failure(verdict: Verdict, cases: int, known: str) -> Failure:
     }
     if known:
         failure["known"] = known
+    failure["shrunk"] = sum(not v.counted for v in failing)
     return failure
 
 

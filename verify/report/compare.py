@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from verify.report import statistics, text
 from verify.report.schema import TENSORS, Oracle, Report, ReportError, VariantReport
@@ -97,7 +97,7 @@ def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Compariso
     return Comparison(
         old=_title(old),
         new=_title(new),
-        same_device=old["device"].get("slug") == new["device"].get("slug"),
+        same_device=_same_device(old["device"], new["device"]),
         threshold=threshold,
         worse=tuple(c for c in changes if c.ratio > threshold),
         better=tuple(c for c in changes if c.ratio < 1 / threshold),
@@ -110,6 +110,13 @@ def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Compariso
         removed=tuple(sorted(before.keys() - after.keys())),
         stale=tuple(ref for ref in both if before[ref]["source_hash"] != after[ref]["source_hash"]),
     )
+
+
+def _same_device(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """By folder name; by name where one report is of the days when every CPU of a kind was called alike ("cpu-x86_64")."""
+    slugs = [str(device.get("slug")) for device in (old, new)]
+    coarse = any(slug in ("cpu-x86_64", "cpu-aarch64", "cpu-arm64") for slug in slugs)
+    return slugs[0] == slugs[1] or (coarse and bool(old.get("name")) and old.get("name") == new.get("name"))
 
 
 def _title(report: Report) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from verify.report import contract, pooled, probed, text, tight
 from verify.report.beside import FILES, Beside
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
+from verify.report.states import CLAIMS, GRAVE, claims, states, unjudged
 from verify.report.tables import (
     BUILD_COLUMNS,
     broken_builds,
@@ -27,6 +28,7 @@ from verify.report.tables import (
 LIMIT = 1 << 20  # bytes: GitHub's limit of a step summary
 
 _MARKS = {"green": "✅", "red": "❌", "grey": "⬜"}
+_WARNING = "⚠️"
 _BESIDE = {"probes": "Probes of the device", "sanitizer": "Sanitizers"}
 _MESSAGE = 2000  # characters of one message
 _LISTED = 200  # rows of lists that a bad day makes long
@@ -108,7 +110,7 @@ def _verdicts(report: Report) -> Iterator[str]:
             rows.append([_name(variant["ref"]), "", f"{verdict}: {reason}", *[text.NONE] * (len(columns) - 3)])
             continue
         for place, d in enumerate(variant["dtypes"]):
-            verdict = f"{_MARKS[d['status']]} {text.label(d['status'], d['cases'])}"
+            verdict = f"{_MARKS[d['status']]} {text.label(d['status'], d['cases'])}{_marked(variant)}"
             start = [_name(variant["ref"]) if place == 0 else "", text.markdown(d["dtype"]), verdict]
             share, empty = text.share(d["refused"], d["drawn"]), str(len(d["bins_missing"]))
             rows.append([*start, text.tally(d), *_measures(d, tensors), share, empty])
@@ -125,6 +127,27 @@ def _verdicts(report: Report) -> Iterator[str]:
     yield "r: error of the worst element of all cases over its bound; above 1 the kernel is wrong. LSE, ulp: largest error in"
     yield "units of fp32's last place. Bound / best: median of the variant's bounds over the tightest of that dtype. A dtype"
     yield "passes when nothing fails and no required coverage bin is empty."
+    yield from _claims(report)
+
+
+def _marked(variant: VariantReport) -> str:
+    """ ", ⚠️ **narrow**": the names of its states."""
+    names = dict.fromkeys(state.name for state in states(variant))
+    return "".join(f", {_WARNING} **{name}**" if name in GRAVE else f", {name}" for name in names)
+
+
+def _claims(report: Report) -> Iterator[str]:
+    judged = [variant for variant in ordered(report) if variant["cases"] or variant["status"] == "red"]
+    if judged:
+        yield "\n## Claims\n"
+        yield CLAIMS
+        yield ""
+    for variant in judged:
+        parts = [f"{_name(variant['ref'])}: {text.markdown(claims(variant))}"]
+        for state in states(variant):
+            said = text.markdown(state)
+            parts.append(f"{_WARNING} **{said}**" if state.name in GRAVE else said)
+        yield "- " + ". ".join([*parts, *([text.markdown(unjudged(variant))] if unjudged(variant) else [])]) + "."
 
 
 def _ratios(tensors: Sequence[str]) -> list[str]:
@@ -151,14 +174,14 @@ def _failing(report: Report) -> Iterator[str]:
     failing = [(variant, failure) for variant in ordered(report) for failure in variant["failing"]]
     if failing:
         yield "\n## Failing cases\n"
-        yield "The smallest case found for each variant, config and oracle. Counts include shrinking."
+        yield "The smallest case found for each variant, config and oracle."
     for variant, failure in failing[:_LISTED]:
         yield from _failure(variant, failure)
     yield from _rest(len(failing))
 
 
 def _failure(variant: VariantReport, failure: Failure) -> Iterator[str]:
-    cases = f"the smallest of {failure['cases']} failing"
+    cases = text.of_failing(failure)
     title = [_name(variant["ref"]), *(text.code(failure[key]) for key in ("oracle", "dtype", "config"))]
     yield "\n" + " · ".join([*title, cases]) + "\n"
     if "known" in failure:

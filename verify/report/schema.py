@@ -152,10 +152,12 @@ class _Failure(TypedDict):
 class Failure(_Failure, total=False):
     """The smallest failing case of one (variant, config, oracle), of `cases` failing ones, shrinking included.
 
+    shrunk: how many of `cases` were met while shrinking and so count in no statistic; missing in reports of an earlier day.
     known: where that defect is told and until when it is expected (see verify/xfails.py); missing where it is news.
     """
 
     known: str
+    shrunk: int
 
 
 class BuildsReport(TypedDict):

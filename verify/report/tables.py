@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from verify.problem import Problem, ProblemError
 from verify.report import text
 from verify.report.schema import TENSORS, BuildsReport, Distribution, DTypeReport, Oracle, Report, VariantReport, WorstCase
+from verify.report.states import GRAVE, states
 from verify.report.statistics import badness
 
 _ORDER = {"red": 0, "grey": 1, "green": 2}
@@ -36,7 +37,11 @@ def headline(report: Report) -> str:
     total, cases, failures = len(report["variants"]), report["cases"], report["failures"]
     said = f"{total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}. {cases:,} judged cases, {failures:,} failing."
     tried, broken = build_counts(b for variant in report["variants"] for b in variant["builds"])
-    return f"{said} {tried:,} builds compiled, {broken:,} failing." if tried else said
+    said += f" {tried:,} builds compiled, {broken:,} failing." if tried else ""
+    for name in GRAVE:
+        marked = sum(any(state.name == name for state in states(v)) for v in report["variants"])
+        said += f" {marked} {name}." if marked else ""
+    return said
 
 
 def build_counts(builds: Iterable[BuildsReport]) -> tuple[int, int]:
@@ -65,28 +70,8 @@ def scope(support: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _supported(key: str, item: Any) -> str:
     if isinstance(item, list) and item and key in ("head_dims", "capability"):
-        return intervals(item) if key == "head_dims" else ".".join(map(text.value, item))
+        return text.intervals(item) if key == "head_dims" else ".".join(map(text.value, item))
     return text.value(item)
-
-
-def intervals(numbers: list[int]) -> str:
-    """[8, 16, 24, 64] -> "8-24 by 8, 64"; [1, 2, 3] -> "1-3"."""
-    found: list[tuple[int, int, int]] = []  # first, last, step
-    for item in numbers:
-        if found and (found[-1][2] == 0 or item - found[-1][1] == found[-1][2]) and item > found[-1][1]:
-            first, last, _ = found[-1]
-            found[-1] = (first, item, item - last)
-        else:
-            found.append((item, item, 0))
-    return ", ".join(_interval(*run) for run in found)
-
-
-def _interval(first: int, last: int, step: int) -> str:
-    if step == 0:
-        return str(first)
-    if last == first + step and step > 1:
-        return f"{first}, {last}"
-    return f"{first}-{last}" + (f" by {step}" if step > 1 else "")
 
 
 class Declared(NamedTuple):

@@ -6,10 +6,11 @@ import math
 import re
 from datetime import datetime
 
-from verify.report.schema import DTypeReport, Oracle, Status
+from verify.report.schema import DTypeReport, Failure, Oracle, Status
 
 NONE = "–"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# C0 and C1, bidirectional marks and overrides, line separators, and surrogates, which UTF-8 cannot hold.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _MARKUP = re.compile(r"[&<>\\`*\[\]#|~$]|\b_|_\b|^[-+=](?=[\s=-]|$)")
 
@@ -83,6 +84,15 @@ def tally(report: DTypeReport | Oracle) -> str:
     return f"{failures} of {cases} fail" if failures else f"{cases}"
 
 
+def of_failing(failure: Failure) -> str:
+    """Of how many failing cases one is the smallest; those of shrinking are told apart, for no other table counts them."""
+    cases, shrunk = failure["cases"], failure.get("shrunk")
+    if shrunk is None:
+        return f"the smallest of {cases} failing, shrinking included"
+    said = f"the smallest of {cases - shrunk} failing" if cases > shrunk else "found while shrinking"
+    return said + (f" and {shrunk} met while shrinking" if shrunk and cases > shrunk else "")
+
+
 def count(value: int | None) -> str:
     """An integer with its thousands apart."""
     return NONE if value is None else f"{value:,}"
@@ -132,3 +142,23 @@ def value(item: object) -> str:
         if item is None or isinstance(item, bool)
         else plain(item)
     )
+
+
+def intervals(numbers: list[int]) -> str:
+    """[8, 16, 24, 64] -> "8-24 by 8, 64"; [1, 2, 3] -> "1-3"."""
+    found: list[tuple[int, int, int]] = []  # first, last, step
+    for item in numbers:
+        if found and (found[-1][2] == 0 or item - found[-1][1] == found[-1][2]) and item > found[-1][1]:
+            first, last, _ = found[-1]
+            found[-1] = (first, item, item - last)
+        else:
+            found.append((item, item, 0))
+    return ", ".join(_interval(*run) for run in found)
+
+
+def _interval(first: int, last: int, step: int) -> str:
+    if step == 0:
+        return str(first)
+    if last == first + step and step > 1:
+        return f"{first}, {last}"
+    return f"{first}-{last}" + (f" by {step}" if step > 1 else "")

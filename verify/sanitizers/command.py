@@ -13,10 +13,11 @@ from verify import device
 from verify.campaign import OpenRun, open_run
 from verify.case import Case
 from verify.cell.cell import Environment, InfrastructureError
-from verify.court import explain, not_here
+from verify.court import not_here
 from verify.discovery import environment as environment_here
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
 from verify.evidence import Recorder, load
+from verify.explanation import explain
 from verify.sanitizers import report
 from verify.sanitizers.facts import WAIVERS, Waiver
 from verify.sanitizers.lane import GROUP, Lane, dead, few

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 from verify.case import Case
 from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
+from verify.cores import cores
 from verify.coverage import coverage_bins
 from verify.discovery import roster
 from verify.evidence import Finding, Outcome, Recorder, Verdict
@@ -179,7 +179,7 @@ def few(workers: str) -> int:
     """How many processes at a time: "auto" is one for every two cores, MOST_WORKERS at most."""
     if workers != "auto":
         return max(1, int(workers))
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 2))
+    return max(1, min(MOST_WORKERS, cores() // 2))
 
 
 def dead(waivers: Sequence[Waiver], tried: Sequence[Tried]) -> list[Waiver]:

@@ -18,6 +18,7 @@ from verify.variant.build import COMPILED_ARCHES, Build, Resources
 from verify.variant.declaration import Declaration, declaration_from
 from verify.variant.numerics import Contract, GradientNumerics, Numerics
 from verify.variant.support import DESCALINGS, LAYOUTS, MASK_KINDS, ROW_ALIGNMENT, SCALES, Support
+from verify.variant.validation import DeclarationError
 from verify.variant.variant import ENTRIES, Variant
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Config",
     "Contract",
     "Declaration",
+    "DeclarationError",
     "Descales",
     "GradientNumerics",
     "Gradients",

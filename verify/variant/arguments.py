@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from references.masks import Mask
+from verify.variant.validation import check
 
 Workspace = dict[str, Tensor]
 
@@ -33,6 +34,9 @@ class Config:
     num_warps: int | None = None
     num_stages: int | None = None
     options: tuple[tuple[str, int | str], ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self, "config")
 
     @property
     def name(self) -> str:

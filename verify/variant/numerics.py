@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-
-def _one_of(field: str, value: object, legal: tuple[str, ...]) -> None:
-    if value not in legal:
-        raise ValueError(f"{field}: {value!r} is none of {', '.join(map(repr, legal))}")
+from verify.variant.validation import check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +76,7 @@ class Numerics:
     output_roundings: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ValueError that names a field whose value is not legal."""
-        _one_of("numerics.accumulator_rounded", self.accumulator_rounded, ("product", "block"))
-        if self.maximum_rows is not None and not self.maximum_rows >= 0:
-            raise ValueError(f"numerics.maximum_rows: {self.maximum_rows!r} is not None, 0 or more")
-        if not 0 <= self.maximum_excess < math.inf:
-            raise ValueError(
-                f"numerics.maximum_excess: {self.maximum_excess!r} is not finite and 0 or more"
-            )
-        if not 0 <= self.maximum_step < 1:
-            raise ValueError(f"numerics.maximum_step: {self.maximum_step!r} is not in [0, 1)")
-        _one_of("numerics.values", self.values, ("probability", "input"))
+        check(self, "numerics")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,13 +132,7 @@ class GradientNumerics:
     gradient_roundings: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError that names a field whose value is not legal."""
-        for name, value in (
-            ("accumulator", self.accumulator),
-            ("score_accumulator", self.score_accumulator or self.accumulator),
-        ):
-            _one_of(f"gradients.{name}", value, ("float32", "bfloat16"))
-        _one_of("gradients.delta_of", self.delta_of, ("output", "weights"))
+        check(self, "gradients")
 
     @property
     def reads_out(self) -> bool:
@@ -180,3 +161,6 @@ class Contract:
     nan: str = "propagates"
     batch_invariant: bool = False
     deterministic_backward: bool = True
+
+    def __post_init__(self) -> None:
+        check(self, "contract")

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from references.masks import Causal, Dense, Intersection, Mask, Window
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Unsupported, default_dtype_out
+from verify.variant.validation import DESCALINGS, LAYOUTS, MASK_KINDS, SCALES, DeclarationError, check
+
+__all__ = ["DESCALINGS", "LAYOUTS", "MASK_KINDS", "ROW_ALIGNMENT", "SCALES", "Shape", "Support"]
 
 ROW_ALIGNMENT = 16  # bytes: what vector loads and TMA need
-SCALES = ("any", "positive", "default")
-LAYOUTS = ("any", "aligned", "contiguous")
-DESCALINGS = ("none", "tensor", "head")
-MASK_KINDS = ("full", "causal", "causal.tl", "causal.square", "window", "lengths", "documents", "prefix", "dense")
 
 
 class Shape(Protocol):
@@ -81,26 +80,25 @@ class Support:
     max_capability: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        unknown = set(self.masks) - set(MASK_KINDS)
-        if unknown:
-            raise ValueError(f"support.masks: {', '.join(sorted(unknown))} not in {', '.join(MASK_KINDS)}")
-        if set(self.descalings) - set(DESCALINGS):
-            raise ValueError(f"support.descalings: {self.descalings} not in {', '.join(DESCALINGS)}")
+        check(self, "support")
         eight = [name for name in self.dtypes_out if name.startswith("float8")]
         if eight:
-            raise ValueError(f"support.dtypes_out: no oracle judges outputs in {', '.join(eight)}")
-        for name, known in {"scales": SCALES, "layouts": LAYOUTS}.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"support.{name}: {getattr(self, name)!r} not in {', '.join(known)}")
+            raise DeclarationError(f"support.dtypes_out: no oracle judges outputs in {', '.join(eight)}")
+        for least, most in (("min_seqlen", "max_seqlen"), ("capability", "max_capability")):
+            low, high = getattr(self, least), getattr(self, most)
+            if high is not None and low > high:
+                raise DeclarationError(f"support.{least}: {low} is more than {most}, {high}")
 
     def check_rows(self) -> None:
-        """Raise ValueError if "aligned" rows are promised for head dims and dtypes whose packed rows are not."""
+        """Raise DeclarationError if "aligned" rows are promised for head dims and dtypes whose packed rows are not."""
         aligned = self.dtypes if self.layouts == "aligned" else ()
         for dtype in (dtype for dtype in aligned if hasattr(torch, dtype)):
             elements = ROW_ALIGNMENT // getattr(torch, dtype).itemsize
             narrow = [dim for dim in self.head_dims if dim % elements]
             if narrow:
-                raise ValueError(f"support.head_dims: rows of {narrow[0]} {dtype} cannot all be aligned, only of {elements} n")
+                raise DeclarationError(
+                    f"support.head_dims: rows of {narrow[0]} {dtype} cannot all be aligned, only of {elements} n"
+                )
 
     def refusal(self, shape: Shape) -> tuple[str, str] | None:
         """(argument, reason) if that shape is outside this support, else None.  Layouts are checked by `check`."""

@@ -12,6 +12,7 @@ from verify.variant.arguments import AttentionArgs, Config, Gradients, Saved, Wo
 from verify.variant.build import Build
 from verify.variant.numerics import Contract, GradientNumerics, Numerics
 from verify.variant.support import Support
+from verify.variant.validation import INPUT_DTYPES, DeclarationError, shown
 
 ENTRIES = ("forward", "backward")
 RUNS = ("forward", "saved", "backward")  # "saved": the forward whose raw results a backward gets
@@ -56,11 +57,40 @@ class Variant:
     witness: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if self.forward is None and (self.backward is None or self.saved_by is None):
             raise ValueError(f"{self.name}: a variant has a forward, or a backward and what it is saved_by")
         if (self.backward is None) != (self.gradients is None):
             raise ValueError(f"{self.name}: backward and gradients (its arithmetic) come together")
         self.support.check_rows()
+
+    def _check_kinds(self) -> None:
+        """Raise DeclarationError for a part that is not what its field takes, or a dtype that nobody may declare."""
+        kinds: dict[str, tuple[type, ...]] = {
+            "name": (str,),
+            "family": (str,),
+            "support": (Support,),
+            "numerics": (Numerics,),
+            "gradients": (GradientNumerics, type(None)),
+            "contract": (Contract,),
+            "saved_by": (Variant, type(None)),
+            "saved_config": (Config, type(None)),
+            "allocates_outputs": (bool,),
+        }
+        for field_name, possible in kinds.items():
+            value = getattr(self, field_name)
+            if not isinstance(value, possible):
+                wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in possible)
+                raise DeclarationError(f"{self.name}: {field_name}: {shown(value)} is no {wanted}")
+        for field_name in ("forward", "backward", "workspace", "backward_workspace", "available", "builds", "compilable"):
+            value = getattr(self, field_name)
+            if value is not None and not callable(value):
+                raise DeclarationError(f"{self.name}: {field_name}: {shown(value)} is no function")
+        if not all(isinstance(config, Config) for config in self.configs):
+            raise DeclarationError(f"{self.name}: configs: {shown(self.configs)} are not all a Config")
+        unknown = [dtype for dtype in self.support.dtypes if dtype not in INPUT_DTYPES]
+        if unknown:
+            raise DeclarationError(f"support.dtypes: {unknown[0]!r} is none of {', '.join(INPUT_DTYPES)}")
 
     @property
     def saver(self) -> Variant:

@@ -1,0 +1,77 @@
+"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe, oracles, test.
+
+Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is incomplete; docs/command-line.md
+tells them, the commands and the environment.  What takes a second to import is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import click
+
+from verify import __version__, settings
+from verify.cli import replay, report, run, tools
+from verify.cli.options import UsageError, console
+from verify.engine import CLEAN, INFRASTRUCTURE, NO_SPACE, USAGE, EngineError, Interrupted, say
+from verify.xfails import XfailsError
+
+__all__ = ["USAGE", "UsageError", "app", "console", "main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="verify")
+def app() -> None:
+    """Decides whether an attention kernel is right, and shows why.
+
+    Start with `verify report` (an accuracy report of this machine), `verify run my_kernel.py` (your own kernel on trial) or
+    `verify list` (who is on trial here).
+
+    Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is incomplete.
+
+    Environment: VERIFY_DEADLINE, VERIFY_SEARCH_SECONDS, VERIFY_SHRINK_SECONDS, VERIFY_CUDA_CACHE, VERIFY_BOOTSTRAP; see
+    docs/command-line.md.
+    """
+    try:
+        settings.check()
+    except settings.SettingError as error:
+        raise UsageError(str(error)) from None
+
+
+for _command in (
+    run.run,
+    run.fuzz,
+    replay.replay,
+    report.report,
+    report.compare,
+    tools.list_variants,
+    report.recheck,
+    tools.bench,
+    tools.sanitize,
+    tools.test,
+    tools.probe,
+    tools.oracles,
+):
+    app.add_command(_command)
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        result = app(prog_name="verify", standalone_mode=False)
+    except click.ClickException as error:
+        say(console, f"verify: {error.format_message()}")
+        return USAGE
+    except XfailsError as error:
+        say(console, f"verify: {error}")
+        return USAGE
+    except EngineError as error:
+        say(console, f"verify: {error}")
+        return error.status
+    except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):
+        say(console, "verify: interrupted")
+        return INFRASTRUCTURE
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        say(console, f"verify: {error}")
+        return INFRASTRUCTURE
+    return result if isinstance(result, int) else CLEAN

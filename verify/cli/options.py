@@ -1,0 +1,103 @@
+"""What commands share: options, arguments, usage errors and the terminal.  Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from verify.engine import USAGE
+from verify.evidence import is_plain, new_run_id
+
+console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
+
+
+class UsageError(click.ClickException):
+    """Something that the caller has to say differently."""
+
+    exit_code = USAGE
+
+
+def above_zero(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
+    """A time that is neither negative nor endless.  Raises UsageError."""
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise UsageError(f"{parameter.opts[0]}: {seconds:g} is not a number of seconds above 0")
+    return seconds
+
+
+def _run_named(context: click.Context, parameter: click.Parameter, name: str | None) -> str:
+    if name is None:
+        return new_run_id()
+    if not is_plain(name):
+        raise UsageError(f"--run-id: {name!r} is not a plain name (letters, digits, _ . and -, the first no . or -)")
+    return name
+
+
+def _processes(context: click.Context, parameter: click.Parameter, count: str) -> str:
+    if count != "auto" and not re.fullmatch(r"\d{1,4}", count, re.ASCII):
+        raise UsageError(f"--workers: {count!r} is neither auto nor a number of processes (0: none but this one)")
+    return count
+
+
+def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    """What pytest -k would take, by its own compiler; it is asked at once and not after a minute of set-up."""
+    if not text:
+        return text
+    from _pytest.mark import expression
+
+    try:
+        expression.Expression.compile(text)
+    except (SyntaxError, getattr(expression, "ParseError", SyntaxError)) as error:
+        reason = getattr(error, "msg", None) or error
+        raise UsageError(f"-k: {text!r} is not an expression of names, and, or, not and ( ): {reason}") from None
+    return text
+
+
+kernels = click.argument("kernels", nargs=-1, type=click.Path(path_type=Path))
+examples = click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    help="Problems per variant, config, dtype and group of oracles.",
+)
+workers = click.option(
+    "--workers",
+    "-n",
+    default="auto",
+    show_default=True,
+    callback=_processes,
+    help="Processes: auto, or a number; 0 for none.",
+)
+profile = click.option(
+    "--profile",
+    type=click.Choice(["dev", "ci", "gpu", "nightly"]),
+    help="How many cases, how random; default: what suits here.",
+)
+select = click.option(
+    "-k",
+    "select",
+    default="",
+    metavar="EXPRESSION",
+    callback=_expression,
+    help="Only dockets whose id matches, as pytest -k.",
+)
+seed = click.option("--seed", type=click.IntRange(min=0), help="Seed of the random search.")
+run_id = click.option("--run-id", callback=_run_named, help="Name the run, or go on with the one so named.")
+exit_first = click.option("--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict.")
+
+
+def existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The kernel files, all of which exist.  Raises UsageError."""
+    for path in kernels:
+        if not path.is_file():
+            raise UsageError(f"no such kernel file: {path}")
+    return kernels
+
+
+def case_shaped(case: str | None) -> None:
+    """Raise UsageError for what is no case id at a glance, before anything that takes a second is imported."""
+    if case is not None and case.count(":") < 3:
+        raise UsageError(f"{case!r} is not a case id (variant:config:group:problem)")

@@ -1,0 +1,25 @@
+"""`verify replay`: judge one case again."""
+
+from __future__ import annotations
+
+import click
+
+from verify.cli import options
+from verify.cli.options import UsageError, console
+
+
+@click.command()
+@click.argument("case")
+def replay(case: str) -> int:
+    """Judge one CASE again, by the id that a failing verdict prints, and say FIXED or FAILED."""
+    options.case_shaped(case)
+    from verify.case import Case
+    from verify.inputs import check_distribution
+    from verify.replay import replay as again
+
+    try:
+        parsed = Case.parse(case)
+        check_distribution(parsed.problem)
+        return again(parsed, console)
+    except ValueError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,256 @@
+"""What a run ends with on the terminal: every variant with its state, the failures, how to go on, the report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.table import Column, Table
+from rich.text import Text
+
+from verify.cli.options import console
+from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Interrupted, Order, evidence_of, failing, say
+from verify.errors import JudgeError
+from verify.errors import read as errors_of
+from verify.evidence import Evidence, Verdict
+from verify.explanation import explain
+from verify.xfails import FILE, Xfails, changed_since, xfails_in
+
+WRONG, HOLDS, KNOWN = "wrong", "holds", "known defect"
+INCOMPLETE, JUDGE_ERROR, NOT_RUN = "incomplete", "judge error", "not run"
+_STYLES = {WRONG: "bold red", HOLDS: "green", KNOWN: "yellow", JUDGE_ERROR: "bold red", INCOMPLETE: "yellow"}
+_LINES = 8  # kinds of failures, or errors, that are told in full
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant and dtype: its state, why (empty where the table says all), and its verdicts."""
+
+    variant: str
+    dtype: str
+    state: str
+    reason: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has come to.
+
+    shortfalls: (variant, dtype) -> what the report misses of it; None where this run made no report, so that nothing is
+    known to be complete.  errors: what failed and is no verdict.
+    """
+
+    evidence: Evidence
+    xfails: Xfails = field(default_factory=Xfails)
+    errors: tuple[JudgeError, ...] = ()
+    shortfalls: dict[tuple[str, str], str] | None = None
+
+    def lines(self) -> Iterator[Line]:
+        """Every variant on trial and each of its dtypes, sorted."""
+        judged: dict[str, dict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
+        for verdict in self.evidence.verdicts:
+            judged[verdict.variant][verdict.dtype].append(verdict)
+        absent = {entry.variant: entry.reason for entry in self.evidence.not_run if not entry.dtype}
+        for variant in sorted({*judged, *(entry.ref for entry in self.evidence.variants)}):
+            if variant not in judged:
+                yield self._unjudged(variant, absent.get(variant))
+            for dtype, verdicts in sorted(judged[variant].items()):
+                yield self._judged(variant, dtype, tuple(verdicts))
+
+    def _unjudged(self, variant: str, absent: str | None) -> Line:
+        error = self._error(variant)
+        if error is not None:
+            return Line(variant, "-", JUDGE_ERROR, error)
+        if absent is not None:
+            return Line(variant, "-", NOT_RUN, absent)
+        return Line(variant, "-", NOT_RUN, "none of its cases was begun")
+
+    def _judged(self, variant: str, dtype: str, verdicts: tuple[Verdict, ...]) -> Line:
+        if self.xfails.unexpected(verdicts):
+            return Line(variant, dtype, WRONG, "", verdicts)
+        error = self._error(variant)
+        if error is not None:
+            return Line(variant, dtype, JUDGE_ERROR, error, verdicts)
+        if self.shortfalls is None:
+            return Line(variant, dtype, INCOMPLETE, "the campaign did not come to its end", verdicts)
+        shortfall = self.shortfalls.get((variant, dtype))
+        if shortfall is not None:
+            return Line(variant, dtype, INCOMPLETE, shortfall, verdicts)
+        known = any(verdict.outcome == "fail" for verdict in verdicts)
+        return Line(variant, dtype, KNOWN if known else HOLDS, "", verdicts)
+
+    def _error(self, variant: str) -> str | None:
+        return next((error.message for error in self.errors if error.variant == variant), None)
+
+
+def conclude(order: Order, judge: Callable[[], int], where: Path | None = None, whole: bool = True) -> int:
+    """Have a campaign judged, say what came out, and return the exit code.
+
+    where: the folder of its report, if it is not the usual one.  whole: whether an incomplete campaign is less than was
+    asked for.
+    """
+    try:
+        status = judge()
+    except Interrupted:
+        return _interrupted(order)
+    return finish(order, status, where, whole)
+
+
+def finish(order: Order, status: int, where: Path | None = None, whole: bool = True) -> int:
+    """Print what came out of a run that has ended, and return the exit code."""
+    evidence = evidence_of(order)
+    if status == USAGE or evidence is None or not evidence.verdicts:
+        _print_errors(errors_of(order.directory))
+        return status if status == USAGE else INFRASTRUCTURE
+    folder = where or order.directory.parents[1] / "report" / str(evidence.run.device["slug"])
+    report = _report(folder, order.run_id)
+    stopped = order.exit_first and status == FAILED
+    shortfalls = None if report is None or stopped else _shortfalls(report)
+    outcome = Outcome(evidence, xfails_in(evidence), errors_of(order.directory), shortfalls)
+    lines = _show(outcome)
+    if changed_since():
+        say(console, f"{FILE} has changed while this command ran: look at it before the next one, from which on it counts")
+    if stopped:
+        console.print("stopped at the first failure; without -x all of it is judged", style="yellow", highlight=False)
+    if report is not None:
+        console.print(f"run {order.run_id}; report: {folder / 'report.html'}", highlight=False)
+    else:
+        console.print(f"run {order.run_id}; verify report --run {order.run_id} makes its report", highlight=False)
+    if status == CLEAN and whole and any(line.state in (INCOMPLETE, JUDGE_ERROR) for line in lines):
+        return INFRASTRUCTURE
+    return status
+
+
+def _interrupted(order: Order) -> int:
+    """Say how far a run came that somebody ended, and how it goes on; a failure that is on record still counts."""
+    evidence = evidence_of(order)
+    cases = 0 if evidence is None else len({verdict.case for verdict in evidence.verdicts if verdict.counted})
+    failed = evidence is not None and bool(evidence.verdicts) and failing(evidence)
+    if evidence is not None and evidence.verdicts:
+        _show(Outcome(evidence, xfails_in(evidence), errors_of(order.directory)))
+    console.print(f"interrupted after {cases} case{'' if cases == 1 else 's'}", style="bold yellow", highlight=False)
+    console.print(f"go on with: {going_on(order.run_id)}", markup=False, highlight=False, soft_wrap=True)
+    return FAILED if failed else INFRASTRUCTURE
+
+
+def going_on(run_id: str) -> str:
+    """The command that was given, as a line for a shell that goes on with that run."""
+    context = click.get_current_context()
+    words = ["verify", str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name == "run_id" or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        if isinstance(parameter, click.Argument):
+            words += map(str, value)
+        elif isinstance(parameter, click.Option) and parameter.is_flag:
+            words.append(parameter.opts[0])
+        else:
+            words += [parameter.opts[0], str(value)]
+    return shlex.join([*words, "--run-id", run_id])
+
+
+def incomplete(report: dict[str, Any]) -> bool:
+    """Whether a report lacks something of a variant that was judged."""
+    return bool(_shortfalls(report))
+
+
+def _report(folder: Path, run_id: str) -> dict[str, Any] | None:
+    """The report that this run wrote there, or None: one of another run may lie there."""
+    try:
+        found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        return found if run_id in str(found["run"]).split(", ") else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _shortfalls(report: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """(variant, dtype) -> the report's reasons, of the judged ones that it calls neither right nor wrong."""
+    found = {}
+    for variant in report["variants"]:
+        whole = [reason for reason in variant["reasons"] if "never judged" in reason]
+        for dtype in variant["dtypes"]:
+            if variant["cases"] and (dtype["status"] == "grey" or (variant["status"] == "grey" and whole)):
+                found[variant["ref"], dtype["dtype"]] = "; ".join([*dtype["reasons"], *whole])
+    return found
+
+
+def _show(outcome: Outcome) -> list[Line]:
+    """Print the table, what keeps lines from holding, the errors and the failures."""
+    lines = list(outcome.lines())
+    console.print(table(lines))
+    told: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for line in lines:
+        if line.reason and line.state != JUDGE_ERROR:
+            told[line.state, line.variant, line.reason].append(line.dtype)
+    for (state, variant, reason), dtypes in told.items():
+        named = "" if dtypes == ["-"] else f" ({', '.join(dtypes)})"
+        console.print(f"{state}: {variant}{named}: {reason}", style="dim", markup=False, highlight=False)
+    for entry in outcome.evidence.not_run:
+        if entry.dtype:
+            console.print(f"not run: {entry.variant}: {entry.reason}", style="dim", markup=False, highlight=False)
+    _print_errors(outcome.errors)
+    _print_failures(outcome)
+    return lines
+
+
+def _print_errors(errors: tuple[JudgeError, ...]) -> None:
+    for error in errors[:_LINES]:
+        say(console, f"judge error: {error.variant or error.test}: {error.message} (in {error.test})")
+    if len(errors) > _LINES:
+        say(console, f"... and {len(errors) - _LINES} more errors of the judge")
+
+
+def _print_failures(outcome: Outcome) -> None:
+    """The known defects that showed, and the smallest case of each (variant, config, oracle) that fails otherwise."""
+    verdicts = outcome.evidence.verdicts
+    for told in dict.fromkeys(entry.told for entry in map(outcome.xfails.expecting, verdicts) if entry):
+        console.print(f"known defect: {told}", markup=False, highlight=False)
+    smallest: dict[tuple[str, str, str], Verdict] = {}
+    for verdict in outcome.xfails.unexpected(verdicts):
+        key = (verdict.variant, verdict.config, verdict.oracle)
+        if key not in smallest or len(verdict.case) < len(smallest[key].case):
+            smallest[key] = verdict
+    for verdict in list(smallest.values())[:_LINES]:
+        say(console, f"\n{explain(verdict)}")
+    if len(smallest) > _LINES:
+        more = len(smallest) - _LINES
+        console.print(f"\n... and {more} more kinds of failures; the report has them all", style="red")
+
+
+def table(lines: list[Line]) -> Table:
+    """One row per line: cases, failing ones among them, worst r, state."""
+    found = Table(
+        Column("variant", overflow="fold"),
+        "dtype",
+        "cases",
+        "failing",
+        "r of O",
+        "r of LSE",
+        "r of gradients",
+        "state",
+    )
+    for line in lines:
+        counted = [verdict for verdict in line.verdicts if verdict.counted]
+        cases = {verdict.case for verdict in counted}
+        failed = {verdict.case for verdict in counted if verdict.outcome == "fail"}
+        groups = (("r_out",), ("r_lse",), ("r_dq", "r_dk", "r_dv"))
+        shown = [_worst(counted, names) for names in groups]
+        style = _STYLES.get(line.state, "dim")
+        state = f"[{style}]{line.state}[/]"
+        found.add_row(Text(line.variant), line.dtype, str(len(cases)), str(len(failed)), *shown, state)
+    return found
+
+
+def _worst(verdicts: list[Verdict], names: tuple[str, ...]) -> str:
+    measured = [verdict.measures[name] for verdict in verdicts for name in names if name in verdict.measures]
+    return f"{max(measured):.3g}" if measured else "-"

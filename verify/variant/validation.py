@@ -1,0 +1,299 @@
+"""Validation: what each field of a declaration may hold, and the one-line error that names it.
+
+`RULES` is the one table.  A class calls `check(self, "numerics")` when it is made; a field without
+a rule is not checked, and a test holds that every field has one.
+
+Ceilings of counts are wider than the longest honest kernel needs (the figures stand beside them):
+past that a declaration buys nothing but a wider bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from verify.arithmetic.dtypes import DTYPES
+from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
+
+# A check returns what the field holds from now on (a list becomes a tuple), or raises ValueError
+# with the words behind the field's name.
+Check = Callable[[object], object]
+
+MASK_KINDS = ("full", "causal", "causal.tl", "causal.square", "window", "lengths", "documents", "prefix", "dense")
+SCALES = ("any", "positive", "default")
+LAYOUTS = ("any", "aligned", "contiguous")
+DESCALINGS = ("none", "tensor", "head")
+DEVICES = ("cpu", "cuda")
+# What a kernel may read.  float64 is no dtype of an attention kernel: no bound is derived for it.
+INPUT_DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
+
+MOST_HEAD_DIM = 1 << 16  # 576 is the largest in use
+MOST_TOKENS = 1 << 31
+MOST_BLOCK = 1 << 20  # 512 keys are the largest block in use; whole rows are "0"
+# The longest chain has 7: softcap there and back 2, descales of Q and K 2, scale * log2(e) in fp32 3.
+MOST_ROUNDINGS = 16
+MOST_PRODUCTS = 1 << 16  # 128 products between promotions are the most in use
+MOST_LANES = 1 << 10  # threads of a block; 4 share a row in FlashAttention-2
+MOST_LAG = 126.0  # log2 units: fp32's range; FlashAttention-4 lets 8 pass
+LARGEST_SCALE = 2.0**16  # of P: no 8-bit format holds more; FlashAttention-3 takes 2^8
+MOST_WARPS = 32  # 1024 threads
+MOST_STAGES = 64
+
+
+class DeclarationError(ValueError):
+    """A declaration that makes no sense, in one line: the field, what it holds, and what it may hold."""
+
+
+def check(declared: Any, owner: str) -> None:
+    """Check every field of a frozen dataclass by the rules of `owner`; raises DeclarationError that names the first bad one."""
+    rules = RULES[owner]
+    for each in fields(declared):
+        if each.name not in rules:
+            continue
+        value = getattr(declared, each.name)
+        try:
+            kept = rules[each.name](value)
+        except ValueError as error:
+            raise DeclarationError(f"{owner}.{each.name}: {error}") from None
+        if kept is not value:
+            object.__setattr__(declared, each.name, kept)
+
+
+# What checks are made of.
+
+
+def shown(value: object) -> str:
+    """A value for a message, on one line and no longer than that takes."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def one_of(*words: str | None) -> Check:
+    """One of those words."""
+
+    def checked(value: object) -> object:
+        if not (value is None or isinstance(value, str)) or value not in words:
+            raise ValueError(f"{shown(value)} is none of {', '.join(_spelled(word) for word in words)}")
+        return value
+
+    return checked
+
+
+def some_of(*words: str, least: int = 0) -> Check:
+    """A tuple or list of those words, each once, and so many at least."""
+
+    def checked(value: object) -> object:
+        several = _sequence(value, f"names out of {', '.join(words)}")
+        for one in several:
+            if not isinstance(one, str) or one not in words:
+                raise ValueError(f"{shown(one)} is none of {', '.join(words)}")
+        if len(set(several)) < len(several):
+            raise ValueError(f"{shown(value)} names one twice")
+        if len(several) < least:
+            raise ValueError(f"is empty; it takes {least} at least of {', '.join(words)}")
+        return several
+
+    return checked
+
+
+def flag(value: object) -> object:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{shown(value)} is neither True nor False")
+    return value
+
+
+def whole(least: int, most: int, *, optional: bool = False) -> Check:
+    """A whole number from `least` to `most`, or None if that is an option."""
+
+    def checked(value: object) -> object:
+        if value is None and optional:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            either = " or None" if optional else ""
+            raise ValueError(f"{shown(value)} is no whole number from {least} to {most}{either}")
+        return value
+
+    return checked
+
+
+def wholes(least: int, most: int) -> Check:
+    """A tuple, list or range of whole numbers, one at least; a range stays a range."""
+    one = whole(least, most)
+
+    def checked(value: object) -> object:
+        several = value if isinstance(value, range) else _sequence(value, f"whole numbers from {least} to {most}")
+        if not len(several):
+            raise ValueError(f"is empty; it takes whole numbers from {least} to {most}")
+        for number in (several[0], several[-1]) if isinstance(several, range) else several:
+            one(number)
+        return several
+
+    return checked
+
+
+def number(least: float, most: float) -> Check:
+    """A finite number from `least` to `most`."""
+
+    def checked(value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise ValueError(f"{shown(value)} is no number from {least:g} to {most:g}")
+        return value
+
+    return checked
+
+
+def any_number(value: object) -> object:
+    """A number of fp32, infinities and NaN included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{shown(value)} is no number (0.0, math.inf, math.nan...)")
+    return value
+
+
+def power_of_two(least: float, most: float) -> Check:
+    """A power of two from `least` to `most`."""
+    within = number(least, most)
+
+    def checked(value: object) -> object:
+        within(value)
+        if math.frexp(float(value))[0] != 0.5:  # type: ignore[arg-type]
+            raise ValueError(f"{shown(value)} is no power of two")
+        return value
+
+    return checked
+
+
+def _capability(value: object) -> object:
+    pair = _sequence(value, "two whole numbers, as (9, 0)")
+    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= 99 for n in pair):
+        raise ValueError(f"{shown(value)} is no pair of whole numbers from 0 to 99, as (9, 0)")
+    return pair
+
+
+def _capability_or_none(value: object) -> object:
+    return None if value is None else _capability(value)
+
+
+def _options(value: object) -> object:
+    several = _sequence(value, "pairs of a name and a number or word")
+    for pair in several:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"{shown(pair)} is no pair of a name and a number or word")
+        if not isinstance(pair[0], str) or not isinstance(pair[1], int | str):
+            raise ValueError(f"{shown(pair)} is no pair of a name and a whole number or word")
+    kept = tuple(tuple(pair) for pair in several)
+    return value if kept == value else kept
+
+
+def _sequence(value: object, what: str) -> tuple[Any, ...]:
+    """As a tuple; a bare string is none, though Python would take it for its letters."""
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"{shown(value)} is no tuple of {what}")
+    return tuple(value)
+
+
+def _spelled(word: str | None) -> str:
+    return "None" if word is None else word
+
+
+_block = whole(0, MOST_BLOCK, optional=True)
+_configured = whole(1, MOST_BLOCK, optional=True)
+_roundings = whole(0, MOST_ROUNDINGS)
+_kept = one_of("input", *DTYPES)
+_products = one_of("ieee", "tf32", "tf32x3")
+
+RULES: dict[str, dict[str, Check]] = {
+    "config": {
+        "block_m": _configured,
+        "block_n": _configured,
+        "num_warps": whole(1, MOST_WARPS, optional=True),
+        "num_stages": whole(0, MOST_STAGES, optional=True),
+        "options": _options,
+    },
+    "support": {
+        "dtypes": some_of(*DTYPES, least=1),
+        "head_dims": wholes(1, MOST_HEAD_DIM),
+        "dtypes_out": some_of(*DTYPES),
+        "descalings": some_of(*DESCALINGS, least=1),
+        "masks": some_of(*MASK_KINDS, least=1),
+        "intersections": flag,
+        "grouped_heads": flag,
+        "separate_head_dim_v": flag,
+        "cross_lengths": flag,
+        "min_seqlen": whole(0, MOST_TOKENS),
+        "max_seqlen": whole(0, MOST_TOKENS, optional=True),
+        "scales": one_of(*SCALES),
+        "softcap": flag,
+        "layouts": one_of(*LAYOUTS),
+        "devices": some_of(*DEVICES, least=1),
+        "capability": _capability,
+        "max_capability": _capability_or_none,
+    },
+    "numerics": {
+        "operands": _kept,
+        "float32_products": _products,
+        "accumulator": one_of("float32", "float16", "bfloat16"),
+        "score_accumulator": one_of("float32", "float16", "bfloat16", None),
+        "accumulator_rounded": one_of("product", "block"),
+        "prescale": one_of("none", "q", "sqrt"),
+        "scores": one_of("float32", "input"),
+        "probability": _kept,
+        "values": one_of("probability", "input"),
+        "normalised": flag,
+        "normaliser": one_of("sum", "lse"),
+        "split_keys": flag,
+        "exp": one_of(*EXP),
+        "rescale_exp": one_of(*EXP, None),
+        "block_n": _block,
+        "lazy_rescale": number(0, MOST_LAG),
+        "maximum_rows": _block,
+        "maximum_excess": number(0, MOST_LAG),
+        "maximum_step": number(0, 1),
+        "row_sum": one_of("unrounded", "rounded", "mma"),
+        "row_sum_lanes": whole(1, MOST_LANES),
+        "row_sum_apart": flag,
+        "division": one_of("any", *DIVISION),
+        "softcap_tanh": one_of(*TANH_ERROR),
+        "scale_roundings": _roundings,
+        "probability_scale": power_of_two(1 / LARGEST_SCALE, LARGEST_SCALE),
+        "promotion": whole(0, MOST_PRODUCTS),
+        "output_roundings": _roundings,
+    },
+    "gradients": {
+        "softmax": one_of("saved", "own"),
+        "operands": _kept,
+        "float32_products": _products,
+        "accumulator": one_of("float32", "bfloat16"),
+        "score_accumulator": one_of("float32", "bfloat16", None),
+        "exp": one_of(*EXP),
+        "scale_roundings": _roundings,
+        "softcap_tanh": one_of(*TANH_ERROR),
+        "prescale": one_of("none", "k", "sqrt"),
+        "delta": _kept,
+        "delta_of": one_of("output", "weights"),
+        "probability": _kept,
+        "score_gradient": _kept,
+        "score_gradient_of": one_of("unrounded", "rounded"),
+        "score_gradient_scaled": flag,
+        "block_m": _block,
+        "block_n": _block,
+        "group": one_of("float32", "cast"),
+        "atomics": some_of("dq", "dk", "dv"),
+        "atomics_dtype": _kept,
+        "gradient_roundings": _roundings,
+    },
+    "contract": {
+        "lse": one_of("natural", "base2", None),
+        "empty_row_out": any_number,
+        "empty_row_lse": any_number,
+        "deterministic": flag,
+        "masked_values": one_of("any", "finite"),
+        "nan": one_of("propagates", "out", "any"),
+        "batch_invariant": flag,
+        "deterministic_backward": flag,
+    },
+}
