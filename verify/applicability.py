@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
+from verify.bundle import INSTALLED, ROOT
 from verify.court import inapplicable
 from verify.discovery import roster
 from verify.oracles import Oracle, groups, oracles
 from verify.variant import Declaration
 
-PATH = Path(__file__).resolve().parents[1] / "docs" / "applicability.md"
+PATH = ROOT / "docs" / "applicability.md"
 COMMAND = "python -m verify oracles --table"
 
 
@@ -74,6 +74,8 @@ def _numbers(found: Sequence[int]) -> str:
 
 def list_oracles(write: bool) -> int:
     """Print the oracles: what each catches, and in which group it sits; or `write` the table of docs/applicability.md."""
+    if write and INSTALLED:
+        raise click.UsageError("--table: docs/applicability.md is a file of a checkout; an installed wheel has none")
     if write:
         PATH.write_text(table(roster().declarations), encoding="utf-8")
         click.echo(f"wrote {PATH}")

@@ -1,9 +1,11 @@
 """Bootstrap: make `python -m verify` work on a fresh clone that has only Python, pip and git.  Standard library alone.
 
 If a required package is missing, an environment is made in `.venv` beside the sources, with the versions that
-constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.
+constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.  An
+installed wheel sets up nothing: it says what is missing.
 
-`python -m verify.bootstrap headers` is for tox: it installs CUTLASS's headers into the environment that tox has made.
+`python -m verify.bootstrap headers` is for tox: it installs CUTLASS's headers into the environment
+that tox has made.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import tomllib
 import venv
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from verify.bundle import INSTALLED, ROOT
+
 _IMPORT_NAMES = {"pytest-xdist": "xdist"}
 
 
@@ -50,6 +53,10 @@ def ensure() -> None:
     absent = missing()
     if not absent:
         return
+    if INSTALLED:  # an environment is its owner's, who chose what is in it
+        command = " ".join(["pip install", *absent])
+        print(f"verify: missing {', '.join(absent)}; install with: {command}", file=sys.stderr)
+        raise SystemExit(3)
     home = ROOT / ".venv"
     python = home / "bin" / "python"
     if os.environ.get("VERIFY_BOOTSTRAP") == "0" or os.environ.get("VERIFY_BOOTSTRAPPED") == "1":
@@ -82,13 +89,16 @@ def _complete(python: Path) -> bool:
 
 
 def headers() -> int:
-    """Install CUTLASS's headers without the dependencies of their package, which nothing here needs; returns an exit code.
+    """Install CUTLASS's headers, without their package's dependencies; returns an exit code.
 
-    Only into an environment that tox has made and that lacks them: `tox --current-env` installs nothing.
+    Only into an environment that tox has made and that lacks them: `tox --current-env` installs
+    nothing.
     """
-    made_by_tox = "TOX_ENV_DIR" in os.environ and Path(sys.prefix) == Path(os.environ["TOX_ENV_DIR"]).resolve()
+    made = os.environ.get("TOX_ENV_DIR")
     wanted = groups()["cutlass"]
-    if not made_by_tox or all(_installed(requirement) for requirement in wanted):
+    if made is None or Path(sys.prefix).resolve() != Path(made).resolve():
+        return 0
+    if all(_installed(requirement) for requirement in wanted):
         return 0
     return subprocess.run([*_pip(sys.executable), "--no-deps", *wanted], check=False).returncode
 
@@ -100,7 +110,7 @@ def _pip(python: str) -> list[str]:
 
 
 def _installed(requirement: str) -> bool:
-    """Whether some version of a required package is installed; that it is the right one is not asked."""
+    """Whether any version of a required package is installed."""
     try:
         importlib.metadata.version(_name(requirement))
     except importlib.metadata.PackageNotFoundError:

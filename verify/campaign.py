@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -14,6 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from verify import device
+from verify.admission import unanswerable
 from verify.case import Case, CaseError
 from verify.cores import cores
 from verify.court import Court, Docket, inapplicable, not_here
@@ -30,6 +32,7 @@ from verify.xfails import FILE, Xfails, at_start, changed_since, digest, xfails_
 _ROSTER, _LOST = "roster.json", "lost.txt"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
 _KNOWN = "known-failures.txt"
+_WITNESS = "(witness)"  # stands for a dtype in a record of a case that is not asked any more
 
 
 def default_profile() -> str:
@@ -152,27 +155,39 @@ class OpenRun:
 
     def docket_of(self, case: Case) -> Docket | None:
         """The docket that a case belongs to, if its variant and config are known here."""
-        for declaration in self.here:
-            configs = {config.name: config for config in declaration.configs}
-            if declaration.ref == case.variant and case.config in configs:
-                return Docket(declaration, configs[case.config], case.problem.dtype, case.group)
-        return None
+        return _docket_among(self.here, case)
 
     def witnesses(self) -> list[tuple[Docket, str]]:
-        """Declared worst cases, those of known defects, cases that failed before or were lost: run first."""
-        ids = [id_ for declaration in self.here for id_ in declaration.witness]
+        """Declared worst cases, those of known defects, cases that failed before or were lost: run first.
+
+        Only those that the kernels, as they are declared today, can be asked.
+        """
+        return [(docket, id_) for docket, id_, why in self.kept(self.here) if why is None]
+
+    def kept(self, here: Sequence[Declaration]) -> list[tuple[Docket, str, str | None]]:
+        """What is to be run first, of the variants that can run here; with the reason why it cannot be asked today, or None."""
+        ids = [id_ for declaration in here for id_ in declaration.witness]
         ids += [entry.witness for entry in self.xfails.entries]
         for path in (state_directory() / _KNOWN, self.directory / _LOST):
             ids += path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        pairs = []
+        found = []
         for id_ in dict.fromkeys(ids):
             try:
-                docket = self.docket_of(Case.parse(id_))
+                case = Case.parse(id_)
             except CaseError:
                 continue
+            docket = _docket_among(here, case)
             if docket is not None:
-                pairs.append((docket, id_))
-        return pairs
+                found.append((docket, id_, unanswerable(docket, case.problem)))
+        return found
+
+
+def _docket_among(declarations: Sequence[Declaration], case: Case) -> Docket | None:
+    for declaration in declarations:
+        configs = {config.name: config for config in declaration.configs}
+        if declaration.ref == case.variant and case.config in configs:
+            return Docket(declaration, configs[case.config], case.problem.dtype, case.group)
+    return None
 
 
 def open_run(profile: str, files: list[Path], run_id: str | None = None) -> OpenRun:
@@ -205,6 +220,11 @@ def _record(run: OpenRun, found: Roster) -> None:
             reason = declaration.uncompilable or left_out(run.profile)
             if declaration.compiles and reason:
                 recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
+        here = [declaration for declaration in found.declarations if not_here(declaration) is None]
+        for docket, id_, why in run.kept(here):
+            if why is not None:
+                reason = f"a case on record is dropped, {why}: {id_}"
+                recorder.write(NotRun(variant=docket.declaration.ref, dtype=_WITNESS, reason=reason))
         for failure in found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)

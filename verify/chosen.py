@@ -20,6 +20,7 @@ from verify.oracles.bound import compare
 from verify.problem import Problem
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_pairs import Rows, errors_of, pairs_by_key, pairs_of, rows_of
+from verify.tolerance.gradients_softmax import calm_scores, guarded
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.room import room_on
 from verify.trial import convict, place
@@ -106,12 +107,13 @@ class Given:
     out: Tensor
     lse: Tensor
 
-    def rows(self, block: RowBlock, values: Tensor) -> Rows:
-        """Those of a block, against keys that have these values."""
+    def rows(self, p: Problem, block: RowBlock, keys: Tensor, values: Tensor) -> Rows:
+        """Those of a block, against these keys and values."""
         heads, rows = block.index[0], block.rows.to(self.q.device)
         tensors = (self.q, self.dout, self.out, self.lse[..., None])
         widest = values.abs().sum(-1).amax(-1)[:, None, None] if values.shape[1] else 0.0
-        return rows_of(block, [x.flatten(0, 1)[heads].index_select(1, rows).to(torch.float64) for x in tensors], widest)
+        found = rows_of(block, [x.flatten(0, 1)[heads].index_select(1, rows).to(torch.float64) for x in tensors], widest)
+        return found if calm_scores(p, self.q, self.k) else guarded(p, found, keys)
 
 
 def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor) -> Chosen:
@@ -124,7 +126,7 @@ def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor)
     want, bound = given.q.new_zeros(2, p.batch * p.heads_q, len(rows), p.head_dim, dtype=torch.float64)
     for block in row_blocks(given.q, given.k, given.v, _attention(p), rows=rows, budget=_WHOLE[device.type]):
         keys, values = (_of_heads(p, x, block) for x in (given.k, given.v))
-        own = given.rows(block, values)
+        own = given.rows(p, block, keys, values)
         sums = Sums.zeros(len(own.q), own.q, 1)
         for part, pairs in pairs_by_key(p, block, own, values, room, _TILE[device.type]):
             if pairs is not None:
@@ -151,7 +153,7 @@ def column_gradients(p: Problem, given: Given, a: GradientArithmetic, keys: Tens
             # A row that sees none of these keys is no empty row.
             block = replace(found, row_max=torch.where(empty[found.index], -math.inf, 0.0))
             values = _of_heads(p, v, block)
-            own = given.rows(block, values)
+            own = given.rows(p, block, _of_heads(p, k, block), values)
             pairs = pairs_of(p, block, own, values, room)
             if pairs is not None:
                 of_p, of_ds = errors_of(p, pairs, a)

@@ -9,17 +9,19 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import cast
 
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from verify import strategies
+from verify import aftermath, strategies
 from verify.case import Case, replay_command
-from verify.cell.cell import Cell, Zygote
+from verify.cell.cell import ROOT, Cell, Zygote
 from verify.cores import threads
 from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
+from verify.history import Hearing, History
 from verify.memory import Arena
 from verify.oracles import groups, leading_oracle, of_group
 from verify.oracles.execution import held
@@ -114,6 +116,7 @@ class Court:
     arena: Arena = field(default_factory=Arena)
     drawn: dict[tuple[str, str, str], int] = field(default_factory=dict)
     refused: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    histories: dict[str, History] = field(default_factory=dict)  # of the cells, by the path of their file
     _arch: str = ""
 
     def __post_init__(self) -> None:
@@ -153,11 +156,26 @@ class Court:
             entry=groups()[docket.group].entry,
             refuses=groups()[docket.group].outside,
             with_best=problem.seed % _BEST_EVERY == 0,
+            hearing=Hearing(case.id, self.histories.setdefault(docket.declaration.path, History())),
         )
         rulings = self._rulings(docket, trial)
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
-        return [self._verdict(case, docket, trial, name, ruling, phase) for name, ruling in rulings]
+        verdicts = [self._verdict(case, docket, trial, name, ruling, phase) for name, ruling in rulings]
+        for found in trial.hearing.aftermaths[:1]:
+            ruling = aftermath.ruling(found)
+            verdict = self._verdict(case, docket, trial, aftermath.ORACLE, ruling, phase)
+            path = _short(docket.declaration.path)
+            variant = aftermath.blamed(found, case.variant, path)
+            verdicts.append(replace(verdict, variant=variant, outcome=aftermath.outcome(found)))
+        for verdict in verdicts:
+            with trial.clock.timed("record"):
+                self.recorder.write(verdict)
+        return verdicts
+
+    def alone(self, declaration: Declaration) -> None:
+        """End the life of that kernel's file: the next case finds a process in which nothing has run."""
+        self._cell(declaration).restart()
 
     def guilty(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
         """Those that fail and are not expected to; the known defects among the others are put down as `met`."""
@@ -200,6 +218,7 @@ class Court:
             while len(self.cells) >= _LIVES:
                 self.cells.popitem(last=False)[1].close()
             self.cells[declaration.path] = Cell(self._zygote)
+            self.histories[declaration.path] = History()  # its lives are counted anew
         self.cells.move_to_end(declaration.path)
         return self.cells[declaration.path]
 
@@ -207,7 +226,10 @@ class Court:
         finding = ruling.finding if ruling is not None else None
         if finding is not None:
             finding = replace(finding, replay=replay_command(case.id))
-        verdict = Verdict(
+        if finding is not None and not finding.before_count:
+            before = trial.hearing.before
+            finding = replace(finding, before=before.cases, before_count=before.count)
+        return Verdict(
             case=case.id,
             variant=case.variant,
             config=case.config,
@@ -223,9 +245,12 @@ class Court:
             bins=tuple(sorted(coverage_bins(case.problem, docket.config))) if oracle == leading_oracle(case.group) else (),
             finding=finding,
         )
-        with trial.clock.timed("record"):
-            self.recorder.write(verdict)
-        return verdict
+
+
+def _short(path: str) -> str:
+    """A file of the collection, relative to the root; another one's name."""
+    file = Path(path)
+    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
 
 
 def _refused(trial: Trial) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, ROOT, Cell, Environment, Zygote
+from verify.bundle import ROOT, judge_sources
+from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, Zygote
 from verify.problem import Problem
 from verify.tolerance.backward import resolve as resolve_gradients
 from verify.tolerance.forward import resolve
@@ -62,8 +63,8 @@ def collection() -> list[Path]:
 def judge_hash() -> str:
     """Of all that decides here, references included: which judge it was."""
     digest = sha256()
-    for path in sorted(path for folder in ("verify", "references") for path in (ROOT / folder).rglob("*.py")):
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\n".encode() + path.read_bytes())
+    for name, path in judge_sources().items():
+        digest.update(f"{name}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 

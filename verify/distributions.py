@@ -96,6 +96,20 @@ class Source:
         half = self.power(math.ldexp(1.0, math.frexp(product)[1] // 2))
         return half, self.power(product / half)
 
+    def scores(self, logit: float, skew: int) -> tuple[float, float]:
+        """Sizes of a constant row of Q and a constant key whose logit is that large, or as near as the
+        dtype's range lets it be.
+
+        skew: the binary exponents by which the row is larger than the key, about.
+        """
+        product = self.per_score(logit, self.problem.head_dim)
+        largest = math.frexp(self.problem.format.max)[1] - 3
+        exponent = math.frexp(product)[1] if math.isfinite(product) else 2 * largest
+        of_q = max(min((exponent + skew) // 2, largest), self.problem.format.emin)
+        of_k = max(min(exponent - of_q, largest), self.problem.format.emin)
+        exact = math.ldexp(product, -of_q - of_k) if math.isfinite(product) else 1.0
+        return math.ldexp(1.0, of_q), math.ldexp(exact if 0.25 <= exact <= 2 else 1.0, of_k)
+
 
 Fill = Callable[[Source], Values]
 
@@ -353,3 +367,36 @@ def subnormals(source: Source) -> Values:
 
     boost = np.where(visible & (np.arange(source.problem.head_dim) % 4 == 0), math.ldexp(1.0, -fmt.emin - 1), 1.0)
     return np.where(boost > 1, source.normal("q") * boost, mixed("q")), mixed("k"), mixed("v")
+
+
+# Ordinary logits; those whose rounded product with log2(e) is off by 8, 16, 32, 64 or 256; fp32's
+# largest number, which base 2 passes first; sums that overflow unless the scale is small.
+_EDGES = (
+    *(1.0, 1.0, 2.0**10),
+    *(2.0**27, 2.0**28, 1.5 * 2.0**28, 2.0**29, 2.0**31, 2.0**60, 2.0**100),
+    *(2.0**126, 2.4e38, 3.2e38, 1e40),
+)
+
+
+@distribution()
+def range_edges(source: Source) -> Values:
+    """Logits at the edges of fp32's range, whatever the scale: fused exponents that overflow, flushed
+    products, infinity times 0.
+
+    One size per problem, divided by up to 8 from row to row: of both signs, of one sign, with equal
+    keys, or at random.  Every fourth column of V is 0, which a weight of infinity makes NaN.
+    """
+    picks = [int(word) for word in source.integers("all", "edge", 0, 65536, (3,))]
+    of_q, of_k = source.scores(_EDGES[picks[0] % len(_EDGES)], (0, 24, -24)[picks[1] % 3])
+    kind = picks[2] % 5
+    q, k = (np.ones(source.shape(name)) for name in "qk")
+    if kind == 0:
+        q, k = source.normal("q"), source.normal("k")
+    elif kind == 1:  # keys of either sign
+        k = k * np.where(source.integers("k", "side", 0, 2, (*source.shape("k")[:3], 1)), 1.0, -1.0)
+    elif kind == 2:  # none is equal to another one
+        k = k * (1.0 + source.integers("k", "jitter", -8, 8) / 64.0)
+    sign = source.sign * (-1.0 if kind == 3 else 1.0)
+    v = source.normal("v") * (np.arange(source.problem.head_dim_v) % 4 != 0)
+    row = np.array([1.0, 0.5, 0.25, 0.125])[source.rows(0, 4).astype(np.int64)]
+    return q * (sign * of_q * row), k * of_k, v

@@ -19,7 +19,7 @@ from types import FrameType
 from rich.console import Console
 
 from verify import halt, leash
-from verify.bootstrap import ROOT
+from verify.bundle import ROOT
 from verify.errors import read as errors_of
 from verify.evidence import Evidence, load, new_run_id
 from verify.places import state_directory
@@ -69,6 +69,8 @@ class Order:
     def command(self) -> list[str]:
         """The pytest command line."""
         words = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "properties"), "--rootdir", str(ROOT)]
+        # pytest's default mode puts ROOT at the head of sys.path, where its folders would hide packages of the same names.
+        words += ["--import-mode", "importlib"]
         words += ["-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
         words += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
         words += ["--run-id", self.run_id]
@@ -98,7 +100,10 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
     except OSError as error:
         raise EngineError(_unwritable(order, str(error))) from None
     try:
-        return _carry_out(order, console, deadline)
+        with _interruptible():
+            return _carry_out(order, console, deadline)
+    except KeyboardInterrupt:
+        raise Interrupted from None
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
@@ -106,7 +111,7 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
 
 
 def _carry_out(order: Order, console: Console, deadline: float | None) -> int:
-    with tempfile.TemporaryFile("w+") as words, _interruptible():
+    with tempfile.TemporaryFile("w+") as words:
         variables = os.environ | handed_on() | {leash.PARENT: str(os.getpid())}
         if deadline is not None:
             variables[halt.UNTIL] = str(deadline)
@@ -120,8 +125,6 @@ def _carry_out(order: Order, console: Console, deadline: float | None) -> int:
         )
         try:
             over = _watch(process, order, console, deadline)
-        except KeyboardInterrupt:
-            raise Interrupted from None
         finally:
             # The workers and their cells are in its group; none may outlive it.
             with contextlib.suppress(ProcessLookupError):

@@ -10,11 +10,13 @@ def explain(verdict: Verdict) -> str:
     assert verdict.finding is not None
     found = verdict.finding
     counts = f"\n  how many {found.count} of {found.total}" if found.total else ""
+    others = found.before_count
+    before = f"  after    other cases in the same process: {others}\n" if others else ""
     return (
         f"{verdict.oracle}: {found.message}\n"
         f"  variant  {verdict.variant}\n  config   {verdict.config}\n"
         f"  oracle   {verdict.oracle} ({verdict.group})\n"
         f"  got      {found.got}\n  bound    {found.bound}\n"
         f"  where    {found.where or 'the whole run'}{counts}\n"
-        f"  problem  {verdict.problem}\n  replay   {found.replay}"
+        f"  problem  {verdict.problem}\n{before}  replay   {found.replay}"
     )

@@ -21,6 +21,7 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_sums import rules_of
+from verify.tolerance.weights import flushed_score, flushes_factor
 from verify.visible import live_rows
 
 
@@ -152,7 +153,8 @@ def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a:
     # The exponent of P, and what the saved LSE was off by, or a row sum of these.
     cap = p.softcap
     score = reached * ((1 + a.prescaled) * (1 + a.scores.kappa(p.head_dim)) - 1) + misaligned(p, a.operands, g.q, g.k)
-    score = score + relative(a.scale_roundings + (4 if cap else 1), U) * (reached + score)
+    score = score + flushed_score(a.scores, p, abs(p.scale) * a.operands.query * a.operands.key)
+    score = score + (relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(p)) * (reached + score)
     if cap:
         score = score + ((1 + a.tanh) * (1 + relative(4, U)) - 1) * (reached.clamp(max=cap) + score) + 2.0**-50 * cap
     exponent = reached + lse + score

@@ -1,52 +1,120 @@
 """History: what the one life of a cell has run so far, for a failure that may need earlier calls.
 
 A kernel that breaks its process may fail, or make another variant of its file fail, long after.  So a
-finding holds the cases before it in the same life, and a crash is repeated where nothing ran before.
+finding holds the cases before it in the same life, and what ends a life that others had used, or is
+raised in the judge's own code, is asked once more where nothing has run before.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from verify.cell.cell import Cell, InfrastructureError, Reply
+
 MOST = 32  # cases that are remembered; all are counted
+_FRESH = 2  # lives in which the judge's own code may fail once more before it is the judge's failure
+_SHARED = ("raised", "crash", "out of memory")  # what earlier calls in the same process can bring about
 
 
 @dataclass(frozen=True)
 class Before:
-    """The cases that a life had run before a launch: the last `MOST` ids, in order, and how many there were."""
+    """The other cases that a life had run before a launch: the last `MOST` ids, in order; how many there
+    were; and of which variants."""
 
     cases: tuple[str, ...] = ()
     count: int = 0
+    variants: frozenset[str] = frozenset()
 
     @property
     def told(self) -> str:
-        """For a reader: how many, and which variants they were of."""
+        """For a reader."""
         if not self.count:
-            return "nothing had run before it in that process"
-        variants = ", ".join(dict.fromkeys(case.rsplit(":", 3)[0] for case in self.cases))
-        kept = "" if self.count == len(self.cases) else f", the last {len(self.cases)} of which are on record"
-        return f"{self.count} cases had run before it in that process ({variants}){kept}"
+            return "no other case had run before it in that process"
+        kept = f", the last {len(self.cases)} on record" if self.count > len(self.cases) else ""
+        cases = f"{self.count} case{'s' * (self.count > 1)} had run before it in that process{kept}"
+        return f"{cases}: of {', '.join(sorted(self.variants))}"
 
 
 @dataclass
 class History:
-    """What the present life of one cell has run.  launches: of the present life, by all its cases."""
+    """What the present life of one cell has run.  launches: of all its cases."""
 
     life: int = 0
     launches: int = 0
     count: int = 0
     cases: deque[str] = field(default_factory=lambda: deque(maxlen=MOST))
+    variants: set[str] = field(default_factory=set)
 
-    def launched(self, life: int, case: str) -> Before:
-        """Note a launch of that case in the life of that number; returns the other cases before it in that life."""
+    def launched(self, life: int, case: str) -> tuple[Before, bool]:
+        """Note a launch of that case in the life of that number: the cases before it, and whether it was the life's first."""
         if life != self.life:
             self.life, self.launches, self.count = life, 0, 0
             self.cases.clear()
+            self.variants.clear()
         self.launches += 1
-        if not self.cases or self.cases[-1] != case:
-            before = Before(tuple(self.cases), self.count)
+        again = bool(self.cases) and self.cases[-1] == case
+        others = tuple(self.cases)[:-1] if again else tuple(self.cases)
+        before = Before(others, self.count - again, frozenset(self.variants))
+        if not again:
             self.cases.append(case)
             self.count += 1
-            return before
-        return Before(tuple(self.cases)[:-1], self.count - 1)
+        self.variants.add(case.rsplit(":", 3)[0])
+        return before, self.launches == 1
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """A launch that ended badly in a life that others had used, and well in a fresh one."""
+
+    reply: Reply
+    before: Before
+
+
+@dataclass
+class Hearing:
+    """One case in its cell's history.  before: the cases that its first launch found in its life."""
+
+    case: str = ""
+    history: History = field(default_factory=History)
+    before: Before = field(default_factory=Before)
+    aftermaths: list[Aftermath] = field(default_factory=list)
+    _begun: bool = False
+
+    def ask(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
+        """What comes of a launch, which `ask` makes; in a fresh life, where the first says nothing of the kernel alone.
+
+        Raises InfrastructureError if the judge's own code fails in fresh lives too.
+        """
+        reply = ask()
+        before, first = self.history.launched(cell.lives, self.case)
+        if not self._begun:
+            self._begun, self.before = True, before
+        if not judges(reply) and (first or reply.status not in _SHARED):
+            return reply
+        found = self._alone(cell, ask)
+        if found.status in ("ok", "unsupported"):
+            self.aftermaths.append(Aftermath(reply, before))
+        else:
+            self.before = Before()  # it fails alone
+        return found
+
+    def _alone(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
+        for _ in range(_FRESH):
+            cell.restart()
+            reply = ask()
+            self.history.launched(cell.lives, self.case)
+            if not judges(reply):
+                return reply
+        variant = self.case.rsplit(":", 3)[0]
+        trace = str(reply.data.get("traceback", ""))
+        raise InfrastructureError(
+            f"{variant}: the judge's own code raised in {_FRESH} fresh processes: {reply.message}\n"
+            f"case {self.case}\n{trace}".strip()
+        )
+
+
+def judges(reply: Reply) -> bool:
+    """Whether the reply is an exception that the judge's code in the cell raised, outside any kernel's."""
+    return reply.status == "raised" and bool(reply.data.get("judge"))

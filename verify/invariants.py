@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from references.positions import Sizes
+from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.subnormals import Operands
+from verify.tolerance.weights import flushed_score, flushes_factor, product_error
 
 # The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is derived.
 KNOWN = (
@@ -87,7 +89,8 @@ def forward_slack(
     cap = p.softcap
     error = reached * ((1 + a.operand_roundings) * (1 + a.scores.kappa(p.head_dim)) - 1)
     error = error + misaligned(p, a.operands, *given[:2])
-    error = error + relative(a.scale_roundings + (4 if cap else 1), U) * (reached + error)
+    error = error + flushed_score(a.scores, p, abs(p.scale) * a.operands.query * a.operands.key)
+    error = error + (relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(p)) * (reached + error)
     if a.score_format is not None:
         error = error + relative(2, a.score_format.unit_roundoff) * (reached + error)
         error = error + a.score_format.smallest_subnormal * (1 + abs(p.scale))
@@ -108,7 +111,7 @@ def forward_slack(
     absolute = growth * (2 * p.seqlen_kv + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale) + a.values.flush
     # A few roundings more and the row sum's own do not double what V may lose to alignment.
     absolute = absolute + 2 * (a.weighted.by_operand + a.weighted.share * a.weighted.threshold * _lost(p, a, growth))
-    beyond = _beyond(p, a, reached)
+    beyond = _beyond(p, a, given[:2], growth)
     if a.conversion is not None:
         absolute = absolute + 2 * a.conversion.lost
         most = reached.new_zeros(p.batch, p.heads_kv)
@@ -136,9 +139,19 @@ def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) 
     return slack + relative((0 if a.normalised else ANY_DIVISION) + a.output_roundings, U) * (1 + slack)
 
 
-def _beyond(p: Problem, a: ForwardArithmetic, reached: Tensor) -> Tensor:
-    scale = min(abs(p.scale), 1.0)
-    outside = reached * (1 + a.operand_roundings) >= FP32_MAX * (scale or 1.0)
+def _beyond(p: Problem, a: ForwardArithmetic, given: tuple[Tensor, Tensor], growth: Tensor) -> Tensor:
+    """Rows in which a score, masked or not, a P or the row sum may overflow, as in `verify.tolerance.forward`."""
+    scale, reached = min(abs(p.scale), 1.0), reach(p, *given)
+    raw = reached if p.scale else reach(p.but(softmax_scale=1.0), *given)
+    stage = max(1 / math.log(2), 1 / (abs(p.scale) * a.least_factors[0])) if p.scale else 1 / a.least_factors[0]
+    outside = raw * stage * (1 + product_error(a, p)) * (1 + relative(a.scale_roundings + 3, U)) >= FP32_MAX
+    for x, part in zip(given, (a.operands.query, a.operands.key), strict=True):
+        if a.prescaled:
+            outside = outside | (float(x.abs().max()) / part / math.log(2) >= dtype_named(a.prescaled).overflow)
+    most = a.reach * growth.sqrt() ** (1 if a.probability_scale == 1 else 2)
+    outside = outside | (p.seqlen_kv * most >= 1 / TINY)
+    if not (a.saturates or a.normalised):
+        outside = outside | (most >= a.probability.overflow)
     if a.score_format is not None and a.score_format.name == "float16":
         outside = outside | (2 * reached >= a.score_format.overflow * scale)
     return outside | (a.prescaled == "float16" and abs(p.scale) > 1)

@@ -16,6 +16,7 @@ from verify.distributions import Floats, Integers, Source, Values, distribution
 from verify.problem import Problem, ProblemError
 
 GATHERS = ("gather", "gather_integers")
+_LARGEST_GATHERED = 2.0**11  # 2^-24 of it is half of what rounds to 1 in fp16
 GATHER_GAP = 160.0  # log2 units: beyond float32's 149, every other key's weight is exactly 0
 _LOG2_E = 1.4426950408889634
 _PAIRS_AT_ONCE = 1 << 20
@@ -135,6 +136,8 @@ def gather_possible(problem: Problem) -> str | None:
         return f"head_dim: {problem.head_dim} elements cannot hold the {bits} bits of {problem.seqlen_kv} keys"
     if abs(problem.scale) < 1e-30 or gather_gain(problem) > problem.format.max:
         return f"softmax_scale: {problem.scale} is too small for a gap of {GATHER_GAP:g} in {problem.dtype}"
+    if abs(problem.scale) * gather_gain(problem) * problem.head_dim > _LARGEST_GATHERED:
+        return f"softmax_scale: {problem.scale} makes scores so large that their rounding shows in a weight"
     if problem.layout_q.expand and any(mask.kind in ("lengths", "dense") for mask in problem.mask.atoms):
         return f"layout_q: rows of an expanded q see different keys under {problem.mask.name}"
     return None

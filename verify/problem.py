@@ -146,6 +146,8 @@ class Problem:
                 raise ProblemError(f"{name}: {getattr(self, name)} is not finite")
         if 0 < abs(self.scale) < 2.0 ** dtype_named("float32").emin:
             raise ProblemError(f"softmax_scale: {self.scale} is below fp32's normal range, in which kernels hold it")
+        if abs(self.scale) > dtype_named("float32").max:
+            raise ProblemError(f"softmax_scale: {self.scale} is above fp32's largest number, and kernels hold it in fp32")
 
     @property
     def scale(self) -> float:

@@ -61,7 +61,10 @@ class Begin:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What an oracle holds against a case: got and bound at the worst place, `count` of `total` elements at fault."""
+    """What an oracle holds against a case: got and bound at the worst place, `count` of `total` elements at fault.
+
+    before: ids of the last cases that the same process had run before it, in order; before_count: of all of them.
+    """
 
     oracle: str
     message: str
@@ -71,6 +74,8 @@ class Finding:
     count: int = 0
     total: int = 0
     replay: str = ""
+    before: tuple[str, ...] = ()
+    before_count: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

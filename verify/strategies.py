@@ -31,9 +31,11 @@ _SIDES = (0, 1, None, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129
 _DOCUMENTS = (1, 2, 3, 5, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129)
 _PERCENTS = (50, 100, 90, 99, 10, 1, 0)
 _POSITIVE = ("default",) * 14 + (1.0, 0.125, 0.01, 4.0)
+# One draw in ten: base 2 overflows before base e, fused exponents overflow, products or partial gradients are flushed.
+EXTREME_SCALES = (0.75, 1e8, 1e9, 2.0**100, 2.0**118, 2.0**126, 2.0**-100, 2.0**-126)
 _SCALES = {
-    "any": st.sampled_from((*_POSITIVE, "negative", -1.0, 0.0)),
-    "positive": st.sampled_from(_POSITIVE),
+    "any": st.sampled_from((*_POSITIVE, "negative", -1.0, 0.0) * 4 + EXTREME_SCALES + (-1e9, -(2.0**118))),
+    "positive": st.sampled_from(_POSITIVE * 4 + EXTREME_SCALES),
     "default": st.just("default"),
 }
 _CAPS = (20.0, 50.0, 1.0)

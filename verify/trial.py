@@ -16,6 +16,7 @@ from torch import Tensor
 from references.attention import Attention, row_blocks
 from verify.cell.cell import Cell, Reply
 from verify.evidence import Finding
+from verify.history import Hearing
 from verify.inputs import Inputs, dequantised, dout, tensors
 from verify.memory import Arena, Damage, Plan, plan
 from verify.problem import Problem
@@ -91,6 +92,7 @@ class Trial:
     """One case: problem, the kernel's declaration and config, the entry point on trial, and lazily inputs, runs and truth.
 
     refuses: the problem is outside the support, so that no forward can leave anything for a backward.
+    hearing: the case in the history of its cell, shared with the trials beside it.
     """
 
     declaration: Declaration
@@ -103,6 +105,7 @@ class Trial:
     refuses: bool = False
     with_best: bool = False
     clock: Clock = field(default_factory=Clock)
+    hearing: Hearing = field(default_factory=Hearing)
     notes: dict[str, Any] = field(default_factory=dict)  # what an oracle has worked out and will need again, by its name
     _runs: dict[str, Run] = field(default_factory=dict)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
@@ -129,7 +132,10 @@ class Trial:
         layout = laid_out({})
         if entry not in self.declaration.workspaces:
             return layout
-        reply = self.cell.workspace(self.declaration.path, self._request(entry, layout))
+        reply = self.hearing.ask(
+            self.cell,
+            lambda: self.cell.workspace(self.declaration.path, self._request(entry, layout)),
+        )
         if reply.status == "unsupported":  # the run itself refuses too, over buffers that can be checked
             return layout
         if not reply.ok:
@@ -241,8 +247,17 @@ class Trial:
             if isinstance(where, Reply):
                 return Run(where, poison)
             self.arena.lay(where, given, poison)
+        request, laid = self._request(entry, where) | {"together": together}, True
+
+        def launched() -> Reply:
+            nonlocal laid
+            if not laid:  # what an earlier try has left there
+                self.arena.lay(where, given, poison)
+            laid = False
+            return self.cell.run(self.declaration.path, request, self.arena)
+
         with self.clock.timed("run"):
-            reply = self.cell.run(self.declaration.path, self._request(entry, where) | {"together": together}, self.arena)
+            reply = self.hearing.ask(self.cell, launched)
             if reply.status not in ("ok", "unsupported"):
                 return Run(reply, poison)
             outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}

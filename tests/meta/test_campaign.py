@@ -41,7 +41,7 @@ def test_what_was_lost_is_asked_first_when_a_run_goes_on(tmp_path: Path) -> None
     kernel.write_text(KERNEL)
     first = begun(tmp_path / "run", kernel)
     (declared,) = first.roster.declarations
-    problem = Problem(seqlen_q=2, seqlen_kv=3, head_dim=16, dtype=declared.support.dtypes[0])
+    problem = Problem(seqlen_q=2, seqlen_kv=3, head_dim=32, dtype=declared.support.dtypes[0])
     case = Case(declared.ref, declared.configs[0].name, "accuracy", problem)
     with Recorder(first.directory, "gw0") as recorder:
         recorder.begin(case.id, "generate", declared.ref)

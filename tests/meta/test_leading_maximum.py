@@ -120,6 +120,17 @@ def test_how_far_a_shared_maximum_lies_above_a_row() -> None:
         bound(blocks_of(problem, q, k, k), arithmetic, problem)
 
 
+def test_a_row_that_overflows_takes_its_tile_along() -> None:
+    problem = Problem(seqlen_q=3, seqlen_kv=1, head_dim=1, dtype="bfloat16", softmax_scale=1.0)
+    q = torch.tensor([1.0, 3e38, 1.0], dtype=torch.float64).view(1, 1, 3, 1)
+    k = torch.full((1, 1, 1, 1), 8.0, dtype=torch.float64)
+    arithmetic = resolve(Numerics(maximum_rows=2), Config(), problem, "sm_90")
+    above = shared_excess(problem, q, k, arithmetic)
+    found = bound(blocks_of(problem, q, k, k), arithmetic, problem, above)
+    assert found.out[0, :, 0].isinf().tolist() == [True, True, False]
+    assert found.lse[0].isinf().tolist() == [True, True, False]
+
+
 def test_what_tiles_are_touched() -> None:
     touched = torch.tensor([[[False, True, False, False, False, False, True]]])
     assert whole_tiles(touched, 3)[0, 0].tolist() == [True] * 3 + [False] * 3 + [True]

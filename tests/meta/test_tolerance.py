@@ -231,7 +231,8 @@ def test_bound_is_zero_where_the_result_is_exact(dtype: str, arch: str):
 
 @pytest.mark.parametrize("kernel", [HONEST[0], HONEST[8], HONEST[9]], ids=lambda kernel: kernel.name)
 def test_bound_is_finite_and_positive(kernel: Kernel):
-    for dtype, distribution, shape in itertools.product(kernel.dtypes, ordinary(), (SHAPES[1], SHAPES[6])):
+    names = [name for name in ordinary() if name != "range_edges"]  # whose scores may overflow
+    for dtype, distribution, shape in itertools.product(kernel.dtypes, names, (SHAPES[1], SHAPES[6])):
         problem = Problem.parse(f"{shape},dtype={dtype},dist={distribution}")
         truth = truth_of(problem, kernel.numerics, kernel.arch)
         for tolerance in (truth.out_bound, truth.lse_bound):

@@ -147,6 +147,13 @@ _TABLE: tuple[Entry, ...] = (
     # AVX-512's bfloat16 dot product, which torch's matmul uses where it can, takes subnormals as zero.
     Entry(("cpu",), ("bfloat16",), ("",), replace(FMA32, flush=2.0**-126, source=f"{_HIGHAM}; Intel SDM, VDPBF16PS")),
     Entry(("interpreter",), ("bfloat16",), ("",), FMA32),
+    # As verify/cell/interpreter.py multiplies what a kernel lets be tf32.
+    Entry(
+        ("cpu", "interpreter"),
+        ("tf32",),
+        ("",),
+        replace(FMA32, operand_error=_TF32_ERROR, flush=_TF32_FLUSH, source=f"13 bits dropped, then fp32: {_HIGHAM}"),
+    ),
     Entry(("cpu", "interpreter"), ("float16", "float8"), ("",), NearestChain(1, 11, 11, accumulator="float16", source=_HIGHAM)),
 )
 

@@ -18,13 +18,13 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from verify import bundle
 from verify.cell.wire import Closed, receive, send
 from verify.memory import Arena
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = bundle.ROOT
 _START_TIMEOUT = 180.0  # seconds for a zygote to import torch on a busy machine
 
 
@@ -128,7 +128,7 @@ class Zygote:
         self.close()
         mine, theirs = socket.socketpair()
         variables = os.environ | dict(self.environment.variables) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        variables = bundle.for_children(variables)
         command = [sys.executable, "-m", "verify.cell.child", str(theirs.fileno())]
         # Its own words matter only when it fails to start.
         with tempfile.TemporaryFile() as words:

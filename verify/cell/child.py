@@ -34,6 +34,7 @@ from verify.memory import Slot, slots_from
 from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
 
 _PR_SET_PDEATHSIG = 1
+_OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
 
 
 def main() -> None:
@@ -92,6 +93,15 @@ def _fork(control: socket.socket, peer: int, log: int) -> int:
     os._exit(0)
 
 
+class _Turn:
+    """Whose code is running: `kernels` is true while an exception is the kernel's."""
+
+    kernels = True
+
+
+turn = _Turn()
+
+
 class Life:
     """One life: its socket, the variants that it loaded and the arena that it mapped."""
 
@@ -109,6 +119,7 @@ class Life:
         with contextlib.suppress(Closed):
             while True:
                 message, fds = receive(self.sock, 1)
+                turn.kernels = message["op"] not in _OURS
                 try:
                     reply = self._answer(message, fds)
                 except Unsupported as refusal:
@@ -125,6 +136,8 @@ class Life:
                         "status": "raised",
                         "message": f"{type(error).__name__}: {_first_line(error)}",
                         "traceback": _trim(traceback.format_exc()),
+                        # A device's error shows behind the launch.
+                        "judge": not (turn.kernels or self.poisoned),
                     }
                 send(self.sock, reply | {"poisoned": self.poisoned, "request": message.get("request")})
 
@@ -232,12 +245,14 @@ def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
     entry, _ = variant.entry(message["entry"])
     if entry is None:
         raise Breach(f"{variant.name} has no {message['entry']}")
+    turn.kernels = True
     if message["entry"] == "backward":
         saved = Saved(buffers["out"], buffers["lse"])
         gradients = Gradients(buffers["dq"], buffers["dk"], buffers["dv"])
         entry(args, saved, buffers["dout"], gradients, workspace)
     else:
         entry(args, buffers["out"], buffers.get("lse"), workspace)
+    turn.kernels = False
 
 
 def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Full
+from verify.bundle import use_collection
 from verify.variant import AttentionArgs, Contract, DeclarationError, Numerics, Support, Variant, Workspace
 
 
@@ -74,7 +75,7 @@ def load(path: Path, package_root: str) -> Loaded:
         if not variants or not all(isinstance(variant, Variant) for variant in variants):
             raise Breach(f"{path.name}: VARIANT must be a verify.variant.Variant, VARIANTS a list of them")
         return Loaded(variants, False, sources, interpreted)
-    return Loaded((_from_function(_find_function(module, path), path.stem),), True, sources, interpreted)
+    return Loaded((_from_function(_find_function(module, path), path.stem, interpreted),), True, sources, interpreted)
 
 
 def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
@@ -89,6 +90,8 @@ def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
 
 def _import(path: Path, root: Path) -> Any:
     path = path.resolve()
+    if path.is_relative_to(root / "kernels") or path.is_relative_to(root / "tests"):
+        use_collection()
     if path.is_relative_to(root / "kernels"):
         return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     if not path.is_file():
@@ -127,7 +130,7 @@ def _leading(function: Callable[..., Any]) -> list[str]:
     return [name.lower() for name in list(inspect.signature(function).parameters)[:3]]
 
 
-def _from_function(function: Callable[..., Any], name: str) -> Variant:
+def _from_function(function: Callable[..., Any], name: str, interpreted: bool = False) -> Variant:
     """A plain function (q, k, v, ...) -> out or (out, lse), as a variant with the most that its signature promises.
 
     It is judged as eager arithmetic, the weakest that is honest: scores and probabilities rounded to the input's dtype.
@@ -162,7 +165,8 @@ def _from_function(function: Callable[..., Any], name: str) -> Variant:
             scales="any" if scale is not None else "default",
             layouts="contiguous",
         ),
-        numerics=_WEAKEST,
+        # Only a GPU, and Triton's interpreter, multiply fp32 by tf32.
+        numerics=_WEAKEST if interpreted or torch.cuda.is_available() else replace(_WEAKEST, float32_products="ieee"),
         contract=Contract(lse="natural" if _returns_lse(function) else None),
         allocates_outputs=True,
     )

@@ -9,8 +9,8 @@ import click
 
 from verify.cli import options
 from verify.cli.options import UsageError, console
-from verify.cli.summary import conclude
-from verify.engine import CLEAN, FAILED, Order, carry_out, failing, say
+from verify.cli.summary import conclude, lacks
+from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, Order, carry_out, failing, say
 from verify.evidence import EvidenceError, load
 from verify.xfails import XfailsError
 
@@ -44,7 +44,7 @@ def report(directory: Path, from_runs: tuple[str, ...], render: Path | None, **c
 
 
 def _report_of(runs: tuple[str, ...], parent: Path) -> int:
-    """Write the report of runs that were judged before, and say where it is; exits 1 if a verdict failed."""
+    """Write the report of runs that were judged before, and say where it is; exits 1 if one failed, 3 if some are missing."""
     from verify.campaign import publish, remember_failures
     from verify.places import state_directory
     from verify.report import ReportError
@@ -68,7 +68,9 @@ def _report_of(runs: tuple[str, ...], parent: Path) -> int:
     if state_directory().is_dir():
         remember_failures(evidence)
     console.print(said, highlight=False)
-    return FAILED if failing(evidence) else CLEAN
+    if failing(evidence):
+        return FAILED
+    return INFRASTRUCTURE if lacks(parent / str(evidence.run.device["slug"])) else CLEAN
 
 
 def _render(folder: Path) -> int:

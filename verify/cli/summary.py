@@ -159,9 +159,9 @@ def going_on(run_id: str) -> str:
     return shlex.join([*words, "--run-id", run_id])
 
 
-def incomplete(report: dict[str, Any]) -> bool:
-    """Whether a report lacks something of a variant that was judged."""
-    return bool(_shortfalls(report))
+def lacks(folder: Path) -> bool:
+    """Whether the report in a folder lacks something of a variant that was judged."""
+    return bool(_shortfalls(json.loads((folder / "report.json").read_text(encoding="utf-8"))))
 
 
 def _report(folder: Path, run_id: str) -> dict[str, Any] | None:
@@ -174,13 +174,13 @@ def _report(folder: Path, run_id: str) -> dict[str, Any] | None:
 
 
 def _shortfalls(report: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """(variant, dtype) -> the report's reasons, of the judged ones that it calls neither right nor wrong."""
+    """(variant, dtype) -> the report's reasons, of those that were judged and not all that can be asked of them was."""
     found = {}
     for variant in report["variants"]:
-        whole = [reason for reason in variant["reasons"] if "never judged" in reason]
+        lost = [reason for reason in variant["reasons"] if "never judged" in reason]
         for dtype in variant["dtypes"]:
-            if variant["cases"] and (dtype["status"] == "grey" or (variant["status"] == "grey" and whole)):
-                found[variant["ref"], dtype["dtype"]] = "; ".join([*dtype["reasons"], *whole])
+            if variant["cases"] and (dtype["status"] == "grey" or dtype["bins_missing"] or lost):
+                found[variant["ref"], dtype["dtype"]] = "; ".join([*dtype["reasons"], *lost])
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from verify.bundle import INSTALLED, ROOT
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
 from verify.engine import CLEAN, FAILED, say
@@ -131,7 +132,7 @@ def sanitize(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def test(arguments: tuple[str, ...]) -> int:
     """Run the whole test suite (pytest -n auto); further arguments go to pytest."""
-    from verify.bootstrap import ROOT
-
+    if INSTALLED:
+        raise UsageError("test: an installed wheel holds no test suite; run this command in a checkout or an unpacked sdist")
     words = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
     return subprocess.run(words, cwd=ROOT, check=False).returncode

@@ -69,7 +69,8 @@ def judge(trial: Trial) -> Ruling:
 
 
 def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dict[str, float]:
-    """What a report needs of one tensor: worst r and where, largest error and its bound; by the tensor's name."""
+    """What a report needs of one tensor: worst r and where, largest error and its bound, the share of elements that nothing is
+    asked of; by the tensor's name."""
     found = {f"r_{name}": compared.worst}
     if compared.error.numel():
         at = int(compared.error.nan_to_num(nan=torch.inf).argmax())
@@ -77,6 +78,7 @@ def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dic
         at = int(compared.ratio.argmax())
         found |= {f"worst_index_{name}": float(at), f"worst_reference_{name}": float(want.flatten()[at])}
         found[f"worst_bound_{name}"] = float(bound.flatten()[at])
+        found[f"unasked_{name}"] = float((bound == torch.inf).double().mean())
     return found
 
 

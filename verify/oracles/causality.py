@@ -66,7 +66,12 @@ def judge(trial: Trial) -> Ruling:
     if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:
         return compared("causality", when, _within(trial, other, untouched))
     asked = dict.fromkeys(trial.first.outputs, untouched)
-    return identical("causality", when, forward_pairs(trial, other), asked, lambda name: beyond_arithmetic(trial))
+    return identical("causality", when, forward_pairs(trial, other), asked, lambda name: _beyond(trial, other))
+
+
+def _beyond(trial: Trial, other: Trial) -> Tensor:
+    """Rows in which either may overflow: what was changed may, behind a mask."""
+    return beyond_arithmetic(trial) | beyond_arithmetic(other)
 
 
 def _within(trial: Trial, other: Trial, untouched: Tensor) -> Iterator[Related]:

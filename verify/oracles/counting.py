@@ -11,6 +11,7 @@ from verify.arithmetic.instructions import EXP, LOG_ERROR, ULP
 from verify.claims import exact_probabilities
 from verify.oracles import Oracle
 from verify.oracles.integer_scores import exact_below
+from verify.relations import beyond_arithmetic
 from verify.tolerance.arithmetic import resolve
 from verify.trial import Ruling, Trial, convict, first, place
 
@@ -30,6 +31,8 @@ def judge(trial: Trial) -> Ruling:
     error = (run.out.double() - want).abs().nan_to_num(nan=math.inf)  # where the bound is infinite, anything goes
     bad = live[..., None] & ~(error <= bound)
     if bool(bad.any()):
+        bad &= ~beyond_arithmetic(trial)[..., None]
+    if bool(bad.any()):
         at = first(bad)
         got, expected = float(run.out[at]), float(want[at])
         message = (
@@ -41,6 +44,8 @@ def judge(trial: Trial) -> Ruling:
         return Ruling()
     lse = trial.natural_lse(run.lse)
     bad = live & ~((lse - logs).abs().nan_to_num(nan=math.inf) <= limit)
+    if bool(bad.any()):
+        bad &= ~beyond_arithmetic(trial)
     if not bool(bad.any()):
         return Ruling()
     at = first(bad)

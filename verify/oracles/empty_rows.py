@@ -7,6 +7,7 @@ import math
 import torch
 
 from verify.oracles import Oracle
+from verify.relations import beyond_arithmetic
 from verify.trial import Ruling, Trial, convict, first, first_place
 
 
@@ -21,6 +22,9 @@ def judge(trial: Trial) -> Ruling:
     for name, tensor, where, promised in checks:
         same = torch.isnan(tensor) if math.isnan(promised) else tensor == promised
         bad = where & ~same
+        if bool(bad.any()):  # a masked score of infinity may make NaN of a row that sees nothing
+            excused = beyond_arithmetic(trial)
+            bad &= ~(excused[..., None] if name == "out" else excused)
         if bool(bad.any()):
             got = float(tensor[first(bad)])
             message = (

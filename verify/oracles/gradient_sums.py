@@ -28,7 +28,9 @@ def judge(trial: Trial) -> Ruling:
     found = invariants(p, given, forward, resolve_gradients(declared.gradients, trial.config, p, trial.arch))
     measures, verdict = {}, Ruling()
     for one in found:
-        slack = torch.minimum(one.slack, summed_bounds(trial, one))
+        bounds = summed_bounds(trial, one)
+        # A sum with an element of which nothing is asked may be NaN.
+        slack = torch.minimum(one.slack, bounds).masked_fill(bounds == math.inf, math.inf)
         error = (one.left - one.right).abs()
         ratio = torch.where((error == 0) | (slack == torch.inf), 0.0, error / slack).nan_to_num(nan=torch.inf, posinf=torch.inf)
         bad = ~(ratio <= 1)

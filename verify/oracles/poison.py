@@ -71,7 +71,7 @@ def _huge_key(trial: Trial) -> float:
     found = min(_HUGE_KEY, p.format.max)
     a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
     limit = min(a.scores.domain(p.head_dim), a.score_format.overflow if a.score_format else math.inf)
-    if limit >= _FLOAT32.max or not p.pairs:
+    if not p.pairs:
         return found
     largest = float(trial.inputs.q.double().abs().sum(-1).max()) * max(abs(p.scale), 1.0)
     return min(found, math.ldexp(1.0, math.frexp(limit / max(largest, 1.0))[1] - 2))

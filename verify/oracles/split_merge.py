@@ -80,7 +80,10 @@ def merge(trials: Sequence[Trial]) -> Merged:
     share = torch.where(lse == -math.inf, 0.0, torch.exp(lses - lse))[..., None]
     return Merged(
         (share * outs).sum(0),
-        torch.where(weight > 0, bound, 0.0).nan_to_num(nan=math.inf, posinf=math.inf).sum(0),
+        # A part of which nothing is asked may be NaN, whatever its weight.
+        torch.where((weight > 0) | bounds.isinf() & (logs != -math.inf)[..., None], bound, 0.0)
+        .nan_to_num(nan=math.inf, posinf=math.inf)
+        .sum(0),
         lse,
         largest,
     )

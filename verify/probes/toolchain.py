@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from verify.bundle import use_collection
 from verify.variant import Resources
 
 HERE = Path(__file__).resolve().parent
@@ -39,6 +40,7 @@ def not_here() -> str | None:
     """Why no probe of the device can run on this machine, or None."""
     if not torch.cuda.is_available():
         return "no GPU"
+    use_collection()
     from kernels.cuda.compile import available
 
     return available()
@@ -46,6 +48,7 @@ def not_here() -> str | None:
 
 def compilable() -> str | None:
     """Why probes cannot even be compiled here, or None."""
+    use_collection()
     from kernels.cuda.compile import compilable as reason
 
     return reason()
@@ -53,6 +56,7 @@ def compilable() -> str | None:
 
 def compile_for(program: Program, arch: str) -> Resources:
     """Compile a program for "sm_90a"..., which needs no device; raises RuntimeError with the compiler's log."""
+    use_collection()
     from kernels.cuda.compile import Source, compile_source
 
     return compile_source(Source(HERE / program.file, program.entry, program.macros), arch).resources
@@ -60,6 +64,7 @@ def compile_for(program: Program, arch: str) -> Resources:
 
 def device_arch() -> str:
     """What to compile for the current device: "sm_86", "sm_90a"."""
+    use_collection()
     from kernels.cuda.compile import device_arch as arch_of
 
     return arch_of(torch.device("cuda", torch.cuda.current_device()))
@@ -70,6 +75,7 @@ def run(program: Program, how: Launch, arguments: ctypes.Structure) -> None:
 
     Raises RuntimeError where the compiler, the driver or the kernel fails, with its words.
     """
+    use_collection()
     from kernels.cuda.compile import Source, compile_source, launch, load
 
     source = Source(HERE / program.file, program.entry, program.macros)

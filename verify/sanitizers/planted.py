@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.cell.cell import ROOT
+from verify.bundle import ROOT
 from verify.problem import Problem
 from verify.sanitizers.facts import Judgement
 from verify.sanitizers.records import Record

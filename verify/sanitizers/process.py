@@ -19,7 +19,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from verify.cell.cell import ROOT, Cell, Environment, InfrastructureError, Zygote
+from verify import bundle
+from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
@@ -62,7 +63,7 @@ class _Wrapped(Zygote):
         variables = os.environ | dict(self.environment.variables) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # expandable segments have no exact extents
             variables.pop(name, None)
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        variables = bundle.for_children(variables)
         command = [*self._prefix, sys.executable, "-m", "verify.sanitizers.child", path]
         return subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -19,6 +19,7 @@ WALK = 3.0  # standard deviations that partial sums of a random walk stay within
 # Scores so finely spread that the rounding errors of different pairs have nothing to do with one another, sums of products
 # of both signs, and V that knows nothing of Q and K.  Others repeat keys, or have few different scores or V.
 SUITED = ("normal", "outliers", "same_sign_v", "v_mean", "one_hot_v", "zero_v_columns")
+_EXTREME = 2.0**40
 _ROWS = 64  # of one case, at most one per head where there are more heads
 _WORK = 3e7  # multiply-adds that the rows of one case may cost
 
@@ -55,7 +56,11 @@ def unsuited(problem: Problem) -> str | None:
         return "expanded inputs: rows that repeat"
     if not problem.pairs:
         return "no query has a key"
-    return "softmax_scale: 0" if problem.scale == 0 else None
+    if problem.scale == 0:
+        return "softmax_scale: 0"
+    # What is flushed is no rounding.
+    ordinary = 1 / _EXTREME <= abs(problem.scale) <= _EXTREME
+    return None if ordinary else f"softmax_scale: {problem.scale}, under which products or gradients may be flushed"
 
 
 def half_place(x: Tensor, dtype: DType) -> Tensor:

@@ -31,8 +31,12 @@ def relative(count: int, u: float) -> float:
 
 
 def product_unit(arch: str, operands: str, float32_products: str, accumulator: str = "float32") -> Unit:
-    """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is declared, and never on the CPU."""
-    by_tf32 = operands == "float32" and float32_products != "ieee" and arch != "cpu"
+    """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is declared.
+
+    On a CPU, where the interpreter drops tf32's bits, three products of tf32 are one of fp32.
+    """
+    exact = "tf32x3" if arch == "cpu" else "ieee"
+    by_tf32 = operands == "float32" and float32_products not in ("ieee", exact)
     return unit_for(arch, float32_products if by_tf32 else operands, accumulator)
 
 

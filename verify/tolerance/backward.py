@@ -8,7 +8,7 @@ dS, the three products, and the output.  Every term is a rigorous worst case, no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
@@ -19,8 +19,8 @@ from references.attention import Attention, row_blocks
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
-from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_by_key, rows_of
-from verify.tolerance.gradients_softmax import calm_scores, overflowing, row_sums
+from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_by_key, rows_of, within_base_2
+from verify.tolerance.gradients_softmax import calm_scores, guarded, row_sums
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.room import room_on
 from verify.visible import live_rows, measurable
@@ -84,7 +84,7 @@ def gradient_truth(
     # Nobody asks about masked pairs, unless a kernel's 0 * inf may spread from one.
     right = any(a.own for a in arithmetics)
     of_weights = any(a.of_weights for a in arithmetics)
-    small = not right or calm_scores(problem, q, k)
+    small = calm_scores(problem, q, k)
     calm = _calm(*given[2:5]) and _finite(problem, saved_lse) and small
     blocks = row_blocks(q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget, passing=calm)
     for (start, stop), parts in groupby(blocks, key=lambda block: (block.index[0].start, block.index[0].stop)):
@@ -96,10 +96,9 @@ def gradient_truth(
             of_rows = [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)]
             own_rows = rows_of(block, of_rows, widest, right, of_weights)
             dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics))
-            lost = torch.zeros_like(own_rows.empty) if small else overflowing(problem, own_rows, keys)
-            own_rows = replace(own_rows, calm=own_rows.calm and not bool(lost.any()))
+            own_rows = own_rows if small else guarded(problem, own_rows, keys)
             tiles = partial(pairs_by_key, problem, block, own_rows, values, room, _TILE[q.device.type])
-            softmaxes = [row_sums(problem, tiles, own_rows, a, lost) for a in arithmetics]
+            softmaxes = [row_sums(problem, tiles, own_rows, a) for a in arithmetics]
             for own_keys, pairs in tiles():
                 if pairs is None:
                     continue
@@ -125,8 +124,8 @@ def _calm(v: Tensor, dout: Tensor, out: Tensor) -> bool:
 
 
 def _finite(problem: Problem, lse: Tensor) -> bool:
-    """Whether the LSE^ of every row that sees a key is finite."""
-    odd = ~lse.isfinite()
+    """Whether the LSE^ of every row that sees a key is finite, in base 2 too."""
+    odd = ~within_base_2(lse)
     return not bool(odd.any()) or (measurable(problem) and not bool((odd & live_rows(problem).to(odd.device)).any()))
 
 

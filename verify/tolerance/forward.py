@@ -7,6 +7,7 @@ output.  Every term is a rigorous worst case, not a first-order one: `e = expm1(
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,19 +15,22 @@ import torch
 from torch import Tensor
 
 from references.attention import RowBlock
+from references.masks import Full
+from verify.arithmetic.dtypes import DTYPES, dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.mma import Promoted
 from verify.problem import Problem
 from verify.tolerance.arithmetic import BEST, FP32_MAX, TINY, ForwardArithmetic, U, relative, resolve
 from verify.tolerance.averages import Values
 from verify.tolerance.room import Room, room_on
-from verify.tolerance.subnormals import Lost
+from verify.tolerance.subnormals import Lost, whole
 from verify.tolerance.weights import DIRECT, Weights, accumulator_loss, largest_of, loss_of, product_error, weights_of
 
 __all__ = ["BEST", "ForwardArithmetic", "ForwardBound", "bound", "resolve"]
 
 # Elements of one (rows, keys) tensor, of which some six live at once: on a CPU what caches hold, and rows enough for products.
 _PART = 2**19
+_LN_2 = math.log(2)  # a kernel that computes in base 2 multiplies a score by 1 / ln 2 more
 
 
 @dataclass(frozen=True)
@@ -148,18 +152,21 @@ def _bound(
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
     out = out.masked_fill(exact, 0.0)  # but where a weight may overflow, whose product with 0 is NaN
     lse = _lse_bound(block, a, w)[..., 0]
-    beyond = _overflows(block, a, problem)
-    reached = carried * (1 + rounding) * a.probability_scale if a.normalised else values.most
+    unseen = _unseen_overflows(block, a, problem)
+    beyond = _overflows(block, a, problem) | unseen
+    reached = values.most
+    if a.normalised:
+        reached = carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
     if a.conversion is not None:
         reached = reached * (1 + a.conversion.roundoff)
         # A key that no row sees adds 0 times infinity.
         out = out.masked_fill(block.value_sizes.most >= a.conversion.limit, torch.inf)
     out = out.masked_fill(beyond | _exceeds(reached / a.least_factors[1], a, w, problem), torch.inf)
-    if a.row_sum == "mma":
-        unsummed = _exceeds(torch.ones_like(w.keys), a, w, problem)
-        out, lse = out.masked_fill(unsummed, torch.inf), lse.masked_fill(unsummed[..., 0], torch.inf)
-    lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(w.empty[..., 0], 0.0)
-    return ForwardBound(out.masked_fill(w.empty, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse)
+    unweighted, unsummed = _spoiled(a, w, problem)
+    out, lse = out.masked_fill(unweighted | unsummed, torch.inf), lse.masked_fill(unsummed[..., 0], torch.inf)
+    settled = w.empty & ~unseen  # but where NaN may come of a masked score
+    lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
+    return ForwardBound(out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse)
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:
@@ -172,6 +179,23 @@ def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem)
         reach, part = (n * w.growth * a.reach * values for n in (w.keys, keys))
     beyond = reach >= FP32_MAX
     return beyond | (part >= a.values.domain(problem.seqlen_kv)) if a.values.accumulator != "float32" else beyond
+
+
+def _spoiled(a: ForwardArithmetic, w: Weights, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Rows (heads, rows, 1) in which a P may overflow its format, and those in which the row sum may
+    overflow, or its reciprocal underflow.
+
+    Infinity times 0 and infinity over infinity are NaN: columns of zeros are spoiled, too.
+    """
+    own = w.reach >= DTYPES[a.exponential.argument].overflow
+    unsummed = own | (w.keys * w.reach >= 1 / TINY)
+    bounded = a.saturates or (a.normalised and not a.by_lse)
+    rounded = own if bounded else own | (w.reach >= a.probability.overflow)
+    if a.row_sum != "unrounded":
+        unsummed = unsummed | rounded
+    if a.row_sum == "mma":
+        unsummed = unsummed | _exceeds(torch.ones_like(w.keys), a, w, problem)
+    return rounded, unsummed
 
 
 def _lost(block: RowBlock, a: ForwardArithmetic, w: Weights, values: Values, full: bool) -> Tensor:
@@ -189,21 +213,53 @@ def _lost(block: RowBlock, a: ForwardArithmetic, w: Weights, values: Values, ful
     return torch.bmm(least if full else least.mul_(block.visible), values.size) / w.total
 
 
-def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
-    """Rows (heads, rows, 1) in which a score may overflow before it is scaled: such a row is outside the arithmetic.
+def overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
+    """Rows (heads, rows, 1) in which some score may overflow, be it masked."""
+    return _overflows(block, a, problem) | _unseen_overflows(block, a, problem)
 
-    How large Q and K are alone is not known here.  So fp16 scores or sums of them under a scale of 0, and fp16 operands that a
-    scale above 1 multiplies, count as if they overflowed.
+
+def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
+    """Rows (heads, rows, 1) in which a score may overflow in any step: such a row is outside the
+    arithmetic.
+
+    fp16 scores or sums of them under a scale of 0, and fp16 operands that a scale above 1 multiplies,
+    count as if they overflowed.
     """
     scale = min(abs(problem.scale) * a.least_factors[0], 1.0)
-    limit = min(FP32_MAX, a.scores.domain(problem.head_dim))
     narrow = a.score_format is not None and a.score_format.name == "float16"
     if ((narrow or a.scores.accumulator == "float16") and not scale) or (a.prescaled == "float16" and abs(problem.scale) > 1):
         return torch.ones_like(block.row_max, dtype=torch.bool)[..., None]
-    beyond = (largest_of(block.magnitude) * (1 + a.operand_roundings) >= limit * scale) & (scale > 0)
+    largest, growth = largest_of(block.magnitude), 1 + a.operand_roundings
+    limit = min(FP32_MAX, a.scores.domain(problem.head_dim))
+    beyond = (largest * growth >= limit * scale) & (scale > 0)
     if narrow and a.score_format is not None:
         size = block.uncapped.abs().masked_fill_(~block.visible, 0.0)
         beyond |= largest_of(size.add_(block.magnitude, alpha=product_error(a, problem))) >= a.score_format.overflow * scale
+    # In base 2, the product and its factor with all their errors.
+    return beyond | (largest * _grown(a, problem) >= FP32_MAX * _LN_2)
+
+
+def _grown(a: ForwardArithmetic, problem: Problem) -> float:
+    """What a score may be larger by for its errors."""
+    return (1 + product_error(a, problem)) * (1 + relative(a.scale_roundings + 3, U))
+
+
+def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
+    """The same where `RowBlock.magnitude` does not tell: sums under a scale of 0, scores that are masked
+    after they were computed, operands that the scale has multiplied.
+
+    A masked score of +inf to which a mask of -inf is added is NaN, and so is 0 times infinity.
+    """
+    queries, keys = block.query_sizes.most, block.key_sizes.most
+    factor, growth = abs(problem.scale) / _LN_2, _grown(a, problem)
+    beyond = torch.full_like(queries, factor, dtype=torch.float64) >= FP32_MAX
+    if not problem.scale or not isinstance(problem.mask, Full):
+        raw = queries * keys.sum(-1, keepdim=True) * growth
+        beyond |= raw * max(factor, 1 / a.least_factors[0]) >= FP32_MAX
+    if a.prescaled:
+        # `Operands` holds what the reference's numbers are divided by there.
+        for size, part in ((queries, a.operands.query), (whole(block.key_sizes).most, a.operands.key)):
+            beyond = beyond | (size / part * growth / _LN_2 >= dtype_named(a.prescaled).overflow)
     return beyond
 
 

@@ -17,6 +17,7 @@ from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, s
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.room import Room
 from verify.tolerance.subnormals import scores_loss, whole
+from verify.tolerance.weights import flushed_score, flushes_factor
 
 _OF_PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")  # of a `RowBlock`
 _DIRECT = 30.0  # from here on P e^delta is taken as one exponential, for P may have underflowed
@@ -37,7 +38,8 @@ class Rows:
     flushed: Tensor  # what flushed operands of dP and D^ may take, if they do it below 1
     dout_sizes: Sizes
     value_sizes: Sizes  # of V, (heads, 1, 1)
-    calm: bool  # no dP or D^ is anywhere near an overflow, and every LSE^ is finite
+    calm: bool  # no score, dP or D^ is anywhere near an overflow, and every LSE^ is finite, in base 2 too
+    lost: Tensor  # bool: a score may overflow, a masked one too, or LSE^ does, and all of the row may be NaN
     right: bool = False  # O^ and LSE^ are the exact ones
 
 
@@ -60,6 +62,7 @@ def rows_of(
     if of_weights:
         # exp(S - LSE^) is P times what LSE^ is off by, in every key.
         delta = delta * torch.exp(block.lse[..., None].masked_fill(empty, 0.0) - lse)
+    lost = torch.zeros_like(empty) if right else ~within_base_2(lse)
     return Rows(
         q=q,
         dout=dout,
@@ -71,9 +74,15 @@ def rows_of(
         flushed=size + out.abs_().sum(-1, keepdim=True) + widest,
         dout_sizes=Sizes.of(dout, -1),
         value_sizes=whole(block.value_sizes),
-        calm=bool((((size * widest + delta_size) < FP32_MAX / 4) & lse.isfinite()).all()),
+        calm=bool((((size * widest + delta_size) < FP32_MAX / 4) & lse.isfinite() & ~lost).all()),
+        lost=lost,
         right=right,
     )
+
+
+def within_base_2(lse: Tensor) -> Tensor:
+    """Where an LSE is finite, times log2 e too, which a backward in base 2 multiplies it by: bool, of its shape."""
+    return lse.abs() < FP32_MAX * math.log(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +92,6 @@ class Own:
 
     exponent: Tensor  # |ln| of what a weight is divided by, and of the division
     delta: Tensor  # D
-    lost: Tensor  # bool: a score may overflow, a masked one too, and all of the row is NaN
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,9 +220,9 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | 
         if bool(lost.any()):  # and a masked score of -inf, less such an LSE^, may be NaN
             for moved in (of_p, error):
                 moved.masked_fill_(pairs.hidden & lost, torch.inf)
-    if own is not None and bool(own.lost.any()):
-        of_p.masked_fill_(own.lost, torch.inf)
-        error.masked_fill_(own.lost, torch.inf)
+    if bool(pairs.rows.lost.any()):
+        of_p.masked_fill_(pairs.rows.lost, torch.inf)
+        error.masked_fill_(pairs.rows.lost, torch.inf)
     return of_p, error
 
 
@@ -240,9 +248,12 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
     """Errors of the scaled scores, before a softcap and behind it."""
     cap, block = problem.softcap, pairs.block
     size = _size(block.uncapped, pairs.room)
-    roundings = relative(a.scale_roundings + (_CAP_ROUNDINGS if cap else 1), U)
+    roundings = relative(a.scale_roundings + (_CAP_ROUNDINGS if cap else 1), U) + flushes_factor(problem)
     product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)
     before = torch.mul(block.magnitude, product, out=pairs.room.take()).add_(size, alpha=roundings)
+    flushed = flushed_score(a.scores, problem, abs(problem.scale) * a.operands.query * a.operands.key)
+    if flushed:
+        before.add_((block.magnitude > 0) * (flushed * (1 + roundings)))
     cut = scores_loss(block, a.operands, problem)
     if cut is not None:
         before.add_(cut.mul_(1 + roundings))
@@ -297,7 +308,7 @@ def grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
         grown = delta.expm1_().mul_(weights)
     if not (_below(grown, FP32_MAX / 2) and _below(weights, FP32_MAX / 2)):
         grown.masked_fill_(grown + weights >= FP32_MAX, torch.inf)
-    limit = FP32_MAX * min(abs(problem.scale), 1.0)
+    limit = FP32_MAX * min(abs(problem.scale), math.log(2))  # in base 2, too
     if problem.scale and not _below(pairs.block.magnitude, limit):
         grown.masked_fill_(pairs.block.magnitude >= limit, torch.inf)
     return grown

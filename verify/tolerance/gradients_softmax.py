@@ -7,6 +7,7 @@ The derivations are docs/tolerance-backward.md, *A softmax of its own* and *D fr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ def calm_scores(problem: Problem, q: Tensor, k: Tensor) -> bool:
 
 
 def overflowing(problem: Problem, rows: Rows, keys: Tensor) -> Tensor:
-    """Rows in which a score may overflow, be it masked: bool (heads, rows, 1).  keys: (heads, keys, head_dim)."""
+    """Rows in which a score may overflow, be it masked, in base 2, or under a scale of 0 that makes NaN of it: bool
+    (heads, rows, 1).  keys: (heads, keys, head_dim)."""
     largest = torch.bmm(rows.q.abs(), keys.abs().mT) * max(abs(problem.scale), 1.0)
     return ~(largest < FP32_MAX / 2).all(-1, keepdim=True)
 
@@ -39,20 +41,25 @@ def row_sums(
     tiles: Callable[[], Tiles],
     rows: Rows,
     a: GradientArithmetic,
-    lost: Tensor,
 ) -> Own | None:
     """What a row's sums over its keys may be off by; None for an arithmetic that needs none."""
     if a.own:
-        return own_softmax(problem, tiles(), rows, a, lost)
+        return own_softmax(problem, tiles(), rows, a)
     return delta_of_weights(problem, tiles(), rows, a) if a.of_weights else None
 
 
-def own_softmax(problem: Problem, tiles: Tiles, rows: Rows, a: GradientArithmetic, lost: Tensor) -> Own:
-    """tiles: all pairs of these rows, as `pairs_by_key` gives them.  lost: see `Own`."""
+def guarded(problem: Problem, rows: Rows, keys: Tensor) -> Rows:
+    """The rows, told which of them may overflow against these keys, see `overflowing`."""
+    lost = rows.lost | overflowing(problem, rows, keys)
+    return replace(rows, lost=lost, calm=rows.calm and not bool(lost.any()))
+
+
+def own_softmax(problem: Problem, tiles: Tiles, rows: Rows, a: GradientArithmetic) -> Own:
+    """tiles: all pairs of these rows, as `pairs_by_key` gives them."""
     # Sums over the keys: P e^delta; P (e^delta - 1) |dP - D|; of the largest weights times what dP errs by, and times the
     # largest |dP|; B; 1.  And the largest delta.
     total, spread, missed, reach, sizes, keys, largest = (torch.zeros_like(rows.lse) for _ in range(7))
-    spoiled = lost.clone()
+    spoiled = rows.lost.clone()
     for _, pairs in tiles:
         if pairs is None:
             continue
@@ -84,7 +91,7 @@ def own_softmax(problem: Problem, tiles: Tiles, rows: Rows, a: GradientArithmeti
     delta = spread * total + (missed + rounded * reach) * growth
     delta = delta + TINY * 2 * keys + (TINY + vanishing(a.exponential)) * total * sizes
     delta.masked_fill_(spoiled | ~(reach * growth < FP32_MAX / 2), torch.inf).nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    return Own(exponent.nan_to_num(nan=torch.inf, posinf=torch.inf), delta, lost)
+    return Own(exponent.nan_to_num(nan=torch.inf, posinf=torch.inf), delta)
 
 
 def delta_of_weights(
@@ -126,4 +133,4 @@ def delta_of_weights(
     error = error + 2 * TINY * keys + (2 * TINY + vanishing(a.exponential)) * sizes
     error.masked_fill_(spoiled | ~(reach < FP32_MAX / 2), torch.inf)
     error.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    return Own(torch.zeros_like(error), error, torch.zeros_like(rows.empty))
+    return Own(torch.zeros_like(error), error)

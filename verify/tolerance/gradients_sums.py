@@ -158,6 +158,8 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
         tiny += casts * growth * (rule.memory.smallest_subnormal / 2 + TINY)
         most = min(most, rule.memory.overflow / growth / abs(rule.scale)) if rule.scale else most
     tiny += rule.coarse * (1 + rounded) * bare
+    # Partial sums that a small scale has multiplied may be flushed, and so may sums of them.
+    tiny += 2 * TINY * (additions - abs(rule.scale) * (terms + additions + 1)).clamp(min=0.0)
     flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * bare
     if narrow:
         flushed = flushed + (1 + rounded) * rule.unit.underflow(padded)

@@ -11,8 +11,11 @@ from torch import Tensor
 from references.attention import Attention, row_blocks
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ForwardArithmetic
+from verify.tolerance.forward import overflows
 from verify.tolerance.room import room_on
 from verify.tolerance.weights import largest_score_errors
+
+_FAR = 1e9  # natural units: nothing is left of any P
 
 
 def shared_excess(
@@ -47,11 +50,13 @@ def shared_excess(
         room = room_on(block.scores.device)
         errors = largest_score_errors(block, a, problem, room)[..., 0]
         own[heads, at[part]] = block.row_max
-        largest[heads, at[part]] = block.row_max + errors
+        lost = overflows(block, a, problem)[..., 0]  # such a row takes its tile along
+        tops = (block.row_max + errors).masked_fill(lost, torch.inf)
+        largest[heads, at[part]] = tops
     tops = largest.view(len(largest), len(tiles), size).amax(-1)[:, tile]
     mine = own[:, torch.searchsorted(every, chosen)]
     excess = (tops - mine).clamp(min=0.0)
-    return torch.where(mine == -torch.inf, 0.0, excess).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return torch.where(mine == -torch.inf, 0.0, excess).nan_to_num(nan=_FAR, posinf=_FAR)
 
 
 def _attention(problem: Problem) -> Attention:

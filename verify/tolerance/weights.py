@@ -10,6 +10,7 @@ from torch import Tensor
 
 from references.attention import RowBlock
 from verify.arithmetic.instructions import LOG_ERROR
+from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
 from verify.tolerance.averages import U64
@@ -19,6 +20,7 @@ from verify.tolerance.subnormals import scores_loss
 Memory = tuple[Tensor, Tensor]  # of two tensors like the scores
 
 _ADDITION = -math.log1p(-U)
+_UNSEEN = 2.0**-80  # 2^-53 of what the best exponential errs by, and less
 LARGE = 300.0  # exp of more is no number to work with: where a score may be off by that much, only convexity bounds O
 DIRECT = 30.0
 
@@ -44,6 +46,7 @@ class Weights:
     growth: Tensor  # g^2: errors of the exponentials of the largest p~ and of a rescale
     ahead: Tensor | float  # how far what is subtracted may lie above the row's maximum
     lead: Tensor | float  # e^ahead, the maxima's own errors included
+    reach: Tensor  # what p~ may come to, errors included: s e^tau g
     empty: Tensor
 
 
@@ -85,11 +88,12 @@ def weights_of(
         mass = torch.where(empty, 1.0, block.row_sum[..., None])
         known = torch.exp(largest.clamp(max=LARGE)) * errors / (total * mass)
         share = torch.where(hopeless, errors, torch.minimum(known, errors)) * lead
-    drift = _row_sum_drift(a, keys, share, problem)
+    drift = _row_sum_drift(a, keys, share, problem) + _vanished(keys, errors)
     if a.leads:
         # What is flushed is no longer nothing beside a row sum that may be so small.
         flushed = (keys + a.blocks) * (2 * TINY + a.vanishing) * errors * lead
         drift = drift - torch.log1p(-flushed.clamp(max=1.0))
+    normaliser = drift + _divisor_drift(block, a, keys, largest)
     return Weights(
         grown=grown,
         upper=torch.add(p, grown, out=growth),
@@ -100,11 +104,12 @@ def weights_of(
         keys=keys,
         share=share,
         drift=drift + a.merged * _ADDITION * a.blocks,
-        normaliser=drift + _divisor_drift(block, a, keys, largest),
+        normaliser=normaliser,
         top=top,
         growth=errors,
         ahead=ahead,
         lead=lead,
+        reach=_reach(a, errors, normaliser - drift),
         empty=empty,
     )
 
@@ -136,6 +141,18 @@ def largest_score_errors(
     return largest_of(_score_errors(block, a, problem, full, (room.take(), room.take()))[0])
 
 
+def _vanished(keys: Tensor, growth: Tensor) -> Tensor:
+    """-ln(1 - lost): what flushing takes from a row sum that is no less than 1 / g; +inf where it may take all."""
+    return -torch.log1p(-(keys * 3 * TINY * growth).clamp(max=1.0))
+
+
+def _reach(a: ForwardArithmetic, growth: Tensor, divisor: Tensor) -> Tensor:
+    """s e^tau g, and what a P that is divided by a rounded LSE may grow by; an 8-bit P may be scaled in the exponent, by one
+    rounding more."""
+    exponent = growth.log() / 2 * (2 if a.probability_scale != 1 else 1)
+    return a.reach * torch.exp((exponent + divisor * (a.by_lse or a.merged)).clamp(max=LARGE / 2))
+
+
 def loss_of(a: ForwardArithmetic) -> float:
     """What rounding to P's dtype and flushing may take from one p~, absolutely."""
     return a.flush + a.vanishing + 2 * TINY
@@ -146,16 +163,35 @@ def product_error(a: ForwardArithmetic, problem: Problem) -> float:
     return (1 + a.operand_roundings) * (1 + a.scores.kappa(problem.head_dim)) - 1
 
 
+def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
+    """What the flushed products and sums of an fp32 accumulator may cost a score; 0 where that is less than fp64 keeps of an
+    exponential's own error.
+
+    behind: what the sum is multiplied by.
+    """
+    own = unit.underflow(problem.head_dim) if unit.accumulator == "float32" else 0.0
+    lost = behind * ((2 * problem.head_dim + 1) * TINY + own)
+    return lost if lost >= _UNSEEN else 0.0
+
+
+def flushes_factor(problem: Problem) -> bool:
+    """Whether the scale over a softcap is below fp32's normal range: flushed to 0, it loses all of a score."""
+    return 0 < abs(problem.scale) < problem.softcap * TINY
+
+
 def _score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bool, memory: Memory) -> tuple[Tensor, Tensor]:
     """How far each score may stray, and its size, before the row maximum is subtracted; 0 where masked."""
     cap, (first, second) = problem.softcap, memory
     size = _size(block.uncapped, second)
-    rounding = relative(a.scale_roundings + (4 if cap else 1), U)
+    rounding = relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(problem)
     error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(size, alpha=rounding)
+    # What is behind the product: the scale, unless it stood before, and descales.
+    behind = abs(problem.scale) * a.operands.query * a.operands.key
     if a.scores.accumulator != "float32":
-        # What is behind the product: the scale, unless it stood before, and descales.
-        behind = abs(problem.scale) * a.operands.query * a.operands.key
         error.add_(behind * a.scores.underflow(problem.head_dim) * (1 + rounding))
+    flushed = flushed_score(a.scores, problem, behind)
+    if flushed:
+        error.add_((block.magnitude > 0) * (flushed * (1 + rounding)))
     cut = scores_loss(block, a.operands, problem)
     if cut is not None:
         error.add_(cut.mul_(1 + rounding))

@@ -16,6 +16,7 @@ from typing import Any
 
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
+from verify.brief import shown
 
 # A check returns what the field holds from now on (a list becomes a tuple), or raises ValueError
 # with the words behind the field's name.
@@ -62,12 +63,6 @@ def check(declared: Any, owner: str) -> None:
 
 
 # What checks are made of.
-
-
-def shown(value: object) -> str:
-    """A value for a message, on one line and no longer than that takes."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def one_of(*words: str | None) -> Check:

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from verify.brief import shown
 from verify.variant.arguments import AttentionArgs, Config, Gradients, Saved, Workspace
 from verify.variant.build import Build
 from verify.variant.numerics import Contract, GradientNumerics, Numerics
 from verify.variant.support import Support
-from verify.variant.validation import INPUT_DTYPES, DeclarationError, shown
+from verify.variant.validation import INPUT_DTYPES, DeclarationError
 
 ENTRIES = ("forward", "backward")
 RUNS = ("forward", "saved", "backward")  # "saved": the forward whose raw results a backward gets

@@ -1,0 +1,47 @@
+"""Aftermath: a launch that fails in a process that other launches had used, and works where nothing has run.
+
+Something in the file breaks the process.  The variant whose launch met it is not to blame while others of
+the same file had run there; then the verdict is on the file.
+"""
+
+from __future__ import annotations
+
+from verify.evidence import Finding, Outcome
+from verify.history import Aftermath, judges
+from verify.trial import Ruling
+
+ORACLE = "aftermath"
+
+
+def ruling(found: Aftermath) -> Ruling:
+    """What is held against the file; nothing is, for an exception in the judge's own code, but it is on record."""
+    reply, before = found.reply, found.before
+    where = "in the judge's own code of the cell" if judges(reply) else "in the kernel"
+    words = {"raised": f"raises {where}", "crash": "crashes", "out of memory": "runs out of memory"}
+    trace = str(reply.data.get("traceback", ""))
+    message = (
+        f"{words.get(reply.status, reply.status)} in a process that earlier launches had used, and works in a fresh one: "
+        f"{before.told}: {reply.message}" + (f"\n{trace}" if trace else "")
+    )
+    finding = Finding(
+        oracle=ORACLE,
+        message=message,
+        got=reply.status,
+        bound="the same as in a fresh process",
+        before=before.cases,
+        before_count=before.count,
+    )
+    return Ruling(finding)
+
+
+def outcome(found: Aftermath) -> Outcome:
+    """A failure, but of no kernel where the judge's own code raised."""
+    return "inapplicable" if judges(found.reply) else "fail"
+
+
+def blamed(found: Aftermath, variant: str, path: str) -> str:
+    """The variant, where no other had run in that process; else its file, which a report lists like a variant."""
+    if found.before.variants <= {variant}:
+        return variant
+    file, at, _ = variant.rpartition("@")
+    return file if at else path
