@@ -154,9 +154,8 @@ def _bound(
     lse = _lse_bound(block, a, w)[..., 0]
     unseen = _unseen_overflows(block, a, problem)
     beyond = _overflows(block, a, problem) | unseen
-    reached = values.most
-    if a.normalised:
-        reached = carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
+    normalised = carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
+    reached = normalised if a.normalised else values.most
     if a.conversion is not None:
         reached = reached * (1 + a.conversion.roundoff)
         # A key that no row sees adds 0 times infinity.

@@ -263,7 +263,8 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
     if a.scores.accumulator != "float32":
         factor = abs(problem.scale) * a.operands.query * a.operands.key
         before.add_(factor * a.scores.underflow(problem.head_dim) * (1 + roundings))
-        beyond = block.magnitude >= a.scores.domain(problem.head_dim) * min(abs(problem.scale), 1.0)
+        limit = a.scores.domain(problem.head_dim) * min(abs(problem.scale), math.log(2))
+        beyond = block.magnitude >= limit
         beyond &= block.visible & (problem.scale != 0)
         before.masked_fill_(beyond, torch.inf)
     if not cap:

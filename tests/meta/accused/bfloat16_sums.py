@@ -13,6 +13,7 @@ SUPPORT = Support(
     head_dims=(16, 64),
     masks=("full", "causal", "lengths"),
     grouped_heads=True,
+    max_seqlen=1024,  # a step for each product takes long
 )
 BLOCK = 256
 
