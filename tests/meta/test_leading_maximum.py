@@ -16,7 +16,7 @@ from tests.meta.related import Bench, bench
 from tests.meta.test_relations import SQUARE
 from tests.meta.test_tolerance import ALL, SHAPES, blocks_of, bound_of, ratios, suits, truth_of, with_operands
 from verify.distributions import ordinary
-from verify.oracles import gather
+from verify.oracles import gather, long_offsets, long_whole
 from verify.oracles.declared_numerics import asks
 from verify.problem import Problem
 from verify.statistics.forward import underived
@@ -235,9 +235,10 @@ def test_a_wrong_one_is_convicted(name: str, opened: Bench) -> None:
 
 
 def test_oracles_whose_premise_is_broken_say_so(opened: Bench) -> None:
-    applies = gather.ORACLE.applies
-    assert applies is not None
-    found = {name: applies(declaration) for name, declaration in opened.variants.items()}
+    for oracle in (gather.ORACLE, long_offsets.ORACLE, *long_whole.ORACLES):
+        assert oracle.applies is not None
+        assert oracle.applies(opened.variants["whole"]) is not None
+    found = {name: gather.applies(declaration) for name, declaration in opened.variants.items()}
     assert found["shared"] is None
     assert "winner's P is not 1" in str(found["whole"])
     assert "winner's P is not 1" in str(found["coarse"])

@@ -70,7 +70,8 @@ def _which(row: Tensor, values: Tensor) -> str:
     return f", is row {int(hits[0])}" if len(hits) else ""
 
 
-def _applies(declaration: Declaration) -> str | None:
+def applies(declaration: Declaration) -> str | None:
+    """Why O need not be a row of V bit for bit, or None."""
     numerics = declaration.numerics
     up = numerics.maximum_excess or numerics.maximum_step
     return "subtracts more than the maximum: the winner's P is not 1" if up else None
@@ -81,5 +82,5 @@ ORACLE = Oracle(
     group="gather",
     catches="wrong indexing: layouts, strides, tails, swizzles, head maps, page tables",
     judge=judge,
-    applies=_applies,
+    applies=applies,
 )

@@ -143,6 +143,7 @@ ORACLES = (
         group="long",
         catches="keys and rows anywhere that are lost, doubled or taken for others, bit for bit",
         judge=_gather,
+        applies=gather.applies,
         concerns=lambda trial: trial.problem.distribution == "gather",
         rank=30,
     ),
