@@ -129,9 +129,7 @@ def _lead(a: ForwardArithmetic, ahead: Tensor | float, largest: Tensor) -> Tenso
     return torch.exp((ahead * (1 + a.slope) + largest).clamp(max=LARGE))
 
 
-def largest_score_errors(
-    block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room
-) -> Tensor:
+def largest_score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room) -> Tensor:
     """How far the row maxima may stray, (heads, rows, 1).
 
     What was made in this room before is lost.
