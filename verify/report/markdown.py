@@ -63,6 +63,9 @@ def _lines(report: Report, beside: Beside, *, details: bool) -> Iterator[str]:
     yield ""
     begun = f", started {moment}" if (moment := text.moment(report["started"])) else ""
     yield f"Run {text.code(report['run'])}{begun}, profile {text.code(report['profile'])}."
+    cells = report["versions"].get("cells", "")
+    if "not confined" in cells:
+        yield f"\n**Cells: {text.markdown(cells)}** (docs/security.md)"
     yield from _verdicts(report)
     yield from _failing(report)
     yield from _tight(report)
