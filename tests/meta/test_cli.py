@@ -16,6 +16,7 @@ from verify.cell.cell import ROOT
 from verify.cli import summary
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order
 from verify.evidence import Evidence, Recorder
+from verify.report import build
 
 ACCUSED = Path(__file__).parent / "accused"
 PLAIN = str(ACCUSED / "correct_plain.py")
@@ -139,7 +140,7 @@ def test_an_error_of_the_judge_is_named_beside_a_conviction(
     verdicts.append(verdict(convicted, "float16", 0))
     order = recorded("mixed", Evidence(runs=found.runs, variants=found.variants, verdicts=tuple(verdicts)))
     errors.record(order.directory, errors.JudgeError(erring, "test_x[it]", "ZeroDivisionError: the judge's own"))
-    monkeypatch.setattr(summary, "_report", lambda folder, run_id: {"variants": []})
+    monkeypatch.setattr(summary, "report_of", lambda folder, run_id: {"variants": []})
     assert summary.finish(order, FAILED) == FAILED
     output = capsys.readouterr().out
     assert states(output)[erring] == summary.JUDGE_ERROR
@@ -152,12 +153,11 @@ def test_what_is_incomplete_does_not_hold(
 ) -> None:
     order = recorded("short", passing())
     variant = passing().variants[0].ref
-    dtypes = [
-        {"dtype": "float16", "status": "green", "reasons": [], "bins_missing": []},
-        {"dtype": "bfloat16", "status": "grey", "reasons": ["3 of 9 coverage bins empty"], "bins_missing": ["decode"]},
-    ]
-    report = {"variants": [{"ref": variant, "cases": 9, "status": "grey", "reasons": [], "dtypes": dtypes}]}
-    monkeypatch.setattr(summary, "_report", lambda folder, run_id: report)
+    report = build(passing(), ())
+    reason = "3 of 9 coverage bins empty"
+    report["variants"][0] |= {"status": "grey", "reasons": [f"bfloat16: {reason}"]}
+    report["variants"][0]["dtypes"][1] |= {"status": "grey", "reasons": [reason], "bins_missing": ["decode"]}
+    monkeypatch.setattr(summary, "report_of", lambda folder, run_id: report)
     assert summary.finish(order, CLEAN) == INFRASTRUCTURE
     output = capsys.readouterr().out
     assert f"incomplete: {variant} (bfloat16): 3 of 9 coverage bins empty" in output
@@ -165,7 +165,7 @@ def test_what_is_incomplete_does_not_hold(
     assert summary.finish(order, CLEAN, whole=False) == CLEAN  # fuzz does not ask for more
     report["variants"] = []
     assert summary.finish(order, CLEAN) == CLEAN
-    monkeypatch.setattr(summary, "_report", lambda folder, run_id: None)
+    monkeypatch.setattr(summary, "report_of", lambda folder, run_id: None)
     assert summary.finish(order, CLEAN) == INFRASTRUCTURE, "another run's report says nothing of this one"
 
 
