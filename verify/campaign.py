@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from verify import device
 from verify.admission import unanswerable
+from verify.bundle import ROOT
 from verify.case import Case, CaseError
 from verify.cell import confine
 from verify.cores import cores
@@ -263,8 +264,9 @@ def _entry(declaration: Declaration) -> VariantEntry:
 
 
 def _short(path: str) -> str:
-    parts = Path(path).parts
-    return "/".join(parts[parts.index("kernels") :]) if "kernels" in parts else Path(path).name
+    """A file of the collection by its path in the checkout: no report names a directory."""
+    file = Path(path)
+    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
 
 
 def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:

@@ -274,8 +274,9 @@ class Trial:
                 return Run(alone, poison)
             where, inputs = (alone, given[0]) if len(given) == 1 else side_by_side(alone, given)
             self.arena.lay(where, inputs, poison)
-        together = len(given) if len(given) > 1 else 0
-        request, laid = self._request(entry, alone) | {"together": together}, True
+        request = self._request(entry, alone)
+        request |= {"together": len(given) if len(given) > 1 else 0}
+        laid = True
 
         def launched() -> Reply:
             nonlocal laid

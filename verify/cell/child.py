@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import mmap
 import os
 import shutil
@@ -39,8 +40,8 @@ from verify.memory import Slot, slots_from
 from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
 
 _PR_SET_PDEATHSIG = 1
-_DEATH = 10.0  # seconds that a killed life may take to end: a GPU's memory has to be given back
 _OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
+_DEATH = 10.0  # seconds that a killed life may take to end: a GPU's memory has to be given back
 
 
 def main() -> None:
@@ -95,6 +96,9 @@ def preload() -> None:
 
         with contextlib.suppress(ImportError):
             repair()
+    # No collection of garbage in a life need look at all that was imported: it stays.
+    gc.collect()
+    gc.freeze()
 
 
 def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:
@@ -190,7 +194,7 @@ class Life:
         match message["op"]:
             case "load":
                 loaded = load(Path(message["path"]), message["package_root"])
-                self.variants.update({variant.name: variant for variant in loaded.variants})
+                self.variants.update({variant.name: variant for variant in (*loaded.variants, *loaded.unheard)})
                 extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}
                 described = [variant.describe() | extra for variant in loaded.variants]
                 return {"status": "ok", "variants": described, "sources": list(loaded.sources)}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from verify.report import contract, pooled, probed, text, tight
 from verify.report.beside import FILES, Beside
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
-from verify.report.states import CLAIMS, GRAVE, claims, states, unjudged
+from verify.report.states import CLAIMS, GRAVE, claimed, claims, states, unjudged
 from verify.report.tables import (
     BUILD_COLUMNS,
     broken_builds,
@@ -140,7 +140,7 @@ def _marked(variant: VariantReport) -> str:
 
 
 def _claims(report: Report) -> Iterator[str]:
-    judged = [variant for variant in ordered(report) if variant["cases"] or variant["status"] == "red"]
+    judged = [variant for variant in ordered(report) if claimed(variant)]
     if judged:
         yield "\n## Claims\n"
         yield CLAIMS

@@ -368,6 +368,8 @@ def parse(data: Any) -> Report:
         return strict_json.decode(Report, data, "report")
     except strict_json.ShapeError as error:
         raise ReportError(str(error)) from None
+    except RecursionError:
+        raise ReportError("is nested too deeply") from None
 
 
 def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:
