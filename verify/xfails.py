@@ -30,6 +30,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from verify.brief import shown
 from verify.evidence import Evidence, Verdict
 
 FILE = "xfails.toml"
