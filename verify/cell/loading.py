@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from verify.bundle import use_collection
@@ -31,6 +32,9 @@ class Loaded:
     unheard: tuple[Variant, ...] = ()
 
 
+_WRAPPERS = 8  # decorators around a kernel that are looked through
+
+
 def load(path: Path, package_root: str) -> Loaded:
     """Import a kernel file and return its variants.
 
@@ -44,7 +48,7 @@ def load(path: Path, package_root: str) -> Loaded:
     # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
     real = (Path(file) for file in files if file and Path(file).is_absolute())
     sources = sources_of({file.resolve() for file in real}, path.resolve(), Path(package_root).resolve() / "kernels" / "cuda")
-    interpreted = any(type(value).__name__ == "InterpretedFunction" for value in vars(module).values())
+    interpreted = _interprets(module, path.resolve().parent)
     declared = getattr(module, "VARIANTS", None)
     declared = [module.VARIANT] if declared is None and hasattr(module, "VARIANT") else declared
     if declared is not None:
@@ -57,6 +61,27 @@ def load(path: Path, package_root: str) -> Loaded:
     except DeclarationError as error:
         raise Breach(f"{path.name}: {error}") from None
     return Loaded((heard,), True, sources, interpreted, tuple(unheard))
+
+
+def _interprets(module: ModuleType, folder: Path) -> bool:
+    """Whether Triton's interpreter runs a kernel that the module holds, or one beside it from which it imports."""
+    beside = [
+        other
+        for other in list(sys.modules.values())
+        if (file := getattr(other, "__file__", None)) and Path(file).is_absolute() and Path(file).resolve().parent == folder
+    ]
+    return any(_is_interpreted(value) for each in (module, *beside) for value in list(vars(each).values()))
+
+
+def _is_interpreted(value: object) -> bool:
+    """Whether a value is an interpreted kernel, however often it is wrapped (Autotuner, Heuristics): each wrapper's `fn`."""
+    for _ in range(_WRAPPERS):
+        if type(value).__name__ == "InterpretedFunction":
+            return True
+        if not type(value).__module__.startswith("triton."):
+            return False
+        value = getattr(value, "fn", None)
+    return False
 
 
 def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
