@@ -6,17 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from references.masks import Causal, Window
 from tests.meta.related import Bench, bench
 from tests.meta.test_guide import called, loaded
 from tests.meta.test_variant import INSIDE
+from tests.meta.trials import OK, acquitted, trial_of
 from verify.campaign import OpenRun
 from verify.cell.loading import Breach
+from verify.cell.plain import WEAKEST
 from verify.court import Docket
 from verify.evidence import Verdict, load
 from verify.explanation import explain
+from verify.oracles import bound
 from verify.problem import Problem
+from verify.trial import Run
+from verify.variant import Contract
 
 PROBLEM = Problem(batch=2, heads_q=3, heads_kv=3, seqlen_q=9, seqlen_kv=9, head_dim=32, dtype="float32")
 ASKED = {
@@ -47,6 +53,22 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 @pytest.mark.parametrize("name", ASKED)
 def test_flash_attn_func_is_right_in_its_own_layout(name: str, right: Bench) -> None:
     assert [v.finding for v in heard(right, ASKED[name]) if v.outcome == "fail"] == []
+
+
+def test_an_eager_softcap_in_16_bits_is_within_its_bounds(one_thread: None) -> None:
+    """Scores that are rounded as x / c, as its tanh and as c times that, besides as they come and scaled."""
+    worst = 0.0
+    for seed in range(6):
+        problem = PROBLEM.but(dtype="bfloat16", softcap=20.0, softmax_scale=4.0, batch=1, seed=seed)
+        problem = problem.but(heads_q=2, heads_kv=2)
+        trial = trial_of(problem, Contract(lse=None), numerics=WEAKEST)
+        q, k, v = (x.to(torch.bfloat16) for x in trial.expanded)
+        capped = torch.tanh(q @ k.mT * 4.0 / 20.0) * 20.0
+        trial._runs["first"] = Run(OK, "nan", {"out": torch.softmax(capped, -1) @ v})
+        ruling = bound.ORACLE.judge(trial)
+        assert acquitted(ruling)
+        worst = max(worst, ruling.measures["r_out"])
+    assert worst > 0.3, "the bound says nothing"
 
 
 def test_what_lies_in_another_layout_is_told_so(tmp_path: Path) -> None:

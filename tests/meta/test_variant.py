@@ -274,6 +274,7 @@ ODD = Variant(
         softmax="own",
         prescale="k",
         delta="input",
+        delta_of="weights",
         score_gradient_of="rounded",
         score_gradient_scaled=True,
         atomics_dtype="input",

@@ -25,7 +25,7 @@ class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours
 
 
 # What is honest in eager mode and in a first kernel: everything rounded to the input's dtype, tf32 for fp32.
-_WEAKEST = Numerics(
+WEAKEST = Numerics(
     float32_products="tf32",
     scores="input",
     normalised=True,
@@ -74,7 +74,7 @@ def variants(module: Any, path: Path, interpreted: bool = False) -> tuple[Varian
     layout = settings.get("LAYOUT", "bhsd")
     # Only a GPU, and Triton's interpreter, multiply fp32 by tf32.
     by_tf32 = interpreted or torch.cuda.is_available()
-    numerics = _WEAKEST if by_tf32 else replace(_WEAKEST, float32_products="ieee")
+    numerics = WEAKEST if by_tf32 else replace(WEAKEST, float32_products="ieee")
     made = {each: replace(_variant(function, path.stem, settings, each), numerics=numerics) for each in LAYOUTS}
     twins = (replace(variant, name=twin(path.stem, each)) for each, variant in made.items())
     return made[layout], *twins
@@ -210,7 +210,7 @@ def _variant(function: Callable[..., Any], name: str, settings: Mapping[str, Any
             softcap=signature.softcap is not None,
             layouts="contiguous",
         ),
-        numerics=_WEAKEST,
+        numerics=WEAKEST,
         contract=Contract(lse="natural" if _returns_lse(function) else None),
         allocates_outputs=True,
     )
