@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
@@ -15,6 +17,7 @@ from verify import device, leash  # imports no torch
 from verify import settings as variables
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+_T = TypeVar("_T")
 _PARENT = os.environ.pop(leash.PARENT, None)
 if _WORKER or _PARENT:  # it must not outlive the process that gave it work, whatever ends that
     leash.die_with(os.getppid() if _WORKER else int(str(_PARENT)))
@@ -63,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hears(group): the property test of one group of oracles, for every docket")
     config.addinivalue_line("markers", "hears_family(family): the property test of several groups; it draws each case's group")
     config.addinivalue_line("markers", "compiles: a test for every variant that compiles without a GPU, and every architecture")
+    config.addinivalue_line("markers", "long(seconds): a test that workers begin with, so that none is left alone with it")
     config.addinivalue_line("markers", "covers: a test for every variant, config and dtype")
     try:
         variables.check()
@@ -135,6 +139,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if idle:
         config.hook.pytest_deselected(items=idle)
         items[:] = [item for item in items if item not in idle]
+    items[:] = dealt(items, _seconds, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: without it each of Python's collections of garbage is cheap."""
+    gc.collect()
+    gc.freeze()
+
+
+def _seconds(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("long")
+    return 0.0 if marker is None else float(marker.args[0])
+
+
+def dealt(items: list[_T], seconds: Callable[[_T], float], shares: int) -> list[_T]:
+    """Items in an order in which as many workers, each of which begins with a share, end together.
+
+    xdist gives every worker an equal run of the items, and one that is out of work the last of
+    another's.  So each share begins with the long ones that fall to it, the longest first; the
+    others, of which seconds(item) is 0, follow in their order.
+    """
+    if shares < 2:
+        return items
+    long = sorted((item for item in items if seconds(item)), key=seconds, reverse=True)
+    short = [item for item in items if not seconds(item)]
+    size = -(-len(short) // shares)
+    runs = [[*long[n::shares], *short[n * size : (n + 1) * size]] for n in range(shares)]
+    return [item for run in runs for item in run]
 
 
 @pytest.fixture(scope="session")
@@ -210,12 +242,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
         run = session.config.stash[_RUN]
+        changed = campaign.changed(run)
         try:
-            session.config.stash[_REPORT] = campaign.report(run, session.config.getoption("--report-dir"))
+            text = campaign.report(run, session.config.getoption("--report-dir"))
+            session.config.stash[_REPORT] = "\n".join(filter(None, (text, changed)))
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
             session.config.stash[_REPORT] = f"no report: OSError: {error}"
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if changed:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if session.exitstatus == 0 and campaign.convicted(run):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

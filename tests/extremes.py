@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 
+from verify.brief import explain
 from verify.campaign import open_run
-from verify.court import Court, Docket, explain
+from verify.court import Court, Docket
 from verify.draws import draws
 from verify.evidence import Verdict
 from verify.oracles import groups

@@ -105,7 +105,8 @@ def headers() -> int:
 
 def _pip(python: str) -> list[str]:
     """The first words of an installation of pinned versions."""
-    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Modules are compiled when they are imported: most of what is installed never is.
+    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     return [*words, "--constraint", str(ROOT / "constraints.txt")]
 
 

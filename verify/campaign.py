@@ -16,11 +16,14 @@ from filelock import FileLock, Timeout
 
 from verify import device
 from verify.admission import unanswerable
+from verify.bundle import ROOT
 from verify.case import Case, CaseError
+from verify.cell import confine
 from verify.cores import cores
 from verify.court import Court, Docket, inapplicable, not_here
-from verify.discovery import Roster, Unloadable, judge_hash, roster
+from verify.discovery import Roster, Unloadable, roster
 from verify.evidence import Drawn, Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
+from verify.judge import judge_changed, judge_hash
 from verify.oracles import groups
 from verify.places import state_directory
 from verify.report import build, write
@@ -208,6 +211,7 @@ def _record(run: OpenRun, found: Roster) -> None:
                     "torch": torch.__version__,
                     "hypothesis": hypothesis.__version__,
                     "judge": judge_hash(),
+                    "cells": confine.state(),
                     "xfails": digest(at_start()),
                 },
             )
@@ -260,8 +264,9 @@ def _entry(declaration: Declaration) -> VariantEntry:
 
 
 def _short(path: str) -> str:
-    parts = Path(path).parts
-    return "/".join(parts[parts.index("kernels") :]) if "kernels" in parts else Path(path).name
+    """A file of the collection by its path in the checkout: no report names a directory."""
+    file = Path(path)
+    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
 
 
 def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
@@ -322,6 +327,11 @@ def convicted(run: OpenRun) -> bool:
     if evidence is None or not evidence.verdicts:
         return False
     return any(v.group == GROUP for v in xfails_in(evidence).unexpected(evidence.verdicts))
+
+
+def changed(run: OpenRun) -> str | None:
+    """In words, that the judge's files changed during the run; None if they did not."""
+    return judge_changed(load(run.directory)) if run.directory.exists() else None
 
 
 def report(run: OpenRun, directory: str | Path | None = None) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,13 +13,15 @@ from typing import Any
 
 import torch
 
-from verify.bundle import ROOT, judge_sources
+from verify.bundle import ROOT
 from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, Zygote
+from verify.cell.words import visible
 from verify.problem import Problem
 from verify.tolerance.backward import resolve as resolve_gradients
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Declaration, declaration_from
 
+_LARGEST_SOURCE = 64 << 20  # bytes
 _DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
 
 
@@ -60,14 +64,6 @@ def collection() -> list[Path]:
     return [path for path in files if _DECLARES.search(path.read_text(encoding="utf-8"))]
 
 
-def judge_hash() -> str:
-    """Of all that decides here, references included: which judge it was."""
-    digest = sha256()
-    for name, path in judge_sources().items():
-        digest.update(f"{name}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def environment() -> Environment:
     """Where kernels run here: on CUDA if there is a device, else on the CPU and in Triton's interpreter."""
     return PLAIN_CUDA if torch.cuda.is_available() else PLAIN_CPU
@@ -80,6 +76,10 @@ def roster(files: list[Path] | None = None) -> Roster:
     failures: list[Unloadable] = []
     try:
         for path in collection() if files is None else files:
+            if visible(str(path.resolve())) != str(path.resolve()):
+                shown = visible(str(path))
+                failures.append(Unloadable(shown, shown, "its path holds characters that cannot be shown: rename it"))
+                continue
             cell = Cell(zygote)
             reply = cell.load(str(path.resolve()))
             cell.close()
@@ -139,6 +139,16 @@ def _hash(sources: list[str], path: Path) -> str:
     """Hash of a kernel file and of the files beside it that it imported."""
     digest = sha256()
     for source in sorted({str(path.resolve()), *sources}):
-        digest.update(Path(source).name.encode())
-        digest.update(Path(source).read_bytes())
+        digest.update(os.fsencode(Path(source).name))
+        digest.update(_read(Path(source)))
     return digest.hexdigest()[:16]
+
+
+def _read(path: Path) -> bytes:
+    """A regular file's content; raises OSError for what is none (a pipe has no end), or too large to be a source."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_SOURCE:
+            raise OSError(f"{visible(str(path))}: is no regular file of at most {_LARGEST_SOURCE >> 20} MiB")
+        return file.read()

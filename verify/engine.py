@@ -22,6 +22,7 @@ from verify import halt, leash
 from verify.bundle import ROOT
 from verify.errors import read as errors_of
 from verify.evidence import Evidence, load, new_run_id
+from verify.judge import judge_changed
 from verify.places import state_directory
 from verify.xfails import handed_on, xfails_in
 
@@ -201,6 +202,10 @@ def _status(returncode: int, order: Order, output: str, console: Console) -> int
     if evidence is None or not evidence.verdicts:
         console.print(output.strip()[-4000:], markup=False, highlight=False)
         console.print("nothing was judged", style="bold red")
+        return INFRASTRUCTURE
+    changed = judge_changed(evidence)
+    if changed is not None:
+        say(console, changed)
         return INFRASTRUCTURE
     if failing(evidence):
         return FAILED

@@ -80,9 +80,7 @@ def sizes_by_head(p: Problem, x: Tensor) -> Sizes:
     return Sizes(*(size.repeat_interleave(p.group, 1)[..., None] for size in (found.least, found.most)))
 
 
-def forward_slack(
-    p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor, Tensor]
-) -> ForwardSlack:
+def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor, Tensor]) -> ForwardSlack:
     """From `reach`, and from how small or large the elements of q, k and v are, `given` as logical
     tensors."""
     logs = math.log(max(p.seqlen_kv, 1))

@@ -9,9 +9,10 @@ poison is restored, and the arena must equal its pristine image byte for byte.
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -129,6 +130,18 @@ def plan(problem: Problem, *, lse: bool, workspace: Mapping[str, tuple[tuple[int
     return Plan(tuple(slots), _up(position))
 
 
+def workspace_limit(problem: Problem) -> int:
+    """Bytes that the workspaces of one run may have: 128 MiB, and beside them 64 times the tensors and 4 times the scores.
+
+    Enough for 64 splits of an output in float32, or for P, dP and two copies of either.  The judge fills, copies and compares
+    every byte of them in each run, so that what has no end costs a minute a case.
+    """
+    p = problem
+    elements = sum(math.prod(p.shapes[name]) for name in ("q", "k", "v")) + math.prod(p.shape_out)
+    scores = p.batch * p.heads_q * p.seqlen_q * p.seqlen_kv
+    return (128 << 20) + 64 * 4 * elements + 4 * 4 * scores
+
+
 def _slot(name: str, role: str, buffer: Buffer, position: int) -> Slot:
     dtype, shape, layout = buffer
     size = torch_dtype(dtype).itemsize
@@ -151,6 +164,25 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(n, 1)
     return tuple(reversed(strides))
+
+
+def side_name(launch: int, name: str) -> str:
+    """What a buffer of one of several launches at once is called."""
+    return f"launch {launch}: {name}"
+
+
+def side_by_side(where: Plan, given: Sequence[Mapping[str, Tensor]]) -> tuple[Plan, dict[str, Tensor]]:
+    """A plan that holds one run's plan as often as there are inputs, one behind the other, and the inputs under its names."""
+    slots: list[Slot] = []
+    inputs: dict[str, Tensor] = {}
+    for launch, tensors in enumerate(given):
+        ahead = launch * where.size
+        for slot in where.slots:
+            begin, end = slot.begin + ahead, slot.end + ahead
+            name = side_name(launch, slot.name)
+            slots.append(replace(slot, name=name, start=slot.start + ahead, begin=begin, end=end))
+        inputs |= {side_name(launch, name): tensor for name, tensor in tensors.items()}
+    return Plan(tuple(slots), where.size * len(given)), inputs
 
 
 def _up(position: int) -> int:
@@ -258,6 +290,13 @@ def pattern(dtype: torch.dtype, poison: str) -> Tensor:
 def bits(tensor: Tensor) -> Tensor:
     """A contiguous tensor's elements as integers of the same size."""
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
+
+
+def negated(tensor: Tensor) -> Tensor:
+    """A contiguous copy with every sign flipped, of NaN and zero too."""
+    words = bits(tensor.clone(memory_format=torch.contiguous_format))
+    words.bitwise_xor_(torch.iinfo(words.dtype).min or 1 << 7)  # the topmost bit; bytes have no least integer that is it
+    return words.view(tensor.dtype)
 
 
 def different(one: Tensor, other: Tensor) -> Tensor:

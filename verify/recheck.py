@@ -1,4 +1,5 @@
-"""Recheck: compute a report's worst cases again from their ids alone; needs no GPU and runs no kernel.
+"""Recheck: compute a report's worst cases again from their ids alone; needs no GPU and runs no kernel.  And hold the pages of
+a report against what they are made of.
 
 O and LSE: fp64 reference and bound.  dQ, dK and dV: the exact reference gradient; its bound depends on the O and LSE that the
 real kernel saved, which no report holds.
@@ -20,7 +21,8 @@ from verify.case import Case
 from verify.discovery import roster
 from verify.inputs import dequantised, dout, tensors
 from verify.problem import Problem
-from verify.report import Report, WorstCase, read, worst_cases
+from verify.report import Report, ReportError, WorstCase, read, worst_cases
+from verify.report.pages import disagreements
 from verify.tolerance.forward import resolve
 from verify.trial import compute_truth
 from verify.variant import Config, Numerics
@@ -28,28 +30,35 @@ from verify.variant import Config, Numerics
 # Two machines add fp64 numbers in different orders; a bound is a smooth function of such sums.
 _AGREEMENT = 1e-9
 _FORWARD = ("out", "lse")
+_LARGEST = 1 << 34  # products or elements: a hundred times the largest worst case of a report
+_REPORT = "report.json"
 
 
 @dataclass(frozen=True)
 class Recheck:
-    """What became of one report: worst cases computed again, one per tensor; those that disagree, in words; and variants
-    whose source has changed since."""
+    """What became of one report: worst cases computed again, one per tensor; those that disagree, in words; variants whose
+    source has changed since; and files of its folder that contradict each other."""
 
     path: Path
     cases: int
     disagreeing: tuple[str, ...]
     stale: tuple[str, ...]
+    contradicting: tuple[str, ...] = ()
 
 
 def recheck(folder: Path) -> list[Recheck]:
-    """Every report.json under a folder; raises `ReportError` for one that does not read."""
+    """The report.json of a folder, or of every folder in it; raises `ReportError` for one that does not read, and if there is
+    none."""
+    paths = [folder / _REPORT] if (folder / _REPORT).is_file() else sorted(folder.glob(f"*/{_REPORT}"))
+    if not paths:
+        raise ReportError(f"{folder}: {'holds no report' if folder.is_dir() else 'there is no such folder'}")
+    reports = [(path, read(path)) for path in paths]
     now = {declaration.ref: declaration.source_hash for declaration in roster().declarations}
     found = []
-    for path in sorted(folder.glob("*/report.json")):
-        report = read(path)
+    for path, report in reports:
         stale = [v["ref"] for v in report["variants"] if now.get(v["ref"]) != v["source_hash"]]
         cases, disagreeing = again(report)
-        found.append(Recheck(path, cases, disagreeing, tuple(stale)))
+        found.append(Recheck(path, cases, disagreeing, tuple(stale), tuple(disagreements(report, path.parent))))
     return found
 
 
@@ -64,8 +73,9 @@ def again(report: Report) -> tuple[int, tuple[str, ...]]:
         worst = [one for _, one in pairs]
         try:
             disagreeing += _forward(pairs[0][0], worst, arch) if forward else _gradients(worst)
-        except (ValueError, LookupError) as error:  # no such case or element any more
-            disagreeing.append(f"{case}: {error}")
+        except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
+            # No such case, element or declaration any more, or words that were none.
+            disagreeing.append(f"{case}: {' '.join(str(error).split())}")
     return len(known), tuple(disagreeing)
 
 
@@ -76,7 +86,7 @@ def _arch(report: Report) -> str:
 
 def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Iterator[str]:
     """Where today's reference or bound of O or LSE differs from the report's, at the worst elements of one case."""
-    problem = Case.parse(worst[0]["case"]).problem
+    problem = _problem(worst[0])
     config = Config.parse(worst[0]["config"])
     arithmetic = resolve(Numerics(**numerics), config, problem, arch)
     truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
@@ -89,9 +99,18 @@ def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Ite
         yield from _disagreement(one, "bound", limit, one["bound"], limit)
 
 
+def _problem(worst: WorstCase) -> Problem:
+    """The problem of a case; raises ValueError for one that nobody has judged, which would take all memory."""
+    problem = Case.parse(worst["case"]).problem
+    sizes = [math.prod(shape) for shape in problem.shapes.values()]
+    if max([problem.pairs * (problem.head_dim + problem.head_dim_v), *sizes]) > _LARGEST:
+        raise ValueError("is larger than any case that is judged")
+    return problem
+
+
 def _gradients(worst: list[WorstCase]) -> Iterator[str]:
     """Where today's reference gradient differs from the report's, at the worst elements of one case."""
-    problem = Case.parse(worst[0]["case"]).problem
+    problem = _problem(worst[0])
     inputs = (*dequantised(problem, tensors(problem)), dout(problem))
     for one in worst:
         assert one["index"] is not None

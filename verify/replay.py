@@ -23,10 +23,10 @@ from verify.campaign import OpenRun, open_run
 from verify.case import Case, CaseError
 from verify.cell.cell import InfrastructureError
 from verify.court import Court, Docket, not_here
-from verify.discovery import judge_hash
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
 from verify.evidence import Verdict
 from verify.explanation import explain
+from verify.judge import judge_hash
 from verify.oracles import groups
 from verify.places import state_directory
 

@@ -15,14 +15,18 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable.  kind: seconds above 0, seconds from 0, 0 or 1, or a directory."""
+    """One variable.  kind: seconds above 0, seconds from 0, GiB above 0, 0 or 1, a directory, or several."""
 
     name: str
-    kind: Literal["positive", "seconds", "switch", "directory"]
+    kind: Literal["positive", "seconds", "size", "switch", "directory", "directories"]
 
 
 SETTINGS = (
     Setting("VERIFY_DEADLINE", "positive"),
+    Setting("VERIFY_BUILD_DEADLINE", "positive"),
+    Setting("VERIFY_LIFE_MEMORY", "size"),
+    Setting("VERIFY_CONFINE", "switch"),
+    Setting("VERIFY_WRITABLE", "directories"),
     Setting("VERIFY_SEARCH_SECONDS", "seconds"),
     Setting("VERIFY_SHRINK_SECONDS", "seconds"),
     Setting("VERIFY_CUDA_CACHE", "directory"),
@@ -52,6 +56,9 @@ def _wants(setting: Setting, value: str) -> str | None:
     match setting.kind:
         case "switch":
             return None if value in ("0", "1") else "0 or 1"
+        case "directories":
+            folders = all(not Path(entry).exists() or Path(entry).is_dir() for entry in value.split(os.pathsep))
+            return None if folders else f"paths of directories, separated by {os.pathsep}"
         case "directory":
             usable = value.strip() and not (Path(value).exists() and not Path(value).is_dir())
             return None if usable else "the path of a directory (it is made if it is missing)"
@@ -60,6 +67,7 @@ def _wants(setting: Setting, value: str) -> str | None:
                 number = float(value)
             except ValueError:
                 number = math.nan
-            enough = number > 0 if kind == "positive" else number >= 0
-            more = "above 0" if kind == "positive" else "of at least 0"
-            return None if enough and math.isfinite(number) else f"a number of seconds {more}"
+            enough = number >= 0 if kind == "seconds" else number > 0
+            more = "of at least 0" if kind == "seconds" else "above 0"
+            unit = "GiB" if kind == "size" else "seconds"
+            return None if enough and math.isfinite(number) else f"a number of {unit} {more}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement
+from typing import TypeVar
 
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ _STYLES = st.sampled_from(("contiguous",) * 3 + ("bshd", "sbhd", "free", "free")
 _ORDERS, _PITCHES, _OFFSETS = st.sampled_from(ORDERS), st.sampled_from((0, 8, 16, 1, 4)), st.sampled_from((0, 0, 8, 1, 4))
 _SHARED = st.sampled_from(("", "", "h", "b", "bh"))
 _EXPANSIONS = {"q": st.sampled_from(("", "", "b")), "k": _SHARED, "v": _SHARED, "out": st.just(""), "dout": st.just("")}
+_SEEDS, _SHORT_SEEDS = st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1)
 _LONGEST_REFUSAL = 1 << 13  # a longer input, made just to see it refused, costs too much memory
 
 
@@ -84,6 +86,7 @@ def problems(
 
 
 _Pair = st.SearchStrategy[tuple[int, int]]
+_T = TypeVar("_T")
 
 
 @st.composite
@@ -94,16 +97,16 @@ def _problems(
     # meaning, and Hypothesis, which repeats examples with small changes, rarely changes what nobody reads.
     head_dim, other_head_dim_v = draw(_head_dims(support)), support.separate_head_dim_v and draw(_one_in(4))
     seqlen_q, seqlen_kv = draw(_lengths(support, limits) if lengths is None else lengths)
-    group = draw(st.sampled_from(_GROUPS)) if support.grouped_heads else 1
-    heads_kv, batch = draw(st.sampled_from(_COUNTS)), draw(st.sampled_from(_COUNTS))
-    name = draw(st.sampled_from((names[0],) * 2 + names))
+    group = draw(_one_of(_GROUPS)) if support.grouped_heads else 1
+    heads_kv, batch = draw(_one_of(_COUNTS)), draw(_one_of(_COUNTS))
+    name = draw(_one_of((names[0],) * 2 + names))
     scale = draw(_SCALES[support.scales])
     softcap = draw(_SOFTCAPS) if support.softcap else 0.0
-    descaling = draw(st.sampled_from(support.descalings))
-    dtype_out = draw(st.sampled_from((default_dtype_out(dtype), *support.dtypes_out)))
+    descaling = draw(_one_of(tuple(support.descalings)))
+    dtype_out = draw(_one_of((default_dtype_out(dtype), *support.dtypes_out)))
     style = draw(_STYLES) if support.layouts != "contiguous" else "contiguous"
     kinds = draw(_mask_kinds(support, seqlen_q == seqlen_kv))
-    seed = draw(st.integers(0, 2**32 - 1))
+    seed = draw(_SEEDS)
     head_dim_v = draw(_head_dims(support)) if other_head_dim_v else head_dim
     row = head_dim + head_dim_v
     room = min(limits.pairs // max(seqlen_q * seqlen_kv, 1), limits.elements // max((seqlen_q + seqlen_kv) * row, 1))
@@ -139,6 +142,12 @@ def _problems(
     refusal = support.refusal(problem)
     assert refusal is None, f"drawn outside the support: {refusal} for {problem.name}"
     return problem
+
+
+@cache
+def _one_of(values: tuple[_T, ...]) -> st.SearchStrategy[_T]:
+    """One of these, the simplest first.  Made once, as `_layout` is: equal tuples hold values of one type."""
+    return st.sampled_from(values)
 
 
 @cache
@@ -189,7 +198,7 @@ def _lengths_of(least: int, most: int | None, square: bool, limits: Limits) -> _
         reach = limits.long_seqlen if draw(_one_in(20)) else limits.seqlen
         top = max(low, min(reach, most or reach))
         few = _seqlens(low, min(top, max(low, 33)))
-        relation = draw(st.sampled_from(relations))
+        relation = draw(_one_of(tuple(relations)))
         first = draw(few if relation in ("decode", "wide") else _seqlens(low, top))
         second = draw(few if relation == "tall" else _seqlens(low, top))
         if relation == "equal":
@@ -197,7 +206,7 @@ def _lengths_of(least: int, most: int | None, square: bool, limits: Limits) -> _
         elif relation == "decode":
             first = low
         elif relation == "zero":
-            keep_q, keep_kv = draw(st.sampled_from(zeros))
+            keep_q, keep_kv = draw(_one_of(zeros))
             return first * keep_q, second * keep_kv
         return first, min(second, max(low, limits.pairs // first))
 
@@ -229,7 +238,7 @@ def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int)
         case "causal" | "causal.tl":
             return Causal("tl" if kind == "causal.tl" else "br")
         case "window":
-            return Window(draw(st.sampled_from(_SIDES)), draw(st.sampled_from(_SIDES)), draw(st.sampled_from(("br", "tl"))))
+            return Window(draw(_one_of(_SIDES)), draw(_one_of(_SIDES)), draw(_one_of(("br", "tl"))))
         case "lengths":
             drawn = [(draw(_parts(seqlen_q)), draw(_parts(seqlen_kv))) for _ in range(batch)]
             return Lengths(tuple(q for q, _ in drawn), tuple(kv for _, kv in drawn))
@@ -243,7 +252,7 @@ def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int)
             edges = sorted({0, 1, 15, 16, 17, 63, 64, 65, 128, seqlen_kv // 2, max(seqlen_kv - 1, 0), seqlen_kv, seqlen_kv + 5})
             return Prefix(draw(st.sampled_from(edges)))
         case "dense":
-            return Dense(draw(st.sampled_from(_PERCENTS)), draw(st.integers(0, 2**16 - 1)))
+            return Dense(draw(_one_of(_PERCENTS)), draw(_SHORT_SEEDS))
     return Full()
 
 
@@ -251,8 +260,14 @@ def _layouts(draw: st.DrawFn, style: str, unit: int) -> dict[str, Layout]:
     """Layouts by tensor, whose pitch and offset are multiples of `unit` elements."""
     if style != "free":
         return dict.fromkeys(_EXPANSIONS, Layout() if style == "contiguous" else Layout(style))
+    return {name: draw(_layout(name, unit)) for name in _EXPANSIONS}
+
+
+@cache
+def _layout(name: str, unit: int) -> st.SearchStrategy[Layout]:
+    """Made once: to make and to check a strategy takes Hypothesis longer than to draw from it."""
     pitches, offsets = (extra.map(lambda n: n // unit * unit) for extra in (_PITCHES, _OFFSETS))
-    return {name: draw(st.builds(Layout, _ORDERS, pitches, offsets, _EXPANSIONS[name])) for name in _EXPANSIONS}
+    return st.builds(Layout, _ORDERS, pitches, offsets, _EXPANSIONS[name])
 
 
 def outside(declaration: Declaration, *, dtype: str, limits: Limits) -> st.SearchStrategy[tuple[Problem, str]]:
@@ -362,7 +377,7 @@ def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
         only = replace(support, masks=(kind,), intersections=False)
         if kind in support.masks or kind == "causal.square":
             continue
-        if not (kind.startswith("causal") and "causal.square" in support.masks):
+        if f"{kind.partition('.')[0]}.square" not in support.masks:
             yield _Edge("mask", only, dtype)
         elif support.cross_lengths and support.max_seqlen != low:  # where the lengths are equal, it is inside
             yield _Edge("mask", only, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from references.attention import Attention, row_blocks
 from verify.cell.cell import Cell, Reply
+from verify.cell.together import LAUNCHES
 from verify.evidence import Finding
 from verify.history import Hearing
 from verify.inputs import Inputs, dequantised, dout, tensors
-from verify.memory import Arena, Damage, Plan, plan
+from verify.memory import Arena, Damage, Plan, negated, plan, side_by_side, torch_dtype, workspace_limit
 from verify.problem import Problem
 from verify.tolerance import backward
 from verify.tolerance import forward as tolerance
@@ -142,6 +143,13 @@ class Trial:
             return reply
         try:
             wanted = {name: (tuple(shape), dtype) for name, (shape, dtype) in reply.data["workspace"].items()}
+            taken = sum(math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in wanted.values())
+            most = workspace_limit(self.problem)
+            if taken > most:
+                return Reply(
+                    "breach",
+                    f"workspace: {taken} bytes for this problem, at most {most} (docs/adding-a-kernel.md)",
+                )
             found = laid_out(wanted)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             return Reply("breach", f"workspace: {type(error).__name__}: {error}")
@@ -170,7 +178,7 @@ class Trial:
     def saved(self) -> Run:
         """The forward whose raw results the backward on trial gets; NaN, of no forward, where it declares to read nothing."""
         if "saved" not in self._runs:
-            self._runs["saved"] = self._unread if self.own_softmax else self._launch("saved", "nan", self.inputs.named)
+            self._runs["saved"] = self._unread if self.own_softmax else self._launch("saved", "nan", [self.inputs.named])
         return self._runs["saved"]
 
     def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Run:
@@ -181,15 +189,33 @@ class Trial:
         """
         if tag not in self._runs:
             given = (self.inputs if inputs is None else inputs).named | self._for_backward
-            self._runs[tag] = self._launch(self.entry, poison, given)
+            self._runs[tag] = self._launch(self.entry, poison, [given])
         return self._runs[tag]
 
     @property
     def concurrent(self) -> Run:
-        """One launch of several at once (see `verify.cell.together`), on CUDA."""
+        """Launches at once (see `verify.cell.together`), on CUDA; outputs[side_name(i, "out")] is launch i's.
+
+        Every other launch gets the inputs of `negated`.
+        """
         if "concurrent" not in self._runs:
-            self._runs["concurrent"] = self._launch(self.entry, "nan", self.inputs.named | self._for_backward, together=True)
+            given = self.inputs.named | self._for_backward
+            both = (given, given | self._negated)
+            self._runs["concurrent"] = self._launch(self.entry, "nan", [both[i % 2] for i in range(LAUNCHES)])
         return self._runs["concurrent"]
+
+    @property
+    def negated(self) -> Run:
+        """The entry alone, over the case's inputs with every sign of Q, of a backward dO, flipped."""
+        if "negated" not in self._runs:
+            given = self.inputs.named | self._for_backward | self._negated
+            self._runs["negated"] = self._launch(self.entry, "nan", [given])
+        return self._runs["negated"]
+
+    @property
+    def _negated(self) -> dict[str, Tensor]:
+        name = "dout" if self.entry == "backward" else "q"
+        return {name: negated((self.inputs.named | self._for_backward)[name])}
 
     def beside(self, tag: str, problem: Problem, inputs: Inputs | None = None, dout: Tensor | None = None) -> Trial:
         """Another question to the same kernel, in the same cell and on the same clock; one per tag, which oracles may share.
@@ -241,18 +267,22 @@ class Trial:
             found["out"] = torch.full_like(found["out"], math.nan)
         return found
 
-    def _launch(self, entry: str, poison: str, given: Mapping[str, Tensor], *, together: bool = False) -> Run:
+    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Run:
+        """Run an entry over inputs by the name of their buffer; of several, as many launches at once."""
         with self.clock.timed("generate"):
-            where = self.plan(entry)
-            if isinstance(where, Reply):
-                return Run(where, poison)
-            self.arena.lay(where, given, poison)
-        request, laid = self._request(entry, where) | {"together": together}, True
+            alone = self.plan(entry)
+            if isinstance(alone, Reply):
+                return Run(alone, poison)
+            where, inputs = (alone, given[0]) if len(given) == 1 else side_by_side(alone, given)
+            self.arena.lay(where, inputs, poison)
+        request = self._request(entry, alone)
+        request |= {"together": len(given) if len(given) > 1 else 0}
+        laid = True
 
         def launched() -> Reply:
             nonlocal laid
             if not laid:  # what an earlier try has left there
-                self.arena.lay(where, given, poison)
+                self.arena.lay(where, inputs, poison)
             laid = False
             return self.cell.run(self.declaration.path, request, self.arena)
 

@@ -115,9 +115,7 @@ def to_half(x: Tensor) -> Tensor:
         return torch.from_numpy(x.numpy().astype(np.float16)).float()
 
 
-def serial_dot(
-    a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dtype = torch.float32
-) -> Tensor:
+def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dtype = torch.float32) -> Tensor:
     """The same in fp32 to nearest, product by product, from left to right.
 
     kept: what sums are rounded to.

@@ -342,9 +342,7 @@ class _Backward:
             return total if self.kernel.wide else total.to(self.problem.format.torch)
         return self.finish(total, 1.0 if self.stored(self.aim) else scale)
 
-    def dot(
-        self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = ""
-    ) -> Tensor:
+    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = "") -> Tensor:
         """sums: the dtype of S and dP; that of the gradients if there is none."""
         kind = self.problem.dtype if kind == "input" else kind
         if kind == "float32" and self.numerics.float32_products == "tf32":

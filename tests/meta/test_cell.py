@@ -68,10 +68,13 @@ def accused(tmp_path: Path) -> Accused:
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote(ENVIRONMENT)
-    yield zygote
-    zygote.close()
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """One whose lives may write where these tests keep their files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VERIFY_WRITABLE", str(tmp_path_factory.getbasetemp()))
+        zygote = Zygote(ENVIRONMENT)
+        yield zygote
+        zygote.close()
 
 
 @pytest.fixture
@@ -342,7 +345,8 @@ def test_fifty_lives_leak_nothing(
     assert respawn < 0.5, "a fork of a warm process, not a start of a new one"
 
 
-def test_a_killed_zygote_is_replaced(arena: Arena, accused: Accused) -> None:
+def test_a_killed_zygote_is_replaced(arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERIFY_CONFINE", "0")  # a confined life cannot kill it
     zygote = Zygote(ENVIRONMENT)
     cell, bystander = Cell(zygote), Cell(zygote)
     try:

@@ -239,6 +239,7 @@ def test_the_kernels_of_the_guide_load(tmp_path: Path, text: str) -> None:
     assert found.undeclared is ("VARIANT" not in text)
 
 
+@pytest.mark.long(13)
 def test_the_declared_kernel_of_the_guide_is_acquitted(tmp_path: Path) -> None:
     (text,) = [text for text in kernels(PAGES[0][0]) if "VARIANT = " in text]
     (tmp_path / "my_kernel.py").write_text(text, encoding="utf-8")

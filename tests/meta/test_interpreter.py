@@ -168,12 +168,32 @@ def wrap(x, out, n, BLOCK: tl.constexpr):
         a = half((a.to(tl.int32) * 65537) + i) - n
     tl.store(out + i, a.to(x.dtype.element_ty))
 
+@triton.jit
+def outer(x, out, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    a = tl.load(x + i[:, None] * 2 + j[None, :])  # two axes of size 1, then a scalar, then a row
+    a = tl.where((i[:, None] < n) & (j[None, :] >= 1), a * 3, a + i[:, None].to(a.dtype)) - j.to(a.dtype)
+    tl.store(out + i[:, None] * COLUMNS + j[None, :], a.to(x.dtype.element_ty))
+
+@triton.jit
+def mismatched(out):
+    tl.store(out + tl.arange(0, 4), tl.arange(0, 4) + tl.arange(0, 8))
+
+def refused():
+    try:
+        mismatched[(1,)](torch.zeros(8))
+    except Exception as error:
+        return str(error)
+
 def launched():
-    found = []
+    found = [refused()]
+    assert "incompatible dimensions" in found[0], found
     for dtype in (torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64):
         x = torch.arange(-32, 32).mul(2**24 + 1 if dtype.itemsize > 2 else 1).to(dtype)
         out = torch.empty_like(x)
         wrap[(2,)](x, out, 60, 64)
+        found.append(out.view(torch.uint8).tolist())
+        outer[(1,)](x, out, 5, 8, 8)
         found.append(out.view(torch.uint8).tolist())
         assert tl.core.is_builtin(tl.load) and tl.core.is_builtin(tl.tensor.__add__)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +18,10 @@ from tests.meta.trials import DECLARED, PLAIN, acquitted, convicted, right_run, 
 from verify.cell import together
 from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, Cell, Reply, Zygote
 from verify.cell.child import Life
-from verify.cell.together import LAUNCHES, Streams, negated, run_together
+from verify.cell.together import LAUNCHES, Streams, run_together
 from verify.discovery import roster
 from verify.inputs import tensors
-from verify.memory import Arena, Damage, bits, plan
+from verify.memory import Arena, Damage, bits, negated, plan, side_by_side, side_name
 from verify.oracles import concurrent, of_group
 from verify.oracles.execution import execution
 from verify.problem import Layout, Problem
@@ -31,7 +32,7 @@ torch.set_num_threads(1)
 
 PROBLEM = Problem(seqlen_q=4, seqlen_kv=5, head_dim=8, dtype="float32", seed=1)
 WHERE = plan(PROBLEM, lse=True, workspace={})
-MESSAGE: dict[str, Any] = {"slots": WHERE.wire(), "size": WHERE.size, "entry": "forward"}
+SIDES = [side_name(launch, "out") for launch in range(LAUNCHES)]
 
 # The launches, and what is compared.
 
@@ -89,14 +90,25 @@ def by_scratch(queues: Turns, shared: bool) -> Callable[[Tensor], None]:
     return launch
 
 
-def told(order: Sequence[int], shared: bool) -> tuple[dict[str, int], bool]:
-    """What is said to differ between the launches, and whether the first differs from what it is alone."""
+def others(arena: Tensor) -> list[Tensor]:
+    """The arenas of all launches, as the judge lays them: every other one with negated Q."""
+    made = [arena.clone() for _ in range(LAUNCHES)]
+    for each in made[1::2]:
+        view = WHERE["q"].view(each)
+        view.copy_(-view)
+    return made
+
+
+def strays(order: Sequence[int], shared: bool) -> list[bool]:
+    """Of which launches the outputs differ from what a lone launch of the same inputs gives."""
     queues = Turns(order)
-    launch, arena, alone = by_scratch(queues, shared), filled(), filled()
-    launch(alone)
-    said = run_together(MESSAGE, arena, launch, queues)
-    assert said["held"] is True
-    return said["differing"], not all(one.equal(other) for one, other in zip(outputs(arena), outputs(alone), strict=True))
+    launch = by_scratch(queues, shared)
+    arenas, alone = others(filled()), others(filled())
+    for each in alone:
+        launch(each)
+    assert run_together(arenas, launch, queues) is True
+    pairs = zip(arenas, alone, strict=True)
+    return [any(not a.equal(b) for a, b in zip(outputs(x), outputs(y), strict=True)) for x, y in pairs]
 
 
 ORDERS = ((0, 1, 2, 3), (1, 3, 0, 2))  # who writes last: one with negated inputs, one with the case's own
@@ -104,18 +116,12 @@ ORDERS = ((0, 1, 2, 3), (1, 3, 0, 2))  # who writes last: one with negated input
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_launches_that_share_nothing_are_the_same_alone(order: Sequence[int]) -> None:
-    assert told(order, shared=False) == ({"out": 0, "lse": 0}, False)
+    assert strays(order, shared=False) == [False] * LAUNCHES
 
 
 def test_a_shared_scratch_shows_whoever_writes_it_last() -> None:
-    assert told(ORDERS[0], shared=True) == ({"out": 0, "lse": 0}, True), "both read what the others wrote, unlike alone"
-    assert told(ORDERS[1], shared=True) == ({"out": 32, "lse": 4}, False), "the others are compared with a lone one too"
-
-
-def test_with_the_same_inputs_nothing_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "negated", lambda arena, slot: arena.clone())
-    for order in ORDERS:
-        assert told(order, shared=True) == ({"out": 0, "lse": 0}, False)
+    assert strays(ORDERS[0], shared=True) == [True, False, True, False], "all read what one with negated inputs wrote"
+    assert strays(ORDERS[1], shared=True) == [False, True, False, True]
 
 
 def test_launches_are_held_back_for_as_long_as_queueing_them_takes_but_not_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,45 +129,41 @@ def test_launches_are_held_back_for_as_long_as_queueing_them_takes_but_not_for_s
         clock = iter((5.0, 5.0 + took))
         monkeypatch.setattr(together.time, "perf_counter", lambda clock=clock: next(clock))
         queues = Turns()
-        run_together(MESSAGE, filled(), by_scratch(queues, False), queues)
+        run_together(others(filled()), by_scratch(queues, False), queues)
         assert queues.seconds == pytest.approx(held)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16", "bfloat16", "float32"])
-@pytest.mark.parametrize(
-    "layout", [Layout(), Layout(expand="b"), Layout(pitch=3, offset=1)], ids=lambda x: f"{x.expand}{x.pitch}"
-)
-def test_negated_inputs_differ_in_their_signs_alone(dtype: str, layout: Layout) -> None:
-    problem = Problem(batch=2, seqlen_q=4, seqlen_kv=5, head_dim=8, dtype=dtype, layout_q=layout)
-    slot, arena = plan(problem, lse=True, workspace={})["q"], filled(problem)
-    other = negated(arena, slot)
-    assert slot.view(other).double().equal(-slot.view(arena).double())
-    assert float(slot.view(arena).double().abs().max()) > 0
-    changed = (other != arena).nonzero()
-    assert slot.begin <= int(changed.min())
-    assert int(changed.max()) < slot.end
+def test_negated_inputs_differ_in_their_signs_alone(dtype: str) -> None:
+    problem = Problem(batch=2, seqlen_q=4, seqlen_kv=5, head_dim=8, dtype=dtype, layout_q=Layout(expand="b"))
+    q = tensors(problem).q
+    assert negated(q).double().equal(-q.double())
+    assert (bits(negated(q)) != bits(q)).all(), "zeros too"
+    assert negated(torch.tensor([math.nan])).isnan().all()
 
 
-def test_a_backward_gets_another_gradient() -> None:
-    where = plan(PROBLEM, lse=True, workspace={}, entry="backward")
-    seen: list[Tensor] = []
-
-    def launch(arena: Tensor) -> None:
-        seen.append(torch.stack([where[name].view(arena).sum() for name in ("q", "dout")]))
-        for slot in where.of("output"):
-            slot.view(arena).fill_(1.0)
-
-    class InARow:
-        def run(self, launches: Sequence[Callable[[], None]], seconds: float) -> bool:
-            return [launch() for launch in launches] == []
-
-    arena = torch.zeros(where.size, dtype=torch.uint8)
-    for name in ("q", "dout"):
-        where[name].view(arena).fill_(0.5)
-    said = run_together({"slots": where.wire(), "entry": "backward"}, arena, launch, InARow())
-    assert said == {"differing": {"dq": 0, "dk": 0, "dv": 0}, "held": False}
-    assert [float(dout) for _, dout in seen] == [-16, 16, -16, 16, -16], "a lone one, then all"
-    assert all(float(q) == 16 for q, _ in seen)
+@pytest.mark.parametrize("entry", ["forward", "backward"])
+def test_launches_lie_side_by_side_and_damage_in_any_of_them_is_seen(entry: str) -> None:
+    where = plan(PROBLEM, lse=True, workspace={}, entry=entry)
+    given = {name: torch.full(slot.shape, 0.5, dtype=torch.float32) for slot in where.of("input") for name in [slot.name]}
+    other = given | {"q": torch.full(where["q"].shape, -0.5)}
+    whole, inputs = side_by_side(where, [given, other])
+    assert whole.size == 2 * where.size
+    arena = Arena()
+    try:
+        arena.lay(whole, inputs, "nan")
+        halves = torch.from_numpy(arena.bytes[: whole.size]).view(2, -1).unbind()
+        assert [float(where["q"].view(half).mean()) for half in halves] == [0.5, -0.5]
+        for half in halves:
+            for slot in where.of("output"):
+                slot.view(half).fill_(1.0)
+        assert arena.damage(whole, "nan") is None
+        halves[1][where["k"].start] ^= 1
+        found = arena.damage(whole, "nan")
+        assert found is not None
+        assert found.slot == side_name(1, "k")
+    finally:
+        arena.close()
 
 
 # Streams, with a CUDA that only takes notes.
@@ -225,19 +227,9 @@ def test_a_launch_that_raises_is_waited_for_too(notes: list[str]) -> None:
 
 # In a life.
 
-REQUEST = MESSAGE | {
-    "op": "run",
-    "variant": "accused",
-    "config": 0,
-    "mask": "full",
-    "softmax_scale": 1.0,
-    "softcap": 0.0,
-    "device": "cpu",
-}
-
 
 @pytest.mark.parametrize("steady", [True, False])
-def test_a_life_answers_what_differs(steady: bool) -> None:
+def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: bool) -> None:
     calls: list[int] = []
 
     def forward(args: Any, out: Tensor, lse: Tensor, workspace: Any) -> None:
@@ -248,27 +240,49 @@ def test_a_life_answers_what_differs(steady: bool) -> None:
     life = Life(cast(Any, None))
     support = Support(dtypes=("float32",), head_dims=(8,))
     life.variants = {"accused": Variant(name="accused", family="torch", forward=forward, support=support)}
-    life.host, life.streams = filled(), cast(Streams, Turns())
-    assert life._answer(REQUEST | {"together": False}, []) == {"status": "ok"}
-    assert len(calls) == 1
-    reply = life._answer(REQUEST | {"together": True}, [])
-    assert reply == {"status": "ok", "differing": {"out": 0, "lse": 0 if steady else 4}, "held": True}
-    assert len(calls) == 2 + LAUNCHES
-    assert WHERE["out"].view(life.host).equal(WHERE["q"].view(life.host)), "what came back is of the case's own inputs"
+    life.streams = cast(Streams, Turns())
+    given = tensors(PROBLEM).named
+    both = (given, given | {"q": negated(given["q"])})
+    whole, inputs = side_by_side(WHERE, [both[i % 2] for i in range(LAUNCHES)])
+    arena = Arena()
+    arena.lay(whole, inputs, "nan")
+    life.host = torch.from_numpy(arena.bytes[: whole.size])
+    request = {"op": "run", "variant": "accused", "entry": "forward", "config": 0, "slots": WHERE.wire(), "device": "cpu"}
+    request |= {"size": WHERE.size, "mask": "full", "softmax_scale": 1.0, "softcap": 0.0, "together": LAUNCHES}
+    assert life._answer(request, []) == {"status": "ok", "held": True}
+    assert len(calls) == 1 + LAUNCHES
+    for launch, name in enumerate(SIDES):
+        assert arena.read(whole, name).equal(both[launch % 2]["q"]), "each of its own inputs"
+    assert arena.damage(whole, "nan") is None
+    life.host = torch.empty(0, dtype=torch.uint8)
+    arena.close()
 
 
 # The oracle.
 
-EVERY = {"out": 0, "lse": 0}
+Change = Callable[[Run], Run]
 
 
-def judged(differing: object = EVERY, held: object = True, change: Callable[[Run], Run] = lambda run: run) -> Trial:
-    """A trial whose launch among others came back so."""
+def judged(change: Change = lambda run: run, held: object = True, lone: Change = lambda run: run) -> Trial:
+    """A trial whose launches at once came back so, and that over negated inputs alone."""
     trial = trial_of(PLAIN)
     trial._runs["first"] = right_run(trial)
+    trial._runs["negated"] = lone(right_run(trial))
     run = right_run(trial)
-    trial._runs["concurrent"] = change(replace(run, reply=Reply("ok", data={"differing": differing, "held": held})))
+    sides = {side_name(i, name): tensor for i in range(LAUNCHES) for name, tensor in run.outputs.items()}
+    trial._runs["concurrent"] = change(replace(run, reply=Reply("ok", data={"held": held}), outputs=sides))
     return trial
+
+
+def flipped(name: str) -> Change:
+    """One bit of an output is another."""
+
+    def change(run: Run) -> Run:
+        tensor = run.outputs[name].clone()
+        bits(tensor).view(-1)[100] ^= 1
+        return replace(run, outputs={**run.outputs, name: tensor})
+
+    return change
 
 
 def test_the_same_bits_are_right() -> None:
@@ -278,37 +292,38 @@ def test_the_same_bits_are_right() -> None:
     assert concurrent.judge(judged(held=False)).measures == {"concurrent_held": 0.0}
 
 
-def test_one_bit_beside_others_is_convicted() -> None:
-    finding = convicted(concurrent.judge(judged({"out": 0, "lse": 3})), "lse of one of 4 launches", "in 3 elements")
-    assert (finding.where, finding.count) == ("lse", 3)
-
-    def flipped(run: Run) -> Run:
-        out = run.outputs["out"].clone()
-        bits(out)[1, 2, 3, 4] ^= 1
-        return replace(run, outputs={**run.outputs, "out": out})
-
-    finding = convicted(concurrent.judge(judged(change=flipped)), "beside 3 other launches", "1 of 768 elements differ")
-    assert finding.where == "out[b=1, h=2, q=3, d=4]"
+@pytest.mark.parametrize("launch", range(LAUNCHES))
+def test_one_bit_of_one_launch_is_convicted(launch: int) -> None:
+    finding = convicted(
+        concurrent.judge(judged(flipped(side_name(launch, "out")))), "beside 3 other launches", "1 of 768 elements differ"
+    )
+    assert finding.where.startswith("out[b=0, h=")
 
 
-def test_what_every_run_must_hold_is_asked_of_this_one_too() -> None:
-    crash = judged(change=lambda run: Run(Reply("crash", "killed by SIGSEGV"), "nan"))
+def test_a_reply_convicts_and_acquits_nobody() -> None:
+    """A kernel's code runs in the process that answers: what the answer says of the numbers is not heard."""
+    forged = {"differing": {"out": 0, "lse": 0}, "held": True}
+    wrong = judged(lambda run: replace(flipped(side_name(2, "out"))(run), reply=Reply("ok", data=forged)))
+    assert not acquitted(concurrent.judge(wrong))
+    right = judged(lambda run: replace(run, reply=Reply("ok", data={"differing": {"out": 3}})))
+    assert acquitted(concurrent.judge(right))
+
+
+def test_what_every_run_must_hold_is_asked_of_these_too() -> None:
+    crash = judged(lambda run: Run(Reply("crash", "killed by SIGSEGV"), "nan"))
     assert convicted(concurrent.judge(crash), "SIGSEGV").oracle == "execution"
-    damaged = judged(change=lambda run: replace(run, damage=Damage("redzone", "3 bytes past the end of out", 3)))
+    damaged = judged(lambda run: replace(run, damage=Damage("redzone", "3 bytes past the end of launch 1: out", 3)))
     assert convicted(concurrent.judge(damaged), "3 bytes past").oracle == "memory"
+    lone = judged(lone=lambda run: Run(Reply("raised", "no"), "nan"))
+    assert convicted(concurrent.judge(lone), "raises").oracle == "execution"
 
 
 def test_memory_that_other_processes_hold_convicts_nobody() -> None:
-    full = judged(change=lambda run: Run(Reply("out of memory", "CUDA out of memory"), "nan"))
+    full = judged(lambda run: Run(Reply("out of memory", "CUDA out of memory"), "nan"))
     ruling = concurrent.judge(full)
     assert acquitted(ruling)
     assert ruling.measures == {"concurrent_held": 0.0}
     assert not acquitted(execution(full, full.concurrent)), "alone it would be"
-
-
-@pytest.mark.parametrize("forged", [None, 3, {"out": 0}, {"out": None, "lse": 0}, {"out": "many", "lse": 0}], ids=str)
-def test_a_reply_that_is_not_the_cells_is_no_answer(forged: object) -> None:
-    convicted(concurrent.judge(judged(forged)), "answers in its cell's place")
 
 
 def test_it_is_asked_on_cuda_of_some_cases_of_who_promises_to_repeat() -> None:

@@ -1,20 +1,28 @@
 """Worst cases computed again from their ids: what agrees, and that anything else is seen."""
 
 import dataclasses
+import json
 import math
+import re
+import sys
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from references.attention import Attention, backward
 from references.masks import Causal
-from tests.meta.synthetic import evidence, verdict
-from verify import recheck
+from tests.meta.synthetic import BINS, evidence, verdict
+from tests.meta.test_report_beside import account
+from verify import cli, recheck
 from verify.case import Case
 from verify.inputs import dequantised, dout, tensors
 from verify.problem import Problem
-from verify.report import Report, WorstCase, build, dumps, worst_cases
+from verify.report import Report, ReportError, WorstCase, build, dumps, parse, plots, read, worst_cases, write
+from verify.report.pages import disagreements
+from verify.strict_json import loads
 from verify.tolerance.forward import resolve
 from verify.trial import compute_truth
 from verify.variant import Config, Numerics
@@ -147,3 +155,163 @@ def test_a_folder_of_reports(tmp_path, monkeypatch):
     monkeypatch.setattr(recheck, "roster", lambda: type("Nobody", (), {"declarations": ()}))
     (found,) = recheck.recheck(tmp_path)
     assert (found.cases, found.disagreeing, found.stale) == (1, (), ("triton-fwd",))
+    assert recheck.recheck(tmp_path / "device") == [found]
+
+
+class TestWhatIsNoReport:
+    """One line each, for whoever typed it."""
+
+    @pytest.mark.parametrize("name", ["nope", "empty"])
+    def test_a_folder_without_reports_is_a_usage_error(self, tmp_path, name, monkeypatch, capsys):
+        (tmp_path / "empty").mkdir()
+        monkeypatch.setattr(sys, "argv", ["verify", "recheck", str(tmp_path / name)])
+        assert cli.main() == cli.USAGE
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.endswith("there is no such folder" if name == "nope" else "holds no report")
+
+    @pytest.mark.parametrize(
+        "text",
+        ["[" * 200000, '{"schema":' + '{"a":' * 900 + "1" + "}" * 901, "null", "[2]", '{"schema": 2}', "\ud800", "1e999"],
+    )
+    def test_what_does_not_read_is_one_line(self, tmp_path, text):
+        (tmp_path / "device").mkdir()
+        (tmp_path / "device" / "report.json").write_text(text, errors="surrogatepass")
+        with pytest.raises(ReportError) as caught:
+            recheck.recheck(tmp_path)
+        assert str(caught.value).count("\n") == 0
+        assert str(caught.value).startswith(f"{tmp_path / 'device' / 'report.json'}: ")
+
+    def test_support_nested_too_deeply(self):
+        deep: Any = []
+        for _ in range(3000):
+            deep = [deep]
+        known = report(FORWARD, out_index=0)
+        known["variants"][0]["support"] = {"dtypes": deep}
+        with pytest.raises(ReportError, match="nested too deeply"):
+            parse(known)
+
+    @pytest.mark.parametrize(
+        "numerics",
+        [
+            {"exp": 7},
+            {"exp": "banana"},
+            {"no_such_field": 1},
+            {"block_n": "many"},
+            {"scale_roundings": math.nan},
+            {"exp": None},
+        ],
+    )
+    def test_declarations_of_wrong_types_disagree(self, numerics):
+        known = report(FORWARD, out_index=0, out_reference=1.0, out_bound=1.0)
+        known["variants"][0]["numerics"] |= numerics
+        count, (said,) = recheck.again(known)
+        assert count == 1
+        assert "\n" not in said
+
+    @pytest.mark.parametrize(
+        "case",
+        [
+            "",
+            "a:b",
+            "a:m64n64:accuracy:sq=9999999999,skv=9999999999,d=64,dtype=float16",
+            "a:m64n64:accuracy:sq=1,skv=1,d=64,dtype=float99",
+            "a:m64n64:accuracy:sq=2,skv=2,d=64,dtype=float16,mask=lengths.9999999999",
+            "a:m64n64:accuracy:{9999999999}",
+            "a:m64n64:accuracy:sq=99999999999,skv=0,d=64,dtype=float16",
+        ],
+    )
+    def test_cases_that_nobody_judges_disagree(self, case):
+        known = report(FORWARD, out_index=0, out_reference=1.0, out_bound=1.0)
+        only_worst(known)["case"] = case
+        count, (said,) = recheck.again(known)
+        assert count == 1
+        assert "\n" not in said
+
+
+@pytest.fixture(scope="module")
+def green():
+    """A report in which nothing is wrong, and its plot, which takes most of the time."""
+    found = evidence(24)
+    mine = {"variants": tuple(e for e in found.variants if e.ref == "torch-flash")}
+    mine |= {"verdicts": tuple(v for v in found.verdicts if v.variant == "torch-flash")}
+    known = build(dataclasses.replace(found, **mine, lost=(), not_run=(), builds=()), BINS)
+    return known, plots.ratio_plot(known)
+
+
+class TestPages:
+    """Files of a report's folder that contradict each other."""
+
+    @pytest.fixture
+    def folder(self, green, tmp_path, monkeypatch):
+        """The folder of that report."""
+        known, picture = green
+        monkeypatch.setattr(plots, "ratio_plot", lambda report: picture)
+        monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
+        write(known, tmp_path)
+        assert disagreements(read(tmp_path), tmp_path) == []
+        return tmp_path
+
+    def test_a_plot_is_known_by_its_data(self, green):
+        known, picture = green
+        again = plots.ratio_plot(parse(loads(dumps(known))))
+        assert plots.without_pictures(picture) == plots.without_pictures(again)
+        worse = plots.ratio_plot(build(evidence(24, worse=1.5), BINS))
+        assert plots.without_pictures(picture) != plots.without_pictures(worse)
+        assert "<path" not in plots.without_pictures(picture)
+
+    def test_what_came_to_lie_beside_it_is_missed(self, folder):
+        (folder / "sanitizer.json").write_text(json.dumps(account()))
+        said = disagreements(read(folder), folder)
+        assert said[0].startswith("report.json: says nothing of sanitizer.json, but the file beside it makes green, '0 records")
+        assert [line.split(",")[0] for line in said[1:]] == ["report.md", "report.html"]
+        assert "has '⬜ not run: `sanitizer.json`" in said[1]
+        write(read(folder), folder)
+        assert disagreements(read(folder), folder) == []
+
+    @pytest.mark.parametrize("name", ["report.md", "report.html", "r.svg"])
+    def test_a_page_that_was_changed(self, folder, name):
+        page = (folder / name).read_text()
+        (folder / name).write_text(page.replace("torch-flash", "torch-flush", 1))
+        (said,) = disagreements(read(folder), folder)
+        assert said.startswith(f"{name}, line ")
+        assert "torch-flush" in said or "svg" in said
+        (folder / name).unlink()
+        assert disagreements(read(folder), folder) == []
+
+    def test_numbers_that_were_changed(self, folder):
+        known = read(folder)
+        known["variants"][0]["dtypes"][0]["cases"] += 1
+        (folder / "report.json").write_text(dumps(known))
+        said = disagreements(read(folder), folder)
+        assert said[0].startswith("report.json: torch-flash: ")
+        assert {line.split(",")[0] for line in said[1:]} == {"report.md", "report.html"}
+
+    def test_a_status_that_hides_a_failure(self, folder):
+        known = read(folder)
+        known["variants"][0]["dtypes"][0]["tensors"]["out"]["worst"]["r"] = 4.8e4
+        (folder / "report.json").write_text(dumps(known))
+        assert "torch-flash, float16 is green, but the worst r of out is 48,000" in disagreements(read(folder), folder)[0]
+
+    def test_how_a_machine_draws_does_not_count(self, folder):
+        page = (folder / "r.svg").read_text()
+        body = re.search(r"<svg [^>]*>(.*)</svg>", page, re.DOTALL)[1]
+        other = body.replace("\n", "\n ", 1)
+        (folder / "r.svg").write_text(page.replace(body, other))
+        assert disagreements(read(folder), folder)  # changed since it was drawn
+        (folder / "r.svg").write_text(page.replace(body, other).replace(plots._digest(body), plots._digest(other)))
+        assert disagreements(read(folder), folder) == []
+
+    def test_colours_do_not_count(self, folder):
+        page = (folder / "report.html").read_text()
+        (folder / "report.html").write_text(page.replace("--warn: ", "--other: "))
+        assert disagreements(read(folder), folder) == []
+
+    def test_the_command_says_so(self, folder, monkeypatch):
+        monkeypatch.setattr(recheck, "roster", lambda: type("Nobody", (), {"declarations": ()}))
+        monkeypatch.setattr(recheck, "again", lambda report: (0, ()))
+        assert CliRunner().invoke(cli.app, ["recheck", str(folder)], standalone_mode=False).return_value == 0
+        (folder / "report.md").write_text("# All is well\n")
+        done = CliRunner().invoke(cli.app, ["recheck", str(folder)], standalone_mode=False)
+        assert done.return_value == 1
+        assert "report.md, line 1: has '# All is well'" in done.output
+        assert "verify report --render" in done.output

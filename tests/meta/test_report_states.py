@@ -13,15 +13,16 @@ import pytest
 from rich.console import Console
 
 from tests.meta.synthetic import BINS, entry, evidence, failing, verdict
-from verify.cell.cell import ROOT
+from verify.bootstrap import ROOT
+from verify.cli.summary import Outcome, _shortfalls, table
 from verify.evidence import Evidence, Verdict
 from verify.problem import Problem
 from verify.report import Report, build, plots, read
 from verify.report.html import render as render_html
 from verify.report.markdown import render as render_markdown
 from verify.report.outcome import incomplete, outcome
-from verify.report.states import CASES, FLOORS, claims, kind, states, strictly, unjudged
-from verify.report.terminal import summary
+from verify.report.states import CASES, COUNTED, FLOORS, claims, kind, states, strictly, unjudged
+from verify.report.terminal import Beside, gaps, notes
 from verify.variant import GradientNumerics, Numerics, Support
 from verify.xfails import Xfail, Xfails
 
@@ -56,15 +57,20 @@ def report(**declared: Any) -> Report:
 
 
 def shown(of: Report) -> str:
-    """What the terminal prints of it."""
+    """What the terminal prints of it under the table."""
     stream = io.StringIO()
-    Console(file=stream, width=200).print(summary(of))
+    console = Console(file=stream, width=400)
+    for line in (*notes(of), *gaps(of)):
+        console.print(line)
     return stream.getvalue()
 
 
-def row(of: Report, dtype: str) -> list[str]:
+def row(dtype: str, found: Evidence, of: Report, known: Xfails | None = None) -> list[str]:
     """The cells of that dtype's line in the terminal."""
-    (line,) = [line for line in shown(of).splitlines() if line.startswith("│") and f" {dtype} " in line]
+    outcome = Outcome(found, known or Xfails(), (), _shortfalls(of))
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(table(list(outcome.lines()), Beside(of)))
+    (line,) = [line for line in stream.getvalue().splitlines() if line.startswith("│") and f" {dtype} " in line]
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
@@ -90,7 +96,7 @@ class TestNarrow:
         assert strictly(found) == [f"mine: {said}"]
         for page in everywhere(found):
             assert said in page
-        assert row(found, "float16")[-1] == "holds, narrow"
+        assert row("float16", campaign(support=support), found)[-1] == "holds, narrow"
         assert "⚠️ **narrow**" in render_markdown(found)
         assert '<span class="chip warn"' in render_html(found)
         assert "1 narrow." in render_html(found)
@@ -116,10 +122,11 @@ class TestLenient:
     @pytest.mark.parametrize("field", ["scale_roundings", "output_roundings", "lazy_rescale"])
     def test_a_count_that_no_honest_kernel_has(self, field: str) -> None:
         found = report(numerics={field: 20000})
-        assert strictly(found) == [f"mine: lenient: {field} is 20,000, honest kernels have at most 8"]
+        said = f"{field} is 20,000, honest kernels have at most {COUNTED[field]}"
+        assert strictly(found) == [f"mine: lenient: {said}"]
         for page in everywhere(found):
-            assert "20,000, honest kernels have at most 8" in page
-        assert row(found, "float16")[-1] == "holds, lenient"
+            assert said in page.replace("\u00a0", " ")
+        assert row("float16", campaign(), found)[-1] == "holds, lenient"
 
     def test_counts_of_gradients_too(self) -> None:
         declared = asdict(GradientNumerics()) | {"gradient_roundings": 500}
@@ -131,7 +138,7 @@ class TestLenient:
         assert strictly(found) == [f"mine: lenient: bound 107x the best ({dtype})" for dtype in DTYPES]
         for page in everywhere(found):
             assert "lenient: bound 107x the best" in page
-        assert row(found, "bfloat16")[-2:] == ["107", "holds, lenient"]
+        assert row("bfloat16", campaign(), found)[-2:] == ["107", "holds, lenient"]
         assert strictly(report(ratio=float("inf")))
         assert strictly(report(ratio=float("nan")))
 
@@ -187,7 +194,7 @@ class TestGradients:
     def test_a_missing_backward_is_said_in_words(self) -> None:
         found = report()
         assert unjudged(found["variants"][0]) == "gradients: not judged (no declared backward)"
-        assert row(found, "float16")[6] == "not judged"
+        assert row("float16", campaign(), found)[6] == "not judged"
         assert "gradients: not judged (no declared backward): mine" in shown(found)
         assert "gradients: not judged (no declared backward)" in render_markdown(found)
         assert "Gradients: not judged (no declared backward)" in render_html(found)
@@ -209,14 +216,15 @@ class TestCounts:
         problems = [Problem(seqlen_q=n, seqlen_kv=n, head_dim=64, dtype="float16") for n in range(1, 57)]
         phases = ["generate", *["shrink"] * 55]
         failed: list[Verdict] = [failing("mine", "float16", 900 + i, p, phase=phases[i]) for i, p in enumerate(problems)]
-        known = build(dataclasses.replace(found, verdicts=(*found.verdicts, *failed)), BINS)
-        assert row(known, "float16")[2:4] == ["31", "1"]
+        judged = dataclasses.replace(found, verdicts=(*found.verdicts, *failed))
+        known = build(judged, BINS)
+        assert row("float16", judged, known)[2:4] == ["31", "1"]
         (failure,) = known["variants"][0]["failing"]
         assert (failure["cases"], failure["shrunk"]) == (56, 55)
         for page in everywhere(known)[1:]:
             assert "the smallest of 1 failing and 55 met while shrinking" in page
             assert "1 of 31 fail" in page
-        assert row(known, "float16")[-1] == "wrong"
+        assert row("float16", judged, known)[-1] == "wrong"
 
 
 class TestOutcome:
@@ -226,7 +234,7 @@ class TestOutcome:
     def test_an_empty_bin_is_incomplete(self) -> None:
         known = build(campaign(), [*BINS, "unheard of"])
         assert outcome(known) == "incomplete"
-        assert row(known, "float16")[-1] == "incomplete"
+        assert row("float16", campaign(), known)[-1] == "incomplete"
         assert "incomplete: mine: 1 of 9 coverage bins empty" in shown(known)
 
     def test_a_dtype_that_was_not_run(self) -> None:
@@ -237,7 +245,6 @@ class TestOutcome:
         )
         assert outcome(known) == "clean"
         assert outcome(build(without, BINS)) == "incomplete"
-        assert row(build(without, BINS), "float32")[-1] == "not run"
 
     def test_known_defects_fail_nothing_and_hide_nothing(self) -> None:
         found = campaign()
@@ -248,7 +255,7 @@ class TestOutcome:
         assert outcome(build(judged, BINS)) == "failed"
         expected = build(judged, BINS, known)
         assert (expected["status"], outcome(expected)) == ("red", "clean")
-        assert row(expected, "float16")[-1] == "known defect"
+        assert row("float16", judged, expected, known)[-1] == "known defect"
         short = build(judged, [*BINS, "unheard of"], known)
         assert outcome(short) == "incomplete"
         assert incomplete(short)

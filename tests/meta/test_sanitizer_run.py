@@ -162,6 +162,7 @@ def name_of(ref: str) -> str:
     return ref.rpartition("@")[2]
 
 
+@pytest.mark.long(25)
 def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
     accused = lane.file("accused.py", ACCUSED)
     found = lane.run(kernels=(accused,), quick=True, tools=("memcheck",), report_dir=lane.folder / "out")
@@ -200,6 +201,7 @@ RIGHT = 'VARIANTS = [variant("right", lambda args, out: None)]'
 WAIVER = Waiver(tool="racecheck", kind="Precise", kernel="x", words="", reason="once needed", proof="none")
 
 
+@pytest.mark.long(13)
 def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     accused = lane.file("accused.py", RIGHT)
     monkeypatch.setattr(Request, "whole", True)

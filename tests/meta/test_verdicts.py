@@ -132,6 +132,7 @@ def _is(ref: str, name: str) -> bool:
     return file.removesuffix(".py") == wanted.removesuffix(".py") and (not wanted_at or variant == wanted_variant)
 
 
+@pytest.mark.long(40)
 def test_correct_kernels_pass(tmp_path: Path) -> None:
     select = "correct_declared or not long_sequences"  # which one of them is enough for
     status, evidence, output = trial_of(tmp_path, *CORRECT, select=select, examples=5, deadline=60)
@@ -139,6 +140,7 @@ def test_correct_kernels_pass(tmp_path: Path) -> None:
     assert {v.variant.rpartition("@")[0] for v in evidence.verdicts} == {str(ACCUSED / f"{name}.py") for name in CORRECT}
 
 
+@pytest.mark.long(16)
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_wrong_kernels_are_convicted(part: int, tmp_path: Path) -> None:
     """A few on one bench: each must be convicted by the right oracle, whatever the others do to their cells."""
@@ -154,6 +156,7 @@ def test_wrong_kernels_are_convicted(part: int, tmp_path: Path) -> None:
         assert not convicted, f"{name}, right beside the wrong ones: convicted by {convicted}\n{output}"
 
 
+@pytest.mark.long(15)
 def test_one_bad_kernel_harms_no_other(tmp_path: Path) -> None:
     """A crash, an exit and an import error beside a correct kernel: the correct one is judged whole, and passes."""
     select = "not long_sequences and (correct_upcast or not coverage_bins)"
@@ -165,6 +168,7 @@ def test_one_bad_kernel_harms_no_other(tmp_path: Path) -> None:
     assert all(v.outcome != "fail" for v in correct), output
 
 
+@pytest.mark.long(15)
 def test_a_failure_is_shrunk_explained_and_replays(tmp_path: Path) -> None:
     _, evidence, output = trial_of(tmp_path, "wrong_tail", select=asked("wrong_tail"), shrink=2)
     failing = sorted((v for v in evidence.verdicts if v.outcome == "fail" and v.phase == "shrink"), key=lambda v: len(v.case))

@@ -1,4 +1,4 @@
-"""Workers share the GPUs that the caller left visible, one each."""
+"""Workers share the GPUs that the caller left visible, one each, and begin with the longest tests."""
 
 from __future__ import annotations
 
@@ -39,3 +39,10 @@ def test_each_worker_gets_one(
         del os.environ["CUDA_VISIBLE_DEVICES"]
     conftest._pin_gpu(worker)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
+
+
+def test_every_worker_begins_with_long_tests() -> None:
+    items = ["a", "b", "l10", "c", "l30", "d", "l20", "e"]
+    order = conftest.dealt(items, lambda name: float(name[1:] or 0), 2)
+    assert order == ["l30", "l10", "a", "b", "c", "l20", "d", "e"]
+    assert conftest.dealt(items, lambda name: float(name[1:] or 0), 1) == items

@@ -22,6 +22,7 @@ def test_is_within_its_bounds_and_contract(docket: Docket, court: Court, data: s
     hold(court, docket, data)
 
 
+@pytest.mark.long(10)
 @pytest.mark.covers
 def test_fills_its_coverage_bins(docket: Docket, court: Court) -> None:
     """Every edge that the support allows is visited, however few random problems there are."""

@@ -8,6 +8,7 @@ from verify.variant import Declaration
 from verify.workshop import Workshop
 
 
+@pytest.mark.long(25)  # CuTe's headers
 @pytest.mark.compiles
 def test_compiles(declaration: Declaration, arch: str, workshop: Workshop) -> None:
     """Every build that the variant lists, without a GPU; registers, shared memory and spills go into the report."""

@@ -42,9 +42,7 @@ FMA64 = NearestChain(
 
 # Sums that are kept in bfloat16, on CPUs: an fp32 addition and a cast after each product err by
 # less than one rounding of unit roundoff 2**-8, whatever the operands.
-BFLOAT16_SUMS = NearestChain(
-    1, 8, 8, accumulator="bfloat16", source=f"{_HIGHAM}; rounded after every product"
-)
+BFLOAT16_SUMS = NearestChain(1, 8, 8, accumulator="bfloat16", source=f"{_HIGHAM}; rounded after every product")
 
 
 def bfloat16_blocks(products: int) -> Unit:

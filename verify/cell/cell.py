@@ -12,52 +12,47 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verify import bundle
-from verify.cell.wire import Closed, receive, send
+from verify import settings
+from verify.cell import batons
+from verify.cell.descendants import compiling, resident
+from verify.cell.wire import Closed, Countdown, receive, send
+from verify.cell.words import visible, visible_data
+from verify.cell.zygote import COMPILER, PLAIN_CPU, PLAIN_CUDA, ROOT, Environment, InfrastructureError, Zygote
 from verify.memory import Arena
 
-ROOT = bundle.ROOT
-_START_TIMEOUT = 180.0  # seconds for a zygote to import torch on a busy machine
+__all__ = [
+    "COMPILER",
+    "PLAIN_CPU",
+    "PLAIN_CUDA",
+    "ROOT",
+    "Cell",
+    "Environment",
+    "InfrastructureError",
+    "Reply",
+    "Zygote",
+]
 
-
-class InfrastructureError(RuntimeError):
-    """The cell itself could not be had; no verdict on any kernel."""
-
-
-@dataclass(frozen=True)
-class Environment:
-    """What a cell's process sees: a name for reports, environment variables, and whether kernels run on "cuda" or "cpu"."""
-
-    name: str
-    device: str
-    variables: tuple[tuple[str, str], ...] = ()
-    patience: float = 60.0  # seconds for one request: any run may compile a build
-
-
-# One compile thread per cell: there are as many cells as cores.
-PLAIN_CUDA = Environment("cuda", "cuda", (("TORCHINDUCTOR_COMPILE_THREADS", "1"),), patience=120.0)
-# Compiling needs no device; Triton must not interpret.
-COMPILER = Environment("compiler", "cpu", (("TRITON_INTERPRET", "0"), ("CUDA_VISIBLE_DEVICES", "")), patience=300.0)
-# Without a GPU Triton kernels run in its interpreter; the switch does nothing to kernels that are not Triton's.
-PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")))
+_BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler that it has started
+_MOST_MEMORY = 16 << 30  # bytes that a life may have to itself, on a machine with twice as much
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a request.  status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang"."""
+    """What came of a request.  status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang".
+
+    grown: bytes by which the life's own memory grew during the request.  All texts are fit to be shown (`words.visible`).
+    """
 
     status: str
     message: str = ""
     argument: str = ""
     seconds: float = 0.0
+    grown: int = 0
     data: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -65,86 +60,39 @@ class Reply:
         return self.status == "ok"
 
 
-class Zygote:
-    """The process of one environment, with torch imported, from which lives are forked."""
+class _Overgrown(Exception):  # noqa: N818 - an end of the life, not an error of ours
+    """A life takes more memory than it may."""
 
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._lock = threading.Lock()  # one caller at a time on the control socket
 
-    def fork(self, log: int) -> tuple[socket.socket, int]:
-        """A new life: its socket and process id.  `log` is the descriptor that gets its output."""
-        with self._lock:
-            try:
-                return self._fork(log)
-            except (Closed, TimeoutError):  # a kernel may have killed it, and its end need not have been seen yet
-                self.close()
-            try:
-                return self._fork(log)
-            except (Closed, TimeoutError) as error:
-                raise InfrastructureError(f"the {self.environment.name} zygote is gone: {error}") from error
+class _Watch:
+    """Looks at a life while it works: what it takes, and whether it waits for a compiler, which is no time of its own."""
 
-    def _fork(self, log: int) -> tuple[socket.socket, int]:
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        assert self._control is not None
-        mine, theirs = socket.socketpair()
-        try:
-            send(self._control, {"op": "fork"}, [theirs.fileno(), log])
-            return mine, int(receive(self._control)[0]["pid"])
-        except (Closed, TimeoutError):
-            mine.close()
-            raise
-        finally:
-            theirs.close()
+    def __init__(self, pid: int, building: float) -> None:
+        self._pid = pid
+        self._building = building
+        self._most = resident(pid) + most_memory()  # what it had before is not this request's
 
-    def reap(self, pid: int) -> int | None:
-        """Exit status of a life that has ended (negative: a signal), or None if the zygote cannot say."""
-        if self._control is None:
-            return None
-        try:
-            with self._lock:
-                send(self._control, {"op": "reap", "pid": pid})
-                return int(receive(self._control)[0]["exit"])
-        except (Closed, TimeoutError):
-            return None
+    def counts(self, seconds: float) -> float:
+        """How many of the `seconds` that have passed count against the deadline.  Raises _Overgrown."""
+        if resident(self._pid) > self._most:
+            raise _Overgrown
+        if self._building <= 0 or not compiling(self._pid):
+            return seconds
+        self._building -= seconds
+        return 0.0
 
-    def close(self) -> None:
-        """End the process; it kills what lives are left."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
 
-    def _start(self) -> None:
-        self.close()
-        mine, theirs = socket.socketpair()
-        variables = os.environ | dict(self.environment.variables) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        variables = bundle.for_children(variables)
-        command = [sys.executable, "-m", "verify.cell.child", str(theirs.fileno())]
-        # Its own words matter only when it fails to start.
-        with tempfile.TemporaryFile() as words:
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=variables, stdin=subprocess.DEVNULL, stdout=words, stderr=words
-            )
-            theirs.close()
-            mine.settimeout(_START_TIMEOUT)
-            try:
-                receive(mine)
-            except (Closed, TimeoutError) as error:
-                mine.close()
-                words.seek(0)
-                text = words.read()[-2000:].decode(errors="replace")
-                raise InfrastructureError(f"the {self.environment.name} zygote did not start: {text}") from error
-        self._control = mine
+def build_deadline() -> float:
+    """Seconds that a kernel file may take to load or to compile: VERIFY_BUILD_DEADLINE, or 900."""
+    return settings.seconds("VERIFY_BUILD_DEADLINE", _BUILD_DEADLINE)
+
+
+def most_memory() -> float:
+    """Bytes that a life may have to itself: VERIFY_LIFE_MEMORY (GiB), or 16 GiB, but half of the machine's at most."""
+    chosen = os.environ.get("VERIFY_LIFE_MEMORY")
+    if chosen is not None:
+        return float(chosen) * (1 << 30)
+    return min(_MOST_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2)
 
 
 class Cell:
@@ -167,8 +115,11 @@ class Cell:
     def load(self, path: str) -> Reply:
         """Load a kernel file; the reply's data["variants"] describes what it holds."""
         self._ensure_life()
+        batons.clear()  # one that an earlier run's kernel left behind would hold this one up for ever
         message = {"op": "load", "path": path, "package_root": str(ROOT)}
-        reply = self._ask(message, self.environment.patience)
+        reply = self._ask(message, build_deadline(), building=0.0)
+        if reply.status == "hang":
+            reply = replace(reply, message=f"loading it: {reply.message} (VERIFY_BUILD_DEADLINE sets how long it may take)")
         if reply.ok:
             self._loaded.add(path)
         return reply
@@ -227,28 +178,59 @@ class Cell:
             self._arena_generation = arena.generation
         return self._ask(message, deadline)
 
-    def _ask(self, message: dict[str, Any], deadline: float, fds: list[int] | None = None) -> Reply:
+    def _ask(
+        self,
+        message: dict[str, Any],
+        deadline: float,
+        fds: list[int] | None = None,
+        building: float | None = None,
+    ) -> Reply:
+        """building: seconds for which a compiler may stop the clock, instead of `build_deadline`."""
         assert self._life is not None
+        watch = _Watch(self._pid, build_deadline() if building is None else building)
         begun = time.perf_counter()
+        before = resident(self._pid)
         self._life.settimeout(deadline)
         self._requests += 1
         try:
             send(self._life, message | {"request": self._requests}, fds)
-            data, _ = receive(self._life)
+            data, _ = receive(self._life, countdown=Countdown(deadline, watch.counts))
             if data.get("request") != self._requests:
                 raise Closed("a reply to no request")
         except TimeoutError:
             self._end_life()
             return Reply("hang", f"no answer within {deadline:g} s; killed", seconds=time.perf_counter() - begun)
+        except _Overgrown:
+            words = f"its process took {self._taken()}; killed"
+            self._end_life()
+            return Reply("out of memory", words, seconds=time.perf_counter() - begun)
         except Closed as end:
             return Reply("crash", self._obituary(str(end)), seconds=time.perf_counter() - begun)
         seconds = time.perf_counter() - begun
-        status = str(data.get("status", "raised"))
+        # The one place where a kernel's words reach the judge.  Paths of sources are opened, and never shown.
+        sources = data.get("sources")
+        data = visible_data(data)
+        if sources is not None:
+            data["sources"] = sources
         reason = str(data.get("reason") or data.get("message") or "")
-        reply = Reply(status, reason, str(data.get("argument", "")), seconds, data)
-        if data.get("poisoned"):
+        reply = Reply(
+            status=str(data.get("status", "raised")),
+            message=reason,
+            argument=str(data.get("argument", "")),
+            seconds=seconds,
+            grown=max(resident(self._pid) - before, 0),
+            data=data,
+        )
+        if resident(self._pid) > most_memory():
+            reply = replace(reply, message=f"{reason}\nits process took {self._taken()}; a fresh one follows".strip())
+            self._end_life()
+        elif data.get("poisoned"):
             self._end_life()
         return reply
+
+    def _taken(self) -> str:
+        taken, most = resident(self._pid) / (1 << 30), most_memory() / (1 << 30)
+        return f"{taken:.1f} GiB of memory, more than the {most:.1f} GiB that it may have (VERIFY_LIFE_MEMORY, in GiB)"
 
     def _ensure_life(self) -> None:
         # What can be read between two requests is the end of a life that died idle (with its zygote, say), or words that
@@ -268,13 +250,16 @@ class Cell:
         """Kill the life, if any, and return its exit status."""
         if self._life is None:
             return None
+        held = batons.held_by(self._pid)
         self._life.close()
         self._life = None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        return self._zygote.reap(self._pid)
+        status = self._zygote.reap(self._pid)
+        batons.clear(held)
+        return status
 
     def _obituary(self, garbage: str) -> str:
         """How the life ended, and its last words; `garbage`: what made its reply unreadable, if it sent one."""
@@ -291,6 +276,6 @@ class Cell:
             how = f"exited with status {status}"
         with contextlib.suppress(OSError):
             self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
-            words = self._log.read().decode(errors="replace").strip()
+            words = visible(self._log.read().decode(errors="replace")).strip()
             return f"{how}\n{words}" if words else how
         return how

@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import mmap
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -27,6 +30,9 @@ import torch
 from torch import Tensor
 
 from references.masks import parse_mask
+from verify.cell import isolation
+from verify.cell.confine import Confinement, confine
+from verify.cell.descendants import become_subreaper, bury
 from verify.cell.loading import Breach, load
 from verify.cell.together import Streams, run_together
 from verify.cell.wire import Closed, receive, send
@@ -35,29 +41,51 @@ from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Uns
 
 _PR_SET_PDEATHSIG = 1
 _OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
+_DEATH = 10.0  # seconds that a killed life may take to end: a GPU's memory has to be given back
 
 
 def main() -> None:
     """Serve as a zygote on the control socket whose descriptor is argv[1]."""
     control = socket.socket(fileno=int(sys.argv[1]))
     preload()
+    become_subreaper()
     send(control, {"ready": True})
-    lives: set[int] = set()
+    lives: dict[int, str] = {}  # process ids, and the directory that each may fill
     with contextlib.suppress(Closed):
         while True:
             message, fds = receive(control, 2)
+            reply: dict[str, Any] = {}
             if message["op"] == "fork":
-                pid = _fork(control, *fds)
-                lives.add(pid)
-                send(control, {"pid": pid})
+                pid, scratch = _fork(control, message, *fds)
+                lives[pid] = scratch
+                reply = {"pid": pid}
             elif message["op"] == "reap":
-                _, status = os.waitpid(message["pid"], 0)
-                lives.discard(message["pid"])
-                send(control, {"exit": os.waitstatus_to_exitcode(status)})
+                reply = {"exit": _reap(message["pid"])}
+                scratch = lives.pop(message["pid"], "")
+                bury(lives)
+                shutil.rmtree(scratch, ignore_errors=True)
+            send(control, reply | {"number": message["number"]})
     for pid in lives:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    for pid in lives:
+        _reap(pid)
+    bury(())
     os._exit(0)  # nothing is left to tidy up, and to take torch down is half as much work as to import it
+
+
+def _reap(pid: int) -> int | None:
+    """The exit status of a life that was killed, or None if it does not end."""
+    deadline = time.monotonic() + _DEATH
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                time.sleep(0.001)
+                continue
+            return os.waitstatus_to_exitcode(status)
+        return None
+    return None
 
 
 def preload() -> None:
@@ -68,29 +96,50 @@ def preload() -> None:
 
         with contextlib.suppress(ImportError):
             repair()
+    # No collection of garbage in a life need look at all that was imported: it stays.
+    gc.collect()
+    gc.freeze()
 
 
-def _fork(control: socket.socket, peer: int, log: int) -> int:
+def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:
+    scratch = tempfile.mkdtemp(prefix="life-", dir=message["scratch"])
     pid = os.fork()
     if pid:
         os.close(peer)
         os.close(log)
-        return pid
+        return pid, scratch
     # The life: it must not outlive the zygote, and must not return into the zygote's loop whatever happens.
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
+        become_subreaper()
         control.close()
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
         faulthandler.enable()
-        Life(socket.socket(fileno=peer)).serve()
+        sock = socket.socket(fileno=peer)
+        send(sock, {"ready": True} | _shut_in(message, scratch))
+        Life(sock).serve()
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
         os._exit(70)
     os._exit(0)
+
+
+def _shut_in(message: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """Take from this process what a kernel has no business with; {"error"} where that fails."""
+    os.environ["TMPDIR"] = scratch
+    tempfile.tempdir = None
+    isolation.close()
+    held = message["confinement"]
+    if held is not None:
+        try:
+            confine(Confinement(tuple(held["hidden"]), tuple(held["writable"])), scratch)
+        except OSError as error:
+            return {"error": str(error)}
+    return {}
 
 
 class _Turn:
@@ -145,7 +194,7 @@ class Life:
         match message["op"]:
             case "load":
                 loaded = load(Path(message["path"]), message["package_root"])
-                self.variants.update({variant.name: variant for variant in loaded.variants})
+                self.variants.update({variant.name: variant for variant in (*loaded.variants, *loaded.unheard)})
                 extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}
                 described = [variant.describe() | extra for variant in loaded.variants]
                 return {"status": "ok", "variants": described, "sources": list(loaded.sources)}
@@ -159,6 +208,9 @@ class Life:
                 buffers = _buffers(message, torch.empty(0, dtype=torch.uint8, device="meta"))
                 workspace_of = variant.entry(message["entry"])[1]
                 wanted = workspace_of(_arguments(message, variant, buffers)) if workspace_of is not None else {}
+                for name in wanted:
+                    if not str(name).isprintable():
+                        raise Breach(f"workspace: {name!r} is no name: use letters, digits and _")
                 return {"status": "ok", "workspace": {name: [list(shape), dtype] for name, (shape, dtype) in wanted.items()}}
             case "builds":
                 return {"status": "ok", "builds": [build.name for build in self._builds(message)]}
@@ -204,8 +256,10 @@ class Life:
 
     def _run_together(self, message: dict[str, Any]) -> dict[str, Any]:
         self.streams = self.streams or Streams()
-        with self._on_device(message) as arena:
-            return run_together(message, arena, partial(launch, self.variants[message["variant"]], message), self.streams)
+        size = message["size"]
+        with self._on_device(message | {"size": size * message["together"]}) as arena:
+            run = partial(launch, self.variants[message["variant"]], message)
+            return {"held": run_together(arena.view(-1, size).unbind(), run, self.streams)}
 
     @contextlib.contextmanager
     def _on_device(self, message: dict[str, Any]) -> Iterator[Tensor]:

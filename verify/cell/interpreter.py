@@ -10,7 +10,7 @@ replaces these places:
     bf16, fp8 maths    arithmetic, comparisons, sums and scans on values: computed in fp32, rounded once
     minimum, maximum   return the operand that is no NaN unless NaN is asked to propagate, as min.f32 and max.f32 do
     scalar indices     one-element arrays become Python integers again (numpy >= 2.4 refuses that for triton 3.6)
-    waste              what it computes for nothing, nearly half of its time, and no result needs is left out
+    waste              what it computes for nothing (`verify.cell.interpreter_waste`)
 
 Not repaired: atomics on bf16, which raise here; ulp-level differences of exp2 and log2; fused multiply-add.
 """
@@ -20,13 +20,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verify.arithmetic.dtypes import DTYPES, DType
+from verify.cell.interpreter_waste import spare
 
 Array = NDArray[Any]
 
@@ -38,6 +39,10 @@ _INTERNALS = {
     "_patch_lang": ("fn",),
     "_patch_lang_tensor": ("tensor", "scope"),
     "_LangPatchScope": (),
+    "_patch_attr": ("obj", "name", "member", "builder", "scope"),
+    "tl.core.block_type": ("element_ty", "shape"),
+    "tl.core.tensor": ("handle", "type"),
+    "TritonSemantic.broadcast_impl_value": ("self", "lhs", "rhs"),
     "TritonSemantic.binary_op_sanitize_overflow_impl": ("self", "lhs", "rhs", "binary_op"),
     "TritonSemantic.device_assert": ("self", "cond", "msg", "mask"),
     f"{_BUILDER}.cast_impl": ("self", "src", "dst_type"),
@@ -166,7 +171,7 @@ def repair() -> tuple[str, ...]:
         "packed-sums": _repair_sums,
         "min-max-nan": _repair_min_max,
         "scalar-index": _repair_index,
-        "waste": _spare_waste,
+        "waste": spare,
     }
     for apply in repairs.values():
         apply(interpreter)
@@ -321,28 +326,3 @@ def _repair_index(interpreter: Any) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = repaired_patch
-
-
-def _spare_waste(interpreter: Any) -> None:
-    """Three things that no result depends on: an overflow check of integers whose outcome is thrown away unless `debug` is on;
-    the language's functions, replaced anew at every call of a device function; numpy dtypes, looked up in a table that is built
-    for each look."""
-    from triton import language as tl
-
-    builder, patch_lang, np_dtype = interpreter.interpreter_builder, interpreter._patch_lang, interpreter._get_np_dtype
-    if not builder.options.debug:
-        builder.options = replace(builder.options, sanitize_overflow=False)
-
-    def patch_once(fn: Any) -> Any:
-        modules = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
-        done = modules and not any(map(tl.core.is_builtin, (tl.tensor.__add__, *(module.load for module in modules))))
-        return interpreter._LangPatchScope() if done else patch_lang(fn)
-
-    @functools.cache
-    def of_scalar(name: str) -> Any:
-        return np_dtype(tl.dtype(name))
-
-    def np_dtype_once(tt_dtype: Any) -> Any:
-        return np_dtype(tt_dtype) if tt_dtype.scalar.is_ptr() else of_scalar(tt_dtype.scalar.name)
-
-    interpreter._patch_lang, interpreter._get_np_dtype = patch_once, np_dtype_once

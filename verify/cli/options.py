@@ -87,6 +87,7 @@ select = click.option(
 seed = click.option("--seed", type=click.IntRange(min=0), help="Seed of the random search.")
 run_id = click.option("--run-id", callback=_run_named, help="Name the run, or go on with the one so named.")
 exit_first = click.option("--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict.")
+strict = click.option("--strict", is_flag=True, help="Exit with 1 where a declaration is lenient or narrow.")
 
 
 def existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:

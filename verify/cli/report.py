@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,67 @@ import click
 
 from verify.cli import options
 from verify.cli.options import UsageError, console
-from verify.cli.summary import conclude, lacks
-from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, Order, carry_out, failing, say
+from verify.cli.summary import conclude, objections, report_of, status_of
+from verify.engine import CLEAN, FAILED, USAGE, Order, carry_out, say
 from verify.evidence import EvidenceError, load
 from verify.xfails import XfailsError
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where reports go.  directory: the parent that was named, or None; publish, replace: as the options say."""
+
+    directory: Path | None
+    publish: bool
+    replace: bool
+
+    @property
+    def parent(self) -> Path:
+        """Where a report is written first: never among tracked files, unless that was asked for."""
+        from verify.places import state_directory
+
+        return state_directory() / "report" if self.publish or self.directory is None else self.directory
+
+    def published(self, folder: Path, status: int) -> int:
+        """Publish the report in a folder if that was asked for; the exit code, which is USAGE if it is refused."""
+        from verify.report import read
+        from verify.report.publishing import LossError, publish
+
+        if not self.publish:
+            return status
+        target = (self.directory or Path("reports")) / folder.name
+        try:
+            page, lost = publish(read(folder), target, replace=self.replace)
+        except OSError as error:
+            raise UsageError(f"{target}: {error.strerror or error}") from None
+        except LossError as error:
+            say(console, f"verify: {error}; --replace publishes it all the same. What would be lost:")
+            for line in error.losses:
+                say(console, f"  {line}")
+            return USAGE
+        if lost:
+            say(console, f"{target} covered more, and was replaced. What is lost:")
+            for line in lost:
+                say(console, f"  {line}")
+        console.print(f"published: {page}", highlight=False)
+        return status
+
+
 @click.command()
-@click.option("--out", "directory", default=Path("reports"), type=click.Path(path_type=Path), show_default=True, help="Parent.")
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
+)
+@click.option("--publish", is_flag=True, help="Write it to reports/<device>/ too, if it covers what lies there.")
+@click.option("--replace", is_flag=True, help="Publish it although it covers less than what lies there.")
 @options.examples
 @options.profile
 @options.seed
 @options.workers
 @options.run_id
+@options.strict
 @click.option(
     "--run",
     "from_runs",
@@ -30,60 +79,83 @@ from verify.xfails import XfailsError
     help="Build it from the evidence of that run, or of several together, judging nothing; a directory of evidence will do.",
 )
 @click.option("--render", type=click.Path(path_type=Path), help="Write that folder's pages again, with what lies beside them.")
-def report(directory: Path, from_runs: tuple[str, ...], render: Path | None, **chosen: Any) -> int:
-    """Judge the collection on this machine and write its accuracy report to OUT/<device>/report.{json,md,html}."""
+def report(
+    directory: Path | None,
+    publish: bool,
+    replace: bool,
+    from_runs: tuple[str, ...],
+    render: Path | None,
+    strict: bool,
+    **chosen: Any,
+) -> int:
+    """Judge the collection on this machine and write its accuracy report.
+
+    It is written to .verify/report/<device>/report.{json,md,html}. --publish writes it to reports/<device>/ too, where it
+    replaces another one only if it covers at least as much: variants, dtypes, groups of oracles, coverage bins, cases.
+    """
+    if replace and not publish:
+        raise UsageError("--replace: says how to --publish, and nothing without it")
+    if render is not None and (publish or from_runs):
+        raise UsageError("--render: writes a folder's pages again; --run and --publish make another report")
     if render is not None:
         return _render(render)
+    place = _Place(directory, publish, replace)
     if from_runs:
-        return _report_of(from_runs, directory)
+        return _report_of(from_runs, place, strict)
     from verify import device
 
-    where = directory / device.slug()
+    where = place.parent / device.slug()
     order = Order(report_dir=where, **chosen)
-    return conclude(order, lambda: carry_out(order, console), where)
+    status = conclude(order, lambda: carry_out(order, console), where, strict=strict)
+    return place.published(where, status) if report_of(where, order.run_id) is not None else status
 
 
-def _report_of(runs: tuple[str, ...], parent: Path) -> int:
-    """Write the report of runs that were judged before, and say where it is; exits 1 if one failed, 3 if some are missing."""
+def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
+    """Write the report of runs that were judged before, and say where it is; the exit code says what it says."""
     from verify.campaign import publish, remember_failures
     from verify.places import state_directory
-    from verify.report import ReportError
+    from verify.report import ReportError, read
+    from verify.report.terminal import notes
     from verify.statistics.verdicts import findings
 
     places = []
     for name in runs:
         kept = state_directory() / "runs" / name
-        place = next((path for path in (kept, Path(name)) if path.is_dir()), None)
-        if place is None:
+        found = next((path for path in (kept, Path(name)) if path.is_dir()), None)
+        if found is None:
             raise UsageError(f"no run {name!r} under {kept.parent}, and no directory of that name")
-        places.append(place)
+        places.append(found)
     try:
         evidence = load(*places)
         if not evidence.verdicts:
             raise ReportError(f"nothing was judged in {', '.join(runs)}")
         evidence = evidence.with_verdicts(findings(evidence.verdicts))
-        said = publish(evidence, ", ".join(runs), parent)
+        said = publish(evidence, ", ".join(runs), place.parent)
+        folder = place.parent / str(evidence.run.device["slug"])
+        made = read(folder)
     except (EvidenceError, ReportError, XfailsError, OSError) as error:
         raise UsageError(str(error)) from None
     if state_directory().is_dir():
         remember_failures(evidence)
     console.print(said, highlight=False)
-    if failing(evidence):
-        return FAILED
-    return INFRASTRUCTURE if lacks(parent / str(evidence.run.device["slug"])) else CLEAN
+    for note in notes(made):
+        console.print(note, highlight=False)
+    status = status_of(made)
+    status = FAILED if strict and objections(made) else status
+    return place.published(folder, status)
 
 
 def _render(folder: Path) -> int:
-    """Write the pages of a report again; exits 1 if it says that something fails."""
+    """Write the pages of a report again; the exit code says what it says."""
     from verify.report import ReportError, read, write
 
     try:
         paths = write(read(folder), folder)
-        status = read(folder)["status"]
+        made = read(folder)
     except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None
     console.print(f"report: {paths[-1]}", highlight=False)
-    return FAILED if status == "red" else CLEAN
+    return status_of(made)
 
 
 @click.command()
@@ -108,7 +180,8 @@ def compare(old: Path, new: Path) -> int:
 def recheck(folder: Path) -> int:
     """Compute the worst cases of all reports in FOLDER again, reference and bound, without running any kernel.
 
-    Of gradients the reference alone: their bounds depend on what the kernel's forward saved.
+    Of gradients the reference alone: their bounds depend on what the kernel's forward saved. Pages that are not those of their
+    report.json and of what lies beside it are named too. Exits 1 if anything disagrees.
     """
     from verify.recheck import recheck as again
     from verify.report import ReportError
@@ -123,6 +196,8 @@ def recheck(folder: Path) -> int:
             say(console, f"  {text}")
         for ref in one.stale:
             console.print(f"  stale: the source of {ref} has changed since", style="yellow", markup=False, highlight=False)
-    if not found:
-        console.print(f"no report under {folder}")
-    return FAILED if any(one.disagreeing for one in found) else CLEAN
+        for text in one.contradicting:
+            say(console, f"  {text}")
+        if one.contradicting:
+            say(console, f"  verify report --render {one.path.parent} writes the pages again")
+    return FAILED if any(one.disagreeing or one.contradicting for one in found) else CLEAN

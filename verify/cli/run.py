@@ -24,7 +24,8 @@ from verify.engine import CLEAN, FAILED, Order, carry_out
 @options.run_id
 @options.select
 @options.exit_first
-def run(kernels: tuple[Path, ...], **chosen: Any) -> int:
+@options.strict
+def run(kernels: tuple[Path, ...], strict: bool, **chosen: Any) -> int:
     """Put KERNELS on trial (the collection under kernels/ if none is given): random problems before every oracle.
 
     A kernel file ends with VARIANT = Variant(...), or simply has a function attention(q, k, v, ...) that returns out or
@@ -36,7 +37,7 @@ def run(kernels: tuple[Path, ...], **chosen: Any) -> int:
     verify run --examples 200 -k bfloat16
     """
     order = Order(kernels=existing(kernels), **chosen)
-    return conclude(order, lambda: carry_out(order, console))
+    return conclude(order, lambda: carry_out(order, console), strict=strict)
 
 
 @click.command()

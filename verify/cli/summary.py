@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -22,6 +21,10 @@ from verify.errors import read as errors_of
 from verify.evidence import Evidence, Verdict
 from verify.explanation import explain
 from verify.xfails import FILE, Xfails, changed_since, xfails_in
+
+if TYPE_CHECKING:
+    from verify.report import Report
+    from verify.report.terminal import Beside
 
 WRONG, HOLDS, KNOWN = "wrong", "holds", "known defect"
 INCOMPLETE, JUDGE_ERROR, NOT_RUN = "incomplete", "judge error", "not run"
@@ -91,31 +94,33 @@ class Outcome:
         return next((error.message for error in self.errors if error.variant == variant), None)
 
 
-def conclude(order: Order, judge: Callable[[], int], where: Path | None = None, whole: bool = True) -> int:
+def conclude(
+    order: Order, judge: Callable[[], int], where: Path | None = None, whole: bool = True, strict: bool = False
+) -> int:
     """Have a campaign judged, say what came out, and return the exit code.
 
     where: the folder of its report, if it is not the usual one.  whole: whether an incomplete campaign is less than was
-    asked for.
+    asked for.  strict: whether a lenient or narrow declaration fails.
     """
     try:
         status = judge()
     except Interrupted:
         return _interrupted(order)
-    return finish(order, status, where, whole)
+    return finish(order, status, where, whole, strict)
 
 
-def finish(order: Order, status: int, where: Path | None = None, whole: bool = True) -> int:
+def finish(order: Order, status: int, where: Path | None = None, whole: bool = True, strict: bool = False) -> int:
     """Print what came out of a run that has ended, and return the exit code."""
     evidence = evidence_of(order)
     if status == USAGE or evidence is None or not evidence.verdicts:
         _print_errors(errors_of(order.directory))
         return status if status == USAGE else INFRASTRUCTURE
     folder = where or order.directory.parents[1] / "report" / str(evidence.run.device["slug"])
-    report = _report(folder, order.run_id)
+    report = report_of(folder, order.run_id)
     stopped = order.exit_first and status == FAILED
     shortfalls = None if report is None or stopped else _shortfalls(report)
     outcome = Outcome(evidence, xfails_in(evidence), errors_of(order.directory), shortfalls)
-    lines = _show(outcome)
+    lines = _show(outcome, report)
     if changed_since():
         say(console, f"{FILE} has changed while this command ran: look at it before the next one, from which on it counts")
     if stopped:
@@ -125,8 +130,34 @@ def finish(order: Order, status: int, where: Path | None = None, whole: bool = T
     else:
         console.print(f"run {order.run_id}; verify report --run {order.run_id} makes its report", highlight=False)
     if status == CLEAN and whole and any(line.state in (INCOMPLETE, JUDGE_ERROR) for line in lines):
-        return INFRASTRUCTURE
-    return status
+        status = INFRASTRUCTURE
+    if report is None:
+        return status
+    if status == CLEAN and whole:
+        status = status_of(report)
+    return FAILED if strict and objections(report) else status
+
+
+def status_of(report: Report) -> int:
+    """The exit code that a report asks for; what keeps it from being whole is told."""
+    from verify.report.outcome import outcome
+    from verify.report.terminal import gaps
+
+    said = outcome(report)
+    if said == "incomplete":
+        for gap in gaps(report):
+            console.print(gap, highlight=False)
+    return {"clean": CLEAN, "failed": FAILED, "incomplete": INFRASTRUCTURE}[said]
+
+
+def objections(report: Report) -> bool:
+    """Whether `--strict` objects to something, which is told."""
+    from verify.report.states import strictly
+
+    found = strictly(report)
+    for said in found:
+        say(console, f"--strict: {said}")
+    return bool(found)
 
 
 def _interrupted(order: Order) -> int:
@@ -159,21 +190,18 @@ def going_on(run_id: str) -> str:
     return shlex.join([*words, "--run-id", run_id])
 
 
-def lacks(folder: Path) -> bool:
-    """Whether the report in a folder lacks something of a variant that was judged."""
-    return bool(_shortfalls(json.loads((folder / "report.json").read_text(encoding="utf-8"))))
-
-
-def _report(folder: Path, run_id: str) -> dict[str, Any] | None:
+def report_of(folder: Path, run_id: str) -> Report | None:
     """The report that this run wrote there, or None: one of another run may lie there."""
+    from verify.report import ReportError, read
+
     try:
-        found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        return found if run_id in str(found["run"]).split(", ") else None
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read(folder)
+    except (OSError, ReportError):
         return None
+    return found if run_id in found["run"].split(", ") else None
 
 
-def _shortfalls(report: dict[str, Any]) -> dict[tuple[str, str], str]:
+def _shortfalls(report: Report) -> dict[tuple[str, str], str]:
     """(variant, dtype) -> the report's reasons, of those that were judged and not all that can be asked of them was."""
     found = {}
     for variant in report["variants"]:
@@ -184,10 +212,14 @@ def _shortfalls(report: dict[str, Any]) -> dict[tuple[str, str], str]:
     return found
 
 
-def _show(outcome: Outcome) -> list[Line]:
-    """Print the table, what keeps lines from holding, the errors and the failures."""
+def _show(outcome: Outcome, report: Report | None = None) -> list[Line]:
+    """Print the table, claims, what keeps lines from holding, the errors and the failures."""
+    from verify.report.terminal import Beside, notes
+
     lines = list(outcome.lines())
-    console.print(table(lines))
+    console.print(table(lines, Beside(report)))
+    for note in notes(report) if report is not None else ():
+        console.print(note, highlight=False)
     told: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for line in lines:
         if line.reason and line.state != JUDGE_ERROR:
@@ -227,7 +259,7 @@ def _print_failures(outcome: Outcome) -> None:
         console.print(f"\n... and {more} more kinds of failures; the report has them all", style="red")
 
 
-def table(lines: list[Line]) -> Table:
+def table(lines: list[Line], beside: Beside) -> Table:
     """One row per line: cases, failing ones among them, worst r, state."""
     found = Table(
         Column("variant", overflow="fold"),
@@ -237,6 +269,7 @@ def table(lines: list[Line]) -> Table:
         "r of O",
         "r of LSE",
         "r of gradients",
+        "bound / best",
         "state",
     )
     for line in lines:
@@ -245,8 +278,12 @@ def table(lines: list[Line]) -> Table:
         failed = {verdict.case for verdict in counted if verdict.outcome == "fail"}
         groups = (("r_out",), ("r_lse",), ("r_dq", "r_dk", "r_dv"))
         shown = [_worst(counted, names) for names in groups]
-        style = _STYLES.get(line.state, "dim")
-        state = f"[{style}]{line.state}[/]"
+        if shown[-1] == "-":
+            shown[-1] = beside.gradients(line.variant)
+        shown.append(beside.leniency(line.variant, line.dtype))
+        marks = beside.marks(line.variant)
+        style = "bold yellow" if marks and line.state == HOLDS else _STYLES.get(line.state, "dim")
+        state = Text(line.state + marks, style=style)
         found.add_row(Text(line.variant), line.dtype, str(len(cases)), str(len(failed)), *shown, state)
     return found
 

@@ -9,6 +9,8 @@ from verify.evidence import Finding
 from verify.memory import bits, unwritten
 from verify.trial import Ruling, Run, Trial, convict, first_place
 
+_GROWTH = 64 << 20  # bytes that a process takes in one run, and keeps, from which on they are recorded
+
 
 def fault(trial: Trial, run: Run) -> Ruling | None:
     """The ruling on a further run that did not hold what every run must; None: its numbers may be looked at."""
@@ -41,7 +43,7 @@ def execution(trial: Trial, run: Run) -> Ruling:
     """Catches refusals inside the support, exceptions, crashes, hangs, exhausted memory and breaches of the interface."""
     reply = run.reply
     if reply.ok:
-        return Ruling()
+        return Ruling(measures={"memory_growth": float(reply.grown)} if reply.grown >= _GROWTH else {})
     if reply.status == "unsupported":
         message = f"refuses a problem inside its declared support: {reply.argument}: {reply.message}"
         return Ruling(Finding(oracle="execution", message=message, got="Unsupported", bound="a result", where=reply.argument))

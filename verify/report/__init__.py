@@ -38,23 +38,20 @@ def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
     Probes and sanitizers' accounts that lie in the folder are shown, and count in the status.  Each file is replaced whole: a
     reader sees the old one or the new one.  The plot of r lies beside them as r.svg, for pages that want to show it.
     """
-    from verify.report import beside, html, markdown, plots
+    from verify.report import pages
 
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    near = beside.look(place, report["device"])
-    report = beside.joined(report, near)
-    picture = plots.ratio_plot(report)
-    if picture is not None:
-        _replace(place / "r.svg", picture.replace('style="', 'style="background: white; ', 1))
-    return (
-        _replace(place / "report.json", dumps(report)),
-        _replace(place / "report.md", markdown.render(report, near)),
-        _replace(place / "report.html", html.render(report, near, picture)),
-    )
+    files = pages.render(report, place)
+    for name, content in files.items():
+        _replace(place / name, content)
+    if "r.svg" not in files:
+        (place / "r.svg").unlink(missing_ok=True)
+    return place / "report.json", place / "report.md", place / "report.html"
 
 
 def _replace(path: Path, content: str) -> Path:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(content, encoding="utf-8", newline="\n")
+    # A lone surrogate from a kernel's words: in JSON its escape is the same text, elsewhere it shows.
+    fresh.write_text(content, encoding="utf-8", errors="backslashreplace", newline="\n")
     return fresh.replace(path)

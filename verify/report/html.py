@@ -10,7 +10,7 @@ from markupsafe import Markup
 from verify.report import contract, plots, pooled, probed, sanitized, text, tight
 from verify.report.beside import Beside
 from verify.report.schema import Distribution, Report
-from verify.report.states import CLAIMS, GRAVE, claims, states, unjudged
+from verify.report.states import CLAIMS, GRAVE, claimed, claims, states, unjudged
 from verify.report.tables import (
     BUILD_COLUMNS,
     broken_builds,
@@ -86,6 +86,7 @@ def render(report: Report, beside: Beside | None = None, ratio_plot: str | None 
         broken_builds=broken_builds(report),
         not_built=not_built(report),
         histogram=_bars,
+        claimed=claimed,
         claims=claims,
         states=states,
         unjudged=unjudged,

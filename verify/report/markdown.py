@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from verify.report import contract, pooled, probed, text, tight
 from verify.report.beside import FILES, Beside
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
-from verify.report.states import CLAIMS, GRAVE, claims, states, unjudged
+from verify.report.states import CLAIMS, GRAVE, claimed, claims, states, unjudged
 from verify.report.tables import (
     BUILD_COLUMNS,
     broken_builds,
@@ -63,6 +63,9 @@ def _lines(report: Report, beside: Beside, *, details: bool) -> Iterator[str]:
     yield ""
     begun = f", started {moment}" if (moment := text.moment(report["started"])) else ""
     yield f"Run {text.code(report['run'])}{begun}, profile {text.code(report['profile'])}."
+    cells = report["versions"].get("cells", "")
+    if "not confined" in cells:
+        yield f"\n**Cells: {text.markdown(cells)}** (docs/security.md)"
     yield from _verdicts(report)
     yield from _failing(report)
     yield from _tight(report)
@@ -137,7 +140,7 @@ def _marked(variant: VariantReport) -> str:
 
 
 def _claims(report: Report) -> Iterator[str]:
-    judged = [variant for variant in ordered(report) if variant["cases"] or variant["status"] == "red"]
+    judged = [variant for variant in ordered(report) if claimed(variant)]
     if judged:
         yield "\n## Claims\n"
         yield CLAIMS

@@ -8,10 +8,12 @@ Deterministic (fixed ids, no date) and themed by the page: ink is `currentColor`
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 from verify.report import text
@@ -78,7 +80,7 @@ def ratio_plot(report: Report) -> str | None:
             _variant_names(axes, [row[0] for row in rows], _LETTER * widest + 18)
             top -= heights[place] + _GAP
         axes.set_xlabel("r = |error| / bound, worst element of each case")
-        return _svg(figure, "ratio", "r by variant and dtype")
+        return _svg(figure, "ratio", "r by variant and dtype", panels)
 
 
 def _rows(report: Report, tensors: Sequence[str]) -> list[_Row]:
@@ -169,7 +171,8 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
         for axes in grid[-1]:
             axes.set_xlabel("seqlen_kv")
         figure.subplots_adjust(0.0, 0.0, 1.0, 1.0, wspace=0.08, hspace=0.3)
-        return _svg(figure, key, "error and bound against seqlen_kv")
+        told = [(dtype, name, drawn[dtype, name]) for dtype in dtypes for name in tensors]
+        return _svg(figure, key, "error and bound against seqlen_kv", told)
 
 
 def _with_error(samples: Sequence[Sample]) -> list[Sample]:
@@ -219,8 +222,8 @@ def _figure(width: float, height: float) -> Iterator[Any]:
         yield Figure(figsize=(width, height))
 
 
-def _svg(figure: Any, key: str, label: str) -> str:
-    """The figure as an <svg> element; matplotlib has escaped all text in it."""
+def _svg(figure: Any, key: str, label: str, drawn: Any) -> str:
+    """The figure as an <svg> element; matplotlib has escaped all text in it.  drawn: the data, whose digest it bears."""
     stream = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(stream, format="svg", transparent=True, bbox_inches="tight", pad_inches=0.05, metadata=nothing)
@@ -228,17 +231,36 @@ def _svg(figure: Any, key: str, label: str) -> str:
     image = image[image.index("<svg") :]
     image = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", image, flags=re.DOTALL)
     image = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{key}-", image)
-    image = re.sub(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>', _opening_tag(label), image, count=1)
-    return re.sub(r"\n\s*", "\n", image.replace(_INK, "currentColor"))
+    image = re.sub(r"\n\s*", "\n", image.replace(_INK, "currentColor"))
+    found = re.match(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>', image)
+    assert found is not None
+    body = image[found.end() : image.rindex("</svg>")]
+    marks = f'data-drawn="{_digest(json.dumps(drawn, sort_keys=True))}" data-picture="{_digest(body)}"'
+    return _opening_tag(label, marks)(found) + image[found.end() :]
 
 
-def _opening_tag(label: str) -> Callable[[re.Match[str]], str]:
+_PICTURE = re.compile(r'<svg [^>]*?data-drawn="(\w+)" data-picture="(\w+)"[^>]*>(.*?)</svg>', re.DOTALL)
+
+
+def without_pictures(page: str) -> str:
+    """A page with the digest of the data in place of every plot, so that pages compare whatever machine drew them.
+
+    A picture that was changed since it was drawn stays as it is.
+    """
+    return _PICTURE.sub(lambda svg: f"<svg {svg[1]}>" if _digest(svg[3]) == svg[2] else svg[0], page)
+
+
+def _digest(content: str) -> str:
+    return sha256(content.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _opening_tag(label: str, marks: str) -> Callable[[re.Match[str]], str]:
     """As wide as the page allows, but no wider than makes the text larger than the page's."""
 
     def tag(found: re.Match[str]) -> str:
         width, height = float(found[1]), float(found[2])
         spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
         size = f'viewBox="0 0 {width:.1f} {height:.1f}" style="max-width: {width * _SCALE:.0f}px"'
-        return f'<svg {spaces} {size} role="img" aria-label="{label}">'
+        return f'<svg {spaces} {size} role="img" aria-label="{label}" {marks}>'
 
     return tag

@@ -223,9 +223,13 @@ class _Variant(TypedDict):
 
 
 class VariantReport(_Variant, total=False):
-    """One variant; what reports of an earlier day do not have may be missing."""
+    """One variant; what reports of an earlier day do not have may be missing.
+
+    growth: of a kernel that keeps memory, the median of the bytes by which its process grew in a run.
+    """
 
     measured: dict[str, Cell]
+    growth: float
 
 
 class Lost(TypedDict):
@@ -364,6 +368,8 @@ def parse(data: Any) -> Report:
         return strict_json.decode(Report, data, "report")
     except strict_json.ShapeError as error:
         raise ReportError(str(error)) from None
+    except RecursionError:
+        raise ReportError("is nested too deeply") from None
 
 
 def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:

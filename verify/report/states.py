@@ -25,7 +25,7 @@ CASES = 8
 FLOORS = {"fine": 16.0, "8 bits": 128.0, "16 bits": 256.0, "tf32": 8192.0}
 # No honest kernel rounds a factor or a finished sum more often (7 in the longest chain), or rescales later (8 in
 # FlashAttention-4).
-COUNTED = {"scale_roundings": 8, "output_roundings": 8, "gradient_roundings": 8, "lazy_rescale": 8}
+COUNTED = {"scale_roundings": 8, "output_roundings": 8, "gradient_roundings": 8, "lazy_rescale": 16}
 
 # The states that `--strict` objects to.
 GRAVE = ("lenient", "narrow")
@@ -41,7 +41,7 @@ _SIXTEEN = ("float16", "bfloat16")
 class State(NamedTuple):
     """One thing to see before the verdict.  said: "bound 107x the best", without the name."""
 
-    name: Literal["lenient", "narrow", "undeclared"]
+    name: Literal["lenient", "narrow", "undeclared", "growing"]
     said: str
 
     def __str__(self) -> str:
@@ -51,9 +51,21 @@ class State(NamedTuple):
 def states(variant: VariantReport) -> list[State]:
     """What marks one variant.  An undeclared function is judged by the weakest honest arithmetic, which nobody declared."""
     found = [State("narrow", said) for said in _narrow(variant["support"])]
+    if growth := variant.get("growth"):
+        found.append(State("growing", f"its process grows by {growth / (1 << 20):.0f} MiB in most runs"))
     if variant["undeclared"]:
         return [State("undeclared", "judged by the weakest honest arithmetic"), *found]
     return [*(State("lenient", said) for said in _lenient(variant)), *found]
+
+
+def claimed(variant: VariantReport) -> bool:
+    """Whether it was judged and its claims are on record: a file that does not load claims nothing."""
+    return bool(variant["support"]) and bool(variant["cases"] or variant["failing"])
+
+
+def marks(variant: VariantReport) -> list[str]:
+    """The names of its grave states, each once."""
+    return list(dict.fromkeys(state.name for state in states(variant) if state.name in GRAVE))
 
 
 def strictly(report: Report) -> list[str]:
@@ -133,10 +145,8 @@ def _integers(value: Any) -> list[int]:
 def claims(variant: VariantReport) -> str:
     """The claimed support in one line, and the words of its arithmetic that make bounds wide; plain text."""
     support = variant["support"]
-    if not support:
-        return "no support on record"
     dims = _integers(support.get("head_dims"))
-    parts = [f"d {text.intervals(dims) or 'none'}", _span("seqlen", *_lengths(support))]
+    parts = [f"head dim {text.intervals(dims) or 'none'}", _span("seqlen", *_lengths(support))]
     parts.append(_masks(support) + (" and intersections" if support.get("intersections") else ""))
     parts += [said for name, said in _EXTRAS.items() if support.get(name)]
     parts += [said for name, said in _MISSING.items() if support.get(name) is False]
@@ -173,7 +183,7 @@ def _words(variant: VariantReport) -> Iterator[str]:
 
 def gradients(variant: VariantReport) -> str:
     """Why none of its gradients was judged; empty where some were, or where nothing of it was."""
-    if not variant["cases"]:
+    if not claimed(variant):
         return ""
     if "backward" not in variant["entries"]:
         return "no declared backward"

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from verify import bundle
 from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
+from verify.cell.words import visible
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
@@ -106,7 +107,7 @@ class SanitizedCell(Cell):
     def words(self) -> str:
         """The last of what the program wrote to its standard output and error."""
         self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
-        return self._log.read().decode(errors="replace").strip()
+        return visible(self._log.read().decode(errors="replace")).strip()
 
     def _ensure_life(self) -> None:
         if self._life is not None and select.select([self._life], [], [], 0)[0]:

@@ -349,8 +349,7 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     _require("probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
     alone = _other_half(given, probability) and numerics.values == "input"
     of_scores, of_values = (
-        _accumulators(operand, numerics.float32_products)
-        for operand in (operands, "float32" if alone else probability)
+        _accumulators(operand, numerics.float32_products) for operand in (operands, "float32" if alone else probability)
     )
     for name, value, possible in (
         ("accumulator", numerics.accumulator, of_values),

@@ -110,8 +110,7 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
     for name, accumulator in accumulators.items():
         if accumulator != "float32" and used[name] == "float32" and products != "ieee":
             raise ValueError(
-                "gradients.float32_products: no bound of gradients is derived for "
-                f"{products!r} into {accumulator}"
+                f"gradients.float32_products: no bound of gradients is derived for {products!r} into {accumulator}"
             )
         units[name] = product_unit(arch, used[name], products, accumulator)
     operands, (by_q, by_k) = dtype_named(used["operands"]), prescaled_by(numerics.prescale, problem.scale)

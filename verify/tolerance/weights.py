@@ -129,9 +129,7 @@ def _lead(a: ForwardArithmetic, ahead: Tensor | float, largest: Tensor) -> Tenso
     return torch.exp((ahead * (1 + a.slope) + largest).clamp(max=LARGE))
 
 
-def largest_score_errors(
-    block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room
-) -> Tensor:
+def largest_score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room) -> Tensor:
     """How far the row maxima may stray, (heads, rows, 1).
 
     What was made in this room before is lost.
@@ -196,15 +194,19 @@ def _score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, full:
     if cut is not None:
         error.add_(cut.mul_(1 + rounding))
     if a.score_format is not None:
-        rounding = relative(2, a.score_format.unit_roundoff)
+        # As they come, scaled, and divided by the cap.
+        rounding = relative(3 if cap else 2, a.score_format.unit_roundoff)
         error.mul_(1 + rounding).add_(size, alpha=rounding)
-        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale)))
+        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale) + cap))
     if cap:
         # tanh contracts, the more the larger the score: towards 0 it gives way most.
         moved = size.sub_(error).div_(cap).tanh_().mul_(cap)
         error = _size(block.scores, first).sub_(moved).add_(8 * U64 * cap)
         size = _size(block.scores, second)
         rounding = (1 + a.tanh) * (1 + relative(4, U)) - 1
+        if a.score_format is not None:  # the tanh, and what it is multiplied to
+            rounding = (1 + rounding) * (1 + relative(2, a.score_format.unit_roundoff)) - 1
+            error.add_(a.score_format.smallest_subnormal * (1 + cap))
         error.mul_(1 + rounding).add_(size, alpha=rounding)
     if not full and (cap or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None):
         error.mul_(block.visible)

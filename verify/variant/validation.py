@@ -23,6 +23,7 @@ from verify.brief import shown
 Check = Callable[[object], object]
 
 MASK_KINDS = ("full", "causal", "causal.tl", "causal.square", "window", "lengths", "documents", "prefix", "dense")
+SQUARE_KINDS = ("window.square",)  # "causal.square" is older than the others, and among them
 SCALES = ("any", "positive", "default")
 LAYOUTS = ("any", "aligned", "contiguous")
 DESCALINGS = ("none", "tensor", "head")
@@ -214,7 +215,7 @@ RULES: dict[str, dict[str, Check]] = {
         "head_dims": wholes(1, MOST_HEAD_DIM),
         "dtypes_out": some_of(*DTYPES),
         "descalings": some_of(*DESCALINGS, least=1),
-        "masks": some_of(*MASK_KINDS, least=1),
+        "masks": some_of(*MASK_KINDS, *SQUARE_KINDS, least=1),
         "intersections": flag,
         "grouped_heads": flag,
         "separate_head_dim_v": flag,
