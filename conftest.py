@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
     run = config.stash[_RUN] = campaign.open_run(profile, files, run_id)
-    marker = run.directory / "failed" if config.getoption("maxfail") == 1 else None
+    marker = run.directory.absolute() / "failed" if config.getoption("maxfail") == 1 else None
     halt.stop_at_first_failure(marker)
     if hasattr(config, "workerinput"):
         begin_with(config.workerinput["verify_xfails"])

@@ -17,9 +17,10 @@ from itertools import count
 from pathlib import Path
 
 from verify.campaign import open_run
-from verify.court import Court, Docket, explain
+from verify.court import Court, Docket
 from verify.draws import draws
 from verify.evidence import Verdict
+from verify.explanation import explain
 from verify.oracles import groups
 from verify.problem import Problem
 from verify.strategies import EXTREME_SCALES

@@ -22,6 +22,7 @@ from verify.cores import threads
 from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
 from verify.history import Hearing, History
+from verify.layout import Layouts
 from verify.memory import Arena
 from verify.oracles import groups, leading_oracle, of_group
 from verify.oracles.execution import held
@@ -117,6 +118,7 @@ class Court:
     drawn: dict[tuple[str, str, str], int] = field(default_factory=dict)
     refused: dict[tuple[str, str, str], int] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)  # of the cells, by the path of their file
+    layouts: Layouts = field(default_factory=Layouts)
     _arch: str = ""
 
     def __post_init__(self) -> None:
@@ -158,7 +160,7 @@ class Court:
             with_best=problem.seed % _BEST_EVERY == 0,
             hearing=Hearing(case.id, self.histories.setdefault(docket.declaration.path, History())),
         )
-        rulings = self._rulings(docket, trial)
+        rulings = [(name, ruling and self.layouts.told(trial, ruling)) for name, ruling in self._rulings(docket, trial)]
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
         verdicts = [self._verdict(case, docket, trial, name, ruling, phase) for name, ruling in rulings]

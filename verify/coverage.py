@@ -114,14 +114,16 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
 
 def square_only(support: Support) -> bool:
     """Whether seqlen_q must equal seqlen_kv."""
-    return not support.cross_lengths or set(support.masks) == {"causal.square"}
+    return not support.cross_lengths or set(support.masks) <= {"causal.square", "window.square"}
 
 
 def mask_kinds(support: Support, square: bool) -> list[str]:
     """Mask kinds that the support allows for such lengths; "causal.square" becomes both alignments, which agree there."""
-    kinds = dict.fromkeys(kind for kind in support.masks if kind != "causal.square")
+    kinds = dict.fromkeys(kind for kind in support.masks if not kind.endswith(".square"))
     if square and "causal.square" in support.masks:
         kinds |= dict.fromkeys(("causal", "causal.tl"))
+    if square and "window.square" in support.masks:
+        kinds |= {"window": None}
     return sorted(kinds, key=MASK_KINDS.index)
 
 

@@ -9,6 +9,8 @@ def explain(verdict: Verdict) -> str:
     """A failing verdict for the person who has to act."""
     assert verdict.finding is not None
     found = verdict.finding
+    if verdict.group == "loading":  # there is no case to tell of
+        return f"{verdict.variant} {found.message}"
     counts = f"\n  how many {found.count} of {found.total}" if found.total else ""
     others = found.before_count
     before = f"  after    other cases in the same process: {others}\n" if others else ""

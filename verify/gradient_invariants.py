@@ -148,7 +148,7 @@ def _fold(x: Tensor, p: Problem) -> Tensor:
 def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a: GradientArithmetic) -> _Rows:
     live = live_rows(p)
     reached = reach(p, g.q, g.k)
-    slack = forward_slack(p, forward, reached, (g.q, g.k))
+    slack = forward_slack(p, forward, reached, (g.q, g.k, g.v))
     lse = g.lse.double().abs().masked_fill(~live, 0.0)
     # The exponent of P, and what the saved LSE was off by, or a row sum of these.
     cap = p.softcap

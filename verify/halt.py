@@ -27,7 +27,7 @@ def armed() -> bool:
 
 def failed() -> None:
     """Say that something failed: all processes stop if that was asked for."""
-    if _marker is not None:
+    if _marker is not None and _marker.parent.is_dir():  # else no campaign has begun
         _marker.touch()
 
 

@@ -26,7 +26,7 @@ from verify.tolerance.weights import flushed_score, flushes_factor, product_erro
 KNOWN = (
     *("operands", "float32_products", "prescale", "scores", "probability", "normalised", "split_keys", "exp", "block_n"),
     *("softcap_tanh", "scale_roundings", "probability_scale", "promotion", "output_roundings"),
-    *("row_sum_lanes", "row_sum_apart", "division"),
+    *("row_sum_lanes", "row_sum_apart", "division", "values"),
 )
 # The same of `GradientNumerics`, for the slacks and for answers that are known exactly.
 KNOWN_GRADIENTS = (
@@ -80,12 +80,13 @@ def sizes_by_head(p: Problem, x: Tensor) -> Sizes:
     return Sizes(*(size.repeat_interleave(p.group, 1)[..., None] for size in (found.least, found.most)))
 
 
-def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor]) -> ForwardSlack:
-    """From `reach`, and from how small the elements of q and k are, `given` as logical tensors."""
+def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor, Tensor]) -> ForwardSlack:
+    """From `reach`, and from how small or large the elements of q, k and v are, `given` as logical
+    tensors."""
     logs = math.log(max(p.seqlen_kv, 1))
     cap = p.softcap
     error = reached * ((1 + a.operand_roundings) * (1 + a.scores.kappa(p.head_dim)) - 1)
-    error = error + misaligned(p, a.operands, *given)
+    error = error + misaligned(p, a.operands, *given[:2])
     error = error + flushed_score(a.scores, p, abs(p.scale) * a.operands.query * a.operands.key)
     error = error + (relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(p)) * (reached + error)
     if a.score_format is not None:
@@ -108,7 +109,14 @@ def forward_slack(p: Problem, a: ForwardArithmetic, reached: Tensor, given: tupl
     absolute = growth * (2 * p.seqlen_kv + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale) + a.values.flush
     # A few roundings more and the row sum's own do not double what V may lose to alignment.
     absolute = absolute + 2 * (a.weighted.by_operand + a.weighted.share * a.weighted.threshold * _lost(p, a, growth))
-    return ForwardSlack(score, _average(p, a, growth, row_sum), absolute, lse, _beyond(p, a, given, growth))
+    beyond = _beyond(p, a, given[:2], growth)
+    if a.conversion is not None:
+        absolute = absolute + 2 * a.conversion.lost
+        most = reached.new_zeros(p.batch, p.heads_kv)
+        if p.seqlen_kv:
+            most = given[2].double().abs().flatten(2).amax(-1)
+        beyond = beyond | (most >= a.conversion.limit).repeat_interleave(p.group, 1)[..., None]
+    return ForwardSlack(score, _average(p, a, growth, row_sum), absolute, lse, beyond)
 
 
 def _lost(p: Problem, a: ForwardArithmetic, growth: Tensor) -> Tensor:
@@ -120,6 +128,8 @@ def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) 
     """Rounded and flushed P, the product, rescales, the row sum and the division: what does not depend on the scores."""
     fp32 = relative(2 * a.blocks + ANY_DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
     rounding = (1 + a.probability_roundoff) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + fp32) - 1
+    if a.conversion is not None:
+        rounding = (1 + rounding) * (1 + a.conversion.roundoff) - 1
     lost = (_lost(p, a, growth) * (1 + a.weighted.share)).clamp(max=1.0)
     if a.saturates:
         lost = lost + (1 - a.saturates / growth.sqrt()).clamp(min=0.0)

@@ -47,7 +47,9 @@ def spread_of_weights(trial: Trial) -> float:
     """log2 of how far a weight may lie below the row's largest: 2 |scale| |q| |k| log2(e), by the largest norms."""
     q, k, _ = trial.expanded
     norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
-    return 2 * abs(trial.problem.scale) * norms[0] * norms[1] * math.log2(math.e) + 1
+    reach = abs(trial.problem.scale) * norms[0] * norms[1] * math.log2(math.e)
+    numerics = trial.declaration.numerics
+    return 2 * reach + 1 + numerics.maximum_excess + numerics.maximum_step * reach
 
 
 def powers(trial: Trial) -> Powers:
@@ -66,12 +68,15 @@ def _powers(trial: Trial) -> Powers:
     if not (inputs.q.numel() and inputs.k.numel()) or spare <= 0:
         return Powers(0, 0)
     low, high = room(inputs.v, p.format, "descale_v" in inputs.others)
+    arithmetic = resolve(numerics, trial.config, p, trial.arch)
+    if arithmetic.conversion is not None:  # V must be normal in P's format too
+        own = room(trial.expanded[2], arithmetic.probability, False)
+        low, high = max(low, own[0]), min(high, own[1])
     least, most = _exponents(trial.expanded[2])
     # P V between 2^-_SAFE and 2^_SAFE, sums of all keys and a scaled P included; O within its own format.
     largest_sum = most + math.ceil(math.log2(p.seqlen_kv)) + 8
     out_low, out_high = p.format_out.emin - most, math.frexp(p.format_out.max)[1] - 1 - most
     values = (max(low, math.ceil(-spare) - least, out_low), min(high, _SAFE - largest_sum, out_high))
-    arithmetic = resolve(numerics, trial.config, p, trial.arch)
     factor = {"none": 1.0, "q": abs(p.scale), "sqrt": math.sqrt(abs(p.scale))}[numerics.prescale] or 1.0
     operands = arithmetic.prescaled or p.dtype
     ranges = [room(x, p.format, "descale_q" in inputs.others) for x in (inputs.q, inputs.k)]

@@ -377,7 +377,7 @@ def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
         only = replace(support, masks=(kind,), intersections=False)
         if kind in support.masks or kind == "causal.square":
             continue
-        if not (kind.startswith("causal") and "causal.square" in support.masks):
+        if f"{kind.partition('.')[0]}.square" not in support.masks:
             yield _Edge("mask", only, dtype)
         elif support.cross_lengths and support.max_seqlen != low:  # where the lengths are equal, it is inside
             yield _Edge("mask", only, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1)))

@@ -25,6 +25,7 @@ from verify.tolerance import backward
 from verify.tolerance import forward as tolerance
 from verify.tolerance.backward import GradientTruth
 from verify.tolerance.forward import ForwardArithmetic
+from verify.tolerance.maxima import shared_excess
 from verify.variant import Config, Declaration
 
 # Multiply-adds of one product above which a GPU, where there is one, computes the reference faster than one core.
@@ -364,6 +365,7 @@ def compute_truth(
         made["best_out_bound"] = torch.zeros_like(made["out"])
     with clock.timed("generate"):
         q, k, v = (tensor.to(device) for tensor in inputs)
+    above = shared_excess(p, q, k, arithmetics[0], rows)
     blocks = row_blocks(q, k, v, Attention(p.mask, p.scale, p.softcap), rows=rows, budget=None if rows is None else _CHOSEN)
     while True:
         with clock.timed("reference"):
@@ -372,7 +374,8 @@ def compute_truth(
             break
         made["out"][block.index], made["lse"][block.index] = block.out.cpu(), block.lse.cpu()
         with clock.timed("bound"):
-            bounds = tolerance.bound(block, arithmetics[0], p)
+            ahead = None if above is None else above[block.index]
+            bounds = tolerance.bound(block, arithmetics[0], p, ahead)
             made["out_bound"][block.index], made["lse_bound"][block.index] = bounds.out.cpu(), bounds.lse.cpu()
             for other in arithmetics[1:]:
                 made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.cpu()

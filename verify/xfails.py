@@ -30,6 +30,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from verify.brief import shown
 from verify.evidence import Evidence, Verdict
 
 FILE = "xfails.toml"
@@ -164,7 +165,7 @@ def _entries(text: str, where: str) -> tuple[Xfail, ...]:
     try:
         data = tomllib.loads(text)
     except ValueError as error:
-        raise XfailsError(f"{where}: {_shown(str(error))[1:-1]}") from None
+        raise XfailsError(f"{where}: {shown(str(error))[1:-1]}") from None
     except RecursionError:
         raise XfailsError(f"{where}: is nested too deeply") from None
     tables = data.get("xfail", [])
@@ -173,36 +174,30 @@ def _entries(text: str, where: str) -> tuple[Xfail, ...]:
     return tuple(_entry(table, f"{where}: xfail {number}") for number, table in enumerate(tables, 1))
 
 
-def _shown(value: object) -> str:
-    """A value for a message: on one line, and short."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 _KINDS = {"cases": str, "link": str, "witness": str, "device": str, "expires": date, "oracles": list}
 
 
 def _entry(table: object, where: str) -> Xfail:
     names = [field.name for field in fields(Xfail)]
     if not isinstance(table, dict):
-        raise XfailsError(f"{where}: {_shown(table)} is no table with {', '.join(names)}")
+        raise XfailsError(f"{where}: {shown(table)} is no table with {', '.join(names)}")
     for name in table:
         if name not in names:
-            raise XfailsError(f"{where}: {_shown(name)} is none of {', '.join(names)}")
+            raise XfailsError(f"{where}: {shown(name)} is none of {', '.join(names)}")
     for name in ("cases", "link", "expires", "witness"):
         if name not in table:
             raise XfailsError(f"{where}: has no {name}")
     for name, value in table.items():
         if not isinstance(value, _KINDS[name]) or isinstance(value, datetime):
-            raise XfailsError(f"{where}: {name} must be a {_KINDS[name].__name__}, not {_shown(value)}")
+            raise XfailsError(f"{where}: {name} must be a {_KINDS[name].__name__}, not {shown(value)}")
     oracles = table.get("oracles", [])
     if not all(isinstance(oracle, str) for oracle in oracles):
-        raise XfailsError(f"{where}: oracles must be a list of names, not {_shown(oracles)}")
+        raise XfailsError(f"{where}: oracles must be a list of names, not {shown(oracles)}")
     entry = Xfail(**{**table, "oracles": tuple(oracles)})
     try:
         matches = re.fullmatch(entry.cases, entry.witness) is not None
     except (re.error, OverflowError, RecursionError) as error:
         raise XfailsError(f"{where}: cases is no regular expression: {error}") from None
     if not matches:
-        raise XfailsError(f"{where}: its witness is none of its cases: {_shown(entry.witness)}")
+        raise XfailsError(f"{where}: its witness is none of its cases: {shown(entry.witness)}")
     return entry

@@ -115,12 +115,15 @@ def to_half(x: Tensor) -> Tensor:
         return torch.from_numpy(x.numpy().astype(np.float16)).float()
 
 
-def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None, half: bool = False) -> Tensor:
-    """The same in fp32 to nearest, product by product, from left to right; half: sums in fp16."""
+def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dtype = torch.float32) -> Tensor:
+    """The same in fp32 to nearest, product by product, from left to right.
+
+    kept: what sums are rounded to.
+    """
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start.clone()
     for j in range(a.shape[2]):
         total += a[:, :, j, None] * b[:, j, None]
-        total = total.half().float() if half else total
+        total = total.to(kept).float()
     return total
 
 
@@ -239,7 +242,8 @@ class Emulation:
         total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
         sigma, sign = self.sigma(self.scale), self.sign(x, v)
         for part in self.blocks(x.shape[-1]):
-            new = torch.maximum(top, x[..., part].amax(-1, keepdim=True))
+            own = self.raised(x[..., part].amax(-1, keepdim=True), sigma if raw else 1.0)
+            new = torch.maximum(top, own)
             if self.numerics.lazy_rescale:
                 ahead = (new - top) * (sigma if raw else 1.0)
                 new = torch.where(ahead > self.numerics.lazy_rescale, new, top)
@@ -261,6 +265,7 @@ class Emulation:
     def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Softmax of whole rows, then one product; x in natural units."""
         top = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -math.inf)
+        top = self.raised(top, LOG2E)
         top = torch.where(top == -math.inf, 0.0, top)
         p = self.exp2((x - top).double() * LOG2E, self.sign(x, v))
         total = self.add_up(p, torch.zeros_like(top))
@@ -279,6 +284,22 @@ class Emulation:
         return sum((share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True)), torch.zeros(())), lse
 
     # Steps
+
+    def raised(self, top: Tensor, sigma: Tensor | float) -> Tensor:
+        """What is subtracted, of row maxima that sigma makes log2 units: a tile's, rounded up."""
+        size, rows = self.numerics.maximum_rows, top.shape[1]
+        if size != 1:
+            size = size or max(rows, 1)
+            pad = 0.0 if self.push else -math.inf  # rows of zeros past the end
+            tiles = torch.nn.functional.pad(top, (0, 0, 0, -rows % size), value=pad)
+            tops = tiles.unflatten(1, (-1, size)).amax(2, keepdim=True).expand(-1, -1, size, -1)
+            top = tops.flatten(1, 2)[:, :rows]
+        part = 1.0 if self.push else 0.6
+        excess = part * self.numerics.maximum_excess
+        step = part * self.numerics.maximum_step
+        if not (excess or step):
+            return top
+        return torch.where(top == -math.inf, top, top + excess / sigma + step * top.abs())
 
     def sign(self, x: Tensor, v: Tensor) -> Tensor:
         """Which way each exponential errs: up where the key's V lies above O, in the first column."""
@@ -323,12 +344,17 @@ class Emulation:
     def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
         """start + round(P) V."""
         kind, p = self.probability, self.rounded(p)
-        narrow = self.numerics.accumulator == "float16" and not self.numerics.promotion
-        start = start.half().float() if narrow else start
+        narrow = self.numerics.accumulator if not self.numerics.promotion else "float32"
+        start = start.to(getattr(torch, narrow)).float()
         if self.kernel.fault == "fp16 accumulation":
             for at in range(0, p.shape[-1], 16):
                 start = (start + p[..., at : at + 16] @ v[:, at : at + 16]).half().float()
             return start
+        if {kind, self.problem.dtype} == {"float16", "bfloat16"}:
+            if self.numerics.values == "input" or self.kernel.fault == "V as it is":
+                kind = "float32"
+            else:
+                v = self.round(v, kind)
         kind = "float16" if kind.startswith("float8") and self.problem.format.itemsize > 1 else kind
         return self.dot(p, v, kind, self.numerics.accumulator, start)
 
@@ -337,7 +363,9 @@ class Emulation:
             a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
         unit = unit_for(self.kernel.arch, kind, accumulator)
         if isinstance(unit, NearestChain):
-            return serial_dot(a, b, start, accumulator == "float16")
+            if accumulator == "bfloat16" and self.numerics.accumulator_rounded == "block":
+                return self.round(serial_dot(a, b, start), "bfloat16")
+            return serial_dot(a, b, start, getattr(torch, accumulator))
         least = -1100 if self.kernel.normalises else least_exponent(unit, kind)
         step = self.numerics.promotion
         if not step or (unit.fraction >= 23 and accumulator == "float32"):

@@ -130,6 +130,11 @@ class _Backward:
         return self.kernel.numerics
 
     @property
+    def of_scores(self) -> str:
+        """The accumulator of S and dP."""
+        return self.numerics.score_accumulator or self.numerics.accumulator
+
+    @property
     def push(self) -> float:
         return 1.0 if self.luck is Luck.AGAINST else 0.0
 
@@ -147,10 +152,11 @@ class _Backward:
         own, of_weights = self.numerics.softmax == "own", self.numerics.delta_of == "weights"
         delta = self.delta(dout, out)
         first = -delta.expand(-1, -1, p.seqlen_kv) if self.kernel.initial else None
-        dp = self.dot(dout, v.mT, self.numerics.operands, first)
+        dp = self.dot(dout, v.mT, self.numerics.operands, first, self.of_scores)
         factor = dp if self.kernel.initial or fault == "no delta" else dp - delta
         asking, used = self.scaled(q, k)
-        raw, sign = self.dot(asking, used.mT, self.numerics.operands), self.sign(factor, q, k, dout)
+        raw = self.dot(asking, used.mT, self.numerics.operands, None, self.of_scores)
+        sign = self.sign(factor, q, k, dout)
         if own:
             weights, slope = self.softmax(raw, visible, sign)
         else:
@@ -315,6 +321,7 @@ class _Backward:
                 total = self.dot(weights[..., part], operand[:, part], kind, total)
             else:
                 total = total + self.dot(weights[..., part], operand[:, part], kind)
+                total = self.round(total, self.numerics.accumulator)
         return total
 
     def over_heads(self, weights: Tensor, operand: Tensor, kind: str, scale: float) -> Tensor:
@@ -335,13 +342,15 @@ class _Backward:
             return total if self.kernel.wide else total.to(self.problem.format.torch)
         return self.finish(total, 1.0 if self.stored(self.aim) else scale)
 
-    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None) -> Tensor:
+    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = "") -> Tensor:
+        """sums: the dtype of S and dP; that of the gradients if there is none."""
         kind = self.problem.dtype if kind == "input" else kind
         if kind == "float32" and self.numerics.float32_products == "tf32":
             a, b, kind = truncate_tf32(a), truncate_tf32(b), "tf32"
-        unit = unit_for(self.kernel.arch, kind)
+        sums = sums or self.numerics.accumulator
+        unit = unit_for(self.kernel.arch, kind, sums)
         if isinstance(unit, NearestChain):
-            return serial_dot(a, b, start)
+            return serial_dot(a, b, start, getattr(torch, sums))
         return fused_dot(a, b, unit, start, least_exponent(unit, kind))
 
     def finish(self, total: Tensor, scale: float) -> Tensor:

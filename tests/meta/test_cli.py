@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from verify.cell.cell import ROOT
 from verify.cli import summary
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order
 from verify.evidence import Evidence, Recorder
+from verify.report import Report, build
 
 ACCUSED = Path(__file__).parent / "accused"
 PLAIN = str(ACCUSED / "correct_plain.py")
@@ -139,7 +141,7 @@ def test_an_error_of_the_judge_is_named_beside_a_conviction(
     verdicts.append(verdict(convicted, "float16", 0))
     order = recorded("mixed", Evidence(runs=found.runs, variants=found.variants, verdicts=tuple(verdicts)))
     errors.record(order.directory, errors.JudgeError(erring, "test_x[it]", "ZeroDivisionError: the judge's own"))
-    monkeypatch.setattr(summary, "_report", lambda folder, run_id: {"variants": []})
+    monkeypatch.setattr(summary, "report_of", lambda folder, run_id: None)
     assert summary.finish(order, FAILED) == FAILED
     output = capsys.readouterr().out
     assert states(output)[erring] == summary.JUDGE_ERROR
@@ -150,29 +152,28 @@ def test_an_error_of_the_judge_is_named_beside_a_conviction(
 def test_what_is_incomplete_does_not_hold(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    order = recorded("short", passing())
-    variant = passing().variants[0].ref
-    dtypes = [
-        {"dtype": "float16", "status": "green", "reasons": [], "bins_missing": []},
-        {"dtype": "bfloat16", "status": "grey", "reasons": ["3 of 9 coverage bins empty"], "bins_missing": ["decode"]},
-    ]
-    report = {"variants": [{"ref": variant, "cases": 9, "status": "grey", "reasons": [], "dtypes": dtypes}]}
-    monkeypatch.setattr(summary, "_report", lambda folder, run_id: report)
+    found = passing()
+    order = recorded("short", found)
+
+    def report(missing: tuple[str, ...]) -> Report:
+        return build(found, bins_required=lambda variant, dtype: missing if dtype == "bfloat16" else ())
+
+    monkeypatch.setattr(summary, "report_of", lambda folder, run_id: report(("no such bin",)))
     assert summary.finish(order, CLEAN) == INFRASTRUCTURE
     output = capsys.readouterr().out
-    assert f"incomplete: {variant} (bfloat16): 3 of 9 coverage bins empty" in output
+    assert f"incomplete: {found.variants[0].ref} (bfloat16): 1 of 1 coverage bins empty" in output
     assert output.count("holds") == 1
     assert summary.finish(order, CLEAN, whole=False) == CLEAN  # fuzz does not ask for more
-    report["variants"] = []
+    monkeypatch.setattr(summary, "report_of", lambda folder, run_id: report(()))
     assert summary.finish(order, CLEAN) == CLEAN
-    monkeypatch.setattr(summary, "_report", lambda folder, run_id: None)
+    monkeypatch.setattr(summary, "report_of", lambda folder, run_id: None)
     assert summary.finish(order, CLEAN) == INFRASTRUCTURE, "another run's report says nothing of this one"
 
 
 def passing() -> Evidence:
     """One variant, two dtypes, nothing failing."""
     found = evidence(cases=6)
-    good = found.variants[0]
+    good = replace(found.variants[0], unavailable=None)
     verdicts = [verdict(good.ref, dtype, n) for dtype in ("float16", "bfloat16") for n in range(3)]
     verdicts = [v for v in verdicts if v.outcome == "pass"]
     return Evidence(runs=found.runs, variants=(good,), verdicts=tuple(verdicts))

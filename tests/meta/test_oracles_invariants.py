@@ -122,7 +122,8 @@ def test_slacks_from_norms_are_no_less_than_the_errors_that_they_stand_for(text:
         arithmetic = resolve(Numerics(block_n=32), Config(), case, "sm_90")
         given = Inputs.of(case)
         truth = compute_truth(case, (given.q, given.k, given.v), [arithmetic])
-        slack = forward_slack(case, arithmetic, reach(case, given.q, given.k), (given.q, given.k))
+        qkv = (given.q, given.k, given.v)
+        slack = forward_slack(case, arithmetic, reach(case, given.q, given.k), qkv)
         live = ~truth.empty
         assert bool((slack.lse >= 0.999 * truth.lse_bound)[live].all())
 

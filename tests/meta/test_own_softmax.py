@@ -14,6 +14,7 @@ from tests.meta.related import ACCUSED, Bench, bench
 from tests.meta.test_relations import SQUARE
 from tests.meta.trials import acquitted, convicted, trial_of
 from verify.arithmetic.dtypes import dtype_named
+from verify.court import Docket
 from verify.discovery import roster
 from verify.oracles import gather_backward, gradient_bound, gradient_sums, long_columns
 from verify.problem import Problem
@@ -70,6 +71,29 @@ def test_no_forward_is_asked_for_what_nobody_reads(autograd: Bench) -> None:
     assert all(bool(tensor.isnan().all()) for tensor in trial.saved.outputs.values())
     out, lse = trial.start
     assert (out.dtype, lse.dtype) == (torch.float64, torch.float64)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with bench("own_alone.py", tmp_path_factory.mktemp("alone")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_backward_alone_needs_no_forward(name: str, alone: Bench) -> None:
+    declaration = alone.variants["right"]
+    assert (declaration.entries, declaration.contract.lse) == (("backward",), None)
+    for group in ("gradients", "gradient_slice", "gradient_linearity", "relaunch_backward"):
+        docket = Docket(declaration, declaration.configs[0], PROBLEMS[name].dtype, group)
+        problem = PROBLEMS[name].but(batch=2) if name != "empty rows" else PROBLEMS[name]
+        for verdict in alone.court.hear(docket, problem):
+            assert verdict.outcome != "fail", verdict.finding
+
+
+def test_a_wrong_backward_alone_is_convicted(alone: Bench) -> None:
+    verdict = alone.verdict("without-delta", "gradients", "gradient_bound", HALF)
+    assert verdict.finding is not None
+    assert "dq is off by" in verdict.finding.message
 
 
 def own_trial(problem: Problem, numerics: GradientNumerics = OWN) -> Trial:

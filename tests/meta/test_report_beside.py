@@ -203,6 +203,11 @@ def test_the_same_bytes_for_the_same_folder(green: Report, tmp_path: Path) -> No
     pages = [written(green, tmp_path / name, REPORT, account()) for name in "ab"]
     assert pages[0] == pages[1]
     assert written(read(tmp_path / "a"), tmp_path / "a") == pages[0]
+    several: Report = {**green, "runs": [{"run": "r", "started": "s", "profile": "p"}]}
+    written(several, tmp_path / "a")
+    before = (tmp_path / "a" / "report.json").read_bytes()
+    written(read(tmp_path / "a"), tmp_path / "a")
+    assert (tmp_path / "a" / "report.json").read_bytes() == before
 
 
 class TestSanitizers:

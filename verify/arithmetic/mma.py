@@ -15,7 +15,15 @@ from dataclasses import dataclass, fields, replace
 
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.unit import Envelope, NearestChain, Promoted, Unit, Wiring
-from verify.arithmetic.units import ARCHES, FMA32, FMA64, SAME_AS, UNITS
+from verify.arithmetic.units import (
+    ARCHES,
+    BFLOAT16_SUMS,
+    FMA32,
+    FMA64,
+    SAME_AS,
+    UNITS,
+    bfloat16_blocks,
+)
 
 __all__ = [
     "ARCHES",
@@ -26,24 +34,35 @@ __all__ = [
     "Unit",
     "Wiring",
     "accumulated",
+    "bfloat16_blocks",
     "known",
     "provenance",
     "unit_for",
 ]
 
 _EVERYWHERE = {"float32": FMA32, "float64": FMA64}
+# By what is multiplied where sums are kept in bfloat16, whose own dot products may take subnormals
+# as zero.
+_ROUNDED = {
+    "float16": BFLOAT16_SUMS,
+    "bfloat16": replace(BFLOAT16_SUMS, flush=2.0**-126),
+    "float32": BFLOAT16_SUMS,
+}
 
 
 def unit_for(arch: str, operands: str, accumulator: str = "float32", instruction: str = "") -> Unit:
     """The unit that multiplies `operands` on `arch` ("sm_90", "cpu"): "float16", "bfloat16", "tf32", "float8_e4m3fn"...
 
-    accumulator: "float32" or "float16"; that of fp64 operands is fp64.  instruction: "mma.sync", "mma.sync.m16n8k16" (8 bits),
+    accumulator: "float32", "float16" or, rounded after every product, "bfloat16"; that of fp64
+    operands is fp64.  instruction: "mma.sync", "mma.sync.m16n8k16" (8 bits),
     "wgmma" or "tcgen05"; "" for the most pessimistic that the architecture has.
     An unknown generation ("sm_999"), or a type that its table lacks, gets the most pessimistic entry of that type; see
     `provenance`.  Raises ValueError for a word that names no architecture, operands that no table has with that accumulator,
     or an instruction that the arch has not for them.
     """
     arch = _named(arch)
+    if accumulator == "bfloat16" and operands in _ROUNDED:
+        return _ROUNDED[operands]
     if operands in _EVERYWHERE:
         return _EVERYWHERE[operands]
     row = _rows(operands, accumulator).get(SAME_AS[arch][0] if arch in SAME_AS else arch)
@@ -119,7 +138,7 @@ def provenance(arch: str, operands: str, accumulator: str = "float32") -> Proven
     unit, kind = unit_for(arch, operands, accumulator), "table"
     arch = _named(arch)
     what = f"{operands} into {unit.accumulator}"
-    if operands in _EVERYWHERE:
+    if operands in _EVERYWHERE or accumulator == "bfloat16":
         return Provenance(kind, f"{what} anywhere: {unit.source}")
     source, why = arch, ""
     if arch in SAME_AS:

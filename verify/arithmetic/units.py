@@ -40,6 +40,23 @@ FMA64 = NearestChain(
     source=f"{_HIGHAM}; tensor cores chain FMAs: {_MMASIM}",
 )
 
+# Sums that are kept in bfloat16, on CPUs: an fp32 addition and a cast after each product err by
+# less than one rounding of unit roundoff 2**-8, whatever the operands.
+BFLOAT16_SUMS = NearestChain(1, 8, 8, accumulator="bfloat16", source=f"{_HIGHAM}; rounded after every product")
+
+
+def bfloat16_blocks(products: int) -> Unit:
+    """The same, where so many products are added in fp32 before a cast."""
+    return Unit(
+        products,
+        22,
+        7,
+        accumulator="bfloat16",
+        rounding="nearest",
+        wiring=Wiring(normalises=True),
+        source=f"{_HIGHAM}; rounded to bfloat16 after {products} products",
+    )
+
 
 @dataclass(frozen=True)
 class Entry:

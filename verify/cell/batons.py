@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from verify.cell.confine import user_cache
 from verify.cell.descendants import descendants
 
 _NAME = "lock"
@@ -39,8 +40,7 @@ def clear(suspects: Iterable[Path] = ()) -> None:
 
 def _default() -> list[Path]:
     """Batons under TORCH_EXTENSIONS_DIR, or where torch puts it."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or Path.home(), ".cache")
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path(cache, "torch_extensions"))
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or user_cache() / "torch_extensions")
     return [path for pattern in (f"*/{_NAME}", f"*/*/{_NAME}") for path in root.glob(pattern)]
 
 

@@ -194,7 +194,7 @@ class Life:
         match message["op"]:
             case "load":
                 loaded = load(Path(message["path"]), message["package_root"])
-                self.variants.update({variant.name: variant for variant in loaded.variants})
+                self.variants.update({variant.name: variant for variant in (*loaded.variants, *loaded.unheard)})
                 extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}
                 described = [variant.describe() | extra for variant in loaded.variants]
                 return {"status": "ok", "variants": described, "sources": list(loaded.sources)}

@@ -113,6 +113,19 @@ def variables() -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(_inductor())}
 
 
+def _home() -> Path:
+    """The user's directory; that of temporary files for a user who has none, as in many a container."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir())
+
+
+def user_cache() -> Path:
+    """Where the user's programs keep what they can make again: XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache")
+
+
 def _inductor() -> Path:
     chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if chosen:
@@ -126,8 +139,8 @@ def _inductor() -> Path:
 
 def _caches() -> Iterator[Path]:
     """Where compilers and libraries keep what they have made, and what the user adds."""
-    home = Path(os.environ.get("HOME") or Path.home())
-    yield Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")  # torch's extensions, ours, and many another's
+    home = _home()
+    yield user_cache()  # torch's extensions, ours, and many another's
     yield Path(os.environ.get("TRITON_HOME") or home, ".triton")
     yield Path(os.environ.get("CUDA_CACHE_PATH") or home / ".nv")
     yield _inductor()

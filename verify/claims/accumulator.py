@@ -92,7 +92,9 @@ def values(trial: Trial) -> Claim | None:
     where = torch.zeros(problem.shape_out, dtype=torch.bool)
     where[..., -1, : len(cases)] = True
     evidence = f"sums come out as {_listed(got)} of what they are"
-    return _claim(trial, _OF_VALUES, word, excess(probe, where, exact_probabilities(probe)), evidence)
+    # P is 1, unless more than the maximum is subtracted.
+    truth = None if trial.declaration.numerics.maximum_excess else exact_probabilities(probe)
+    return _claim(trial, _OF_VALUES, word, excess(probe, where, truth), evidence)
 
 
 def _claim(trial: Trial, name: str, word: str, ratio: float, evidence: str) -> Claim:

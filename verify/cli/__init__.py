@@ -27,8 +27,8 @@ def app() -> None:
 
     Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is incomplete.
 
-    Environment: VERIFY_DEADLINE, VERIFY_SEARCH_SECONDS, VERIFY_SHRINK_SECONDS, VERIFY_CUDA_CACHE, VERIFY_BOOTSTRAP; see
-    docs/command-line.md.
+    Environment: VERIFY_DEADLINE, VERIFY_BUILD_DEADLINE, VERIFY_LIFE_MEMORY, VERIFY_CONFINE, VERIFY_WRITABLE,
+    VERIFY_SEARCH_SECONDS, VERIFY_SHRINK_SECONDS, VERIFY_CUDA_CACHE, VERIFY_BOOTSTRAP; see docs/command-line.md.
     """
     try:
         settings.check()

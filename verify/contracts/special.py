@@ -16,6 +16,8 @@ from references.masks import Full
 from verify.contracts import Measured, ask, plain, result
 from verify.inputs import Inputs
 from verify.memory import bits
+from verify.tolerance.arithmetic import resolve
+from verify.tolerance.maxima import whole_tiles
 from verify.trial import Trial, first
 
 _KEY = 1
@@ -44,8 +46,10 @@ def _visible(trial: Trial) -> list[Measured]:
     one = torch.zeros_like(near)
     row = first(readers)
     one[row] = True
+    a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
+    far = ~whole_tiles(one, a.maximum_rows)  # from rows with which it shares a maximum
     found = [
-        _reach(trial, "NaN in Q", replace(inputs, q=_put(inputs.q, row, math.nan)), one, ~one),
+        _reach(trial, "NaN in Q", replace(inputs, q=_put(inputs.q, row, math.nan)), one, far),
         _reach(trial, "NaN in K", replace(inputs, k=_put(inputs.k, (0, 0, _KEY), math.nan)), readers, ~near),
         _reach(trial, "NaN in V", replace(inputs, v=_put(inputs.v, (0, 0, _KEY), math.nan)), readers, ~near, column=True),
     ]

@@ -16,6 +16,8 @@ from verify.memory import bits
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.relations import Related, beyond_arithmetic, compared, failed, forward_pairs, forward_results, identical
+from verify.tolerance.arithmetic import resolve
+from verify.tolerance.maxima import whole_tiles
 from verify.trial import Ruling, Trial
 
 
@@ -54,6 +56,8 @@ def judge(trial: Trial) -> Ruling:
         untouched &= ~seen[..., key]
         what.append(f"key {key}")
         values = replace(values, k=changed(values.k, key, p.format), v=changed(values.v, key, p.format))
+    shared = resolve(trial.declaration.numerics, trial.config, p, trial.arch).maximum_rows
+    untouched = ~whole_tiles(~untouched, shared)  # rows that share a maximum look at each other
     other, when = trial.beside("changed", p, inputs=values), f"with {' and '.join(what)} changed"
     found = failed(other)
     if found is not None:

@@ -49,7 +49,7 @@ def _slack(trial: Trial, size: Tensor, per_head: tuple[int, int, int, int]) -> t
     p = trial.problem
     a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
     q, k, _ = trial.expanded
-    slack = forward_slack(p, a, reach(p, q, k), (q, k))
+    slack = forward_slack(p, a, reach(p, q, k), trial.expanded)
     off = slack.average.view(*per_head, 1) * size + slack.absolute.view(*per_head, 1)
     off = off + a.output.unit_roundoff * (size + off) + a.output.smallest_subnormal / 2
     asked = ~slack.beyond.view(*per_head, 1) & (4 * p.seqlen_kv * a.probability_scale * size < FP32_MAX)

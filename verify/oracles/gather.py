@@ -12,6 +12,7 @@ from verify.oracles.bound import compare
 from verify.relations import beyond_arithmetic
 from verify.tolerance.arithmetic import resolve
 from verify.trial import Ruling, Trial, convict, first, place
+from verify.variant import Declaration
 
 _KEPT = 8  # significant bits of V's patterns: an output that need not be exact is compared after rounding to as many
 
@@ -69,9 +70,17 @@ def _which(row: Tensor, values: Tensor) -> str:
     return f", is row {int(hits[0])}" if len(hits) else ""
 
 
+def applies(declaration: Declaration) -> str | None:
+    """Why O need not be a row of V bit for bit, or None."""
+    numerics = declaration.numerics
+    up = numerics.maximum_excess or numerics.maximum_step
+    return "subtracts more than the maximum: the winner's P is not 1" if up else None
+
+
 ORACLE = Oracle(
     name="gather",
     group="gather",
     catches="wrong indexing: layouts, strides, tails, swizzles, head maps, page tables",
     judge=judge,
+    applies=applies,
 )

@@ -78,8 +78,10 @@ def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
         return found
     looking = seen[..., key]
     together = _of_keys(p, (seen & looking[..., None]).any(2))
-    # Rows of a tile may vote on whether a lagging maximum is caught up with: see `causality`.
-    same = not trial.declaration.numerics.lazy_rescale
+    # Rows of a tile may vote on whether a lagging maximum is caught up with, or share one: see
+    # `causality`.
+    numerics = trial.declaration.numerics
+    same = not numerics.lazy_rescale and numerics.maximum_rows == 1
     return _unchanged(trial, other, f"with key {key} changed", Scope(~looking, ~together), same_forward=same)
 
 

@@ -27,7 +27,7 @@ def judge(trial: Trial) -> Ruling:
     p, run, a = trial.problem, trial.first, resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch)
     assert run.out is not None
     live, reached = live_rows(p), _reach(trial)
-    slack = forward_slack(p, a, reached, trial.expanded[:2])
+    slack = forward_slack(p, a, reached, trial.expanded)
     asked = live & ~slack.beyond
     bad = asked[..., None] & ~run.out.isfinite()
     if bool(bad.any()):
@@ -104,7 +104,7 @@ def gathered_truth(trial: Trial) -> Truth:
     bound = torch.full_like(lse, math.inf)
     if _applies(trial.declaration) is None:
         arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
-        bound = forward_slack(p, arithmetic, _reach(trial), trial.expanded[:2]).lse
+        bound = forward_slack(p, arithmetic, _reach(trial), trial.expanded).lse
     return Truth(out, lse.masked_fill(~live, -math.inf), torch.zeros_like(out), bound)
 
 
@@ -143,6 +143,7 @@ ORACLES = (
         group="long",
         catches="keys and rows anywhere that are lost, doubled or taken for others, bit for bit",
         judge=_gather,
+        applies=gather.applies,
         concerns=lambda trial: trial.problem.distribution == "gather",
         rank=30,
     ),

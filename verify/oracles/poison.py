@@ -16,6 +16,7 @@ from verify.oracles.bound import compare
 from verify.oracles.execution import fault
 from verify.relations import beyond_arithmetic, identical
 from verify.tolerance.arithmetic import resolve
+from verify.tolerance.maxima import whole_tiles
 from verify.trial import Ruling, Run, Trial, convict, first, place
 from verify.variant import Declaration
 
@@ -50,11 +51,13 @@ def _poison(trial: Trial) -> Poisoning:
     used = pivot.reshape(p.batch, p.heads_kv, p.group, p.seqlen_kv).any(2)
     anything = trial.declaration.contract.masked_values == "any"
     special = float("inf") if p.format.has_infinity and p.seed & 2 else float("nan")
-    k_poison, v_poison = (special,) * 2 if anything else (_huge_key(trial), p.format.max)
+    k_poison, v_poison = (special,) * 2 if anything else (_huge_key(trial), _huge_value(trial))
     k, k_spoiled = _spoil(inputs.k, used, k_poison)
     v, v_spoiled = _spoil(inputs.v, used, v_poison)
     spoiled = (k_spoiled.expand(used.shape) | v_spoiled.expand(used.shape)).repeat_interleave(p.group, 1)
     untouched = ~(seen & spoiled[:, :, None]).any(-1)
+    shared = resolve(trial.declaration.numerics, trial.config, p, trial.arch).maximum_rows
+    untouched = ~whole_tiles(~untouched, shared)
     found = Poisoning(replace(inputs, k=k, v=v), int(k_spoiled.sum() + v_spoiled.sum()), untouched)
     if not anything:
         return found
@@ -72,6 +75,14 @@ def _huge_key(trial: Trial) -> float:
         return found
     largest = float(trial.inputs.q.double().abs().sum(-1).max()) * max(abs(p.scale), 1.0)
     return min(found, math.ldexp(1.0, math.frexp(limit / max(largest, 1.0))[1] - 2))
+
+
+def _huge_value(trial: Trial) -> float:
+    """What every element of a spoiled value is: finite in the format that V is converted to."""
+    a = resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch)
+    if a.conversion is None or a.conversion.limit == math.inf:
+        return trial.problem.format.max
+    return math.ldexp(1.0, math.frexp(a.conversion.limit)[1] - 1)
 
 
 def _spoil(stored: Tensor, used: Tensor, poison: float) -> tuple[Tensor, Tensor]:

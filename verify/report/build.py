@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import PurePath
+from statistics import median
 from typing import Any
 
 from verify.case import replay_command
@@ -178,7 +179,7 @@ def _variant(
         _dtype(entry, dtype, [v for v in verdicts if v.dtype == dtype], evidence, required(entry, dtype))
         for dtype in [*dict.fromkeys(declared), *sorted(others - set(declared))]
     ]
-    reasons = [f"{report['dtype']}: {reason}" for report in dtypes for reason in report["reasons"]]
+    reasons = [f"{d['dtype']}: {reason}" for d in dtypes for reason in d["reasons"]]
     lost: list[Begin] = [begin for begin in evidence.lost if begin.variant == entry.ref]
     if lost:
         reasons.append(f"{_count(len(lost), 'case')} launched but never judged")
@@ -186,9 +187,10 @@ def _variant(
         reasons.append("no declaration on record")
     if entry.unavailable is not None:
         reasons = [f"unavailable: {entry.unavailable}", *([] if not verdicts else reasons)]
+    growth = _growth(verdicts)
     builds = resources.by_arch(b for b in evidence.builds if b.variant == entry.ref)
     broken = [f"{b['arch']}: {len(b['failing'])} of {b['builds']} fail to compile" for b in builds if b["failing"]]
-    return {
+    report: VariantReport = {
         "ref": entry.ref,
         "name": entry.name,
         "family": entry.family,
@@ -200,8 +202,8 @@ def _variant(
         "reasons": reasons + broken,
         "undeclared": entry.undeclared,
         "unavailable": entry.unavailable,
-        "cases": sum(report["cases"] for report in dtypes),
-        "failures": sum(report["failures"] for report in dtypes),
+        "cases": sum(d["cases"] for d in dtypes),
+        "failures": sum(d["failures"] for d in dtypes),
         "support": entry.support,
         "numerics": entry.numerics,
         "gradients": entry.gradients,
@@ -211,6 +213,16 @@ def _variant(
         "builds": builds,
         "measured": contract.cells(verdicts),
     }
+    if growth is not None:
+        report["growth"] = growth
+    return report
+
+
+def _growth(verdicts: Sequence[Verdict]) -> float | None:
+    """Bytes that most runs of a variant take and keep (median), or None: the first run of a kernel may load and compile."""
+    ran = [v for v in verdicts if v.oracle == "execution" and v.counted and v.outcome == "pass"]
+    grown = [v.measures["memory_growth"] for v in ran if "memory_growth" in v.measures]
+    return median(grown) if len(grown) > max(2, len(ran) / 2) else None
 
 
 def _status(failed: bool, reasons: Sequence[str], ran: bool) -> Status:

@@ -223,9 +223,13 @@ class _Variant(TypedDict):
 
 
 class VariantReport(_Variant, total=False):
-    """One variant; what reports of an earlier day do not have may be missing."""
+    """One variant; what reports of an earlier day do not have may be missing.
+
+    growth: of a kernel that keeps memory, the median of the bytes by which its process grew in a run.
+    """
 
     measured: dict[str, Cell]
+    growth: float
 
 
 class Lost(TypedDict):

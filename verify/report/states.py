@@ -41,7 +41,7 @@ _SIXTEEN = ("float16", "bfloat16")
 class State(NamedTuple):
     """One thing to see before the verdict.  said: "bound 107x the best", without the name."""
 
-    name: Literal["lenient", "narrow", "undeclared"]
+    name: Literal["lenient", "narrow", "undeclared", "growing"]
     said: str
 
     def __str__(self) -> str:
@@ -51,6 +51,8 @@ class State(NamedTuple):
 def states(variant: VariantReport) -> list[State]:
     """What marks one variant.  An undeclared function is judged by the weakest honest arithmetic, which nobody declared."""
     found = [State("narrow", said) for said in _narrow(variant["support"])]
+    if growth := variant.get("growth"):
+        found.append(State("growing", f"its process grows by {growth / (1 << 20):.0f} MiB in most runs"))
     if variant["undeclared"]:
         return [State("undeclared", "judged by the weakest honest arithmetic"), *found]
     return [*(State("lenient", said) for said in _lenient(variant)), *found]

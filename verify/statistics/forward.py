@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from references.attention import Attention, RowBlock, row_blocks
+from references.positions import Sizes
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.problem import Problem
@@ -42,6 +43,11 @@ def forward_measures(trial: Trial) -> dict[str, float]:
     arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
     if underived(arithmetic) is not None:
         return {}
+    conversion = arithmetic.conversion
+    if conversion is not None:
+        least = Sizes.of(trial.expanded[2].flatten(), 0).least
+        if bool((least < conversion.normal).any()):
+            return {}  # V loses what is not predicted
     with trial.clock.timed("statistics"):
         parts = predictions(p, trial.expanded, arithmetic, rows)
         found = summary("out", run.out.flatten(0, 1)[:, rows], truth.out.flatten(0, 1)[:, rows], parts[0])
@@ -57,6 +63,10 @@ def underived(a: ForwardArithmetic) -> str | None:
         return f"row_sum: {a.row_sum}: P's roundings are in LSE, and in O twice"
     if not a.exponential.uniform or not a.rescale.uniform:
         return "exp: errors that grow with the argument"
+    if a.leads:
+        return "maximum: how large P is when it is rounded is not known"
+    if a.conversion is not None and a.conversion.roundoff:
+        return "values: V's roundings are in every row"
     if any(unit.accumulator != "float32" for unit in (a.scores, a.values)):
         return "accumulator: sums are rounded to 16 bits on the way"
     return None

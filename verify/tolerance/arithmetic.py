@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
-from verify.arithmetic.mma import Promoted, Unit, accumulated, unit_for
+from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, unit_for
 from verify.inputs import descales
 from verify.problem import Problem
 from verify.tolerance.subnormals import Operands, Weighted
@@ -20,6 +20,9 @@ ANY_DIVISION = 5  # roundings of `U`: div.full and div.approx err by 2 ulp, a re
 
 # Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of both, and a square root.
 PRESCALE_ROUNDINGS = {"none": 0, "q": 2, "k": 2, "sqrt": 6}
+
+
+_MAXIMA = ("maximum_rows", "maximum_excess", "maximum_step")
 
 
 def relative(count: int, u: float) -> float:
@@ -55,6 +58,31 @@ def block_count(length: int, size: int) -> int:
 
 
 @dataclass(frozen=True)
+class Conversion:
+    """V converted to nearest to a format that does not hold every number of the inputs'.
+
+    roundoff: relative error.  lost: what an element may lose besides where one of its column is
+    below `normal`.  limit: the |V| from which on it becomes infinite.
+    """
+
+    roundoff: float
+    lost: float
+    normal: float
+    limit: float
+
+    @staticmethod
+    def between(given: DType, made: DType) -> Conversion:
+        """From one format to another."""
+        coarser = made.smallest_subnormal > given.smallest_subnormal
+        return Conversion(
+            roundoff=made.unit_roundoff if made.precision < given.precision else 0.0,
+            lost=made.smallest_subnormal / 2 if coarser else 0.0,
+            normal=2.0**made.emin if coarser else 0.0,
+            limit=made.overflow if made.max < given.max else math.inf,
+        )
+
+
+@dataclass(frozen=True)
 class ForwardArithmetic:
     """Declared numerics resolved for one problem on one arch: what the formulas read."""
 
@@ -85,6 +113,10 @@ class ForwardArithmetic:
     joins: int = 0  # sums that are added up after that
     running: bool = True  # chains go on from block to block
     division: int = 5  # roundings of the division, or of a reciprocal and its product
+    conversion: Conversion | None = None  # of V, to the format of P
+    maximum_rows: int = 1  # that share the maximum which is subtracted
+    excess: float = 0.0  # how far that may lie above the largest score, natural units
+    step: float = 0.0  # the same as a part of its size
 
     @property
     def exp(self) -> float:
@@ -122,6 +154,16 @@ class ForwardArithmetic:
     def saturates(self) -> float:
         """The P from which on an 8-bit P saturates, in parts of the largest; 0 for wider ones, which do not."""
         return self.probability.max / self.reach if self.probability.itemsize == 1 else 0.0
+
+    @property
+    def rounds_up(self) -> bool:
+        """Whether the largest p~ may be less than 1 although a row has its own maximum."""
+        return bool(self.excess or self.step)
+
+    @property
+    def leads(self) -> bool:
+        """Whether what is subtracted may lie above the row's maximum."""
+        return self.rounds_up or self.maximum_rows != 1
 
     @property
     def exps(self) -> float:
@@ -165,15 +207,22 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if numerics.operands == "input" else numerics.operands
     probability = given if numerics.probability == "input" else numerics.probability
     _check(numerics, given, operands, probability)
+    other = _other_half(given, probability)
+    # The format of P and V as the unit sees them.
+    multiplied = "float32" if other and numerics.values == "input" else probability
     block_n = block_size(numerics.block_n, config.block_n)
     blocks = block_count(problem.seqlen_kv, block_n)
     scores, values = (
         product_unit(arch, name, numerics.float32_products, accumulator)
         for name, accumulator in (
             (operands, numerics.score_accumulator or numerics.accumulator),
-            (probability, numerics.accumulator),
+            (multiplied, numerics.accumulator),
         )
     )
+    if numerics.accumulator_rounded == "block":
+        lengths = (problem.head_dim, block_n or problem.seqlen_kv)
+        scores = _by_block(scores, lengths[0])
+        values = _by_block(values, lengths[1])
     lanes, apart = numerics.row_sum_lanes, numerics.row_sum_apart
     keys = block_n or max(problem.seqlen_kv, 1)
     by_head = descales(problem)
@@ -189,8 +238,8 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         operands=_operands(numerics, problem, dtype_named(operands), scores, factors),
         weighted=Weighted(
             values,
-            dtype_named(probability),
-            dtype_named(probability if wide else given),
+            dtype_named(multiplied),
+            dtype_named(multiplied if wide else given),
             problem.seqlen_kv,
             multiplied=1 / factors.get("descale_v", 1.0),
         ),
@@ -217,6 +266,10 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         joins=lanes - 1,
         running=not apart,
         division=_division(numerics.division),
+        conversion=_conversion(given, multiplied) if other else None,
+        maximum_rows=block_size(numerics.maximum_rows, config.block_m) or max(problem.seqlen_q, 1),
+        excess=numerics.maximum_excess * math.log(2),
+        step=numerics.maximum_step,
     )
 
 
@@ -256,16 +309,48 @@ def holding(given: str) -> tuple[str, ...]:
     return tuple(name for name, dtype in DTYPES.items() if dtype.holds(dtype_named(given)))
 
 
+def _by_block(unit: Unit, products: int) -> Unit:
+    """The unit where sums kept in bfloat16 are rounded once in so many products."""
+    if unit.accumulator != "bfloat16":
+        return unit
+    return replace(bfloat16_blocks(max(products, 1)), flush=unit.flush)
+
+
+def _accumulators(operand: str, products: str) -> tuple[str, ...]:
+    """Those that a product of such operands may have."""
+    if dtype_named(operand).itemsize == 1:
+        return ("float32", "float16")
+    if operand == "float32":
+        return ("float32", "bfloat16") if products == "ieee" else ("float32",)
+    return ("float32", "float16", "bfloat16")
+
+
+def _other_half(given: str, probability: str) -> bool:
+    """Whether both are formats of 16 bits, but not the same."""
+    both = dtype_named(given).itemsize == dtype_named(probability).itemsize == 2
+    return both and given != probability
+
+
+def _conversion(given: str, multiplied: str) -> Conversion | None:
+    if dtype_named(multiplied).holds(dtype_named(given)):
+        return None
+    return Conversion.between(dtype_named(given), dtype_named(multiplied))
+
+
 def _check(numerics: Numerics, given: str, operands: str, probability: str) -> None:
     """Raise ValueError for what no bound is derived for."""
     eight = dtype_named(given).itemsize == 1
-    # What Q, K and V lose in a narrower format is not derived, nor what a prescaled operand or a score loses to the short range
-    # of an 8-bit one; no unit multiplies 8-bit P by a wider V, or two formats of 16 bits.
-    either = tuple(name for name, dtype in DTYPES.items() if eight and dtype.itemsize == 1)
+    # What Q and K lose in a narrower format is not derived, nor what a prescaled operand or a score
+    # loses to the short range of an 8-bit one; no unit multiplies 8-bit P by a wider V.  P may have
+    # the other format of 8 or of 16 bits.
+    size = dtype_named(given).itemsize
+    either = tuple(name for name, dtype in DTYPES.items() if size <= 2 and dtype.itemsize == size)
     _require("operands", operands, holding(given))
     _require("probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
-    accumulators = ("float32", "float16")
-    of_scores, of_values = (accumulators if operand != "float32" else ("float32",) for operand in (operands, probability))
+    alone = _other_half(given, probability) and numerics.values == "input"
+    of_scores, of_values = (
+        _accumulators(operand, numerics.float32_products) for operand in (operands, "float32" if alone else probability)
+    )
     for name, value, possible in (
         ("accumulator", numerics.accumulator, of_values),
         ("score_accumulator", numerics.score_accumulator or numerics.accumulator, of_scores),
@@ -279,6 +364,11 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         _require(name, value, possible)
     if math.frexp(numerics.probability_scale)[0] != 0.5:
         raise ValueError(f"numerics.probability_scale: no bound is derived for {numerics.probability_scale}, no power of two")
+    for name in _MAXIMA:
+        if getattr(numerics, name) != getattr(Numerics(), name):
+            for other in ("normaliser", "split_keys", "lazy_rescale"):
+                if getattr(numerics, other) != getattr(Numerics(), other):
+                    raise ValueError(f"numerics.{name}: no bound is derived beside {other}")
     if numerics.row_sum_lanes < 1:
         raise ValueError(f"numerics.row_sum_lanes: {numerics.row_sum_lanes} are none")
     if not 0 <= numerics.lazy_rescale < math.log2(dtype_named(probability).max) - 1:

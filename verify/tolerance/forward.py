@@ -44,16 +44,28 @@ class ForwardBound:
     lse: Tensor
 
 
-def bound(block: RowBlock, arithmetic: ForwardArithmetic, problem: Problem) -> ForwardBound:
-    """The bounds of every output element of a block of whole rows."""
+def bound(
+    block: RowBlock,
+    arithmetic: ForwardArithmetic,
+    problem: Problem,
+    above: Tensor | None = None,
+) -> ForwardBound:
+    """The bounds of every output element of a block of whole rows.
+
+    above: how far the maximum that rows share may lie above each one's own, (heads, rows), as
+    `maxima.shared_excess` gives it.  Raises ValueError where rows share one and it is missing.
+    """
+    if arithmetic.maximum_rows != 1 and above is None:
+        raise ValueError("rows share a maximum: the bound is one of other rows, which are not given")
     full, room = bool(block.visible.all()), room_on(block.scores.device)
     values = Values.of(block, full)
     if block.scores.numel() <= _PART or block.scores.is_cuda:
-        return _bound(block, values, arithmetic, problem, full, room)
+        return _bound(block, values, arithmetic, problem, full, room, above)
     found = ForwardBound(torch.empty_like(block.out), torch.empty_like(block.lse))
     for heads, rows, keys in _parts(block, full):
         part = _cut(block, heads, rows, keys)
-        made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room)
+        ahead = None if above is None else above[heads, rows]
+        made = _bound(part, values.cut(heads, keys), arithmetic, problem, full, room, ahead)
         found.out[heads, rows], found.lse[heads, rows] = made.out, made.lse
     return found
 
@@ -91,14 +103,24 @@ def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
 _PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")
 
 
-def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Problem, full: bool, room: Room) -> ForwardBound:
+def _bound(
+    block: RowBlock,
+    values: Values,
+    a: ForwardArithmetic,
+    problem: Problem,
+    full: bool,
+    room: Room,
+    above: Tensor | None,
+) -> ForwardBound:
     size = block.out.abs()
-    w = weights_of(block, a, problem, full, room)
+    w = weights_of(block, a, problem, full, room, above)
     # Computed weights are a convex combination too: no weighted sum leaves the range, or the largest magnitude, of V.
     jacobian = (values.deviation(w.grown, block.out) / w.total).masked_fill_(w.hopeless, torch.inf)
     jacobian = torch.minimum(jacobian, values.spread)
     carried = torch.where(w.hopeless, values.most, torch.minimum(torch.bmm(w.upper, values.size) / w.total, values.most))
     lost = _lost(block, a, w, values, full)
+    if a.leads and a.normalised:  # what is flushed before the division
+        lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
     product = a.values.kappas(w.keys, problem.seqlen_kv)
     # Rescales, sums of blocks, a division of P; products and sums of a merge.
     fp32 = relative((0 if a.narrow else 2 * a.blocks) + a.division * a.normalised + (a.blocks + 2) * a.merged, U)
@@ -109,6 +131,12 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
     if a.saturates and apart:
         rounding = rounding + (1 - a.saturates / w.growth.sqrt()).clamp(min=0.0)
     row_sum = -torch.expm1(-w.normaliser)
+    if a.conversion is not None:
+        rounding = (1 + rounding) * (1 + a.conversion.roundoff) - 1
+        lost = lost * (1 + a.conversion.roundoff)
+        least = block.value_sizes.least < a.conversion.normal
+        share = 1 + rounding + w.keys * w.share * loss_of(a)
+        lost = lost + a.conversion.lost * share * least
     if a.weighted.threshold:
         alone = w.keys * w.share * loss_of(a)
         small = block.value_sizes.least < a.weighted.threshold
@@ -118,16 +146,20 @@ def _bound(block: RowBlock, values: Values, a: ForwardArithmetic, problem: Probl
     last = (0 if a.normalised else a.division) + a.output_roundings
     if last:
         pre = pre + relative(last, U) * (size + pre)
-    pre = pre + w.growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale) + a.values.flush
+    flushed = w.growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale)
+    pre = pre + flushed * w.lead + a.values.flush
     pre = pre + w.share * (accumulator_loss(a, problem) * a.descale)
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
     out = out.masked_fill(exact, 0.0)  # but where a weight may overflow, whose product with 0 is NaN
     lse = _lse_bound(block, a, w)[..., 0]
     unseen = _unseen_overflows(block, a, problem)
     beyond = _overflows(block, a, problem) | unseen
-    reached = values.most
-    if a.normalised:
-        reached = carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
+    normalised = carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
+    reached = normalised if a.normalised else values.most
+    if a.conversion is not None:
+        reached = reached * (1 + a.conversion.roundoff)
+        # A key that no row sees adds 0 times infinity.
+        out = out.masked_fill(block.value_sizes.most >= a.conversion.limit, torch.inf)
     out = out.masked_fill(beyond | _exceeds(reached / a.least_factors[1], a, w, problem), torch.inf)
     unweighted, unsummed = _spoiled(a, w, problem)
     out, lse = out.masked_fill(unweighted | unsummed, torch.inf), lse.masked_fill(unsummed[..., 0], torch.inf)
@@ -178,6 +210,11 @@ def _lost(block: RowBlock, a: ForwardArithmetic, w: Weights, values: Values, ful
         return most / w.total * values.size.sum(1, keepdim=True)
     least = torch.minimum(cut, most, out=w.upper)
     return torch.bmm(least if full else least.mul_(block.visible), values.size) / w.total
+
+
+def overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
+    """Rows (heads, rows, 1) in which some score may overflow, be it masked."""
+    return _overflows(block, a, problem) | _unseen_overflows(block, a, problem)
 
 
 def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
@@ -231,9 +268,11 @@ def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: Weights) -> Tensor:
     m enters twice, as subtracted and as added, and may be scaled by differently rounded factors.
     """
     log_sum = torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None]) + 2 * w.largest + a.offset
+    log_sum = log_sum + w.ahead
     lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + w.largest
     moved = torch.maximum(torch.log1p(w.moved), -torch.log(w.total))
     # No log-sum-exp moves by more than its largest score does.
     moved = torch.where(w.largest > DIRECT, w.largest, torch.minimum(moved, w.largest))
     moved = moved + w.drift + (2 * TINY + max(TINY, a.vanishing)) * w.keys * (w.share if a.vanishing else 1.0)
-    return moved + U * ((4 + a.scale_roundings) * (w.top + a.lag) + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)
+    maxima = (4 + a.scale_roundings) * (w.top + a.lag + w.ahead)
+    return moved + U * (maxima + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)

@@ -104,19 +104,27 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
     for name, value, possible in asked:
         if value not in possible:
             raise ValueError(f"{name}: no bound of gradients is derived for {value!r}, only for {', '.join(possible)}")
-    units = {name: product_unit(arch, used[name], numerics.float32_products) for name in _PRODUCTS}
+    of_scores = numerics.score_accumulator or numerics.accumulator
+    accumulators = dict.fromkeys(_PRODUCTS, numerics.accumulator) | {"operands": of_scores}
+    products, units = numerics.float32_products, {}
+    for name, accumulator in accumulators.items():
+        if accumulator != "float32" and used[name] == "float32" and products != "ieee":
+            raise ValueError(
+                f"gradients.float32_products: no bound of gradients is derived for {products!r} into {accumulator}"
+            )
+        units[name] = product_unit(arch, used[name], products, accumulator)
     operands, (by_q, by_k) = dtype_named(used["operands"]), prescaled_by(numerics.prescale, problem.scale)
     prescaled, both = numerics.prescale != "none", numerics.prescale == "sqrt"
     largest = abs(problem.scale) * math.log2(math.e) if numerics.prescale == "k" else by_k
     error = relative(PRESCALE_ROUNDINGS[numerics.prescale], operands.unit_roundoff)
     flushed = max(operands.smallest_subnormal / 2, TINY)
     of_factors = Operands(units["operands"], operands, lost=units["operands"].flush)
-    of_scores = replace(of_factors, query=1 / by_q, key=1 / by_k, error=error)
+    multiplied = replace(of_factors, query=1 / by_q, key=1 / by_k, error=error)
     if both:
-        of_scores = replace(of_scores, lost=max(of_factors.lost, flushed))
+        multiplied = replace(multiplied, lost=max(of_factors.lost, flushed))
     return GradientArithmetic(
         scores=units["operands"],
-        operands=of_scores,
+        operands=multiplied,
         factors=of_factors,
         weights=units["probability"],
         score_gradients=units["score_gradient"],

@@ -259,13 +259,22 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
         before.add_(cut.mul_(1 + roundings))
     if a.coarse and not a.both:
         before.add_(pairs.rows.q.abs().sum(-1, keepdim=True), alpha=a.coarse * (1 + product))
+    beyond = None
+    if a.scores.accumulator != "float32":
+        factor = abs(problem.scale) * a.operands.query * a.operands.key
+        before.add_(factor * a.scores.underflow(problem.head_dim) * (1 + roundings))
+        limit = a.scores.domain(problem.head_dim) * min(abs(problem.scale), math.log(2))
+        beyond = block.magnitude >= limit
+        beyond &= block.visible & (problem.scale != 0)
+        before.masked_fill_(beyond, torch.inf)
     if not cap:
         return before, before
     # tanh contracts, the more the larger the score: towards 0 it gives way most.
     capped = _size(block.scores, pairs.room)
     behind = (capped - size.sub_(before).div_(cap).tanh_().mul_(cap)).add_(2.0**-50 * cap)
     rounding = (1 + a.tanh) * (1 + relative(_CAP_ROUNDINGS, U)) - 1
-    return before, behind.mul_(1 + rounding).add_(capped, alpha=rounding)
+    behind.mul_(1 + rounding).add_(capped, alpha=rounding)
+    return before, behind if beyond is None else behind.masked_fill_(beyond, torch.inf)
 
 
 def _size(scores: Tensor, room: Room) -> Tensor:
@@ -319,7 +328,9 @@ def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Ow
         kept = delta + a.delta.unit_roundoff * upper + (upper > 0) * a.delta.smallest_subnormal / 2
         delta = kept.masked_fill(upper >= a.delta.overflow, torch.inf)
     size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
-    overflows = None if _below(size, FP32_MAX) else ~(size < FP32_MAX)  # an O^ that is not finite included
+    limit = FP32_MAX if a.scores.accumulator == "float32" else a.scores.domain(terms)
+    # An O^ that is not finite is no less than that.
+    overflows = None if _below(size, limit) else ~(size < limit)
     # Of P dP and P D the difference is rounded besides.
     rounding = a.scores.kappa(terms) + (2 * U if a.sums_delta else 0.0)
     return size.mul_(rounding).add_(_lost_in_product(problem, pairs, a)).add_(delta), overflows
@@ -335,6 +346,8 @@ def _lost_in_product(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> T
     """What flushed and subnormal operands may take from dP."""
     rows, terms = pairs.rows, problem.head_dim_v + 1
     lost = _flushed(problem, rows, a) + a.factors.loss(terms, rows.dout_sizes, rows.value_sizes)
+    if a.scores.accumulator != "float32":
+        lost = lost + a.scores.underflow(terms)
     return _where_positive(pairs.product, lost)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verify.arithmetic.dtypes import DType
+from verify.arithmetic.dtypes import DTYPES, DType
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, relative
@@ -146,6 +146,10 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
     reach = size + error
     rounded = (1 + rule.unit.kappas(terms, padded)) * (1 + relative(additions + rule.roundings, U)) * (1 + rule.operand) - 1
     tiny, most = torch.zeros_like(bare), FP32_MAX / max(abs(rule.scale), 1.0)
+    narrow = None if rule.unit.accumulator == "float32" else DTYPES[rule.unit.accumulator]
+    if narrow:  # partial sums are added in it, too
+        rounded = (1 + rounded) * (1 + relative(additions, narrow.unit_roundoff)) - 1
+        most = min(most, rule.unit.domain(padded))
     if rule.memory:
         # Each partial sum is rounded, and so is each addition.
         casts = additions + 1
@@ -157,6 +161,8 @@ def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
     # Partial sums that a small scale has multiplied may be flushed, and so may sums of them.
     tiny += 2 * TINY * (additions - abs(rule.scale) * (terms + additions + 1)).clamp(min=0.0)
     flushed = 2 * (terms + additions + 1) * TINY + max(rule.unit.flush, TINY) * bare
+    if narrow:
+        flushed = flushed + (1 + rounded) * rule.unit.underflow(padded)
     total = error + rounded * reach + flushed * (reach > 0)
     if rule.weighted.threshold:
         lost = Lost(error, _fold(sums.sums[1 + n], heads))

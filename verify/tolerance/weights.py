@@ -44,18 +44,30 @@ class Weights:
     normaliser: Tensor  # the same of what O is divided by
     top: Tensor  # bound on the size of the row maximum, as computed
     growth: Tensor  # g^2: errors of the exponentials of the largest p~ and of a rescale
+    ahead: Tensor | float  # how far what is subtracted may lie above the row's maximum
+    lead: Tensor | float  # e^ahead, the maxima's own errors included
     reach: Tensor  # what p~ may come to, errors included: s e^tau g
     empty: Tensor
 
 
-def weights_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bool, room: Room) -> Weights:
-    """full: every row sees every key.  What was made in this room before is lost."""
+def weights_of(
+    block: RowBlock,
+    a: ForwardArithmetic,
+    problem: Problem,
+    full: bool,
+    room: Room,
+    above: Tensor | None = None,
+) -> Weights:
+    """full: every row sees every key.  above: as in `forward.bound`.
+
+    What was made in this room before is lost.
+    """
     room.clear(block.scores)
     memory = room.take(), room.take()
     p, peak = block.probabilities, block.row_max.abs().nan_to_num_(posinf=0.0)[..., None]
     keys = torch.full_like(peak, p.shape[-1]) if full else block.visible.count_nonzero(-1).to(torch.float64)[..., None]
     empty = (block.row_max == -torch.inf)[..., None]
-    delta = _exponents(block, a, problem, peak, full, memory)
+    delta = _exponents(block, a, problem, peak, full, memory, above)
     largest = largest_of(delta)
     worst = float(largest.max()) if largest.numel() else 0.0
     hopeless = (largest >= LARGE) & ~empty
@@ -67,15 +79,20 @@ def weights_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bo
         grown = torch.where(delta > DIRECT, torch.exp(exponent), grown)
     total = torch.div(p, growth.add_(1.0), out=growth).sum(-1, keepdim=True)
     total, top = torch.where(empty | hopeless, 1.0, total), largest + peak
-    errors = torch.exp(2 * (a.exps + U * (top + a.offset)).clamp(max=LARGE / 2))
-    share = torch.ones_like(errors)
+    ahead = _ahead(a, above, top)
+    errors = torch.exp(2 * (a.exps + U * (top + a.offset + ahead)).clamp(max=LARGE / 2))
+    share, lead = torch.ones_like(errors), _lead(a, ahead, largest)
     if not a.normalised:
         # The largest p~ is exp(0), but for its errors: the computed row sum is no less, whatever the errors of the scores, and
         # what was lost is rescaled by no more.  Where the scores are good, the exact row sum says more.
         mass = torch.where(empty, 1.0, block.row_sum[..., None])
         known = torch.exp(largest.clamp(max=LARGE)) * errors / (total * mass)
-        share = torch.where(hopeless, errors, torch.minimum(known, errors))
+        share = torch.where(hopeless, errors, torch.minimum(known, errors)) * lead
     drift = _row_sum_drift(a, keys, share, problem) + _vanished(keys, errors)
+    if a.leads:
+        # What is flushed is no longer nothing beside a row sum that may be so small.
+        flushed = (keys + a.blocks) * (2 * TINY + a.vanishing) * errors * lead
+        drift = drift - torch.log1p(-flushed.clamp(max=1.0))
     normaliser = drift + _divisor_drift(block, a, keys, largest)
     return Weights(
         grown=grown,
@@ -90,9 +107,36 @@ def weights_of(block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bo
         normaliser=normaliser,
         top=top,
         growth=errors,
+        ahead=ahead,
+        lead=lead,
         reach=_reach(a, errors, normaliser - drift),
         empty=empty,
     )
+
+
+def _ahead(a: ForwardArithmetic, above: Tensor | None, top: Tensor) -> Tensor | float:
+    """How far what is subtracted may lie above the row's maximum, whose size is `top` at most."""
+    if not a.leads:
+        return 0.0
+    ahead = torch.zeros_like(top) if above is None else above[..., None]
+    return ahead + a.excess + a.step * (top + ahead)
+
+
+def _lead(a: ForwardArithmetic, ahead: Tensor | float, largest: Tensor) -> Tensor | float:
+    """No row's largest p~ is less than one over that: what is ahead, and the row's own errors."""
+    if not a.leads:
+        return 1.0
+    return torch.exp((ahead * (1 + a.slope) + largest).clamp(max=LARGE))
+
+
+def largest_score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room) -> Tensor:
+    """How far the row maxima may stray, (heads, rows, 1).
+
+    What was made in this room before is lost.
+    """
+    room.clear(block.scores)
+    full = bool(block.visible.all())
+    return largest_of(_score_errors(block, a, problem, full, (room.take(), room.take()))[0])
 
 
 def _vanished(keys: Tensor, growth: Tensor) -> Tensor:
@@ -150,22 +194,34 @@ def _score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, full:
     if cut is not None:
         error.add_(cut.mul_(1 + rounding))
     if a.score_format is not None:
-        rounding = relative(2, a.score_format.unit_roundoff)
+        # As they come, scaled, and divided by the cap.
+        rounding = relative(3 if cap else 2, a.score_format.unit_roundoff)
         error.mul_(1 + rounding).add_(size, alpha=rounding)
-        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale)))
+        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale) + cap))
     if cap:
         # tanh contracts, the more the larger the score: towards 0 it gives way most.
         moved = size.sub_(error).div_(cap).tanh_().mul_(cap)
         error = _size(block.scores, first).sub_(moved).add_(8 * U64 * cap)
         size = _size(block.scores, second)
         rounding = (1 + a.tanh) * (1 + relative(4, U)) - 1
+        if a.score_format is not None:  # the tanh, and what it is multiplied to
+            rounding = (1 + rounding) * (1 + relative(2, a.score_format.unit_roundoff)) - 1
+            error.add_(a.score_format.smallest_subnormal * (1 + cap))
         error.mul_(1 + rounding).add_(size, alpha=rounding)
     if not full and (cap or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None):
         error.mul_(block.visible)
     return error, size
 
 
-def _exponents(block: RowBlock, a: ForwardArithmetic, problem: Problem, peak: Tensor, full: bool, memory: Memory) -> Tensor:
+def _exponents(
+    block: RowBlock,
+    a: ForwardArithmetic,
+    problem: Problem,
+    peak: Tensor,
+    full: bool,
+    memory: Memory,
+    above: Tensor | None,
+) -> Tensor:
     """delta: how far the exponent of each p~ may stray, in natural units, rescales and the exponential's own error included.
 
     The row maximum enters as computed, the same in every place, so that only the rounding of the subtraction feels it; the
@@ -174,8 +230,8 @@ def _exponents(block: RowBlock, a: ForwardArithmetic, problem: Problem, peak: Te
     error, size = _score_errors(block, a, problem, full, memory)
     top = largest_of(error) + peak
     # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| + |m|.
-    rounding = relative(3, U)
-    common = rounding * (top + a.offset) + (a.exps + a.slope * a.lag)
+    rounding, ahead = relative(3, U), _ahead(a, above, top)
+    common = rounding * (top + a.offset + ahead) + (a.exps + a.slope * a.lag)
     if a.row_sum != "unrounded":
         # What is divided by was rounded like P: a rounding is an error of the weight.
         common = common - math.log1p(-a.probability_roundoff)
@@ -189,6 +245,8 @@ def _exponents(block: RowBlock, a: ForwardArithmetic, problem: Problem, peak: Te
     if not a.slope:
         return error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
     distance = (block.row_max[..., None] - block.scores).add_(error).add_(top - peak).nan_to_num_(posinf=0.0)
+    if a.leads:
+        distance.add_(ahead)
     error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
     return error.add_(distance.clamp_(max=max(farthest(a.exponential), farthest(a.rescale))), alpha=a.slope)
 

@@ -12,18 +12,28 @@ from verify.variant.validation import check
 class Numerics:
     """How the kernel computes; the bounds follow from it.  Terms are those of docs/tolerance.md.
 
-    operands: dtype of Q and K as they enter the product ("input" or "float32"); accumulator: of both products, "float32" or
-    "float16"; score_accumulator: of Q K^T, where it has another; float32_products: whether a product of fp32 operands is
+    operands: dtype of Q and K as they enter the product ("input" or "float32"); accumulator: of
+    both products, "float32", "float16" or, on CPUs, "bfloat16"; score_accumulator: of Q K^T, where
+    it has another; accumulator_rounded: when a sum in bfloat16 is rounded, after every "product", or
+    after every "block" of keys (and once in Q K^T), in which sums are fp32.
+    float32_products: whether a product of fp32 operands is
     "ieee", may be "tf32", or is "tf32x3" (high and low parts).
     prescale: what the scale multiplies before QK^T: "none", "q" (q * scale) or "sqrt" (q and k * sqrt|scale|), rounded to
     the operands' dtype.  scores: dtype that QK^T is rounded to before the softmax ("float32" or "input").
-    probability: dtype of P as it enters PV; normalised: whether P was divided by the row sum before that.  Neither operands nor
-    P may have a dtype that does not hold the inputs' numbers.
+    probability: dtype of P as it enters PV; normalised: whether P was divided by the row sum before
+    that.  Operands may have no dtype that does not hold the inputs' numbers, and P none but the
+    other one of as many bits.
+    values: V beside a P of the other 16-bit dtype: "probability" if V is converted to that too, to
+    nearest; "input" if it is not, and the products are those of fp32 numbers.
     normaliser: what P is divided by: the "sum", or "lse" where P = exp(S - LSE) with a rounded LSE.
     split_keys: whether the keys may be split into parts whose results are merged by their LSE (split-KV, flash decoding).
     exp: name of the exponential in `verify.arithmetic.instructions`; rescale_exp: of the one that rescales, where it is
     another.  block_n: keys per rescale (None: the config's; 0: all keys at once, no rescale).  lazy_rescale: log2 units by
     which the largest score may exceed the maximum that is subtracted (8 in FlashAttention-4).
+    maximum_rows: rows of a query head, in tiles from the first, that subtract one maximum, the
+    largest of theirs (None: the config's block_m; 0: all rows).  maximum_excess, maximum_step: how
+    far what is subtracted may exceed that, because it is rounded up: log2 units, and a part of its
+    size.
     row_sum: what is added up in fp32, P "unrounded", P "rounded" for the product, or rounded P by "mma", like P V.
     row_sum_lanes: chains that the keys of a block are dealt out to evenly (4 in FlashAttention-2: threads that share a row);
     row_sum_apart: each block's sum is finished before it is added to the others'.  division: name of the division, or of the
@@ -40,9 +50,11 @@ class Numerics:
     float32_products: str = "ieee"
     accumulator: str = "float32"
     score_accumulator: str | None = None
+    accumulator_rounded: str = "product"
     prescale: str = "none"
     scores: str = "float32"
     probability: str = "input"
+    values: str = "probability"
     normalised: bool = False
     normaliser: str = "sum"
     split_keys: bool = False
@@ -50,6 +62,9 @@ class Numerics:
     rescale_exp: str | None = None
     block_n: int | None = None
     lazy_rescale: float = 0.0
+    maximum_rows: int | None = 1
+    maximum_excess: float = 0.0
+    maximum_step: float = 0.0
     row_sum: str = "unrounded"
     row_sum_lanes: int = 1
     row_sum_apart: bool = False
@@ -71,6 +86,9 @@ class GradientNumerics:
         P = exp(S - LSE),  dV = P^T dO,  dP = dO V^T,  delta = rowsum(dO * O),  dS = P (dP - delta),
         dQ = scale dS K,  dK = scale dS^T Q
 
+    accumulator: of the sums that are dQ, dK and dV, "float32" or, rounded after every product,
+    "bfloat16"; score_accumulator: of S and dP, where it has another.  (`atomics_dtype` is for sums
+    of blocks in 16 bits.)
     softmax: "saved", as above; or "own" if nothing that was saved is read, and both saved tensors hold NaN: P is a softmax of
     the backward's own scores and divided by its row sum, and delta = rowsum(P * dP), as autograd makes it of a composite.
     operands, float32_products, exp, scale_roundings, softcap_tanh: as in `Numerics`, for S, dP and P.
@@ -94,6 +112,8 @@ class GradientNumerics:
     softmax: str = "saved"
     operands: str = "input"
     float32_products: str = "ieee"
+    accumulator: str = "float32"
+    score_accumulator: str | None = None
     exp: str = "ex2.approx"
     scale_roundings: int = 1
     softcap_tanh: str = "tanhf"

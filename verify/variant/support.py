@@ -51,7 +51,8 @@ class Support:
     """Inside it the bounds hold; outside it the kernel raises `Unsupported` naming the argument.
 
     masks: kinds out of MASK_KINDS.  "causal.square" is causal where seqlen_q == seqlen_kv only (both alignments agree there);
-    "window" covers both alignments; `intersections` says whether several may be combined.
+    "window" covers both alignments, and "window.square" is it where the lengths are equal; `intersections` says whether
+    several may be combined.
     scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
     layouts: q, k, v and out, head_dim innermost, may have "any" strides besides, "aligned" ones (every row begins at a multiple
     of 16 bytes, so that head dims are multiples of as much), or must be "contiguous".
@@ -136,6 +137,8 @@ class Support:
             kinds = {atom.kind}
             if isinstance(atom, Causal):
                 kinds = {"causal" if atom.alignment == "br" else "causal.tl"} | ({"causal.square"} if square else set())
+            if isinstance(atom, Window) and square:
+                kinds.add("window.square")
             if not kinds & set(self.masks):
                 return atom.name if isinstance(atom, Causal | Window | Dense) else atom.kind
         return None

@@ -23,6 +23,7 @@ from verify.brief import shown
 Check = Callable[[object], object]
 
 MASK_KINDS = ("full", "causal", "causal.tl", "causal.square", "window", "lengths", "documents", "prefix", "dense")
+SQUARE_KINDS = ("window.square",)  # "causal.square" is older than the others, and among them
 SCALES = ("any", "positive", "default")
 LAYOUTS = ("any", "aligned", "contiguous")
 DESCALINGS = ("none", "tensor", "head")
@@ -214,7 +215,7 @@ RULES: dict[str, dict[str, Check]] = {
         "head_dims": wholes(1, MOST_HEAD_DIM),
         "dtypes_out": some_of(*DTYPES),
         "descalings": some_of(*DESCALINGS, least=1),
-        "masks": some_of(*MASK_KINDS, least=1),
+        "masks": some_of(*MASK_KINDS, *SQUARE_KINDS, least=1),
         "intersections": flag,
         "grouped_heads": flag,
         "separate_head_dim_v": flag,
@@ -231,11 +232,13 @@ RULES: dict[str, dict[str, Check]] = {
     "numerics": {
         "operands": _kept,
         "float32_products": _products,
-        "accumulator": one_of("float32", "float16"),
-        "score_accumulator": one_of("float32", "float16", None),
+        "accumulator": one_of("float32", "float16", "bfloat16"),
+        "score_accumulator": one_of("float32", "float16", "bfloat16", None),
+        "accumulator_rounded": one_of("product", "block"),
         "prescale": one_of("none", "q", "sqrt"),
         "scores": one_of("float32", "input"),
         "probability": _kept,
+        "values": one_of("probability", "input"),
         "normalised": flag,
         "normaliser": one_of("sum", "lse"),
         "split_keys": flag,
@@ -243,6 +246,9 @@ RULES: dict[str, dict[str, Check]] = {
         "rescale_exp": one_of(*EXP, None),
         "block_n": _block,
         "lazy_rescale": number(0, MOST_LAG),
+        "maximum_rows": _block,
+        "maximum_excess": number(0, MOST_LAG),
+        "maximum_step": number(0, 1),
         "row_sum": one_of("unrounded", "rounded", "mma"),
         "row_sum_lanes": whole(1, MOST_LANES),
         "row_sum_apart": flag,
@@ -257,6 +263,8 @@ RULES: dict[str, dict[str, Check]] = {
         "softmax": one_of("saved", "own"),
         "operands": _kept,
         "float32_products": _products,
+        "accumulator": one_of("float32", "bfloat16"),
+        "score_accumulator": one_of("float32", "bfloat16", None),
         "exp": one_of(*EXP),
         "scale_roundings": _roundings,
         "softcap_tanh": one_of(*TANH_ERROR),

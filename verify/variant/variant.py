@@ -29,7 +29,7 @@ class Variant:
     the judge's buffers; lse is None if the contract has none.
     backward(args, saved, dout, gradients, workspace) writes dQ, dK and dV from the raw tensors that a forward saved: its own,
     or that of `saved_by`, run with `saved_config`.  `gradients` declares its arithmetic.  A variant without a forward of its
-    own takes numerics and contract of what it is `saved_by`.
+    own takes numerics and contract of what it is `saved_by`; one that makes its own softmax needs neither.
     workspace(args), backward_workspace(args) name the scratch buffers wanted, {name: (shape, dtype)}; the judge allocates,
     poisons and guards them.  allocates_outputs: a library kernel that makes its own outputs, which the entry point copies.
     available() returns why this variant cannot run here at all, or None.
@@ -59,10 +59,13 @@ class Variant:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        if self.forward is None and (self.backward is None or self.saved_by is None):
-            raise ValueError(f"{self.name}: a variant has a forward, or a backward and what it is saved_by")
         if (self.backward is None) != (self.gradients is None):
-            raise ValueError(f"{self.name}: backward and gradients (its arithmetic) come together")
+            raise DeclarationError(f"{self.name}: backward and gradients (its arithmetic) come together")
+        if self.forward is None and self.saved_by is None and not self._reads_nothing:
+            raise DeclarationError(
+                f"{self.name}: a variant has a forward, or a backward and what it is saved_by, "
+                'or a backward that declares GradientNumerics(softmax="own")'
+            )
         self.support.check_rows()
 
     def _check_kinds(self) -> None:
@@ -94,6 +97,11 @@ class Variant:
             raise DeclarationError(f"support.dtypes: {unknown[0]!r} is none of {', '.join(INPUT_DTYPES)}")
 
     @property
+    def _reads_nothing(self) -> bool:
+        """Whether the backward makes its own softmax, so that no forward has to save anything."""
+        return self.gradients is not None and self.gradients.softmax == "own"
+
+    @property
     def saver(self) -> Variant:
         """The variant whose forward saves O and LSE for this one's backward."""
         return self if self.saved_by is None else self.saved_by
@@ -113,6 +121,8 @@ class Variant:
 
     @property
     def _contract(self) -> Contract:
+        if self.forward is None and self.saved_by is None:
+            return replace(self.contract, lse=None)
         return replace(self.saver.contract, deterministic_backward=self.contract.deterministic_backward)
 
     def describe(self) -> dict[str, Any]:
