@@ -12,6 +12,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ import pytest
 from verify import __version__, cli
 from verify.case import Case
 from verify.discovery import Roster
+from verify.engine import FAILED, Order
 from verify.sanitizers.command import Request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,9 +81,9 @@ RUNS = {
     "verify run --examples": wheel('"right.py", "--examples"'),
     "verify run -k": of("test_guide", "test_the_declared_kernel_of_the_guide_is_acquitted", '"-k"'),
     "verify run -x": wheel('"run", "wrong.py", "-x"'),
-    "verify fuzz": wheel('"fuzz", "right.py"'),
+    "verify fuzz": wheel('"fuzz", "wrong.py"'),
     "verify fuzz --max-time": wheel('"--max-time"'),
-    "verify fuzz --keep-going": wheel('"--keep-going"'),
+    "verify fuzz --keep-going": of(HERE, "test_fuzz_keeps_going", '"--keep-going"'),
     "verify replay": wheel('verify, "replay", CASE'),
     "verify report": wheel('verify, "report", "--examples"'),
     "verify report --out": wheel('"--out", "pages"'),
@@ -236,6 +238,23 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     verify(monkeypatch, "sanitize", "--case", case)
     assert [request.quick for request in asked] == [True, False]
     assert [request.case for request in asked] == [None, Case.parse(case)]
+
+
+def test_fuzz_keeps_going(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a conviction, until the time is over; without the option it stops there."""
+    rounds: list[int | None] = []
+
+    def judge(order: Order, console: object, deadline: float) -> int:
+        rounds.append(order.seed)
+        time.sleep(0.05)
+        return FAILED
+
+    monkeypatch.setattr("verify.cli.run.carry_out", judge)
+    monkeypatch.setattr("verify.cli.run.conclude", lambda order, search, **how: search())
+    assert verify(monkeypatch, "fuzz", "--max-time", "60") == FAILED
+    assert len(rounds) == 1
+    assert verify(monkeypatch, "fuzz", "--max-time", "0.5", "--keep-going") == FAILED
+    assert len(rounds) > 2
 
 
 def test_masks_are_drawn() -> None:
