@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import sys
 import textwrap
 import time
@@ -200,6 +201,21 @@ def test_a_stopped_zygote_is_replaced(written: Written, monkeypatch: pytest.Monk
     finally:
         cell.close()
         zygote.close()
+
+
+def test_the_end_of_the_judge_leaves_no_scratch(written: Written) -> None:
+    zygote = Zygote(ENVIRONMENT)
+    cell = Cell(zygote)
+    assert run(cell, written("open(os.environ['TMPDIR'] + '/made', 'w').write('x'); out.fill_(1.0); lse.fill_(2.0)")).ok
+    folder, process, control = Path(zygote._scratch), zygote._process, zygote._control
+    assert process is not None
+    assert control is not None
+    assert list(folder.glob("*/made"))
+    control.shutdown(socket.SHUT_RDWR)  # as when the judge is killed
+    process.wait(20)
+    assert not folder.exists()
+    cell.close()
+    zygote.close()
 
 
 # Memory.

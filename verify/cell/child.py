@@ -51,11 +51,13 @@ def main() -> None:
     become_subreaper()
     send(control, {"ready": True})
     lives: dict[int, str] = {}  # process ids, and the directory that each may fill
+    folder = ""  # which holds those directories
     with contextlib.suppress(Closed):
         while True:
             message, fds = receive(control, 2)
             reply: dict[str, Any] = {}
             if message["op"] == "fork":
+                folder = message["scratch"]
                 pid, scratch = _fork(control, message, *fds)
                 lives[pid] = scratch
                 reply = {"pid": pid}
@@ -71,6 +73,10 @@ def main() -> None:
     for pid in lives:
         _reap(pid)
     bury(())
+    for scratch in lives.values():  # a judge that was killed removes nothing
+        shutil.rmtree(scratch, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
     os._exit(0)  # nothing is left to tidy up, and to take torch down is half as much work as to import it
 
 
