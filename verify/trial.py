@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from references.attention import Attention, row_blocks
+from verify.arithmetic.unit import spilled
 from verify.cell.cell import Cell, Reply
 from verify.cell.together import LAUNCHES
 from verify.evidence import Finding
@@ -379,6 +380,8 @@ def compute_truth(
             made["out_bound"][block.index], made["lse_bound"][block.index] = bounds.out.cpu(), bounds.lse.cpu()
             for other in arithmetics[1:]:
                 made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.cpu()
+    if rows is None and arithmetics[0].values.spills:
+        made["out_bound"] = spilled(made["out_bound"])
     if rows is not None and device.type == "cuda":
         torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
     return Truth(**{name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:]) for name, tensor in made.items()})

@@ -6,7 +6,7 @@ FlashAttention-2's algorithms on the CPU, blocks of 32 keys, fp32 but for P and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -97,9 +97,10 @@ class Court(Trial):
 
     hand: Hand
 
-    def _launch(self, entry: str, poison: str, given: Mapping[str, Tensor]) -> Run:
+    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Run:
         computed = self.hand.backward if entry == "backward" else self.hand.forward
-        outputs = computed(self.problem, given)
+        (inputs,) = given
+        outputs = computed(self.problem, inputs)
         if self.declaration.contract.lse is None:
             outputs.pop("lse", None)
         return Run(OK, poison, outputs)

@@ -62,6 +62,14 @@ class Wiring:
             raise ValueError(f"order: {self.order} is no permutation")
 
 
+def spilled(bound: Tensor) -> Tensor:
+    """Bounds (..., rows, columns) of products by a unit that `spills`: +inf also in a row whose next row has one."""
+    lost = bound.isinf().any(-1, keepdim=True)
+    before = torch.zeros_like(lost)
+    before[..., :-1, :] = lost[..., 1:, :]
+    return bound.masked_fill(before, torch.inf)
+
+
 @dataclass(frozen=True)
 class Unit:
     """One matrix unit.  products, fraction, output: L, F and p of the module's docstring.
@@ -70,6 +78,8 @@ class Unit:
     flush: what an operand may lose because subnormals count as zero.
     restarts: how often the accumulator comes with fp32's 23 fraction bits although F is less, see `mma.accumulated`.
     accumulator: dtype of the accumulator and of the result.  rounding: of the conversion to it, "zero" or "nearest" (even).
+    spills: a row of the left operand can be multiplied together with the first elements of the next row, these by 0: NaN and
+    infinity come into it from there (see `spilled`).
     source: where the entry is from.
 
     Of the L + 1 terms of one instruction the largest is aligned with itself and has no more than F fraction bits, so at most
@@ -86,6 +96,7 @@ class Unit:
     restarts: int = 0
     accumulator: str = "float32"
     rounding: str = "zero"
+    spills: bool = False
     wiring: Wiring = Wiring()
     source: str = field(default="", compare=False)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from references.attention import Attention, row_blocks
+from verify.arithmetic.unit import spilled
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
@@ -113,6 +114,8 @@ def gradient_truth(
         if a.overscales(q, k):
             for x in whole[3 * (n + 1) : 3 * (n + 2)]:
                 x.fill_(torch.inf)
+    if arithmetics[0].score_gradients.spills:
+        whole[3] = spilled(whole[3])
     best = (whole[6], whole[7], whole[8]) if len(whole) > 6 else None
     return GradientTruth(whole[0], whole[1], whole[2], whole[3], whole[4], whole[5], best)
 
