@@ -345,8 +345,8 @@ def test_best_is_no_looser_than_any_declaration():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("accumulator", "bfloat16"),
-        ("score_accumulator", "bfloat16"),
+        ("accumulator", "float64"),
+        ("score_accumulator", "float64"),
         ("rescale_exp", "exp9"),
         ("row_sum", "pairwise"),
         ("division", "div.rough"),
