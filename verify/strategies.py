@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
 from verify.coverage import BINS_REQUIRED, bins_reachable, coverage_bins, mask_kinds, square_only
 from verify.distributions import ordinary
-from verify.known_answers import GATHERS
+from verify.known_answers import GATHERS, gather_possible
 from verify.problem import ORDERS, Layout, Problem
 from verify.variant import DESCALINGS, MASK_KINDS, Declaration, Support, default_dtype_out
 
@@ -139,6 +139,8 @@ def _problems(
         distribution=name,
         seed=seed,
     )
+    if name in GATHERS and problem.scale in EXTREME_SCALES and gather_possible(problem) is not None:
+        problem = problem.but(softmax_scale=None)
     refusal = support.refusal(problem)
     assert refusal is None, f"drawn outside the support: {refusal} for {problem.name}"
     return problem

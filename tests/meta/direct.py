@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -122,8 +122,9 @@ class Direct(Trial):
 
     kernel: Kernel = field(default_factory=Kernel)
 
-    def _launch(self, entry: str, poison: str, given: Mapping[str, Tensor]) -> Run:
-        outputs = self.kernel(self.problem, given)
+    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Run:
+        (inputs,) = given
+        outputs = self.kernel(self.problem, inputs)
         if self.declaration.contract.lse is None:
             del outputs["lse"]
         return Run(OK, poison, outputs)

@@ -50,7 +50,7 @@ class FlushingBackward(_Backward):
 
     least: float = TINY
 
-    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None) -> Tensor:
+    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = "") -> Tensor:
         found = flushing_dot(a, b, self.least)
         return found if start is None else start + found
 

@@ -29,6 +29,8 @@ ROWS, KEYS = torch.tensor([89, 0, 40]), torch.tensor([3, 109, 64, 0])
 ODD: dict[str, dict[str, object]] = {
     "operands": {"operands": "float32"},
     "float32_products": {"float32_products": "tf32", "operands": "float32"},
+    "accumulator": {"accumulator": "bfloat16"},
+    "score_accumulator": {"score_accumulator": "bfloat16"},
     "exp": {"exp": "__expf"},
     "scale_roundings": {"scale_roundings": 3},
     "softcap_tanh": {"softcap_tanh": "tanh.approx"},
@@ -70,14 +72,18 @@ def test_what_is_declared_moves_the_chosen_bounds_as_the_whole_ones(name: str) -
     assert moved, f"{name} changes no bound: the comparison shows nothing"
 
 
+WHOLE_ROWS = {"softmax": "own", "delta_of": "weights"}  # what sums over all keys of a row
+
+
 def test_every_field_that_may_be_declared_is_tried_above() -> None:
-    assert ["softmax", *ODD] == [field.name for field in fields(GradientNumerics)]
+    assert {*WHOLE_ROWS, *ODD} == {field.name for field in fields(GradientNumerics)}
 
 
-def test_a_softmax_of_its_own_is_not_taken_for_a_saved_one() -> None:
-    """What its row sums are off by is not known where keys are chosen: `long_columns` leaves it alone, nobody else may ask."""
-    with pytest.raises(ValueError, match="softmax of its own"):
-        both(PROBLEM, GradientNumerics(softmax="own"))
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_sums_over_whole_rows_are_not_known_where_keys_are_chosen(name: str) -> None:
+    """`long_columns` leaves such kernels alone, nobody else may ask."""
+    with pytest.raises(ValueError, match="one of whole rows, which are not given"):
+        both(PROBLEM, GradientNumerics(**{name: WHOLE_ROWS[name]}))
 
 
 @pytest.mark.parametrize(("scale", "large"), [(20.0, False), (20000.0, True)])

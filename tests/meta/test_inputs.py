@@ -53,6 +53,7 @@ KNOWN = {
     "zero_v_columns": "0448810db9aa5a02",
     "low_rank": "7fc8bd9eb0047f8d",
     "subnormals": "e6fbba05954123c6",
+    "range_edges": "85fb44001c542735",
     "counting": "1cb642d3b4c93e90",
     "gather": "ea9557f2c386ef36",
     "integer_scores": "5b73d080b7c4af67",
@@ -62,9 +63,9 @@ KNOWN = {
 }
 KNOWN_TOGETHER = {
     "b=3,hq=3,hkv=1,sq=17,skv=129,d=64,dtype=bfloat16,mask=causal+dense.30.2,scale=-0.5,seed=4294967295,lk=bhsd.xb,lv=bshd.xh,"
-    "dist=": "2c670ad8b2109d1b",
-    "hq=2,hkv=2,sq=130,skv=31,d=17,dtype=float32,mask=window.3.0,scale=1.0,lq=bhsd.xh,dist=": "c79902b42c9a2f8a",
-    "sq=5,skv=9,d=16,dtype=float64,dist=": "1c6943ff355ee0d7",
+    "dist=": "af6c029308dcd459",
+    "hq=2,hkv=2,sq=130,skv=31,d=17,dtype=float32,mask=window.3.0,scale=1.0,lq=bhsd.xh,dist=": "ecb5b6786d7d2212",
+    "sq=5,skv=9,d=16,dtype=float64,dist=": "37b48b4f4feb1135",
 }
 
 

@@ -70,3 +70,9 @@ def test_everything_but_the_shapes_is_another(mask: object) -> None:
 def test_what_the_support_has_not_stays() -> None:
     support = replace(DECLARED.support, masks=("full",), scales="default", layouts="contiguous", cross_lengths=True)
     assert relaunched(PLAIN, support) == PLAIN.but(seed=PLAIN.seed ^ 1)
+
+
+def test_the_other_scale_is_one_that_kernels_can_hold() -> None:
+    for scale in (2.0**-126, -(2.0**-126), 2.0**126, 0.0):
+        other = relaunched(PROBLEM.but(softmax_scale=scale), DECLARED.support)
+        assert other.scale != scale

@@ -30,7 +30,7 @@ def relaunched(problem: Problem, support: Support) -> Problem:
     }
     found = problem.but(seed=problem.seed ^ 1)
     for changes in (
-        {"softmax_scale": problem.scale / 2 or problem.head_dim**-0.5},
+        {"softmax_scale": _other_scale(problem)},
         {"mask": intersect(*(_other(atom, problem) for atom in problem.mask.atoms))},
         {"softcap": 2 * problem.softcap or 20.0},
         layouts,
@@ -38,6 +38,14 @@ def relaunched(problem: Problem, support: Support) -> Problem:
         candidate = found.but(**changes)
         found = candidate if inside(support, candidate) else found
     return found
+
+
+def _other_scale(problem: Problem) -> float:
+    """Half the scale, which kernels must be able to hold in fp32; double the least one; the default for 0."""
+    half = problem.scale / 2
+    if 0 < abs(half) < 2.0 ** dtype_named("float32").emin:
+        return problem.scale * 2
+    return half or problem.head_dim**-0.5
 
 
 def _other(atom: Mask, problem: Problem) -> Mask:
