@@ -35,8 +35,9 @@ def ruling(found: Aftermath) -> Ruling:
 
 
 def outcome(found: Aftermath) -> Outcome:
-    """A failure, but of no kernel where the judge's own code raised."""
-    return "inapplicable" if judges(found.reply) else "fail"
+    """A failure, but of no kernel where the judge's own code raised, or where memory ran out that others share."""
+    nobodys = judges(found.reply) or found.reply.status == "out of memory"
+    return "inapplicable" if nobodys else "fail"
 
 
 def blamed(found: Aftermath, variant: str, path: str) -> str:

@@ -7,6 +7,7 @@ raised in the judge's own code, is asked once more where nothing has run before.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from dataclasses import dataclass, field
 from verify.cell.cell import Cell, InfrastructureError, Reply
 
 MOST = 32  # cases that are remembered; all are counted
-_FRESH = 2  # lives in which the judge's own code may fail once more before it is the judge's failure
+# Lives in which the judge's own code may fail, or memory run out, once more before that is an answer.
+_FRESH = 2
+_PAUSE = 3.0  # seconds for other processes to give memory back
 _SHARED = ("raised", "crash", "out of memory")  # what earlier calls in the same process can bring about
 
 
@@ -91,7 +94,7 @@ class Hearing:
         before, first = self.history.launched(cell.lives, self.case)
         if not self._begun:
             self._begun, self.before = True, before
-        if not judges(reply) and (first or reply.status not in _SHARED):
+        if not _crowded(reply) and not judges(reply) and (first or reply.status not in _SHARED):
             return reply
         found = self._alone(cell, ask)
         if found.status in ("ok", "unsupported"):
@@ -101,18 +104,26 @@ class Hearing:
         return found
 
     def _alone(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
-        for _ in range(_FRESH):
+        for number in range(_FRESH):
             cell.restart()
+            time.sleep(number * _PAUSE)
             reply = ask()
             self.history.launched(cell.lives, self.case)
-            if not judges(reply):
+            if not (judges(reply) or _crowded(reply)):
                 return reply
+        if _crowded(reply):
+            return reply
         variant = self.case.rsplit(":", 3)[0]
         trace = str(reply.data.get("traceback", ""))
         raise InfrastructureError(
             f"{variant}: the judge's own code raised in {_FRESH} fresh processes: {reply.message}\n"
             f"case {self.case}\n{trace}".strip()
         )
+
+
+def _crowded(reply: Reply) -> bool:
+    """Whether memory ran out, which other processes of the machine can bring about."""
+    return reply.status == "out of memory"
 
 
 def judges(reply: Reply) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.meta.related import ACCUSED, Bench, bench
-from verify.cell.cell import InfrastructureError, Reply
+from verify.aftermath import outcome
+from verify.cell.cell import Cell, InfrastructureError, Reply
 from verify.court import Docket
 from verify.evidence import Verdict, load
 from verify.explanation import explain
@@ -140,3 +142,38 @@ def test_whose_code_raised_is_said_by_the_cell() -> None:
     assert not judges(Reply("raised", data={"judge": False}))
     assert not judges(Reply("crash", data={"judge": True}))
     assert Hearing().before.told == "no other case had run before it in that process"
+
+
+class Lives:
+    """Stands for a cell whose launches are made elsewhere."""
+
+    lives = 1
+
+    def restart(self) -> None:
+        self.lives += 1
+
+
+OUT_OF_MEMORY = Reply("out of memory", "CUDA out of memory")
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_memory_that_others_took_is_asked_for_again_and_convicts_nobody(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify.history._PAUSE", 0.0)
+    history, cell = History(), Lives()
+    for number in range(before):
+        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+    replies = iter([OUT_OF_MEMORY, OUT_OF_MEMORY, Reply("ok")])
+    hearing = Hearing("kernel:default:accuracy:last", history)
+    assert hearing.ask(cast(Cell, cell), lambda: next(replies)).ok
+    (met,) = hearing.aftermaths
+    assert outcome(met) == "inapplicable"
+    assert cell.lives == 3
+
+
+def test_memory_that_lacks_in_every_fresh_process_is_a_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("verify.history._PAUSE", 0.0)
+    hearing = Hearing("kernel:default:accuracy:last", History())
+    assert hearing.ask(cast(Cell, Lives()), lambda: OUT_OF_MEMORY) == OUT_OF_MEMORY
+    assert not hearing.aftermaths

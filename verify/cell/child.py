@@ -41,6 +41,8 @@ from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Uns
 
 _PR_SET_PDEATHSIG = 1
 _OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
+_LEAST_ARENA = 16 << 20  # bytes on a device, below which nothing is gained by giving them back
+_SPARE = 4
 _DEATH = 10.0  # seconds that a killed life may take to end: a GPU's memory has to be given back
 
 
@@ -267,6 +269,17 @@ class Life:
             run = partial(launch, self.variants[message["variant"]], message)
             return {"held": run_together(arena.view(-1, size).unbind(), run, self.streams)}
 
+    def _device_arena(self, size: int) -> Tensor:
+        """Bytes on the device for a run, kept for the next ones; given back where far less is needed, since other
+        processes share the device."""
+        held = self.device_bytes.numel() if self.device_bytes is not None else 0
+        if held < size or held > _SPARE * max(size, _LEAST_ARENA):
+            self.device_bytes = None
+            torch.cuda.empty_cache()
+            self.device_bytes = torch.empty(max(size, _LEAST_ARENA), dtype=torch.uint8, device="cuda")
+        assert self.device_bytes is not None
+        return self.device_bytes[:size]
+
     @contextlib.contextmanager
     def _on_device(self, message: dict[str, Any]) -> Iterator[Tensor]:
         """The arena where the kernel runs; it is back, and the device idle, behind it."""
@@ -274,9 +287,7 @@ class Life:
         if message["device"] == "cpu":
             yield self.host[:size]
             return
-        if self.device_bytes is None or self.device_bytes.numel() < size:
-            self.device_bytes = torch.empty(self.host.numel(), dtype=torch.uint8, device="cuda")
-        arena = self.device_bytes[:size]
+        arena = self._device_arena(size)
         arena.copy_(self.host[:size], non_blocking=True)
         try:
             yield arena
