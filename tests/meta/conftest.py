@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
+
+from verify.cell.cell import PLAIN_CPU
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +19,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_run_on_the_cpu() -> Iterator[None]:
+    """On a machine with a GPU, too: the kernels that these tests put on trial are written for a
+    CPU, and what is held against them is on record from one."""
+    places = ("verify.discovery", "verify.court", "verify.long")
+    with contextlib.ExitStack() as patches:
+        for place in places:
+            patches.enter_context(mock.patch(f"{place}.environment", return_value=PLAIN_CPU))
+        yield
