@@ -50,6 +50,13 @@ def install() -> None:
         sys.meta_path.insert(0, _finder)
 
 
+def published(path: str) -> str:
+    """A file of the collection by its path in the checkout, another one's name: no report names a
+    directory of this machine."""
+    file = Path(path)
+    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
+
+
 def judge_sources() -> dict[str, Path]:
     """The judge's source files, references included, by the names that they have in a checkout."""
     own = (path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(_BUNDLED))

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from verify import device
 from verify.admission import unanswerable
-from verify.bundle import ROOT
+from verify.bundle import published
 from verify.case import Case, CaseError
 from verify.cell import confine
 from verify.cores import cores
@@ -250,7 +250,7 @@ def _entry(declaration: Declaration) -> VariantEntry:
         ref=declaration.ref,
         name=declaration.name,
         family=declaration.family,
-        path=declaration.path if declaration.ref != declaration.name else _short(declaration.path),
+        path=declaration.path if declaration.ref != declaration.name else published(declaration.path),
         source_hash=declaration.source_hash,
         configs=tuple(config.name for config in declaration.configs),
         support=asdict(declaration.support),
@@ -261,12 +261,6 @@ def _entry(declaration: Declaration) -> VariantEntry:
         unavailable=declaration.unavailable,
         undeclared=declaration.undeclared,
     )
-
-
-def _short(path: str) -> str:
-    """A file of the collection by its path in the checkout: no report names a directory."""
-    file = Path(path)
-    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
 
 
 def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:

@@ -9,15 +9,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import cast
 
 import torch
 from hypothesis.strategies import SearchStrategy
 
 from verify import aftermath, strategies
+from verify.bundle import published
 from verify.case import Case, replay_command
-from verify.cell.cell import ROOT, Cell, Zygote
+from verify.cell.cell import Cell, Zygote
 from verify.cores import threads
 from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
@@ -167,7 +167,7 @@ class Court:
         for found in trial.hearing.aftermaths[:1]:
             ruling = aftermath.ruling(found)
             verdict = self._verdict(case, docket, trial, aftermath.ORACLE, ruling, phase)
-            path = _short(docket.declaration.path)
+            path = published(docket.declaration.path)
             variant = aftermath.blamed(found, case.variant, path)
             verdicts.append(replace(verdict, variant=variant, outcome=aftermath.outcome(found)))
         for verdict in verdicts:
@@ -247,12 +247,6 @@ class Court:
             bins=tuple(sorted(coverage_bins(case.problem, docket.config))) if oracle == leading_oracle(case.group) else (),
             finding=finding,
         )
-
-
-def _short(path: str) -> str:
-    """A file of the collection, relative to the root; another one's name."""
-    file = Path(path)
-    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
 
 
 def _refused(trial: Trial) -> bool:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from verify import bundle, campaign, cli
+from verify import bundle, cli
 
 HUB = 'WHOSE = "hub"\n'
 
@@ -135,9 +135,9 @@ def test_the_suite_is_not_in_a_wheel(
 
 def test_a_report_names_kernels_as_the_checkout_does(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path("/home/kernels/site-packages/verify/_bundled")
-    monkeypatch.setattr(campaign, "ROOT", root)
-    assert campaign._short(f"{root}/kernels/torch/math.py") == "kernels/torch/math.py"
-    assert campaign._short("/home/kernels/mine.py") == "mine.py"
+    monkeypatch.setattr(bundle, "ROOT", root)
+    assert bundle.published(f"{root}/kernels/torch/math.py") == "kernels/torch/math.py"
+    assert bundle.published("/home/kernels/mine.py") == "mine.py"
 
 
 def test_the_judges_sources_are_those_of_the_checkout() -> None:
