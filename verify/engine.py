@@ -192,7 +192,8 @@ def _status(returncode: int, order: Order, output: str, console: Console) -> int
     if returncode == _PYTEST_USAGE:
         raise EngineError(_said(output), USAGE)
     if returncode == _PYTEST_NOTHING and order.select:
-        raise EngineError(f"-k: nothing matches {order.select!r}; {_names(order)}", USAGE)
+        words = [f"nothing matches {order.select!r}", _names(order), *_unloaded(order)]
+        raise EngineError(f"-k: {'; '.join(words)}", USAGE)
     evidence = evidence_of(order)
     refused = _REFUSED.search(output) if returncode != CLEAN else None
     if refused is not None:
@@ -231,6 +232,14 @@ def _names(order: Order, most: int = 12) -> str:
     found = [*(entry.ref for entry in entries), *sorted(dtypes), *sorted(configs)]
     shown = ", ".join(found[:most])
     return f"ids are made of {shown}" + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+def _unloaded(order: Order) -> list[str]:
+    """One line for each file that does not load beside one that does: its names are not among the ids."""
+    evidence = evidence_of(order)
+    verdicts = () if evidence is None else evidence.verdicts
+    findings = [(v.variant, v.finding) for v in verdicts if v.group == "loading"]
+    return [f"{ref} {found.message.splitlines()[0]}" for ref, found in findings if found is not None]
 
 
 def _unwritable(order: Order, reason: str) -> str:

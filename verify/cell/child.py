@@ -33,7 +33,7 @@ from references.masks import parse_mask
 from verify.cell import isolation
 from verify.cell.confine import Confinement, confine
 from verify.cell.descendants import become_subreaper, bury
-from verify.cell.loading import Breach, load
+from verify.cell.loading import Breach, line_of, load
 from verify.cell.together import Streams, run_together
 from verify.cell.wire import Closed, receive, send
 from verify.memory import Slot, slots_from
@@ -189,9 +189,10 @@ class Life:
                 except MemoryError as error:
                     reply = {"status": "out of memory", "message": _first_line(error) or "MemoryError"}
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
+                    where = line_of(error, str(message.get("path")))  # of a file that is loaded
                     reply = {
                         "status": "raised",
-                        "message": f"{type(error).__name__}: {_first_line(error)}",
+                        "message": f"{type(error).__name__}: {_first_line(error)}{where}",
                         "traceback": _trim(traceback.format_exc()),
                         # A device's error shows behind the launch.
                         "judge": not (turn.kernels or self.poisoned),

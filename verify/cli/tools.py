@@ -27,6 +27,8 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     from verify.discovery import roster
 
     found = roster(list(files) or None)
+    if files and found.unusable:
+        raise UsageError(found.unusable)
     table = Table("variant", "family", "dtypes", "head dims", "masks", "configs", "here")
     for declaration in found.declarations:
         support = declaration.support
