@@ -206,17 +206,19 @@ def test_a_refusal_names_its_argument(cell: Cell, arena: Arena, accused: Accused
     assert run(cell, accused(FATES["refusal"][0]), arena).argument == "softcap"
 
 
-def test_a_hang_ends_at_the_deadline_and_the_next_one_sooner(
+def test_a_hang_ends_at_the_deadline_and_one_that_was_repeated_sooner(
     cell: Cell, arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
     good = accused(FILL)
-    stubborn = accused("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass")
+    stubborn = accused("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()")
     reply = run(cell, stubborn, arena)
     assert reply.status == "hang"
     assert "no answer within 1 s" in reply.message
     assert 0.9 < reply.seconds < 5
     assert works(cell, good, arena)
+    assert "within 1 s" in run(cell, stubborn, arena).message
+    assert "within 1 s" in run(cell, stubborn, arena).message, "what worked in between"
     again = run(cell, stubborn, arena)
     assert again.status == "hang"
     assert "within 0.25 s" in again.message

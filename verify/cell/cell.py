@@ -14,6 +14,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,7 +108,7 @@ class Cell:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the cell
         self._loaded: set[str] = set()
         self._arena_generation = 0
-        self._hung = False
+        self._hangs: Counter[str] = Counter()  # in a row, by variant
         self._requests = 0
 
     # Requests.
@@ -148,10 +149,13 @@ class Cell:
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
         """Run one kernel over the arena as it is laid out; returns when the device is idle again."""
         patience = float(os.environ.get("VERIFY_DEADLINE", self.environment.patience))
-        # A hang costs its whole deadline at every step of shrinking: once one was seen, patience is shorter.
-        deadline = patience / 4 if self._hung else patience
+        # A hang costs its whole deadline at every step of shrinking: once one is sure, patience is shorter.
+        variant = str(request["variant"])
+        sure = self._hangs[variant] > 1
+        deadline = patience / 4 if sure else patience
         reply = self._on_loaded(path, request | {"op": "run", "device": self.environment.device}, deadline, arena)
-        self._hung |= reply.status == "hang"
+        if not sure:
+            self._hangs[variant] = self._hangs[variant] + 1 if reply.status == "hang" else 0
         return reply
 
     def close(self) -> None:
