@@ -187,6 +187,34 @@ class TestLenient:
         assert not any(states(variant) for variant in known["variants"])
 
 
+class TestGrowing:
+    @pytest.mark.parametrize(
+        ("measure", "said"),
+        [
+            ("memory_growth", "its process grows by 80 MiB in most runs"),
+            ("device_memory_growth", "it keeps 81,920.0 KiB more of the device in most runs"),
+        ],
+    )
+    def test_memory_that_most_runs_keep_is_said(self, measure: str, said: str) -> None:
+        found = campaign()
+
+        def kept(some: int) -> Report:
+            verdicts = [
+                dataclasses.replace(v, oracle="execution", measures={measure: 80.0 * (1 << 20)} if i % 5 < some else {})
+                for i, v in enumerate(found.verdicts)
+            ]
+            return build(dataclasses.replace(found, verdicts=tuple(verdicts)), BINS)
+
+        assert [str(state) for state in states(kept(3)["variants"][0])] == [f"growing: {said}"]
+        assert states(kept(2)["variants"][0]) == []
+        assert strictly(kept(5)) == []
+
+    def test_what_the_whole_device_has_less_marks_nobody(self) -> None:
+        found = campaign()
+        verdicts = [dataclasses.replace(v, oracle="execution", measures={"device_memory_taken": 1e9}) for v in found.verdicts]
+        assert states(build(dataclasses.replace(found, verdicts=tuple(verdicts)), BINS)["variants"][0]) == []
+
+
 class TestGradients:
     def test_a_missing_backward_is_said_in_words(self) -> None:
         found = report()

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler that it has started
+_MOST_BYTES = 1 << 50  # that a device has
 _MOST_MEMORY = 16 << 30  # bytes that a life may have to itself, on a machine with twice as much
 
 
@@ -46,7 +47,8 @@ _MOST_MEMORY = 16 << 30  # bytes that a life may have to itself, on a machine wi
 class Reply:
     """What came of a request.  status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang".
 
-    grown: bytes by which the life's own memory grew during the request.  All texts are fit to be shown (`words.visible`).
+    grown: bytes by which the life's own memory grew during the request; kept, taken: of a run on a
+    device, see `DeviceMemory.watch`.  All texts are fit to be shown (`words.visible`).
     """
 
     status: str
@@ -54,6 +56,8 @@ class Reply:
     argument: str = ""
     seconds: float = 0.0
     grown: int = 0
+    kept: int = 0
+    taken: int = 0
     data: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -94,6 +98,11 @@ def most_memory() -> float:
     if chosen is not None:
         return float(chosen) * (1 << 30)
     return min(_MOST_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2)
+
+
+def _bytes(said: object) -> int:
+    """A number of bytes, as a life says it; 0 for what is none."""
+    return said if type(said) is int and 0 <= said < _MOST_BYTES else 0
 
 
 class Cell:
@@ -223,6 +232,8 @@ class Cell:
             argument=str(data.get("argument", "")),
             seconds=seconds,
             grown=max(resident(self._pid) - before, 0),
+            kept=_bytes(data.get("kept")),
+            taken=_bytes(data.get("taken")),
             data=data,
         )
         if resident(self._pid) > most_memory():

@@ -33,6 +33,7 @@ from references.masks import parse_mask
 from verify.cell import isolation
 from verify.cell.confine import Confinement, confine
 from verify.cell.descendants import become_subreaper, bury
+from verify.cell.device_memory import DeviceMemory
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.together import Streams, run_together
 from verify.cell.wire import Closed, receive, send
@@ -169,6 +170,7 @@ class Life:
         self.device_bytes: Tensor | None = None
         self.pinned = False
         self.streams: Streams | None = None
+        self.memory = DeviceMemory()
         self.poisoned = False
 
     def serve(self) -> None:
@@ -231,8 +233,7 @@ class Life:
             case "run" if message.get("together"):
                 return {"status": "ok"} | self._run_together(message)
             case "run":
-                self._run(message)
-                return {"status": "ok"}
+                return {"status": "ok"} | self._run(message)
         raise ValueError(f"unknown request {message['op']!r}")
 
     def _builds(self, message: dict[str, Any]) -> Sequence[Build]:
@@ -259,9 +260,10 @@ class Life:
                 torch.zeros(1, device="cuda")
         return not int(status)
 
-    def _run(self, message: dict[str, Any]) -> None:
+    def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         with self._on_device(message) as arena:
-            launch(self.variants[message["variant"]], message, arena)
+            run = partial(launch, self.variants[message["variant"]], message, arena)
+            return run() or {} if message["device"] == "cpu" else self.memory.watch(run)
 
     def _run_together(self, message: dict[str, Any]) -> dict[str, Any]:
         self.streams = self.streams or Streams()
