@@ -257,7 +257,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         unusable = campaign.unusable(run)
         if unusable is not None:
-            session.config.stash[_REPORT] = f"ERROR: {unusable}"  # as pytest words its own usage errors
+            # As pytest words its own usage errors.
+            session.config.stash[_REPORT] = f"ERROR: {unusable}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 

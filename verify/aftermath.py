@@ -43,8 +43,8 @@ def ruling(found: Aftermath) -> Ruling:
 
 
 def outcome(found: Aftermath) -> Outcome:
-    """A failure, but of no kernel where the judge's own code raised, where memory ran out that others share, or
-    where a deadline passed once in a process in which nothing had run before."""
+    """A failure, but of no kernel where the judge's own code raised, where memory ran out that
+    others share, or where a deadline passed once in a process in which nothing had run before."""
     once = hangs(found.reply) and found.first
     nobodys = judges(found.reply) or found.reply.status == "out of memory" or once
     return "inapplicable" if nobodys else "fail"

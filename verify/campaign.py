@@ -105,7 +105,7 @@ class OpenRun:
         found = roster(list(self.files) or None)
         changed = [d.ref for d in found.declarations if before.get(d.ref, d.source_hash) != d.source_hash]
         judged = {entry.path for entry in evidence.variants if entry.source_hash}
-        changed += [failure.ref for failure in found.failures if judged & {failure.ref, failure.path}]
+        changed += [each.ref for each in found.failures if judged & {each.ref, each.path}]
         if changed:
             raise ContinuedError(
                 f"run {self.directory.name} judged other sources of {', '.join(changed)}: begin another run, with another id"
@@ -318,7 +318,7 @@ def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
 
 
 def unusable(run: OpenRun) -> str | None:
-    """In one line, why none of the kernel files that were given can be tried, which is a usage error; else None."""
+    """In one line, why no kernel file that was given can be tried: a usage error; else None."""
     begun = run.files and (run.directory / _ROSTER).exists()
     return run.roster.unusable if begun else None
 

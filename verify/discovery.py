@@ -29,7 +29,8 @@ _DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
 class Unloadable:
     """A kernel file that gave no declaration, and why.
 
-    message: its first line says what is wrong and where, the others are what Python or the process said.
+    message: its first line says what is wrong and where, the others are what Python or the process
+    said.
     """
 
     ref: str
@@ -57,8 +58,10 @@ class Roster:
 
     @property
     def unusable(self) -> str | None:
-        """One line that says why no file loads; None if one does: then the others are convicted beside it."""
-        return None if self.entries else "; ".join(failure.line for failure in self.failures) or None
+        """One line that says why no file loads; None if one does: the others are convicted then."""
+        if self.entries or not self.failures:
+            return None
+        return "; ".join(failure.line for failure in self.failures)
 
     def dumps(self) -> str:
         """As JSON text."""

@@ -22,6 +22,7 @@ from verify import halt, leash
 from verify.bundle import ROOT
 from verify.errors import read as errors_of
 from verify.evidence import Evidence, load, new_run_id
+from verify.explanation import explain
 from verify.judge import judge_changed
 from verify.places import state_directory
 from verify.xfails import handed_on, xfails_in
@@ -235,11 +236,11 @@ def _names(order: Order, most: int = 12) -> str:
 
 
 def _unloaded(order: Order) -> list[str]:
-    """One line for each file that does not load beside one that does: its names are not among the ids."""
+    """One line for each file that does not load beside one that does: no id holds its names."""
     evidence = evidence_of(order)
     verdicts = () if evidence is None else evidence.verdicts
-    findings = [(v.variant, v.finding) for v in verdicts if v.group == "loading"]
-    return [f"{ref} {found.message.splitlines()[0]}" for ref, found in findings if found is not None]
+    loading = [verdict for verdict in verdicts if verdict.group == "loading"]
+    return [explain(verdict).splitlines()[0] for verdict in loading]
 
 
 def _unwritable(order: Order, reason: str) -> str:

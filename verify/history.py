@@ -2,8 +2,8 @@
 
 A kernel that breaks its process may fail, or make another variant of its file fail, long after.  So a
 finding holds the cases before it in the same life, and what ends a life that others had used, or is
-raised in the judge's own code, is asked once more where nothing has run before.  A hang is asked once
-more wherever it was: a busy machine passes a deadline too.
+raised in the judge's own code, is asked once more where nothing has run before.  A hang is asked
+once more wherever it was: a busy machine passes a deadline too.
 """
 
 from __future__ import annotations

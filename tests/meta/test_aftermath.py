@@ -177,7 +177,11 @@ def test_a_hang_convicts_if_it_comes_again_where_nothing_has_run(before: int) ->
     ("before", "wanted", "words"),
     [
         (0, "inapplicable", "hangs in a fresh process, and works in another one: no other case"),
-        (2, "fail", "hangs in a process that earlier launches had used, and works in a fresh one: 2 cases"),
+        (
+            2,
+            "fail",
+            "hangs in a process that earlier launches had used, and works in a fresh one: 2 cases",
+        ),
     ],
 )
 def test_a_hang_that_does_not_come_again_is_on_record(before: int, wanted: str, words: str) -> None:

@@ -158,7 +158,7 @@ class Cell:
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
         """Run one kernel over the arena as it is laid out; returns when the device is idle again."""
         patience = float(os.environ.get("VERIFY_DEADLINE", self.environment.patience))
-        # A hang costs its whole deadline at every step of shrinking: once one is sure, patience is shorter.
+        # A hang costs a deadline at every step of shrinking: once one is sure, patience is shorter.
         variant = str(request["variant"])
         sure = self._hangs[variant] > 1
         deadline = patience / 4 if sure else patience

@@ -14,7 +14,7 @@ class DeviceMemory:
 
     held: of torch's allocator; the most that it was so far is `most`.  A kernel that keeps its last
     buffer for the next launch stops to grow when it has met the largest one; a leak does not.
-    outside: what is taken on the device beside torch's pool; other processes take and give back too.
+    outside: what is taken on the device beside torch's pool; other processes change that too.
     """
 
     held: int = 0

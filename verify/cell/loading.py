@@ -65,7 +65,7 @@ def load(path: Path, package_root: str) -> Loaded:
 
 
 def line_of(error: BaseException, path: str) -> str:
-    """The innermost line of that file that raised, as Python's syntax errors tell theirs: " (mine.py, line 3)".
+    """The innermost line of that file that raised, as a SyntaxError tells it: " (mine.py, line 3)".
 
     Empty where none of its lines did.
     """

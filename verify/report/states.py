@@ -54,7 +54,8 @@ def states(variant: VariantReport) -> list[State]:
     if growth := variant.get("growth"):
         found.append(State("growing", f"its process grows by {growth / (1 << 20):.0f} MiB in most runs"))
     if growth := variant.get("device_growth"):
-        found.append(State("growing", f"it keeps {growth / 1024:,.1f} KiB more of the device in most runs"))
+        said = f"it keeps {growth / 1024:,.1f} KiB more of the device's memory in most runs"
+        found.append(State("growing", said))
     if variant["undeclared"]:
         return [State("undeclared", "judged by the weakest honest arithmetic"), *found]
     return [*(State("lenient", said) for said in _lenient(variant)), *found]
