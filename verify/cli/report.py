@@ -179,7 +179,8 @@ def recheck(folder: Path) -> int:
     """Compute the worst cases of all reports in FOLDER again, reference and bound, without running any kernel.
 
     Of gradients the reference alone: their bounds depend on what the kernel's forward saved. Pages that are not those of their
-    report.json and of what lies beside it are named too. Exits 1 if anything disagrees.
+    report.json and of what lies beside it are named too, probes.md and sanitizer.md among them.
+    Exits 1 if anything disagrees.
     """
     from verify.recheck import recheck as again
     from verify.report import ReportError
