@@ -8,7 +8,6 @@ its socket closes.  Nothing here knows a Problem, a reference or a test.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import mmap
@@ -37,10 +36,10 @@ from verify.cell.device_memory import DeviceMemory
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.together import Streams, run_together
 from verify.cell.wire import Closed, receive, send
+from verify.leash import die_with
 from verify.memory import Slot, slots_from
 from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
 
-_PR_SET_PDEATHSIG = 1
 _OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
 _LEAST_ARENA = 16 << 20  # bytes on a device, below which nothing is gained by giving them back
 _SPARE = 4
@@ -112,6 +111,7 @@ def preload() -> None:
 
 def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:
     scratch = tempfile.mkdtemp(prefix="life-", dir=message["scratch"])
+    zygote = os.getpid()
     pid = os.fork()
     if pid:
         os.close(peer)
@@ -119,7 +119,7 @@ def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) 
         return pid, scratch
     # The life: it must not outlive the zygote, and must not return into the zygote's loop whatever happens.
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with(zygote)
         os.setsid()
         become_subreaper()
         control.close()
