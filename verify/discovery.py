@@ -116,7 +116,8 @@ def roster(files: list[Path] | None = None) -> Roster:
 def _why(reply: Reply) -> str:
     """Why a file does not load; the first line is enough for somebody who wrote it."""
     what = "" if reply.status in ("breach", "raised") else f"{reply.status}: "
-    return f"{what}{reply.message}\n{reply.data.get('traceback', '')}".strip()
+    said = f"{what}{reply.message}{reply.data.get('where', '')}"
+    return f"{said}\n{reply.data.get('traceback', '')}".strip()
 
 
 def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, Any]]:

@@ -191,10 +191,10 @@ class Life:
                 except MemoryError as error:
                     reply = {"status": "out of memory", "message": _first_line(error) or "MemoryError"}
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
-                    where = line_of(error, str(message.get("path")))  # of a file that is loaded
                     reply = {
                         "status": "raised",
-                        "message": f"{type(error).__name__}: {_first_line(error)}{where}",
+                        "message": f"{type(error).__name__}: {_first_line(error)}",
+                        "where": line_of(error, str(message.get("path"))),
                         "traceback": _trim(traceback.format_exc()),
                         # A device's error shows behind the launch.
                         "judge": not (turn.kernels or self.poisoned),
