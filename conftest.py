@@ -255,6 +255,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if session.exitstatus == 0 and campaign.convicted(run):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        unusable = campaign.unusable(run)
+        if unusable is not None:
+            # As pytest words its own usage errors.
+            session.config.stash[_REPORT] = f"ERROR: {unusable}"
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -104,6 +104,8 @@ class OpenRun:
         before = {entry.ref: entry.source_hash for entry in evidence.variants}
         found = roster(list(self.files) or None)
         changed = [d.ref for d in found.declarations if before.get(d.ref, d.source_hash) != d.source_hash]
+        judged = {entry.path for entry in evidence.variants if entry.source_hash}
+        changed += [each.ref for each in found.failures if judged & {each.ref, each.path}]
         if changed:
             raise ContinuedError(
                 f"run {self.directory.name} judged other sources of {', '.join(changed)}: begin another run, with another id"
@@ -229,7 +231,7 @@ def _record(run: OpenRun, found: Roster) -> None:
             if why is not None:
                 reason = f"a case on record is dropped, {why}: {id_}"
                 recorder.write(NotRun(variant=docket.declaration.ref, dtype=_WITNESS, reason=reason))
-        for failure in found.failures:
+        for failure in () if run.files and found.unusable else found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
 
@@ -313,6 +315,12 @@ def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
         for verdict in found:
             recorder.write(verdict)
     return evidence.with_verdicts(found)
+
+
+def unusable(run: OpenRun) -> str | None:
+    """In one line, why no kernel file that was given can be tried: a usage error; else None."""
+    begun = run.files and (run.directory / _ROSTER).exists()
+    return run.roster.unusable if begun else None
 
 
 def convicted(run: OpenRun) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from verify.bundle import ROOT
-from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, Zygote
+from verify.cell.cell import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, Reply, Zygote
 from verify.cell.words import visible
 from verify.problem import Problem
 from verify.tolerance.backward import resolve as resolve_gradients
@@ -27,11 +27,20 @@ _DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Unloadable:
-    """A kernel file that gave no declaration, and why: a verdict in itself."""
+    """A kernel file that gave no declaration, and why.
+
+    message: its first line says what is wrong and where, the others are what Python or the process
+    said.
+    """
 
     ref: str
     path: str
     message: str
+
+    @property
+    def line(self) -> str:
+        """The file, and why it does not load, in one line."""
+        return f"{self.ref} does not load: {self.message.partition(chr(10))[0]}"
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,13 @@ class Roster:
         return tuple(
             declaration_from(e["data"], ref=e["ref"], path=e["path"], source_hash=e["source_hash"]) for e in self.entries
         )
+
+    @property
+    def unusable(self) -> str | None:
+        """One line that says why no file loads; None if one does: the others are convicted then."""
+        if self.entries or not self.failures:
+            return None
+        return "; ".join(failure.line for failure in self.failures)
 
     def dumps(self) -> str:
         """As JSON text."""
@@ -86,9 +102,7 @@ def roster(files: list[Path] | None = None) -> Roster:
             inside = path.resolve().is_relative_to(ROOT / "kernels")
             shown = str(path) if not inside else path.resolve().relative_to(ROOT).as_posix()
             if not reply.ok:
-                trace = str(reply.data.get("traceback", ""))
-                why = reply.message if reply.status == "breach" else f"{reply.status}: {reply.message}\n{trace}".strip()
-                failures.append(Unloadable(shown, str(path.resolve()), why))
+                failures.append(Unloadable(shown, str(path.resolve()), _why(reply)))
                 continue
             try:
                 entries += _entries(reply.data, path, inside)
@@ -97,6 +111,13 @@ def roster(files: list[Path] | None = None) -> Roster:
     finally:
         zygote.close()
     return Roster(tuple(entries), tuple(failures))
+
+
+def _why(reply: Reply) -> str:
+    """Why a file does not load; the first line is enough for somebody who wrote it."""
+    what = "" if reply.status in ("breach", "raised") else f"{reply.status}: "
+    said = f"{what}{reply.message}{reply.data.get('where', '')}"
+    return f"{said}\n{reply.data.get('traceback', '')}".strip()
 
 
 def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from verify import halt, leash
 from verify.bundle import ROOT
 from verify.errors import read as errors_of
 from verify.evidence import Evidence, load, new_run_id
+from verify.explanation import explain
 from verify.judge import judge_changed
 from verify.places import state_directory
 from verify.xfails import handed_on, xfails_in
@@ -192,7 +193,8 @@ def _status(returncode: int, order: Order, output: str, console: Console) -> int
     if returncode == _PYTEST_USAGE:
         raise EngineError(_said(output), USAGE)
     if returncode == _PYTEST_NOTHING and order.select:
-        raise EngineError(f"-k: nothing matches {order.select!r}; {_names(order)}", USAGE)
+        words = [f"nothing matches {order.select!r}", _names(order), *_unloaded(order)]
+        raise EngineError(f"-k: {'; '.join(words)}", USAGE)
     evidence = evidence_of(order)
     refused = _REFUSED.search(output) if returncode != CLEAN else None
     if refused is not None:
@@ -231,6 +233,14 @@ def _names(order: Order, most: int = 12) -> str:
     found = [*(entry.ref for entry in entries), *sorted(dtypes), *sorted(configs)]
     shown = ", ".join(found[:most])
     return f"ids are made of {shown}" + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+def _unloaded(order: Order) -> list[str]:
+    """One line for each file that does not load beside one that does: no id holds its names."""
+    evidence = evidence_of(order)
+    verdicts = () if evidence is None else evidence.verdicts
+    loading = [verdict for verdict in verdicts if verdict.group == "loading"]
+    return [explain(verdict).splitlines()[0] for verdict in loading]
 
 
 def _unwritable(order: Order, reason: str) -> str:

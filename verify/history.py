@@ -2,7 +2,8 @@
 
 A kernel that breaks its process may fail, or make another variant of its file fail, long after.  So a
 finding holds the cases before it in the same life, and what ends a life that others had used, or is
-raised in the judge's own code, is asked once more where nothing has run before.
+raised in the judge's own code, is asked once more where nothing has run before.  A hang is asked
+once more wherever it was: a busy machine passes a deadline too.
 """
 
 from __future__ import annotations
@@ -69,10 +70,14 @@ class History:
 
 @dataclass(frozen=True)
 class Aftermath:
-    """A launch that ended badly in a life that others had used, and well in a fresh one."""
+    """A launch that ended badly in a life that others had used, and well in a fresh one.
+
+    first: the life was fresh too, and it was another one in which the launch ended well.
+    """
 
     reply: Reply
     before: Before
+    first: bool = False
 
 
 @dataclass
@@ -94,11 +99,12 @@ class Hearing:
         before, first = self.history.launched(cell.lives, self.case)
         if not self._begun:
             self._begun, self.before = True, before
-        if not _crowded(reply) and not judges(reply) and (first or reply.status not in _SHARED):
+        used = reply.status in _SHARED and not first
+        if not (used or hangs(reply) or _crowded(reply) or judges(reply)):
             return reply
         found = self._alone(cell, ask)
         if found.status in ("ok", "unsupported"):
-            self.aftermaths.append(Aftermath(reply, before))
+            self.aftermaths.append(Aftermath(reply, before, first))
         else:
             self.before = Before()  # it fails alone
         return found
@@ -124,6 +130,11 @@ class Hearing:
 def _crowded(reply: Reply) -> bool:
     """Whether memory ran out, which other processes of the machine can bring about."""
     return reply.status == "out of memory"
+
+
+def hangs(reply: Reply) -> bool:
+    """Whether the deadline passed, which a busy machine can bring about."""
+    return reply.status == "hang"
 
 
 def judges(reply: Reply) -> bool:

@@ -87,7 +87,10 @@ class Verdict:
     element), worst_index_T, worst_reference_T and worst_bound_T (the element with the worst r); rows_T, z2_T, z_T, toward_T,
     slack_T, least_T, share_T (sums over judged rows, docs/statistics.md); bound_ratio (median bound / best bound of that
     dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv; memory_growth (bytes that the kernel's process took
-    in a run and kept, from 64 MiB on).  observed: what an oracle found out that is no number, by the name of the property.
+    in a run and kept, from 64 MiB on), device_memory_growth (bytes of torch's allocator that a run
+    left taken, beyond the most before), device_memory_taken (bytes that the device had less after
+    a run, for whatever process, from 64 MiB on).  observed: what an oracle found out that is no number, by the
+    name of the property.
     """
 
     case: str

@@ -43,10 +43,9 @@ def replay(case: Case, console: Console) -> int:
         say(console, f"verify: {reason}")
         return USAGE
     run = open_run("dev", [Path(file)] if at else [])
-    for failure in run.roster.failures:
-        if at:
-            say(console, f"FAILED  {failure.ref} does not load: {failure.message}")
-            return FAILED
+    if at and run.roster.unusable:
+        say(console, f"verify: {run.roster.unusable}")
+        return USAGE
     docket = _docket(run, case, console)
     if isinstance(docket, int):
         return docket

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
-from verify.cell.cell import PLAIN_CPU
+from tests.meta.lives import ENVIRONMENT, FILL, Accused, kernel
+from verify.cell.cell import PLAIN_CPU, Cell, Zygote
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +32,33 @@ def kernels_run_on_the_cpu() -> Iterator[None]:
         for place in places:
             patches.enter_context(mock.patch(f"{place}.environment", return_value=PLAIN_CPU))
         yield
+
+
+@pytest.fixture
+def accused(tmp_path: Path) -> Accused:
+    """Writes a kernel file with that entry point, and that text before all else."""
+
+    def write(body: str = FILL, before: str = "") -> Path:
+        path = tmp_path / f"accused{len(list(tmp_path.glob('accused*')))}.py"
+        path.write_text(kernel(body, before), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """One whose lives may write where these tests keep their files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VERIFY_WRITABLE", str(tmp_path_factory.getbasetemp()))
+        zygote = Zygote(ENVIRONMENT)
+        yield zygote
+        zygote.close()
+
+
+@pytest.fixture
+def cell(zygote: Zygote) -> Iterator[Cell]:
+    """A cell, closed at the end."""
+    cell = Cell(zygote)
+    yield cell
+    cell.close()

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from tests.meta.related import ACCUSED, Bench, bench
-from verify.aftermath import outcome
+from verify.aftermath import outcome, ruling
 from verify.cell.cell import Cell, InfrastructureError, Reply
 from verify.court import Docket
 from verify.evidence import Verdict, load
@@ -71,9 +71,13 @@ def test_an_error_of_the_judge_that_persists_names_the_variant(tmp_path: Path) -
     [
         ("breaks-by-crash", "crashes in a process"),
         ("breaks-by-raise", "raises in the kernel in a process"),
+        ("breaks-by-hang", "hangs in a process"),
     ],
 )
-def test_what_does_not_fail_alone_is_held_against_the_file(broken: Bench, variant: str, words: str) -> None:
+def test_what_does_not_fail_alone_is_held_against_the_file(
+    broken: Bench, variant: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_DEADLINE", "2")
     heard(broken, variant)
     found = heard(broken, "innocent", seed=1)
     charge = found.pop("aftermath")
@@ -154,6 +158,44 @@ class Lives:
 
 
 OUT_OF_MEMORY = Reply("out of memory", "CUDA out of memory")
+HANG = Reply("hang", "no answer within 60 s; killed")
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_hang_convicts_if_it_comes_again_where_nothing_has_run(before: int) -> None:
+    history, cell = History(), Lives()
+    for number in range(before):
+        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+    hearing = Hearing("kernel:default:accuracy:last", history)
+    replies = [HANG, HANG, Reply("ok")]
+    assert hearing.ask(cast(Cell, cell), lambda: replies.pop(0)) == HANG
+    assert (cell.lives, len(replies)) == (2, 1), "repeated once, in a fresh process"
+    assert not hearing.aftermaths
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "words"),
+    [
+        (0, "inapplicable", "hangs in a fresh process, and works in another one: no other case"),
+        (
+            2,
+            "fail",
+            "hangs in a process that earlier launches had used, and works in a fresh one: 2 cases",
+        ),
+    ],
+)
+def test_a_hang_that_does_not_come_again_is_on_record(before: int, wanted: str, words: str) -> None:
+    history, cell = History(), Lives()
+    for number in range(before):
+        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+    hearing = Hearing("kernel:default:accuracy:last", history)
+    replies = iter([HANG, Reply("ok")])
+    assert hearing.ask(cast(Cell, cell), lambda: next(replies)).ok
+    (met,) = hearing.aftermaths
+    assert outcome(met) == wanted
+    finding = ruling(met).finding
+    assert finding is not None
+    assert finding.message.startswith(words)
 
 
 @pytest.mark.parametrize("before", [0, 2])

@@ -90,6 +90,15 @@ def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:
         OpenRun(fresh.directory, "dev", (kernel,)).resume()
 
 
+def test_a_run_does_not_go_on_with_a_file_that_no_longer_loads(tmp_path: Path) -> None:
+    kernel = tmp_path / "plain.py"
+    kernel.write_text(KERNEL)
+    run = begun(tmp_path / "run", kernel)
+    kernel.write_text("import no_such_module")
+    with pytest.raises(ContinuedError, match=r"run run judged other sources of .*plain"):
+        OpenRun(run.directory, "dev", (kernel,)).resume()
+
+
 def test_a_report_of_a_run_lies_where_its_device_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evidence of another machine: the folder is that of the device that was measured."""
     found = evidence(cases=8)

@@ -4,84 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from verify.cell.cell import PLAIN_CPU, Cell, Environment, InfrastructureError, Reply, Zygote
-from verify.inputs import tensors
-from verify.memory import Arena, plan
-from verify.problem import Problem
+from tests.meta.lives import ENVIRONMENT, FILL, WHERE, Accused, process_of, run
+from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
+from verify.memory import Arena
 
 torch.set_num_threads(1)
-
-# As in production, but for Triton's interpreter, which takes a second to import.
-ENVIRONMENT = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),), patience=20.0)
-PROBLEM = Problem(seqlen_q=4, seqlen_kv=4, head_dim=8, dtype="float32")
-FILL = "out.fill_(1.0); lse.fill_(2.0)"
-HEADER = """
-import ctypes, os, signal, socket, struct, subprocess, sys, threading, time
-import torch
-from verify.variant import Contract, Numerics, Support, Unsupported, Variant
-
-def sockets():
-    found = []
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        try:
-            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket"):
-                found.append(fd)
-        except OSError:
-            pass
-    return found
-
-def say(data):
-    for fd in sockets():
-        os.write(fd, data)
-
-def framed(text):
-    return struct.pack("<I", len(text)) + text.encode()
-
-def forward(args, out, lse, workspace):
-"""
-FOOTER = """
-VARIANT = Variant(name="accused", family="torch", forward=forward, support=Support(dtypes=("float32",), head_dims=(8,)))
-"""
-
-Accused = Callable[[str], Path]
-
-
-@pytest.fixture
-def accused(tmp_path: Path) -> Accused:
-    """A kernel file whose entry point is that text."""
-
-    def write(body: str) -> Path:
-        path = tmp_path / f"accused{len(list(tmp_path.iterdir()))}.py"
-        path.write_text(HEADER + textwrap.indent(textwrap.dedent(body), "    ") + "\n" + FOOTER, encoding="utf-8")
-        return path
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """One whose lives may write where these tests keep their files."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VERIFY_WRITABLE", str(tmp_path_factory.getbasetemp()))
-        zygote = Zygote(ENVIRONMENT)
-        yield zygote
-        zygote.close()
-
-
-@pytest.fixture
-def cell(zygote: Zygote) -> Iterator[Cell]:
-    cell = Cell(zygote)
-    yield cell
-    cell.close()
 
 
 @pytest.fixture
@@ -89,24 +23,6 @@ def arena() -> Iterator[Arena]:
     arena = Arena()
     yield arena
     arena.close()
-
-
-WHERE = plan(PROBLEM, lse=True, workspace={})
-REQUEST = {
-    "variant": "accused",
-    "entry": "forward",
-    "config": 0,
-    "slots": WHERE.wire(),
-    "size": WHERE.size,
-    "mask": "full",
-    "softmax_scale": 1.0,
-    "softcap": 0.0,
-}
-
-
-def run(cell: Cell, path: Path, arena: Arena) -> Reply:
-    arena.lay(WHERE, tensors(PROBLEM).named, "nan")
-    return cell.run(str(path), REQUEST, arena)
 
 
 def works(cell: Cell, path: Path, arena: Arena) -> bool:
@@ -135,11 +51,6 @@ def ends(pid: int, within: float = 5.0) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def process_of(zygote: Zygote) -> int:
-    assert zygote._process is not None
-    return zygote._process.pid
 
 
 # What a kernel may do to its life: (its text, the reply's status, a word of its message).
@@ -206,17 +117,19 @@ def test_a_refusal_names_its_argument(cell: Cell, arena: Arena, accused: Accused
     assert run(cell, accused(FATES["refusal"][0]), arena).argument == "softcap"
 
 
-def test_a_hang_ends_at_the_deadline_and_the_next_one_sooner(
+def test_a_hang_ends_at_the_deadline_and_one_that_was_repeated_sooner(
     cell: Cell, arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
     good = accused(FILL)
-    stubborn = accused("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass")
+    stubborn = accused("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()")
     reply = run(cell, stubborn, arena)
     assert reply.status == "hang"
     assert "no answer within 1 s" in reply.message
     assert 0.9 < reply.seconds < 5
     assert works(cell, good, arena)
+    assert "within 1 s" in run(cell, stubborn, arena).message
+    assert "within 1 s" in run(cell, stubborn, arena).message, "what worked in between"
     again = run(cell, stubborn, arena)
     assert again.status == "hang"
     assert "within 0.25 s" in again.message

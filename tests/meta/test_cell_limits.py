@@ -9,90 +9,31 @@ import socket
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.meta.lives import ENVIRONMENT, FILL, PROBLEM, Accused, kernel, process_of, run
 from verify.cell import batons
-from verify.cell.cell import PLAIN_CPU, Cell, Reply, Zygote
+from verify.cell.cell import Cell, Zygote
 from verify.cell.descendants import children, descendants
 from verify.cell.loading import Breach, load
 from verify.discovery import roster
-from verify.inputs import tensors
-from verify.memory import Arena, plan, workspace_limit
+from verify.memory import workspace_limit
 from verify.problem import Problem
-
-ENVIRONMENT = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),), patience=20.0)
-PROBLEM = Problem(seqlen_q=4, seqlen_kv=4, head_dim=8, dtype="float32")
-WHERE = plan(PROBLEM, lse=True, workspace={})
-HEADER = """
-import os, signal, socket, struct, subprocess, sys, time
-import torch
-from verify.variant import Support, Variant
-
-def forward(args, out, lse, workspace):
-"""
-FOOTER = """
-VARIANT = Variant(name="accused", family="torch", forward=forward, support=Support(dtypes=("float32",), head_dims=(8,)))
-"""
-Written = Callable[..., Path]
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """A kernel file with that entry point, and that text before it."""
-
-    def write(body: str = "out.fill_(1.0); lse.fill_(2.0)", before: str = "") -> Path:
-        path = tmp_path / f"kernel{len(list(tmp_path.glob('kernel*')))}.py"
-        path.write_text(
-            textwrap.dedent(before) + HEADER + textwrap.indent(textwrap.dedent(body), "    ") + "\n" + FOOTER, "utf-8"
-        )
-        return path
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VERIFY_WRITABLE", str(tmp_path_factory.getbasetemp()))
-        zygote = Zygote(ENVIRONMENT)
-        yield zygote
-        zygote.close()
-
-
-@pytest.fixture
-def cell(zygote: Zygote) -> Iterator[Cell]:
-    cell = Cell(zygote)
-    yield cell
-    cell.close()
-
-
-def run(cell: Cell, path: Path) -> Reply:
-    arena = Arena()
-    arena.lay(WHERE, tensors(PROBLEM).named, "nan")
-    request = {"variant": "accused", "entry": "forward", "config": 0, "slots": WHERE.wire(), "size": WHERE.size}
-    request |= {"mask": "full", "softmax_scale": 1.0, "softcap": 0.0}
-    try:
-        return cell.run(str(path), request, arena)
-    finally:
-        arena.close()
-
-
-def process_of(zygote: Zygote) -> int:
-    assert zygote._process is not None
-    return zygote._process.pid
-
 
 # Time.
 
 
-def test_loading_has_a_deadline_of_its_own(zygote: Zygote, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_has_a_deadline_of_its_own(
+    zygote: Zygote,
+    accused: Accused,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A file that compiles at import takes longer than a run may."""
-    slow = written(before="import time; time.sleep(1.5)")
+    slow = accused(before="import time; time.sleep(1.5)")
     cell = Cell(zygote)
     cell.environment = replace(ENVIRONMENT, patience=0.5)
     monkeypatch.setenv("VERIFY_DEADLINE", "0.5")
@@ -108,22 +49,22 @@ def test_loading_has_a_deadline_of_its_own(zygote: Zygote, written: Written, mon
 
 
 def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
-    cell: Cell, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, accused: Accused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "nvcc"
     shutil.copy(shutil.which("sleep") or "sleep", compiler)  # by its name
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
-    builds = written(f"subprocess.run([{str(compiler)!r}, '2.5'], check=True); out.fill_(1.0); lse.fill_(2.0)")
+    builds = accused(f"subprocess.run([{str(compiler)!r}, '2.5'], check=True); {FILL}")
     assert run(cell, builds).ok
     monkeypatch.setenv("VERIFY_BUILD_DEADLINE", "1")
     cell.restart()
     assert run(cell, builds).status == "hang"
-    assert run(cell, written("subprocess.run(['sleep', '30'])")).status == "hang"
+    assert run(cell, accused("subprocess.run(['sleep', '30'])")).status == "hang"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None or shutil.which("ninja") is None, reason="no C++ compiler, or no ninja")
 def test_a_build_that_was_killed_does_not_hold_up_the_next(
-    zygote: Zygote, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    zygote: Zygote, accused: Accused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's baton, a file, outlives the process that holds it; whoever builds next waits for its end for ever."""
     folder, slowly = tmp_path / "build", tmp_path / "slowly"
@@ -131,7 +72,7 @@ def test_a_build_that_was_killed_does_not_hold_up_the_next(
     (tmp_path / "tiny.cpp").write_text("int tiny() { return 1; }\n", encoding="utf-8")
     slowly.write_text('#!/bin/sh\ncase "$*" in *tiny.cpp*) sleep 3;; esac\nexec g++ "$@"\n', encoding="utf-8")
     slowly.chmod(0o755)
-    builds = written(
+    builds = accused(
         before=f"""
         import os
         os.environ["CXX"] = {str(slowly)!r}
@@ -167,12 +108,15 @@ def test_a_baton_that_somebody_holds_stays(tmp_path: Path, monkeypatch: pytest.M
     assert not held.exists()
 
 
-def test_a_reply_that_drips_ends_at_the_deadline(cell: Cell, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_drips_ends_at_the_deadline(
+    cell: Cell,
+    accused: Accused,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
-    drips = written(
+    drips = accused(
         """
-        fd = next(fd for fd in range(3, 256) if os.path.exists(f"/proc/self/fd/{fd}")
-                  and os.readlink(f"/proc/self/fd/{fd}").startswith("socket"))
+        (fd,) = sockets()
         os.write(fd, struct.pack("<I", 100000))
         while True:
             os.write(fd, b" ")
@@ -182,16 +126,16 @@ def test_a_reply_that_drips_ends_at_the_deadline(cell: Cell, written: Written, m
     begun = time.monotonic()
     assert run(cell, drips).status == "hang"
     assert time.monotonic() - begun < 10
-    assert run(cell, written()).ok
+    assert run(cell, accused()).ok
 
 
-def test_a_stopped_zygote_is_replaced(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_zygote_is_replaced(accused: Accused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verify.cell.zygote._CONTROL_TIMEOUT", 2.0)
     monkeypatch.setattr("verify.cell.zygote._END_TIMEOUT", 5.0)
     zygote = Zygote(ENVIRONMENT)
     cell = Cell(zygote)
     try:
-        good = written()
+        good = accused()
         assert run(cell, good).ok
         before = process_of(zygote)
         os.kill(before, signal.SIGSTOP)
@@ -203,10 +147,10 @@ def test_a_stopped_zygote_is_replaced(written: Written, monkeypatch: pytest.Monk
         zygote.close()
 
 
-def test_the_end_of_the_judge_leaves_no_scratch(written: Written) -> None:
+def test_the_end_of_the_judge_leaves_no_scratch(accused: Accused) -> None:
     zygote = Zygote(ENVIRONMENT)
     cell = Cell(zygote)
-    assert run(cell, written("open(os.environ['TMPDIR'] + '/made', 'w').write('x'); out.fill_(1.0); lse.fill_(2.0)")).ok
+    assert run(cell, accused(f"open(os.environ['TMPDIR'] + '/made', 'w').write('x'); {FILL}")).ok
     folder, process, control = Path(zygote._scratch), zygote._process, zygote._control
     assert process is not None
     assert control is not None
@@ -221,27 +165,31 @@ def test_the_end_of_the_judge_leaves_no_scratch(written: Written) -> None:
 # Memory.
 
 
-def test_memory_that_a_run_keeps_is_measured(cell: Cell, written: Written) -> None:
-    leaks = written("kept.append(bytearray(b'x' * (100 << 20))); out.fill_(1.0); lse.fill_(2.0)", before="kept = []")
+def test_memory_that_a_run_keeps_is_measured(cell: Cell, accused: Accused) -> None:
+    leaks = accused(f"kept.append(bytearray(b'x' * (100 << 20))); {FILL}", before="kept = []")
     run(cell, leaks)
     for _ in range(2):
         reply = run(cell, leaks)
         assert reply.ok
         assert 90 << 20 < reply.grown < 130 << 20
-    keeps = written()
+    keeps = accused()
     run(cell, keeps)
     assert run(cell, keeps).grown < 8 << 20
 
 
-def test_a_life_that_takes_too_much_is_ended_and_says_so(cell: Cell, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_life_that_takes_too_much_is_ended_and_says_so(
+    cell: Cell,
+    accused: Accused,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("VERIFY_LIFE_MEMORY", "0.5")
-    good = written()
-    greedy = written("kept = [bytearray(b'x' * (50 << 20)) for _ in range(20)]; time.sleep(30)")
+    good = accused()
+    greedy = accused("kept = [bytearray(b'x' * (50 << 20)) for _ in range(20)]; time.sleep(30)")
     reply = run(cell, greedy)
     assert reply.status == "out of memory"
     assert "VERIFY_LIFE_MEMORY" in reply.message
     assert run(cell, good).ok
-    leaks = written("kept.append(bytearray(b'x' * (200 << 20))); out.fill_(1.0); lse.fill_(2.0)", before="kept = []")
+    leaks = accused(f"kept.append(bytearray(b'x' * (200 << 20))); {FILL}", before="kept = []")
     lives = cell.lives
     for _ in range(4):
         reply = run(cell, leaks)
@@ -262,7 +210,11 @@ def test_a_workspace_has_a_limit_that_honest_kernels_do_not_reach() -> None:
 # Processes.
 
 
-def test_a_grandchild_in_a_session_of_its_own_dies_with_its_life(cell: Cell, written: Written, tmp_path: Path) -> None:
+def test_a_grandchild_in_a_session_of_its_own_dies_with_its_life(
+    cell: Cell,
+    accused: Accused,
+    tmp_path: Path,
+) -> None:
     mark = tmp_path / "pids"
     forks = f"""
     for _ in range(3):
@@ -278,7 +230,7 @@ def test_a_grandchild_in_a_session_of_its_own_dies_with_its_life(cell: Cell, wri
     """
     for ending in ("out.fill_(1.0); lse.fill_(2.0)", "os._exit(1)"):
         mark.unlink(missing_ok=True)
-        reply = run(cell, written(textwrap.dedent(forks) + ending))
+        reply = run(cell, accused(textwrap.dedent(forks) + ending))
         assert reply.ok is ("fill_" in ending), reply
         pids = [int(pid) for pid in mark.read_text(encoding="utf-8").split()]
         assert len(pids) == 3
@@ -286,8 +238,8 @@ def test_a_grandchild_in_a_session_of_its_own_dies_with_its_life(cell: Cell, wri
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a process outlived its life"
 
 
-def test_a_bystanders_processes_are_spared(zygote: Zygote, written: Written) -> None:
-    keeps = written("subprocess.Popen(['sleep', '60']); out.fill_(1.0); lse.fill_(2.0)")
+def test_a_bystanders_processes_are_spared(zygote: Zygote, accused: Accused) -> None:
+    keeps = accused("subprocess.Popen(['sleep', '60']); out.fill_(1.0); lse.fill_(2.0)")
     one, other = Cell(zygote), Cell(zygote)
     try:
         assert run(one, keeps).ok
@@ -296,7 +248,7 @@ def test_a_bystanders_processes_are_spared(zygote: Zygote, written: Written) -> 
         assert below
         one.close()
         assert descendants(other._pid) == below
-        assert run(other, written()).ok
+        assert run(other, accused()).ok
     finally:
         other.close()
     assert not children(process_of(zygote))
@@ -305,12 +257,13 @@ def test_a_bystanders_processes_are_spared(zygote: Zygote, written: Written) -> 
 # Files that are none.
 
 
-def test_a_pipe_is_no_kernel_file_and_no_source(tmp_path: Path, written: Written) -> None:
+def test_a_pipe_is_no_kernel_file_and_no_source(tmp_path: Path, accused: Accused) -> None:
     pipe = tmp_path / "pipe.py"
     os.mkfifo(pipe)
     with pytest.raises(Breach, match="no such file"):
         load(pipe, str(tmp_path))
-    claims = written(before=f"import types, sys; m = types.ModuleType('m'); m.__file__ = {str(pipe)!r}; sys.modules['m'] = m")
+    module = f"m = types.ModuleType('m'); m.__file__ = {str(pipe)!r}"
+    claims = accused(before=f"import types, sys; {module}; sys.modules['m'] = m")
     begun = time.monotonic()
     found = roster([claims])
     assert time.monotonic() - begun < 60
@@ -318,9 +271,9 @@ def test_a_pipe_is_no_kernel_file_and_no_source(tmp_path: Path, written: Written
     assert "no regular file" in found.failures[0].message
 
 
-def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, written: Written) -> None:
+def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, accused: Accused) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.py"))
-    shutil.copy(written(), path)
+    shutil.copy(accused(), path)
     failure = roster([path]).failures[0]
     failure.ref.encode()
     assert "\\udcff" in failure.ref
@@ -353,7 +306,7 @@ def test_an_interpreted_kernel_is_known_however_it_is_had(how: str, tmp_path: Pa
     monkeypatch.setitem(__builtins__ if isinstance(__builtins__, dict) else vars(__builtins__), "HELD", held)
     line = f"import {helper.stem}" if how == "a module" else f"from {helper.stem} import bare"
     path = tmp_path / f"kernel_{how.replace(' ', '_')}.py"
-    path.write_text(line + "\n" + HEADER + "    pass\n" + FOOTER, encoding="utf-8")
+    path.write_text(kernel("pass", line), encoding="utf-8")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     try:
         assert load(path, str(tmp_path / "elsewhere")).interpreted is (how != "none")

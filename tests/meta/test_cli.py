@@ -16,7 +16,7 @@ from verify import __version__, cli, engine, errors, settings
 from verify.cell.cell import ROOT
 from verify.cli import summary
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order
-from verify.evidence import Evidence, Recorder
+from verify.evidence import Evidence, Recorder, load
 from verify.report import Report, build
 
 ACCUSED = Path(__file__).parent / "accused"
@@ -259,6 +259,54 @@ def test_names_that_match_nothing_are_answered_with_those_that_exist(
     assert line.startswith("verify: -k: nothing matches 'nosuch'")
     assert "correct_plain.py@" in line
     assert "float32" in line
+
+
+IMPORTS_NOTHING = "import torch\nimport no_such_module\n"
+WHY = "does not load: ModuleNotFoundError: No module named 'no_such_module' (broken.py, line 2)"
+
+
+def test_a_file_that_does_not_load_is_a_usage_error_whatever_is_selected(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (at_home / "broken.py").write_text(IMPORTS_NOTHING)
+    assert command(monkeypatch, "run", "-n", "0", "-k", "nosuch", "broken.py") == USAGE
+    assert capsys.readouterr().out.strip() == f"verify: broken.py {WHY}"
+    assert not list(at_home.glob(".verify/report/*"))
+    (run,) = at_home.glob(".verify/runs/*")
+    assert not load(run).verdicts
+
+
+def test_names_that_match_nothing_do_not_hide_a_file_that_does_not_load(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (at_home / "broken.py").write_text(IMPORTS_NOTHING)
+    assert command(monkeypatch, "run", "-n", "0", "-k", "nosuch", "broken.py", PLAIN) == USAGE
+    (line,) = capsys.readouterr().out.strip().splitlines()
+    assert line.startswith("verify: -k: nothing matches 'nosuch'")
+    assert line.endswith(f"; broken.py {WHY}")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("def attention(q, k, v)\n    return q\n", "SyntaxError: expected ':' (broken.py, line 1)"),
+        ("X = 1\n", "broken.py declares no VARIANT and has no function of (q, k, v)"),
+        ("import os\nos._exit(7)\n", "crash: exited with status 7"),
+    ],
+)
+def test_why_a_file_does_not_load_is_one_line(
+    content: str,
+    why: str,
+    at_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (at_home / "broken.py").write_text(content)
+    case = "broken.py@x:default:accuracy:sq=3,skv=3,d=32,dtype=float32"
+    for words in (("list", "broken.py"), ("replay", case)):
+        assert command(monkeypatch, *words) == USAGE
+        (line,) = capsys.readouterr().out.strip().splitlines()
+        assert line.startswith(f"verify: broken.py does not load: {why}")
 
 
 # The page.

@@ -109,6 +109,15 @@ def test_a_killed_command_leaves_no_process_and_no_lock(
     OpenRun(directory, "dev", ()).lock().release()
 
 
+def test_the_signal_of_a_parents_death_is_asked_for_in_one_place() -> None:
+    """It would come too late for a parent that has ended already, which `leash` looks for."""
+    files = (ROOT / "verify").rglob("*.py")
+    asking = [path.name for path in files if "PDEATHSIG" in path.read_text(encoding="utf-8")]
+    assert asking == ["leash.py"]
+    script = "import os; from verify.leash import die_with; die_with(os.getpid()); os._exit(7)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 1
+
+
 def test_one_process_has_a_run(tmp_path: Path) -> None:
     run = OpenRun(tmp_path / "run", "dev", ())
     lock = run.lock()

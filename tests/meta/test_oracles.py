@@ -32,7 +32,7 @@ from verify.oracles import (
     repeat,
 )
 from verify.oracles.execution import execution, memory
-from verify.trial import Run, Trial
+from verify.trial import Ruling, Run, Trial
 from verify.variant import Contract
 
 torch.set_num_threads(1)
@@ -292,6 +292,18 @@ def test_a_run_without_a_result_is_convicted(reply: Reply, words: tuple[str, ...
     trial = trial_of(PLAIN)
     finding = convicted(execution(trial, Run(reply, "nan")), *words)
     assert (finding.oracle, finding.got, finding.bound) == ("execution", got, "a result")
+
+
+def test_memory_that_a_run_keeps_is_a_measure() -> None:
+    trial = trial_of(PLAIN)
+    few = Reply("ok", grown=(64 << 20) - 1, taken=(64 << 20) - 1)
+    assert execution(trial, Run(few, "nan")) == Ruling()
+    much = Reply("ok", grown=64 << 20, kept=1, taken=64 << 20)
+    assert execution(trial, Run(much, "nan")).measures == {
+        "memory_growth": 64 << 20,
+        "device_memory_growth": 1,
+        "device_memory_taken": 64 << 20,
+    }
 
 
 def test_damage_and_unwritten_elements_are_convicted() -> None:

@@ -154,7 +154,9 @@ def test_a_parameter_that_nobody_knows_is_an_error(tmp_path: Path, signature: st
 def test_a_file_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("DTYPES = 'float16'\ndef attention(q, k, v): return q")
-    run = OpenRun(tmp_path / "run", "dev", (path,))
+    right = tmp_path / "right.py"
+    right.write_text("def attention(q, k, v): return q")
+    run = OpenRun(tmp_path / "run", "dev", (path, right))
     (failure,) = run.roster.failures
     assert failure.message.startswith("mine.py: DTYPES: 'float16' is no tuple of names out of float16, ")
     (verdict,) = load(run.directory).verdicts

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.meta.probe_jobs import dies, hangs, raises, says
-from tests.meta.synthetic import DEVICE
+from tests.meta.synthetic import DEVICE, evidence
+from verify import device
 from verify.cell.cell import PLAIN_CPU, Cell, Zygote
 from verify.cli import app
 from verify.discovery import Roster, Unloadable, roster
@@ -27,6 +28,9 @@ from verify.probes.order import OrderProbe
 from verify.probes.report import NotRun, ProbeReport, as_data, read, write
 from verify.probes.tree import InconsistentError, Node, Pair
 from verify.probes.worker import Job, do_all
+from verify.report import build
+from verify.report import read as read_accuracy
+from verify.report import write as write_accuracy
 
 # Trees.
 
@@ -281,9 +285,77 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("report", "status"), [(REPORT, 0), (replace(REPORT, **WRONG["bits"]), 1)], ids=["agrees", "disagrees"]
 )
-def test_exit_codes(report: ProbeReport, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_codes(
+    report: ProbeReport,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "measure", lambda request, console: report)
     assert CliRunner().invoke(app, ["probe"], standalone_mode=False).return_value == status
     failed = replace(report, functions=(replace(FUNCTION, error="no"),))
     monkeypatch.setattr(command, "measure", lambda request, console: failed)
     assert CliRunner().invoke(app, ["probe"], standalone_mode=False).return_value == (status or 3)
+
+
+def probed(report: ProbeReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """What `verify probe` prints, where that report is what is measured."""
+
+    def measure(request: command.Request, console: object) -> ProbeReport:
+        write(report, request.folder, rendering.markdown(report))
+        return report
+
+    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(device, "slug", lambda: "a-device")
+    return CliRunner().invoke(app, ["probe", *words], standalone_mode=False).output
+
+
+@pytest.mark.parametrize(
+    ("words", "folders"),
+    [
+        ((), {".verify/report"}),
+        (("--out", "there"), {"there"}),
+        (("--publish",), {".verify/report", "reports"}),
+        (("--publish", "--out", "there"), {".verify/report", "there"}),
+    ],
+)
+def test_probes_go_among_tracked_files_if_that_is_asked_for(
+    words: tuple[str, ...], folders: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = probed(REPORT, monkeypatch, *words)
+    pages = {path.parent for path in tmp_path.glob("**/probes.md")}
+    assert pages == {path.parent for path in tmp_path.glob("**/probes.json")}
+    assert pages == {tmp_path / folder / "a-device" for folder in folders}
+    assert all(f"{folder}/a-device/probes.md" in said for folder in folders)
+
+
+def test_a_published_report_shows_the_probes_that_are_published(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    accuracy = build(evidence(cases=2))
+    folder = tmp_path / "reports" / "a-device"
+    write_accuracy(accuracy, folder)
+    wrong = replace(REPORT, **WRONG["bits"], device=accuracy["device"])
+    probed(wrong, monkeypatch)
+    assert read_accuracy(folder) == accuracy
+    probed(wrong, monkeypatch, "--publish")
+    (beside,) = read_accuracy(folder)["beside"]
+    assert (beside["name"], beside["status"]) == ("probes", "red")
+
+
+def test_what_would_be_less_than_what_lies_there_is_not_published(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed = replace(REPORT, functions=(replace(FUNCTION, error="no"),))
+    said = probed(failed, monkeypatch, "--publish")
+    assert f"not published, since probes failed: {FUNCTION.name}" in said
+    (tmp_path / "mine.py").touch()
+    done = CliRunner().invoke(app, ["probe", "--publish", "mine.py"], standalone_mode=False)
+    assert "name no KERNELS" in str(done.exception)
+    assert not Path("reports").exists()

@@ -43,6 +43,9 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
 
 
+WAIVED = ("tool", "kind", "kernel", "reason", "proof")
+
+
 @pytest.fixture(scope="module")
 def green() -> Report:
     """A report in which nothing is wrong."""
@@ -64,6 +67,8 @@ def account(**changes: Any) -> dict[str, Any]:
         ("planted-overrun", "racecheck", "any", "clean"),
     ]
     names = ("variant", "tool", "wanted", "outcome")
+    told = {"about": "a fault", "holds": True, "record": None}
+    process = {"total": 0, "seconds": 2.5}
     tried = {"variant": "torch-flash", "source_hash": "0", "tool": "memcheck", "outcome": "clean"}
     return {
         "schema": 1,
@@ -73,8 +78,10 @@ def account(**changes: Any) -> dict[str, Any]:
         "tools": ["memcheck", "racecheck"],
         "whole": True,
         "seconds": 61.0,
-        "planted": [dict(zip(names, one, strict=True)) | {"about": "a fault", "holds": True} for one in planted],
-        "tried": [tried | {"cases": {"case one": "clean", "case two": "clean"}, "processes": [{"total": 0}]}],
+        "planted": [dict(zip(names, one, strict=True)) | told for one in planted],
+        "tried": [
+            tried | {"cases": {"case one": "clean", "case two": "clean"}, "processes": [process]},
+        ],
         "not_run": [{"variant": "torch-math", "reason": "a library's kernel"}],
         "waivers": [],
     } | changes
@@ -230,7 +237,8 @@ class TestSanitizers:
     @pytest.mark.parametrize(("outcome", "status"), [("faulty", "red"), ("failed", "red"), ("inconclusive", "grey")])
     def test_a_kernel_that_is_not_clean(self, outcome: str, status: str, green: Report, tmp_path: Path) -> None:
         bad = account()
-        bad["tried"][0] |= {"cases": {"case one": outcome, "case two": "clean"}, "processes": [{"total": 3}]}
+        bad["tried"][0]["cases"]["case one"] = outcome
+        bad["tried"][0]["processes"][0]["total"] = 3
         part = section(written(green, tmp_path, None, bad), "sanitizers", "builds")
         assert read(tmp_path)["status"] == status
         assert "3 records in 2 cases" in part
@@ -265,7 +273,7 @@ def test_nothing_from_beside_becomes_markup(green: Report, tmp_path: Path) -> No
     for one in (*words["planted"], *words["tried"]):
         one |= {"variant": HOSTILE, "tool": HOSTILE, "about": HOSTILE, "outcome": HOSTILE}
     words["tried"][0]["cases"] = {HOSTILE: HOSTILE}
-    words["waivers"] = [dict.fromkeys(("tool", "kind", "kernel", "reason"), HOSTILE) | {"dead": True}]
+    words["waivers"] = [dict.fromkeys(WAIVED, HOSTILE) | {"dead": True}]
     page = written(green, tmp_path, hostile, words)
     tags = Elements(page).tags
     assert "script" not in {tag for tag, _ in tags}

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -15,10 +15,12 @@ from click.testing import CliRunner
 from references.attention import Attention, backward
 from references.masks import Causal
 from tests.meta.synthetic import BINS, evidence, verdict
+from tests.meta.test_probes_report import REPORT
 from tests.meta.test_report_beside import account
 from verify import cli, recheck
 from verify.case import Case
 from verify.inputs import dequantised, dout, tensors
+from verify.probes.report import as_data
 from verify.problem import Problem
 from verify.report import Report, ReportError, WorstCase, build, dumps, parse, plots, read, worst_cases, write
 from verify.report.pages import disagreements
@@ -265,6 +267,22 @@ class TestPages:
         assert said[0].startswith("report.json: says nothing of sanitizer.json, but the file beside it makes green, '0 records")
         assert [line.split(",")[0] for line in said[1:]] == ["report.md", "report.html"]
         assert "has '⬜ not run: `sanitizer.json`" in said[1]
+        write(read(folder), folder)
+        assert disagreements(read(folder), folder) == []
+
+    def test_the_pages_of_what_lies_beside_it_are_held_too(self, folder):
+        (folder / "sanitizer.json").write_text(json.dumps(account()))
+        probes = replace(REPORT, device=read(folder)["device"])
+        (folder / "probes.json").write_text(dumps(as_data(probes)))
+        write(read(folder), folder)
+        assert disagreements(read(folder), folder) == []
+        for name, old in (("probes.md", "agrees"), ("sanitizer.md", "2025.3")):
+            page = (folder / name).read_text()
+            assert old in page
+            (folder / name).write_text(page.replace(old, "as you like"))
+        said = disagreements(read(folder), folder)
+        assert [line.split(",")[0] for line in said] == ["probes.md", "sanitizer.md"]
+        (folder / "probes.md").unlink()
         write(read(folder), folder)
         assert disagreements(read(folder), folder) == []
 

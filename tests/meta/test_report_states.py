@@ -21,7 +21,18 @@ from verify.report import Report, build, plots, read
 from verify.report.html import render as render_html
 from verify.report.markdown import render as render_markdown
 from verify.report.outcome import incomplete, outcome
-from verify.report.states import CASES, COUNTED, FLOORS, claims, kind, states, strictly, unjudged
+from verify.report.schema import VariantReport
+from verify.report.states import (
+    CASES,
+    COUNTED,
+    FLOORS,
+    GRAVE,
+    claims,
+    kind,
+    states,
+    strictly,
+    unjudged,
+)
 from verify.report.terminal import Beside, gaps, notes
 from verify.variant import GradientNumerics, Numerics, Support
 from verify.xfails import Xfail, Xfails
@@ -185,6 +196,40 @@ class TestLenient:
         known = read(ROOT / "reports" / device)
         assert strictly(known) == []
         assert not any(states(variant) for variant in known["variants"])
+
+
+def kept(measure: str, of_five: int) -> VariantReport:
+    """A variant of which so many of five runs kept 80 MiB, by that measure."""
+    found = campaign()
+    verdicts = [
+        dataclasses.replace(
+            v,
+            oracle="execution",
+            measures={measure: 80.0 * (1 << 20)} if i % 5 < of_five else {},
+        )
+        for i, v in enumerate(found.verdicts)
+    ]
+    return build(dataclasses.replace(found, verdicts=tuple(verdicts)), BINS)["variants"][0]
+
+
+class TestGrowing:
+    @pytest.mark.parametrize(
+        ("measure", "said"),
+        [
+            ("memory_growth", "its process grows by 80 MiB in most runs"),
+            (
+                "device_memory_growth",
+                "it keeps 81,920.0 KiB more of the device's memory in most runs",
+            ),
+        ],
+    )
+    def test_memory_that_most_runs_keep_is_said(self, measure: str, said: str) -> None:
+        assert [str(state) for state in states(kept(measure, 3))] == [f"growing: {said}"]
+        assert states(kept(measure, 2)) == []
+        assert not any(state.name in GRAVE for state in states(kept(measure, 5)))
+
+    def test_what_the_whole_device_has_less_marks_nobody(self) -> None:
+        assert states(kept("device_memory_taken", 5)) == []
 
 
 class TestGradients:

@@ -14,6 +14,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler that it has started
+_MOST_BYTES = 1 << 50  # that a device has
 _MOST_MEMORY = 16 << 30  # bytes that a life may have to itself, on a machine with twice as much
 
 
@@ -45,7 +47,8 @@ _MOST_MEMORY = 16 << 30  # bytes that a life may have to itself, on a machine wi
 class Reply:
     """What came of a request.  status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang".
 
-    grown: bytes by which the life's own memory grew during the request.  All texts are fit to be shown (`words.visible`).
+    grown: bytes by which the life's own memory grew during the request; kept, taken: of a run on a
+    device, see `DeviceMemory.watch`.  All texts are fit to be shown (`words.visible`).
     """
 
     status: str
@@ -53,6 +56,8 @@ class Reply:
     argument: str = ""
     seconds: float = 0.0
     grown: int = 0
+    kept: int = 0
+    taken: int = 0
     data: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -95,6 +100,11 @@ def most_memory() -> float:
     return min(_MOST_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2)
 
 
+def _bytes(said: object) -> int:
+    """A number of bytes, as a life says it; 0 for what is none."""
+    return said if type(said) is int and 0 <= said < _MOST_BYTES else 0
+
+
 class Cell:
     """One life at a time, which loads kernel files and runs them in the judge's arena."""
 
@@ -107,7 +117,7 @@ class Cell:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the cell
         self._loaded: set[str] = set()
         self._arena_generation = 0
-        self._hung = False
+        self._hangs: Counter[str] = Counter()  # in a row, by variant
         self._requests = 0
 
     # Requests.
@@ -148,10 +158,13 @@ class Cell:
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
         """Run one kernel over the arena as it is laid out; returns when the device is idle again."""
         patience = float(os.environ.get("VERIFY_DEADLINE", self.environment.patience))
-        # A hang costs its whole deadline at every step of shrinking: once one was seen, patience is shorter.
-        deadline = patience / 4 if self._hung else patience
+        # A hang costs a deadline at every step of shrinking: once one is sure, patience is shorter.
+        variant = str(request["variant"])
+        sure = self._hangs[variant] > 1
+        deadline = patience / 4 if sure else patience
         reply = self._on_loaded(path, request | {"op": "run", "device": self.environment.device}, deadline, arena)
-        self._hung |= reply.status == "hang"
+        if not sure:
+            self._hangs[variant] = self._hangs[variant] + 1 if reply.status == "hang" else 0
         return reply
 
     def close(self) -> None:
@@ -219,6 +232,8 @@ class Cell:
             argument=str(data.get("argument", "")),
             seconds=seconds,
             grown=max(resident(self._pid) - before, 0),
+            kept=_bytes(data.get("kept")),
+            taken=_bytes(data.get("taken")),
             data=data,
         )
         if resident(self._pid) > most_memory():

@@ -8,7 +8,6 @@ its socket closes.  Nothing here knows a Problem, a reference or a test.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import mmap
@@ -33,13 +32,14 @@ from references.masks import parse_mask
 from verify.cell import isolation
 from verify.cell.confine import Confinement, confine
 from verify.cell.descendants import become_subreaper, bury
-from verify.cell.loading import Breach, load
+from verify.cell.device_memory import DeviceMemory
+from verify.cell.loading import Breach, line_of, load
 from verify.cell.together import Streams, run_together
 from verify.cell.wire import Closed, receive, send
+from verify.leash import die_with
 from verify.memory import Slot, slots_from
 from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
 
-_PR_SET_PDEATHSIG = 1
 _OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
 _LEAST_ARENA = 16 << 20  # bytes on a device, below which nothing is gained by giving them back
 _SPARE = 4
@@ -111,6 +111,7 @@ def preload() -> None:
 
 def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:
     scratch = tempfile.mkdtemp(prefix="life-", dir=message["scratch"])
+    zygote = os.getpid()
     pid = os.fork()
     if pid:
         os.close(peer)
@@ -118,7 +119,7 @@ def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) 
         return pid, scratch
     # The life: it must not outlive the zygote, and must not return into the zygote's loop whatever happens.
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with(zygote)
         os.setsid()
         become_subreaper()
         control.close()
@@ -169,6 +170,7 @@ class Life:
         self.device_bytes: Tensor | None = None
         self.pinned = False
         self.streams: Streams | None = None
+        self.memory = DeviceMemory()
         self.poisoned = False
 
     def serve(self) -> None:
@@ -192,6 +194,7 @@ class Life:
                     reply = {
                         "status": "raised",
                         "message": f"{type(error).__name__}: {_first_line(error)}",
+                        "where": line_of(error, str(message.get("path"))),
                         "traceback": _trim(traceback.format_exc()),
                         # A device's error shows behind the launch.
                         "judge": not (turn.kernels or self.poisoned),
@@ -230,8 +233,7 @@ class Life:
             case "run" if message.get("together"):
                 return {"status": "ok"} | self._run_together(message)
             case "run":
-                self._run(message)
-                return {"status": "ok"}
+                return {"status": "ok"} | self._run(message)
         raise ValueError(f"unknown request {message['op']!r}")
 
     def _builds(self, message: dict[str, Any]) -> Sequence[Build]:
@@ -258,9 +260,10 @@ class Life:
                 torch.zeros(1, device="cuda")
         return not int(status)
 
-    def _run(self, message: dict[str, Any]) -> None:
+    def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         with self._on_device(message) as arena:
-            launch(self.variants[message["variant"]], message, arena)
+            run = partial(launch, self.variants[message["variant"]], message, arena)
+            return run() or {} if message["device"] == "cpu" else self.memory.watch(run)
 
     def _run_together(self, message: dict[str, Any]) -> dict[str, Any]:
         self.streams = self.streams or Streams()

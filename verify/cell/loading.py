@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from verify.cell import plain
 from verify.cell.plain import Breach
 from verify.variant import DeclarationError, Variant
 
-__all__ = ["Breach", "Loaded", "load", "sources_of"]
+__all__ = ["Breach", "Loaded", "line_of", "load", "sources_of"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,16 @@ def load(path: Path, package_root: str) -> Loaded:
     except DeclarationError as error:
         raise Breach(f"{path.name}: {error}") from None
     return Loaded((heard,), True, sources, interpreted, tuple(unheard))
+
+
+def line_of(error: BaseException, path: str) -> str:
+    """The innermost line of that file that raised, as a SyntaxError tells it: " (mine.py, line 3)".
+
+    Empty where none of its lines did.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
+    return f" ({Path(path).name}, line {lines[-1]})" if lines else ""
 
 
 def _interprets(module: ModuleType, folder: Path) -> bool:

@@ -13,6 +13,7 @@ from verify.cli.options import UsageError, console
 from verify.cli.summary import conclude, objections, report_of, status_of
 from verify.engine import CLEAN, FAILED, USAGE, Order, carry_out, say
 from verify.evidence import EvidenceError, load
+from verify.places import published_parent, report_parent, state_directory
 from verify.xfails import XfailsError
 
 
@@ -26,10 +27,8 @@ class _Place:
 
     @property
     def parent(self) -> Path:
-        """Where a report is written first: never among tracked files, unless that was asked for."""
-        from verify.places import state_directory
-
-        return state_directory() / "report" if self.publish or self.directory is None else self.directory
+        """Where a report is written first."""
+        return report_parent(self.directory, self.publish)
 
     def published(self, folder: Path, status: int) -> int:
         """Publish the report in a folder if that was asked for; the exit code, which is USAGE if it is refused."""
@@ -38,7 +37,7 @@ class _Place:
 
         if not self.publish:
             return status
-        target = (self.directory or Path("reports")) / folder.name
+        target = published_parent(self.directory) / folder.name
         try:
             page, lost = publish(read(folder), target, replace=self.replace)
         except OSError as error:
@@ -113,7 +112,6 @@ def report(
 def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
     """Write the report of runs that were judged before, and say where it is; the exit code says what it says."""
     from verify.campaign import publish, remember_failures
-    from verify.places import state_directory
     from verify.report import ReportError, read
     from verify.report.terminal import notes
     from verify.statistics.verdicts import findings
@@ -181,7 +179,8 @@ def recheck(folder: Path) -> int:
     """Compute the worst cases of all reports in FOLDER again, reference and bound, without running any kernel.
 
     Of gradients the reference alone: their bounds depend on what the kernel's forward saved. Pages that are not those of their
-    report.json and of what lies beside it are named too. Exits 1 if anything disagrees.
+    report.json and of what lies beside it are named too, probes.md and sanitizer.md among them.
+    Exits 1 if anything disagrees.
     """
     from verify.recheck import recheck as again
     from verify.report import ReportError

@@ -12,6 +12,7 @@ from verify.bundle import INSTALLED, ROOT
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
 from verify.engine import CLEAN, FAILED, say
+from verify.places import published_parent, report_parent
 
 _TOOLS = ("memcheck", "racecheck")
 
@@ -27,6 +28,8 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     from verify.discovery import roster
 
     found = roster(list(files) or None)
+    if files and found.unusable:
+        raise UsageError(found.unusable)
     table = Table("variant", "family", "dtypes", "head dims", "masks", "configs", "here")
     for declaration in found.declarations:
         support = declaration.support
@@ -72,20 +75,26 @@ def bench(seconds: float, workers: str, select: str) -> int:
 @click.option(
     "--out",
     "directory",
-    default=Path("reports"),
     type=click.Path(path_type=Path),
-    show_default=True,
-    help="Parent.",
+    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
 )
+@click.option("--publish", is_flag=True, help="Write it to reports/<device>/ too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON in place of tables.")
-def probe(kernels: tuple[Path, ...], directory: Path, as_json: bool) -> int:
+def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_json: bool) -> int:
     """Measure the device: matrix units, approximations, and the order in which KERNELS (the collection if none) add P V.
 
-    Writes OUT/<device>/probes.{json,md}.  Exits 1 if anything disagrees with the tables that bounds rely on.
+    Writes .verify/report/<device>/probes.{json,md}; --publish writes them to reports/<device>/ too.
+    Exits 1 if anything disagrees with the tables that bounds rely on.
     """
+    from verify import device
+    from verify.probes.command import Request
     from verify.probes.command import probe as measure
 
-    return measure(kernels, directory, as_json)
+    if publish and kernels:
+        raise UsageError("--publish: publishes the probes of the collection, so name no KERNELS")
+    folder = report_parent(directory, publish) / device.slug()
+    published = published_parent(directory) / device.slug() if publish else None
+    return measure(Request(kernels, folder, published), as_json)
 
 
 @click.command()

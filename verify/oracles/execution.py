@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from verify.cell.cell import Reply
 from verify.evidence import Finding
 from verify.memory import bits, unwritten
 from verify.trial import Ruling, Run, Trial, convict, first_place
@@ -43,7 +44,7 @@ def execution(trial: Trial, run: Run) -> Ruling:
     """Catches refusals inside the support, exceptions, crashes, hangs, exhausted memory and breaches of the interface."""
     reply = run.reply
     if reply.ok:
-        return Ruling(measures={"memory_growth": float(reply.grown)} if reply.grown >= _GROWTH else {})
+        return Ruling(measures=_growth(reply))
     if reply.status == "unsupported":
         message = f"refuses a problem inside its declared support: {reply.argument}: {reply.message}"
         return Ruling(Finding(oracle="execution", message=message, got="Unsupported", bound="a result", where=reply.argument))
@@ -51,6 +52,16 @@ def execution(trial: Trial, run: Run) -> Ruling:
     trace = str(reply.data.get("traceback", ""))
     message = f"{words.get(reply.status, reply.status)}: {reply.message}" + (f"\n{trace}" if trace else "")
     return Ruling(Finding(oracle="execution", message=message, got=reply.status, bound="a result"))
+
+
+def _growth(reply: Reply) -> dict[str, float]:
+    """What a run took and kept, in bytes, where it is worth a record."""
+    least = {
+        "memory_growth": (reply.grown, _GROWTH),
+        "device_memory_growth": (reply.kept, 1),  # torch counts each byte of this process alone
+        "device_memory_taken": (reply.taken, _GROWTH),
+    }
+    return {name: float(grown) for name, (grown, most) in least.items() if grown >= most}
 
 
 def memory(trial: Trial, run: Run) -> Ruling:

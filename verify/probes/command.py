@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,14 +19,14 @@ from verify.cell.cell import Cell, InfrastructureError, Zygote
 from verify.cores import cores
 from verify.court import not_here
 from verify.discovery import environment, roster
-from verify.engine import CLEAN, FAILED, INFRASTRUCTURE
+from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, say
 from verify.memory import Arena
 from verify.probes import functions, matrix, order, rendering, toolchain
 from verify.probes.functions import FUNCTIONS, FunctionProbe, Surveyor
 from verify.probes.instructions import INSTRUCTIONS, Bench
 from verify.probes.matrix import MatrixProbe
 from verify.probes.order import OrderProbe
-from verify.probes.report import NotRun, ProbeReport, as_data, write
+from verify.probes.report import PAGE, NotRun, ProbeReport, as_data, write
 from verify.probes.worker import Job, do_all
 from verify.strict_json import dumps
 
@@ -37,29 +37,42 @@ _CORES_EACH = 4  # of a process, whose model is computed on the CPU
 
 @dataclass(frozen=True)
 class Request:
-    """What `verify probe` was asked: kernel files (none: the collection), and the folder that gets the reports."""
+    """What `verify probe` was asked: kernel files (none: the collection), the folder of the
+    device's report, which gets probes.{json,md}, and another that gets them if no probe failed."""
 
-    kernels: tuple[Path, ...] = ()
-    folder: Path = field(default_factory=lambda: Path("reports") / device.slug())
+    kernels: tuple[Path, ...]
+    folder: Path
+    published: Path | None = None
 
 
-def probe(kernels: tuple[Path, ...], directory: Path, as_json: bool) -> int:
-    """Measure the device, write `directory`/<device>/probes.{json,md} and show them; returns an exit code.
+def probe(request: Request, as_json: bool) -> int:
+    """Measure the device, write what was found and show it; returns an exit code.
 
     It is 1 if anything disagrees with the tables that bounds rely on.
     """
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
-    folder = directory / device.slug()
-    report = measure(Request(kernels, folder), console)
-    if (folder / "report.json").is_file():
-        accuracy.write(accuracy.read(folder), folder)  # with these probes beside it
+    report = measure(request, console)
+    _accompany(request.folder)
     if as_json:
         click.echo(dumps(as_data(report), indent=1))
     else:
         _show(report, console)
+    console.print(f"report: {request.folder / PAGE}", highlight=False)
+    if request.published is not None and report.failed:
+        say(console, f"not published, since probes failed: {', '.join(report.failed)}")
+    elif request.published is not None:
+        write(report, request.published, rendering.markdown(report))
+        _accompany(request.published)
+        console.print(f"published: {request.published / PAGE}", highlight=False)
     if not report.agrees:
         return FAILED
     return INFRASTRUCTURE if report.failed else CLEAN
+
+
+def _accompany(folder: Path) -> None:
+    """Write the accuracy report of a folder again, if there is one, with the probes beside it."""
+    if (folder / "report.json").is_file():
+        accuracy.write(accuracy.read(folder), folder)
 
 
 def measure(request: Request, console: Console) -> ProbeReport:

@@ -12,6 +12,7 @@ from verify.probes.order import OrderProbe
 from verify.strict_json import decode, dumps, encode, loads
 
 SCHEMA_VERSION = 1
+PAGE = "probes.md"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def as_data(report: ProbeReport) -> dict[str, Any]:
 def write(report: ProbeReport, folder: Path, page: str) -> list[Path]:
     """Write probes.json and probes.md, which is `page`, into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "probes.json", folder / "probes.md"]
+    paths = [folder / "probes.json", folder / PAGE]
     paths[0].write_text(dumps(as_data(report), indent=1) + "\n", encoding="utf-8")
     paths[1].write_text(page, encoding="utf-8")
     return paths

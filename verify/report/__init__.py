@@ -35,7 +35,8 @@ __all__ = [
 def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
     """Write report.json, report.md and report.html into a folder; returns their paths in this order.
 
-    Probes and sanitizers' accounts that lie in the folder are shown, and count in the status.  Each file is replaced whole: a
+    Probes and sanitizers' accounts that lie in the folder are shown, and count in the status; their
+    own pages, probes.md and sanitizer.md, are written again.  Each file is replaced whole: a
     reader sees the old one or the new one.  The plot of r lies beside them as r.svg, for pages that want to show it.
     """
     from verify.report import pages

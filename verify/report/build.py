@@ -187,7 +187,8 @@ def _variant(
         reasons.append("no declaration on record")
     if entry.unavailable is not None:
         reasons = [f"unavailable: {entry.unavailable}", *([] if not verdicts else reasons)]
-    growth = _growth(verdicts)
+    growth = _growth(verdicts, "memory_growth")
+    on_device = _growth(verdicts, "device_memory_growth")
     builds = resources.by_arch(b for b in evidence.builds if b.variant == entry.ref)
     broken = [f"{b['arch']}: {len(b['failing'])} of {b['builds']} fail to compile" for b in builds if b["failing"]]
     report: VariantReport = {
@@ -215,13 +216,15 @@ def _variant(
     }
     if growth is not None:
         report["growth"] = growth
+    if on_device is not None:
+        report["device_growth"] = on_device
     return report
 
 
-def _growth(verdicts: Sequence[Verdict]) -> float | None:
+def _growth(verdicts: Sequence[Verdict], measure: str) -> float | None:
     """Bytes that most runs of a variant take and keep (median), or None: the first run of a kernel may load and compile."""
     ran = [v for v in verdicts if v.oracle == "execution" and v.counted and v.outcome == "pass"]
-    grown = [v.measures["memory_growth"] for v in ran if "memory_growth" in v.measures]
+    grown = [v.measures[measure] for v in ran if measure in v.measures]
     return median(grown) if len(grown) > max(2, len(ran) / 2) else None
 
 

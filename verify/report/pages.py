@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 
 from verify.report import beside, html, markdown, plots, text
+from verify.report.beside import Beside
 from verify.report.schema import BesideReport, DTypeReport, Report, VariantReport, dumps
 
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # how a page looks says nothing
@@ -15,7 +17,8 @@ _SHOWN = 100  # characters of a line that disagrees
 
 
 def render(report: Report, folder: Path) -> dict[str, str]:
-    """The content of every file of the report by name, report.json first, with what lies in the folder beside it.
+    """The content of every file of the report by name, report.json first, with what lies in the
+    folder beside it; and the pages of that.
 
     The words of a kernel may be anything: where a page cannot be made, it says why, and report.json has everything.
     """
@@ -30,9 +33,34 @@ def render(report: Report, folder: Path) -> dict[str, str]:
         return "" if picture is None else picture.replace('style="', 'style="background: white; ', 1)
 
     files["r.svg"] = _safely(drawn, _no_picture)
-    files["report.md"] = _safely(lambda: markdown.render(whole, near), _no_markdown)
+    files["report.md"] = _safely(
+        lambda: markdown.render(whole, near),
+        partial(_no_markdown, "Attention accuracy", "report.json"),
+    )
     files["report.html"] = _safely(lambda: html.render(whole, near, picture), _no_page)
+    files |= _pages_beside(near)
     return {name: content for name, content in files.items() if content}
+
+
+def _pages_beside(near: Beside) -> dict[str, str]:
+    """The pages of what lies beside a report, made of it."""
+    made: dict[str, tuple[str, str, Callable[[], str]]] = {}
+    if near.probes is not None:
+        from verify.probes import rendering  # needs what probes need, which no other report does
+
+        made["probes.md"] = ("Probes", "probes.json", partial(rendering.markdown, near.probes))
+    if near.sanitizer is not None:
+        from verify.sanitizers import page
+
+        made["sanitizer.md"] = (
+            "Sanitizers",
+            "sanitizer.json",
+            partial(page.markdown, near.sanitizer),
+        )
+    found = {}
+    for name, (title, source, make) in made.items():
+        found[name] = _safely(make, partial(_no_markdown, title, source))
+    return found
 
 
 def _safely(make: Callable[[], str], instead: Callable[[str], str]) -> str:
@@ -46,8 +74,9 @@ def _no_picture(why: str) -> str:
     return ""
 
 
-def _no_markdown(why: str) -> str:
-    return f"# Attention accuracy\n\n**This page could not be made**: {text.markdown(why)}. report.json has everything.\n"
+def _no_markdown(title: str, source: str, why: str) -> str:
+    said = f"**This page could not be made**: {text.markdown(why)}. {source} has everything."
+    return f"# {title}\n\n{said}\n"
 
 
 def _no_page(why: str) -> str:
@@ -56,7 +85,8 @@ def _no_page(why: str) -> str:
 
 
 def disagreements(report: Report, folder: Path) -> list[str]:
-    """One line for every way in which a folder contradicts its report.json: the report itself, what lies beside it, its pages.
+    """One line for every way in which a folder contradicts its report.json: the report itself, what
+    lies beside it, its pages and the pages of what lies beside it.
 
     Pictures compare by the data that they show, and colours do not count.  A page that is not there contradicts nothing.
     """

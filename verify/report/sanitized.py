@@ -11,7 +11,8 @@ COLUMNS = ("variant", "tool", "configs and dtypes", "processes", "cases", "recor
 
 
 class Planted(TypedDict):
-    """A planted fault, or its correct twin, under one tool.  wanted: "caught", "clean" or "any"; holds: whether it came."""
+    """A planted fault, or its correct twin, under one tool.  wanted: "caught", "clean" or "any"; holds:
+    whether it came; record: the one that shows the fault, None if there is none."""
 
     variant: str
     about: str
@@ -19,12 +20,14 @@ class Planted(TypedDict):
     wanted: str
     outcome: str
     holds: bool
+    record: dict[str, Any] | None
 
 
 class Process(TypedDict):
     """One process under a tool.  total: records that count."""
 
     total: int
+    seconds: float
 
 
 class Tried(TypedDict):
@@ -52,11 +55,12 @@ class Waiver(TypedDict):
     kind: str
     kernel: str
     reason: str
+    proof: str
     dead: bool
 
 
 class Account(TypedDict):
-    """One run of the sanitizer lane, as far as the report shows it."""
+    """One run of the sanitizer lane, as far as pages show it."""
 
     run: str
     device: dict[str, Any]

@@ -225,11 +225,13 @@ class _Variant(TypedDict):
 class VariantReport(_Variant, total=False):
     """One variant; what reports of an earlier day do not have may be missing.
 
-    growth: of a kernel that keeps memory, the median of the bytes by which its process grew in a run.
+    growth: of a kernel that keeps memory, the median of the bytes by which its process grew in a
+    run; device_growth: of one that keeps device memory, the same.
     """
 
     measured: dict[str, Cell]
     growth: float
+    device_growth: float
 
 
 class Lost(TypedDict):

@@ -53,6 +53,9 @@ def states(variant: VariantReport) -> list[State]:
     found = [State("narrow", said) for said in _narrow(variant["support"])]
     if growth := variant.get("growth"):
         found.append(State("growing", f"its process grows by {growth / (1 << 20):.0f} MiB in most runs"))
+    if growth := variant.get("device_growth"):
+        said = f"it keeps {growth / 1024:,.1f} KiB more of the device's memory in most runs"
+        found.append(State("growing", said))
     if variant["undeclared"]:
         return [State("undeclared", "judged by the weakest honest arithmetic"), *found]
     return [*(State("lenient", said) for said in _lenient(variant)), *found]

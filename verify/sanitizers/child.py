@@ -22,7 +22,7 @@ from verify.memory import slots_from
 class SeparateLife(Life):
     """A life whose buffers are allocations of their own."""
 
-    def _run(self, message: dict[str, Any]) -> None:
+    def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         variant = self.variants[message["variant"]]
         device = message["device"]
         separate = Separate(slots_from(message["slots"]), self.host, device)
@@ -37,6 +37,7 @@ class SeparateLife(Life):
             except RuntimeError:
                 self.poisoned = True
                 raise
+        return {}
 
 
 def main() -> None:

@@ -125,6 +125,8 @@ def _files(request: Request) -> list[Path]:
 
 def _chosen(request: Request, run: OpenRun) -> list[Declaration]:
     """The variants on trial.  Raises _Refused for an unknown name, for one that cannot run here, and where there is none."""
+    if run.files and run.roster.unusable:
+        raise _Refused(USAGE, run.roster.unusable)
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
     named = (request.case.variant,) if request.case is not None else request.variants
     for name in named:

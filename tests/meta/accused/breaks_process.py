@@ -1,9 +1,11 @@
 """A file that breaks its own process: variants that leave damage behind, and an innocent one that meets it.
 
 Damage to a heap cannot be planted so that it always shows; what stands for it here is a broken torch function, which the
-judge's code in the cell uses too, and a flag by which every later launch dies, raises or is wrong."""
+judge's code in the cell uses too, and a flag by which every later launch dies, raises, hangs or
+is wrong."""
 
 import os
+import time
 
 import torch
 
@@ -23,6 +25,8 @@ def right(args, out, lse, workspace):
         os.abort()
     if STATE["broken"] == "raise":
         raise RuntimeError("double free")
+    while STATE["broken"] == "hang":
+        time.sleep(0.01)
     s = args.q @ args.k.mT * args.softmax_scale
     out.copy_(torch.softmax(s, -1) @ args.v)
     lse.copy_(torch.logsumexp(s, -1))
@@ -64,5 +68,6 @@ VARIANTS = [
     variant("breaks-the-judge", breaks_the_judge),
     variant("breaks-by-crash", breaks("crash")),
     variant("breaks-by-raise", breaks("raise")),
+    variant("breaks-by-hang", breaks("hang")),
     variant("wrong-later", wrong_from_the_third_case_on),
 ]

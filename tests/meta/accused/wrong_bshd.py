@@ -1,26 +1,24 @@
 """A wrong flash_attn_func, whose window is one key too wide on the right, and whose softcap is ignored in bfloat16."""
 
 import torch
+from bshd_base import windowed
 
 DTYPES = ("float32", "bfloat16")
 HEAD_DIMS = (32,)
 LAYOUT = "bshd"
 
 
-def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    s = q @ k.mT * softmax_scale
-    if softcap and q.dtype == torch.float32:
-        s = torch.tanh(s / softcap) * softcap  # in the input's dtype, as eager mode has it
-    rows = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
-    keys = torch.arange(k.shape[2])[None, :]
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+):
     left, right = window_size
-    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
-    if left >= 0:
-        seen &= keys >= rows - left
-    if right >= 0:
-        seen &= keys <= rows + right + 1
-    if causal:
-        seen &= keys <= rows
-    p = torch.softmax(s.masked_fill(~seen, float("-inf")), -1)
-    return (p @ v).transpose(1, 2)
+    window = (left, right + 1 if right >= 0 else right)
+    capped = softcap if q.dtype == torch.float32 else 0.0
+    return windowed(q, k, v, softmax_scale, causal, window, capped)
