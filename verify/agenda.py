@@ -35,14 +35,29 @@ def agenda(docket: Docket) -> list[Problem]:
     """
     if docket.config != _finest(docket.declaration):
         return partial_tiles(docket)
-    drawn: dict[str, Problem] = {}
+    found: dict[str, Problem] = {}
     for number in range(_ROUNDS):
-        for problem in draws(docket.problems, _ROUND, number):
-            drawn.setdefault(problem.name, problem)
-        chosen, missing = _cover(docket, list(drawn.values()))
+        for problem in drawn(docket, _ROUND, number):
+            found.setdefault(problem.name, problem)
+        chosen, missing = _cover(docket, list(found.values()))
         if not missing:
             break
     return list({problem.name: problem for problem in (*chosen, *edges(docket))}.values())
+
+
+_drawn: dict[tuple[object, ...], list[Problem]] = {}
+
+
+def drawn(docket: Docket, count: int, number: int) -> list[Problem]:
+    """The docket's `draws`.  Where one dtype is drawn as another, as nearly everywhere, they are made once for all of them."""
+    group, declaration = groups()[docket.group], docket.declaration
+    if declaration.support.dtypes_out or group.adapt or group.impossible or group.outside:
+        return draws(docket.problems, count, number)
+    asked = repr(vars(declaration.support) | {"dtypes": ()})
+    key = asked, declaration.interpreted, group.distributions, group.masked, count, number
+    if key not in _drawn:
+        _drawn[key] = draws(docket.problems, count, number)
+    return [problem.but(dtype=docket.dtype) for problem in _drawn[key]]
 
 
 def _finest(declaration: Declaration) -> Config:

@@ -32,7 +32,9 @@ from verify.trial import Ruling, Trial
 from verify.variant import Config, Declaration
 from verify.xfails import Xfail, Xfails
 
-_LIVES = 3  # cells kept alive at once, each with its own kernel file loaded
+# Cells kept alive at once, each with its own kernel file loaded.  On a GPU a life holds a CUDA context, hundreds of megabytes
+# of it; on the CPU it shares most of its memory, and a fresh one imports and warms up anew.
+_LIVES = {"cuda": 3, "cpu": 12}
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
 _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
 
@@ -217,7 +219,7 @@ class Court:
     def _cell(self, declaration: Declaration) -> Cell:
         """The cell of that kernel's file; the least recently used one makes room."""
         if declaration.path not in self.cells:
-            while len(self.cells) >= _LIVES:
+            while len(self.cells) >= _LIVES[environment().device]:
                 self.cells.popitem(last=False)[1].close()
             self.cells[declaration.path] = Cell(self._zygote)
             self.histories[declaration.path] = History()  # its lives are counted anew

@@ -141,27 +141,49 @@ def _bits(value: int) -> np.uint64:
 
 
 def _round_bits(bits: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
-    """Bit patterns of float64 to bit patterns of `dtype`.
+    """Bit patterns of float64 to bit patterns of `dtype`."""
+    if dtype.itemsize == 8:
+        return bits
+    magnitude = bits & _bits((1 << 63) - 1)
+    rounded = _rounded_normal(magnitude, dtype)
+    tiny = np.flatnonzero(magnitude < _bits((1023 + dtype.emin) << 52))
+    if tiny.size:
+        rounded[tiny] = _rounded(magnitude[tiny], dtype)
+    largest, quiet = _encoded_limits(dtype)
+    np.copyto(rounded, _bits(largest + 1), where=rounded > _bits(largest))
+    rounded |= (bits >> _bits(63)) << _bits(8 * dtype.itemsize - 1)
+    np.copyto(rounded, _bits(quiet), where=magnitude > _bits(0x7FF << 52))
+    return rounded
+
+
+def _rounded(magnitude: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
+    """Magnitudes in bit patterns of `dtype`, as if its exponents had no end.
 
     A float64 is sig * 2**(e - 1075).  Its last kept place is 2**(max(e, least) - 1023 - fraction_bits), so the shift grows
     below the normal range; the rounded significand is added to the exponent field, and its carry does the rest.
     """
-    if dtype.itemsize == 8:
-        return bits
     fraction_bits = dtype.precision - 1
     least = _bits(1023 + dtype.emin)  # float64's exponent field of the smallest normal number
-    magnitude = bits & _bits((1 << 63) - 1)
     field = magnitude >> _bits(52)
     significand = (magnitude & _bits((1 << 52) - 1)) | ((field > _bits(0)).astype(np.uint64) << _bits(52))
     exponent = np.maximum(field, least)
     below = exponent - np.maximum(field, _bits(1))
     shift = np.minimum(below + _bits(52 - fraction_bits), _bits(62))
     tie = (_bits(1) << (shift - _bits(1))) - _bits(1) + ((significand >> shift) & _bits(1))
-    rounded = ((significand + tie) >> shift) + ((exponent - least) << _bits(fraction_bits))
-    largest, quiet = _encoded_limits(dtype)
-    np.copyto(rounded, _bits(largest + 1), where=rounded > _bits(largest))
-    sign = (bits >> _bits(63)) << _bits(8 * dtype.itemsize - 1)
-    return np.where(magnitude > _bits(0x7FF << 52), _bits(quiet), rounded | sign)
+    rounded: NDArray[np.uint64] = ((significand + tie) >> shift) + ((exponent - least) << _bits(fraction_bits))
+    return rounded
+
+
+def _rounded_normal(magnitude: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
+    """The same of what is normal in `dtype`, as nearly all is: every shift is the same."""
+    fraction_bits = dtype.precision - 1
+    shift = 52 - fraction_bits
+    rounded: NDArray[np.uint64] = (magnitude >> _bits(shift)) & _bits(1)
+    rounded += magnitude
+    rounded += _bits((1 << (shift - 1)) - 1)
+    rounded >>= _bits(shift)
+    rounded -= _bits((1022 + dtype.emin) << fraction_bits)
+    return rounded
 
 
 def _encoded_limits(dtype: DType) -> tuple[int, int]:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.meta.trials import DECLARED
-from verify.agenda import agenda, edges
+from verify.agenda import agenda, drawn, edges
 from verify.court import Docket
+from verify.draws import draws
 from verify.problem import Problem
 from verify.relations import inside
 from verify.variant import MASK_KINDS, Config, Support
@@ -39,6 +40,17 @@ def test_edges_are_inside_the_support(support: Support, group: str) -> None:
     assert len(found) == len(set(found)) <= 42
     assert sum(problem.pairs for problem in found) < 750_000
     assert len(asked(support, group, "float32")) <= 7  # one dtype is enough for the others
+
+
+@pytest.mark.parametrize("group", ["accuracy", "gradients"])
+def test_dtypes_share_their_draws(group: str) -> None:
+    support = replace(WHOLE, dtypes=("float32", "bfloat16", "float8_e4m3fn"))
+    others = replace(support, dtypes=("float16",)), replace(support, dtypes=("float16",), dtypes_out=("float32",))
+    for each in (support, *others):
+        declaration = replace(DECLARED, support=each, entries=("forward", "backward"))
+        for dtype in each.dtypes:
+            docket = Docket(declaration, Config(block_m=32, block_n=128), dtype, group)
+            assert drawn(docket, 40, 0) == draws(docket.problems, 40, 0)
 
 
 def test_edges_are_where_random_lengths_hardly_get() -> None:

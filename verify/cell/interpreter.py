@@ -43,6 +43,20 @@ _INTERNALS = {
     "tl.core.block_type": ("element_ty", "shape"),
     "tl.core.tensor": ("handle", "type"),
     "TritonSemantic.broadcast_impl_value": ("self", "lhs", "rhs"),
+    "TritonSemantic.binary_op_type_checking_impl": (
+        "self",
+        "lhs",
+        "rhs",
+        "allow_lhs_ptr",
+        "allow_rhs_ptr",
+        "arithmetic_check",
+        "div_or_mod",
+    ),
+    "TritonSemantic.cast": ("self", "input", "dst_ty", "fp_downcast_rounding"),
+    "tl.core._unwrap_if_constexpr": ("o",),
+    "tl.core.dtype.__eq__": ("self", "other"),
+    "_validate_np_data_size": ("np_array", "tl_dtype"),
+    "TensorHandle.__post_init__": ("self",),
     "TritonSemantic.binary_op_sanitize_overflow_impl": ("self", "lhs", "rhs", "binary_op"),
     "TritonSemantic.device_assert": ("self", "cond", "msg", "mask"),
     f"{_BUILDER}.cast_impl": ("self", "src", "dst_type"),
@@ -115,6 +129,8 @@ def encode(values: Array, dtype: str, *, toward_zero: bool = False) -> Array:
     To nearest, ties to even, or toward zero.  Every step before the one rounding is exact for floats up to float64.
     """
     encoding = _ENCODINGS[dtype]
+    if dtype == "bf16" and values.dtype == np.float32 and not toward_zero:
+        return _upper_halves(values)
     with np.errstate(all="ignore"):
         if dtype not in _PACKED and not toward_zero:
             return values.astype(encoding.storage)  # numpy's own floats round to nearest
@@ -126,6 +142,14 @@ def encode(values: Array, dtype: str, *, toward_zero: bool = False) -> Array:
     bits = np.where(finite, bits, encoding.beyond) | np.where(np.signbit(wide), 1 << (8 * encoding.format.itemsize - 1), 0)
     bits = np.where(np.isnan(wide), encoding.nan, bits)
     return bits.astype(encoding.bits).view(encoding.storage)
+
+
+def _upper_halves(values: Array) -> Array:
+    """fp32 to the nearest bf16, which has the same exponents: what a carry out of the lower half makes of the upper one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
+    nan = np.uint32(_ENCODINGS["bf16"].nan)
+    return np.where(np.isnan(values), nan, rounded.reshape(values.shape)).astype(np.uint16)
 
 
 @functools.cache
