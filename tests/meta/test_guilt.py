@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.meta.direct import declared
+from tests.properties import guilt, test_attention
 from tests.properties.guilt import Guilty, hold
 from verify.court import Court, Docket
 from verify.evidence import Finding, Phase, Verdict
+from verify.oracles import Group, grouped, groups
 from verify.problem import Problem
 from verify.xfails import Xfail, Xfails
 
@@ -102,3 +104,26 @@ def test_a_known_defect_that_is_mended_is_told() -> None:
     bench = Bench(breaks=False, xfails=Xfails((mended,)))
     with pytest.raises(AssertionError, match=r"xfails.toml: .*skv=3.* holds: strike its entry out \(elsewhere\)"):
         hold(cast(Court, bench), docket, mended.witness)
+
+
+def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.hears("accuracy")
+    def by_name() -> None: ...
+
+    @pytest.mark.hears_family("exact")
+    def by_family() -> None: ...
+
+    tests = [by_name, by_family]
+    known = grouped(
+        [
+            Group(name="accuracy", about="judged by its name"),
+            Group(name="mine", about="judged by its family", family="exact"),
+            Group(name="silent", about="judged by no test"),
+            Group(name="lost", about="of a family without a test", family="nobody's"),
+        ]
+    )
+    assert guilt.unheard(tests, known) == ["silent", "lost"]
+    assert guilt.unheard(vars(test_attention).values(), groups()) == []
+    monkeypatch.setattr(guilt, "groups", lambda: known)
+    with pytest.raises(pytest.UsageError, match=r"no property test judges silent, lost: give the group"):
+        guilt.check_all_are_heard(tests)

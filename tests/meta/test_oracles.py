@@ -17,7 +17,20 @@ from verify import oracles as oracle_package
 from verify.arithmetic.dtypes import dtype_named
 from verify.cell.cell import Reply
 from verify.memory import Damage, fill
-from verify.oracles import Oracle, bound, counting, empty_rows, gather, groups, of_group, oracles, repeat
+from verify.oracles import (
+    Group,
+    Oracle,
+    bound,
+    counting,
+    empty_rows,
+    gather,
+    grouped,
+    groups,
+    of_group,
+    oracles,
+    ordered,
+    repeat,
+)
 from verify.oracles.execution import execution, memory
 from verify.trial import Run, Trial
 from verify.variant import Contract
@@ -303,6 +316,22 @@ def test_damage_and_unwritten_elements_are_convicted() -> None:
     finding = convicted(memory(trial, other), "leaves 1 of 48 elements of lse unwritten, the first lse[b=1, h=2, q=4]")
     assert finding.count == 1, "a finite poison that the first run wrote over NaN is a result"
     assert acquitted(memory(trial, replace(run, outputs={"out": torch.empty(2, 4, 0, 16)})))
+
+
+def test_groups_and_oracles_name_only_what_exists() -> None:
+    with pytest.raises(ValueError, match=r"group mine: entry: 'sideways' is none of forward, backward"):
+        Group(name="mine", about="", entry="sideways")
+    with pytest.raises(ValueError, match=r"group mine: distributions: 'nomal' is none of normal, .*gather"):
+        Group(name="mine", about="", distributions=("normal", "nomal"))
+    mine = Group(name="mine", about="", distributions=("gather",))
+    with pytest.raises(ValueError, match=r"group mine: two oracles define"):
+        grouped([mine, mine])
+    oracle = replace(oracles()[0], name="new", group="mine")
+    assert ordered([oracle], grouped([mine])) == (oracle,)
+    with pytest.raises(ValueError, match=r"oracle new: group: 'yours' is none of mine"):
+        ordered([replace(oracle, group="yours")], grouped([mine]))
+    with pytest.raises(ValueError, match=r"oracle new: group mine has two of that name"):
+        ordered([oracle, oracle], grouped([mine]))
 
 
 def test_every_oracle_is_tried_here() -> None:

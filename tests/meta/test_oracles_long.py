@@ -52,9 +52,7 @@ def heard(problem: Problem, kernel: Kernel = right) -> dict[str, Ruling]:
     asked = [
         oracle
         for oracle in of_group("long")
-        if oracle.name != "long_offsets"
-        and oracle.applies(trial.declaration) is None
-        and oracle.concerns(trial)
+        if oracle.name != "long_offsets" and oracle.applies(trial.declaration) is None and oracle.concerns(trial)
     ]
     return {oracle.name: oracle.judge(trial) for oracle in asked}
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+import pytest
 from hypothesis import strategies as st
 
 from verify import halt, settings
@@ -14,7 +16,7 @@ from verify.case import Case
 from verify.court import Court, Docket
 from verify.evidence import Phase, Verdict
 from verify.explanation import explain
-from verify.oracles import groups
+from verify.oracles import Group, groups
 from verify.problem import Problem
 from verify.xfails import FILE
 
@@ -50,6 +52,24 @@ def _budget(phase: Phase) -> float:
     if phase == "generate":
         return settings.seconds("VERIFY_SEARCH_SECONDS", 15.0)
     return settings.seconds("VERIFY_SHRINK_SECONDS", 3.0 if halt.armed() else 15.0)
+
+
+def unheard(tests: Iterable[object], known: Mapping[str, Group]) -> list[str]:
+    """The groups that none of these tests judges: neither by its name nor by its family."""
+    marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
+    names = {mark.args[0] for mark in marks if mark.name == "hears"}
+    families = {mark.args[0] for mark in marks if mark.name == "hears_family"}
+    return [group.name for group in known.values() if not (group.family in families if group.family else group.name in names)]
+
+
+def check_all_are_heard(tests: Iterable[object]) -> None:
+    """Raise pytest.UsageError if an oracle's group reaches no property test: it would never be asked."""
+    silent = unheard(tests, groups())
+    if silent:
+        raise pytest.UsageError(
+            f"no property test judges {', '.join(silent)}: give the group a family that has one (exact, relations), "
+            "or write a test with its marker in tests/properties/test_attention.py"
+        )
 
 
 def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.guilt import Guilty, hold
+from tests.properties.guilt import Guilty, check_all_are_heard, hold
 from verify.agenda import agenda
 from verify.court import Court, Docket
 from verify.discovery import Unloadable
@@ -139,3 +139,6 @@ def _hold_each(court: Court, docket: Docket) -> None:
                 break  # a kernel that hangs costs a deadline every time
     if found:
         raise found[0]
+
+
+check_all_are_heard(list(globals().values()))

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
+from verify.distributions import DISTRIBUTIONS
 from verify.known_answers import gather_possible
 from verify.problem import Problem
 from verify.trial import Ruling, Trial
-from verify.variant import Declaration, Support
+from verify.variant import ENTRIES, Declaration, Support
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,15 @@ class Group:
     asks: Callable[[Declaration, str], Sequence[Problem]] | None = None
     admits: Callable[[Problem, Support], bool] | None = None
     family: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an entry point or a distribution that does not exist."""
+        if self.entry not in ENTRIES:
+            raise ValueError(f"group {self.name}: entry: {self.entry!r} is none of {', '.join(ENTRIES)}")
+        for name in self.distributions or ():
+            if name not in DISTRIBUTIONS:
+                known = ", ".join(DISTRIBUTIONS)
+                raise ValueError(f"group {self.name}: distributions: {name!r} is none of {known}")
 
 
 _SHARED = (
@@ -91,9 +101,19 @@ def _modules() -> tuple[ModuleType, ...]:
 
 @cache
 def groups() -> Mapping[str, Group]:
-    """All groups by name: the shared ones first."""
+    """All groups by name: the shared ones first.  Raises ValueError where two have one name."""
     own = [module.GROUP for module in _modules() if hasattr(module, "GROUP")]
-    return {group.name: group for group in (*_SHARED, *sorted(own, key=lambda group: (group.family, group.name)))}
+    return grouped((*_SHARED, *sorted(own, key=lambda group: (group.family, group.name))))
+
+
+def grouped(several: Sequence[Group]) -> Mapping[str, Group]:
+    """Those groups by name.  Raises ValueError where two have one name."""
+    found: dict[str, Group] = {}
+    for group in several:
+        if group.name in found:
+            raise ValueError(f"group {group.name}: two oracles define a group of that name")
+        found[group.name] = group
+    return found
 
 
 @cache
@@ -103,8 +123,24 @@ def oracles() -> tuple[Oracle, ...]:
     for module in _modules():
         found += getattr(module, "ORACLES", ())
         found += [module.ORACLE] if hasattr(module, "ORACLE") else []
-    order = list(groups())
-    return tuple(sorted(found, key=lambda oracle: (order.index(oracle.group), oracle.rank, oracle.name)))
+    return ordered(found, groups())
+
+
+def ordered(several: Sequence[Oracle], known: Mapping[str, Group]) -> tuple[Oracle, ...]:
+    """Those oracles by group and rank.
+
+    Raises ValueError for an oracle of a group that nobody defines, which no case would reach, and
+    for two of one name in one group.
+    """
+    seen = set()
+    for oracle in several:
+        if oracle.group not in known:
+            raise ValueError(f"oracle {oracle.name}: group: {oracle.group!r} is none of {', '.join(known)}")
+        if (oracle.name, oracle.group) in seen:
+            raise ValueError(f"oracle {oracle.name}: group {oracle.group} has two of that name")
+        seen.add((oracle.name, oracle.group))
+    order = list(known)
+    return tuple(sorted(several, key=lambda oracle: (order.index(oracle.group), oracle.rank, oracle.name)))
 
 
 def of_group(group: str) -> tuple[Oracle, ...]:
