@@ -19,6 +19,7 @@ from verify.bundle import published
 from verify.case import Case, replay_command
 from verify.cell.cell import Cell, Zygote
 from verify.cores import threads
+from verify.coverage import coverage_bins
 from verify.discovery import environment
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
 from verify.history import Hearing, History
@@ -27,7 +28,7 @@ from verify.memory import Arena
 from verify.oracles import groups, leading_oracle, of_group
 from verify.oracles.execution import held
 from verify.problem import Problem
-from verify.strategies import LIMITS, coverage_bins
+from verify.strategies import LIMITS
 from verify.trial import Ruling, Trial
 from verify.variant import Config, Declaration
 from verify.xfails import Xfail, Xfails

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from references.masks import Causal, Intersection, Lengths
+from references.masks import Intersection, Lengths, drawn_words, kind_of
 from verify.arithmetic.dtypes import dtype_named
 from verify.distributions import ordinary
 from verify.problem import Problem
-from verify.variant import MASK_KINDS, ROW_ALIGNMENT, Config, Support
+from verify.variant import ROW_ALIGNMENT, Config, Support
 
-BINS_REQUIRED = (
+_BINS = (
     "kv_tiles>=3",
     "ragged_tail",
     "seqlen_q<seqlen_kv",
@@ -30,16 +30,20 @@ BINS_REQUIRED = (
     "expanded",
     "misaligned",
     "mask:intersection",
-    *(f"mask:{kind}" for kind in MASK_KINDS if kind != "causal.square"),
     *(f"distribution:{name}" for name in ordinary()),
 )
+
+
+def bins_required() -> tuple[str, ...]:
+    """The bins that all supports together fill."""
+    return (*_BINS, *(f"mask:{word}" for word in drawn_words()))
 
 
 _WITHOUT_PAIRS = ("zero_length", "empty_row")  # where no query has a key, nothing else is exercised
 
 
 def coverage_bins(problem: Problem, config: Config) -> set[str]:
-    """The bins that a problem fills for that config; the required ones are `BINS_REQUIRED`.
+    """The bins that a problem fills for that config; the required ones are `bins_required`.
 
     Tiles are the config's, or 64 where it does not say.  "late_maximum": logits grow with the key index over more than one
     tile, so every block rescales.  "misaligned": a tensor does not start, or its rows do not, at a multiple of 16 bytes.
@@ -74,8 +78,7 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "mask:intersection": isinstance(problem.mask, Intersection),
         f"distribution:{problem.distribution}": True,
     }
-    tl = {part: isinstance(part, Causal) and part.alignment == "tl" for part in atoms}
-    found |= {f"mask:{part.kind}" + ".tl" * tl[part]: True for part in atoms}
+    found |= {f"mask:{part.word}": True for part in atoms}
     return {name for name, filled in found.items() if filled and (problem.pairs or name in _WITHOUT_PAIRS)}
 
 
@@ -86,7 +89,7 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
     tile_n = (config or Config()).block_n or 64
     free = not square_only(support) and longest > max(support.min_seqlen, 1)
     # Where lengths differ, there may be no key at all, or queries that stand before the first one.
-    late = support.min_seqlen == 0 or {"causal", "documents", "window", "prefix"} & set(support.masks)
+    late = support.min_seqlen == 0 or _can_empty_rows(support, square=False)
     aligned = all(d * dtype_named(name).itemsize % 16 == 0 for name in support.dtypes for d in support.head_dims)
     closed = {
         "kv_tiles>=3": longest > 2 * tile_n,
@@ -95,7 +98,7 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
         "seqlen_q>seqlen_kv": free,
         "decode": free and support.min_seqlen <= 1,
         "zero_length": support.min_seqlen == 0 or "lengths" in masks,
-        "empty_row": bool({"lengths", "dense"} & set(masks)) or (free and bool(late)),
+        "empty_row": _can_empty_rows(support, square=True) or (free and late),
         "grouped_heads": support.grouped_heads,
         "descaling": bool(set(support.descalings) - {"none"}),
         "descaling_by_head": "head" in support.descalings and support.grouped_heads,
@@ -107,24 +110,32 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
         "expanded": support.layouts != "contiguous",
         "misaligned": support.layouts == "any" or (support.layouts == "contiguous" and not aligned),
         "mask:intersection": support.intersections and len(set(masks) - {"full"}) > 1,
-        **{f"mask:{kind}": kind in masks for kind in MASK_KINDS},
+        **{f"mask:{word}": word in masks for word in drawn_words()},
     }
-    return {name for name in BINS_REQUIRED if closed.get(name, True)}
+    return {name for name in bins_required() if closed.get(name, True)}
+
+
+def _can_empty_rows(support: Support, *, square: bool) -> bool:
+    """Whether a mask of that support can leave a row without a key, at such lengths."""
+    words = mask_kinds(support, square)
+    return any(kind_of(word).can_empty_rows(word, square=square) for word in words)
 
 
 def square_only(support: Support) -> bool:
     """Whether seqlen_q must equal seqlen_kv."""
-    return not support.cross_lengths or set(support.masks) <= {"causal.square", "window.square"}
+    return not support.cross_lengths or all(word.endswith(".square") for word in support.masks)
 
 
 def mask_kinds(support: Support, square: bool) -> list[str]:
-    """Mask kinds that the support allows for such lengths; "causal.square" becomes both alignments, which agree there."""
-    kinds = dict.fromkeys(kind for kind in support.masks if not kind.endswith(".square"))
-    if square and "causal.square" in support.masks:
-        kinds |= dict.fromkeys(("causal", "causal.tl"))
-    if square and "window.square" in support.masks:
-        kinds |= {"window": None}
-    return sorted(kinds, key=MASK_KINDS.index)
+    """Words that masks are drawn by, as far as the support allows them for such lengths.
+
+    "causal.square" becomes both alignments, which agree there.
+    """
+    allowed = set(support.masks)
+    for word in support.masks if square else ():
+        if word.endswith(".square"):
+            allowed |= set(kind_of(word).words)
+    return [word for word in drawn_words() if word in allowed]
 
 
 def _has_empty_row(problem: Problem) -> bool:

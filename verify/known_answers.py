@@ -138,7 +138,7 @@ def gather_possible(problem: Problem) -> str | None:
         return f"softmax_scale: {problem.scale} is too small for a gap of {GATHER_GAP:g} in {problem.dtype}"
     if abs(problem.scale) * gather_gain(problem) * problem.head_dim > _LARGEST_GATHERED:
         return f"softmax_scale: {problem.scale} makes scores so large that their rounding shows in a weight"
-    if problem.layout_q.expand and any(mask.kind in ("lengths", "dense") for mask in problem.mask.atoms):
+    if problem.layout_q.expand and any("batch" in atom.varies for atom in problem.mask.atoms):
         return f"layout_q: rows of an expanded q see different keys under {problem.mask.name}"
     return None
 

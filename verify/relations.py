@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from references.masks import Alignment, Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from references.masks import Atom, Full, Lengths, Mask, View, intersect
 from verify import inputs as values
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.evidence import Finding
@@ -295,7 +295,7 @@ class Part:
             seqlen_kv=len(self.keys),
             mask=Full(),
         )
-        by_head = any(isinstance(atom, Dense) for atom in whole.mask.atoms)
+        by_head = any("head" in atom.varies for atom in whole.mask.atoms)
         heads = self.heads_q(whole) if by_head else range(1)
         dense = whole.mask.dense(whole.batch, heads.stop, whole.seqlen_q, whole.seqlen_kv)
         wanted = dense[_cut(self.batch), _cut(heads), _cut(self.rows), _cut(self.keys)]
@@ -305,34 +305,10 @@ class Part:
                 return candidate
         return None
 
-    def _masks(self, atom: Mask, whole: Problem) -> Iterator[Mask]:
+    def _masks(self, atom: Atom, whole: Problem) -> Iterator[Mask]:
         """Masks that may be that one's view of this part, of its own kind if possible; whoever asks must compare them."""
-        rows, keys = len(self.rows), len(self.keys)
-        match atom:
-            case Lengths():
-                chosen = [(atom.q_lengths[b], atom.kv_lengths[b]) for b in self.batch]
-                yield Lengths(
-                    tuple(min(max(q - self.rows.start, 0), rows) for q, _ in chosen),
-                    tuple(min(max(kv - self.keys.start, 0), keys) for _, kv in chosen),
-                )
-            case Causal() | Window():
-                # The diagonal seen from this part, k = q + offset, and what each alignment makes of its lengths.
-                offset = (whole.seqlen_kv - whole.seqlen_q) * (atom.alignment == "br") + self.rows.start - self.keys.start
-                left, right = (None, 0) if isinstance(atom, Causal) else (atom.left, atom.right)
-                aligned: dict[Alignment, int] = {"br": keys - rows, "tl": 0}
-                if isinstance(atom, Causal):
-                    yield from (Causal(side) for side, own in aligned.items() if own == offset)
-                for side, own in aligned.items():
-                    sides = [None if n is None else n + shift for n, shift in ((left, own - offset), (right, offset - own))]
-                    if all(n is None or n >= 0 for n in sides):
-                        yield Window(sides[0], sides[1], side)
-            case Documents():
-                ends = np.clip(np.cumsum(atom.lengths) - self.keys.start, 0, keys)
-                yield Documents(tuple(int(n) for n in np.diff(ends, prepend=0)))
-            case Prefix():
-                yield Prefix(max(atom.length - self.keys.start, 0))
-            case _:
-                yield atom
+        lengths = (whole.seqlen_q, whole.seqlen_kv)
+        yield from atom.restrict(View(*lengths, self.batch, self.rows, self.keys))
         yield Full()
 
     def inputs(self, trial: Trial) -> Inputs:

@@ -16,21 +16,18 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
-from verify.coverage import BINS_REQUIRED, bins_reachable, coverage_bins, mask_kinds, square_only
+from references.masks import Mask, drawn_words, intersect, kind_of
+from verify.coverage import mask_kinds, square_only
 from verify.distributions import ordinary
 from verify.known_answers import GATHERS, gather_possible
 from verify.problem import ORDERS, Layout, Problem
-from verify.variant import DESCALINGS, MASK_KINDS, Declaration, Support, default_dtype_out
+from verify.variant import DESCALINGS, Declaration, Support, default_dtype_out
 
-__all__ = ["BINS_REQUIRED", "LIMITS", "Limits", "bins_reachable", "coverage_bins", "outside", "problems"]
+__all__ = ["LIMITS", "Limits", "outside", "problems"]
 
 _HEAD_DIMS = (16, 64, 32, 128, 256, 8, 24, 40, 72, 80, 96, 104, 120, 136, 192, 248, 15, 17, 33, 63, 65, 127, 129, 255, 512)
 _GROUPS = (1, 1, 2, 3, 7, 8)
 _COUNTS = (1, 2, 3, 4, 5)
-_SIDES = (0, 1, None, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 257, 5000)
-_DOCUMENTS = (1, 2, 3, 5, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129)
-_PERCENTS = (50, 100, 90, 99, 10, 1, 0)
 _POSITIVE = ("default",) * 14 + (1.0, 0.125, 0.01, 4.0)
 # One draw in ten: base 2 overflows before base e, fused exponents overflow, products or partial gradients are flushed.
 EXTREME_SCALES = (0.75, 1e8, 1e9, 2.0**100, 2.0**118, 2.0**126, 2.0**-100, 2.0**-126)
@@ -235,27 +232,30 @@ def _parts(whole: int) -> st.SearchStrategy[int]:
     return st.just(whole) | some | some | st.just(0)
 
 
+@dataclass(frozen=True)
+class _Choose:
+    """`references.masks.Choose` by Hypothesis."""
+
+    draw: st.DrawFn
+
+    def one_of(self, values: tuple[_T, ...]) -> _T:
+        chosen: _T = self.draw(_one_of(values))
+        return chosen
+
+    def several(self, values: tuple[_T, ...], most: int) -> list[_T]:
+        return self.draw(st.lists(st.sampled_from(values), max_size=most))
+
+    def length(self, whole: int) -> int:
+        return self.draw(_parts(whole))
+
+    def seed(self) -> int:
+        return self.draw(_SHORT_SEEDS)
+
+
 def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int) -> Mask:
-    match kind:
-        case "causal" | "causal.tl":
-            return Causal("tl" if kind == "causal.tl" else "br")
-        case "window":
-            return Window(draw(_one_of(_SIDES)), draw(_one_of(_SIDES)), draw(_one_of(("br", "tl"))))
-        case "lengths":
-            drawn = [(draw(_parts(seqlen_q)), draw(_parts(seqlen_kv))) for _ in range(batch)]
-            return Lengths(tuple(q for q, _ in drawn), tuple(kv for _, kv in drawn))
-        case "documents":
-            cuts, left = [], seqlen_kv
-            for size in draw(st.lists(st.sampled_from((*_DOCUMENTS, 0)), max_size=5)):
-                cuts.append(min(size, left))
-                left -= cuts[-1]
-            return Documents((*cuts, left))
-        case "prefix":
-            edges = sorted({0, 1, 15, 16, 17, 63, 64, 65, 128, seqlen_kv // 2, max(seqlen_kv - 1, 0), seqlen_kv, seqlen_kv + 5})
-            return Prefix(draw(st.sampled_from(edges)))
-        case "dense":
-            return Dense(draw(_one_of(_PERCENTS)), draw(_SHORT_SEEDS))
-    return Full()
+    mask = kind_of(kind).draw(_Choose(draw), kind, batch, seqlen_q, seqlen_kv)
+    assert mask.word == kind, f"drawn as {kind}, but its word is {mask.word}: {mask.name}"
+    return mask
 
 
 def _layouts(draw: st.DrawFn, style: str, unit: int) -> dict[str, Layout]:
@@ -375,9 +375,9 @@ def _length_edges(support: Support, dtype: str) -> Iterator[_Edge]:
 def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
     low = max(support.min_seqlen, 1)
     some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
-    for kind in MASK_KINDS:
+    for kind in drawn_words():
         only = replace(support, masks=(kind,), intersections=False)
-        if kind in support.masks or kind == "causal.square":
+        if kind in support.masks:
             continue
         if f"{kind.partition('.')[0]}.square" not in support.masks:
             yield _Edge("mask", only, dtype)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
+from verify.coverage import bins_reachable, bins_required, coverage_bins
 from verify.distributions import ordinary
 from verify.known_answers import gather_possible
 from verify.problem import Layout, Problem
-from verify.strategies import BINS_REQUIRED, LIMITS, Limits, bins_reachable, coverage_bins, outside, problems
+from verify.strategies import LIMITS, Limits, outside, problems
 from verify.variant import DESCALINGS, MASK_KINDS, Config, Contract, Declaration, Numerics, Support
 
 T = TypeVar("T")
@@ -213,8 +214,8 @@ def test_edges_and_bins_are_reached(limits: Limits) -> None:
     config = Config(block_m=64, block_n=32)
     drawn = sample(problems(declare(EVERYTHING), dtype="bfloat16", limits=limits), 1500)
     bins = Counter(name for problem in drawn for name in coverage_bins(problem, config))
-    assert set(BINS_REQUIRED) - set(bins) == set()
-    assert min(bins[name] for name in BINS_REQUIRED) >= 3
+    assert set(bins_required()) - set(bins) == set()
+    assert min(bins[name] for name in bins_required()) >= 3
     beside = {n for p in drawn for n in (p.seqlen_q, p.seqlen_kv)}
     assert {n + side for n in (16, 32, 64, 128) for side in (-1, 0, 1)} | {0, 1} <= beside
     assert {p.group for p in drawn} >= {1, 2, 3}
@@ -229,8 +230,8 @@ def test_the_reachable_bins_are_those_that_are_reached(name: str) -> None:
     support = SUPPORTS[name]
     drawn = sample(problems(declare(support), dtype="float16", limits=LIMITS["cpu"]), 1200)
     config = Config(block_m=16, block_n=16)
-    reached = {found for problem in drawn for found in coverage_bins(problem, config)} & set(BINS_REQUIRED)
-    assert reached == bins_reachable(support, config)
+    bins = {found for problem in drawn for found in coverage_bins(problem, config)}
+    assert bins & set(bins_required()) == bins_reachable(support, config)
 
 
 def test_gather_problems_can_nearly_all_be_built() -> None:
@@ -263,4 +264,5 @@ def test_coverage_bins_of_known_problems() -> None:
     assert bins("sq=64,skv=64,d=64,dtype=float16,lk=bhsd.xh") >= {"strided", "expanded"}
     assert bins("sq=64,skv=64,d=60,dtype=float16") >= {"misaligned"}
     assert "misaligned" not in bins("sq=64,skv=64,d=64,dtype=float16,lq=bshd.p8.o8")
-    assert set(ordinary()) == {name.removeprefix("distribution:") for name in BINS_REQUIRED if name.startswith("distribution:")}
+    drawn = {name.partition(":")[2] for name in bins_required() if name.startswith("distribution:")}
+    assert drawn == set(ordinary())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from references.masks import Atom, Full, Mask, intersect, kind_of
 from verify.inputs import Inputs
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -40,45 +40,38 @@ class Doubled:
 
 def doubled(problem: Problem) -> Doubled:
     """The doubled problem; raises ValueError for a mask that goes by numbers of keys alone."""
-    rows = any(not isinstance(atom, Full | Lengths) for atom in problem.mask.atoms)
+    rows = any(atom.by_row for atom in problem.mask.atoms)
     mask = intersect(*(_doubled(atom, rows) for atom in problem.mask.atoms))
     twice = problem.but(seqlen_q=problem.seqlen_q * (1 + rows), seqlen_kv=2 * problem.seqlen_kv, mask=mask)
     return Doubled(twice, rows)
 
 
-def _doubled(atom: Mask, rows: bool) -> Mask:
-    match atom:
-        case Full() | Causal():
-            return atom
-        case Lengths():
-            return Lengths(tuple(n * (1 + rows) for n in atom.q_lengths), tuple(2 * n for n in atom.kv_lengths))
-        case Window():
-            left, right = (None if n is None else 2 * n for n in (atom.left, atom.right))
-            return Window(None if left is None else left + 1, right, atom.alignment)
-        case Documents():
-            return Documents(tuple(2 * n for n in atom.lengths))
-        case Prefix():
-            return Prefix(2 * atom.length)
-    raise ValueError(f"mask: {atom.name} cannot be doubled")
+def _doubled(atom: Atom, rows: bool) -> Mask:
+    found = atom.doubled(rows=rows)
+    if found is None:
+        raise ValueError(f"mask: {atom.name} cannot be doubled")
+    return found
 
 
-def _halved(atom: Mask) -> Mask:
-    match atom:
-        case Lengths():
-            return Lengths(tuple((n + 1) // 2 for n in atom.q_lengths), tuple((n + 1) // 2 for n in atom.kv_lengths))
-        case Documents():
-            return Documents(tuple((n + 1) // 2 for n in atom.lengths))
-    return atom
+def _doubles(atom: Atom) -> bool:
+    return atom.doubled(rows=True) is not None
+
+
+def _word_doubles(word: str) -> bool:
+    """Whether masks of that word can be doubled, as the examples of their kind can."""
+    kind = kind_of(word)
+    atoms = (atom for mask in kind.gallery() for atom in mask.atoms)
+    return any(isinstance(atom, kind) and _doubles(atom) for atom in atoms)
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
     """Half as long, so that the doubled problem is as large as the one that was drawn."""
-    atoms = [atom for atom in problem.mask.atoms if not isinstance(atom, Dense)]
+    atoms = [atom for atom in problem.mask.atoms if _doubles(atom)]
     least = max(support.min_seqlen, 1)
     half = {
         name: max((n + 1) // 2, min(n, least)) for name, n in (("seqlen_q", problem.seqlen_q), ("seqlen_kv", problem.seqlen_kv))
     }
-    found = problem.but(**half, mask=intersect(*(_halved(atom) for atom in atoms)))
+    found = problem.but(**half, mask=intersect(*(atom.halved() for atom in atoms)))
     for candidate in (found, found.but(mask=Full())):
         if inside(support, candidate) and inside(support, doubled(candidate).problem):
             return candidate
@@ -108,13 +101,13 @@ def _odd(trial: Trial, other: Trial) -> Iterator[Related]:
 
 def applies(declaration: Declaration) -> str | None:
     """Reason why no problem of a variant can be doubled, or None."""
-    return None if set(declaration.support.masks) - {"dense"} else "supports random masks alone"
+    found = any(map(_word_doubles, declaration.support.masks))
+    return None if found else "supports random masks alone"
 
 
 def admits(problem: Problem, support: Support) -> bool:
     """Whether the problem can be doubled within the support."""
-    dense = any(isinstance(atom, Dense) for atom in problem.mask.atoms)
-    return not dense and inside(support, doubled(problem).problem)
+    return all(map(_doubles, problem.mask.atoms)) and inside(support, doubled(problem).problem)
 
 
 GROUP = Group(

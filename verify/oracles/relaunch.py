@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from references.masks import intersect
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.oracles import Group, Oracle
 from verify.oracles.bound import compare, excess
@@ -28,10 +28,11 @@ def relaunched(problem: Problem, support: Support) -> Problem:
         f"layout_{name}": replace(layout, order=ORDERS[(ORDERS.index(layout.order) + 1) % len(ORDERS)])
         for name, layout in problem.layouts.items()
     }
+    lengths = (problem.seqlen_q, problem.seqlen_kv)
     found = problem.but(seed=problem.seed ^ 1)
     for changes in (
         {"softmax_scale": _other_scale(problem)},
-        {"mask": intersect(*(_other(atom, problem) for atom in problem.mask.atoms))},
+        {"mask": intersect(*(atom.sibling(*lengths) for atom in problem.mask.atoms))},
         {"softcap": 2 * problem.softcap or 20.0},
         layouts,
     ):
@@ -46,30 +47,6 @@ def _other_scale(problem: Problem) -> float:
     if 0 < abs(half) < 2.0 ** dtype_named("float32").emin:
         return problem.scale * 2
     return half or problem.head_dim**-0.5
-
-
-def _other(atom: Mask, problem: Problem) -> Mask:
-    """A mask of the same kind; one that is causal where there was none."""
-    match atom:
-        case Full():
-            return Causal()
-        case Causal():
-            return Causal("tl" if atom.alignment == "br" else "br")
-        case Window():
-            left, right = (5 if side is None else side // 2 or side + 3 for side in (atom.left, atom.right))
-            return Window(left, right, atom.alignment)
-        case Lengths():
-            return Lengths(
-                tuple(n // 2 or problem.seqlen_q for n in atom.q_lengths),
-                tuple(n // 2 or problem.seqlen_kv for n in atom.kv_lengths),
-            )
-        case Documents():
-            return Documents(tuple(half for n in atom.lengths for half in (n // 2, n - n // 2)))
-        case Prefix():
-            return Prefix(atom.length // 2 or 16)
-        case Dense():
-            return replace(atom, seed=atom.seed ^ 1)
-    return atom
 
 
 def judge(trial: Trial) -> Ruling:

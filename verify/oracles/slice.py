@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from references.masks import Lengths, intersect
+from references.masks import intersect
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.relations import Part, compared, failed, forward_pairs, forward_results, identical, same_bits
@@ -47,12 +47,7 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
     """Two sequences where there would be one of one head."""
     if problem.batch > 1 or problem.heads_kv > 1:
         return problem
-    atoms = (
-        Lengths((*atom.q_lengths, problem.seqlen_q), (*atom.kv_lengths, problem.seqlen_kv))
-        if isinstance(atom, Lengths)
-        else atom
-        for atom in problem.mask.atoms
-    )
+    atoms = (atom.extended(problem.seqlen_q, problem.seqlen_kv) for atom in problem.mask.atoms)
     return problem.but(batch=2, mask=intersect(*atoms))
 
 

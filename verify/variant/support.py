@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from references.masks import Causal, Dense, Intersection, Mask, Window
+from references.masks import Intersection, Mask
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Unsupported, default_dtype_out
 from verify.variant.validation import DESCALINGS, LAYOUTS, MASK_KINDS, SCALES, DeclarationError, check
 
@@ -50,9 +50,10 @@ class Shape(Protocol):
 class Support:
     """Inside it the bounds hold; outside it the kernel raises `Unsupported` naming the argument.
 
-    masks: kinds out of MASK_KINDS.  "causal.square" is causal where seqlen_q == seqlen_kv only (both alignments agree there);
-    "window" covers both alignments, and "window.square" is it where the lengths are equal; `intersections` says whether
-    several may be combined.
+    masks: words of `references.masks.mask_words()`.  "causal.square" is causal where
+    seqlen_q == seqlen_kv only (both alignments agree there); "window" covers both alignments, and
+    "window.square" is it where the lengths are equal; `intersections` says whether several may be
+    combined.
     scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
     layouts: q, k, v and out, head_dim innermost, may have "any" strides besides, "aligned" ones (every row begins at a multiple
     of 16 bytes, so that head dims are multiples of as much), or must be "contiguous".
@@ -134,13 +135,9 @@ class Support:
             return f"the intersection {shape.mask.name}"
         square = shape.seqlen_q == shape.seqlen_kv
         for atom in shape.mask.atoms:
-            kinds = {atom.kind}
-            if isinstance(atom, Causal):
-                kinds = {"causal" if atom.alignment == "br" else "causal.tl"} | ({"causal.square"} if square else set())
-            if isinstance(atom, Window) and square:
-                kinds.add("window.square")
-            if not kinds & set(self.masks):
-                return atom.name if isinstance(atom, Causal | Window | Dense) else atom.kind
+            words = {atom.word, f"{atom.kind}.square"} if square else {atom.word}
+            if not words & set(self.masks):
+                return atom.brief
         return None
 
     def check(self, args: AttentionArgs, out: Tensor, **others: Tensor) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from references.masks import mask_words
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
 from verify.brief import shown
@@ -22,8 +23,10 @@ from verify.brief import shown
 # with the words behind the field's name.
 Check = Callable[[object], object]
 
-MASK_KINDS = ("full", "causal", "causal.tl", "causal.square", "window", "lengths", "documents", "prefix", "dense")
-SQUARE_KINDS = ("window.square",)  # "causal.square" is older than the others, and among them
+# Of the kinds in references/masks/.  "causal.square" is older than SQUARE_KINDS, and not among them.
+_SQUARES = (word for word in mask_words() if word.endswith(".square"))
+SQUARE_KINDS = tuple(word for word in _SQUARES if word != "causal.square")
+MASK_KINDS = tuple(word for word in mask_words() if word not in SQUARE_KINDS)
 SCALES = ("any", "positive", "default")
 LAYOUTS = ("any", "aligned", "contiguous")
 DESCALINGS = ("none", "tensor", "head")
@@ -183,6 +186,12 @@ def _options(value: object) -> object:
     return value if kept == value else kept
 
 
+def _masks(value: object) -> object:
+    """Words of the kinds that are registered when a declaration is made."""
+    words = dict.fromkeys((*MASK_KINDS, *SQUARE_KINDS, *mask_words()))
+    return some_of(*words, least=1)(value)
+
+
 def _sequence(value: object, what: str) -> tuple[Any, ...]:
     """As a tuple; a bare string is none, though Python would take it for its letters."""
     if isinstance(value, tuple):
@@ -215,7 +224,7 @@ RULES: dict[str, dict[str, Check]] = {
         "head_dims": wholes(1, MOST_HEAD_DIM),
         "dtypes_out": some_of(*DTYPES),
         "descalings": some_of(*DESCALINGS, least=1),
-        "masks": some_of(*MASK_KINDS, *SQUARE_KINDS, least=1),
+        "masks": _masks,
         "intersections": flag,
         "grouped_heads": flag,
         "separate_head_dim_v": flag,
