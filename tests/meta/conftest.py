@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.meta.zygotes import SharedZygote, end_all
 from verify.cell.cell import PLAIN_CPU
 
 
@@ -29,4 +30,19 @@ def kernels_run_on_the_cpu() -> Iterator[None]:
     with contextlib.ExitStack() as patches:
         for place in places:
             patches.enter_context(mock.patch(f"{place}.environment", return_value=PLAIN_CPU))
+        yield
+
+
+@pytest.fixture(scope="session")
+def _shared() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def courts_share_a_zygote(_shared: None) -> Iterator[None]:
+    """What imports torch is started once for all courts and rosters of a worker."""
+    with contextlib.ExitStack() as patches:
+        for place in ("verify.discovery", "verify.court"):
+            patches.enter_context(mock.patch(f"{place}.Zygote", SharedZygote))
         yield
