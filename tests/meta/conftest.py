@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.meta.lives import ENVIRONMENT, FILL, Accused, kernel
+from tests.meta.zygotes import SharedZygote, end_all
 from verify.cell.cell import PLAIN_CPU, Cell, Zygote
 
 
@@ -62,3 +63,18 @@ def cell(zygote: Zygote) -> Iterator[Cell]:
     cell = Cell(zygote)
     yield cell
     cell.close()
+
+
+@pytest.fixture(scope="session")
+def _shared() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def courts_share_a_zygote(_shared: None) -> Iterator[None]:
+    """What imports torch is started once for all courts and rosters of a worker."""
+    with contextlib.ExitStack() as patches:
+        for place in ("verify.discovery", "verify.court"):
+            patches.enter_context(mock.patch(f"{place}.Zygote", SharedZygote))
+        yield
