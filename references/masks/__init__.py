@@ -25,12 +25,14 @@ from references.masks.base import (
     Alignment,
     Atom,
     Choose,
+    Intersection,
     Mask,
     MaskMod,
     MaskNameError,
     View,
     drawn_words,
     gallery,
+    intersect,
     kind_of,
     kinds,
     mask_words,
@@ -39,8 +41,8 @@ from references.masks.causal import Causal
 from references.masks.dense import Dense
 from references.masks.documents import Documents
 from references.masks.full import Full
-from references.masks.intersection import Intersection, intersect, parse_mask
 from references.masks.lengths import Lengths
+from references.masks.parsing import parse_mask
 from references.masks.pictures import main, picture
 from references.masks.prefix import Prefix
 from references.masks.window import Window

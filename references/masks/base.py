@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, Literal, Protocol, Self, TypeVar
 
 import torch
@@ -127,8 +128,6 @@ class Mask(ABC):
         return low.to(torch.int32), high.to(torch.int32)
 
     def __and__(self, other: Mask) -> Mask:
-        from references.masks.intersection import intersect  # which needs the kind `full`
-
         return intersect(self, other)
 
 
@@ -226,6 +225,7 @@ class Atom(Mask):
         return self
 
 
+EVERYTHING = "full"  # the kind that hides nothing: an intersection of no masks
 KINDS: dict[str, type[Atom]] = {}
 """The registered kinds by name, in the order of registration; `kinds` gives them in theirs."""
 
@@ -280,6 +280,52 @@ def kind_of(word: str) -> type[Atom]:
 def gallery() -> tuple[Mask, ...]:
     """The examples of all kinds."""
     return tuple(mask for kind in kinds() for mask in kind.gallery())
+
+
+# Several masks at once.
+
+
+@dataclass(frozen=True)
+class Intersection(Mask):
+    """Visible where every part says so.
+
+    `intersect` and `&` build it: flattened, sorted, without repeats.
+    """
+
+    parts: tuple[Atom, ...]
+    kind: ClassVar[str] = "intersection"
+
+    @property
+    def name(self) -> str:
+        return "+".join(part.name for part in self.parts)
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        return self.parts
+
+    def check(self, batch: int) -> None:
+        for part in self.parts:
+            part.check(batch)
+
+    def mod(self, seqlen_q: int, seqlen_kv: int, device: Device = "cpu") -> MaskMod:
+        mods = [part.mod(seqlen_q, seqlen_kv, device) for part in self.parts]
+        return lambda b, h, q, k: reduce(torch.Tensor.__and__, (mod(b, h, q, k) for mod in mods))
+
+    def interval(self, seqlen_q: int, seqlen_kv: int, b: Tensor, q: Tensor) -> Interval | None:
+        bounds = [part.interval(seqlen_q, seqlen_kv, b, q) for part in self.parts]
+        if any(bound is None for bound in bounds):
+            return None
+        lows, highs = zip(*(bound for bound in bounds if bound is not None), strict=True)
+        return reduce(torch.maximum, lows), reduce(torch.minimum, highs)
+
+
+def intersect(*masks: Mask) -> Mask:
+    """The intersection of masks, in a canonical order: equal sets of parts have one name."""
+    parts = {part for mask in masks for part in mask.atoms if part.kind != EVERYTHING}
+    if not parts:
+        return KINDS[EVERYTHING]()
+    ordered = tuple(sorted(parts, key=lambda part: (part.rank, part.kind, part.name)))
+    return ordered[0] if len(ordered) == 1 else Intersection(ordered)
 
 
 # What several kinds share.
