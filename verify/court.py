@@ -109,11 +109,13 @@ class Court:
     """Hears cases one at a time; close it at the end.
 
     remembered: an earlier run's evidence, whose passes stand.  xfails: known defects; met: those that showed (see `guilty`).
+    zygote: what its cells are forked from, which it closes.
     """
 
     recorder: Recorder
     remembered: Evidence | None = None
     xfails: Xfails = field(default_factory=Xfails)
+    zygote: Zygote = field(default_factory=lambda: Zygote(environment()))
     met: list[Xfail] = field(default_factory=list)
     cells: OrderedDict[str, Cell] = field(default_factory=OrderedDict)
     arena: Arena = field(default_factory=Arena)
@@ -124,7 +126,6 @@ class Court:
     _arch: str = ""
 
     def __post_init__(self) -> None:
-        self._zygote = Zygote(environment())
         torch.set_num_threads(threads(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
         _keep_freed_memory()
 
@@ -132,7 +133,7 @@ class Court:
         """End the cells and write what was counted."""
         for cell in self.cells.values():
             cell.close()
-        self._zygote.close()
+        self.zygote.close()
         self.arena.close()
         for (variant, dtype, group), drawn in sorted(self.drawn.items()):
             refused = self.refused.get((variant, dtype, group), 0)
@@ -211,7 +212,7 @@ class Court:
     def arch(self) -> str:
         """The architecture that kernels run on here."""
         if not self._arch:
-            probe = Cell(self._zygote)
+            probe = Cell(self.zygote)
             self._arch = probe.arch()
             probe.close()
         return self._arch
@@ -221,7 +222,7 @@ class Court:
         if declaration.path not in self.cells:
             while len(self.cells) >= _LIVES[environment().device]:
                 self.cells.popitem(last=False)[1].close()
-            self.cells[declaration.path] = Cell(self._zygote)
+            self.cells[declaration.path] = Cell(self.zygote)
             self.histories[declaration.path] = History()  # its lives are counted anew
         self.cells.move_to_end(declaration.path)
         return self.cells[declaration.path]
