@@ -32,8 +32,9 @@ from verify.trial import Ruling, Trial
 from verify.variant import Config, Declaration
 from verify.xfails import Xfail, Xfails
 
-# Cells kept alive at once, each with its own kernel file loaded.  On a GPU a life holds a CUDA context, hundreds of megabytes
-# of it; on the CPU it shares most of its memory, and a fresh one imports and warms up anew.
+# Cells kept alive at once, each with its own kernel file loaded.  On a GPU a life holds a CUDA
+# context, hundreds of megabytes of it; on the CPU it shares most of its memory, and a fresh one
+# imports and warms up anew.
 _LIVES = {"cuda": 3, "cpu": 12}
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
 _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
