@@ -36,7 +36,9 @@ def _pin_gpu(worker: str) -> None:
 _pin_gpu(_WORKER)
 
 from verify import campaign, errors, halt, workshop  # noqa: E402 - after the mask
+from verify.cell.cell import Zygote  # noqa: E402
 from verify.court import Court  # noqa: E402
+from verify.discovery import environment  # noqa: E402
 from verify.engine import NO_SPACE  # noqa: E402
 from verify.xfails import XfailsError, at_start, begin_with  # noqa: E402
 
@@ -83,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
     run = config.stash[_RUN] = campaign.open_run(profile, files, run_id)
+    run.zygote = Zygote(environment())  # it starts when it is first asked
     marker = run.directory.absolute() / "failed" if config.getoption("maxfail") == 1 else None
     halt.stop_at_first_failure(marker)
     if hasattr(config, "workerinput"):
@@ -237,6 +240,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if halt.stopped():
         item.session.shouldstop = "stopping at the first failure"
     return done
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    run = config.stash.get(_RUN, None)
+    if run is not None and run.zygote is not None:
+        run.zygote.close()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -49,7 +49,7 @@ _drawn: dict[tuple[object, ...], list[Problem]] = {}
 
 
 def drawn(docket: Docket, count: int, number: int) -> list[Problem]:
-    """The docket's `draws`.  Where one dtype is drawn as another, as nearly everywhere, they are made once for all of them."""
+    """The docket's `draws`: made once for all dtypes of a support, where each is drawn alike."""
     group, declaration = groups()[docket.group], docket.declaration
     if declaration.support.dtypes_out or group.adapt or group.impossible or group.outside:
         return draws(docket.problems, count, number)

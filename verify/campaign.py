@@ -19,9 +19,10 @@ from verify.admission import unanswerable
 from verify.bundle import published
 from verify.case import Case, CaseError
 from verify.cell import confine
+from verify.cell.cell import Zygote
 from verify.cores import cores
 from verify.court import Court, Docket, inapplicable, not_here
-from verify.discovery import Roster, Unloadable, roster
+from verify.discovery import Roster, Unloadable, environment, roster
 from verify.evidence import Drawn, Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
 from verify.judge import judge_changed, judge_hash
 from verify.oracles import groups
@@ -61,11 +62,16 @@ class BusyError(Exception):
 
 @dataclass
 class OpenRun:
-    """A run that is being made: its directory, profile, and the kernel files on trial (none: the collection)."""
+    """A run that is being made: its directory, profile, and the kernel files on trial (none: the collection).
+
+    zygote: what the roster's lives and then the court's are forked from, for its owner to close;
+    None: each has one of its own.
+    """
 
     directory: Path
     profile: str
     files: tuple[Path, ...]
+    zygote: Zygote | None = None
 
     @cached_property
     def roster(self) -> Roster:
@@ -74,7 +80,7 @@ class OpenRun:
         path = self.directory / _ROSTER
         with FileLock(self.directory / "roster.lock"):
             if not path.exists():
-                found = roster(list(self.files) or None)
+                found = roster(list(self.files) or None, self.zygote)
                 _record(self, found)
                 path.write_text(found.dumps(), encoding="utf-8")
         return Roster.loads(path.read_text(encoding="utf-8"))
@@ -156,7 +162,8 @@ class OpenRun:
     def court(self, worker: str) -> Court:
         """A court that records under that worker's name and remembers what this run has judged before."""
         remembered = load(self.directory) if any(self.directory.glob("*.jsonl")) else None
-        return Court(Recorder(self.directory, worker), remembered, self.xfails)
+        zygote = self.zygote or Zygote(environment())
+        return Court(Recorder(self.directory, worker), remembered, self.xfails, zygote)
 
     def docket_of(self, case: Case) -> Docket | None:
         """The docket that a case belongs to, if its variant and config are known here."""

@@ -33,8 +33,9 @@ from verify.trial import Ruling, Trial
 from verify.variant import Config, Declaration
 from verify.xfails import Xfail, Xfails
 
-# Cells kept alive at once, each with its own kernel file loaded.  On a GPU a life holds a CUDA context, hundreds of megabytes
-# of it; on the CPU it shares most of its memory, and a fresh one imports and warms up anew.
+# Cells kept alive at once, each with its own kernel file loaded.  On a GPU a life holds a CUDA
+# context, hundreds of megabytes of it; on the CPU it shares most of its memory, and a fresh one
+# imports and warms up anew.
 _LIVES = {"cuda": 3, "cpu": 12}
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
 _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
@@ -110,11 +111,13 @@ class Court:
     """Hears cases one at a time; close it at the end.
 
     remembered: an earlier run's evidence, whose passes stand.  xfails: known defects; met: those that showed (see `guilty`).
+    zygote: what its cells are forked from, which it closes.
     """
 
     recorder: Recorder
     remembered: Evidence | None = None
     xfails: Xfails = field(default_factory=Xfails)
+    zygote: Zygote = field(default_factory=lambda: Zygote(environment()))
     met: list[Xfail] = field(default_factory=list)
     cells: OrderedDict[str, Cell] = field(default_factory=OrderedDict)
     arena: Arena = field(default_factory=Arena)
@@ -125,7 +128,6 @@ class Court:
     _arch: str = ""
 
     def __post_init__(self) -> None:
-        self._zygote = Zygote(environment())
         torch.set_num_threads(threads(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
         _keep_freed_memory()
 
@@ -133,7 +135,7 @@ class Court:
         """End the cells and write what was counted."""
         for cell in self.cells.values():
             cell.close()
-        self._zygote.close()
+        self.zygote.close()
         self.arena.close()
         for (variant, dtype, group), drawn in sorted(self.drawn.items()):
             refused = self.refused.get((variant, dtype, group), 0)
@@ -212,7 +214,7 @@ class Court:
     def arch(self) -> str:
         """The architecture that kernels run on here."""
         if not self._arch:
-            probe = Cell(self._zygote)
+            probe = Cell(self.zygote)
             self._arch = probe.arch()
             probe.close()
         return self._arch
@@ -222,7 +224,7 @@ class Court:
         if declaration.path not in self.cells:
             while len(self.cells) >= _LIVES[environment().device]:
                 self.cells.popitem(last=False)[1].close()
-            self.cells[declaration.path] = Cell(self._zygote)
+            self.cells[declaration.path] = Cell(self.zygote)
             self.histories[declaration.path] = History()  # its lives are counted anew
         self.cells.move_to_end(declaration.path)
         return self.cells[declaration.path]

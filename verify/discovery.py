@@ -85,9 +85,12 @@ def environment() -> Environment:
     return PLAIN_CUDA if torch.cuda.is_available() else PLAIN_CPU
 
 
-def roster(files: list[Path] | None = None) -> Roster:
-    """Load the files (default: the collection), each in a life of its own."""
-    zygote = Zygote(environment())
+def roster(files: list[Path] | None = None, shared: Zygote | None = None) -> Roster:
+    """Load the files (default: the collection), each in a life of its own.
+
+    shared: the zygote that forks these lives, and stays open; by default one of its own.
+    """
+    zygote = Zygote(environment()) if shared is None else shared
     entries: list[dict[str, Any]] = []
     failures: list[Unloadable] = []
     try:
@@ -109,7 +112,8 @@ def roster(files: list[Path] | None = None) -> Roster:
             except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
                 failures.append(Unloadable(shown, str(path.resolve()), f"its declaration: {type(error).__name__}: {error}"))
     finally:
-        zygote.close()
+        if shared is None:
+            zygote.close()
     return Roster(tuple(entries), tuple(failures))
 
 

@@ -170,7 +170,8 @@ def _rounded(magnitude: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
     below = exponent - np.maximum(field, _bits(1))
     shift = np.minimum(below + _bits(52 - fraction_bits), _bits(62))
     tie = (_bits(1) << (shift - _bits(1))) - _bits(1) + ((significand >> shift) & _bits(1))
-    rounded: NDArray[np.uint64] = ((significand + tie) >> shift) + ((exponent - least) << _bits(fraction_bits))
+    rounded: NDArray[np.uint64] = (significand + tie) >> shift
+    rounded += (exponent - least) << _bits(fraction_bits)
     return rounded
 
 

@@ -15,8 +15,8 @@ from verify.evidence import Built, Recorder
 from verify.halt import over
 from verify.variant import COMPILED_ARCHES, Declaration
 
-# A laptop compiles for one architecture: a kernel that includes CUTLASS takes 25 s of a core for each.
-# Every other profile compiles for all, and so does any machine with a GPU, whose profile is gpu unless one is named.
+# A laptop compiles for one architecture: a kernel that includes CUTLASS takes 25 s of a core for
+# each.  Every other profile compiles for all, that of a machine with a GPU included.
 _FEW_ARCHES = {"dev": ("sm_90a",)}
 # Seconds for the builds of one variant and arch where a machine is small: the first is always compiled, and the telling ones
 # are listed first.

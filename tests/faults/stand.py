@@ -115,7 +115,7 @@ class Stand:
         if path not in cells:
             while len(cells) >= _LIVES:
                 cells.popitem(last=False)[1].close()
-            cells[path] = Cell(self.court._zygote)
+            cells[path] = Cell(self.court.zygote)
         cells.move_to_end(path)
         return cells[path]
 

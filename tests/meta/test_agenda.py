@@ -45,8 +45,8 @@ def test_edges_are_inside_the_support(support: Support, group: str) -> None:
 @pytest.mark.parametrize("group", ["accuracy", "gradients"])
 def test_dtypes_share_their_draws(group: str) -> None:
     support = replace(WHOLE, dtypes=("float32", "bfloat16", "float8_e4m3fn"))
-    others = replace(support, dtypes=("float16",)), replace(support, dtypes=("float16",), dtypes_out=("float32",))
-    for each in (support, *others):
+    other = replace(support, dtypes=("float16",))
+    for each in (support, other, replace(other, dtypes_out=("float32",))):
         declaration = replace(DECLARED, support=each, entries=("forward", "backward"))
         for dtype in each.dtypes:
             docket = Docket(declaration, Config(block_m=32, block_n=128), dtype, group)

@@ -180,11 +180,12 @@ def mixed(x, y, out, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     row = x + i * 2
     a = tl.load(row + j)
-    for r in tl.static_range(2):  # what is worked out once for each pair of types, and then what is remembered
+    for r in tl.static_range(2):  # worked out once for each pair of types, and then remembered
         wide = (i.to(tl.int64) * 3 + j) * 2.5 - n
         a = tl.where(i + r < j, a * 1.5, a + y) + tl.where(j == r, -0.0, 1 / (i + 1.0))
         a = tl.minimum(tl.maximum(a, y), wide * 1e-42) + (n - i) // 3 % 5 + (5 - y) / 2
-        a = tl.fma(a, y, i.to(a.dtype)) + tl.where(n > 3, float("inf"), j) * (i == 7) + tl.clamp(a, -1.0, 1.0)
+        a = tl.fma(a, y, i.to(a.dtype)) + tl.clamp(a, -1.0, 1.0)
+        a += tl.where(n > 3, float("inf"), j) * (i == 7)
         a += tl.where(j < 2, (i << 1) ^ (-1 - j) & 7, a)
     tl.store(out + (i * COLUMNS + j), a.to(x.dtype.element_ty), mask=(j - n < r) & (i < 8))
 

@@ -55,7 +55,8 @@ def test_it_is_exit_3_whatever_was_judged(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     order = engine.Order(run_id="one")
     run = campaign.OpenRun(order.directory, "dev", ())
-    monkeypatch.setattr(campaign, "roster", lambda files: campaign.Roster((), (campaign.Unloadable("k.py", "k.py", "no"),)))
+    nobody = campaign.Roster((), (campaign.Unloadable("k.py", "k.py", "no"),))
+    monkeypatch.setattr(campaign, "roster", lambda files, shared: nobody)
     assert len(run.roster.failures) == 1, "a verdict: one file does not load"
     console = Console(record=True, width=200)
     assert engine._status(1, order, "", console) == engine.FAILED

@@ -145,9 +145,10 @@ def encode(values: Array, dtype: str, *, toward_zero: bool = False) -> Array:
 
 
 def _upper_halves(values: Array) -> Array:
-    """fp32 to the nearest bf16, which has the same exponents: what a carry out of the lower half makes of the upper one."""
+    """fp32 to the nearest bf16, which has the same exponents: a carry moves into the upper half."""
     bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + (odd + np.uint32(0x7FFF))) >> np.uint32(16)
     nan = np.uint32(_ENCODINGS["bf16"].nan)
     return np.where(np.isnan(values), nan, rounded.reshape(values.shape)).astype(np.uint16)
 

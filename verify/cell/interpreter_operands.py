@@ -1,4 +1,4 @@
-"""Operands of Triton's binary operators, made alike by a plan that is worked out once for each pair of types.
+"""Operands of Triton's binary operators, made alike by a plan made once for each pair of types.
 
 Triton decides for every operation anew which type both operands are cast to and which shape they
 are broadcast to.  Both depend on the operands' types alone, so `plan_once` remembers them.  Nor are
@@ -24,7 +24,10 @@ _WIDE = ("int32", "int64")  # what every int32 fits
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What becomes of one operand: cast to `scalar` unless that is None, and then of `type`, unless it is that already."""
+    """What becomes of one operand: it is cast to `scalar` unless that is None, then of `type`.
+
+    same: it is left as it is.
+    """
 
     scalar: Any
     type: Any
@@ -65,12 +68,16 @@ def plan_once(interpreter: Any) -> None:
         of_pair = (left, right, flags)
         plan = plans.get(of_pair)
         if plan is None:
-            done: tuple[Any, Any] = make_alike(self, lhs, rhs, *flags)  # raises where they cannot be
+            # Raises where they cannot be made alike.
+            done: tuple[Any, Any] = make_alike(self, lhs, rhs, *flags)
             if of_pair not in plans:
                 plans[of_pair] = _plan(core, lhs, rhs, done) if left and right else None
             return done
         first, second = plan
-        return lhs if first.same else made(self, lhs, first), rhs if second.same else made(self, rhs, second)
+        return (
+            lhs if first.same else made(self, lhs, first),
+            rhs if second.same else made(self, rhs, second),
+        )
 
     def made(self: Any, operand: Any, side: _Side) -> Any:
         if type(operand) is not tensor_class:
@@ -83,8 +90,12 @@ def plan_once(interpreter: Any) -> None:
 
 
 def _plan(core: Any, lhs: Any, rhs: Any, done: tuple[Any, Any]) -> tuple[_Side, _Side] | None:
-    """What was done to two operands, for others of the same types; None where it may depend on more than these."""
-    ranks = {len(part.type.shape) for part in (lhs, rhs) if type(part) is core.tensor and part.type.is_block()}
+    """What was done to two operands, for others of the same types.
+
+    None where it may depend on more than the types.
+    """
+    tensors = [part for part in (lhs, rhs) if type(part) is core.tensor]
+    ranks = {len(part.type.shape) for part in tensors if part.type.is_block()}
     if len(ranks) > 1 or any(not _plain(part.type.scalar) for part in done):
         return None
     sides = []

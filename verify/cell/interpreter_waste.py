@@ -171,7 +171,8 @@ def _unwrap_plainly(core: Any) -> None:
     """Most of what is asked for its value is no constant of compile time, nor does it hold any."""
     unwrap: Callable[[Any], Any] = core._unwrap_if_constexpr
     constant = core.constexpr
-    plain = {core.tensor, core.dtype, core.block_type, core.pointer_type, int, float, bool, str, type(None)}
+    plain = {core.tensor, core.dtype, core.block_type, core.pointer_type}
+    plain |= {int, float, bool, str, type(None)}
 
     def unwrapped(o: Any) -> Any:
         kind = type(o)
@@ -215,12 +216,13 @@ def _check_sizes_once(interpreter: Any) -> None:
 
 
 def _cast_plainly(interpreter: Any) -> None:
-    """Between integers, and between fp32 and what is neither 8 bits wide nor a flag, every cast is one call."""
+    """Between integers, and between fp32 and wider formats than 8 bits, every cast is one call."""
     semantic, core = interpreter.TritonSemantic, interpreter.tl.core
     cast: Callable[..., Any] = semantic.cast
     integers = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
     plain = {(a, b) for a in integers for b in integers}
-    plain |= {("fp32", name) for name in ("fp16", "bf16", "fp64")} | {(name, "fp32") for name in ("fp16", "bf16", "int32")}
+    plain |= {("fp32", name) for name in ("fp16", "bf16", "fp64")}
+    plain |= {(name, "fp32") for name in ("fp16", "bf16", "int32")}
 
     def plainly(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
         source = input.type
