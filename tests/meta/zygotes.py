@@ -1,8 +1,9 @@
 """One process of an environment for all tests of a worker that load kernels or open a court.
 
 Each court and each roster starts a zygote, which imports torch: a second of CPU time, where a test
-asks for three launches.  What is not given back is ended, and tests of the zygote itself
-(test_cell*.py) start their own.
+asks for three launches.  Lives begin in the directory of the test that started the process, so
+that accused kernels name files by absolute paths.  Tests of the zygote itself (test_cell*.py)
+start their own.
 """
 
 from __future__ import annotations
