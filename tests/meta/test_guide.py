@@ -240,7 +240,8 @@ def test_the_kernels_of_the_guide_load(tmp_path: Path, text: str) -> None:
 
 
 def test_the_declared_kernel_of_the_guide_is_acquitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two problems of every group that draws them, and all that the others ask.  Relations, known
     answers and long sequences are asked of the same algorithm in test_verdicts.py."""

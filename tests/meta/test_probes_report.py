@@ -282,7 +282,10 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(tmp_path: Path, monkeypa
     ("report", "status"), [(REPORT, 0), (replace(REPORT, **WRONG["bits"]), 1)], ids=["agrees", "disagrees"]
 )
 def test_exit_codes(
-    report: ProbeReport, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: ProbeReport,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # no committed report is written anew beside these probes
     monkeypatch.setattr(command, "measure", lambda request, console: report)
