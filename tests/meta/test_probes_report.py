@@ -291,7 +291,7 @@ def test_exit_codes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # no committed report is written anew beside these probes
     monkeypatch.setattr(command, "measure", lambda request, console: report)
     assert CliRunner().invoke(app, ["probe"], standalone_mode=False).return_value == status
     failed = replace(report, functions=(replace(FUNCTION, error="no"),))

@@ -171,15 +171,16 @@ def test_a_failure_that_needs_earlier_calls_is_repeated_with_them(replay: Replay
 def test_what_is_not_reproduced_is_not_fixed(replay: Replay) -> None:
     """A race, here a file that says whose turn it is: the same kernel fails in the campaign alone."""
     path = Path("breaks_process.py")
-    path.write_text(path.read_text().replace('STATE["calls"] > 2', 'os.path.exists("late")'))
+    late = Path("late").absolute()
+    path.write_text(path.read_text().replace('STATE["calls"] > 2', f"os.path.exists({str(late)!r})"))
     run = open_run("dev", [path], "campaign")
-    Path("late").touch()
+    late.touch()
     court, case = run.court("main"), Case.parse(CASE)
     asked = run.docket_of(case)
     assert asked is not None
     assert any(verdict.outcome == "fail" for verdict in court.hear(asked, case.problem))
     court.close()
-    Path("late").unlink()
+    late.unlink()
     status, lines = replay(CASE)
     assert status == 3
     assert lines[-1].startswith("NOT REPRODUCED: in a fresh process; the same kernel failed it in run campaign")

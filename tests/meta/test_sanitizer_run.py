@@ -1,15 +1,18 @@
 """The whole sanitizer lane, with a tool that is made of paper.
 
-It starts the program like the real one, and writes what kernels tell it to: a kernel that runs under it finds the file PAPER
-in its environment, and appends records and orders.
+It starts the program like the real one, but from a process that has torch loaded, and writes what kernels tell it to: a
+kernel that runs under it finds the file PAPER in its environment, and appends records and orders.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +20,9 @@ import pytest
 from rich.console import Console
 
 from references.masks import Causal
+from tests.meta.zygotes import SharedZygote
 from verify.case import Case
-from verify.cell.cell import PLAIN_CPU
+from verify.cell.cell import PLAIN_CPU, ROOT
 from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE
 from verify.evidence import Evidence, load
 from verify.sanitizers.command import Request, sanitize
@@ -27,23 +31,30 @@ from verify.sanitizers.lane import GROUP
 from verify.sanitizers.planted import Fault
 
 PAPER_TOOL = """
-import os, subprocess, sys, tempfile
+import json, os, socket, sys, tempfile
+
+def started(words, environment):
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.connect(os.environ["PAPER_SERVER"])
+    socket.send_fds(peer, [json.dumps([words, environment, os.getcwd()]).encode()], [1, 2])
+    return int(peer.recv(100))
 
 words, options = sys.argv[1:], {}
+mode = open("mode").read() if os.path.exists("mode") else ""
 if words == ["--version"]:
     print("Version 2025.3.1.0")
     sys.exit(0)
 while words[0].startswith("--"):
     name = words.pop(0)
     options[name] = "" if name == "--xml" else words.pop(0)
-if os.environ.get("PAPER_MODE") == "broken":
+if mode == "broken":
     sys.exit("no such option")
 told = tempfile.NamedTemporaryFile("r")
 tool = options["--tool"]
-code = subprocess.run(words, env=os.environ | {"PAPER": told.name, "PAPER_TOOL": tool}).returncode
+code = started(words, os.environ | {"PAPER": told.name, "PAPER_TOOL": tool})
 lines = told.read().splitlines()
 orders = {line[1:] for line in lines if line.startswith("!")}
-records = [line.split("|") for line in lines if not line.startswith("!") and "asleep" not in os.environ.get("PAPER_MODE", "")]
+records = [line.split("|") for line in lines if not line.startswith("!") and mode != "asleep"]
 records = [(kernel, text) for for_tool, kernel, text in records if for_tool == tool]
 body = "".join(
     f"<record><kind>Precise</kind><level>Error</level><what><text>{text}</text><size>4</size></what>"
@@ -122,14 +133,12 @@ class Outcome:
 class Lane:
     """The lane in a folder of its own, with kernels and a tool made of paper."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         monkeypatch.chdir(folder)
-        monkeypatch.setenv("PATH", str(folder))
-        monkeypatch.setenv("CUDA_HOME", str(folder))
-        tool = folder / "compute-sanitizer"
-        tool.write_text(f"#!{sys.executable}\n{PAPER_TOOL}", encoding="utf-8")
-        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tools))
+        monkeypatch.setenv("CUDA_HOME", str(tools))
+        monkeypatch.setenv("PAPER_SERVER", str(tools / "server"))
         self.planted = self.file("planted.py", PLANTED)
         self.faults = (
             Fault(variant="right", file=self.planted, about="right"),
@@ -153,16 +162,35 @@ class Lane:
         return Outcome(status, words.getvalue(), load(runs[-1]) if runs else None, report)
 
 
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the paper tool, and of the server that starts its programs."""
+    folder = tmp_path_factory.mktemp("tools")
+    tool = folder / "compute-sanitizer"
+    tool.write_text(f"#!{sys.executable}\n{PAPER_TOOL}", encoding="utf-8")
+    tool.chmod(0o755)
+    command = [sys.executable, "-m", "tests.meta.warm_child", str(folder / "server")]
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            yield folder
+        finally:
+            server.kill()
+
+
 @pytest.fixture
-def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
-    return Lane(tmp_path, monkeypatch)
+def lane(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
+    monkeypatch.setattr("verify.sanitizers.lane.Zygote", SharedZygote)
+    return Lane(tmp_path, tools, monkeypatch)
 
 
 def name_of(ref: str) -> str:
     return ref.rpartition("@")[2]
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(9)
 def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
     accused = lane.file("accused.py", ACCUSED)
     found = lane.run(kernels=(accused,), quick=True, tools=("memcheck",), report_dir=lane.folder / "out")
@@ -201,7 +229,6 @@ RIGHT = 'VARIANTS = [variant("right", lambda args, out: None)]'
 WAIVER = Waiver(tool="racecheck", kind="Precise", kernel="x", words="", reason="once needed", proof="none")
 
 
-@pytest.mark.long(13)
 def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     accused = lane.file("accused.py", RIGHT)
     monkeypatch.setattr(Request, "whole", True)
@@ -219,10 +246,8 @@ def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(lane:
 
 
 @pytest.mark.parametrize(("mode", "says"), [("asleep", "got clean"), ("broken", "no such option")])
-def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch, mode: str, says: str
-) -> None:
-    monkeypatch.setenv("PAPER_MODE", mode)
+def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(lane: Lane, mode: str, says: str) -> None:
+    (lane.folder / "mode").write_text(mode)
     lane.faults = lane.faults[1:2]
     found = lane.run(kernels=(lane.file("accused.py", RIGHT),), quick=True, tools=("memcheck",))
     assert found.status == INFRASTRUCTURE
@@ -243,7 +268,8 @@ def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(lane: Lane, mo
     monkeypatch.setattr("verify.sanitizers.command.environment_here", lambda: PLAIN_CPU)
     for wanted, says in (({"environment": None}, "no CUDA device"), ({}, "no compute-sanitizer")):
         if not wanted:
-            (lane.folder / "compute-sanitizer").unlink()
+            monkeypatch.setenv("PATH", str(lane.folder))
+            monkeypatch.setenv("CUDA_HOME", str(lane.folder))
         found = lane.run(kernels=(lane.planted,), **wanted)
         assert found.status == INFRASTRUCTURE
         assert says in found.words

@@ -1,8 +1,9 @@
 """One process of an environment for all tests of a worker that load kernels or open a court.
 
 Each court and each roster starts a zygote, which imports torch: a second of CPU time, where a test
-asks for three launches.  What is not given back is ended, and tests of the zygote itself
-(test_cell*.py) start their own.
+asks for three launches.  Lives begin in the directory of the test that started the process, so
+that accused kernels name files by absolute paths.  Tests of the zygote itself (test_cell*.py)
+start their own.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _Parked:
     scratch: str
 
 
+_MOST = 2  # of those that are parked: each has torch loaded
 _parked: dict[_Key, _Parked] = {}
 
 
@@ -72,6 +74,8 @@ class SharedZygote(Zygote):
         if not self._sound or self._key in _parked or self._ended():
             super().close()
             return
+        if len(_parked) >= _MOST:
+            _end(next(iter(_parked)))
         assert self._key is not None
         assert self._process is not None
         assert self._control is not None
@@ -100,11 +104,14 @@ class SharedZygote(Zygote):
 
 def end_all() -> None:
     """End what is parked."""
-    while _parked:
-        key, parked = _parked.popitem()
-        zygote = SharedZygote(key.environment)
-        zygote._take(parked)
-        zygote.close()
+    for key in list(_parked):
+        _end(key)
+
+
+def _end(key: _Key) -> None:
+    zygote = SharedZygote(key.environment)
+    zygote._take(_parked.pop(key))
+    zygote.close()
 
 
 def _variables() -> frozenset[tuple[str, str]]:
