@@ -13,8 +13,8 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
-from verify import device, leash  # imports no torch
-from verify import settings as variables
+from verify.machine import device, leash  # imports no torch
+from verify.machine import settings as variables
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _T = TypeVar("_T")
@@ -35,12 +35,15 @@ def _pin_gpu(worker: str) -> None:
 
 _pin_gpu(_WORKER)
 
-from verify import campaign, errors, halt, workshop  # noqa: E402 - after the mask
-from verify.cell.cell import Zygote  # noqa: E402
-from verify.court import Court  # noqa: E402
-from verify.discovery import environment  # noqa: E402
-from verify.engine import NO_SPACE  # noqa: E402
-from verify.xfails import XfailsError, at_start, begin_with  # noqa: E402
+from verify.campaign import builds as workshop  # noqa: E402
+from verify.campaign import halt  # noqa: E402
+from verify.campaign import run as campaign  # noqa: E402 - after the mask
+from verify.campaign.judge import Court  # noqa: E402
+from verify.campaign.runner import NO_SPACE  # noqa: E402
+from verify.cell.discovery import environment  # noqa: E402
+from verify.cell.process import Zygote  # noqa: E402
+from verify.evidence import errors  # noqa: E402
+from verify.evidence.known_failures import XfailsError, at_start, begin_with  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has deadlines of its own

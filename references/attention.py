@@ -29,19 +29,11 @@ import torch
 from torch import Tensor
 
 from references.blocks import Block, Inputs, Size, Tile
-from references.masks import Full, Mask
+from references.definition import Attention
+from references.masks import Full
 from references.positions import Choice, Positions, Sizes, largest_norm, positions, slices, take, tensor
 
 _LOWEST = torch.finfo(torch.float64).min
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The mathematics of one problem.  softmax_scale may be zero or negative; softcap 0 means none."""
-
-    mask: Mask
-    softmax_scale: float
-    softcap: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

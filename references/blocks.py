@@ -15,7 +15,7 @@ from references.masks import Mask, intersect
 from references.positions import LOADED, Positions, slices, take, tensor
 
 if TYPE_CHECKING:
-    from references.attention import Attention
+    from references.definition import Attention
 
 Size = int | None  # None: what suits the device
 

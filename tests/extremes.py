@@ -16,14 +16,15 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 
-from verify.campaign import open_run
-from verify.court import Court, Docket
-from verify.draws import draws
+from verify.campaign.judge import Court
+from verify.campaign.run import open_run
+from verify.campaign.targets import Docket
 from verify.evidence import Verdict
-from verify.explanation import explain
+from verify.evidence.explanation import explain
 from verify.oracles import groups
 from verify.problem import Problem
-from verify.strategies import EXTREME_SCALES
+from verify.problem.sampling import draws
+from verify.problem.strategies import EXTREME_SCALES
 
 _ROUND = 40  # draws at once, of which only some are taken: Hypothesis repeats an example with small changes
 _TAKEN = 6

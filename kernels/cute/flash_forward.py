@@ -44,10 +44,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cuda.arguments import Arguments
-from kernels.cuda.compile import CompileError, Kernel, Source, compile_source, device_arch, launch, load, toolkit_includes
-from kernels.cuda.compile import available as cuda_available
-from kernels.cuda.compile import compilable as cuda_compilable
+from kernels.cuda.family import Arguments
+from verify.cuda.compile import CompileError, Kernel, Source, compile_source, device_arch, launch, load, toolkit_includes
+from verify.cuda.compile import available as cuda_available
+from verify.cuda.compile import compilable as cuda_compilable
 from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Unsupported, Variant, Workspace
 
 WARPS = 4

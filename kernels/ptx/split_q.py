@@ -41,9 +41,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cuda.arguments import Arguments
-from kernels.cuda.compile import Kernel, Source, available, compilable, compile_source, device_arch, launch, load
+from kernels.cuda.family import Arguments
 from references.masks import Causal
+from verify.cuda.compile import Kernel, Source, available, compilable, compile_source, device_arch, launch, load
 from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Unsupported, Variant, Workspace
 
 BLOCK_M = 64  # query rows of a block

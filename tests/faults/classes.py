@@ -12,7 +12,7 @@ UNPLANTED: tuple[tuple[str, str], ...] = (
         "order of a release (flash-attention 1c41d2b0, 188643b8, e540fc1b; xformers 55a4798d; flashinfer 843043b8b; "
         "llama.cpp PR #27870; triton #10211)",
         "the interpreter has neither shared memory nor several warps; a missing barrier is planted into the PTX "
-        "kernel for the sanitizers (tests/planted), and tests/meta/test_ptx_kernel.py runs its warps one after the other",
+        "kernel for the sanitizers (tests/planted), and tests/meta/kernels/test_ptx_kernel.py runs its warps one after the other",
     ),
     (
         "offsets in 32 bits: strides, page indices, accumulators, scheduler bytes (xformers 471569b4; flash-attention "

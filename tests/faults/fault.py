@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.cell.cell import ROOT
+from verify.cell.process import ROOT
 from verify.problem import Problem
 
 TRITON_FORWARD = "kernels/triton/flash_forward.py"
@@ -24,7 +24,7 @@ class Fault:
     about: what is wrong, in one line; source: where a kernel had a bug of that class, in public.
     common: a problem of normal inputs that the faulty kernel solves within 1e-2, by its name.
     variant: the one on trial, where the file holds several.
-    asked: a problem on which oracles catch it, if only campaigns on a GPU are asked it (`verify.long`).
+    asked: a problem on which oracles catch it, if only campaigns on a GPU are asked it (`verify.oracles.long.problems`).
     escapes: why no oracle catches it, and what would; empty if one does.
     """
 

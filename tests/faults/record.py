@@ -13,7 +13,7 @@ from tests.faults.classes import UNPLANTED
 from tests.faults.fault import Fault
 from tests.faults.rivals import RIVALS
 from tests.faults.search import Catch, cheapest
-from verify.cell.cell import ROOT
+from verify.cell.process import ROOT
 from verify.problem import Problem
 
 PATH = Path(__file__).with_name("verdicts.json")
@@ -60,7 +60,7 @@ def document(entries: dict[str, Entry]) -> str:
     parts = [
         "# Sensitivity",
         "",
-        "Which faults the oracles notice.  Written by `python -m tests.faults`; replayed by `tests/meta/test_faults.py`.",
+        "Which faults the oracles notice.  Written by `python -m tests.faults`; replayed by `tests/meta/campaign/test_faults.py`.",
         "",
         f"{len(faults)} faults are planted, one at a time, into the source of the kernels (`tests/faults/`), {named} of them "
         "of a class that a public project really had.  Each passes `allclose(atol=1e-2, rtol=0)` against fp64 on N(0, 1) "
@@ -76,7 +76,7 @@ def document(entries: dict[str, Entry]) -> str:
         "",
         "An oracle is named where it convicted on one of the few cases that its group heard; that it is absent does not mean "
         "that it never would.  The source is where a kernel had a bug of that class.  †: caught on a problem that campaigns "
-        "on a GPU ask (`verify/long.py`); an interpreter takes too long for it.",
+        "on a GPU ask (`verify/oracles/long/problems.py`); an interpreter takes too long for it.",
         "",
         "| fault | what is wrong | source | caught by | " + " | ".join(rival.name for rival in RIVALS) + " |",
         "|" + " --- |" * (4 + len(RIVALS)),

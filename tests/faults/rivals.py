@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.faults.fault import TRITON_FORWARD, Fault
 from tests.faults.stand import Stand, finished
-from verify.memory import bits
+from verify.cell.arena import bits
 from verify.problem import Problem
 from verify.variant import Declaration
 

@@ -9,13 +9,13 @@ from functools import cache
 from references.masks import Full
 from tests.faults.fault import Fault
 from tests.faults.stand import Stand, finest
-from verify.agenda import agenda
-from verify.case import Case, CaseError
-from verify.court import Docket, inapplicable
-from verify.draws import draws
+from verify.campaign.edge_cases import agenda
+from verify.campaign.targets import Docket, inapplicable
+from verify.judging.run_checks import held
 from verify.oracles import groups, of_group
-from verify.oracles.execution import held
 from verify.problem import Problem
+from verify.problem.case import Case, CaseError
+from verify.problem.sampling import draws
 from verify.variant import Config, Declaration, Support
 
 HELD = ("execution", "memory")  # what every run must hold, before any oracle is asked

@@ -13,16 +13,19 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from references.attention import Attention, backward, forward
+from references.attention import backward, forward
+from references.definition import Attention
 from tests.faults.fault import TRITON_BACKWARD, Fault
-from verify import memory
-from verify.cell.cell import ROOT, Cell
-from verify.court import Court, Docket
+from verify.campaign.judge import Court
+from verify.campaign.targets import Docket
+from verify.cell import arena as memory
+from verify.cell.process import ROOT, Cell
 from verify.evidence import Recorder, Verdict
-from verify.inputs import Inputs, dequantised, dout, tensors
+from verify.judging.launch import Run
+from verify.judging.trial import Trial
 from verify.oracles import Group
 from verify.problem import Problem
-from verify.trial import Run, Trial
+from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.variant import Config, Declaration, Numerics, declaration_from
 
 # What a test's `torch.zeros_like` leaves in an output.  The judge never fills one with it: it would hide what is not written.

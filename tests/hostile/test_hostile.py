@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from verify.campaign import OpenRun, changed, publish
-from verify.cell import confine
-from verify.court import Docket
+from verify.campaign.run import OpenRun, changed, publish
+from verify.campaign.targets import Docket
+from verify.cell import confinement as confine
 from verify.evidence import Evidence, Verdict, load
-from verify.judge import judge_hash
+from verify.evidence.judge_version import judge_hash
 from verify.problem import Problem
 from verify.report import build
 from verify.report.schema import Report
@@ -63,13 +63,13 @@ class Heard:
     evidence: Evidence
     report: Report
     orphans: list[int]
-    judge: str
+    version: str
 
 
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
     """All of them before one court, in a directory of their own."""
-    folder, judge = tmp_path_factory.mktemp("hostile"), judge_hash()
+    folder, version = tmp_path_factory.mktemp("hostile"), judge_hash()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("VERIFY_DEADLINE", "6")
@@ -87,7 +87,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
             court.close()
         refused = {Path(failure.path).stem: failure.message for failure in run.roster.failures}
         evidence = load(run.directory)
-        yield Heard(folder, run, verdicts, refused, evidence, build(evidence), orphans(), judge)
+        yield Heard(folder, run, verdicts, refused, evidence, build(evidence), orphans(), version)
 
 
 def orphans() -> list[int]:
@@ -130,7 +130,7 @@ def test_nothing_is_left_behind(heard: Heard) -> None:
     assert not heard.orphans
     assert {path.name for path in heard.folder.iterdir()} == {".verify"}
     assert {path.stem for path in KERNELS.iterdir()} - {"__pycache__", "hostile_base"} == set(NAMES)
-    assert judge_hash() == heard.judge
+    assert judge_hash() == heard.version
     assert changed(heard.run) is None
 
 

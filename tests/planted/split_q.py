@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cuda.arguments import Arguments
-from kernels.cuda.compile import available, cache_directory, compile_source, device_arch, launch, load
+from kernels.cuda.family import Arguments
 from kernels.ptx import split_q
+from verify.cuda.compile import available, cache_directory, compile_source, device_arch, launch, load
 from verify.variant import AttentionArgs, Support, Variant, Workspace
 
 SHIPPED = Path(split_q.__file__).with_name("split_q.cu")

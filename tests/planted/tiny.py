@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cuda.compile import Source, available, compile_source, device_arch, launch, load
+from verify.cuda.compile import Source, available, compile_source, device_arch, launch, load
 from verify.variant import AttentionArgs, Support, Variant, Workspace
 
 SUPPORT = Support(dtypes=("float32",), head_dims=(40,), masks=("full",), layouts="contiguous", devices=("cuda",))

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.guilt import Guilty, check_all_are_heard, hold
-from verify.agenda import agenda
-from verify.court import Court, Docket
-from verify.discovery import Unloadable
+from tests.properties.property_runner import Guilty, check_all_are_heard, hold
+from verify.campaign.edge_cases import agenda
+from verify.campaign.judge import Court
+from verify.campaign.targets import Docket
+from verify.cell.discovery import Unloadable
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from verify.campaign.builds import Workshop
 from verify.variant import Declaration
-from verify.workshop import Workshop
 
 
 @pytest.mark.long(25)  # CuTe's headers

@@ -151,7 +151,7 @@ _TABLE: tuple[Entry, ...] = (
         replace(FMA32, flush=2.0**-126, spills=True, source=f"{_HIGHAM}; Intel SDM, VDPBF16PS"),
     ),
     Entry(("interpreter",), ("bfloat16",), ("",), FMA32),
-    # As verify/cell/interpreter.py multiplies what a kernel lets be tf32.
+    # As verify/cell/triton_interpreter.py multiplies what a kernel lets be tf32.
     Entry(
         ("cpu", "interpreter"),
         ("tf32",),

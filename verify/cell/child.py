@@ -29,15 +29,15 @@ import torch
 from torch import Tensor
 
 from references.masks import parse_mask
-from verify.cell import isolation
-from verify.cell.confine import Confinement, confine
+from verify.cell import closed_imports as isolation
+from verify.cell.arena import Slot, slots_from
+from verify.cell.concurrent import Streams, run_together
+from verify.cell.confinement import Confinement, confine
 from verify.cell.descendants import become_subreaper, bury
 from verify.cell.device_memory import DeviceMemory
 from verify.cell.loading import Breach, line_of, load
-from verify.cell.together import Streams, run_together
-from verify.cell.wire import Closed, receive, send
-from verify.leash import die_with
-from verify.memory import Slot, slots_from
+from verify.cell.protocol import Closed, receive, send
+from verify.machine.leash import die_with
 from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
 
 _OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
@@ -100,7 +100,7 @@ def preload() -> None:
     """What every life needs and must not wait for: one thread for torch and, where Triton interprets, a mended interpreter."""
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from verify.cell.interpreter import repair
+        from verify.cell.triton_interpreter import repair
 
         with contextlib.suppress(ImportError):
             repair()

@@ -11,12 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verify.bundle import use_collection
-from verify.cell import plain
-from verify.cell.plain import Breach
+from verify.bundle import PACKAGE, ROOT, use_collection
+from verify.cell import plain_functions as plain
+from verify.cell.plain_functions import Breach
 from verify.variant import DeclarationError, Variant
 
 __all__ = ["Breach", "Loaded", "line_of", "load", "sources_of"]
+
+_COMPILER = PACKAGE / "cuda"
+_HELPERS = ROOT / "kernels" / "cuda"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def load(path: Path, package_root: str) -> Loaded:
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
     # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
     real = (Path(file) for file in files if file and Path(file).is_absolute())
-    sources = sources_of({file.resolve() for file in real}, path.resolve(), Path(package_root).resolve() / "kernels" / "cuda")
+    sources = sources_of({file.resolve() for file in real}, path.resolve())
     interpreted = _interprets(module, path.resolve().parent)
     declared = getattr(module, "VARIANTS", None)
     declared = [module.VARIANT] if declared is None and hasattr(module, "VARIANT") else declared
@@ -95,13 +98,17 @@ def _is_interpreted(value: object) -> bool:
     return False
 
 
-def sources_of(imported: set[Path], path: Path, cuda: Path) -> tuple[str, ...]:
-    """What a kernel's hash covers: the files imported from its folder; of a CUDA kernel also its .cu file, and of kernels/cuda
-    what it imports and every header."""
+def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
+    """The files that a kernel's hash covers, among those that its file imported.
+
+    These are the files of its folder.  A CUDA kernel adds its .cu file, the compiler
+    (`verify.cuda`), what it imports from kernels/cuda, and every header there.
+    """
     beside = {file for file in imported if file.parent == path.parent}
     texts = {path.with_suffix(".cu")}
-    if cuda / "compile.py" in imported:
-        texts |= {file for file in imported if file.parent == cuda} | set(cuda.glob("*.cuh"))
+    if _COMPILER / "compile.py" in imported:
+        texts |= {file for file in imported if file.parent in (_COMPILER, _HELPERS)}
+        texts |= set(_HELPERS.glob("*.cuh"))
     return tuple(sorted(str(file) for file in beside | {text for text in texts if text.is_file()}))
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import click
 
-from verify import __version__, settings
+from verify import __version__
+from verify.campaign.runner import CLEAN, INFRASTRUCTURE, NO_SPACE, USAGE, EngineError, Interrupted, say
 from verify.cli import replay, report, run, tools
 from verify.cli.options import UsageError, console
-from verify.engine import CLEAN, INFRASTRUCTURE, NO_SPACE, USAGE, EngineError, Interrupted, say
-from verify.xfails import XfailsError
+from verify.evidence.known_failures import XfailsError
+from verify.machine import settings
 
 __all__ = ["USAGE", "UsageError", "app", "console", "main"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from verify.engine import USAGE
+from verify.campaign.runner import USAGE
 from verify.evidence import is_plain, new_run_id
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table

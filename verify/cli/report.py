@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from verify.campaign.runner import CLEAN, FAILED, USAGE, Order, carry_out, say
 from verify.cli import options
 from verify.cli.options import UsageError, console
 from verify.cli.summary import conclude, objections, report_of, status_of
-from verify.engine import CLEAN, FAILED, USAGE, Order, carry_out, say
 from verify.evidence import EvidenceError, load
-from verify.places import published_parent, report_parent, state_directory
-from verify.xfails import XfailsError
+from verify.evidence.known_failures import XfailsError
+from verify.machine.places import published_parent, report_parent, state_directory
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def report(
     place = _Place(directory, publish, replace)
     if from_runs:
         return _report_of(from_runs, place, strict)
-    from verify import device
+    from verify.machine import device
 
     where = place.parent / device.slug()
     order = Order(report_dir=where, **chosen)
@@ -111,7 +111,7 @@ def report(
 
 def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
     """Write the report of runs that were judged before, and say where it is; the exit code says what it says."""
-    from verify.campaign import publish, remember_failures
+    from verify.campaign.run import publish, remember_failures
     from verify.report import ReportError, read
     from verify.report.terminal import notes
     from verify.statistics.verdicts import findings
@@ -182,7 +182,7 @@ def recheck(folder: Path) -> int:
     report.json and of what lies beside it are named too, probes.md and sanitizer.md among them.
     Exits 1 if anything disagrees.
     """
-    from verify.recheck import recheck as again
+    from verify.campaign.recheck import recheck as again
     from verify.report import ReportError
 
     try:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from verify.campaign.runner import CLEAN, FAILED, Order, carry_out
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
 from verify.cli.summary import conclude
-from verify.engine import CLEAN, FAILED, Order, carry_out
 
 
 @click.command()

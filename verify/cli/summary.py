@@ -14,13 +14,13 @@ from click.core import ParameterSource
 from rich.table import Column, Table
 from rich.text import Text
 
+from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Interrupted, Order, evidence_of, failing, say
 from verify.cli.options import console
-from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Interrupted, Order, evidence_of, failing, say
-from verify.errors import JudgeError
-from verify.errors import read as errors_of
 from verify.evidence import Evidence, Verdict
-from verify.explanation import explain
-from verify.xfails import FILE, Xfails, changed_since, xfails_in
+from verify.evidence.errors import JudgeError
+from verify.evidence.errors import read as errors_of
+from verify.evidence.explanation import explain
+from verify.evidence.known_failures import FILE, Xfails, changed_since, xfails_in
 
 if TYPE_CHECKING:
     from verify.report import Report

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from verify.bundle import INSTALLED, ROOT
+from verify.campaign.runner import CLEAN, FAILED, say
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
-from verify.engine import CLEAN, FAILED, say
-from verify.places import published_parent, report_parent
+from verify.machine.places import published_parent, report_parent
 
 _TOOLS = ("memcheck", "racecheck")
 
@@ -24,8 +24,8 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     files = existing(kernels)
     from rich.table import Table
 
-    from verify.court import not_here
-    from verify.discovery import roster
+    from verify.campaign.targets import not_here
+    from verify.cell.discovery import roster
 
     found = roster(list(files) or None)
     if files and found.unusable:
@@ -48,7 +48,7 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
 @click.option("--table", "write", is_flag=True, help="Write docs/applicability.md: which oracle judges which variant.")
 def oracles(write: bool) -> int:
     """List the oracles: what each catches, and in which group it sits."""
-    from verify.applicability import list_oracles
+    from verify.campaign.applicability import list_oracles
 
     return list_oracles(write)
 
@@ -65,7 +65,7 @@ def oracles(write: bool) -> int:
 @options.select
 def bench(seconds: float, workers: str, select: str) -> int:
     """Measure this suite itself: builds, judged cases per second with their breakdown, and the fp64 reference's rate."""
-    from verify.bench import bench as measure
+    from verify.cli.bench import bench as measure
 
     return measure(console, seconds, workers, select)
 
@@ -86,9 +86,9 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     Writes .verify/report/<device>/probes.{json,md}; --publish writes them to reports/<device>/ too.
     Exits 1 if anything disagrees with the tables that bounds rely on.
     """
-    from verify import device
-    from verify.probes.command import Request
-    from verify.probes.command import probe as measure
+    from verify.cli.probe import Request
+    from verify.cli.probe import probe as measure
+    from verify.machine import device
 
     if publish and kernels:
         raise UsageError("--publish: publishes the probes of the collection, so name no KERNELS")
@@ -117,9 +117,9 @@ def sanitize(
     """Run KERNELS (the collection if none is given) under compute-sanitizer, planted faults before them."""
     files = existing(kernels)
     options.case_shaped(case)
-    from verify.case import Case
-    from verify.sanitizers.command import Request
-    from verify.sanitizers.command import sanitize as again
+    from verify.cli.sanitize import Request
+    from verify.cli.sanitize import sanitize as again
+    from verify.problem.case import Case
 
     try:
         parsed = Case.parse(case) if case is not None else None

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-from verify.distributions import DISTRIBUTIONS
-from verify.known_answers import gather_possible
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
 from verify.problem import Problem
-from verify.trial import Ruling, Trial
+from verify.problem.distributions import DISTRIBUTIONS
+from verify.problem.known_answers import gather_possible
 from verify.variant import ENTRIES, Declaration, Support
 
 
@@ -96,7 +97,8 @@ class Oracle:
 
 @cache
 def _modules() -> tuple[ModuleType, ...]:
-    return tuple(importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
+    names = (info.name for info in pkgutil.walk_packages(__path__, f"{__name__}."))
+    return tuple(importlib.import_module(name) for name in names)
 
 
 @cache

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
-from verify.distributions import Source
-from verify.inputs import cast
-from verify.memory import bits
+from verify.arithmetic.rounding import cast
+from verify.cell.arena import bits
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import Related, beyond_arithmetic, compared, failed, forward_pairs, forward_results, identical
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Related, beyond_arithmetic, compared, failed, forward_pairs, forward_results, identical
+from verify.problem.distributions import Source
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
-from verify.trial import Ruling, Trial
 
 
 def changed(tensor: Tensor, at: int, dtype: DType) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from verify.cell.together import LAUNCHES
-from verify.memory import Plan, different, side_name
+from verify.cell.arena import Plan, different, side_name
+from verify.cell.concurrent import LAUNCHES
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.execution import fault
 from verify.oracles.repeat import backward_applies, forward_applies
-from verify.trial import Ruling, Trial, convict, first, place
 
 _ONE_IN = 8  # cases
 _LARGEST = 32 << 20  # bytes of one run's buffers, of which as many copies as launches live at once beside them

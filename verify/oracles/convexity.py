@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verify.invariants import KNOWN, beyond, forward_slack, reach
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
+from verify.problem.visibility import live_rows, measurable, visible_range
 from verify.tolerance.arithmetic import FP32_MAX, resolve
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
-from verify.visible import live_rows, measurable, visible_range
 
 
 def judge(trial: Trial) -> Ruling:

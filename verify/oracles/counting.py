@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.instructions import EXP, LOG_ERROR, ULP
-from verify.claims import exact_probabilities
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.metamorphic import beyond_arithmetic
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.oracles.integer_scores import exact_below
-from verify.relations import beyond_arithmetic
+from verify.oracles.numerics.hypotheses import exact_probabilities
 from verify.tolerance.arithmetic import resolve
-from verify.trial import Ruling, Trial, convict, first, place
 
 
 def judge(trial: Trial) -> Ruling:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from verify.coverage import square_only
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import compared, failed, forward_pairs, forward_results, same_bits
+from verify.judging.parts import Part, with_mask
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Part, compared, failed, forward_pairs, forward_results, same_bits, with_mask
-from verify.trial import Ruling, Trial
+from verify.problem.coverage import square_only
 from verify.variant import Declaration, Support
 
 _ROWS = (1, 1, 1, 2, 7, 16)  # a token, a few tokens of a speculative decoder, a chunk

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from references.masks import Atom, Full, Mask, intersect, kind_of
-from verify.inputs import Inputs
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import Related, compared, failed, forward_results, taken
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Related, compared, failed, forward_results, inside, taken
-from verify.trial import Ruling, Trial
+from verify.problem.inputs import Inputs
+from verify.problem.refusal import inside
 from verify.variant import Declaration, Support
 
 

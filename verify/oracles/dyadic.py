@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.instructions import LOG_ERROR, exp_error_at_integers
-from verify.inputs import cast
-from verify.invariants import KNOWN, beyond
-from verify.known_answers import DYADIC_RANGE
+from verify.arithmetic.rounding import cast
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.invariants import KNOWN, beyond
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.integer_scores import exact_below
 from verify.problem import Problem
+from verify.problem.known_answers import DYADIC_RANGE
 from verify.tolerance.arithmetic import U, relative, resolve
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration, Support
 
 _BASE_2 = ("ex2.approx", "exp2f")

@@ -6,9 +6,10 @@ import math
 
 import torch
 
+from verify.judging.findings import Ruling, convict, first, first_place
+from verify.judging.metamorphic import beyond_arithmetic
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.relations import beyond_arithmetic
-from verify.trial import Ruling, Trial, convict, first, first_place
 
 
 def judge(trial: Trial) -> Ruling:

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.known_answers import gather_targets
+from verify.judging.comparison import compare
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.metamorphic import beyond_arithmetic
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.bound import compare
-from verify.relations import beyond_arithmetic
+from verify.problem.known_answers import gather_targets
 from verify.tolerance.arithmetic import resolve
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
 
 _KEPT = 8  # significant bits of V's patterns: an output that need not be exact is compared after rounding to as many

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
-from verify.inputs import cast
-from verify.invariants import KNOWN_GRADIENTS, beyond
-from verify.known_answers import gather_possible, gather_targets
+from verify.arithmetic.rounding import cast
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.invariants import KNOWN_GRADIENTS, beyond
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
+from verify.problem.known_answers import gather_possible, gather_targets
 from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic, resolve
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
 
 # Exponentials that are 0 at a loser's exponent, 160 below the winner's in base 2.

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
+from verify.judging.comparison import compare, excess, summary
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.bound import compare, excess, summary
 from verify.statistics.gradients import gradient_measures
-from verify.trial import Ruling, Trial
 
 
 def judge(trial: Trial) -> Ruling:

@@ -10,12 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verify.distributions import Source
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.metamorphic import Pair, compared, failed, gradient_results, identical, spread
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.causality import changed, hidden_key, visible
 from verify.problem import Problem
-from verify.relations import Pair, compared, failed, gradient_results, identical, spread
-from verify.trial import Ruling, Trial, convict, first, place
+from verify.problem.distributions import Source
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import compared, failed, gradient_results, taken
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.key_permutation import adapt, applies, asked, permutation
-from verify.relations import compared, failed, gradient_results, taken
-from verify.trial import Ruling, Trial
 
 
 def judge(trial: Trial) -> Ruling:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import Related, compared, failed, part_bound
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.replicated_heads import adapt, applies, replicas, replicated
-from verify.relations import Related, compared, failed, part_bound
-from verify.trial import Ruling, Trial
 
 
 def judge(trial: Trial) -> Ruling:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import Pair, compared, failed, gradient_results, identical, same_bits
+from verify.judging.parts import Part
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.slice import adapt, invariant, name_of, sliced
-from verify.relations import Pair, Part, compared, failed, gradient_results, identical, same_bits
-from verify.trial import Ruling, Trial
 
 
 def judge(trial: Trial) -> Ruling:

@@ -7,14 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from verify.gradient_invariants import Gradients, Invariant, invariants
-from verify.invariants import KNOWN, KNOWN_GRADIENTS, beyond
+from verify.judging.findings import Ruling, convict, first
+from verify.judging.gradient_invariants import Gradients, Invariant, invariants
+from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
+from verify.problem.visibility import measurable
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
-from verify.trial import Ruling, Trial, convict, first
 from verify.variant import Declaration
-from verify.visible import measurable
 
 
 def judge(trial: Trial) -> Ruling:

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.mma import Unit
+from verify.judging.comparison import compare, excess
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
+from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
-from verify.oracles.bound import compare, excess
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
-from verify.trial import Ruling, Trial, Truth, compute_truth
 from verify.variant import Support
 
 

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.distributions import Source
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import compared, failed, forward_results, taken
+from verify.judging.parts import no_full_mask, with_mask
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import compared, failed, forward_results, no_full_mask, taken, with_mask
-from verify.trial import Ruling, Trial
+from verify.problem.distributions import Source
 from verify.variant import Declaration, Support
 
 

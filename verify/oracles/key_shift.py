@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verify.distributions import Source
-from verify.inputs import cast, dequantised
+from verify.arithmetic.rounding import cast
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import Related, compared, failed, forward_results
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Related, compared, failed, forward_results
-from verify.trial import Ruling, Trial
+from verify.problem.distributions import Source
+from verify.problem.inputs import dequantised
 from verify.variant import Support
 
 

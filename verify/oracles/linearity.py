@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from verify.inputs import dequantised
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import Related, compared, failed, identical, leading_bit, part_bound
+from verify.judging.trial import Trial
+from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
-from verify.relations import Related, compared, failed, identical, leading_bit, part_bound
+from verify.problem.inputs import dequantised
 from verify.tolerance import forward as tolerance
-from verify.trial import Ruling, Trial, Truth, compute_truth
 
 
 def truths(trials: list[Trial]) -> list[Truth]:

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.inputs import Inputs
-from verify.memory import bits
+from verify.cell.arena import bits
+from verify.judging.comparison import compare
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.launch import Run
+from verify.judging.metamorphic import beyond_arithmetic, identical
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.bound import compare
-from verify.oracles.execution import fault
-from verify.relations import beyond_arithmetic, identical
+from verify.problem.inputs import Inputs
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
-from verify.trial import Ruling, Run, Trial, convict, first, place
 from verify.variant import Declaration
 
 _FLOAT32 = dtype_named("float32")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from verify.judging.comparison import compare, excess
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import failed, identical
+from verify.judging.power_scaling import SHORTEST, normal, powers, scaled, tamed, times, wide
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.oracles.bound import compare, excess
-from verify.powers import SHORTEST, normal, powers, scaled, tamed, times, wide
-from verify.relations import failed, identical
-from verify.trial import Ruling, Trial
 
 
 def judge(trial: Trial) -> Ruling:

@@ -7,10 +7,11 @@ import math
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType, dtype_named
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import failed, identical
+from verify.judging.power_scaling import Powers, chosen, normal, powers, room, scaled, spread_of_weights, tamed, times, wide
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.powers import Powers, chosen, normal, powers, room, scaled, spread_of_weights, tamed, times, wide
-from verify.relations import failed, identical
-from verify.trial import Ruling, Trial
 from verify.variant import Declaration, GradientNumerics
 
 _FACTOR = 34  # binary exponents that dP - delta may lie below 1

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
+from verify.cell.arena import unwritten
 from verify.evidence import Finding
-from verify.memory import unwritten
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.problem import Layout, Problem
-from verify.trial import Ruling, Trial
-from verify.variant import ROW_ALIGNMENT, Support
-
-
-def expected_refusal(support: Support, problem: Problem) -> tuple[str, str]:
-    """The argument that must be named, and why; raises ValueError for a problem inside the support."""
-    refused = support.refusal(problem)
-    if refused is not None:
-        return refused
-    for name, layout in problem.layouts.items():
-        if name == "dout":  # only a backward sees it
-            continue
-        if support.layouts == "contiguous" and layout != Layout():
-            return f"layout_{name}", f"{layout.name} is not contiguous"
-        aligned = layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT)
-        if support.layouts == "aligned" and not aligned:
-            return f"layout_{name}", f"rows of {layout.name} are not aligned to {ROW_ALIGNMENT} bytes"
-    raise ValueError(f"inside the support: {problem.name}")
+from verify.problem.refusal import expected_refusal
 
 
 def judge(trial: Trial) -> Ruling:

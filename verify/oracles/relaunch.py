@@ -11,12 +11,14 @@ from torch import Tensor
 
 from references.masks import intersect
 from verify.arithmetic.dtypes import DType, dtype_named
+from verify.judging.comparison import compare, excess
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import failed, identical
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.oracles.bound import compare, excess
-from verify.oracles.execution import fault
 from verify.problem import ORDERS, Problem
-from verify.relations import failed, identical, inside
-from verify.trial import Ruling, Trial
+from verify.problem.refusal import inside
 from verify.variant import Support
 
 Result = tuple[str, Tensor, Tensor, Tensor, DType]  # name, values, truth, bound (infinite where nothing is promised), dtype

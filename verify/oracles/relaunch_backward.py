@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.relaunch import Result, judged
-from verify.trial import Ruling, Trial
 
 
 def judge(trial: Trial) -> Ruling:

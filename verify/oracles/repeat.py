@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from verify.memory import different
+from verify.cell.arena import different
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.execution import fault
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verify.inputs import Inputs
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import compared, failed, forward_pairs, forward_results, same_bits, taken
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import compared, failed, forward_pairs, forward_results, same_bits, taken
-from verify.trial import Ruling, Trial
+from verify.problem.inputs import Inputs
 from verify.variant import Declaration, Support
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from references.masks import intersect
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import compared, failed, forward_pairs, forward_results, identical, same_bits
+from verify.judging.parts import Part
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Part, compared, failed, forward_pairs, forward_results, identical, same_bits
-from verify.trial import Ruling, Trial
 from verify.variant import ROW_ALIGNMENT, Support
 
 

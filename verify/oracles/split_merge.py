@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.coverage import square_only
-from verify.distributions import Source
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import Related, compared, failed, part_bound
+from verify.judging.parts import Part, with_mask
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Part, Related, compared, failed, part_bound, with_mask
-from verify.trial import Ruling, Trial
+from verify.problem.coverage import square_only
+from verify.problem.distributions import Source
 from verify.variant import Declaration, Support
 
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.cell.cell import Cell
-from verify.inputs import Inputs
-from verify.memory import Arena
+from verify.cell.arena import Arena
+from verify.cell.process import Cell
+from verify.judging.trial import Trial
 from verify.probes import tree
 from verify.probes.tree import InconsistentError, Node, Pair
 from verify.problem import Problem
-from verify.trial import Trial
+from verify.problem.inputs import Inputs
 from verify.variant import Config, Declaration
 
 KEYS = 256  # a power of two, so that dividing by it is exact

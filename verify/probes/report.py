@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verify.evidence.strict_json import decode, dumps, encode, loads
 from verify.probes.functions import FunctionProbe
 from verify.probes.matrix import MatrixProbe
 from verify.probes.order import OrderProbe
-from verify.strict_json import decode, dumps, encode, loads
 
 SCHEMA_VERSION = 1
 PAGE = "probes.md"
@@ -25,7 +25,7 @@ class NotRun:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """All probes of one device.  device: `verify.device.fingerprint`.  arch: compiled for ("sm_90a"), "" without a GPU."""
+    """All probes of one device.  device: `verify.machine.device.fingerprint`.  arch: compiled for ("sm_90a"), "" without a GPU."""
 
     device: dict[str, Any]
     arch: str = ""

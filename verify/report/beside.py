@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verify.evidence.strict_json import decode, loads
 from verify.report import probed, sanitized
 from verify.report.build import overall
-from verify.report.sanitized import Account
 from verify.report.schema import BesideReport, Report
-from verify.strict_json import decode, loads
+from verify.sanitizers.account import Account
 
 if TYPE_CHECKING:
     from verify.probes.report import ProbeReport

@@ -10,8 +10,9 @@ from pathlib import PurePath
 from statistics import median
 from typing import Any
 
-from verify.case import replay_command
 from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
+from verify.evidence.known_failures import Xfails
+from verify.problem.case import replay_command
 from verify.report import contract, pooled, resources, statistics
 from verify.report.schema import (
     SCHEMA_VERSION,
@@ -25,7 +26,6 @@ from verify.report.schema import (
     Status,
     VariantReport,
 )
-from verify.xfails import Xfails
 
 BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
 
@@ -36,7 +36,7 @@ def build(
     """The report of a run, or of several on one kind of device together.
 
     bins_required: the coverage bins that every dtype of every variant must fill, or a function (variant, dtype) -> bins;
-    None asks `verify.coverage.bins_reachable` for those that the variant's support leaves open.  xfails: known defects, which
+    None asks `verify.problem.coverage.bins_reachable` for those that the variant's support leaves open.  xfails: known defects, which
     the failing cases that they explain are shown with.
     Raises ReportError for evidence without a run record, of several devices, or of several sources of one variant.
     """
@@ -118,7 +118,7 @@ def _required(given: Sequence[str] | BinsRequired | None) -> BinsRequired:
 
 def _reachable(entry: VariantEntry) -> tuple[str, ...]:
     """The required bins that the variant's declared support leaves open."""
-    from verify.coverage import bins_reachable
+    from verify.problem.coverage import bins_reachable
     from verify.variant import Support
 
     if not entry.support:

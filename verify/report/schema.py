@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from verify import strict_json
+from verify.evidence import strict_json
 
 SCHEMA_VERSION = 2
 
@@ -153,7 +153,7 @@ class Failure(_Failure, total=False):
     """The smallest failing case of one (variant, config, oracle), of `cases` failing ones, shrinking included.
 
     shrunk: how many of `cases` were met while shrinking and so count in no statistic; missing in reports of an earlier day.
-    known: where that defect is told and until when it is expected (see verify/xfails.py); missing where it is news.
+    known: where that defect is told and until when it is expected (see verify/evidence/known_failures.py); missing where it is news.
     """
 
     known: str

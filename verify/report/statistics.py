@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from verify.case import replay_command
 from verify.evidence import Verdict
+from verify.problem.case import replay_command
 from verify.report.schema import TENSORS, Distribution, Sample, TensorReport, Timing, WorstCase
 
 # Powers of two, so that histograms of different reports compare: (-inf, 2^-10], ..., (1/2, 1], (1, 2], (2, inf).

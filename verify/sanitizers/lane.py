@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from verify.case import Case
-from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
-from verify.cores import cores
-from verify.coverage import coverage_bins
-from verify.discovery import roster
+from verify.cell.discovery import roster
+from verify.cell.process import Cell, Environment, InfrastructureError, Zygote
 from verify.evidence import Finding, Outcome, Recorder, Verdict
+from verify.machine.cores import cores
+from verify.problem.case import Case
+from verify.problem.coverage import coverage_bins
 from verify.sanitizers.facts import Judgement, Waiver
 from verify.sanitizers.planted import Fault, planted_problem
 from verify.sanitizers.session import Booth, Session, Subject, rehearse

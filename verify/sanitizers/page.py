@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verify.report.sanitized import Account, Planted, Tried
+from verify.sanitizers.account import Account, Planted, Tried
 
 
 def markdown(account: Account) -> str:

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from verify import bundle
-from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
-from verify.cell.words import visible
+from verify.cell.process import Cell, Environment, InfrastructureError, Zygote
+from verify.cell.untrusted_text import visible
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from verify.report import sanitized
+from verify.evidence.strict_json import decode
+from verify.sanitizers import account as written
 from verify.sanitizers import page
 from verify.sanitizers.facts import Waiver
 from verify.sanitizers.lane import Trialled, Tried
 from verify.sanitizers.records import Record
-from verify.strict_json import decode
 
 SCHEMA_VERSION = 1
 _MOST_RECORDS = 20  # of one session
@@ -59,9 +59,9 @@ def as_data(account: Account) -> dict[str, Any]:
     }
 
 
-def as_read(data: dict[str, Any]) -> sanitized.Account:
+def as_read(data: dict[str, Any]) -> written.Account:
     """The data as whoever reads sanitizer.json has it."""
-    return decode(sanitized.Account, data)
+    return decode(written.Account, data)
 
 
 def write(account: Account, folder: Path) -> list[Path]:

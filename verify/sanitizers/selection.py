@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from verify import strategies
-from verify.coverage import coverage_bins
-from verify.draws import draws
-from verify.problem import Problem
-from verify.strategies import Limits
+from verify.problem import Problem, strategies
+from verify.problem.coverage import coverage_bins
+from verify.problem.sampling import draws
+from verify.problem.strategies import Limits
 from verify.variant import Config, Declaration
 
 MOST = 8

@@ -7,14 +7,15 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from verify.case import Case
-from verify.cell.cell import Cell, Environment, InfrastructureError
-from verify.memory import Arena
-from verify.oracles.execution import held
+from verify.cell.arena import Arena
+from verify.cell.process import Cell, Environment, InfrastructureError
+from verify.judging.findings import Ruling
+from verify.judging.run_checks import held
+from verify.judging.trial import Trial
+from verify.problem.case import Case
 from verify.sanitizers.facts import WAIVERS, Facts, Heard, Judgement, Waiver, collect, judge
 from verify.sanitizers.process import Ended, SanitizedCell
 from verify.sanitizers.tool import WORDS, Sanitizer
-from verify.trial import Ruling, Trial
 from verify.variant import Config, Declaration
 
 
@@ -96,7 +97,7 @@ def rehearse(subject: Subject, cell: Cell) -> dict[str, Ruling]:
 
 
 def _heard(case: Case, subject: Subject, cell: Cell, arena: Arena) -> tuple[Heard, Ruling]:
-    """Run one case and say what it did, and what every run must hold (`verify.oracles.execution`)."""
+    """Run one case and say what it did, and what every run must hold (`verify.judging.run_checks`)."""
     entry = "backward" if "backward" in subject.declaration.entries else "forward"
     trial = Trial(subject.declaration, subject.config, case.problem, cell, arena, arch="", entry=entry)
     for _, run, ruling in held(trial):

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from references.attention import Attention, RowBlock, row_blocks
+from references.attention import RowBlock, row_blocks
+from references.definition import Attention
 from references.positions import Sizes
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
+from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.statistics.rows import UNIFORM, WALK, Prediction, chosen, drift, drifts, half_place, joined, summary, unsuited
 from verify.tolerance.arithmetic import ForwardArithmetic, U, resolve
-from verify.trial import Trial
 
 _KEYS = 8  # visible ones
 _EFFECTIVE = 4.0  # 1 / sum P^2

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.unit import Unit
+from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.statistics.rows import UNIFORM, WALK, Prediction, chosen, drift, half_place, summary, unsuited
 from verify.tolerance.arithmetic import U
 from verify.tolerance.gradients_arithmetic import GradientArithmetic, resolve
-from verify.trial import Trial
 
 _TERMS = 8  # visible ones
 _EFFECTIVE = 4.0  # (sum |w|)^2 / sum w^2

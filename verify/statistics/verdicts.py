@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from verify.case import replay_command
 from verify.evidence import Finding, Verdict
+from verify.problem.case import replay_command
 from verify.statistics.pool import Pool, pools
 
 ORACLE, GROUP = "statistics", "campaign"

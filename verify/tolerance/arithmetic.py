@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
 from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, unit_for
-from verify.inputs import descales
 from verify.problem import Problem
+from verify.problem.inputs import descales
 from verify.tolerance.subnormals import Operands, Weighted
 from verify.variant import Config, Numerics
 

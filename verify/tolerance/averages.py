@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from references.attention import RowBlock
-from verify.tolerance.room import room_on
+from verify.tolerance.scratch import room_on
 
 U64 = 2.0**-53
 _TOP = 4  # keys per row whose share of the Jacobian term is taken exactly

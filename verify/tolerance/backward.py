@@ -15,16 +15,17 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from references.attention import Attention, row_blocks
+from references.attention import row_blocks
+from references.definition import Attention
 from verify.arithmetic.unit import spilled
 from verify.problem import Problem
+from verify.problem.visibility import live_rows, measurable
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
 from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_by_key, rows_of, within_base_2
 from verify.tolerance.gradients_softmax import calm_scores, guarded, row_sums
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
-from verify.tolerance.room import room_on
-from verify.visible import live_rows, measurable
+from verify.tolerance.scratch import room_on
 
 __all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
 

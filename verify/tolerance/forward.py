@@ -22,7 +22,7 @@ from verify.arithmetic.mma import Promoted
 from verify.problem import Problem
 from verify.tolerance.arithmetic import BEST, FP32_MAX, TINY, ForwardArithmetic, U, relative, resolve
 from verify.tolerance.averages import Values
-from verify.tolerance.room import Room, room_on
+from verify.tolerance.scratch import Room, room_on
 from verify.tolerance.subnormals import Lost, whole
 from verify.tolerance.weights import DIRECT, Weights, accumulator_loss, largest_of, loss_of, product_error, weights_of
 

@@ -15,7 +15,7 @@ from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.room import Room
+from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
 from verify.tolerance.weights import flushed_score, flushes_factor
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from references.attention import Attention, row_blocks
+from references.attention import row_blocks
+from references.definition import Attention
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ForwardArithmetic
 from verify.tolerance.forward import overflows
-from verify.tolerance.room import room_on
+from verify.tolerance.scratch import room_on
 from verify.tolerance.weights import largest_score_errors
 
 _FAR = 1e9  # natural units: nothing is left of any P

@@ -14,7 +14,7 @@ from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
 from verify.tolerance.averages import U64
-from verify.tolerance.room import Room
+from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
 
 Memory = tuple[Tensor, Tensor]  # of two tensors like the scores

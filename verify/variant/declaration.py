@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from verify.variant.arguments import Config
-from verify.variant.numerics import Contract, GradientNumerics, Numerics
+from verify.variant.config import Config
+from verify.variant.contract import Contract
+from verify.variant.numerics import GradientNumerics, Numerics
 from verify.variant.support import Support
 
 

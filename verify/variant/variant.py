@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from verify.brief import shown
-from verify.variant.arguments import AttentionArgs, Config, Gradients, Saved, Workspace
+from verify.variant.arguments import AttentionArgs, Gradients, Saved, Workspace
 from verify.variant.build import Build
-from verify.variant.numerics import Contract, GradientNumerics, Numerics
+from verify.variant.config import Config
+from verify.variant.contract import Contract
+from verify.variant.numerics import GradientNumerics, Numerics
 from verify.variant.support import Support
 from verify.variant.validation import INPUT_DTYPES, DeclarationError
 
