@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 
-from verify.campaign.judge import Court
+from verify.campaign.judge import Judge
 from verify.campaign.run import open_run
-from verify.campaign.targets import Docket
+from verify.campaign.targets import Target
 from verify.evidence import Verdict
 from verify.evidence.explanation import explain
 from verify.oracles import groups
@@ -37,14 +37,14 @@ def extreme(problem: Problem) -> bool:
     return problem.distribution == "range_edges" or abs(problem.scale) in EXTREME_SCALES
 
 
-def extremes(docket: Docket, wanted: int, seed: int = 0, pairs: int = 1 << 30) -> Iterator[Problem]:
-    """Up to `wanted` different extreme problems of a docket, in an order that depends on the seed alone.
+def extremes(target: Target, wanted: int, seed: int = 0, pairs: int = 1 << 30) -> Iterator[Problem]:
+    """Up to `wanted` different extreme problems of a target, in an order that depends on the seed alone.
 
     pairs: the most (query, key) pairs of a problem.
     """
     heard: set[str] = set()
     for number in range(seed * _ROUNDS, (seed + 1) * _ROUNDS):
-        drawn = [problem for problem in draws(docket.problems, _ROUND, number) if extreme(problem)]
+        drawn = [problem for problem in draws(target.problems, _ROUND, number) if extreme(problem)]
         new = [p for p in drawn if p.name not in heard and p.pairs <= pairs]
         for problem in new[:: -(-len(new) // _TAKEN) or 1]:
             heard.add(problem.name)
@@ -85,14 +85,14 @@ class Line:
         )
 
 
-def judge(court: Court, dockets: list[Docket], problems: Iterator[Problem]) -> Line:
+def judge(judge: Judge, targets: list[Target], problems: Iterator[Problem]) -> Line:
     """Hear extreme problems of one variant, dtype and group, its configs in turn."""
-    first = dockets[0]
+    first = targets[0]
     line = Line(first.declaration.ref, first.dtype, first.group)
     begun = time.monotonic()
     for problem, number in zip(problems, count(), strict=False):
-        verdicts = court.hear(dockets[number % len(dockets)], problem)
-        line.add(verdicts, court.guilty(verdicts))
+        verdicts = judge.judge(targets[number % len(targets)], problem)
+        line.add(verdicts, judge.guilty(verdicts))
     line.seconds = time.monotonic() - begun
     return line
 
@@ -109,23 +109,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="write all of it as JSON")
     given = parser.parse_args(arguments)
     run = open_run("dev", given.files)
-    court = run.court("extremes")
+    judge = run.judge("extremes")
     lines = []
     try:
         for group in given.group or DEFAULT_GROUPS:
-            found: dict[tuple[str, str], list[Docket]] = {}
-            for docket in run.dockets(group):
-                if given.k in docket.declaration.ref:
-                    found.setdefault((docket.declaration.ref, docket.dtype), []).append(docket)
-            for dockets in found.values():
-                wanted = -(-given.per_variant // len(dockets[0].declaration.support.dtypes))
-                problems = extremes(dockets[0], wanted, given.seed, given.pairs)
-                lines.append(judge(court, dockets, problems))
+            found: dict[tuple[str, str], list[Target]] = {}
+            for target in run.targets(group):
+                if given.k in target.declaration.ref:
+                    found.setdefault((target.declaration.ref, target.dtype), []).append(target)
+            for targets in found.values():
+                wanted = -(-given.per_variant // len(targets[0].declaration.support.dtypes))
+                problems = extremes(targets[0], wanted, given.seed, given.pairs)
+                lines.append(judge(judge, targets, problems))
                 print(lines[-1].text, flush=True)
                 for failure in lines[-1].failures:
                     print(f"\n{failure}\n", flush=True)
     finally:
-        court.close()
+        judge.close()
     if given.out is not None:
         given.out.write_text(json.dumps([asdict(line) for line in lines], indent=1) + "\n", encoding="utf-8")
     failing = sum(line.failing for line in lines)

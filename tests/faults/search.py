@@ -9,8 +9,8 @@ from functools import cache
 from references.masks import Full
 from tests.faults.fault import Fault
 from tests.faults.stand import Stand, finest
-from verify.campaign.edge_cases import agenda
-from verify.campaign.targets import Docket, inapplicable
+from verify.campaign.edge_cases import edge_cases
+from verify.campaign.targets import Target, excludes_group
 from verify.judging.run_checks import held
 from verify.oracles import groups, of_group
 from verify.problem import Problem
@@ -64,7 +64,7 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
     """The oracles that catch a fault, leading groups first, each with its first case."""
     shipped, planted = stand.shipped(fault), stand.planted(fault)
     found: list[Catch] = []
-    leading = [group for group in _LEADING if not inapplicable(shipped, group)]
+    leading = [group for group in _LEADING if not excludes_group(shipped, group)]
     for group in leading:
         found += _heard(stand, planted, group, _candidates(_Accused(shipped), group), _SAMPLE)
         if not found and fault.asked:
@@ -72,7 +72,7 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
     hints = sorted({(catch.cost, catch.config, catch.problem) for catch in found})[:_HINTS]
     configs = {config.name: config for config in shipped.configs}
     for group in groups():
-        if group in leading or inapplicable(shipped, group):
+        if group in leading or excludes_group(shipped, group):
             continue
         asked = [(configs[name], p) for _, name, text in hints for p in _as_asked(Problem.parse(text), group, shipped.support)]
         cases = asked if hints else _candidates(_Accused(shipped), group)
@@ -102,7 +102,7 @@ def _heard(stand: Stand, planted: Declaration, group: str, cases: Sequence[tuple
     for number, (config, problem) in enumerate(cases):
         if found and number >= least:
             break
-        verdicts = stand.hear(planted, config, group, problem)
+        verdicts = stand.judge(planted, config, group, problem)
         found += [Catch(group, v.oracle, config.name, problem.name) for v in verdicts if v.outcome == "fail"]
     return found
 
@@ -119,11 +119,11 @@ def _as_asked(problem: Problem, name: str, support: Support) -> list[Problem]:
     if group.adapt is not None and found is not None:
         found = group.adapt(found, support)
     refused = found is None or support.refusal(found) is not None
-    return [] if refused or (group.impossible is not None and group.impossible(found) is not None) else [found]
+    return [] if refused or (group.excludes_problem is not None and group.excludes_problem(found) is not None) else [found]
 
 
 def convicts(stand: Stand, declaration: Declaration, catch: Catch) -> bool:
-    """Whether that oracle convicts a kernel on that case, as `Court.hear` would, but that no other oracle is asked."""
+    """Whether that oracle convicts a kernel on that case, as `Judge.hear` would, but that no other oracle is asked."""
     config = next(config for config in declaration.configs if config.name == catch.config)
     trial = stand.trial(declaration, config, groups()[catch.group], Problem.parse(catch.problem))
     if not trial.refuses:
@@ -153,18 +153,18 @@ def _candidates(accused: _Accused, group: str) -> tuple[tuple[Config, Problem], 
     declaration, leading = accused.declaration, group in _LEADING
     config, dtypes = finest(declaration), declaration.support.dtypes
     most = _LONGEST if leading else _OTHERS
-    dockets = [Docket(declaration, config, dtype, group) for config in declaration.configs for dtype in dtypes]
+    targets = [Target(declaration, config, dtype, group) for config in declaration.configs for dtype in dtypes]
     found: list[tuple[Config, Problem]] = []
     if leading:
-        found = _in_turn([[(config, p) for p in agenda(Docket(declaration, config, dtype, group))] for dtype in dtypes])
+        found = _in_turn([[(config, p) for p in edge_cases(Target(declaration, config, dtype, group))] for dtype in dtypes])
     if groups()[group].asks is not None:
-        found += _in_turn([[(docket.config, p) for p in docket.asked] for docket in dockets])
+        found += _in_turn([[(target.config, p) for p in target.asked] for target in targets])
     else:  # one seed draws for all of them: each takes another part
-        drawn = [draws(docket.problems, 2 * most) for docket in dockets]
+        drawn = [draws(target.problems, 2 * most) for target in targets]
         found += [
-            (docket.config, p)
+            (target.config, p)
             for number in range(2 * most)
-            for docket, problems in [(dockets[number % len(dockets)], drawn[number % len(dockets)])]
+            for target, problems in [(targets[number % len(targets)], drawn[number % len(targets)])]
             for p in problems[number : number + 1]
         ]
     whole = leading or groups()[group].asks is not None

@@ -16,12 +16,12 @@ from torch import Tensor
 from references.attention import backward, forward
 from references.definition import Attention
 from tests.faults.fault import TRITON_BACKWARD, Fault
-from verify.campaign.judge import Court
-from verify.campaign.targets import Docket
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
 from verify.cell import arena as memory
 from verify.cell.process import ROOT, Cell
 from verify.evidence import Recorder, Verdict
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import Group
 from verify.problem import Problem
@@ -48,13 +48,13 @@ class Stand:
     _tried: dict[tuple[Problem, Config, str, Numerics], Trial] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.court = Court(Recorder(self.folder, "faults"))
+        self.judge = Judge(Recorder(self.folder, "faults"))
 
     def __enter__(self) -> Stand:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.court.close()
+        self.judge.close()
 
     def shipped(self, fault: Fault) -> Declaration:
         """The kernel as it is."""
@@ -82,14 +82,14 @@ class Stand:
 
     def afresh(self, declaration: Declaration) -> Declaration:
         """The same kernel, which will run in a process that has not seen it."""
-        cell = self.court.cells.pop(declaration.path, None)
+        cell = self.judge.cells.pop(declaration.path, None)
         if cell is not None:
             cell.close()
         return declaration
 
-    def hear(self, declaration: Declaration, config: Config, group: str, problem: Problem) -> list[Verdict]:
+    def judge(self, declaration: Declaration, config: Config, group: str, problem: Problem) -> list[Verdict]:
         """The verdicts of one case."""
-        return self.court.hear(Docket(declaration, config, problem.dtype, group), problem)
+        return self.judge.judge(Target(declaration, config, problem.dtype, group), problem)
 
     def trial(self, declaration: Declaration, config: Config, group: Group, problem: Problem) -> Trial:
         """One case, of which nothing is asked yet; what it shares with an earlier one of equal declarations is known."""
@@ -107,18 +107,18 @@ class Stand:
             config=config,
             problem=problem,
             cell=self._cell(declaration.path),
-            arena=self.court.arena,
-            arch=self.court.arch,
+            arena=self.judge.arena,
+            arch=self.judge.arch,
             entry=entry,
         )
 
     def _cell(self, path: str) -> Cell:
         """The cell of that file among the court's; a declaration is read where the kernel will run."""
-        cells = self.court.cells
+        cells = self.judge.cells
         if path not in cells:
             while len(cells) >= _LIVES:
                 cells.popitem(last=False)[1].close()
-            cells[path] = Cell(self.court.zygote)
+            cells[path] = Cell(self.judge.fork_server)
         cells.move_to_end(path)
         return cells[path]
 
@@ -140,9 +140,9 @@ class Stand:
         return trial
 
 
-def finished(trial: Trial) -> Run | None:
+def finished(trial: Trial) -> Launch | None:
     """The run of `Stand.run`, if there is one that ended well."""
-    run = trial._runs.get("common")
+    run = trial.launches.get("common")
     return run if run is not None and run.reply.ok else None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.hostile.kernels import hostile_base
 from verify.cell.arena import Arena, plan
-from verify.cell.process import PLAIN_CPU, Cell, Reply, Zygote
+from verify.cell.process import PLAIN_CPU, Cell, ForkServer, Reply
 from verify.problem import Problem
 from verify.problem.inputs import tensors
 
@@ -73,7 +73,7 @@ def run(cell: Cell, path: Path, arena: Arena | None = None) -> Reply:
     return cell.run(str(path), REQUEST, arena)
 
 
-def process_of(zygote: Zygote) -> int:
+def process_of(fork_server: ForkServer) -> int:
     """The process id of the fork server."""
-    assert zygote._process is not None
-    return zygote._process.pid
+    assert fork_server._process is not None
+    return fork_server._process.pid

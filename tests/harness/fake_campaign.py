@@ -4,7 +4,7 @@ import dataclasses
 import math
 import random
 
-from verify.evidence import Begin, Built, Drawn, Evidence, Finding, NotRun, Run, VariantEntry, Verdict
+from verify.evidence import Begin, Built, Drawn, Evidence, Finding, NotRun, RunInfo, VariantEntry, Verdict
 from verify.problem import Problem
 from verify.report import Report
 
@@ -189,7 +189,7 @@ def evidence(cases: int = 60, *, worse: float = 1.0) -> Evidence:
     ]
     return Evidence(
         runs=(
-            Run(
+            RunInfo(
                 run="20250101T000000Z-abc123",
                 started="2025-01-01T00:00:00+00:00",
                 profile="ci",

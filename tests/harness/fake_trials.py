@@ -15,7 +15,7 @@ from verify.cell.arena import Arena
 from verify.cell.process import Cell, Reply
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.variant import Config, Contract, Declaration, Numerics, Support
@@ -51,13 +51,13 @@ def trial_of(problem: Problem, contract: Contract | None = None, **changes: obje
     return Trial(declaration, declaration.configs[0], problem, cast(Cell, None), cast(Arena, None), "cpu")
 
 
-def right_run(trial: Trial, poison: str = "nan") -> Run:
+def right_run(trial: Trial, poison: str = "nan") -> Launch:
     """What a perfect kernel writes, in its dtype and by its contract."""
     truth, contract = trial.truth, trial.declaration.contract
     lse = truth.lse / math.log(2) if contract.lse == "base2" else truth.lse
     lse = lse.masked_fill(truth.empty, contract.empty_row_lse).float() if contract.lse else None
     out = truth.out.masked_fill(truth.empty[..., None], contract.empty_row_out).to(trial.problem.format_out.torch)
-    return Run(OK, poison, {"out": out} | ({} if lse is None else {"lse": lse}))
+    return Launch(OK, poison, {"out": out} | ({} if lse is None else {"lse": lse}))
 
 
 def tried(problem: Problem, plant: Callable[[Tensor, Tensor], None] | None = None, **changes: object) -> Trial:
@@ -67,7 +67,7 @@ def tried(problem: Problem, plant: Callable[[Tensor, Tensor], None] | None = Non
     if plant is not None:
         assert run.out is not None
         plant(run.out, run.lse if run.lse is not None else torch.empty(0))
-    trial._runs["first"] = run
+    trial.launches["first"] = run
     return trial
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.harness.fake_trials import OK
 from verify.cell.arena import Arena
 from verify.cell.process import Cell
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.variant import Config, Contract, Declaration, Numerics, Support
@@ -123,12 +123,12 @@ class Direct(Trial):
 
     kernel: Kernel = field(default_factory=Kernel)
 
-    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Run:
+    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Launch:
         (inputs,) = given
         outputs = self.kernel(self.problem, inputs)
         if self.declaration.contract.lse is None:
             del outputs["lse"]
-        return Run(OK, poison, outputs)
+        return Launch(OK, poison, outputs)
 
 
 NUMERICS = Numerics(exp="vexp", block_n=0)

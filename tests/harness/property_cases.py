@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verify.bundle import ROOT
-from verify.campaign.judge import Court
-from verify.campaign.targets import Docket
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
 from verify.cell.discovery import roster
 from verify.evidence import Recorder, Verdict
 from verify.problem import Problem
@@ -22,15 +22,15 @@ ACCUSED = ROOT / "tests" / "sample_kernels"
 class Bench:
     """A court, and the variants of one accused file by name."""
 
-    court: Court
+    judge: Judge
     variants: dict[str, Declaration]
 
     def verdict(self, variant: str, group: str, oracle: str, problem: Problem, contract: Contract | None = None) -> Verdict:
         """What one oracle says of a case, which must be its business; under another contract, if one is given."""
         declaration = self.variants[variant]
         declaration = replace(declaration, contract=contract or declaration.contract)
-        docket = Docket(declaration, declaration.configs[0], problem.dtype, group)
-        verdicts = {verdict.oracle: verdict for verdict in self.court.hear(docket, problem)}
+        target = Target(declaration, declaration.configs[0], problem.dtype, group)
+        verdicts = {verdict.oracle: verdict for verdict in self.judge.judge(target, problem)}
         assert verdicts[oracle].outcome in ("pass", "fail"), f"{oracle} does not concern itself with {problem.name}"
         return verdicts[oracle]
 
@@ -39,8 +39,8 @@ class Bench:
 def bench(file: str, directory: Path) -> Iterator[Bench]:
     """The bench of an accused file; evidence goes into the directory."""
     declarations = roster([ACCUSED / file]).declarations
-    court = Court(Recorder(directory, "main"))
+    judge = Judge(Recorder(directory, "main"))
     try:
-        yield Bench(court, {declaration.name: declaration for declaration in declarations})
+        yield Bench(judge, {declaration.name: declaration for declaration in declarations})
     finally:
-        court.close()
+        judge.close()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.harness.fake_trials import OK, trial_of
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.variant import GradientNumerics
@@ -93,18 +93,18 @@ def _factor(p: Problem) -> Tensor:
     return torch.tensor(p.scale * LOG2_E, dtype=torch.float32)
 
 
-class Court(Trial):
+class Judge(Trial):
     """A trial that launches a kernel by hand."""
 
     hand: Hand
 
-    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Run:
+    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Launch:
         computed = self.hand.backward if entry == "backward" else self.hand.forward
         (inputs,) = given
         outputs = computed(self.problem, inputs)
         if self.declaration.contract.lse is None:
             outputs.pop("lse", None)
-        return Run(OK, poison, outputs)
+        return Launch(OK, poison, outputs)
 
     def beside(self, tag: str, problem: Problem, inputs=None, dout=None) -> Trial:
         other = super().beside(tag, problem, inputs, dout)
@@ -115,9 +115,9 @@ class Court(Trial):
 def tried_by(hand: Hand, problem: Problem, entry: str = "forward", **changes: object) -> Trial:
     """The trial of a kernel by hand."""
     plain = trial_of(problem, **({"gradients": GradientNumerics(block_m=0, block_n=0)} | changes))
-    court = Court(plain.declaration, plain.config, problem, plain.cell, plain.arena, plain.arch, entry=entry)
-    court.hand = hand
-    return court
+    judge = Judge(plain.declaration, plain.config, problem, plain.cell, plain.arena, plain.arch, entry=entry)
+    judge.hand = hand
+    return judge
 
 
 def faulty(**changes: object) -> Hand:

@@ -16,7 +16,7 @@ import subprocess
 from dataclasses import dataclass
 
 from verify.cell.confinement import confinement
-from verify.cell.fork_server import Environment, Zygote
+from verify.cell.fork_server import Environment, ForkServer
 from verify.machine import settings
 from verify.machine.places import state_directory
 
@@ -43,7 +43,7 @@ _MOST = 2  # of those that are parked: each has torch loaded
 _parked: dict[_Key, _Parked] = {}
 
 
-class SharedZygote(Zygote):
+class SharedZygote(ForkServer):
     """A zygote that goes on with the process of one that was closed, if there is one like it."""
 
     def __init__(self, environment: Environment) -> None:
@@ -53,7 +53,7 @@ class SharedZygote(Zygote):
         self._sound = False  # whether the process answered last
 
     def fork(self, log: int) -> tuple[socket.socket, int]:
-        """As Zygote.fork; remembers the life."""
+        """As ForkServer.fork; remembers the life."""
         self._sound = False
         life, pid = super().fork(log)
         self._sound = True
@@ -61,7 +61,7 @@ class SharedZygote(Zygote):
         return life, pid
 
     def reap(self, pid: int) -> int | None:
-        """As Zygote.reap; forgets the life."""
+        """As ForkServer.reap; forgets the life."""
         self._lives.discard(pid)
         return super().reap(pid)
 
@@ -109,9 +109,9 @@ def end_all() -> None:
 
 
 def _end(key: _Key) -> None:
-    zygote = SharedZygote(key.environment)
-    zygote._take(_parked.pop(key))
-    zygote.close()
+    fork_server = SharedZygote(key.environment)
+    fork_server._take(_parked.pop(key))
+    fork_server.close()
 
 
 def _variables() -> frozenset[tuple[str, str]]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from verify.campaign.run import OpenRun, changed, publish
-from verify.campaign.targets import Docket
+from verify.campaign.run import CampaignRun, changed, publish
+from verify.campaign.targets import Target
 from verify.cell import confinement as confine
 from verify.evidence import Evidence, Verdict, load
 from verify.evidence.judge_version import judge_hash
@@ -57,7 +57,7 @@ class Heard:
     """What became of every kernel, and where."""
 
     folder: Path
-    run: OpenRun
+    run: CampaignRun
     verdicts: dict[str, list[Verdict]]
     refused: dict[str, str]
     evidence: Evidence
@@ -73,18 +73,18 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("VERIFY_DEADLINE", "6")
-        run = OpenRun(Path(".verify/runs/hostile"), "dev", tuple(KERNELS / f"{name}.py" for name in NAMES))
+        run = CampaignRun(Path(".verify/runs/hostile"), "dev", tuple(KERNELS / f"{name}.py" for name in NAMES))
         verdicts: dict[str, list[Verdict]] = {}
-        court = run.court("main")
+        judge = run.judge("main")
         try:
             for declaration in run.here:
-                docket = Docket(declaration, declaration.configs[0], "float32", "accuracy")
+                target = Target(declaration, declaration.configs[0], "float32", "accuracy")
                 most = declaration.support.max_seqlen or PROBLEM.seqlen_kv
                 problem = PROBLEM.but(seqlen_q=min(PROBLEM.seqlen_q, most), seqlen_kv=min(PROBLEM.seqlen_kv, most))
-                found = [court.hear(docket, problem.but(seed=i)) for i in range(TIMES)]
+                found = [judge.judge(target, problem.but(seed=i)) for i in range(TIMES)]
                 verdicts[Path(declaration.path).stem] = [verdict for each in found for verdict in each]
         finally:
-            court.close()
+            judge.close()
         refused = {Path(failure.path).stem: failure.message for failure in run.roster.failures}
         evidence = load(run.directory)
         yield Heard(folder, run, verdicts, refused, evidence, build(evidence), orphans(), version)

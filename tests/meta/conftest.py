@@ -12,7 +12,7 @@ import torch
 
 from tests.harness.accused_files import ENVIRONMENT, FILL, Accused, kernel
 from tests.harness.shared_fork_server import SharedZygote, end_all
-from verify.cell.process import PLAIN_CPU, Cell, Zygote
+from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +48,19 @@ def accused(tmp_path: Path) -> Accused:
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """One whose lives may write where these tests keep their files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VERIFY_WRITABLE", str(tmp_path_factory.getbasetemp()))
-        zygote = Zygote(ENVIRONMENT)
-        yield zygote
-        zygote.close()
+        fork_server = ForkServer(ENVIRONMENT)
+        yield fork_server
+        fork_server.close()
 
 
 @pytest.fixture
-def cell(zygote: Zygote) -> Iterator[Cell]:
+def cell(fork_server: ForkServer) -> Iterator[Cell]:
     """A cell, closed at the end."""
-    cell = Cell(zygote)
+    cell = Cell(fork_server)
     yield cell
     cell.close()
 
@@ -76,5 +76,5 @@ def courts_share_a_zygote(_shared: None) -> Iterator[None]:
     """What imports torch is started once for all courts and rosters of a worker."""
     with contextlib.ExitStack() as patches:
         for place in ("verify.cell.discovery", "verify.campaign.judge"):
-            patches.enter_context(mock.patch(f"{place}.Zygote", SharedZygote))
+            patches.enter_context(mock.patch(f"{place}.ForkServer", SharedZygote))
         yield

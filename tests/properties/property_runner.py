@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from verify.campaign import halt
-from verify.campaign.judge import Court
-from verify.campaign.targets import Docket
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
 from verify.evidence import Phase, Verdict
 from verify.evidence.explanation import explain
 from verify.evidence.known_failures import FILE
@@ -34,7 +34,7 @@ def _guilty(oracle: str) -> type[Guilty]:
 
 @dataclass
 class _Search:
-    """What one docket's search has heard, what of it failed, and the seconds that searching and shrinking took.
+    """What one target's search has heard, what of it failed, and the seconds that searching and shrinking took.
 
     broken: the judge's own error, and on which case.
     """
@@ -50,7 +50,7 @@ _searches: defaultdict[str, _Search] = defaultdict(_Search)
 
 
 def _budget(phase: Phase) -> float:
-    """Seconds per docket.  A kernel that compiles for seconds per shape gets fewer cases, not a longer campaign."""
+    """Seconds per target.  A kernel that compiles for seconds per shape gets fewer cases, not a longer campaign."""
     if phase == "generate":
         return settings.seconds("VERIFY_SEARCH_SECONDS", 15.0)
     return settings.seconds("VERIFY_SHRINK_SECONDS", 3.0 if halt.armed() else 15.0)
@@ -74,7 +74,7 @@ def check_all_are_heard(tests: Iterable[object]) -> None:
         )
 
 
-def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) -> None:
+def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) -> None:
     """Judge a drawn problem, a given one, or the case of an id; raise Guilty with the explanation of the first failing verdict.
 
     A case that failed once stays failed, whatever chance has in mind.  The search, and the search for a smaller case, end when
@@ -84,16 +84,16 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
     if not isinstance(source, st.DataObject) and halt.over():
         return
     if isinstance(source, str):
-        verdicts = court.hear(docket, Case.parse(source).problem, "witness")
-        _convict(court.guilty(verdicts))
-        _still_fails(court, source, verdicts)
+        verdicts = judge.judge(target, Case.parse(source).problem, "witness")
+        _convict(judge.guilty(verdicts))
+        _still_fails(judge, source, verdicts)
         return
     if isinstance(source, Problem):
-        _convict(court.guilty(court.hear(docket, source)))
+        _convict(judge.guilty(judge.judge(target, source)))
         return
-    search = _searches[f"{docket.id}-{groups()[docket.group].family or docket.group}"]
-    problem = source.draw(docket.problems, label="problem")
-    case = f"{docket.group}:{problem.name}"
+    search = _searches[f"{target.id}-{groups()[target.group].family or target.group}"]
+    problem = source.draw(target.problems, label="problem")
+    case = f"{target.group}:{problem.name}"
     if case in search.failed:
         _convict(search.failed[case])
     if search.broken is not None:  # to be raised as it is: the same at every try, and never made smaller
@@ -106,7 +106,7 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
     try:
-        verdicts = court.hear(docket, problem, phase)
+        verdicts = judge.judge(target, problem, phase)
     except Exception as error:
         search.broken = case, error
         raise
@@ -114,7 +114,7 @@ def hold(court: Court, docket: Docket, source: st.DataObject | Problem | str) ->
     spent = time.monotonic() - begun
     # A case that waits for its build says nothing of the next ones, which find it made.
     search.seconds[phase] += spent if phase == "shrink" else min(spent, _ONE_CASE)
-    guilty = court.guilty(verdicts)
+    guilty = judge.guilty(verdicts)
     if guilty:
         search.failed[case] = guilty
     _convict(guilty)
@@ -128,9 +128,9 @@ def _convict(guilty: list[Verdict]) -> None:
         raise _guilty(verdict.oracle)(explain(verdict))
 
 
-def _still_fails(court: Court, case: str, verdicts: list[Verdict]) -> None:
+def _still_fails(judge: Judge, case: str, verdicts: list[Verdict]) -> None:
     """Raise AssertionError if that case is the witness of a known defect and holds: what it stands for may be mended."""
     __tracebackhide__ = True
-    entry = court.xfails.shown_by(case)
+    entry = judge.xfails.shown_by(case)
     if entry is not None and not any(verdict.outcome == "fail" for verdict in verdicts):
         raise AssertionError(f"{FILE}: {case} holds: strike its entry out ({entry.link})")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from verify.campaign.builds import Workshop
+from verify.campaign.builds import Builder
 from verify.variant import Declaration
 
 
 @pytest.mark.long(25)  # CuTe's headers
 @pytest.mark.compiles
-def test_compiles(declaration: Declaration, arch: str, workshop: Workshop) -> None:
+def test_compiles(declaration: Declaration, arch: str, builder: Builder) -> None:
     """Every build that the variant lists, without a GPU; registers, shared memory and spills go into the report."""
-    failures = workshop.compile(declaration, arch)
+    failures = builder.compile(declaration, arch)
     assert not failures, "\n".join(failures)

@@ -19,7 +19,7 @@ from tests.harness.in_process import Kernel as Direct
 from tests.harness.in_process import trial as asked
 from tests.harness.reference_kernel import Hand, faulty, tried_by
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import (
     Oracle,
@@ -103,7 +103,7 @@ def test_a_key_too_many_is_a_miscount_all_the_same(name: str, exp: str) -> None:
     trial = tried_by(off_by(0.0), COUNTED, numerics=Numerics(exp=exp))
     other = tried_by(off_by(0.0), COUNTED.but(mask=Window(None, 1)))
     assert acquitted(counting.judge(trial))
-    trial._runs["first"] = replace(trial.first, outputs=trial.first.outputs | {name: other.first.outputs[name]})
+    trial.launches["first"] = replace(trial.first, outputs=trial.first.outputs | {name: other.first.outputs[name]})
     assert convicted(counting.judge(trial), "miscount").where.startswith(f"{name}[")
 
 
@@ -119,9 +119,9 @@ def test_counting_takes_exponentials_whose_error_is_not_one_number(exp: str) -> 
     case, numerics = COUNTED.but(seqlen_kv=40, heads_q=2), Numerics(exp=exp, block_n=16)
     for luck in Luck:
         trial, result = trial_of(case, numerics=numerics), emulate(case, Kernel("honest", numerics, arch="cpu"), luck)
-        trial._runs["first"] = Run(OK, "nan", {"out": result.out, "lse": result.lse})
+        trial.launches["first"] = Launch(OK, "nan", {"out": result.out, "lse": result.lse})
         assert acquitted(counting.judge(trial))
-    trial._runs["first"] = right_run(trial_of(case.but(mask=Window(2, 0))))
+    trial.launches["first"] = right_run(trial_of(case.but(mask=Window(2, 0))))
     convicted(counting.judge(trial), "miscount")
 
 
@@ -309,7 +309,7 @@ def test_weights_divided_by_a_rounded_lse_are_counted_with_its_error(dtype: str,
             values = trial.expanded[2].float()
             values = torch.cat([values, values[..., :doubled, :]], -2)
             out = (weights @ values).to(case.format.torch)
-            trial._runs["first"] = Run(OK, "nan", {"out": out, "lse": lse})
+            trial.launches["first"] = Launch(OK, "nan", {"out": out, "lse": lse})
             assert (counting.judge(trial).finding is not None) == bool(doubled)
 
 
@@ -323,7 +323,7 @@ def emulated(case: Problem, numerics: Numerics, style: str, luck: Luck = Luck.NE
     trial = trial_of(case, numerics=numerics)
     trial.arch = "sm_90"
     result = emulate(of or case, Kernel("honest", numerics, arch="sm_90", style=style), luck)
-    trial._runs["first"] = Run(OK, "nan", {"out": result.out, "lse": result.lse})
+    trial.launches["first"] = Launch(OK, "nan", {"out": result.out, "lse": result.lse})
     return trial
 
 
@@ -336,7 +336,7 @@ def test_weights_that_tf32_cuts_are_counted_as_it_may_cut_them(style: str) -> No
         assert acquitted(counting.judge(trial))
         seen.append(float((trial.first.outputs["out"][..., 0] - 1).abs().max()))
         past = (trial.truth.out + 1.01 * trial.truth.out_bound).masked_fill(trial.truth.empty[..., None], 0.0).float()
-        trial._runs["first"] = replace(trial.first, outputs=trial.first.outputs | {"out": past})
+        trial.launches["first"] = replace(trial.first, outputs=trial.first.outputs | {"out": past})
         convicted(counting.judge(trial), "miscount")
         convicted(counting.judge(emulated(case, numerics, style, luck, case.but(mask=Window(None, 1)))), "miscount")
     assert max(seen) > 1e-4, "what fp32 alone would not explain"

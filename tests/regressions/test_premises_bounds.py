@@ -7,7 +7,7 @@ import pytest
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, acquitted, convicted, trial_of
 from verify.judging.findings import first, place
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import bound
 from verify.problem import Problem
@@ -20,7 +20,7 @@ def tried(case: Problem, numerics: Numerics, luck: Luck) -> Trial:
     trial = trial_of(case, numerics=numerics)
     trial.arch = "sm_80"
     result = emulate(case, Kernel("honest", numerics, arch="sm_80", style="eager" if numerics.normalised else "online"), luck)
-    trial._runs["first"] = Run(OK, "nan", {"out": result.out, "lse": result.lse})
+    trial.launches["first"] = Launch(OK, "nan", {"out": result.out, "lse": result.lse})
     return trial
 
 

@@ -19,7 +19,7 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.cell.arena import bits, different
 from verify.judging.comparison import compare
 from verify.judging.findings import first, place
-from verify.judging.metamorphic import beyond_arithmetic, identical
+from verify.judging.metamorphic import beyond_arithmetic, check_same_bits
 from verify.judging.trial import Trial
 from verify.oracles import bound, causality, gradient_bound, gradient_causality, poison, power_of_two, repeat
 from verify.problem import Problem
@@ -68,8 +68,8 @@ def test_any_nan_is_like_any_other(dtype: torch.dtype) -> None:
     other[0] = another_nan(dtype)[0]
     assert bits(one)[0] != bits(other)[0]
     assert different(one, other).tolist() == [False, False, False, True]
-    assert acquitted(identical("slice", "alone", [("out", one, other)]))
-    convicted(identical("slice", "alone", [("out", one, other.nan_to_num(2.0))]), "2 of 4 elements")
+    assert acquitted(check_same_bits("slice", "alone", [("out", one, other)]))
+    convicted(check_same_bits("slice", "alone", [("out", one, other.nan_to_num(2.0))]), "2 of 4 elements")
 
 
 def test_runs_that_differ_in_kinds_of_nan_repeat() -> None:
@@ -77,7 +77,7 @@ def test_runs_that_differ_in_kinds_of_nan_repeat() -> None:
         trial = tried(PLAIN.but(dtype="float16"), lambda out, lse: out[0, 0, 0, :2].fill_(NAN))
         out = trial.first.outputs["out"].clone()
         out[0, 0, 0, 1] = value[0]
-        trial._runs["again"] = replace(trial.first, outputs=trial.first.outputs | {"out": out})
+        trial.launches["again"] = replace(trial.first, outputs=trial.first.outputs | {"out": out})
         return trial
 
     assert acquitted(repeat.ORACLES[0].judge(again(another_nan(torch.float16))))

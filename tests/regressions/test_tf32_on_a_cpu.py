@@ -19,12 +19,12 @@ CASE = Problem(batch=1, heads_q=2, heads_kv=2, seqlen_q=20, seqlen_kv=30, head_d
 
 
 def test_a_right_kernel_passes_in_the_interpreter_and_one_that_declares_ieee_does_not(tmp_path: Path) -> None:
-    with bench("tf32_products.py", tmp_path) as court:
+    with bench("tf32_products.py", tmp_path) as judge:
         for problem in (CASE, CASE.but(distribution="v_mean", seed=4)):
-            right = court.verdict("tf32", "accuracy", "bound", problem)
+            right = judge.verdict("tf32", "accuracy", "bound", problem)
             assert right.outcome == "pass"
             assert right.measures["r_out"] < 1
-            assert court.verdict("ieee", "accuracy", "bound", problem).outcome == "fail"
+            assert judge.verdict("ieee", "accuracy", "bound", problem).outcome == "fail"
 
 
 def test_the_bound_of_tf32_holds_what_a_serial_chain_of_cut_operands_does() -> None:

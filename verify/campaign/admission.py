@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from verify.campaign.targets import Docket, inapplicable
+from verify.campaign.targets import Target, excludes_group
 from verify.oracles import groups
 from verify.problem import Problem
 from verify.problem.refusal import expected_refusal
@@ -19,32 +19,32 @@ _MOST_BYTES = 8 << 30  # of q, k, v and out together
 _MOST_PAIRS = 1 << 37  # (query, key) pairs: twice the largest square that is asked, over four heads
 
 
-def unanswerable(docket: Docket, problem: Problem) -> str | None:
-    """Why that problem cannot be put to the docket's kernel by its group, in one line, or None."""
-    group = groups().get(docket.group)
+def unanswerable(target: Target, problem: Problem) -> str | None:
+    """Why that problem cannot be put to the target's kernel by its group, in one line, or None."""
+    group = groups().get(target.group)
     if group is None:
-        return f"unknown group {docket.group!r} (groups: {', '.join(groups())})"
-    declaration = docket.declaration
-    reason = inapplicable(declaration, group.name)
+        return f"unknown group {target.group!r} (groups: {', '.join(groups())})"
+    declaration = target.declaration
+    reason = excludes_group(declaration, group.name)
     if reason is not None:
         return f"group {group.name} does not ask {declaration.name}, which {reason}"
-    outside = support_refusal(docket, problem)
+    outside = support_refusal(target, problem)
     if group.outside:
         inside = outside is None
         return f"group {group.name} asks problems outside the support; this is inside" if inside else None
     if outside is not None:
         return f"outside the declared support: {outside}"
-    return too_large(problem) or _not_of_the_group(docket, problem)
+    return too_large(problem) or _not_of_the_group(target, problem)
 
 
-def support_refusal(docket: Docket, problem: Problem) -> str | None:
-    """The argument for which the docket's kernel refuses a problem, and why; or None."""
-    support, wide = docket.declaration.support, default_dtype_out(problem.dtype)
+def support_refusal(target: Target, problem: Problem) -> str | None:
+    """The argument for which the target's kernel refuses a problem, and why; or None."""
+    support, wide = target.declaration.support, default_dtype_out(problem.dtype)
     if problem.dtype_out not in (wide, *support.dtypes_out):
         return f"dtype_out: {problem.dtype_out} is not supported for {problem.dtype}"
     # The upstream gradient lies as O does, as far as rules of layouts go.
     twins = [problem]
-    if groups()[docket.group].entry == "backward":
+    if groups()[target.group].entry == "backward":
         twins.append(problem.but(layout_out=problem.layout_dout))
     for twin in twins:
         with contextlib.suppress(ValueError):
@@ -63,11 +63,11 @@ def too_large(problem: Problem) -> str | None:
     return None
 
 
-def _not_of_the_group(docket: Docket, problem: Problem) -> str | None:
-    group, support = groups()[docket.group], docket.declaration.support
+def _not_of_the_group(target: Target, problem: Problem) -> str | None:
+    group, support = groups()[target.group], target.declaration.support
     if group.distributions is not None and problem.distribution not in group.distributions:
         return f"group {group.name} asks dist={' or '.join(group.distributions)}, not {problem.distribution}"
-    reason = None if group.impossible is None else group.impossible(problem)
+    reason = None if group.excludes_problem is None else group.excludes_problem(problem)
     if reason is not None:
         return f"group {group.name} cannot ask it: {reason}"
     if group.admits is not None:
@@ -76,7 +76,7 @@ def _not_of_the_group(docket: Docket, problem: Problem) -> str | None:
         possible = group.adapt(problem, support) == problem
     else:
         # What is asked of a kernel in Triton's interpreter is smaller; either may be on record.
-        kinds = (replace(docket.declaration, interpreted=way) for way in (False, True))
-        asked = (replace(docket, declaration=kind).asked for kind in kinds)
+        kinds = (replace(target.declaration, interpreted=way) for way in (False, True))
+        asked = (replace(target, declaration=kind).asked for kind in kinds)
         possible = group.asks is None or any(problem in problems for problems in asked)
     return None if possible else f"group {group.name} asks no such problem ({group.about})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from verify.bundle import INSTALLED, ROOT
-from verify.campaign.targets import inapplicable
+from verify.campaign.targets import excludes_group
 from verify.cell.discovery import roster
 from verify.oracles import Oracle, groups, oracles
 from verify.variant import Declaration
@@ -20,10 +20,10 @@ def reason(declaration: Declaration, oracle: Oracle) -> str | None:
     """Why an oracle does not judge a variant, or None.  What single problems are not its business is not counted."""
     group = groups()[oracle.group]
     if group.entry not in declaration.entries or group.outside:
-        whole = inapplicable(declaration, oracle.group)
+        whole = excludes_group(declaration, oracle.group)
         if whole is not None:
             return whole
-    own = oracle.applies(declaration)
+    own = oracle.excludes(declaration)
     if own is not None or group.asks is None:
         return own
     asked = [problem for dtype in declaration.support.dtypes for problem in group.asks(declaration, dtype)]

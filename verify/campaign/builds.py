@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from verify.campaign.halt import over
-from verify.cell.process import COMPILER, Cell, Reply, Zygote
+from verify.cell.process import COMPILER, Cell, ForkServer, Reply
 from verify.evidence import Built, Recorder
 from verify.variant import COMPILED_ARCHES, Declaration
 
@@ -35,20 +35,20 @@ def left_out(profile: str) -> str:
 
 
 @dataclass
-class Workshop:
+class Builder:
     """Compiles in cells of its own; close it at the end."""
 
     recorder: Recorder
     profile: str
-    _zygote: Zygote = field(default_factory=lambda: Zygote(COMPILER))
+    _fork_server: ForkServer = field(default_factory=lambda: ForkServer(COMPILER))
 
     def close(self) -> None:
         """End the compilers' processes."""
-        self._zygote.close()
+        self._fork_server.close()
 
     def compile(self, declaration: Declaration, arch: str) -> list[str]:
         """Compile what the variant lists for `arch`, record each, and return what failed, in words."""
-        cell = Cell(self._zygote)
+        cell = Cell(self._fork_server)
         try:
             listed = cell.builds(declaration.path, declaration.name, arch)
             if not listed.ok:

@@ -1,4 +1,4 @@
-"""Agenda: the few problems that fill every coverage bin of a docket, chosen among many that are drawn and not judged, and
+"""Agenda: the few problems that fill every coverage bin of a target, chosen among many that are drawn and not judged, and
 those at edges that no bin names and that random lengths hardly ever meet."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
-from verify.campaign.targets import Docket
+from verify.campaign.targets import Target
 from verify.oracles import groups
 from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, coverage_bins, square_only
@@ -27,37 +27,37 @@ _SCANNED = 1024  # the most threads of a block, and so what is often looked at i
 _IN_PART = ((24, 40), (16, 48), (96, 160), (64, 320), (128, 384))
 
 
-def agenda(docket: Docket) -> list[Problem]:
-    """Problems that together fill every bin that the docket's support can reach, small ones preferred, in a stable order.
+def edge_cases(target: Target) -> list[Problem]:
+    """Problems that together fill every bin that the target's support can reach, small ones preferred, in a stable order.
 
     A bin that none of the draws fills stays empty, and the report says so.  Then come the `edges`.  Of a config with larger
     tiles than another one has, only `partial_tiles` are asked.
     """
-    if docket.config != _finest(docket.declaration):
-        return partial_tiles(docket)
+    if target.config != _finest(target.declaration):
+        return partial_tiles(target)
     found: dict[str, Problem] = {}
     for number in range(_ROUNDS):
-        for problem in drawn(docket, _ROUND, number):
+        for problem in drawn(target, _ROUND, number):
             found.setdefault(problem.name, problem)
-        chosen, missing = _cover(docket, list(found.values()))
+        chosen, missing = _cover(target, list(found.values()))
         if not missing:
             break
-    return list({problem.name: problem for problem in (*chosen, *edges(docket))}.values())
+    return list({problem.name: problem for problem in (*chosen, *edges(target))}.values())
 
 
 _drawn: dict[tuple[object, ...], list[Problem]] = {}
 
 
-def drawn(docket: Docket, count: int, number: int) -> list[Problem]:
-    """The docket's `draws`: made once for all dtypes of a support, where each is drawn alike."""
-    group, declaration = groups()[docket.group], docket.declaration
-    if declaration.support.dtypes_out or group.adapt or group.impossible or group.outside:
-        return draws(docket.problems, count, number)
+def drawn(target: Target, count: int, number: int) -> list[Problem]:
+    """The target's `draws`: made once for all dtypes of a support, where each is drawn alike."""
+    group, declaration = groups()[target.group], target.declaration
+    if declaration.support.dtypes_out or group.adapt or group.excludes_problem or group.outside:
+        return draws(target.problems, count, number)
     asked = repr(vars(declaration.support) | {"dtypes": ()})
     key = asked, declaration.interpreted, group.distributions, group.masked, count, number
     if key not in _drawn:
-        _drawn[key] = draws(docket.problems, count, number)
-    return [problem.but(dtype=docket.dtype) for problem in _drawn[key]]
+        _drawn[key] = draws(target.problems, count, number)
+    return [problem.but(dtype=target.dtype) for problem in _drawn[key]]
 
 
 def _finest(declaration: Declaration) -> Config:
@@ -65,40 +65,40 @@ def _finest(declaration: Declaration) -> Config:
     return min(declaration.configs, key=lambda config: config.block_n or 64)
 
 
-def partial_tiles(docket: Docket) -> list[Problem]:
+def partial_tiles(target: Target) -> list[Problem]:
     """Last tiles that are filled to a power of two, with scores so low that one key too many shows; those that the support has.
 
     A kernel may take multiples of a part of its tile for whole tiles, and leave what is past the end unmasked: a key of zeros
     has the score 0, and so the weight e^-LSE, which overflows.
     """
-    support, square = docket.declaration.support, square_only(docket.declaration.support)
-    low = _plain(docket).but(distribution="negative_lse")
+    support, square = target.declaration.support, square_only(target.declaration.support)
+    low = _plain(target).but(distribution="negative_lse")
     found = [low.but(seqlen_q=keys if square else rows, seqlen_kv=keys) for rows, keys in _IN_PART]
     return [problem for problem in found if inside(support, problem)]
 
 
-def edges(docket: Docket) -> list[Problem]:
+def edges(target: Target) -> list[Problem]:
     """Those that the support has of: keys without queries, whose gradients are 0, and queries without keys; `partial_tiles`;
     diagonals, windows, documents and prefixes whose corners are those of tiles, or pass one beside them; Q, K and V each in an
     order of its own; many heads, groups and sequences; one or a few rows of grouped heads; scales far from 1, or negative under
     a cap; rows past 1024; and for a forward keys past 1024 and 2^15.  Where a mask can hide what is before these rows and keys
     it does, so that the interpreter bears them.
     """
-    support = docket.declaration.support
-    return [problem for problem in _edges(docket) if inside(support, problem)]
+    support = target.declaration.support
+    return [problem for problem in _edges(target) if inside(support, problem)]
 
 
-def _edges(docket: Docket) -> Iterator[Problem]:
-    support = docket.declaration.support
-    plain = _plain(docket)
+def _edges(target: Target) -> Iterator[Problem]:
+    support = target.declaration.support
+    plain = _plain(target)
     low = plain.but(distribution="negative_lse")
     yield plain.but(seqlen_q=0)
     yield plain.but(seqlen_kv=0)
-    yield from partial_tiles(docket)
-    if docket.dtype != support.dtypes[0]:
+    yield from partial_tiles(target)
+    if target.dtype != support.dtypes[0]:
         return
-    yield from _corners(plain, max(docket.config.block_m or 64, docket.config.block_n or 64))
-    yield from _past_the_end(low, docket)
+    yield from _corners(plain, max(target.config.block_m or 64, target.config.block_n or 64))
+    yield from _past_the_end(low, target)
     yield plain.but(batch=2, heads_q=3, heads_kv=3, layout_q=Layout("bshd"), layout_k=Layout("sbhd"))
     yield plain.but(batch=_MANY[0], heads_q=_MANY[1], heads_kv=_MANY[1], seqlen_q=9, seqlen_kv=9)
     for rows in (1, 5):
@@ -107,7 +107,7 @@ def _edges(docket: Docket) -> Iterator[Problem]:
     for scale in (32.0, 2.0**-12):
         yield plain.but(softmax_scale=scale)
     yield _masked(plain.but(softmax_scale=-plain.scale, softcap=1.0), support, Causal(), Full())
-    if groups()[docket.group].entry == "forward":
+    if groups()[target.group].entry == "forward":
         yield plain.but(heads_q=6, heads_kv=2, seqlen_q=1, seqlen_kv=_SPLIT)
         yield plain.but(batch=2, heads_q=3, seqlen_q=1, seqlen_kv=_SPLIT, mask=Lengths((1, 1), (_SPLIT - 64, 192)))
         yield _masked(low.but(seqlen_q=1, seqlen_kv=_INT16 + 22), support, Window(70, 0), Full())
@@ -115,14 +115,14 @@ def _edges(docket: Docket) -> Iterator[Problem]:
     yield _masked(tall, support, Documents((17,)), Lengths((tall.seqlen_q,), (17,)), Causal())
 
 
-def _plain(docket: Docket) -> Problem:
+def _plain(target: Target) -> Problem:
     """One short sequence of one narrow head."""
-    support = docket.declaration.support
+    support = target.declaration.support
     return Problem(
         seqlen_q=33,
         seqlen_kv=33,
         head_dim=min(support.head_dims, key=lambda dim: abs(dim - 16)),
-        dtype=docket.dtype,
+        dtype=target.dtype,
         descaling="none" if "none" in support.descalings else support.descalings[0],
     )
 
@@ -143,12 +143,12 @@ def _corners(plain: Problem, tile: int) -> Iterator[Problem]:
     yield plain.but(seqlen_q=128, seqlen_kv=384)
 
 
-def _past_the_end(low: Problem, docket: Docket) -> Iterator[Problem]:
+def _past_the_end(low: Problem, target: Target) -> Iterator[Problem]:
     """Tiles filled in part again: with masks that do not hide what is past the last key, and at other head dims."""
     yield low.but(seqlen_q=192, seqlen_kv=64, mask=Causal("tl"))
     yield low.but(seqlen_q=64, seqlen_kv=192, mask=Window(100, 70))
     yield low.but(batch=2, seqlen_q=64, seqlen_kv=192, mask=Lengths((64, 32), (64, 160)))
-    for dim in docket.declaration.head_dim_buckets or _BUCKETS:
+    for dim in target.declaration.head_dim_buckets or _BUCKETS:
         for rows, keys in ((32, 64), (64, 32)) if dim != low.head_dim else ():
             yield low.but(head_dim=dim, head_dim_v=dim, softmax_scale=None, seqlen_q=rows, seqlen_kv=keys)
 
@@ -178,10 +178,10 @@ def _telling(problem: Problem) -> bool:
     return problem.seqlen_kv > _TELLING and problem.seqlen_q > 1
 
 
-def _cover(docket: Docket, problems: list[Problem]) -> tuple[list[Problem], set[str]]:
+def _cover(target: Target, problems: list[Problem]) -> tuple[list[Problem], set[str]]:
     """A greedy cover: the problem that fills most of what is missing; if two are equal the telling one, then the cheaper."""
-    missing = bins_reachable(docket.declaration.support, docket.config)
-    bins = [coverage_bins(problem, docket.config) for problem in problems]
+    missing = bins_reachable(target.declaration.support, target.config)
+    bins = [coverage_bins(problem, target.config) for problem in problems]
     chosen: list[Problem] = []
     while missing:
         gain = [(len(bins[i] & missing), _telling(problem), -problem.pairs) for i, problem in enumerate(problems)]

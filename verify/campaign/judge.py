@@ -1,4 +1,4 @@
-"""Court: holds the cells, the arena and the record, and turns a case into verdicts.  Knows no test framework."""
+"""Judge: holds the cells, the arena and the record, and turns a case into verdicts.  Knows no test framework."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 
 from verify.bundle import published
 from verify.campaign.layout_diagnosis import Layouts
-from verify.campaign.targets import Docket
+from verify.campaign.targets import Target
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment
-from verify.cell.process import Cell, Zygote
+from verify.cell.process import Cell, ForkServer
 from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.judging import aftermath
@@ -40,7 +40,7 @@ _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmeti
 
 
 @dataclass
-class Court:
+class Judge:
     """Hears cases one at a time; close it at the end.
 
     remembered: an earlier run's evidence, whose passes stand.  xfails: known defects; met: those that showed (see `guilty`).
@@ -50,7 +50,7 @@ class Court:
     recorder: Recorder
     remembered: Evidence | None = None
     xfails: Xfails = field(default_factory=Xfails)
-    zygote: Zygote = field(default_factory=lambda: Zygote(environment()))
+    fork_server: ForkServer = field(default_factory=lambda: ForkServer(environment()))
     met: list[Xfail] = field(default_factory=list)
     cells: OrderedDict[str, Cell] = field(default_factory=OrderedDict)
     arena: Arena = field(default_factory=Arena)
@@ -68,44 +68,44 @@ class Court:
         """End the cells and write what was counted."""
         for cell in self.cells.values():
             cell.close()
-        self.zygote.close()
+        self.fork_server.close()
         self.arena.close()
         for (variant, dtype, group), drawn in sorted(self.drawn.items()):
             refused = self.refused.get((variant, dtype, group), 0)
             self.recorder.write(Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=refused))
         self.recorder.close()
 
-    def hear(self, docket: Docket, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
+    def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
         """Judge one case: record that it begins, run it, ask every oracle of the group, record the verdicts."""
-        case = Case(docket.declaration.ref, docket.config.name, docket.group, problem)
-        key = (docket.declaration.ref, docket.dtype, docket.group)
-        standing = self._standing(case, docket)
+        case = Case(target.declaration.ref, target.config.name, target.group, problem)
+        key = (target.declaration.ref, target.dtype, target.group)
+        standing = self._standing(case, target)
         if standing:  # it was counted when it was judged
             return standing
         if phase == "generate":
             self.drawn[key] = self.drawn.get(key, 0) + 1
-        self.recorder.begin(case.id, phase, docket.declaration.ref)
-        cell = self._cell(docket.declaration)
+        self.recorder.begin(case.id, phase, target.declaration.ref)
+        cell = self._cell(target.declaration)
         trial = Trial(
-            declaration=docket.declaration,
-            config=docket.config,
+            declaration=target.declaration,
+            config=target.config,
             problem=problem,
             cell=cell,
             arena=self.arena,
             arch=self.arch,
-            entry=groups()[docket.group].entry,
-            refuses=groups()[docket.group].outside,
+            entry=groups()[target.group].entry,
+            refuses=groups()[target.group].outside,
             with_best=problem.seed % _BEST_EVERY == 0,
-            hearing=Hearing(case.id, self.histories.setdefault(docket.declaration.path, History())),
+            hearing=Hearing(case.id, self.histories.setdefault(target.declaration.path, History())),
         )
-        rulings = [(name, ruling and self.layouts.told(trial, ruling)) for name, ruling in self._rulings(docket, trial)]
+        rulings = [(name, ruling and self.layouts.told(trial, ruling)) for name, ruling in self._rulings(target, trial)]
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
-        verdicts = [self._verdict(case, docket, trial, name, ruling, phase) for name, ruling in rulings]
+        verdicts = [self._verdict(case, target, trial, name, ruling, phase) for name, ruling in rulings]
         for found in trial.hearing.aftermaths[:1]:
             ruling = aftermath.ruling(found)
-            verdict = self._verdict(case, docket, trial, aftermath.ORACLE, ruling, phase)
-            path = published(docket.declaration.path)
+            verdict = self._verdict(case, target, trial, aftermath.ORACLE, ruling, phase)
+            path = published(target.declaration.path)
             variant = aftermath.blamed(found, case.variant, path)
             verdicts.append(replace(verdict, variant=variant, outcome=aftermath.outcome(found)))
         for verdict in verdicts:
@@ -122,23 +122,23 @@ class Court:
         self.met += filter(None, map(self.xfails.expecting, verdicts))
         return self.xfails.unexpected(verdicts)
 
-    def _rulings(self, docket: Docket, trial: Trial) -> list[tuple[str, Ruling | None]]:
+    def _rulings(self, target: Target, trial: Trial) -> list[tuple[str, Ruling | None]]:
         """Each oracle's ruling in order, up to the first that makes the rest meaningless; None: not its business."""
         found: list[tuple[str, Ruling | None]] = []
         if not trial.refuses:
             found += [(name, ruling) for name, _, ruling in held(trial)]
             if len(found) < 2:  # of execution and memory
                 return found
-        for oracle in of_group(docket.group):
-            if oracle.applies(docket.declaration) is None:
+        for oracle in of_group(target.group):
+            if oracle.excludes(target.declaration) is None:
                 found.append((oracle.name, oracle.judge(trial) if oracle.concerns(trial) else None))
         return found
 
-    def _standing(self, case: Case, docket: Docket) -> list[Verdict]:
+    def _standing(self, case: Case, target: Target) -> list[Verdict]:
         """Verdicts of an earlier process of this run, if every oracle that applies has spoken and none convicted."""
         if self.remembered is None or case.id not in self.remembered.judged:
             return []
-        names = [oracle.name for oracle in of_group(docket.group) if oracle.applies(docket.declaration) is None]
+        names = [oracle.name for oracle in of_group(target.group) if oracle.excludes(target.declaration) is None]
         found = [self.remembered.verdict_of(case.id, name) for name in names]
         standing = [verdict for verdict in found if verdict is not None and verdict.outcome != "fail"]
         return standing if len(standing) == len(names) else []
@@ -147,7 +147,7 @@ class Court:
     def arch(self) -> str:
         """The architecture that kernels run on here."""
         if not self._arch:
-            probe = Cell(self.zygote)
+            probe = Cell(self.fork_server)
             self._arch = probe.arch()
             probe.close()
         return self._arch
@@ -157,12 +157,12 @@ class Court:
         if declaration.path not in self.cells:
             while len(self.cells) >= _LIVES[environment().device]:
                 self.cells.popitem(last=False)[1].close()
-            self.cells[declaration.path] = Cell(self.zygote)
+            self.cells[declaration.path] = Cell(self.fork_server)
             self.histories[declaration.path] = History()  # its lives are counted anew
         self.cells.move_to_end(declaration.path)
         return self.cells[declaration.path]
 
-    def _verdict(self, case: Case, docket: Docket, trial: Trial, oracle: str, ruling: Ruling | None, phase: Phase) -> Verdict:
+    def _verdict(self, case: Case, target: Target, trial: Trial, oracle: str, ruling: Ruling | None, phase: Phase) -> Verdict:
         finding = ruling.finding if ruling is not None else None
         if finding is not None:
             finding = replace(finding, replay=replay_command(case.id))
@@ -173,7 +173,7 @@ class Court:
             case=case.id,
             variant=case.variant,
             config=case.config,
-            dtype=docket.dtype,
+            dtype=target.dtype,
             oracle=oracle,
             group=case.group,
             outcome="inapplicable" if ruling is None else "pass" if finding is None else "fail",
@@ -182,7 +182,7 @@ class Court:
             seconds={name: round(seconds, 6) for name, seconds in trial.clock.seconds.items()},
             measures=dict(ruling.measures) if ruling is not None else {},
             observed=dict(ruling.observed) if ruling is not None else {},
-            bins=tuple(sorted(coverage_bins(case.problem, docket.config))) if oracle == leading_oracle(case.group) else (),
+            bins=tuple(sorted(coverage_bins(case.problem, target.config))) if oracle == leading_oracle(case.group) else (),
             finding=finding,
         )
 

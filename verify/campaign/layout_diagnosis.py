@@ -61,7 +61,7 @@ def _holds(trial: Trial, layout: str) -> bool:
         with_best=False,
         hearing=hearing,
         notes={},
-        _runs={},
+        launches={},
         _plans={},
         _beside={},
     )

@@ -1,4 +1,4 @@
-"""Campaign: one run of many dockets over many workers, its directory, its known failures and its report."""
+"""Campaign: one run of many targets over many workers, its directory, its known failures and its report."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from filelock import FileLock, Timeout
 
 from verify.bundle import published
 from verify.campaign.admission import unanswerable
-from verify.campaign.builds import Workshop, left_out
-from verify.campaign.judge import Court
-from verify.campaign.targets import Docket, inapplicable, not_here
+from verify.campaign.builds import Builder, left_out
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target, excludes_group, excludes_here
 from verify.cell import confinement as confine
 from verify.cell.discovery import Roster, Unloadable, environment, roster
-from verify.cell.process import Zygote
-from verify.evidence import Drawn, Evidence, Finding, NotRun, Recorder, Run, VariantEntry, Verdict, load, new_run_id
+from verify.cell.process import ForkServer
+from verify.evidence import Drawn, Evidence, Finding, NotRun, Recorder, RunInfo, VariantEntry, Verdict, load, new_run_id
 from verify.evidence.judge_version import judge_changed, judge_hash
 from verify.evidence.known_failures import FILE, Xfails, at_start, changed_since, digest, xfails_for, xfails_in
 from verify.machine import device
@@ -62,7 +62,7 @@ class BusyError(Exception):
 
 
 @dataclass
-class OpenRun:
+class CampaignRun:
     """A run that is being made: its directory, profile, and the kernel files on trial (none: the collection).
 
     zygote: what the roster's lives and then the court's are forked from, for its owner to close;
@@ -72,7 +72,7 @@ class OpenRun:
     directory: Path
     profile: str
     files: tuple[Path, ...]
-    zygote: Zygote | None = None
+    fork_server: ForkServer | None = None
 
     @cached_property
     def roster(self) -> Roster:
@@ -81,7 +81,7 @@ class OpenRun:
         path = self.directory / _ROSTER
         with FileLock(self.directory / "roster.lock"):
             if not path.exists():
-                found = roster(list(self.files) or None, self.zygote)
+                found = roster(list(self.files) or None, self.fork_server)
                 _record(self, found)
                 path.write_text(found.dumps(), encoding="utf-8")
         return Roster.loads(path.read_text(encoding="utf-8"))
@@ -131,53 +131,53 @@ class OpenRun:
     @cached_property
     def here(self) -> tuple[Declaration, ...]:
         """The variants that can run on this machine."""
-        return tuple(declaration for declaration in self.roster.declarations if not_here(declaration) is None)
+        return tuple(declaration for declaration in self.roster.declarations if excludes_here(declaration) is None)
 
-    def dockets(self, group: str) -> list[Docket]:
+    def targets(self, group: str) -> list[Target]:
         """Everything to be heard before one group of oracles, in a stable order."""
         return [
-            Docket(declaration, config, dtype, group)
+            Target(declaration, config, dtype, group)
             for declaration in self.here
-            if inapplicable(declaration, group) is None
+            if excludes_group(declaration, group) is None
             for dtype in declaration.support.dtypes
             for config in (declaration.configs[:1] if groups()[group].outside else declaration.configs)
         ]
 
-    def families(self, family: str) -> list[tuple[Docket, ...]]:
-        """The dockets of a family's groups, those of one variant, config and dtype together, in a stable order."""
-        found: dict[str, list[Docket]] = {}
+    def families(self, family: str) -> list[tuple[Target, ...]]:
+        """The targets of a family's groups, those of one variant, config and dtype together, in a stable order."""
+        found: dict[str, list[Target]] = {}
         for group in groups().values():
-            for docket in self.dockets(group.name) if group.family == family else ():
-                found.setdefault(docket.id, []).append(docket)
-        return [tuple(dockets) for dockets in found.values()]
+            for target in self.targets(group.name) if group.family == family else ():
+                found.setdefault(target.id, []).append(target)
+        return [tuple(targets) for targets in found.values()]
 
     @property
     def compiled(self) -> tuple[Declaration, ...]:
         """The variants that can be compiled here without a GPU, whether or not they can run."""
         return tuple(d for d in self.roster.declarations if d.compiles and d.uncompilable is None)
 
-    def workshop(self, worker: str) -> Workshop:
+    def builder(self, worker: str) -> Builder:
         """A workshop that records under that worker's name."""
-        return Workshop(Recorder(self.directory, f"{worker}-builds"), self.profile)
+        return Builder(Recorder(self.directory, f"{worker}-builds"), self.profile)
 
-    def court(self, worker: str) -> Court:
+    def judge(self, worker: str) -> Judge:
         """A court that records under that worker's name and remembers what this run has judged before."""
         remembered = load(self.directory) if any(self.directory.glob("*.jsonl")) else None
-        zygote = self.zygote or Zygote(environment())
-        return Court(Recorder(self.directory, worker), remembered, self.xfails, zygote)
+        fork_server = self.fork_server or ForkServer(environment())
+        return Judge(Recorder(self.directory, worker), remembered, self.xfails, fork_server)
 
-    def docket_of(self, case: Case) -> Docket | None:
-        """The docket that a case belongs to, if its variant and config are known here."""
-        return _docket_among(self.here, case)
+    def target_of(self, case: Case) -> Target | None:
+        """The target that a case belongs to, if its variant and config are known here."""
+        return _target_among(self.here, case)
 
-    def witnesses(self) -> list[tuple[Docket, str]]:
+    def witnesses(self) -> list[tuple[Target, str]]:
         """Declared worst cases, those of known defects, cases that failed before or were lost: run first.
 
         Only those that the kernels, as they are declared today, can be asked.
         """
-        return [(docket, id_) for docket, id_, why in self.kept(self.here) if why is None]
+        return [(target, id_) for target, id_, why in self.kept(self.here) if why is None]
 
-    def kept(self, here: Sequence[Declaration]) -> list[tuple[Docket, str, str | None]]:
+    def kept(self, here: Sequence[Declaration]) -> list[tuple[Target, str, str | None]]:
         """What is to be run first, of the variants that can run here; with the reason why it cannot be asked today, or None."""
         ids = [id_ for declaration in here for id_ in declaration.witness]
         ids += [entry.witness for entry in self.xfails.entries]
@@ -189,30 +189,30 @@ class OpenRun:
                 case = Case.parse(id_)
             except CaseError:
                 continue
-            docket = _docket_among(here, case)
-            if docket is not None:
-                found.append((docket, id_, unanswerable(docket, case.problem)))
+            target = _target_among(here, case)
+            if target is not None:
+                found.append((target, id_, unanswerable(target, case.problem)))
         return found
 
 
-def _docket_among(declarations: Sequence[Declaration], case: Case) -> Docket | None:
+def _target_among(declarations: Sequence[Declaration], case: Case) -> Target | None:
     for declaration in declarations:
         configs = {config.name: config for config in declaration.configs}
         if declaration.ref == case.variant and case.config in configs:
-            return Docket(declaration, configs[case.config], case.problem.dtype, case.group)
+            return Target(declaration, configs[case.config], case.problem.dtype, case.group)
     return None
 
 
-def open_run(profile: str, files: list[Path], run_id: str | None = None) -> OpenRun:
+def open_run(profile: str, files: list[Path], run_id: str | None = None) -> CampaignRun:
     """Begin a run, or continue the one of that id."""
-    return OpenRun(state_directory() / "runs" / (run_id or new_run_id()), profile, tuple(files))
+    return CampaignRun(state_directory() / "runs" / (run_id or new_run_id()), profile, tuple(files))
 
 
-def _record(run: OpenRun, found: Roster) -> None:
+def _record(run: CampaignRun, found: Roster) -> None:
     """Write down who is on trial, where, and who is not and why."""
     with Recorder(run.directory, "campaign") as recorder:
         recorder.write(
-            Run(
+            RunInfo(
                 run=run.directory.name,
                 started=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
                 profile=run.profile,
@@ -228,23 +228,23 @@ def _record(run: OpenRun, found: Roster) -> None:
         )
         for declaration in found.declarations:
             recorder.write(_entry(declaration))
-            reason = not_here(declaration)
+            reason = excludes_here(declaration)
             if reason is not None:
                 recorder.write(NotRun(variant=declaration.ref, reason=reason))
             reason = declaration.uncompilable or left_out(run.profile)
             if declaration.compiles and reason:
                 recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
-        here = [declaration for declaration in found.declarations if not_here(declaration) is None]
-        for docket, id_, why in run.kept(here):
+        here = [declaration for declaration in found.declarations if excludes_here(declaration) is None]
+        for target, id_, why in run.kept(here):
             if why is not None:
                 reason = f"a case on record is dropped, {why}: {id_}"
-                recorder.write(NotRun(variant=docket.declaration.ref, dtype=_WITNESS, reason=reason))
+                recorder.write(NotRun(variant=target.declaration.ref, dtype=_WITNESS, reason=reason))
         for failure in () if run.files and found.unusable else found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
 
 
-def _record_uncounted(run: OpenRun, evidence: Evidence) -> None:
+def _record_uncounted(run: CampaignRun, evidence: Evidence) -> None:
     """Count what was drawn by processes that ended before they wrote how much they had drawn."""
     judged = {(v.variant, v.dtype, v.group, v.case) for v in evidence.verdicts if v.phase == "generate"}
     uncounted = Counter((variant, dtype, group) for variant, dtype, group, _ in judged)
@@ -314,7 +314,7 @@ def remember_failures(evidence: Evidence) -> None:
     known.write_text("\n".join(dict.fromkeys([*smallest, *before][:200])) + "\n", encoding="utf-8")
 
 
-def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
+def _with_statistics(run: CampaignRun, evidence: Evidence) -> Evidence:
     """Judge the campaign as a whole, and record what is wrong with it.  A failing verdict stands if the run goes on."""
     found = findings(evidence.verdicts)
     if not found:
@@ -325,13 +325,13 @@ def _with_statistics(run: OpenRun, evidence: Evidence) -> Evidence:
     return evidence.with_verdicts(found)
 
 
-def unusable(run: OpenRun) -> str | None:
+def unusable(run: CampaignRun) -> str | None:
     """In one line, why no kernel file that was given can be tried: a usage error; else None."""
     begun = run.files and (run.directory / _ROSTER).exists()
     return run.roster.unusable if begun else None
 
 
-def convicted(run: OpenRun) -> bool:
+def convicted(run: CampaignRun) -> bool:
     """Whether the campaign as a whole fails and no known defect says so, although each of its cases may pass."""
     evidence = load(run.directory) if run.directory.exists() else None
     if evidence is None or not evidence.verdicts:
@@ -339,12 +339,12 @@ def convicted(run: OpenRun) -> bool:
     return any(v.group == GROUP for v in xfails_in(evidence).unexpected(evidence.verdicts))
 
 
-def changed(run: OpenRun) -> str | None:
+def changed(run: CampaignRun) -> str | None:
     """In words, that the judge's files changed during the run; None if they did not."""
     return judge_changed(load(run.directory)) if run.directory.exists() else None
 
 
-def report(run: OpenRun, directory: str | Path | None = None) -> str:
+def report(run: CampaignRun, directory: str | Path | None = None) -> str:
     """Judge a run as a whole and `publish` it; returns "" where nothing was judged."""
     evidence = load(run.directory) if run.directory.exists() else None
     if evidence is None or not evidence.verdicts:

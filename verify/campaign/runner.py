@@ -36,7 +36,7 @@ _GRACE = 60.0  # seconds beyond a deadline for cases under way and the report
 _REFUSED = re.compile(rf"\w*Error: (\[Errno (?:{'|'.join(map(str, NO_SPACE))})\] [^\n]*)")
 
 
-class EngineError(Exception):
+class RunnerError(Exception):
     """A campaign that could not be had; the message is one line, `status` the exit code."""
 
     def __init__(self, message: str, status: int = INFRASTRUCTURE) -> None:
@@ -49,7 +49,7 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class RunRequest:
     """What a command asks of the engine.
 
     workers: "auto", or a number; 0 runs in one process.  exit_first: stop at the first failing verdict.
@@ -93,7 +93,7 @@ def say(console: Console, text: str) -> None:
     console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def carry_out(order: Order, console: Console, deadline: float | None = None) -> int:
+def execute(order: RunRequest, console: Console, deadline: float | None = None) -> int:
     """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is begun.
 
     Raises EngineError where it could not be had, Interrupted where somebody ended it.
@@ -101,19 +101,19 @@ def carry_out(order: Order, console: Console, deadline: float | None = None) -> 
     try:
         order.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EngineError(_unwritable(order, str(error))) from None
+        raise RunnerError(_unwritable(order, str(error))) from None
     try:
         with _interruptible():
-            return _carry_out(order, console, deadline)
+            return _execute(order, console, deadline)
     except KeyboardInterrupt:
         raise Interrupted from None
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        raise EngineError(_unwritable(order, str(error))) from None
+        raise RunnerError(_unwritable(order, str(error))) from None
 
 
-def _carry_out(order: Order, console: Console, deadline: float | None) -> int:
+def _execute(order: RunRequest, console: Console, deadline: float | None) -> int:
     with tempfile.TemporaryFile("w+") as words:
         variables = os.environ | handed_on() | {leash.PARENT: str(os.getpid())}
         if deadline is not None:
@@ -151,7 +151,7 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _watch(process: subprocess.Popen[bytes], order: Order, console: Console, deadline: float | None) -> bool:
+def _watch(process: subprocess.Popen[bytes], order: RunRequest, console: Console, deadline: float | None) -> bool:
     """Show how far the campaign is until it ends; whether its time was over before that."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -189,18 +189,18 @@ class _Tally:
             self.failing += text.count(b'"outcome":"fail"')
 
 
-def _status(returncode: int, order: Order, output: str, console: Console) -> int:
+def _status(returncode: int, order: RunRequest, output: str, console: Console) -> int:
     """The exit code of a campaign that has ended; raises EngineError where the child says why it did nothing."""
     if returncode == _PYTEST_USAGE:
-        raise EngineError(_said(output), USAGE)
+        raise RunnerError(_said(output), USAGE)
     if returncode == _PYTEST_NOTHING and order.select:
         words = [f"nothing matches {order.select!r}", _names(order), *_unloaded(order)]
-        raise EngineError(f"-k: {'; '.join(words)}", USAGE)
+        raise RunnerError(f"-k: {'; '.join(words)}", USAGE)
     evidence = evidence_of(order)
     refused = _REFUSED.search(output) if returncode != CLEAN else None
     if refused is not None:
         if evidence is None or not evidence.verdicts or not failing(evidence):
-            raise EngineError(_unwritable(order, refused[1]))
+            raise RunnerError(_unwritable(order, refused[1]))
         say(console, f"verify: {_unwritable(order, refused[1])}")
     if evidence is None or not evidence.verdicts:
         console.print(output.strip()[-4000:], markup=False, highlight=False)
@@ -225,7 +225,7 @@ def _said(output: str) -> str:
     return lines[0].removeprefix("ERROR: ") if lines else output.strip()[-500:]
 
 
-def _names(order: Order, most: int = 12) -> str:
+def _names(order: RunRequest, most: int = 12) -> str:
     """The names that a campaign's ids are made of, shortened, for somebody whose -k matches none."""
     evidence = evidence_of(order)
     entries = () if evidence is None else evidence.variants
@@ -236,7 +236,7 @@ def _names(order: Order, most: int = 12) -> str:
     return f"ids are made of {shown}" + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
-def _unloaded(order: Order) -> list[str]:
+def _unloaded(order: RunRequest) -> list[str]:
     """One line for each file that does not load beside one that does: no id holds its names."""
     evidence = evidence_of(order)
     verdicts = () if evidence is None else evidence.verdicts
@@ -244,7 +244,7 @@ def _unloaded(order: Order) -> list[str]:
     return [explain(verdict).splitlines()[0] for verdict in loading]
 
 
-def _unwritable(order: Order, reason: str) -> str:
+def _unwritable(order: RunRequest, reason: str) -> str:
     return f"cannot write evidence to {order.directory}: {reason}"
 
 
@@ -253,6 +253,6 @@ def failing(evidence: Evidence) -> bool:
     return bool(xfails_in(evidence).unexpected(evidence.verdicts))
 
 
-def evidence_of(order: Order) -> Evidence | None:
+def evidence_of(order: RunRequest) -> Evidence | None:
     """What the run has recorded, or None if it never began."""
     return load(order.directory) if order.directory.exists() else None

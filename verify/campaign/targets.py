@@ -17,7 +17,7 @@ from verify.variant import Config, Declaration
 
 
 @dataclass(frozen=True)
-class Docket:
+class Target:
     """One variant, config and dtype before one group of oracles: what one property test hears."""
 
     declaration: Declaration
@@ -31,7 +31,7 @@ class Docket:
 
     @cached_property
     def problems(self) -> SearchStrategy[Problem]:
-        """What this docket draws, as large as this machine can judge quickly."""
+        """What this target draws, as large as this machine can judge quickly."""
         device = "gpu" if environment().device == "cuda" else "interpreter" if self.declaration.interpreted else "cpu"
         group, limits, declaration = groups()[self.group], LIMITS[device], self.declaration
         if group.outside:
@@ -40,7 +40,7 @@ class Docket:
         if group.masked and masks:
             declaration = replace(declaration, support=replace(declaration.support, masks=masks))
         drawn = strategies.problems(declaration, dtype=self.dtype, limits=limits, distributions=group.distributions)
-        impossible, adapt, support = group.impossible, group.adapt, self.declaration.support
+        impossible, adapt, support = group.excludes_problem, group.adapt, self.declaration.support
         if impossible is not None:
             drawn = drawn.filter(lambda problem: impossible(problem) is None)
         if adapt is None:
@@ -58,7 +58,7 @@ class Docket:
         return [problem for problem in found if self.declaration.support.refusal(problem) is None]
 
 
-def inapplicable(declaration: Declaration, group: str) -> str | None:
+def excludes_group(declaration: Declaration, group: str) -> str | None:
     """Why no oracle of a group judges a variant, or None."""
     if groups()[group].entry not in declaration.entries:
         return f"has no {groups()[group].entry} of its own"
@@ -67,11 +67,11 @@ def inapplicable(declaration: Declaration, group: str) -> str | None:
         for dtype in declaration.support.dtypes
     ):
         return "supports everything that can be asked"
-    reasons = [oracle.applies(declaration) for oracle in of_group(group)]
+    reasons = [oracle.excludes(declaration) for oracle in of_group(group)]
     return None if None in reasons else "; ".join(filter(None, reasons))
 
 
-def not_here(declaration: Declaration) -> str | None:
+def excludes_here(declaration: Declaration) -> str | None:
     """Why a variant cannot run on this machine, or None."""
     if declaration.unavailable is not None:
         return declaration.unavailable

@@ -111,7 +111,7 @@ def preload() -> None:
 
 def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:
     scratch = tempfile.mkdtemp(prefix="life-", dir=message["scratch"])
-    zygote = os.getpid()
+    fork_server = os.getpid()
     pid = os.fork()
     if pid:
         os.close(peer)
@@ -119,7 +119,7 @@ def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) 
         return pid, scratch
     # The life: it must not outlive the zygote, and must not return into the zygote's loop whatever happens.
     try:
-        die_with(zygote)
+        die_with(fork_server)
         os.setsid()
         become_subreaper()
         control.close()

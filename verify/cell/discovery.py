@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from verify.bundle import ROOT
-from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, Reply, Zygote
+from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
 from verify.cell.untrusted_text import visible
 from verify.problem import Problem
 from verify.tolerance.backward import resolve as resolve_gradients
@@ -85,12 +85,12 @@ def environment() -> Environment:
     return PLAIN_CUDA if torch.cuda.is_available() else PLAIN_CPU
 
 
-def roster(files: list[Path] | None = None, shared: Zygote | None = None) -> Roster:
+def roster(files: list[Path] | None = None, shared: ForkServer | None = None) -> Roster:
     """Load the files (default: the collection), each in a life of its own.
 
     shared: the zygote that forks these lives, and stays open; by default one of its own.
     """
-    zygote = Zygote(environment()) if shared is None else shared
+    fork_server = ForkServer(environment()) if shared is None else shared
     entries: list[dict[str, Any]] = []
     failures: list[Unloadable] = []
     try:
@@ -99,7 +99,7 @@ def roster(files: list[Path] | None = None, shared: Zygote | None = None) -> Ros
                 shown = visible(str(path))
                 failures.append(Unloadable(shown, shown, "its path holds characters that cannot be shown: rename it"))
                 continue
-            cell = Cell(zygote)
+            cell = Cell(fork_server)
             reply = cell.load(str(path.resolve()))
             cell.close()
             inside = path.resolve().is_relative_to(ROOT / "kernels")
@@ -113,7 +113,7 @@ def roster(files: list[Path] | None = None, shared: Zygote | None = None) -> Ros
                 failures.append(Unloadable(shown, str(path.resolve()), f"its declaration: {type(error).__name__}: {error}"))
     finally:
         if shared is None:
-            zygote.close()
+            fork_server.close()
     return Roster(tuple(entries), tuple(failures))
 
 

@@ -49,7 +49,7 @@ COMPILER = Environment("compiler", "cpu", (("TRITON_INTERPRET", "0"), ("CUDA_VIS
 PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")))
 
 
-class Zygote:
+class ForkServer:
     """The process of one environment, with torch imported, from which lives are forked."""
 
     def __init__(self, environment: Environment) -> None:

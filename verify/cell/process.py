@@ -1,6 +1,6 @@
 """The judge's side of a cell: start it, ask it, time it, and say what became of it.
 
-A `Zygote` is one environment's process (plain, or with Triton's interpreter); a `Cell` has at most one life forked from it.
+A `ForkServer` is one environment's process (plain, or with Triton's interpreter); a `Cell` has at most one life forked from it.
 Whatever a kernel does to its life - an exception, a crash, a hang, a poisoned CUDA context - becomes a `Reply`; the next
 request finds a fresh life.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from verify.cell import extension_locks as batons
 from verify.cell.arena import Arena
 from verify.cell.descendants import compiling, resident
-from verify.cell.fork_server import COMPILER, PLAIN_CPU, PLAIN_CUDA, ROOT, Environment, InfrastructureError, Zygote
+from verify.cell.fork_server import COMPILER, PLAIN_CPU, PLAIN_CUDA, ROOT, Environment, ForkServer, InfrastructureError
 from verify.cell.protocol import Closed, Countdown, receive, send
 from verify.cell.untrusted_text import visible, visible_data
 from verify.machine import settings
@@ -33,9 +33,9 @@ __all__ = [
     "ROOT",
     "Cell",
     "Environment",
+    "ForkServer",
     "InfrastructureError",
     "Reply",
-    "Zygote",
 ]
 
 _BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler that it has started
@@ -108,10 +108,10 @@ def _bytes(said: object) -> int:
 class Cell:
     """One life at a time, which loads kernel files and runs them in the judge's arena."""
 
-    def __init__(self, zygote: Zygote) -> None:
-        self.environment = zygote.environment
+    def __init__(self, fork_server: ForkServer) -> None:
+        self.environment = fork_server.environment
         self.lives = 0
-        self._zygote = zygote
+        self._fork_server = fork_server
         self._life: socket.socket | None = None
         self._pid = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the cell
@@ -218,7 +218,7 @@ class Cell:
             self._end_life()
             return Reply("out of memory", words, seconds=time.perf_counter() - begun)
         except Closed as end:
-            return Reply("crash", self._obituary(str(end)), seconds=time.perf_counter() - begun)
+            return Reply("crash", self._exit_description(str(end)), seconds=time.perf_counter() - begun)
         seconds = time.perf_counter() - begun
         # The one place where a kernel's words reach the judge.  Paths of sources are opened, and never shown.
         sources = data.get("sources")
@@ -256,7 +256,7 @@ class Cell:
             return
         self._log.seek(0)
         self._log.truncate()
-        self._life, self._pid = self._zygote.fork(self._log.fileno())
+        self._life, self._pid = self._fork_server.fork(self._log.fileno())
         self._loaded.clear()
         self._arena_generation = 0
         self.lives += 1
@@ -272,11 +272,11 @@ class Cell:
             os.killpg(self._pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        status = self._zygote.reap(self._pid)
+        status = self._fork_server.reap(self._pid)
         batons.clear(held)
         return status
 
-    def _obituary(self, garbage: str) -> str:
+    def _exit_description(self, garbage: str) -> str:
         """How the life ended, and its last words; `garbage`: what made its reply unreadable, if it sent one."""
         # Killing does not change how a process that is already dying ends; it does end one that only closed its socket.
         status = self._end_life()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from verify import __version__
-from verify.campaign.runner import CLEAN, INFRASTRUCTURE, NO_SPACE, USAGE, EngineError, Interrupted, say
+from verify.campaign.runner import CLEAN, INFRASTRUCTURE, NO_SPACE, USAGE, Interrupted, RunnerError, say
 from verify.cli import replay, report, run, tools
 from verify.cli.options import UsageError, console
 from verify.evidence.known_failures import XfailsError
@@ -64,7 +64,7 @@ def main() -> int:
     except XfailsError as error:
         say(console, f"verify: {error}")
         return USAGE
-    except EngineError as error:
+    except RunnerError as error:
         say(console, f"verify: {error}")
         return error.status
     except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):

@@ -16,11 +16,11 @@ from references.attention import forward
 from references.definition import Attention
 from references.masks import Causal, Full, Lengths, Window
 from verify.campaign.run import workers as workers_here
-from verify.campaign.runner import Order, carry_out, evidence_of
-from verify.campaign.targets import not_here
+from verify.campaign.runner import RunRequest, evidence_of, execute
+from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment, roster
-from verify.cell.process import Cell, Zygote
+from verify.cell.process import Cell, ForkServer
 from verify.evidence import Evidence
 from verify.judging.trial import Trial
 from verify.problem import Layout, Problem
@@ -31,13 +31,13 @@ _MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
 
 def bench(console: Console, seconds: float, workers: str, select: str = "") -> int:
     """Measure and print all three; `select` narrows the campaign as pytest -k does.  Returns an exit code."""
-    found = [declaration for declaration in roster().declarations if not_here(declaration) is None]
+    found = [declaration for declaration in roster().declarations if excludes_here(declaration) is None]
     count = workers_here()
     _print_reference(console)
     if environment().device == "cuda":
         _print_builds(console, found, count)
-    order = Order(profile="gpu" if environment().device == "cuda" else "dev", workers=workers, select=select)
-    status = carry_out(order, console, time.monotonic() + seconds)
+    order = RunRequest(profile="gpu" if environment().device == "cuda" else "dev", workers=workers, select=select)
+    status = execute(order, console, time.monotonic() + seconds)
     evidence = evidence_of(order)
     if evidence is not None and evidence.verdicts:
         console.print(breakdown(evidence))
@@ -57,12 +57,12 @@ def builds(declaration: Declaration) -> Iterator[tuple[Config, Problem]]:
 
 def warm(declaration: Declaration, count: int) -> tuple[int, float]:
     """Make every build of a variant with `count` cells at once; returns (builds, seconds)."""
-    zygote = Zygote(environment())
-    probe = Cell(zygote)
+    fork_server = ForkServer(environment())
+    probe = Cell(fork_server)
     arch = probe.arch()
     probe.close()
     benches: SimpleQueue[tuple[Cell, Arena]] = SimpleQueue()
-    made = [(Cell(zygote), Arena()) for _ in range(count)]
+    made = [(Cell(fork_server), Arena()) for _ in range(count)]
     for cell, _ in made:
         cell.load(declaration.path)  # one after the other: a zygote serves one caller at a time
     for pair in made:
@@ -83,7 +83,7 @@ def warm(declaration: Declaration, count: int) -> tuple[int, float]:
     for cell, arena in made:
         cell.close()
         arena.close()
-    zygote.close()
+    fork_server.close()
     return statuses.count("ok"), elapsed
 
 

@@ -82,7 +82,7 @@ select = click.option(
     default="",
     metavar="EXPRESSION",
     callback=_expression,
-    help="Only dockets whose id matches, as pytest -k.",
+    help="Only targets whose id matches, as pytest -k.",
 )
 seed = click.option("--seed", type=click.IntRange(min=0), help="Seed of the random search.")
 run_id = click.option("--run-id", callback=_run_named, help="Name the run, or go on with the one so named.")

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from verify import report as accuracy
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, say
-from verify.campaign.targets import not_here
+from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment, roster
-from verify.cell.process import Cell, InfrastructureError, Zygote
+from verify.cell.process import Cell, ForkServer, InfrastructureError
 from verify.evidence.strict_json import dumps
 from verify.machine import device
 from verify.machine.cores import cores
@@ -27,7 +27,7 @@ from verify.probes.functions import FUNCTIONS, FunctionProbe, Surveyor
 from verify.probes.instructions import INSTRUCTIONS, Bench
 from verify.probes.matrix import MatrixProbe
 from verify.probes.order import OrderProbe
-from verify.probes.report import PAGE, NotRun, ProbeReport, as_data, write
+from verify.probes.report import PAGE, ProbeNotRun, ProbeReport, as_data, write
 from verify.probes.worker import Job, do_all
 
 T = TypeVar("T", MatrixProbe, FunctionProbe)
@@ -134,7 +134,7 @@ def here() -> tuple[str, str | None]:
 
 def _choose(
     offered: Sequence[tuple[str, Callable[[str], str | None]]], arch: str, absent: str | None
-) -> tuple[list[str], list[NotRun]]:
+) -> tuple[list[str], list[ProbeNotRun]]:
     """Names that can run, and the others with their reasons."""
     chosen, left = [], []
     for name, not_on in offered:
@@ -142,7 +142,7 @@ def _choose(
         if reason is None:
             chosen.append(name)
         else:
-            left.append(NotRun(name, reason))
+            left.append(ProbeNotRun(name, reason))
     return chosen, left
 
 
@@ -161,16 +161,16 @@ def _done(jobs: Sequence[Job[T]], names: Sequence[str], kind: Callable[..., T], 
 def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
     found, left = [], []
     listed = roster(list(request.kernels) or None)
-    left += [NotRun(f"summation order of {failure.ref}", "does not load") for failure in listed.failures]
-    reasons = [(declaration, not_here(declaration)) for declaration in listed.declarations]
-    left += [NotRun(f"summation order of {declaration.ref}", reason) for declaration, reason in reasons if reason]
+    left += [ProbeNotRun(f"summation order of {failure.ref}", "does not load") for failure in listed.failures]
+    reasons = [(declaration, excludes_here(declaration)) for declaration in listed.declarations]
+    left += [ProbeNotRun(f"summation order of {declaration.ref}", reason) for declaration, reason in reasons if reason]
     able = [declaration for declaration, reason in reasons if reason is None]
     if not able:
         return replace(report, not_run=(*report.not_run, *left))
-    zygote, arena = Zygote(environment()), Arena()
+    fork_server, arena = ForkServer(environment()), Arena()
     try:
         for declaration in able:
-            cell = Cell(zygote)
+            cell = Cell(fork_server)
             try:
                 one = order.probe(declaration, declaration.configs[0], cell, arena, cell.arch())
             except InfrastructureError as error:
@@ -180,7 +180,7 @@ def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeRep
             found.append(one)
             console.print(f"{'order':10} {one.variant}: {one.reason or one.order} ({one.seconds:.1f} s)", highlight=False)
     finally:
-        zygote.close()
+        fork_server.close()
         arena.close()
     return replace(report, orders=tuple(found), not_run=(*report.not_run, *left))
 

@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 
 from verify.campaign.admission import too_large, unanswerable
-from verify.campaign.judge import Court
-from verify.campaign.run import OpenRun, open_run
+from verify.campaign.judge import Judge
+from verify.campaign.run import CampaignRun, open_run
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
-from verify.campaign.targets import Docket, not_here
+from verify.campaign.targets import Target, excludes_here
 from verify.cell.process import InfrastructureError
 from verify.evidence import Verdict, strict_json
 from verify.evidence.explanation import explain
@@ -46,18 +46,18 @@ def replay(case: Case, console: Console) -> int:
     if at and run.roster.unusable:
         say(console, f"verify: {run.roster.unusable}")
         return USAGE
-    docket = _docket(run, case, console)
-    if isinstance(docket, int):
-        return docket
-    recorded = _recorded(case.id, docket.declaration.ref)  # before this replay leaves a record of its own
-    court = run.court("replay")
+    target = _docket(run, case, console)
+    if isinstance(target, int):
+        return target
+    recorded = _recorded(case.id, target.declaration.ref)  # before this replay leaves a record of its own
+    judge = run.judge("replay")
     try:
-        return _heard(court, run, docket, case, recorded, console)
+        return _heard(judge, run, target, case, recorded, console)
     except InfrastructureError as error:
         say(console, f"verify: {error}")
         return INFRASTRUCTURE
     finally:
-        court.close()
+        judge.close()
 
 
 def _nonsense(case: Case, file: Path | None) -> str | None:
@@ -69,46 +69,46 @@ def _nonsense(case: Case, file: Path | None) -> str | None:
     return too_large(case.problem)
 
 
-def _docket(run: OpenRun, case: Case, console: Console) -> Docket | int:
-    """The docket that hears the case, or an exit code where there is none, and why is said."""
+def _docket(run: CampaignRun, case: Case, console: Console) -> Target | int:
+    """The target that hears the case, or an exit code where there is none, and why is said."""
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
     if case.variant not in known:
         say(console, f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})")
         return USAGE
-    reason = not_here(known[case.variant])
+    reason = excludes_here(known[case.variant])
     if reason is not None:
         say(console, f"verify: {case.variant} cannot run here: {reason}")
         return INFRASTRUCTURE
-    docket = run.docket_of(case)
-    if docket is None:
+    target = run.target_of(case)
+    if target is None:
         names = ", ".join(config.name for config in known[case.variant].configs)
         say(console, f"verify: {case.variant} has no config {case.config!r} (configs: {names})")
         return USAGE
-    reason = unanswerable(docket, case.problem)
+    reason = unanswerable(target, case.problem)
     if reason is not None:
         say(console, f"verify: {case.variant}: {reason}")
         return USAGE
-    return docket
+    return target
 
 
-def _heard(court: Court, run: OpenRun, docket: Docket, case: Case, recorded: Recorded | None, console: Console) -> int:
+def _heard(judge: Judge, run: CampaignRun, target: Target, case: Case, recorded: Recorded | None, console: Console) -> int:
     """Alone, then after what its process had run when it failed."""
-    if _fails(court.hear(docket, case.problem, "witness"), console):
+    if _fails(judge.judge(target, case.problem, "witness"), console):
         return _said(console, "FAILED", FAILED)
     if recorded is None:
         return _said(console, "HOLDS", CLEAN, "no run in this directory has recorded that it failed")
     tried = "in a fresh process"
     if recorded.before:
-        pairs = [(run.docket_of(before), before.problem) for before in _cases(recorded.before)]
+        pairs = [(run.target_of(before), before.problem) for before in _cases(recorded.before)]
         console.print(f"holds {tried}; again after {_counted(recorded)} that had run before it", highlight=False)
-        court.alone(docket.declaration)
+        judge.alone(target.declaration)
         for other, problem in pairs:
             if other is not None and unanswerable(other, problem) is None:
-                court.hear(other, problem, "witness")
-        if _fails(court.hear(docket, case.problem, "witness"), console):
+                judge.judge(other, problem, "witness")
+        if _fails(judge.judge(target, case.problem, "witness"), console):
             return _said(console, "FAILED", FAILED, f"after {_counted(recorded)} in the same process, not alone")
         tried = f"{tried}, nor after {_counted(recorded)} that had run before it"
-    if recorded.changed(docket):
+    if recorded.changed(target):
         return _said(console, "FIXED", CLEAN, "the kernel or the judge has changed since it failed")
     return _said(
         console,
@@ -147,9 +147,9 @@ class Recorded:
     source: str
     judge: str
 
-    def changed(self, docket: Docket) -> bool:
+    def changed(self, target: Target) -> bool:
         """Whether another kernel, or another judge, failed it."""
-        return self.source != docket.declaration.source_hash or self.judge != judge_hash()
+        return self.source != target.declaration.source_hash or self.judge != judge_hash()
 
 
 def _recorded(case: str, variant: str) -> Recorded | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from verify.campaign.runner import CLEAN, FAILED, USAGE, Order, carry_out, say
+from verify.campaign.runner import CLEAN, FAILED, USAGE, RunRequest, execute, say
 from verify.cli import options
 from verify.cli.options import UsageError, console
 from verify.cli.summary import conclude, objections, report_of, status_of
@@ -104,8 +104,8 @@ def report(
     from verify.machine import device
 
     where = place.parent / device.slug()
-    order = Order(report_dir=where, **chosen)
-    status = conclude(order, lambda: carry_out(order, console), where, strict=strict)
+    order = RunRequest(report_dir=where, **chosen)
+    status = conclude(order, lambda: execute(order, console), where, strict=strict)
     return place.published(where, status) if report_of(where, order.run_id) is not None else status
 
 

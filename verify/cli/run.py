@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from verify.campaign.runner import CLEAN, FAILED, Order, carry_out
+from verify.campaign.runner import CLEAN, FAILED, RunRequest, execute
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
 from verify.cli.summary import conclude
@@ -36,8 +36,8 @@ def run(kernels: tuple[Path, ...], strict: bool, **chosen: Any) -> int:
     verify run my_kernel.py -x
     verify run --examples 200 -k bfloat16
     """
-    order = Order(kernels=existing(kernels), **chosen)
-    return conclude(order, lambda: carry_out(order, console), strict=strict)
+    order = RunRequest(kernels=existing(kernels), **chosen)
+    return conclude(order, lambda: execute(order, console), strict=strict)
 
 
 @click.command()
@@ -56,13 +56,13 @@ def fuzz(kernels: tuple[Path, ...], max_time: float, keep_going: bool, exit_firs
     if keep_going and exit_first:
         raise UsageError("--keep-going and --exitfirst: give one of them")
     deadline = time.monotonic() + max_time
-    order = Order(kernels=existing(kernels), examples=25, profile="dev", exit_first=exit_first, **chosen)
+    order = RunRequest(kernels=existing(kernels), examples=25, profile="dev", exit_first=exit_first, **chosen)
     first = int.from_bytes(order.run_id[-6:].encode(), "big")
 
     def search() -> int:
         status, rounds = CLEAN, 0
         while time.monotonic() < deadline and (status == CLEAN or (keep_going and status == FAILED)):
-            status = carry_out(replace(order, seed=first + rounds), console, deadline)
+            status = execute(replace(order, seed=first + rounds), console, deadline)
             rounds += 1
         console.print(f"{rounds} rounds, seeds from {first}")
         return status

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verify.campaign.run import OpenRun, open_run
+from verify.campaign.run import CampaignRun, open_run
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
-from verify.campaign.targets import not_here
+from verify.campaign.targets import excludes_here
 from verify.cell.discovery import environment as environment_here
 from verify.cell.process import Environment, InfrastructureError
 from verify.evidence import Recorder, load
@@ -21,7 +21,7 @@ from verify.problem.case import Case
 from verify.sanitizers import report
 from verify.sanitizers.facts import WAIVERS, Waiver
 from verify.sanitizers.lane import GROUP, Lane, dead, few
-from verify.sanitizers.planted import FAULTS, Fault
+from verify.sanitizers.planted import FAULTS, PlantedFault
 from verify.sanitizers.report import Account
 from verify.sanitizers.selection import select
 from verify.sanitizers.session import Booth, Session, Subject
@@ -48,7 +48,7 @@ class Request:
     workers: str = "auto"
     report_dir: Path | None = None
     environment: Environment | None = None
-    faults: tuple[Fault, ...] = FAULTS
+    faults: tuple[PlantedFault, ...] = FAULTS
     waivers: tuple[Waiver, ...] = WAIVERS
 
     @property
@@ -123,7 +123,7 @@ def _files(request: Request) -> list[Path]:
     return [Path(file)] if at else list(request.kernels)
 
 
-def _chosen(request: Request, run: OpenRun) -> list[Declaration]:
+def _chosen(request: Request, run: CampaignRun) -> list[Declaration]:
     """The variants on trial.  Raises _Refused for an unknown name, for one that cannot run here, and where there is none."""
     if run.files and run.roster.unusable:
         raise _Refused(USAGE, run.roster.unusable)
@@ -132,7 +132,7 @@ def _chosen(request: Request, run: OpenRun) -> list[Declaration]:
     for name in named:
         if name not in known:
             raise _Refused(USAGE, f"unknown variant {name!r} (known: {', '.join(sorted(known))})")
-        reason = not_here(known[name])
+        reason = excludes_here(known[name])
         if reason is not None:
             raise _Refused(INFRASTRUCTURE, f"{name} cannot run here: {reason}")
     ours = [d for d in run.here if request.kernels or d.family not in _LIBRARIES]
@@ -142,9 +142,11 @@ def _chosen(request: Request, run: OpenRun) -> list[Declaration]:
     return chosen
 
 
-def _not_run(run: OpenRun, chosen: list[Declaration]) -> tuple[tuple[str, str], ...]:
+def _not_run(run: CampaignRun, chosen: list[Declaration]) -> tuple[tuple[str, str], ...]:
     left = [declaration for declaration in run.roster.declarations if declaration not in chosen]
-    return tuple((d.ref, not_here(d) or ("a library's kernel" if d.family in _LIBRARIES else "not asked for")) for d in left)
+    return tuple(
+        (d.ref, excludes_here(d) or ("a library's kernel" if d.family in _LIBRARIES else "not asked for")) for d in left
+    )
 
 
 _Choice = tuple[Declaration, Config, str]
@@ -169,7 +171,7 @@ def _subject(request: Request, choice: _Choice) -> Subject:
     return Subject(declaration, config, dtype, cases)
 
 
-def _finish(request: Request, run: OpenRun, account: Account, console: Console) -> int:
+def _finish(request: Request, run: CampaignRun, account: Account, console: Console) -> int:
     """Print and write what came out; returns the exit code."""
     console.print(report.planted_table(account))
     if account.tried:

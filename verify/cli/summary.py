@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from rich.table import Column, Table
 from rich.text import Text
 
-from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Interrupted, Order, evidence_of, failing, say
+from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Interrupted, RunRequest, evidence_of, failing, say
 from verify.cli.options import console
 from verify.evidence import Evidence, Verdict
 from verify.evidence.errors import JudgeError
@@ -95,7 +95,7 @@ class Outcome:
 
 
 def conclude(
-    order: Order, judge: Callable[[], int], where: Path | None = None, whole: bool = True, strict: bool = False
+    order: RunRequest, judge: Callable[[], int], where: Path | None = None, whole: bool = True, strict: bool = False
 ) -> int:
     """Have a campaign judged, say what came out, and return the exit code.
 
@@ -109,7 +109,7 @@ def conclude(
     return finish(order, status, where, whole, strict)
 
 
-def finish(order: Order, status: int, where: Path | None = None, whole: bool = True, strict: bool = False) -> int:
+def finish(order: RunRequest, status: int, where: Path | None = None, whole: bool = True, strict: bool = False) -> int:
     """Print what came out of a run that has ended, and return the exit code."""
     evidence = evidence_of(order)
     if status == USAGE or evidence is None or not evidence.verdicts:
@@ -160,7 +160,7 @@ def objections(report: Report) -> bool:
     return bool(found)
 
 
-def _interrupted(order: Order) -> int:
+def _interrupted(order: RunRequest) -> int:
     """Say how far a run came that somebody ended, and how it goes on; a failure that is on record still counts."""
     evidence = evidence_of(order)
     cases = 0 if evidence is None else len({verdict.case for verdict in evidence.verdicts if verdict.counted})

@@ -24,7 +24,7 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     files = existing(kernels)
     from rich.table import Table
 
-    from verify.campaign.targets import not_here
+    from verify.campaign.targets import excludes_here
     from verify.cell.discovery import roster
 
     found = roster(list(files) or None)
@@ -35,7 +35,7 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
         support = declaration.support
         dims = f"{min(support.head_dims)}..{max(support.head_dims)}"
         names = ", ".join(config.name for config in declaration.configs)
-        reason = not_here(declaration) or "yes"
+        reason = excludes_here(declaration) or "yes"
         masks = ", ".join(support.masks) + (" and intersections" if support.intersections else "")
         table.add_row(declaration.ref, declaration.family, ", ".join(support.dtypes), dims, masks, names, reason)
     console.print(table)

@@ -12,7 +12,7 @@ from verify.evidence.records import (
     Outcome,
     Phase,
     Record,
-    Run,
+    RunInfo,
     VariantEntry,
     Verdict,
 )
@@ -32,7 +32,7 @@ __all__ = [
     "Phase",
     "Record",
     "Recorder",
-    "Run",
+    "RunInfo",
     "VariantEntry",
     "Verdict",
     "is_plain",

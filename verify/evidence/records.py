@@ -19,7 +19,7 @@ class EvidenceError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunInfo:
     """Who ran what, where and when.  started: ISO 8601, UTC.  device: `verify.machine.device.fingerprint()`."""
 
     run: str
@@ -150,9 +150,9 @@ class Built:
     error: str = ""
 
 
-Record = Run | VariantEntry | Begin | Verdict | Drawn | NotRun | Built
+Record = RunInfo | VariantEntry | Begin | Verdict | Drawn | NotRun | Built
 KINDS: dict[str, type[Record]] = {
-    "run": Run,
+    "run": RunInfo,
     "variant": VariantEntry,
     "begin": Begin,
     "verdict": Verdict,

@@ -39,7 +39,7 @@ from verify.evidence.records import (
     Outcome,
     Phase,
     Record,
-    Run,
+    RunInfo,
     VariantEntry,
     Verdict,
 )
@@ -58,7 +58,7 @@ __all__ = [
     "Phase",
     "Record",
     "Recorder",
-    "Run",
+    "RunInfo",
     "VariantEntry",
     "Verdict",
     "is_plain",
@@ -135,7 +135,7 @@ class Evidence:
     changed: refs recorded with more than one source hash, whose verdicts therefore do not belong together.
     """
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RunInfo, ...] = ()
     variants: tuple[VariantEntry, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     unstable: tuple[tuple[str, str], ...] = ()
@@ -147,7 +147,7 @@ class Evidence:
     changed: tuple[str, ...] = ()
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunInfo:
         """The run's first record of itself; raises EvidenceError if there is none."""
         if not self.runs:
             raise EvidenceError("the evidence has no run record: nothing says on what device it was measured")
@@ -212,7 +212,7 @@ class _Folder:
     """What one run directory holds, in the order of its files."""
 
     path: Path
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RunInfo] = field(default_factory=list)
     variants: list[VariantEntry] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)

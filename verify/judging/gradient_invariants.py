@@ -26,7 +26,7 @@ from verify.tolerance.weights import flushed_score, flushes_factor
 
 
 @dataclass(frozen=True, eq=False)
-class Gradients:
+class GradientTensors:
     """A backward's inputs and results as logical tensors of any float dtype: out and lse as saved, a natural logarithm, or
     exact ones for a backward that makes its own softmax."""
 
@@ -66,7 +66,7 @@ class _Rows:
     output: Tensor
 
 
-def invariants(p: Problem, g: Gradients, forward: ForwardArithmetic, backward: GradientArithmetic) -> list[Invariant]:
+def invariants(p: Problem, g: GradientTensors, forward: ForwardArithmetic, backward: GradientArithmetic) -> list[Invariant]:
     """Those that hold for this problem, which has a row and a key.  A slack of +inf: the declared arithmetic may overflow."""
     q, k, v, dout = (x.double() for x in (g.q, g.k, g.v, g.dout))
     dq, dk, dv = (x.double() for x in (g.dq, g.dk, g.dv))
@@ -145,7 +145,7 @@ def _fold(x: Tensor, p: Problem) -> Tensor:
     return x.reshape(p.batch, p.heads_kv, p.group, *x.shape[2:]).sum(2)
 
 
-def _rows(p: Problem, g: Gradients, dout: Tensor, forward: ForwardArithmetic, a: GradientArithmetic) -> _Rows:
+def _rows(p: Problem, g: GradientTensors, dout: Tensor, forward: ForwardArithmetic, a: GradientArithmetic) -> _Rows:
     live = live_rows(p)
     reached = reach(p, g.q, g.k)
     slack = forward_slack(p, forward, reached, (g.q, g.k, g.v))

@@ -12,7 +12,7 @@ from verify.cell.process import Reply
 
 
 @dataclass(frozen=True)
-class Run:
+class Launch:
     """One launch.  outputs are raw, as the kernel wrote them, contiguous on the CPU, by the name of their buffer; there are
     none unless it ran, or refused."""
 

@@ -17,7 +17,7 @@ from references.masks import Causal, Full, Lengths, Mask
 from verify.arithmetic.rounding import cast
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.problem import Problem
@@ -50,7 +50,7 @@ class SpoiledError(Exception):
         self.ruling = ruling
 
 
-def checked(trial: Trial, run: Run) -> Run:
+def checked(trial: Trial, run: Launch) -> Launch:
     """That run, if it held what every run must; raises SpoiledError."""
     ruling = fault(trial, run)
     if ruling is not None:
@@ -58,13 +58,13 @@ def checked(trial: Trial, run: Run) -> Run:
     return run
 
 
-def result(run: Run) -> Tensor:
+def result(run: Launch) -> Tensor:
     """O of a checked run."""
     assert run.out is not None
     return run.out
 
 
-def given(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+def make_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Inputs of these values (any float dtype, logical shapes), rounded to the problem's dtype; all descales are 1."""
     shapes = {"q": (q, problem.shape_q), "k": (k, problem.shape_k), "v": (v, problem.shape_v)}
     stored = {name: rounded(tensor.double().expand(shape), problem) for name, (tensor, shape) in shapes.items()}
@@ -83,14 +83,14 @@ def _ones(problem: Problem) -> dict[str, Tensor]:
     return {f"descale_{name}": torch.ones(shape) for name in "qkv"}
 
 
-def ask(trial: Trial, tag: str, problem: Problem, inputs: Inputs) -> Trial:
+def run_probe(trial: Trial, tag: str, problem: Problem, inputs: Inputs) -> Trial:
     """The trial of another question to the same kernel, whose first run is there and holds; raises SpoiledError."""
     other = trial.beside(tag, problem, inputs)
     checked(other, other.first)
     return other
 
 
-def seat(declaration: Declaration, dtype: str, *, head_dim: int = 64, **shape: int | Mask | float) -> Problem:
+def probe_problem(declaration: Declaration, dtype: str, *, head_dim: int = 64, **shape: int | Mask | float) -> Problem:
     """A problem of that dtype with contiguous normal inputs and the supported head dim nearest to `head_dim`; lengths are
     made equal, to the larger one, and long enough, where the support asks for that."""
     support = declaration.support

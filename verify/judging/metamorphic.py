@@ -21,7 +21,7 @@ from verify.cell.arena import bits, different
 from verify.evidence import Finding
 from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling, convict, first, place
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.run_checks import fault, held
 from verify.judging.trial import Trial
 
@@ -33,7 +33,7 @@ _SMALLEST = torch.finfo(torch.float64).smallest_normal
 
 
 @dataclass(frozen=True)
-class Related:
+class RelatedResult:
     """One tensor of two related results.  before: what the first one says that the second should be, fp64; after: the second
     one; truth: what both should be, fp64; asked: where they are compared, of as many leading dimensions as it needs."""
 
@@ -52,7 +52,7 @@ def part_bound(bound: Tensor, truth: Tensor, output: DType) -> Tensor:
     return bound.masked_fill(truth.abs() + bound >= output.overflow, torch.inf)
 
 
-def compared(oracle: str, when: str, results: Iterable[Related]) -> Ruling:
+def check_within_bounds(oracle: str, when: str, results: Iterable[RelatedResult]) -> Ruling:
     """Convict a result that leaves its bound, or two that are further apart than both bounds together.
 
     when: how the second question differs from the first, in words.  Measures, by the tensor's name: same_bits_T, the share of
@@ -91,7 +91,7 @@ def compared(oracle: str, when: str, results: Iterable[Related]) -> Ruling:
     return Ruling(finding, measures)
 
 
-def identical(
+def check_same_bits(
     oracle: str,
     when: str,
     pairs: Iterable[Pair],
@@ -142,7 +142,7 @@ def beyond_arithmetic(trial: Trial) -> Tensor:
     return ~(truth.out_bound.isfinite().all(-1) & truth.lse_bound.isfinite())
 
 
-def failed(trial: Trial, *others: Run) -> Ruling | None:
+def failed(trial: Trial, *others: Launch) -> Ruling | None:
     """What is wrong with a further question's run, or with other ones, before any number is looked at; None: nothing."""
     own = (ruling if ruling.finding is not None else None for _, _, ruling in held(trial))
     more = (fault(trial, run) for run in others)
@@ -151,7 +151,7 @@ def failed(trial: Trial, *others: Run) -> Ruling | None:
 
 def forward_results(
     one: Trial, other: Trial, move: Callable[[Tensor], Tensor] = lambda tensor: tensor, *, own_bounds: bool = False
-) -> Iterator[Related]:
+) -> Iterator[RelatedResult]:
     """O and LSE of two forwards, rows without a key left out.
 
     move: makes of one of the first one's tensors (out or lse shaped) what belongs to the second; the truth moves with it, and
@@ -163,7 +163,7 @@ def forward_results(
     assert run.out is not None
     live = ~move(truth.empty)
     own = move(truth.out_bound) if bounds is None else bounds.out_bound
-    yield Related(
+    yield RelatedResult(
         "out",
         move(one.first.out),
         move(truth.out_bound),
@@ -175,7 +175,7 @@ def forward_results(
     )
     if one.first.lse is not None and run.lse is not None:
         own = move(truth.lse_bound) if bounds is None else bounds.lse_bound
-        yield Related(
+        yield RelatedResult(
             "lse",
             move(one.natural_lse(one.first.lse)),
             move(truth.lse_bound),
@@ -193,7 +193,7 @@ def forward_pairs(one: Trial, other: Trial, move: Callable[[Tensor], Tensor] = l
         yield name, move(tensor), other.first.outputs[name]
 
 
-def gradient_results(one: Trial, other: Trial, move: Callable[[str, Tensor], Tensor]) -> Iterator[Related]:
+def gradient_results(one: Trial, other: Trial, move: Callable[[str, Tensor], Tensor]) -> Iterator[RelatedResult]:
     """dQ, dK and dV of two backwards.  move(name, tensor) makes of a tensor of the first what belongs to the second.
 
     Where the second's forward saved other bits, which its bounds allow for, these are computed anew.
@@ -202,7 +202,7 @@ def gradient_results(one: Trial, other: Trial, move: Callable[[str, Tensor], Ten
     same = all(torch.equal(bits(a.contiguous()), bits(b.contiguous())) for a, b in saved)
     for name, tensor in one.first.outputs.items():
         bound = move(name, getattr(one.gradients, f"{name}_bound"))
-        yield Related(
+        yield RelatedResult(
             name,
             move(name, tensor),
             bound,

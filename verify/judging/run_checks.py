@@ -9,19 +9,19 @@ from verify.cell.arena import bits, unwritten
 from verify.cell.process import Reply
 from verify.evidence import Finding
 from verify.judging.findings import Ruling, convict, first_place
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 
 _GROWTH = 64 << 20  # bytes that a process takes in one run, and keeps, from which on they are recorded
 
 
-def fault(trial: Trial, run: Run) -> Ruling | None:
+def fault(trial: Trial, run: Launch) -> Ruling | None:
     """The ruling on a further run that did not hold what every run must; None: its numbers may be looked at."""
     rulings = (check(trial, run) for check in (execution, memory))
     return next((ruling for ruling in rulings if ruling.finding is not None), None)
 
 
-def held(trial: Trial) -> Iterator[tuple[str, Run, Ruling]]:
+def held(trial: Trial) -> Iterator[tuple[str, Launch, Ruling]]:
     """What every run of a trial must hold: (name, run, ruling), up to the first ruling that makes the rest meaningless.
 
     A backward's trial first asks the forward that saves O and LSE, of which only what convicts it is given.  A run is launched
@@ -42,7 +42,7 @@ def held(trial: Trial) -> Iterator[tuple[str, Run, Ruling]]:
             return
 
 
-def execution(trial: Trial, run: Run) -> Ruling:
+def execution(trial: Trial, run: Launch) -> Ruling:
     """Catches refusals inside the support, exceptions, crashes, hangs, exhausted memory and breaches of the interface."""
     reply = run.reply
     if reply.ok:
@@ -66,7 +66,7 @@ def _growth(reply: Reply) -> dict[str, float]:
     return {name: float(grown) for name, (grown, most) in least.items() if grown >= most}
 
 
-def memory(trial: Trial, run: Run) -> Ruling:
+def memory(trial: Trial, run: Launch) -> Ruling:
     """Catches writes outside the outputs, changed inputs, and outputs (even padding rows) that were never written."""
     damage = run.damage
     if damage is not None:

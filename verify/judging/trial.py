@@ -15,7 +15,7 @@ from verify.cell.arena import Arena, Plan, negated, plan, side_by_side, torch_dt
 from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Cell, Reply
 from verify.judging.history import Hearing
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.truth import Clock, Truth, compute_truth, device_for
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, dout, tensors
@@ -47,7 +47,7 @@ class Trial:
     clock: Clock = field(default_factory=Clock)
     hearing: Hearing = field(default_factory=Hearing)
     notes: dict[str, Any] = field(default_factory=dict)  # what an oracle has worked out and will need again, by its name
-    _runs: dict[str, Run] = field(default_factory=dict)
+    launches: dict[str, Launch] = field(default_factory=dict)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
     _beside: dict[str, Trial] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class Trial:
         return found
 
     @property
-    def first(self) -> Run:
+    def first(self) -> Launch:
         """The run that most oracles judge."""
         return self.run("first")
 
@@ -114,42 +114,42 @@ class Trial:
         return self.entry != "backward" or declared is None or declared.reads_out
 
     @property
-    def saved(self) -> Run:
+    def saved(self) -> Launch:
         """The forward whose raw results the backward on trial gets; NaN, of no forward, where it declares to read nothing."""
-        if "saved" not in self._runs:
-            self._runs["saved"] = self._unread if self.own_softmax else self._launch("saved", "nan", [self.inputs.named])
-        return self._runs["saved"]
+        if "saved" not in self.launches:
+            self.launches["saved"] = self._unread if self.own_softmax else self._launch("saved", "nan", [self.inputs.named])
+        return self.launches["saved"]
 
-    def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Run:
+    def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Launch:
         """Launch the entry on trial, once per tag.  `poison` fills outputs and workspaces; `inputs` replace the problem's own.
 
         A backward gets what `saved` left, whatever the inputs are; NaN for O where it declares not
         to read that.
         """
-        if tag not in self._runs:
+        if tag not in self.launches:
             given = (self.inputs if inputs is None else inputs).named | self._for_backward
-            self._runs[tag] = self._launch(self.entry, poison, [given])
-        return self._runs[tag]
+            self.launches[tag] = self._launch(self.entry, poison, [given])
+        return self.launches[tag]
 
     @property
-    def concurrent(self) -> Run:
+    def concurrent(self) -> Launch:
         """Launches at once (see `verify.cell.concurrent`), on CUDA; outputs[side_name(i, "out")] is launch i's.
 
         Every other launch gets the inputs of `negated`.
         """
-        if "concurrent" not in self._runs:
+        if "concurrent" not in self.launches:
             given = self.inputs.named | self._for_backward
             both = (given, given | self._negated)
-            self._runs["concurrent"] = self._launch(self.entry, "nan", [both[i % 2] for i in range(LAUNCHES)])
-        return self._runs["concurrent"]
+            self.launches["concurrent"] = self._launch(self.entry, "nan", [both[i % 2] for i in range(LAUNCHES)])
+        return self.launches["concurrent"]
 
     @property
-    def negated(self) -> Run:
+    def negated(self) -> Launch:
         """The entry alone, over the case's inputs with every sign of Q, of a backward dO, flipped."""
-        if "negated" not in self._runs:
+        if "negated" not in self.launches:
             given = self.inputs.named | self._for_backward | self._negated
-            self._runs["negated"] = self._launch(self.entry, "nan", [given])
-        return self._runs["negated"]
+            self.launches["negated"] = self._launch(self.entry, "nan", [given])
+        return self.launches["negated"]
 
     @property
     def _negated(self) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ class Trial:
         `inputs` and `dout` are its values instead of those that its distribution and seed say.  It must lie inside the support.
         """
         if tag not in self._beside:
-            other = replace(self, problem=problem, with_best=False, notes={}, _runs={}, _plans={}, _beside={})
+            other = replace(self, problem=problem, with_best=False, notes={}, launches={}, _plans={}, _beside={})
             given = {"inputs": inputs, "dout": dout}
             other.__dict__.update({name: values for name, values in given.items() if values is not None})  # cached properties
             self._beside[tag] = other
@@ -185,10 +185,10 @@ class Trial:
         return out, self.natural_lse(self.saved.lse)
 
     @property
-    def _unread(self) -> Run:
+    def _unread(self) -> Launch:
         p = self.problem
         out, lse = torch.full(p.shape_out, math.nan, dtype=p.format_out.torch), torch.full(p.shape_q[:3], math.nan)
-        return Run(Reply("ok"), "nan", {"out": out, "lse": lse})
+        return Launch(Reply("ok"), "nan", {"out": out, "lse": lse})
 
     @property
     def _for_backward(self) -> dict[str, Tensor]:
@@ -206,12 +206,12 @@ class Trial:
             found["out"] = torch.full_like(found["out"], math.nan)
         return found
 
-    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Run:
+    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Launch:
         """Run an entry over inputs by the name of their buffer; of several, as many launches at once."""
         with self.clock.timed("generate"):
             alone = self.plan(entry)
             if isinstance(alone, Reply):
-                return Run(alone, poison)
+                return Launch(alone, poison)
             where, inputs = (alone, given[0]) if len(given) == 1 else side_by_side(alone, given)
             self.arena.lay(where, inputs, poison)
         request = self._request(entry, alone)
@@ -228,9 +228,9 @@ class Trial:
         with self.clock.timed("run"):
             reply = self.hearing.ask(self.cell, launched)
             if reply.status not in ("ok", "unsupported"):
-                return Run(reply, poison)
+                return Launch(reply, poison)
             outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}
-            return Run(reply, poison, outputs, self.arena.damage(where, poison))
+            return Launch(reply, poison, outputs, self.arena.damage(where, poison))
 
     def _request(self, entry: str, where: Plan) -> dict[str, Any]:
         return {

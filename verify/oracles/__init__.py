@@ -40,7 +40,7 @@ class Group:
     outside: bool = False
     distributions: tuple[str, ...] | None = None
     masked: bool = False
-    impossible: Callable[[Problem], str | None] | None = None
+    excludes_problem: Callable[[Problem], str | None] | None = None
     adapt: Callable[[Problem, Support], Problem | None] | None = None
     asks: Callable[[Declaration, str], Sequence[Problem]] | None = None
     admits: Callable[[Problem, Support], bool] | None = None
@@ -67,7 +67,7 @@ _SHARED = (
         name="gather",
         about="one key wins every row by 160 powers of two: O is a row of V, bit for bit",
         distributions=("gather",),
-        impossible=gather_possible,
+        excludes_problem=gather_possible,
     ),
     Group(name="poison", about="NaN or huge values where no query looks", masked=True),
     Group(name="refusal", about="one argument just outside the declared support", outside=True),
@@ -90,7 +90,7 @@ class Oracle:
     group: str
     catches: str
     judge: Callable[[Trial], Ruling]
-    applies: Callable[[Declaration], str | None] = lambda declaration: None
+    excludes: Callable[[Declaration], str | None] = lambda declaration: None
     concerns: Callable[[Trial], bool] = lambda trial: True
     rank: int = 50
 

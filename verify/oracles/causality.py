@@ -13,7 +13,15 @@ from verify.arithmetic.dtypes import DType
 from verify.arithmetic.rounding import cast
 from verify.cell.arena import bits
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import Related, beyond_arithmetic, compared, failed, forward_pairs, forward_results, identical
+from verify.judging.metamorphic import (
+    RelatedResult,
+    beyond_arithmetic,
+    check_same_bits,
+    check_within_bounds,
+    failed,
+    forward_pairs,
+    forward_results,
+)
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -65,9 +73,9 @@ def judge(trial: Trial) -> Ruling:
         return found
     # Rows of a tile may vote on whether a lagging maximum is caught up with.
     if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:
-        return compared("causality", when, _within(trial, other, untouched))
+        return check_within_bounds("causality", when, _within(trial, other, untouched))
     asked = dict.fromkeys(trial.first.outputs, untouched)
-    return identical("causality", when, forward_pairs(trial, other), asked, lambda name: _beyond(trial, other))
+    return check_same_bits("causality", when, forward_pairs(trial, other), asked, lambda name: _beyond(trial, other))
 
 
 def _beyond(trial: Trial, other: Trial) -> Tensor:
@@ -75,7 +83,7 @@ def _beyond(trial: Trial, other: Trial) -> Tensor:
     return beyond_arithmetic(trial) | beyond_arithmetic(other)
 
 
-def _within(trial: Trial, other: Trial, untouched: Tensor) -> Iterator[Related]:
+def _within(trial: Trial, other: Trial, untouched: Tensor) -> Iterator[RelatedResult]:
     for r in forward_results(trial, other):
         yield replace(r, asked=untouched & ~trial.truth.empty)
 

@@ -54,9 +54,9 @@ ORACLES = tuple(
         group=group,
         catches="scratch buffers, counters and semaphores that launches share, work that is left on another stream",
         judge=judge,
-        applies=applies,
+        excludes=excludes,
         concerns=_concerns,
         rank=45,
     )
-    for group, applies in (("accuracy", forward_applies), ("gradients", backward_applies))
+    for group, excludes in (("accuracy", forward_applies), ("gradients", backward_applies))
 )

@@ -66,7 +66,7 @@ ORACLE = Oracle(
     group="accuracy",
     catches="outputs that are not normalised, rescales that are lost, keys of another row's range, garbage; at any length",
     judge=judge,
-    applies=_applies,
+    excludes=_applies,
     concerns=lambda trial: trial.problem.seqlen_q > 0 and trial.problem.seqlen_kv > 0 and measurable(trial.problem),
     rank=25,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import compared, failed, forward_pairs, forward_results, same_bits
+from verify.judging.metamorphic import check_within_bounds, failed, forward_pairs, forward_results, same_bits
 from verify.judging.parts import Part, with_mask
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -42,10 +42,10 @@ def judge(trial: Trial) -> Ruling:
     # Rows that share a maximum with others alone than in the whole have other bounds.
     shared = trial.declaration.numerics.maximum_rows != 1
     results = forward_results(trial, other, move, own_bounds=shared)
-    return found or compared("decode_step", when, results)
+    return found or check_within_bounds("decode_step", when, results)
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Reason why no variant can be asked for its last rows alone, or None."""
     if square_only(declaration.support):
         return "supports no lengths that differ"
@@ -58,6 +58,6 @@ ORACLE = Oracle(
     group="decode_step",
     catches="alignment of masks where few rows meet many keys, paths of their own for short queries, rows past the last tile",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.seqlen_q > 1 and trial.problem.seqlen_kv > 0,
 )

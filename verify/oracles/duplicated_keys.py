@@ -11,7 +11,7 @@ from torch import Tensor
 
 from references.masks import Atom, Full, Mask, intersect, kind_of
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import Related, compared, failed, forward_results, taken
+from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, forward_results, taken
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -85,23 +85,23 @@ def judge(trial: Trial) -> Ruling:
     twice = doubled(trial.problem)
     other = trial.beside("doubled", twice.problem, inputs=twice.inputs(trial.inputs))
     if twice.rows:
-        return failed(other) or compared("duplicated_keys", "with every row and key doubled", _odd(trial, other))
-    return failed(other) or compared("duplicated_keys", "with every key doubled", _whole(trial, other))
+        return failed(other) or check_within_bounds("duplicated_keys", "with every row and key doubled", _odd(trial, other))
+    return failed(other) or check_within_bounds("duplicated_keys", "with every key doubled", _whole(trial, other))
 
 
-def _whole(trial: Trial, other: Trial) -> Iterator[Related]:
+def _whole(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
     for r in forward_results(trial, other, own_bounds=True):
         more = math.log(2) if r.name == "lse" else 0.0
         yield replace(r, before=r.before + more, truth=r.truth + more)
 
 
-def _odd(trial: Trial, other: Trial) -> Iterator[Related]:
+def _odd(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
     """The rows that see both copies."""
     for r in _whole(trial, other):
         yield replace(r, after=r.after[:, :, 1::2], after_bound=r.after_bound[:, :, 1::2])
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Reason why no problem of a variant can be doubled, or None."""
     found = any(map(_word_doubles, declaration.support.masks))
     return None if found else "supports random masks alone"
@@ -124,6 +124,6 @@ ORACLE = Oracle(
     group="duplicated_keys",
     catches="a normaliser that loses keys or blocks, ties of the maximum, LSE that does not grow with the number of keys",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.pairs > 0,
 )

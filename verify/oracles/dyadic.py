@@ -134,5 +134,5 @@ ORACLE = Oracle(
     group="dyadic",
     catches="low precision exponentials, sums and accumulators, lost rescales, mixed bases, truncated or twice rounded outputs",
     judge=judge,
-    applies=_applies,
+    excludes=_applies,
 )

@@ -71,7 +71,7 @@ def _which(row: Tensor, values: Tensor) -> str:
     return f", is row {int(hits[0])}" if len(hits) else ""
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Why O need not be a row of V bit for bit, or None."""
     numerics = declaration.numerics
     up = numerics.maximum_excess or numerics.maximum_step
@@ -83,5 +83,5 @@ ORACLE = Oracle(
     group="gather",
     catches="wrong indexing: layouts, strides, tails, swizzles, head maps, page tables",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
 )

@@ -110,7 +110,7 @@ def _scatter(rows: Tensor, targets: Tensor, live: Tensor, seqlen_kv: int) -> Ten
     return found.scatter_add_(2, index, rows.masked_fill(~live[..., None], 0.0)) if seqlen_kv else found
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Why dQ and dK need not be 0, or dV not the sum of dO, or None."""
     declared = declaration.gradients
     if declared is None:
@@ -128,7 +128,7 @@ GROUP = Group(
     entry="backward",
     family="exact",
     distributions=("gather_integers",),
-    impossible=gather_possible,
+    excludes_problem=gather_possible,
 )
 
 ORACLE = Oracle(
@@ -136,5 +136,5 @@ ORACLE = Oracle(
     group="gather_backward",
     catches="wrong indexing in a backward, delta of another row or head, lost or doubled rows and keys, P that is not 1",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify.judging.findings import Ruling, convict, first, place
-from verify.judging.metamorphic import Pair, compared, failed, gradient_results, identical, spread
+from verify.judging.metamorphic import Pair, check_same_bits, check_within_bounds, failed, gradient_results, spread
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.causality import changed, hidden_key, visible
@@ -96,9 +96,9 @@ def _unchanged(trial: Trial, other: Trial, when: str, scope: Scope, *, same_forw
     contract = trial.declaration.contract
     if same_forward and contract.deterministic and contract.deterministic_backward:
         excused = partial(_unbounded, trial, other)
-        return identical("gradient_causality", when, _pairs(trial, other), scope.named, excused)
+        return check_same_bits("gradient_causality", when, _pairs(trial, other), scope.named, excused)
     results = (replace(r, asked=scope.named[r.name]) for r in gradient_results(trial, other, lambda name, tensor: tensor))
-    return compared("gradient_causality", when, results)
+    return check_within_bounds("gradient_causality", when, results)
 
 
 def _unbounded(trial: Trial, other: Trial, name: str) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import compared, failed, gradient_results, taken
+from verify.judging.metamorphic import check_within_bounds, failed, gradient_results, taken
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.oracles.key_permutation import adapt, applies, asked, permutation
+from verify.oracles.key_permutation import adapt, asked, excludes, permutation
 
 
 def judge(trial: Trial) -> Ruling:
@@ -23,7 +23,7 @@ def judge(trial: Trial) -> Ruling:
         return tensor[:, :, order] if name in ("dk", "dv") else tensor
 
     results = gradient_results(trial, other, move)
-    return failed(other) or compared("gradient_key_permutation", "with its keys permuted", results)
+    return failed(other) or check_within_bounds("gradient_key_permutation", "with its keys permuted", results)
 
 
 GROUP = Group(
@@ -38,6 +38,6 @@ ORACLE = Oracle(
     group="gradient_key_permutation",
     catches="gradients that depend on a key's place: first and last blocks, tails, sums that begin too late",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=asked,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import Related, compared, failed, leading_bit, part_bound
+from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, leading_bit, part_bound
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 
@@ -19,18 +19,18 @@ def judge(trial: Trial) -> Ruling:
         found = failed(other)
         if found is not None:
             return found
-    return compared(
+    return check_within_bounds(
         "gradient_linearity", "as the sum of the gradients by dO's leading bits and by the rest", _results(trial, others)
     )
 
 
-def _results(trial: Trial, others: list[Trial]) -> Iterator[Related]:
+def _results(trial: Trial, others: list[Trial]) -> Iterator[RelatedResult]:
     one, two = others
     for name, tensor in trial.first.outputs.items():
         output, bound = trial.problem.format, getattr(trial.gradients, f"{name}_bound")
         parts = [part_bound(getattr(t.gradients, f"{name}_bound"), getattr(t.gradients, name), output) for t in others]
         total = one.first.outputs[name].double() + two.first.outputs[name].double()
-        yield Related(name, tensor, bound, total, parts[0] + parts[1], getattr(trial.gradients, name), output)
+        yield RelatedResult(name, tensor, bound, total, parts[0] + parts[1], getattr(trial.gradients, name), output)
 
 
 GROUP = Group(name="gradient_linearity", about="dO in two parts that add up to it", entry="backward", family="relations")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import Related, compared, failed, part_bound
+from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, part_bound
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.oracles.replicated_heads import adapt, applies, replicas, replicated
+from verify.oracles.replicated_heads import adapt, excludes, replicas, replicated
 
 
 def judge(trial: Trial) -> Ruling:
@@ -18,17 +18,17 @@ def judge(trial: Trial) -> Ruling:
     p = trial.problem
     other = trial.beside("replicated", replicated(p), inputs=replicas(p, trial.inputs), dout=trial.dout)
     when = f"with {p.heads_kv} key heads stored once for each of {p.heads_q} query heads"
-    return failed(other) or compared("gradient_replicated_heads", when, _results(trial, other))
+    return failed(other) or check_within_bounds("gradient_replicated_heads", when, _results(trial, other))
 
 
-def _results(trial: Trial, other: Trial) -> Iterator[Related]:
+def _results(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
     def summed(name: str, tensor: Tensor) -> Tensor:
         b, _, *rest = tensor.shape
         return tensor.double() if name == "dq" else tensor.double().view(b, -1, trial.problem.group, *rest).sum(2)
 
     output = trial.problem.format
     for name, tensor in trial.first.outputs.items():
-        yield Related(
+        yield RelatedResult(
             name,
             tensor,
             getattr(trial.gradients, f"{name}_bound"),
@@ -51,6 +51,6 @@ ORACLE = Oracle(
     group="gradient_replicated_heads",
     catches="heads of a group that are left out of dK and dV, counted twice, or given to another key head",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )

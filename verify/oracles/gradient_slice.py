@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import Pair, compared, failed, gradient_results, identical, same_bits
+from verify.judging.metamorphic import Pair, check_same_bits, check_within_bounds, failed, gradient_results, same_bits
 from verify.judging.parts import Part
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -23,9 +23,9 @@ def judge(trial: Trial) -> Ruling:
         return found
     pairs, when, contract = list(_pairs(trial, other, part)), name_of(part, alone), trial.declaration.contract
     if contract.deterministic and contract.deterministic_backward and invariant(trial, alone):
-        return identical("gradient_slice", when, pairs)
+        return check_same_bits("gradient_slice", when, pairs)
     move = partial(part.gradient, trial.problem)
-    return same_bits(pairs) or compared("gradient_slice", when, gradient_results(trial, other, move))
+    return same_bits(pairs) or check_within_bounds("gradient_slice", when, gradient_results(trial, other, move))
 
 
 def _pairs(trial: Trial, other: Trial, part: Part) -> Iterator[Pair]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verify.judging.findings import Ruling, convict, first
-from verify.judging.gradient_invariants import Gradients, Invariant, invariants
+from verify.judging.gradient_invariants import GradientTensors, Invariant, invariants
 from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
@@ -24,7 +24,7 @@ def judge(trial: Trial) -> Ruling:
     assert declared.gradients is not None
     q, k, v = trial.expanded
     results = trial.first.outputs
-    given = Gradients(q, k, v, trial.dout, *trial.start, results["dq"], results["dk"], results["dv"])
+    given = GradientTensors(q, k, v, trial.dout, *trial.start, results["dq"], results["dk"], results["dv"])
     forward = resolve(declared.numerics, trial.config, p, trial.arch)
     found = invariants(p, given, forward, resolve_gradients(declared.gradients, trial.config, p, trial.arch))
     measures, verdict = {}, Ruling()
@@ -89,7 +89,7 @@ ORACLE = Oracle(
     group="gradients",
     catches="delta of another row, rows or keys that are lost or counted twice, dQ and dK of different P; at any length",
     judge=judge,
-    applies=_applies,
+    excludes=_applies,
     concerns=lambda trial: trial.problem.seqlen_q > 0 and trial.problem.seqlen_kv > 0 and measurable(trial.problem),
     rank=30,
 )

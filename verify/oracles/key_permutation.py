@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import compared, failed, forward_results, taken
+from verify.judging.metamorphic import check_within_bounds, failed, forward_results, taken
 from verify.judging.parts import no_full_mask, with_mask
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -54,10 +54,10 @@ def judge(trial: Trial) -> Ruling:
     order, values = permutation(trial.problem), trial.inputs
     moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
     other = trial.beside("permuted", trial.problem, inputs=moved)
-    return failed(other) or compared("key_permutation", "with its keys permuted", forward_results(trial, other))
+    return failed(other) or check_within_bounds("key_permutation", "with its keys permuted", forward_results(trial, other))
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """See `no_full_mask`."""
     return no_full_mask(declaration.support)
 
@@ -68,6 +68,6 @@ ORACLE = Oracle(
     group="key_permutation",
     catches="weights that depend on a key's place: first and last blocks, tails, a maximum that lags, skipped rescales",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=asked,
 )

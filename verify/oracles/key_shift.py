@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verify.arithmetic.rounding import cast
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import Related, compared, failed, forward_results
+from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, forward_results
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -41,11 +41,11 @@ def judge(trial: Trial) -> Ruling:
     w = (moved[:, :, :1].double() - k[:, :, :1].double()).repeat_interleave(p.group, 1)
     rise = p.scale * (q.double() * w).sum(-1)
 
-    def results() -> Iterator[Related]:
+    def results() -> Iterator[RelatedResult]:
         for r in forward_results(trial, other, own_bounds=True):
             yield replace(r, before=r.before + rise, truth=r.truth + rise) if r.name == "lse" else r
 
-    return failed(other) or compared("key_shift", "with one vector added to every key", results())
+    return failed(other) or check_within_bounds("key_shift", "with one vector added to every key", results())
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import Related, compared, failed, identical, leading_bit, part_bound
+from verify.judging.metamorphic import RelatedResult, check_same_bits, check_within_bounds, failed, leading_bit, part_bound
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
@@ -39,18 +39,20 @@ def judge(trial: Trial) -> Ruling:
         found = failed(other)
         if found is None and trial.declaration.contract.deterministic and trial.first.lse is not None:
             assert other.first.lse is not None
-            found = identical("linearity", "with another V", [("lse", trial.first.lse, other.first.lse)])
+            found = check_same_bits("linearity", "with another V", [("lse", trial.first.lse, other.first.lse)])
         if found is not None and found.finding is not None:
             return found
-    return compared("linearity", "as the sum of the results of V's leading bits and of the rest", _results([trial, lead, rest]))
+    return check_within_bounds(
+        "linearity", "as the sum of the results of V's leading bits and of the rest", _results([trial, lead, rest])
+    )
 
 
-def _results(trials: list[Trial]) -> Iterator[Related]:
+def _results(trials: list[Trial]) -> Iterator[RelatedResult]:
     (whole, *bounds), outs = truths(trials), [trial.first.out for trial in trials]
     first, *others = [out.double() for out in outs if out is not None]
     output = trials[0].problem.format_out
     one, two = (part_bound(part.out_bound, part.out, output) for part in bounds)
-    yield Related("out", first, whole.out_bound, others[0] + others[1], one + two, whole.out, output, ~whole.empty)
+    yield RelatedResult("out", first, whole.out_bound, others[0] + others[1], one + two, whole.out, output, ~whole.empty)
 
 
 GROUP = Group(name="linearity", about="V in two parts that add up to it", family="relations")

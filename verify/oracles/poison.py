@@ -12,8 +12,8 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.cell.arena import bits
 from verify.judging.comparison import compare
 from verify.judging.findings import Ruling, convict, first, place
-from verify.judging.launch import Run
-from verify.judging.metamorphic import beyond_arithmetic, identical
+from verify.judging.launch import Launch
+from verify.judging.metamorphic import beyond_arithmetic, check_same_bits
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
@@ -113,10 +113,10 @@ def judge(trial: Trial) -> Ruling:
         return _within_bounds(trial, run, poisoning)
     pairs = [(name, clean, run.outputs[name]) for name, clean in trial.first.outputs.items()]
     when = f"{kind} in {poisoning.count} rows of Q, K and V, looked at in rows that see none of them"
-    return identical("poison", when, pairs, {name: rows for name, _, _ in pairs}, lambda _: beyond_arithmetic(trial))
+    return check_same_bits("poison", when, pairs, {name: rows for name, _, _ in pairs}, lambda _: beyond_arithmetic(trial))
 
 
-def _within_bounds(trial: Trial, run: Run, poisoning: Poisoning) -> Ruling:
+def _within_bounds(trial: Trial, run: Launch, poisoning: Poisoning) -> Ruling:
     """Where two runs may differ anyway: the rows that look at no poison must still be right."""
     truth = trial.truth
     rows = poisoning.untouched & ~truth.empty
@@ -145,6 +145,6 @@ ORACLE = Oracle(
     group="poison",
     catches="0 * NaN leaks, unmasked tails, masked keys that still weigh, causality that leaks",
     judge=judge,
-    applies=_applies,
+    excludes=_applies,
     concerns=lambda trial: poisoned(trial).count > 0,
 )

@@ -6,7 +6,7 @@ import math
 
 from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import failed, identical
+from verify.judging.metamorphic import check_same_bits, failed
 from verify.judging.power_scaling import SHORTEST, normal, powers, scaled, tamed, times, wide
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -37,7 +37,7 @@ def judge(trial: Trial) -> Ruling:
     if before.lse is not None and after.lse is not None:
         pairs.append(("lse", before.lse, after.lse))
         asked["lse"] = ~before.lse.isnan()
-    return identical("power_of_two", what, pairs, asked)
+    return check_same_bits("power_of_two", what, pairs, asked)
 
 
 def concerns(trial: Trial) -> bool:
@@ -58,6 +58,6 @@ ORACLE = Oracle(
     group="power_of_two",
     catches="hidden absolute epsilons, clamps, flushing to zero, range checks, narrow intermediates",
     judge=judge,
-    applies=wide,
+    excludes=wide,
     concerns=concerns,
 )

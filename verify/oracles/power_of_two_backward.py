@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import failed, identical
+from verify.judging.metamorphic import check_same_bits, failed
 from verify.judging.power_scaling import Powers, chosen, normal, powers, room, scaled, spread_of_weights, tamed, times, wide
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -87,7 +87,7 @@ def judge(trial: Trial) -> Ruling:
         return ruling
     saved = [(f"saved {name}", tensor, other.saved.outputs[name]) for name, tensor in trial.saved.outputs.items()]
     what = f"q 2^{a}, k 2^{-a}, dO 2^{g}"
-    ruling = identical("power_of_two_backward", what, saved)
+    ruling = check_same_bits("power_of_two_backward", what, saved)
     if ruling.finding is not None:
         return ruling
     powers_of = {"dv": g} | ({"dq": g - a, "dk": g + a} if g == 0 or _wide_dscores(trial) else {})
@@ -100,7 +100,7 @@ def judge(trial: Trial) -> Ruling:
         before, factor = trial.first.outputs[name], math.ldexp(1.0, power)
         pairs.append((name, times(before, factor), other.first.outputs[name]))
         asked[name] = normal(before, factor, trial.problem.format)
-    return identical("power_of_two_backward", what, pairs, asked)
+    return check_same_bits("power_of_two_backward", what, pairs, asked)
 
 
 def _applies(declaration: Declaration) -> str | None:
@@ -124,6 +124,6 @@ ORACLE = Oracle(
     group="power_of_two_backward",
     catches="hidden absolute epsilons, clamps, flushing to zero and narrow intermediates in a backward",
     judge=judge,
-    applies=_applies,
+    excludes=_applies,
     concerns=lambda trial: exponents(trial) != (0, 0),
 )

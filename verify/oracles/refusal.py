@@ -38,7 +38,7 @@ ORACLES = tuple(
         group=group,
         catches=_CATCHES,
         judge=judge,
-        applies=lambda declaration: "declares no support" if declaration.undeclared else None,
+        excludes=lambda declaration: "declares no support" if declaration.undeclared else None,
     )
     for group in ("refusal", "gradient_refusal")
 )

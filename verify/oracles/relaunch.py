@@ -13,7 +13,7 @@ from references.masks import intersect
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import failed, identical
+from verify.judging.metamorphic import check_same_bits, failed
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -74,7 +74,7 @@ def judged(oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result
     if not repeats:
         return Ruling()
     pairs = [(name, before, again.outputs[name]) for name, before in trial.first.outputs.items()]
-    return identical(oracle, "after another problem of its shapes", pairs)
+    return check_same_bits(oracle, "after another problem of its shapes", pairs)
 
 
 def _results(trial: Trial) -> Iterator[Result]:

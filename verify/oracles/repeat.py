@@ -49,8 +49,8 @@ ORACLES = (
         group="accuracy",
         catches=_CATCHES,
         judge=judge,
-        applies=forward_applies,
+        excludes=forward_applies,
         rank=40,
     ),
-    Oracle(name="repeat", group="gradients", catches=_CATCHES, judge=judge, applies=backward_applies, rank=40),
+    Oracle(name="repeat", group="gradients", catches=_CATCHES, judge=judge, excludes=backward_applies, rank=40),
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import compared, failed, forward_pairs, forward_results, same_bits, taken
+from verify.judging.metamorphic import check_within_bounds, failed, forward_pairs, forward_results, same_bits, taken
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
@@ -45,10 +45,10 @@ def judge(trial: Trial) -> Ruling:
     other = trial.beside("replicated", replicated(trial.problem), inputs=replicas(trial.problem, trial.inputs))
     when = f"with {trial.problem.heads_kv} key heads stored once for each of {trial.problem.heads_q} query heads"
     found = failed(other) or same_bits(forward_pairs(trial, other))
-    return found or compared("replicated_heads", when, forward_results(trial, other))
+    return found or check_within_bounds("replicated_heads", when, forward_results(trial, other))
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Reason why a variant has no head to replicate, or None."""
     return None if declaration.support.grouped_heads else "supports no grouped heads"
 
@@ -59,6 +59,6 @@ ORACLE = Oracle(
     group="replicated_heads",
     catches="maps of query heads to key heads that hold for some numbers only, wrongly packed groups, a descale's head",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )

@@ -6,7 +6,7 @@ from functools import partial
 
 from references.masks import intersect
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import compared, failed, forward_pairs, forward_results, identical, same_bits
+from verify.judging.metamorphic import check_same_bits, check_within_bounds, failed, forward_pairs, forward_results, same_bits
 from verify.judging.parts import Part
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -63,8 +63,8 @@ def judge(trial: Trial) -> Ruling:
     move, when = partial(part.result, trial.problem), name_of(part, alone)
     pairs = list(forward_pairs(trial, other, move))
     if trial.declaration.contract.deterministic and invariant(trial, alone):
-        return identical("slice", when, pairs)
-    return same_bits(pairs) or compared("slice", when, forward_results(trial, other, move))
+        return check_same_bits("slice", when, pairs)
+    return same_bits(pairs) or check_within_bounds("slice", when, forward_results(trial, other, move))
 
 
 def name_of(part: Part, alone: Problem) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import Related, compared, failed, part_bound
+from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, part_bound
 from verify.judging.parts import Part, with_mask
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -116,20 +116,20 @@ def judge(trial: Trial) -> Ruling:
             return found
     at = trials[0].problem.seqlen_kv
     when = f"merged from keys 0..{at} and {at}..{trial.problem.seqlen_kv}"
-    return compared("split_merge", when, _results(trial, merge(trials)))
+    return check_within_bounds("split_merge", when, _results(trial, merge(trials)))
 
 
-def _results(trial: Trial, merged: Merged) -> Iterator[Related]:
+def _results(trial: Trial, merged: Merged) -> Iterator[RelatedResult]:
     run, truth, live = trial.first, trial.truth, ~trial.truth.empty
     assert run.out is not None
     assert run.lse is not None
     out = trial.problem.format_out
-    yield Related("out", run.out, truth.out_bound, merged.out, merged.out_bound, truth.out, out, live)
+    yield RelatedResult("out", run.out, truth.out_bound, merged.out, merged.out_bound, truth.out, out, live)
     lse, natural = dtype_named("float32"), trial.natural_lse(run.lse)
-    yield Related("lse", natural, truth.lse_bound, merged.lse, merged.lse_bound, truth.lse, lse, live)
+    yield RelatedResult("lse", natural, truth.lse_bound, merged.lse, merged.lse_bound, truth.lse, lse, live)
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Reason why no variant's results can be merged, or None."""
     if declaration.contract.lse is None:
         return "gives no LSE"
@@ -144,6 +144,6 @@ ORACLE = Oracle(
     group="split_merge",
     catches="an LSE that is not the logarithm of what O was divided by; rows that see nothing of a range of keys",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.pairs > 0,
 )

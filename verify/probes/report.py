@@ -16,7 +16,7 @@ PAGE = "probes.md"
 
 
 @dataclass(frozen=True)
-class NotRun:
+class ProbeNotRun:
     """A probe that was not run, and why."""
 
     name: str
@@ -32,7 +32,7 @@ class ProbeReport:
     matrix: tuple[MatrixProbe, ...] = ()
     functions: tuple[FunctionProbe, ...] = ()
     orders: tuple[OrderProbe, ...] = ()
-    not_run: tuple[NotRun, ...] = ()
+    not_run: tuple[ProbeNotRun, ...] = ()
     seconds: float = 0.0
     schema: int = SCHEMA_VERSION
 

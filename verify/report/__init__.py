@@ -11,14 +11,14 @@ import os
 from pathlib import Path
 
 from verify.report.build import build
-from verify.report.compare import Change, Comparison, compare, render_comparison
+from verify.report.compare import Change, ReportComparison, compare, render_comparison
 from verify.report.schema import SCHEMA_VERSION, Report, ReportError, WorstCase, dumps, parse, read, worst_cases
 
 __all__ = [
     "SCHEMA_VERSION",
     "Change",
-    "Comparison",
     "Report",
+    "ReportComparison",
     "ReportError",
     "WorstCase",
     "build",

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from statistics import median
 from typing import Any
 
-from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
+from verify.evidence import Begin, Evidence, RunInfo, VariantEntry, Verdict
 from verify.evidence.known_failures import Xfails
 from verify.problem.case import replay_command
 from verify.report import contract, pooled, resources, statistics
@@ -94,14 +94,14 @@ def _all(words: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(str(word) for word in words))
 
 
-def _device(runs: Sequence[Run]) -> dict[str, Any]:
+def _device(runs: Sequence[RunInfo]) -> dict[str, Any]:
     """The first run's, with all of what the others say differently of a device of that name."""
     first = runs[0].device
     told = {key: [run.device.get(key) for run in runs] for key in first}
     return {key: first[key] if all(item == first[key] for item in items) else _all(items) for key, items in told.items()}
 
 
-def _versions(runs: Sequence[Run]) -> dict[str, str]:
+def _versions(runs: Sequence[RunInfo]) -> dict[str, str]:
     """All that the runs were made under, the first one first."""
     names = sorted({name for run in runs for name in run.versions})
     return {name: _all(run.versions.get(name, "unknown") for run in runs) for name in names}

@@ -53,7 +53,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ReportComparison:
     """What changed from an old report to a new one.  Places are (variant, dtype, oracle), bins (variant, dtype, bin).
 
     An oracle that is not called like its group is named with it: "memory (poison)".  Builds are the places (variant, arch,
@@ -84,7 +84,7 @@ class Comparison:
         return bool(self.worse or self.newly_failing or self.gone or self.newly_uncovered or self.removed)
 
 
-def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Comparison:
+def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> ReportComparison:
     """Compare two reports; raises ReportError for a threshold that is not above 1."""
     if not threshold > 1:
         raise ReportError(f"threshold: {threshold} is not above 1, the ratio of equal results")
@@ -94,7 +94,7 @@ def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Compariso
     bins = (_bins(before[ref] for ref in both), _bins(after[ref] for ref in both))
     shared = sorted(places[0].keys() & places[1].keys())
     changes = [change for place in shared for change in _changes(place, places[0][place], places[1][place])]
-    return Comparison(
+    return ReportComparison(
         old=_title(old),
         new=_title(new),
         same_device=_same_device(old["device"], new["device"]),
@@ -172,12 +172,12 @@ def _changes(place: Place, old: _Judged, new: _Judged) -> Iterator[Change]:
             yield Change(*place, measure, was, now)
 
 
-def render_comparison(comparison: Comparison, form: Literal["text", "markdown"] = "text", width: int = 100) -> str:
+def render_comparison(comparison: ReportComparison, form: Literal["text", "markdown"] = "text", width: int = 100) -> str:
     """The comparison for a terminal (ANSI colours are left to the caller's console: none here) or as Markdown."""
     return _markdown(comparison) if form == "markdown" else _terminal(comparison, width)
 
 
-def _sections(found: Comparison) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+def _sections(found: ReportComparison) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     """(heading, column names, rows) of what is not empty, the bad news first."""
     place, bins = ("variant", "dtype or arch", "oracle"), ("variant", "dtype", "bin")
     change = ("measure", "old", "new", "ratio")
@@ -201,14 +201,14 @@ def _row(change: Change) -> tuple[str, ...]:
     return change.variant, change.dtype, change.oracle, measure, *map(text.number, (change.old, change.new, change.ratio))
 
 
-def _opening(comparison: Comparison) -> list[str]:
+def _opening(comparison: ReportComparison) -> list[str]:
     lines = [f"{comparison.old} -> {comparison.new}: " + ("regressed" if comparison.regressed else "no regression")]
     if not comparison.same_device:
         lines.append("The reports are of different devices: their arithmetic, and so their errors, may rightly differ.")
     return lines
 
 
-def _markdown(comparison: Comparison) -> str:
+def _markdown(comparison: ReportComparison) -> str:
     lines = [f"**{text.markdown(line)}**" if i == 0 else text.markdown(line) for i, line in enumerate(_opening(comparison))]
     for heading, columns, rows in _sections(comparison):
         lines += ["", f"### {heading}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
@@ -216,7 +216,7 @@ def _markdown(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _terminal(comparison: Comparison, width: int) -> str:
+def _terminal(comparison: ReportComparison, width: int) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table

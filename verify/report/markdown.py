@@ -256,7 +256,7 @@ def _beside(report: Report, beside: Beside) -> Iterator[str]:
             yield from _faults(probed.faults(beside.probes))
 
 
-def _faults(faults: Sequence[probed.Fault]) -> Iterator[str]:
+def _faults(faults: Sequence[probed.ProbeFault]) -> Iterator[str]:
     if faults:
         yield ""
     for fault in faults:

@@ -57,7 +57,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Fault:
+class ProbeFault:
     """A disagreement, or a probe that failed.  entry: where the table says it; rows: (quantity, measured, the table's)."""
 
     name: str
@@ -90,11 +90,11 @@ def entry(probes: ProbeReport) -> BesideReport:
     return {"name": "probes", "status": "red" if wrong else "grey" if failed else "green", "said": said}
 
 
-def faults(probes: ProbeReport) -> list[Fault]:
+def faults(probes: ProbeReport) -> list[ProbeFault]:
     """Everything that disagrees, then what failed."""
     from verify.probes import rendering
 
-    found: list[Fault] = []
+    found: list[ProbeFault] = []
     for one in probes.matrix:
         if not one.agrees or one.error:
             different = [q for q in (*one.structure, *one.specials) if not q.agrees]
@@ -113,9 +113,9 @@ def faults(probes: ProbeReport) -> list[Fault]:
     return sorted(found, key=lambda fault: fault.status != "red")
 
 
-def _fault(one: MatrixProbe | FunctionProbe, entry: str, triples: list[tuple[str, str, str]], notes: list[str]) -> Fault:
+def _fault(one: MatrixProbe | FunctionProbe, entry: str, triples: list[tuple[str, str, str]], notes: list[str]) -> ProbeFault:
     errors = [one.error] if one.error else []
-    return Fault(one.name, "grey" if one.agrees else "red", entry, one.table, triples, notes + errors)
+    return ProbeFault(one.name, "grey" if one.agrees else "red", entry, one.table, triples, notes + errors)
 
 
 def matrix_rows(probes: ProbeReport) -> list[Row]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from verify.cell.discovery import roster
-from verify.cell.process import Cell, Environment, InfrastructureError, Zygote
+from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 from verify.evidence import Finding, Outcome, Recorder, Verdict
 from verify.machine.cores import cores
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
 from verify.sanitizers.facts import Judgement, Waiver
-from verify.sanitizers.planted import Fault, planted_problem
+from verify.sanitizers.planted import PlantedFault, planted_problem
 from verify.sanitizers.session import Booth, Session, Subject, rehearse
 
 K = TypeVar("K")
@@ -30,7 +30,7 @@ MOST_WORKERS = 8
 class Trialled:
     """A planted fault under one tool: what is wanted, and the session."""
 
-    fault: Fault
+    fault: PlantedFault
     session: Session
 
     @property
@@ -82,7 +82,7 @@ class Lane:
 
     # Planted faults.
 
-    def plant(self, faults: tuple[Fault, ...]) -> list[Trialled]:
+    def plant(self, faults: tuple[PlantedFault, ...]) -> list[Trialled]:
         """Try every planted fault under every tool; raises InfrastructureError if one cannot be tried."""
         subjects = _planted_subjects(faults)
         with ThreadPoolExecutor(self.workers) as pool:
@@ -98,19 +98,21 @@ class Lane:
 
     def try_all(self, subjects: Iterable[Subject], environment: Environment) -> list[Tried]:
         """Try subjects under every tool, each rehearsed in a plain cell before; in their order."""
-        zygote = Zygote(environment)
+        fork_server = ForkServer(environment)
         try:
             with ThreadPoolExecutor(self.workers) as pool:
-                futures = {pool.submit(self._try, number, subject, zygote): number for number, subject in enumerate(subjects)}
+                futures = {
+                    pool.submit(self._try, number, subject, fork_server): number for number, subject in enumerate(subjects)
+                }
                 found = dict(_results(futures))
         finally:
-            zygote.close()
+            fork_server.close()
         return [tried for number in sorted(found) for tried in found[number]]
 
-    def _try(self, number: int, subject: Subject, zygote: Zygote) -> list[Tried]:
+    def _try(self, number: int, subject: Subject, fork_server: ForkServer) -> list[Tried]:
         for case in subject.cases:
             self.recorder.begin(case.id, "generate", case.variant)
-        cell = Cell(zygote)
+        cell = Cell(fork_server)
         try:
             failing = rehearse(subject, cell)
         finally:
@@ -188,7 +190,7 @@ def dead(waivers: Sequence[Waiver], tried: Sequence[Tried]) -> list[Waiver]:
     return [waiver for waiver in waivers if waiver not in used]
 
 
-def _planted_subjects(faults: tuple[Fault, ...]) -> dict[str, Subject]:
+def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
     found = {}
     loaded = roster(sorted({fault.file for fault in faults}))
     for failure in loaded.failures:

@@ -20,7 +20,7 @@ FOLDER = ROOT / "tests" / "planted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class PlantedFault:
     """One planted kernel: `variant` of `file`.  caught_by: the tools that must catch it; none: a twin, which every tool must
     find clean.  shows: a regular expression for each thing that a record of it says, in whatever element and case."""
 
@@ -72,37 +72,37 @@ def planted_problem(declaration: Declaration) -> Problem:
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
 _TINY, _SPLIT_Q = FOLDER / "tiny.py", FOLDER / "split_q.py"
 
-FAULTS: tuple[Fault, ...] = (
-    Fault(variant="planted-correct", file=_TINY, about="a small kernel without a fault"),
-    Fault(
+FAULTS: tuple[PlantedFault, ...] = (
+    PlantedFault(variant="planted-correct", file=_TINY, about="a small kernel without a fault"),
+    PlantedFault(
         variant="planted-overrun",
         file=_TINY,
         about="writes the element behind the last one of O",
         caught_by=("memcheck",),
         shows=("planted_overrun", _WRITE),
     ),
-    Fault(
+    PlantedFault(
         variant="planted-overread",
         file=_TINY,
         about="reads the element behind the last one of Q",
         caught_by=("memcheck",),
         shows=("planted_overread", _READ),
     ),
-    Fault(
+    PlantedFault(
         variant="planted-missing-barrier",
         file=_TINY,
         about="reads what other warps wrote to shared memory, with no barrier between",
         caught_by=("racecheck",),
         shows=("planted_missing_barrier", _RACE),
     ),
-    Fault(
+    PlantedFault(
         variant="planted-split-q-overrun",
         file=_SPLIT_Q,
         about="kernels/ptx/split_q.cu, one row too many written: < became <=",
         caught_by=("memcheck",),
         shows=("split_q", _WRITE),
     ),
-    Fault(
+    PlantedFault(
         variant="planted-split-q-missing-barrier",
         file=_SPLIT_Q,
         about="kernels/ptx/split_q.cu without the barrier between the copy of V and its use",

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from verify import bundle
-from verify.cell.process import Cell, Environment, InfrastructureError, Zygote
+from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 from verify.cell.untrusted_text import visible
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
@@ -39,7 +39,7 @@ def sanitized(environment: Environment) -> Environment:
     return replace(environment, variables=variables, patience=environment.patience * _SLOWER)
 
 
-class _Wrapped(Zygote):
+class _Wrapped(ForkServer):
     """Where a cell gets its life from: a new program behind a command's first words."""
 
     def __init__(self, environment: Environment, prefix: Sequence[str]) -> None:
@@ -120,5 +120,5 @@ class SanitizedCell(Cell):
         if self._life is not None:
             self._life.close()
             self._life = None
-            self.exit_code = self._zygote.reap(self._pid)
+            self.exit_code = self._fork_server.reap(self._pid)
         return self.exit_code

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tests.harness.fake_campaign import DEVICE, evidence, verdict
 from verify import cli
-from verify.campaign.run import ContinuedError, OpenRun, convicted
+from verify.campaign.run import CampaignRun, ContinuedError, convicted
 from verify.campaign.runner import INFRASTRUCTURE
 from verify.cell.process import ROOT
 from verify.evidence import Recorder
@@ -30,8 +30,8 @@ def attention(q, k, v):
 '''
 
 
-def begun(folder: Path, kernel: Path) -> OpenRun:
-    run = OpenRun(folder, "dev", (kernel,))
+def begun(folder: Path, kernel: Path) -> CampaignRun:
+    run = CampaignRun(folder, "dev", (kernel,))
     assert len(run.roster.declarations) == 1
     return run
 
@@ -46,7 +46,7 @@ def test_what_was_lost_is_asked_first_when_a_run_goes_on(tmp_path: Path) -> None
     with Recorder(first.directory, "gw0") as recorder:
         recorder.begin(case.id, "generate", declared.ref)
     assert first.witnesses() == []
-    again = OpenRun(first.directory, "dev", (kernel,))
+    again = CampaignRun(first.directory, "dev", (kernel,))
     again.resume()
     assert [id_ for _, id_ in again.witnesses()] == [case.id]
 
@@ -69,7 +69,7 @@ def test_a_campaign_is_not_convicted_by_known_defects(
     monkeypatch.chdir(tmp_path)
     case = "torch-flash:-:campaign:float16.out"
     failed = verdict("torch-flash", "float16", 0, outcome="fail", group="campaign", oracle="statistics", case=case)
-    run = OpenRun(tmp_path / "run", "dev", ())
+    run = CampaignRun(tmp_path / "run", "dev", ())
     assert not convicted(run)
     with Recorder(run.directory, "campaign") as recorder:
         recorder.write(evidence().runs[0])
@@ -81,13 +81,13 @@ def test_a_campaign_is_not_convicted_by_known_defects(
 def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:
     kernel = tmp_path / "plain.py"
     kernel.write_text(KERNEL)
-    fresh = OpenRun(tmp_path / "run", "dev", (kernel,))
+    fresh = CampaignRun(tmp_path / "run", "dev", (kernel,))
     fresh.resume()  # nothing has begun: nothing to refuse
     assert len(fresh.roster.declarations) == 1
-    OpenRun(fresh.directory, "dev", (kernel,)).resume()
+    CampaignRun(fresh.directory, "dev", (kernel,)).resume()
     kernel.write_text(KERNEL.replace("-0.5", "-0.4"))
     with pytest.raises(ContinuedError, match=r"run run judged other sources of .*plain"):
-        OpenRun(fresh.directory, "dev", (kernel,)).resume()
+        CampaignRun(fresh.directory, "dev", (kernel,)).resume()
 
 
 def test_a_run_does_not_go_on_with_a_file_that_no_longer_loads(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_run_does_not_go_on_with_a_file_that_no_longer_loads(tmp_path: Path) -
     run = begun(tmp_path / "run", kernel)
     kernel.write_text("import no_such_module")
     with pytest.raises(ContinuedError, match=r"run run judged other sources of .*plain"):
-        OpenRun(run.directory, "dev", (kernel,)).resume()
+        CampaignRun(run.directory, "dev", (kernel,)).resume()
 
 
 def test_a_report_of_a_run_lies_where_its_device_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

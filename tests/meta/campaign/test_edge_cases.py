@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.harness.fake_trials import DECLARED
-from verify.campaign.edge_cases import agenda, drawn, edges
-from verify.campaign.targets import Docket
+from verify.campaign.edge_cases import drawn, edge_cases, edges
+from verify.campaign.targets import Target
 from verify.problem import Problem
 from verify.problem.refusal import inside
 from verify.problem.sampling import draws
@@ -29,7 +29,7 @@ SUPPORTS = {
 
 def asked(support: Support, group: str, dtype: str = "float16") -> list[Problem]:
     declaration = replace(DECLARED, support=support, entries=("forward", "backward"))
-    return edges(Docket(declaration, Config(block_m=32, block_n=128), dtype, group))
+    return edges(Target(declaration, Config(block_m=32, block_n=128), dtype, group))
 
 
 @pytest.mark.parametrize("group", ["accuracy", "gradients"])
@@ -49,8 +49,8 @@ def test_dtypes_share_their_draws(group: str) -> None:
     for each in (support, other, replace(other, dtypes_out=("float32",))):
         declaration = replace(DECLARED, support=each, entries=("forward", "backward"))
         for dtype in each.dtypes:
-            docket = Docket(declaration, Config(block_m=32, block_n=128), dtype, group)
-            assert drawn(docket, 40, 0) == draws(docket.problems, 40, 0)
+            target = Target(declaration, Config(block_m=32, block_n=128), dtype, group)
+            assert drawn(target, 40, 0) == draws(target.problems, 40, 0)
 
 
 def test_edges_are_where_random_lengths_hardly_get() -> None:
@@ -204,6 +204,6 @@ def test_a_few_rows_of_grouped_heads_meet_masks_and_many_keys() -> None:
 def test_configs_with_larger_tiles_are_asked_for_tiles_that_are_filled_in_part(group: str) -> None:
     configs = Config(block_m=128, block_n=128), Config(block_m=64, block_n=32)
     declaration = replace(DECLARED, configs=configs, entries=("forward", "backward"))
-    large, fine = (agenda(Docket(declaration, config, "float16", group)) for config in configs)
+    large, fine = (edge_cases(Target(declaration, config, "float16", group)) for config in configs)
     assert len(large) == 5
     assert set(large) < set(fine)

@@ -14,8 +14,8 @@ from tests.harness.in_process import declared
 from tests.properties import property_runner as guilt
 from tests.properties import test_attention
 from tests.properties.property_runner import Guilty, hold
-from verify.campaign.judge import Court
-from verify.campaign.targets import Docket
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
 from verify.evidence import Finding, Phase, Verdict
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.oracles import Group, grouped, groups
@@ -25,13 +25,13 @@ from verify.problem import Problem
 class Bench:
     """A court of which each long problem is guilty, or that breaks on it."""
 
-    guilty = Court.guilty
+    guilty = Judge.guilty
 
     def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:
         self.breaks, self.heard = breaks, list[Problem]()
         self.xfails, self.met = xfails or Xfails(), list[Xfail]()
 
-    def hear(self, docket: Docket, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
+    def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
         self.heard.append(problem)
         long = problem.seqlen_kv > 4
         if long and self.breaks:
@@ -54,12 +54,12 @@ class Bench:
 
 def search(bench: Bench, dtype: str) -> None:
     declaration = declared()
-    docket = Docket(declaration, declaration.configs[0], dtype, "accuracy")
+    target = Target(declaration, declaration.configs[0], dtype, "accuracy")
 
     @settings(max_examples=60, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def holds(data: st.DataObject) -> None:
-        hold(cast(Court, bench), docket, data)
+        hold(cast(Judge, bench), target, data)
 
     holds()
 
@@ -92,20 +92,20 @@ def test_a_known_defect_is_met_and_not_shrunk() -> None:
 
 def test_another_oracle_than_the_known_one_convicts() -> None:
     bench = Bench(breaks=False, xfails=Xfails((replace(KNOWN, oracles=("repeat",)),)))
-    docket = Docket(declared(), declared().configs[0], "float32", "accuracy")
+    target = Target(declared(), declared().configs[0], "float32", "accuracy")
     with pytest.raises(Guilty, match="too long"):
-        hold(cast(Court, bench), docket, Problem(seqlen_q=2, seqlen_kv=5, head_dim=16, dtype="float32"))
+        hold(cast(Judge, bench), target, Problem(seqlen_q=2, seqlen_kv=5, head_dim=16, dtype="float32"))
     assert bench.met == []
 
 
 def test_a_known_defect_that_is_mended_is_told() -> None:
-    docket = Docket(declared(), declared().configs[0], "float32", "accuracy")
+    target = Target(declared(), declared().configs[0], "float32", "accuracy")
     bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
-    hold(cast(Court, bench), docket, WITNESS)
+    hold(cast(Judge, bench), target, WITNESS)
     mended = replace(KNOWN, witness=WITNESS.replace("skv=5", "skv=3"))
     bench = Bench(breaks=False, xfails=Xfails((mended,)))
     with pytest.raises(AssertionError, match=r"xfails.toml: .*skv=3.* holds: strike its entry out \(elsewhere\)"):
-        hold(cast(Court, bench), docket, mended.witness)
+        hold(cast(Judge, bench), target, mended.witness)
 
 
 def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

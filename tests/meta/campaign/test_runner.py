@@ -16,9 +16,9 @@ import pytest
 
 from verify import cli
 from verify.campaign import halt
-from verify.campaign.run import BusyError, OpenRun
+from verify.campaign.run import BusyError, CampaignRun
 from verify.campaign.runner import FAILED, USAGE
-from verify.campaign.targets import Docket
+from verify.campaign.targets import Target
 from verify.cell.process import ROOT
 from verify.evidence import load
 from verify.problem import Problem
@@ -107,7 +107,7 @@ def test_a_killed_command_leaves_no_process_and_no_lock(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         run.wait()
-    OpenRun(directory, "dev", ()).lock().release()
+    CampaignRun(directory, "dev", ()).lock().release()
 
 
 def test_the_signal_of_a_parents_death_is_asked_for_in_one_place() -> None:
@@ -120,12 +120,12 @@ def test_the_signal_of_a_parents_death_is_asked_for_in_one_place() -> None:
 
 
 def test_one_process_has_a_run(tmp_path: Path) -> None:
-    run = OpenRun(tmp_path / "run", "dev", ())
+    run = CampaignRun(tmp_path / "run", "dev", ())
     lock = run.lock()
     with pytest.raises(BusyError, match="another process is judging run run"):
-        OpenRun(tmp_path / "run", "dev", ()).lock()
+        CampaignRun(tmp_path / "run", "dev", ()).lock()
     lock.release()
-    OpenRun(tmp_path / "run", "dev", ()).lock().release()
+    CampaignRun(tmp_path / "run", "dev", ()).lock().release()
 
 
 # The first failure.
@@ -173,22 +173,22 @@ def test_the_deadline_is_kept_by_a_clock_that_nobody_sets(monkeypatch: pytest.Mo
 def test_what_was_drawn_is_counted_once_when_a_run_goes_on(tmp_path: Path) -> None:
     kernel = tmp_path / "plain.py"
     kernel.write_text(PLAIN)
-    run = OpenRun(tmp_path / "run", "dev", (kernel,))
+    run = CampaignRun(tmp_path / "run", "dev", (kernel,))
     (declared,) = run.roster.declarations
-    docket = Docket(declared, declared.configs[0], "float32", "accuracy")
+    target = Target(declared, declared.configs[0], "float32", "accuracy")
     problems = [Problem(seqlen_q=2, seqlen_kv=n, head_dim=16, dtype="float32") for n in (2, 3)]
-    first = run.court("gw0")
-    first.hear(docket, problems[0])
+    first = run.judge("gw0")
+    first.judge(target, problems[0])
     first.close()
-    again = OpenRun(run.directory, "dev", (kernel,))
+    again = CampaignRun(run.directory, "dev", (kernel,))
     again.resume()
-    second = again.court("gw0")
-    second.hear(docket, problems[0])  # stands
-    second.hear(docket, problems[1])
+    second = again.judge("gw0")
+    second.judge(target, problems[0])  # stands
+    second.judge(target, problems[1])
     assert sum(second.drawn.values()) == 1
     second.drawn.clear()  # as if it had been killed before it could write how much it had drawn
     second.close()
-    OpenRun(run.directory, "dev", (kernel,)).resume()
+    CampaignRun(run.directory, "dev", (kernel,)).resume()
     assert sum(record.drawn for record in load(run.directory).drawn) == 2
-    OpenRun(run.directory, "dev", (kernel,)).resume()
+    CampaignRun(run.directory, "dev", (kernel,)).resume()
     assert sum(record.drawn for record in load(run.directory).drawn) == 2

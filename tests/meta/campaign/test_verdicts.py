@@ -99,7 +99,7 @@ def trial_of(
 ) -> tuple[int, Evidence, str]:
     """Run `verify run` on accused kernels in a directory of its own: exit code, evidence, output.
 
-    shrink: seconds that are spent on a smaller case for each failing docket; deadline: for one launch.
+    shrink: seconds that are spent on a smaller case for each failing target; deadline: for one launch.
     """
     files = sorted({str(ACCUSED / f"{name.partition('.py')[0]}.py") for name in names})
     command = [
@@ -167,7 +167,7 @@ def convicting(evidence: Evidence, name: str) -> set[str]:
 def test_a_failure_is_shrunk_explained_and_replays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    select = f"{asked('wrong_tail')} and float32"  # one docket of each group
+    select = f"{asked('wrong_tail')} and float32"  # one target of each group
     _, evidence, output = trial_of(tmp_path, "wrong_tail", select=select, shrink=2)
     shrunk = [v for v in evidence.verdicts if v.outcome == "fail" and v.phase == "shrink"]
     smallest = min(shrunk, key=lambda v: len(v.case))

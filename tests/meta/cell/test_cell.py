@@ -13,7 +13,7 @@ import torch
 
 from tests.harness.accused_files import ENVIRONMENT, FILL, WHERE, Accused, process_of, run
 from verify.cell.arena import Arena
-from verify.cell.process import Cell, Environment, InfrastructureError, Zygote
+from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 
 torch.set_num_threads(1)
 
@@ -221,23 +221,23 @@ def test_descendants_die_with_a_life(cell: Cell, arena: Arena, accused: Accused,
         assert ends(int(mark.read_text())), f"a child outlived {ending}"
 
 
-def test_a_closed_cell_leaves_no_process(zygote: Zygote, arena: Arena, accused: Accused) -> None:
-    cell = Cell(zygote)
+def test_a_closed_cell_leaves_no_process(fork_server: ForkServer, arena: Arena, accused: Accused) -> None:
+    cell = Cell(fork_server)
     assert works(cell, accused(FILL), arena)
-    lives = children(process_of(zygote))
+    lives = children(process_of(fork_server))
     assert lives
     cell.close()
-    assert not children(process_of(zygote)) & lives
+    assert not children(process_of(fork_server)) & lives
 
 
 def test_fifty_lives_leak_nothing(
-    zygote: Zygote, arena: Arena, accused: Accused, record_property: Callable[[str, object], None]
+    fork_server: ForkServer, arena: Arena, accused: Accused, record_property: Callable[[str, object], None]
 ) -> None:
     """No descriptor, here or in the zygote, and no process; and a respawn is cheap."""
-    cell = Cell(zygote)
+    cell = Cell(fork_server)
     good, bad = accused(FILL), accused("os._exit(1)")
     assert works(cell, good, arena)
-    pid = process_of(zygote)
+    pid = process_of(fork_server)
 
     def state() -> tuple[int, int, int, int]:
         return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{pid}/fd")), len(children()), len(children(pid))
@@ -260,13 +260,13 @@ def test_fifty_lives_leak_nothing(
 
 def test_a_killed_zygote_is_replaced(arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERIFY_CONFINE", "0")  # a confined life cannot kill it
-    zygote = Zygote(ENVIRONMENT)
-    cell, bystander = Cell(zygote), Cell(zygote)
+    fork_server = ForkServer(ENVIRONMENT)
+    cell, bystander = Cell(fork_server), Cell(fork_server)
     try:
         good = accused(FILL)
         assert works(cell, good, arena)
         assert works(bystander, good, arena)
-        lives = children(process_of(zygote))
+        lives = children(process_of(fork_server))
         assert len(lives) == 2
         reply = run(cell, accused("os.kill(os.getppid(), signal.SIGKILL); time.sleep(30)"), arena)
         assert reply.status == "crash"
@@ -278,24 +278,24 @@ def test_a_killed_zygote_is_replaced(arena: Arena, accused: Accused, monkeypatch
     finally:
         for one in (cell, bystander):
             one.close()
-        zygote.close()
+        fork_server.close()
 
 
 def test_a_zygote_that_cannot_start_says_why() -> None:
-    zygote = Zygote(Environment("broken", "cpu", (("PYTHONHOME", "/nowhere"),)))
-    cell = Cell(zygote)
+    fork_server = ForkServer(Environment("broken", "cpu", (("PYTHONHOME", "/nowhere"),)))
+    cell = Cell(fork_server)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(InfrastructureError, match=r"broken zygote did not start: [\s\S]*(encodings|PYTHONHOME|prefix)"):
         cell.arch()
-    zygote.close()
+    fork_server.close()
     cell.close()
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_closing_twice_is_no_error(accused: Accused) -> None:
-    zygote = Zygote(ENVIRONMENT)
-    zygote.close()
-    zygote.close()
+    fork_server = ForkServer(ENVIRONMENT)
+    fork_server.close()
+    fork_server.close()
 
 
 # Forged replies.

@@ -13,7 +13,7 @@ import pytest
 
 from verify.cell import confinement as confine
 from verify.cell.confinement import Confinement
-from verify.cell.process import PLAIN_CPU, ROOT, Cell, InfrastructureError, Zygote
+from verify.cell.process import PLAIN_CPU, ROOT, Cell, ForkServer, InfrastructureError
 
 ENVIRONMENT = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),), patience=20.0)
 Tried = Callable[[str], str]
@@ -38,11 +38,11 @@ def cell(place: Path) -> Iterator[Cell]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setenv("PYTEST_CURRENT_TEST", "accuracy")
-        zygote = Zygote(ENVIRONMENT)
-        cell = Cell(zygote)
+        fork_server = ForkServer(ENVIRONMENT)
+        cell = Cell(fork_server)
         yield cell
         cell.close()
-        zygote.close()
+        fork_server.close()
 
 
 @pytest.fixture
@@ -142,17 +142,17 @@ def test_what_is_switched_off_is_said(monkeypatch: pytest.MonkeyPatch, place: Pa
 
 def test_a_life_that_cannot_be_confined_is_no_verdict(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.chdir(place)
-    zygote = Zygote(ENVIRONMENT)
-    cell = Cell(zygote)
+    fork_server = ForkServer(ENVIRONMENT)
+    cell = Cell(fork_server)
     try:
         cell.arch()
         cell.restart()
-        monkeypatch.setattr(zygote, "_confinement", Confinement(cast(Any, (3,)), ()))  # no path
+        monkeypatch.setattr(fork_server, "_confinement", Confinement(cast(Any, (3,)), ()))  # no path
         with pytest.raises(InfrastructureError, match="did not begin"):
             cell.arch()
     finally:
         cell.close()
-        zygote.close()
+        fork_server.close()
 
 
 def test_more_can_be_made_writable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

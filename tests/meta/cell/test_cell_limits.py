@@ -21,20 +21,20 @@ from verify.cell.arena import workspace_limit
 from verify.cell.descendants import children, descendants
 from verify.cell.discovery import roster
 from verify.cell.loading import Breach, load
-from verify.cell.process import Cell, Zygote
+from verify.cell.process import Cell, ForkServer
 from verify.problem import Problem
 
 # Time.
 
 
 def test_loading_has_a_deadline_of_its_own(
-    zygote: Zygote,
+    fork_server: ForkServer,
     accused: Accused,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A file that compiles at import takes longer than a run may."""
     slow = accused(before="import time; time.sleep(1.5)")
-    cell = Cell(zygote)
+    cell = Cell(fork_server)
     cell.environment = replace(ENVIRONMENT, patience=0.5)
     monkeypatch.setenv("VERIFY_DEADLINE", "0.5")
     try:
@@ -64,7 +64,7 @@ def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
 
 @pytest.mark.skipif(shutil.which("g++") is None or shutil.which("ninja") is None, reason="no C++ compiler, or no ninja")
 def test_a_build_that_was_killed_does_not_hold_up_the_next(
-    zygote: Zygote, accused: Accused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fork_server: ForkServer, accused: Accused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's baton, a file, outlives the process that holds it; whoever builds next waits for its end for ever."""
     folder, slowly = tmp_path / "build", tmp_path / "slowly"
@@ -81,7 +81,7 @@ def test_a_build_that_was_killed_does_not_hold_up_the_next(
         load("tiny", [{str(tmp_path / "tiny.cpp")!r}], build_directory={str(folder)!r}, is_python_module=False)
         """
     )
-    cell = Cell(zygote)
+    cell = Cell(fork_server)
     cell.environment = replace(ENVIRONMENT, patience=0.5)
     try:
         monkeypatch.setenv("VERIFY_BUILD_DEADLINE", "2.5")
@@ -132,26 +132,26 @@ def test_a_reply_that_drips_ends_at_the_deadline(
 def test_a_stopped_zygote_is_replaced(accused: Accused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verify.cell.fork_server._CONTROL_TIMEOUT", 2.0)
     monkeypatch.setattr("verify.cell.fork_server._END_TIMEOUT", 5.0)
-    zygote = Zygote(ENVIRONMENT)
-    cell = Cell(zygote)
+    fork_server = ForkServer(ENVIRONMENT)
+    cell = Cell(fork_server)
     try:
         good = accused()
         assert run(cell, good).ok
-        before = process_of(zygote)
+        before = process_of(fork_server)
         os.kill(before, signal.SIGSTOP)
         cell.restart()
         assert run(cell, good).ok
-        assert process_of(zygote) != before
+        assert process_of(fork_server) != before
     finally:
         cell.close()
-        zygote.close()
+        fork_server.close()
 
 
 def test_the_end_of_the_judge_leaves_no_scratch(accused: Accused) -> None:
-    zygote = Zygote(ENVIRONMENT)
-    cell = Cell(zygote)
+    fork_server = ForkServer(ENVIRONMENT)
+    cell = Cell(fork_server)
     assert run(cell, accused(f"open(os.environ['TMPDIR'] + '/made', 'w').write('x'); {FILL}")).ok
-    folder, process, control = Path(zygote._scratch), zygote._process, zygote._control
+    folder, process, control = Path(fork_server._scratch), fork_server._process, fork_server._control
     assert process is not None
     assert control is not None
     assert list(folder.glob("*/made"))
@@ -159,7 +159,7 @@ def test_the_end_of_the_judge_leaves_no_scratch(accused: Accused) -> None:
     process.wait(20)
     assert not folder.exists()
     cell.close()
-    zygote.close()
+    fork_server.close()
 
 
 # Memory.
@@ -238,9 +238,9 @@ def test_a_grandchild_in_a_session_of_its_own_dies_with_its_life(
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a process outlived its life"
 
 
-def test_a_bystanders_processes_are_spared(zygote: Zygote, accused: Accused) -> None:
+def test_a_bystanders_processes_are_spared(fork_server: ForkServer, accused: Accused) -> None:
     keeps = accused("subprocess.Popen(['sleep', '60']); out.fill_(1.0); lse.fill_(2.0)")
-    one, other = Cell(zygote), Cell(zygote)
+    one, other = Cell(fork_server), Cell(fork_server)
     try:
         assert run(one, keeps).ok
         assert run(other, keeps).ok
@@ -251,7 +251,7 @@ def test_a_bystanders_processes_are_spared(zygote: Zygote, accused: Accused) -> 
         assert run(other, accused()).ok
     finally:
         other.close()
-    assert not children(process_of(zygote))
+    assert not children(process_of(fork_server))
 
 
 # Files that are none.

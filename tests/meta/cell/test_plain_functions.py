@@ -13,13 +13,13 @@ from tests.harness.fake_trials import OK, acquitted, trial_of
 from tests.harness.property_cases import Bench, bench
 from tests.meta.package.test_guide import called, loaded
 from tests.meta.variant.test_variant import INSIDE
-from verify.campaign.run import OpenRun
-from verify.campaign.targets import Docket
+from verify.campaign.run import CampaignRun
+from verify.campaign.targets import Target
 from verify.cell.loading import Breach
 from verify.cell.plain_functions import WEAKEST
 from verify.evidence import Verdict, load
 from verify.evidence.explanation import explain
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.oracles import bound
 from verify.problem import Problem
 from verify.variant import Contract
@@ -39,9 +39,9 @@ ASKED = {
 
 def heard(bench: Bench, problem: Problem) -> list[Verdict]:
     (declaration,) = bench.variants.values()
-    docket = Docket(declaration, declaration.configs[0], problem.dtype, "accuracy")
+    target = Target(declaration, declaration.configs[0], problem.dtype, "accuracy")
     assert declaration.support.refusal(problem) is None
-    return bench.court.hear(docket, problem)
+    return bench.judge.judge(target, problem)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_an_eager_softcap_in_16_bits_is_within_its_bounds(one_thread: None) -> N
         trial = trial_of(problem, Contract(lse=None), numerics=WEAKEST)
         q, k, v = (x.to(torch.bfloat16) for x in trial.expanded)
         capped = torch.tanh(q @ k.mT * 4.0 / 20.0) * 20.0
-        trial._runs["first"] = Run(OK, "nan", {"out": torch.softmax(capped, -1) @ v})
+        trial.launches["first"] = Launch(OK, "nan", {"out": torch.softmax(capped, -1) @ v})
         ruling = bound.ORACLE.judge(trial)
         assert acquitted(ruling)
         worst = max(worst, ruling.measures["r_out"])
@@ -156,7 +156,7 @@ def test_a_file_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
     path.write_text("DTYPES = 'float16'\ndef attention(q, k, v): return q")
     right = tmp_path / "right.py"
     right.write_text("def attention(q, k, v): return q")
-    run = OpenRun(tmp_path / "run", "dev", (path, right))
+    run = CampaignRun(tmp_path / "run", "dev", (path, right))
     (failure,) = run.roster.failures
     assert failure.message.startswith("mine.py: DTYPES: 'float16' is no tuple of names out of float16, ")
     (verdict,) = load(run.directory).verdicts

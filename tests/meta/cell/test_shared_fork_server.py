@@ -21,12 +21,12 @@ def _alone() -> Iterator[None]:
 
 def process_after_a_life() -> int:
     """The process of a zygote that had a life, which nobody ended, and was closed."""
-    zygote = SharedZygote(PLAIN_CPU)
-    assert Cell(zygote).arch() == "cpu"
-    assert zygote._process is not None
-    pid = zygote._process.pid
-    zygote.close()
-    assert not zygote._lives
+    fork_server = SharedZygote(PLAIN_CPU)
+    assert Cell(fork_server).arch() == "cpu"
+    assert fork_server._process is not None
+    pid = fork_server._process.pid
+    fork_server.close()
+    assert not fork_server._lives
     return pid
 
 

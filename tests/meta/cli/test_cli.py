@@ -14,7 +14,7 @@ import pytest
 from tests.harness.fake_campaign import evidence, verdict
 from verify import __version__, cli
 from verify.campaign import runner as engine
-from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Order
+from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, RunRequest
 from verify.cell.process import ROOT
 from verify.cli import summary
 from verify.evidence import Evidence, Recorder, errors, load
@@ -120,8 +120,8 @@ def test_what_needs_no_torch_imports_none() -> None:
 # A campaign that ended: what is shown, and the exit code.
 
 
-def recorded(run_id: str, found: Evidence) -> Order:
-    order = Order(run_id=run_id)
+def recorded(run_id: str, found: Evidence) -> RunRequest:
+    order = RunRequest(run_id=run_id)
     with Recorder(order.directory, "gw0") as recorder:
         for record in (*found.runs, *found.variants, *found.verdicts, *found.not_run, *found.drawn):
             recorder.write(record)
@@ -189,7 +189,7 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     order = recorded("ended", found)
     cases = len({v.case for v in found.verdicts})
     # The child sends the signal to this process, as a terminal or a job scheduler would.
-    monkeypatch.setattr(Order, "command", lambda self: ["sh", "-c", f"kill -{sent} $PPID; sleep 60"])
+    monkeypatch.setattr(RunRequest, "command", lambda self: ["sh", "-c", f"kill -{sent} $PPID; sleep 60"])
     words = ("run", PLAIN, "--examples", "7", "-k", "not long", "-x", "--run-id", order.run_id)
     assert command(monkeypatch, *words) == INFRASTRUCTURE
     output = capsys.readouterr().out
@@ -203,7 +203,7 @@ def test_an_interrupted_run_keeps_its_conviction(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("failed", evidence(cases=6))
-    monkeypatch.setattr(Order, "command", lambda self: ["sh", "-c", "kill -TERM $PPID; sleep 60"])
+    monkeypatch.setattr(RunRequest, "command", lambda self: ["sh", "-c", "kill -TERM $PPID; sleep 60"])
     assert command(monkeypatch, "fuzz", PLAIN, "--run-id", "failed") == FAILED
     assert "go on with: verify fuzz" in capsys.readouterr().out
 
@@ -212,7 +212,7 @@ def test_the_end_of_the_time_is_no_interruption(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("timely", passing())
-    monkeypatch.setattr(Order, "command", lambda self: ["sleep", "60"])
+    monkeypatch.setattr(RunRequest, "command", lambda self: ["sleep", "60"])
     monkeypatch.setattr(engine, "_GRACE", 0.0)
     assert command(monkeypatch, "fuzz", PLAIN, "--run-id", "timely", "--max-time", "0.5") == CLEAN
     assert "interrupted" not in capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_a_disk_that_fills_is_told_in_one_line(
     output: str, at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("full", passing())
-    monkeypatch.setattr(Order, "command", lambda self: ["sh", "-c", f'echo "{output}"; exit 3'])
+    monkeypatch.setattr(RunRequest, "command", lambda self: ["sh", "-c", f'echo "{output}"; exit 3'])
     assert command(monkeypatch, "run", PLAIN, "--run-id", "full") == INFRASTRUCTURE
     (line,) = capsys.readouterr().out.strip().splitlines()
     assert "cannot write evidence" in line
@@ -248,7 +248,9 @@ def test_what_pytest_refuses_is_a_usage_error(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("refused", passing())
-    monkeypatch.setattr(Order, "command", lambda self: ["sh", "-c", "echo 'ERROR: run refused judged other sources'; exit 4"])
+    monkeypatch.setattr(
+        RunRequest, "command", lambda self: ["sh", "-c", "echo 'ERROR: run refused judged other sources'; exit 4"]
+    )
     assert command(monkeypatch, "run", PLAIN, "--run-id", "refused") == USAGE
     assert capsys.readouterr().out.strip() == "verify: run refused judged other sources"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from verify import __version__, cli
-from verify.campaign.runner import FAILED, Order
+from verify.campaign.runner import FAILED, RunRequest
 from verify.cell.discovery import Roster
 from verify.cli.sanitize import Request
 from verify.problem.case import Case
@@ -245,12 +245,12 @@ def test_fuzz_keeps_going(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a conviction, until the time is over; without the option it stops there."""
     rounds: list[int | None] = []
 
-    def judge(order: Order, console: object, deadline: float) -> int:
+    def judge(order: RunRequest, console: object, deadline: float) -> int:
         rounds.append(order.seed)
         time.sleep(0.05)
         return FAILED
 
-    monkeypatch.setattr("verify.cli.run.carry_out", judge)
+    monkeypatch.setattr("verify.cli.run.execute", judge)
     monkeypatch.setattr("verify.cli.run.conclude", lambda order, search, **how: search())
     assert verify(monkeypatch, "fuzz", "--max-time", "60") == FAILED
     assert len(rounds) == 1

@@ -17,7 +17,7 @@ from tests.harness.fake_trials import DECLARED
 from tests.harness.property_cases import ACCUSED
 from verify.campaign.admission import unanswerable
 from verify.campaign.run import open_run
-from verify.campaign.targets import Docket, inapplicable
+from verify.campaign.targets import Target, excludes_group
 from verify.cli import main
 from verify.evidence import load
 from verify.oracles import groups
@@ -26,15 +26,15 @@ from verify.problem.case import Case
 from verify.variant import GradientNumerics, Support
 
 BOTH = replace(DECLARED, entries=("forward", "backward"), gradients=GradientNumerics())
-GROUPS = [name for name in groups() if inapplicable(BOTH, name) is None]
+GROUPS = [name for name in groups() if excludes_group(BOTH, name) is None]
 PROBLEM = Problem(seqlen_q=4, seqlen_kv=6, head_dim=16, dtype="float32")
 
 Replay = Callable[..., tuple[int, list[str]]]
 
 
-def docket(group: str = "accuracy", support: Support = BOTH.support, dtype: str = "float32") -> Docket:
+def target(group: str = "accuracy", support: Support = BOTH.support, dtype: str = "float32") -> Target:
     declaration = replace(BOTH, support=support)
-    return Docket(declaration, declaration.configs[0], dtype, group)
+    return Target(declaration, declaration.configs[0], dtype, group)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 )
 @given(data=st.data())
 def test_what_is_drawn_is_admitted(group: str, data: st.DataObject) -> None:
-    asked = docket(group, dtype=data.draw(st.sampled_from(BOTH.support.dtypes)))
+    asked = target(group, dtype=data.draw(st.sampled_from(BOTH.support.dtypes)))
     if groups()[group].asks is not None:
         assert all(unanswerable(asked, problem) is None for problem in asked.asked)
         return
@@ -95,21 +95,21 @@ REFUSED = [
 
 @pytest.mark.parametrize(("group", "changes", "words"), REFUSED, ids=lambda value: str(value)[:25])
 def test_what_cannot_be_asked_is_told_why(group: str, changes: dict[str, object], words: str) -> None:
-    why = unanswerable(docket(group, NARROW), PROBLEM.but(**changes))
+    why = unanswerable(target(group, NARROW), PROBLEM.but(**changes))
     assert why is not None
     assert words in why
     assert "\n" not in why
 
 
 def test_a_forward_has_no_gradients_and_no_memory_holds_everything() -> None:
-    forward = Docket(DECLARED, DECLARED.configs[0], "float32", "gradients")
+    forward = Target(DECLARED, DECLARED.configs[0], "float32", "gradients")
     assert unanswerable(forward, PROBLEM) == "group gradients does not ask accused, which has no backward of its own"
     long = replace(BOTH.support, max_seqlen=None)
     for shape, words in (
         ({"seqlen_kv": 1 << 30}, "too large: q, k, v and out need 128 GiB"),
         ({"seqlen_q": 1 << 24, "seqlen_kv": 1 << 24, "head_dim": 8, "head_dim_v": 8}, "pairs of a query"),
     ):
-        why = unanswerable(docket(support=long), PROBLEM.but(**shape))
+        why = unanswerable(target(support=long), PROBLEM.but(**shape))
         assert why is not None
         assert words in why
 
@@ -147,13 +147,13 @@ CASE = "breaks_process.py@wrong-later:default:counting:sq=3,skv=5,d=16,dtype=flo
 def test_a_failure_that_needs_earlier_calls_is_repeated_with_them(replay: Replay) -> None:
     assert replay(CASE)[1][-1] == "HOLDS: no run in this directory has recorded that it failed"
     run = open_run("dev", [Path("breaks_process.py")], "campaign")
-    court = run.court("main")
+    judge = run.judge("main")
     for seed in (1, 2, 0):
         case = Case.parse(CASE if not seed else f"{CASE},seed={seed}")
-        asked = run.docket_of(case)
+        asked = run.target_of(case)
         assert asked is not None
-        found = court.hear(asked, case.problem)
-    court.close()
+        found = judge.judge(asked, case.problem)
+    judge.close()
     (wrong,) = [verdict for verdict in found if verdict.outcome == "fail"]
     assert wrong.finding is not None
     assert wrong.finding.before == (f"{CASE},seed=1", f"{CASE},seed=2")
@@ -175,11 +175,11 @@ def test_what_is_not_reproduced_is_not_fixed(replay: Replay) -> None:
     path.write_text(path.read_text().replace('STATE["calls"] > 2', f"os.path.exists({str(late)!r})"))
     run = open_run("dev", [path], "campaign")
     late.touch()
-    court, case = run.court("main"), Case.parse(CASE)
-    asked = run.docket_of(case)
+    judge, case = run.judge("main"), Case.parse(CASE)
+    asked = run.target_of(case)
     assert asked is not None
-    assert any(verdict.outcome == "fail" for verdict in court.hear(asked, case.problem))
-    court.close()
+    assert any(verdict.outcome == "fail" for verdict in judge.judge(asked, case.problem))
+    judge.close()
     late.unlink()
     status, lines = replay(CASE)
     assert status == 3

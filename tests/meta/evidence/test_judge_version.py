@@ -10,14 +10,14 @@ from rich.console import Console
 from verify import bundle
 from verify.campaign import run as campaign
 from verify.campaign import runner as engine
-from verify.evidence import Evidence, Run
+from verify.evidence import Evidence, RunInfo
 from verify.evidence import judge_version as judge
 from verify.evidence.judge_version import judge_changed, judge_hash
 
 
 def evidence(*hashes: str) -> Evidence:
     runs = [
-        Run(run=f"r{i}", started=f"2026010{i}T000000Z", profile="dev", device={}, versions={"judge": h} if h else {})
+        RunInfo(run=f"r{i}", started=f"2026010{i}T000000Z", profile="dev", device={}, versions={"judge": h} if h else {})
         for i, h in enumerate(hashes, 1)
     ]
     return Evidence(runs=tuple(runs))
@@ -56,8 +56,8 @@ def test_the_last_beginning_counts_and_evidence_of_an_earlier_day_says_nothing(t
 
 def test_it_is_exit_3_whatever_was_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    order = engine.Order(run_id="one")
-    run = campaign.OpenRun(order.directory, "dev", ())
+    order = engine.RunRequest(run_id="one")
+    run = campaign.CampaignRun(order.directory, "dev", ())
     nobody = campaign.Roster((), (campaign.Unloadable("k.py", "k.py", "no"),))
     monkeypatch.setattr(campaign, "roster", lambda files, shared: nobody)
     assert len(run.roster.failures) == 1, "a verdict: one file does not load"

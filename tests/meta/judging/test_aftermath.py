@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from tests.harness.property_cases import ACCUSED, Bench, bench
-from verify.campaign.targets import Docket
+from verify.campaign.targets import Target
 from verify.cell.process import Cell, InfrastructureError, Reply
 from verify.evidence import Verdict, load
 from verify.evidence.explanation import explain
@@ -31,22 +31,22 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 @pytest.fixture
 def broken(opened: Bench) -> Bench:
     """The bench, with a process in which nothing has run."""
-    opened.court.alone(opened.variants["innocent"])
+    opened.judge.alone(opened.variants["innocent"])
     return opened
 
 
 def heard(bench: Bench, variant: str, seed: int = 0) -> dict[str, Verdict]:
     declaration = bench.variants[variant]
-    docket = Docket(declaration, declaration.configs[0], "float32", "counting")
+    target = Target(declaration, declaration.configs[0], "float32", "counting")
     problem = PROBLEM.but(seed=seed, distribution="counting")
-    return {verdict.oracle: verdict for verdict in bench.court.hear(docket, problem)}
+    return {verdict.oracle: verdict for verdict in bench.judge.judge(target, problem)}
 
 
 def test_the_judges_own_error_is_never_a_conviction(broken: Bench) -> None:
     heard(broken, "breaks-the-judge")
     found = heard(broken, "innocent")
     assert {v.outcome for name, v in found.items() if name != "aftermath"} == {"pass"}
-    case, folder = found["execution"].case, broken.court.recorder.path.parent
+    case, folder = found["execution"].case, broken.judge.recorder.path.parent
     kept = load(folder).verdict_of(case, "aftermath")  # as it is read back
     assert kept is not None
     assert kept.outcome == "inapplicable"
@@ -105,10 +105,10 @@ def test_what_fails_alone_too_is_a_plain_conviction(tmp_path: Path) -> None:
     with bench("raises.py", tmp_path) as opened:
         (name,) = opened.variants
         declaration = opened.variants[name]
-        docket = Docket(declaration, declaration.configs[0], "float32", "accuracy")
+        target = Target(declaration, declaration.configs[0], "float32", "accuracy")
         for seed in (1, 2):
             shape = {"seqlen_q": 3, "seqlen_kv": 3, "head_dim": declaration.support.head_dims[0]}
-            (verdict,) = opened.court.hear(docket, Problem(**shape, dtype="float32", seed=seed))
+            (verdict,) = opened.judge.judge(target, Problem(**shape, dtype="float32", seed=seed))
             assert (verdict.oracle, verdict.outcome) == ("execution", "fail")
             assert verdict.finding is not None
             assert verdict.finding.before == ()

@@ -15,8 +15,8 @@ from tests.harness.fake_trials import DECLARED, convicted, right_run, trial_of
 from tests.harness.property_cases import Bench, bench
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.rounding import cast
-from verify.campaign.targets import Docket
-from verify.judging.metamorphic import Related, compared, identical, leading_bit
+from verify.campaign.targets import Target
+from verify.judging.metamorphic import RelatedResult, check_same_bits, check_within_bounds, leading_bit
 from verify.judging.parts import Part
 from verify.oracles import groups, of_group
 from verify.oracles.duplicated_keys import doubled
@@ -93,33 +93,35 @@ def test_where_runs_may_differ_bounds_decide(group: str, related: Bench) -> None
 # Judging.
 
 
-def result(after: float, *, before: float = 1.0, truth: float = 1.0, output: str = "float32") -> Related:
+def result(after: float, *, before: float = 1.0, truth: float = 1.0, output: str = "float32") -> RelatedResult:
     """One element, each result with a bound of 0.25."""
     one = [torch.full((1, 1, 1, 1), x, dtype=torch.float64) for x in (before, 0.25, after, 0.25, truth)]
-    return Related("out", *one, dtype_named(output))
+    return RelatedResult("out", *one, dtype_named(output))
 
 
 def test_results_are_held_against_the_truth_and_against_each_other() -> None:
-    ruling = compared("slice", "with a slice alone", [result(1.2)])
+    ruling = check_within_bounds("slice", "with a slice alone", [result(1.2)])
     assert ruling.finding is None
     assert ruling.measures == pytest.approx({"same_bits_out": 0.0, "apart_out": 0.4})
-    convicted(compared("slice", "with a slice alone", [result(1.3)]), "with a slice alone: out is off by 0.3")
+    convicted(check_within_bounds("slice", "with a slice alone", [result(1.3)]), "with a slice alone: out is off by 0.3")
     words = ("is 0.6 by one result and 1.2 by the other", "both bounds together allow 0.5", "out[b=0, h=0, q=0, d=0]")
-    convicted(compared("slice", "with a slice alone", [result(1.2, before=0.6)]), *words)
+    convicted(check_within_bounds("slice", "with a slice alone", [result(1.2, before=0.6)]), *words)
     for wrong in (math.nan, math.inf):
-        convicted(compared("slice", "with a slice alone", [result(wrong)]), "out")
-    assert compared("slice", "", [result(math.inf, truth=65530.0, before=65504.0, output="float16")]).finding is None
+        convicted(check_within_bounds("slice", "with a slice alone", [result(wrong)]), "out")
+    assert check_within_bounds("slice", "", [result(math.inf, truth=65530.0, before=65504.0, output="float16")]).finding is None
     unasked = replace(result(9.0), asked=torch.zeros(1, 1, 1, dtype=torch.bool))
-    assert compared("slice", "", [unasked]) == compared("slice", "", [])
+    assert check_within_bounds("slice", "", [unasked]) == check_within_bounds("slice", "", [])
 
 
 def test_bits_may_differ_only_in_the_sign_of_zero_and_where_nothing_is_asked() -> None:
     before, after = torch.tensor([[[0.0, 1.0, 2.0]]]), torch.tensor([[[-0.0, 1.0, 2.0]]])
-    assert identical("slice", "alone", [("lse", before, after)]).finding is None
+    assert check_same_bits("slice", "alone", [("lse", before, after)]).finding is None
     after[0, 0, 1] += 2.0**-23
-    convicted(identical("slice", "alone", [("lse", before, after)]), "alone: lse should keep its bits", "lse[b=0, h=0, q=1]")
+    convicted(
+        check_same_bits("slice", "alone", [("lse", before, after)]), "alone: lse should keep its bits", "lse[b=0, h=0, q=1]"
+    )
     asked = torch.tensor([[[True, False, True]]])
-    assert identical("slice", "alone", [("lse", before, after)], {"lse": asked}).finding is None
+    assert check_same_bits("slice", "alone", [("lse", before, after)], {"lse": asked}).finding is None
 
 
 # Parts, doubles, orders.
@@ -243,7 +245,7 @@ def test_the_merged_bound_holds_and_says_something() -> None:
             moves = [(-1) ** (signs >> (2 * i + bit)) for bit in range(2)]
             out = truth.out + moves[0] * truth.out_bound
             lse = truth.lse + moves[1] * truth.lse_bound
-            trial._runs["first"] = replace(run, outputs={"out": out, "lse": lse})
+            trial.launches["first"] = replace(run, outputs={"out": out, "lse": lse})
         merged, truth = merge(trials), whole.truth
         live = ~truth.empty
         error, bound = (merged.out - truth.out).abs()[live], merged.out_bound[live]
@@ -263,12 +265,12 @@ def test_what_is_asked_lies_inside_the_support(group: str, masks: tuple[str, ...
     """Hardly anything that is drawn is lost, whatever the support has."""
     support = replace(DECLARED.support, masks=masks, intersections=True, layouts="aligned", head_dims=range(16, 65, 16))
     declaration = replace(DECLARED, support=support)
-    if any(oracle.applies(declaration) is not None for oracle in of_group(group)):
+    if any(oracle.excludes(declaration) is not None for oracle in of_group(group)):
         return
     found: list[Problem] = []
 
     @settings(max_examples=25, database=None, deadline=None, derandomize=True, phases=[Phase.generate])
-    @given(Docket(declaration, declaration.configs[0], "float16", group).problems)
+    @given(Target(declaration, declaration.configs[0], "float16", group).problems)
     def collect(problem: Problem) -> None:
         found.append(problem)
 

@@ -9,12 +9,12 @@ import torch
 
 from verify.cell.arena import Damage
 from verify.cell.process import Reply
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.run_checks import held
 
-GOOD = Run(Reply("ok"), "nan", {"out": torch.zeros(1)})
-RAISES = Run(Reply("raised", "RuntimeError: no"), "nan")
-WRITES = Run(Reply("ok"), "nan", {"out": torch.zeros(1)}, Damage("redzone", 1, "1 byte past out"))
+GOOD = Launch(Reply("ok"), "nan", {"out": torch.zeros(1)})
+RAISES = Launch(Reply("raised", "RuntimeError: no"), "nan")
+WRITES = Launch(Reply("ok"), "nan", {"out": torch.zeros(1)}, Damage("redzone", 1, "1 byte past out"))
 SAVING = "the forward that saves O and LSE "
 
 
@@ -23,10 +23,10 @@ class Trial:
     """Stands in for a trial: two runs, and which of them were launched."""
 
     entry: str
-    runs: dict[str, Run]
+    runs: dict[str, Launch]
     launched: set[str] = field(default_factory=set)
 
-    def __getattr__(self, name: str) -> Run:
+    def __getattr__(self, name: str) -> Launch:
         self.launched.add(name)
         return self.runs[name]
 
@@ -44,7 +44,7 @@ class Trial:
     ],
     ids=["good", "raises", "writes", "both-good", "backward-writes", "saving-raises", "saving-writes"],
 )
-def test_what_is_held_and_where_it_ends(saved: Run | None, first: Run, names: list[str], launched: set[str]) -> None:
+def test_what_is_held_and_where_it_ends(saved: Launch | None, first: Launch, names: list[str], launched: set[str]) -> None:
     trial = Trial("forward" if saved is None else "backward", {"saved": saved or GOOD, "first": first})
     found = list(held(trial))
     assert [name + "!" * (ruling.finding is not None) for name, _, ruling in found] == names

@@ -19,7 +19,7 @@ from verify.bundle import ROOT
 from verify.cell.arena import Damage, fill
 from verify.cell.process import Reply
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.run_checks import execution, memory
 from verify.judging.trial import Trial
 from verify.oracles import (
@@ -92,7 +92,7 @@ def off_by(bounds: float) -> Trial:
     run = right_run(trial)
     assert run.out is not None
     run.out[1, 2, 3, 4] = trial.truth.out[1, 2, 3, 4] + bounds * trial.truth.out_bound[1, 2, 3, 4]
-    trial._runs["first"] = run
+    trial.launches["first"] = run
     return trial
 
 
@@ -182,7 +182,7 @@ def test_empty_rows_are_left_to_their_oracle() -> None:
 def test_a_wrong_scale_is_beyond_the_bounds() -> None:
     trial = trial_of(PLAIN)
     other = trial_of(PLAIN.but(softmax_scale=PLAIN.scale * 1.01))
-    trial._runs["first"] = right_run(other)
+    trial.launches["first"] = right_run(other)
     convicted(bound.judge(trial))
 
 
@@ -223,7 +223,7 @@ def repeated(plant: Callable[[Tensor, Tensor], None] | None = None) -> Trial:
         assert again.out is not None
         assert again.lse is not None
         plant(again.out, again.lse)
-    trial._runs["again"] = again
+    trial.launches["again"] = again
     return trial
 
 
@@ -243,7 +243,7 @@ def test_the_same_bits_again() -> None:
 
 def test_a_second_run_that_fails_is_convicted_for_that() -> None:
     trial = tried(PLAIN)
-    trial._runs["again"] = Run(Reply("crash", "killed by SIGSEGV"), "huge")
+    trial.launches["again"] = Launch(Reply("crash", "killed by SIGSEGV"), "huge")
     convicted(repeat.judge(trial), "SIGSEGV")
 
     def forgets(out: Tensor, lse: Tensor) -> None:
@@ -258,7 +258,7 @@ def test_a_right_result_that_is_the_poison_was_written() -> None:
     for run in (trial.first, right_run(trial, poison="huge")):
         assert run.out is not None
         run.out[1, 3, 2, 1] = 65504.0
-        trial._runs[{"nan": "first", "huge": "again"}[run.poison]] = run
+        trial.launches[{"nan": "first", "huge": "again"}[run.poison]] = run
     assert acquitted(repeat.judge(trial))
     assert trial.first.out is not None
     trial.first.out[1, 3, 2, 1] = 65472.0
@@ -268,10 +268,10 @@ def test_a_right_result_that_is_the_poison_was_written() -> None:
 def test_a_kernel_that_promises_no_repetition_is_not_asked_for_it() -> None:
     free = replace(DECLARED, contract=Contract(deterministic=False))
     oracle = repeat.ORACLES[0]
-    assert oracle.applies(DECLARED) is None
-    assert oracle.applies(free) == "declared not deterministic"
+    assert oracle.excludes(DECLARED) is None
+    assert oracle.excludes(free) == "declared not deterministic"
     free = replace(DECLARED, contract=Contract(deterministic_backward=False))
-    assert [oracle.applies(free) for oracle in repeat.ORACLES] == [None, "declared not deterministic"]
+    assert [oracle.excludes(free) for oracle in repeat.ORACLES] == [None, "declared not deterministic"]
 
 
 # Execution and memory.
@@ -293,16 +293,16 @@ REPLIES = [
 @pytest.mark.parametrize(("reply", "words", "got"), REPLIES, ids=lambda value: getattr(value, "status", ""))
 def test_a_run_without_a_result_is_convicted(reply: Reply, words: tuple[str, ...], got: str) -> None:
     trial = trial_of(PLAIN)
-    finding = convicted(execution(trial, Run(reply, "nan")), *words)
+    finding = convicted(execution(trial, Launch(reply, "nan")), *words)
     assert (finding.oracle, finding.got, finding.bound) == ("execution", got, "a result")
 
 
 def test_memory_that_a_run_keeps_is_a_measure() -> None:
     trial = trial_of(PLAIN)
     few = Reply("ok", grown=(64 << 20) - 1, taken=(64 << 20) - 1)
-    assert execution(trial, Run(few, "nan")) == Ruling()
+    assert execution(trial, Launch(few, "nan")) == Ruling()
     much = Reply("ok", grown=64 << 20, kept=1, taken=64 << 20)
-    assert execution(trial, Run(much, "nan")).measures == {
+    assert execution(trial, Launch(much, "nan")).measures == {
         "memory_growth": 64 << 20,
         "device_memory_growth": 1,
         "device_memory_taken": 64 << 20,
@@ -354,4 +354,4 @@ def test_every_oracle_is_tried_here() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for oracle in oracles():
         assert f"{oracle.name}.judge(" in text or f'"{oracle.name}"' in text, oracle.name
-    assert {f.name for f in fields(Oracle)} == {"name", "group", "catches", "judge", "applies", "concerns", "rank"}
+    assert {f.name for f in fields(Oracle)} == {"name", "group", "catches", "judge", "excludes", "concerns", "rank"}

@@ -20,8 +20,8 @@ from verify.cell.arena import Arena, Damage, bits, negated, plan, side_by_side, 
 from verify.cell.child import Life
 from verify.cell.concurrent import LAUNCHES, Streams, run_together
 from verify.cell.discovery import roster
-from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Reply, Zygote
-from verify.judging.launch import Run
+from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, ForkServer, Reply
+from verify.judging.launch import Launch
 from verify.judging.run_checks import execution
 from verify.judging.trial import Trial
 from verify.oracles import concurrent, of_group
@@ -261,24 +261,24 @@ def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: 
 
 # The oracle.
 
-Change = Callable[[Run], Run]
+Change = Callable[[Launch], Launch]
 
 
 def judged(change: Change = lambda run: run, held: object = True, lone: Change = lambda run: run) -> Trial:
     """A trial whose launches at once came back so, and that over negated inputs alone."""
     trial = trial_of(PLAIN)
-    trial._runs["first"] = right_run(trial)
-    trial._runs["negated"] = lone(right_run(trial))
+    trial.launches["first"] = right_run(trial)
+    trial.launches["negated"] = lone(right_run(trial))
     run = right_run(trial)
     sides = {side_name(i, name): tensor for i in range(LAUNCHES) for name, tensor in run.outputs.items()}
-    trial._runs["concurrent"] = change(replace(run, reply=Reply("ok", data={"held": held}), outputs=sides))
+    trial.launches["concurrent"] = change(replace(run, reply=Reply("ok", data={"held": held}), outputs=sides))
     return trial
 
 
 def flipped(name: str) -> Change:
     """One bit of an output is another."""
 
-    def change(run: Run) -> Run:
+    def change(run: Launch) -> Launch:
         tensor = run.outputs[name].clone()
         bits(tensor).view(-1)[100] ^= 1
         return replace(run, outputs={**run.outputs, name: tensor})
@@ -311,16 +311,16 @@ def test_a_reply_convicts_and_acquits_nobody() -> None:
 
 
 def test_what_every_run_must_hold_is_asked_of_these_too() -> None:
-    crash = judged(lambda run: Run(Reply("crash", "killed by SIGSEGV"), "nan"))
+    crash = judged(lambda run: Launch(Reply("crash", "killed by SIGSEGV"), "nan"))
     assert convicted(concurrent.judge(crash), "SIGSEGV").oracle == "execution"
     damaged = judged(lambda run: replace(run, damage=Damage("redzone", "3 bytes past the end of launch 1: out", 3)))
     assert convicted(concurrent.judge(damaged), "3 bytes past").oracle == "memory"
-    lone = judged(lone=lambda run: Run(Reply("raised", "no"), "nan"))
+    lone = judged(lone=lambda run: Launch(Reply("raised", "no"), "nan"))
     assert convicted(concurrent.judge(lone), "raises").oracle == "execution"
 
 
 def test_memory_that_other_processes_hold_convicts_nobody() -> None:
-    full = judged(lambda run: Run(Reply("out of memory", "CUDA out of memory"), "nan"))
+    full = judged(lambda run: Launch(Reply("out of memory", "CUDA out of memory"), "nan"))
     ruling = concurrent.judge(full)
     assert acquitted(ruling)
     assert ruling.measures == {"concurrent_held": 0.0}
@@ -330,9 +330,9 @@ def test_memory_that_other_processes_hold_convicts_nobody() -> None:
 def test_it_is_asked_on_cuda_of_some_cases_of_who_promises_to_repeat() -> None:
     for group, field_name in (("accuracy", "deterministic"), ("gradients", "deterministic_backward")):
         (oracle,) = (oracle for oracle in of_group(group) if oracle.name == "concurrent")
-        assert oracle.applies(DECLARED) is None
+        assert oracle.excludes(DECLARED) is None
         promised = Contract(**{field_name: False})
-        assert oracle.applies(replace(DECLARED, contract=promised)) == "declared not deterministic"
+        assert oracle.excludes(replace(DECLARED, contract=promised)) == "declared not deterministic"
     (oracle,) = (oracle for oracle in of_group("accuracy") if oracle.name == "concurrent")
 
     def asked(problem: Problem, environment: object = PLAIN_CUDA) -> bool:
@@ -352,11 +352,11 @@ def test_it_is_asked_on_cuda_of_some_cases_of_who_promises_to_repeat() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: there are no streams")
 def test_kernels_that_share_a_buffer_are_convicted_on_a_gpu_and_their_twins_pass() -> None:
     file = ROOT / "tests" / "sample_kernels" / "shares_scratch.py"
-    zygote, arena = Zygote(PLAIN_CUDA), Arena()
+    fork_server, arena = ForkServer(PLAIN_CUDA), Arena()
     (oracle,) = (oracle for oracle in of_group("accuracy") if oracle.name == "concurrent")
     try:
         for declaration in roster([file]).declarations:
-            cell, rulings = Cell(zygote), []
+            cell, rulings = Cell(fork_server), []
             for seed in (8, 16):  # the first time each stream still allocates
                 problem = PROBLEM.but(heads_q=2, heads_kv=2, seqlen_q=40, seqlen_kv=70, head_dim=32, head_dim_v=32, seed=seed)
                 trial = Trial(declaration, declaration.configs[0], problem, cell, arena, cell.arch())
@@ -367,4 +367,4 @@ def test_kernels_that_share_a_buffer_are_convicted_on_a_gpu_and_their_twins_pass
             assert all(map(acquitted, rulings)) is (declaration.name == "own-scratch"), rulings
     finally:
         arena.close()
-        zygote.close()
+        fork_server.close()

@@ -14,7 +14,7 @@ from tests.harness.fake_trials import OK, PLAIN, acquitted, convicted, right_run
 from tests.harness.in_process import Kernel, declared, trial
 from verify.cell.process import Reply
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles.contract import lse
 from verify.oracles.contract import oracle as contract
@@ -248,7 +248,7 @@ def test_a_narrow_support_is_asked_what_it_has() -> None:
 def test_a_further_run_that_fails_is_convicted_for_that() -> None:
     problem = contract.asks(declared(), "float16")[0]
     asked = trial(Kernel(), problem)
-    asked._runs["repeated2"] = Run(Reply("crash", "killed by SIGSEGV"), "nan")
+    asked.launches["repeated2"] = Launch(Reply("crash", "killed by SIGSEGV"), "nan")
     convicted(contract.judge(asked), "SIGSEGV")
 
 
@@ -257,13 +257,13 @@ def backward(problem: Problem, plant: Callable[[dict[str, Tensor]], None] | None
     promised = Contract(deterministic_backward=steady)
     asked: Trial = trial_of(problem, contract=promised, gradients=GradientNumerics(), entries=("forward", "backward"))
     asked.entry = "backward"
-    asked._runs["saved"] = right_run(asked)
+    asked.launches["saved"] = right_run(asked)
     exact = {name: getattr(asked.gradients, name).to(problem.format.torch) for name in ("dq", "dk", "dv")}
     for tag in ("first", "repeated1", "repeated2", "repeated3", "repeated4"):
         made = {name: tensor.clone() for name, tensor in exact.items()}
         if plant is not None and tag == ("first" if problem.mask != PLAIN.mask else "repeated2"):
             plant(made)
-        asked._runs[tag] = Run(OK, "nan", made)
+        asked.launches[tag] = Launch(OK, "nan", made)
     return contract_backward.judge(asked)
 
 

@@ -14,7 +14,7 @@ from tests.harness.fake_trials import DECLARED, OK, PLAIN, acquitted, convicted,
 from verify.cell.arena import Damage, fill
 from verify.cell.process import Reply
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import counting, gather, poison, refusal
 from verify.problem import Layout, Problem
@@ -32,7 +32,7 @@ COUNTED = PLAIN.but(distribution="counting", mask=Causal())
 def counted_with(mask: Causal | Window) -> Trial:
     """The run of a kernel that is right but for its mask."""
     trial = trial_of(COUNTED)
-    trial._runs["first"] = right_run(trial_of(COUNTED.but(mask=mask)))
+    trial.launches["first"] = right_run(trial_of(COUNTED.but(mask=mask)))
     return trial
 
 
@@ -107,7 +107,7 @@ def test_the_other_key_head_is_found() -> None:
     run = right_run(trial)
     assert run.out is not None
     swapped = run.out.roll(2, 1)  # the heads of one group read the other's rows
-    trial._runs["first"] = replace(run, outputs={**run.outputs, "out": swapped})
+    trial.launches["first"] = replace(run, outputs={**run.outputs, "out": swapped})
     convicted(gather.judge(trial), "of 48 rows are wrong")
 
 
@@ -135,7 +135,7 @@ def spoiled(masked_values: str, leak: float, deterministic: bool = True) -> Tria
     """A kernel that adds `leak` times a masked key's value to every row, on clean and on poisoned inputs."""
     trial = trial_of(SECRET, contract=Contract(masked_values=masked_values, deterministic=deterministic))
 
-    def run(inputs: Inputs) -> Run:
+    def run(inputs: Inputs) -> Launch:
         q, k, v = inputs.q.double(), *(t.double().repeat_interleave(SECRET.group, 1) for t in (inputs.k, inputs.v))
         seen = SECRET.mask.dense(2, 4, 6, 9)
         scores = (q @ k.mT * SECRET.scale).masked_fill(~seen, -math.inf)
@@ -147,12 +147,12 @@ def spoiled(masked_values: str, leak: float, deterministic: bool = True) -> Tria
         if leak:
             out = out + leak * v[:, :, -1:, :]
         live = seen.any(-1)
-        return Run(
+        return Launch(
             OK, "nan", {"out": out.where(live[..., None], 0.0).float(), "lse": lse.masked_fill(~live, -math.inf).float()}
         )
 
-    trial._runs["first"] = run(trial.inputs)
-    trial._runs["poisoned"] = run(poison.poisoned(trial).inputs)
+    trial.launches["first"] = run(trial.inputs)
+    trial.launches["poisoned"] = run(poison.poisoned(trial).inputs)
     return trial
 
 
@@ -189,7 +189,7 @@ def test_poison_lies_only_where_no_untouched_row_looks() -> None:
 def test_an_unmasked_problem_has_nowhere_to_hide_poison() -> None:
     assert not poison.ORACLE.concerns(tried(PLAIN))
     full = replace(DECLARED, support=replace(DECLARED.support, masks=("full",)))
-    assert poison.ORACLE.applies(full) == "supports no mask"
+    assert poison.ORACLE.excludes(full) == "supports no mask"
 
 
 # Refusal.
@@ -202,7 +202,7 @@ def test_a_kernel_that_does_not_repeat_must_still_be_right_beside_poison() -> No
         assert acquitted(poison.judge(spoiled(masked_values, 0.0, deterministic=False)))
         convicted(poison.judge(spoiled(masked_values, 1e-3, deterministic=False)), "breaks out in rows that see none of them")
     unlike = spoiled("finite", 0.0, deterministic=False)
-    unlike._runs["poisoned"].outputs["out"].mul_(1 + 2**-23)  # another order of additions is no leak
+    unlike.launches["poisoned"].outputs["out"].mul_(1 + 2**-23)  # another order of additions is no leak
     assert acquitted(poison.judge(unlike))
 
 
@@ -215,7 +215,7 @@ def refused(
         fill(tensor, "nan")
     if written:
         lse[0, 0, 0] = 0.0
-    trial._runs["first"] = Run(Reply("unsupported", "because", argument), "nan", {"out": out, "lse": lse}, damage)
+    trial.launches["first"] = Launch(Reply("unsupported", "because", argument), "nan", {"out": out, "lse": lse}, damage)
     return refusal.judge(trial)
 
 
@@ -245,7 +245,7 @@ def test_a_refusal_that_touched_memory_is_convicted() -> None:
 )
 def test_anything_but_a_refusal_is_convicted(reply: Reply) -> None:
     trial = trial_of(OUTSIDE)
-    trial._runs["first"] = Run(reply, "nan")
+    trial.launches["first"] = Launch(reply, "nan")
     finding = convicted(refusal.judge(trial), "should refuse head_dim: 72 is not supported with Unsupported, but gave")
     assert finding.where == "head_dim"
     assert ("a result" in finding.message) is reply.ok
@@ -255,4 +255,4 @@ def test_a_problem_inside_is_no_case_for_a_refusal() -> None:
     with pytest.raises(ValueError, match="inside the support"):
         refusal.expected_refusal(DECLARED.support, PLAIN)
     for oracle in refusal.ORACLES:
-        assert oracle.applies(replace(DECLARED, undeclared=True)) == "declares no support"
+        assert oracle.excludes(replace(DECLARED, undeclared=True)) == "declares no support"

@@ -10,7 +10,7 @@ from torch import Tensor
 from references.masks import Causal
 from tests.harness.fake_trials import DECLARED, EMPTY, PLAIN, acquitted, convicted, right_run, trial_of
 from verify.cell.process import Reply
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import gradient_bound, gradient_sums, repeat
 from verify.variant import GradientNumerics
@@ -22,11 +22,11 @@ def tried(problem=PLAIN, plant: Callable[[dict[str, Tensor]], None] | None = Non
     """A backward trial whose forward saved exact tensors, and whose gradients are exact but for what `plant` does."""
     trial = trial_of(problem, gradients=GradientNumerics(), entries=("forward", "backward"))
     trial.entry = "backward"
-    trial._runs["saved"] = right_run(trial)
+    trial.launches["saved"] = right_run(trial)
     exact = {name: getattr(trial.gradients, name).to(problem.format.torch) for name in ("dq", "dk", "dv")}
     if plant is not None:
         plant(exact)
-    trial._runs["first"] = Run(Reply("ok"), "nan", exact)
+    trial.launches["first"] = Launch(Reply("ok"), "nan", exact)
     return trial
 
 
@@ -54,10 +54,10 @@ def test_an_infinite_gradient_that_is_right_breaks_no_sum() -> None:
     trial = trial_of(problem, gradients=GradientNumerics(), entries=("forward", "backward"))
     trial.entry = "backward"
     trial.__dict__["dout"] = torch.full(problem.shape_out, 60000.0, dtype=torch.float16)
-    trial._runs["saved"] = right_run(trial)
+    trial.launches["saved"] = right_run(trial)
     exact = {name: getattr(trial.gradients, name).to(torch.float16) for name in ("dq", "dk", "dv")}
     assert bool(exact["dv"].isinf().any())
-    trial._runs["first"] = Run(Reply("ok"), "nan", exact)
+    trial.launches["first"] = Launch(Reply("ok"), "nan", exact)
     assert acquitted(gradient_bound.judge(trial))
     assert acquitted(gradient_sums.judge(trial))
     exact["dk"][0, 0, 0, 0] = torch.inf
@@ -78,19 +78,19 @@ def test_a_wrong_forward_excuses_nothing() -> None:
     trial = tried()
     out = trial.saved.outputs["out"].clone()
     out[0, 0, 0, 0] += 1.0
-    trial._runs["saved"] = Run(Reply("ok"), "nan", {"out": out, "lse": trial.saved.outputs["lse"]})
+    trial.launches["saved"] = Launch(Reply("ok"), "nan", {"out": out, "lse": trial.saved.outputs["lse"]})
     convicted(gradient_bound.judge(trial), "saved out is off by 1")
     trial = tried()
     lse = trial.saved.outputs["lse"] + 1.0
-    trial._runs["saved"] = Run(Reply("ok"), "nan", {"out": trial.saved.outputs["out"], "lse": lse})
+    trial.launches["saved"] = Launch(Reply("ok"), "nan", {"out": trial.saved.outputs["out"], "lse": lse})
     convicted(gradient_bound.judge(trial), "saved lse is off by 1")
 
 
 def test_gradients_too_must_repeat() -> None:
     trial = tried()
     again = {name: tensor.clone() for name, tensor in trial.first.outputs.items()}
-    trial._runs["again"] = Run(Reply("ok"), "huge", again)
+    trial.launches["again"] = Launch(Reply("ok"), "huge", again)
     assert acquitted(repeat.judge(trial))
     again["dk"][0, 1, 4, 0] *= 1 + 2**-20
     convicted(repeat.judge(trial), "dk differs", "dk[b=0, h=1, k=4, d=0]")
-    assert repeat.ORACLES[1].applies(DECLARED) is None
+    assert repeat.ORACLES[1].excludes(DECLARED) is None

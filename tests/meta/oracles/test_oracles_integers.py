@@ -238,7 +238,7 @@ def test_arches_of_exact_exponentials_are_those_that_were_measured() -> None:
 
 
 def test_who_has_no_exact_weights_is_not_asked() -> None:
-    reason = dyadic.ORACLE.applies
+    reason = dyadic.ORACLE.excludes
     assert reason(DECLARED) is None
     for field, value, words in (
         ("exp", "expf", "no exponential in base 2"),
@@ -300,14 +300,14 @@ GATHER_FAULTS = {
 def test_a_gradient_where_there_is_none_is_convicted(name: str) -> None:
     hand, words = GATHER_FAULTS[name]
     trial = tried_by(hand, scattered(), "backward")
-    trial._runs["saved"] = tried_by(Hand(), scattered()).first  # the forward is another kernel, and right
+    trial.launches["saved"] = tried_by(Hand(), scattered()).first  # the forward is another kernel, and right
     convicted(gather_backward.judge(trial), words)
 
 
 def test_a_delta_a_little_off_looks_right_elsewhere() -> None:
     hand = GATHER_FAULTS["delta off by 2^-9"][0]
     trial = tried_by(hand, problem("normal", "bfloat16"), "backward", configs=(Config(block_m=16, block_n=32),))
-    trial._runs["saved"] = tried_by(Hand(), problem("normal", "bfloat16")).first
+    trial.launches["saved"] = tried_by(Hand(), problem("normal", "bfloat16")).first
     assert acquitted(gradient_bound.judge(trial))
 
 
@@ -327,7 +327,7 @@ def test_a_forward_that_does_not_gather_exactly_is_not_held_against_the_backward
     saved = dict(trial.saved.outputs)
     saved["out"] = saved["out"].clone()
     saved["out"][0, 0, 3] *= 1 + 2**-22
-    trial._runs["saved"] = replace(trial.saved, outputs=saved)
+    trial.launches["saved"] = replace(trial.saved, outputs=saved)
     ruling = gather_backward.judge(trial)
     assert acquitted(ruling)
     assert ruling.measures["gather_backward_exact_rows"] == 319 / 320
@@ -345,11 +345,11 @@ def test_a_backward_that_may_honestly_miss_these_integers_is_not_asked() -> None
     ):
         case = scattered("bfloat16", head_dim=512)
         trial = tried_by(hand, case, "backward")
-        trial._runs["saved"] = tried_by(Hand(), case).first
+        trial.launches["saved"] = tried_by(Hand(), case).first
         assert not acquitted(gather_backward.judge(trial))
     (long,) = (oracle for oracle in of_group("long_gradients") if oracle.name == "gather_backward")
-    for applies in (gather_backward.ORACLE.applies, long.applies):
-        assert applies(DECLARED) == "declares no gradients"
+    for excludes in (gather_backward.ORACLE.excludes, long.excludes):
+        assert excludes(DECLARED) == "declares no gradients"
         for known in (
             {},
             {"probability": "float32"},
@@ -358,18 +358,18 @@ def test_a_backward_that_may_honestly_miss_these_integers_is_not_asked() -> None
             {"atomics": ("dv",)},
             {"block_m": 64},
         ):
-            assert applies(as_declared(**known)) is None
+            assert excludes(as_declared(**known)) is None
         for name, value in (("delta", "input"), ("prescale", "k"), ("atomics_dtype", "input")):
-            assert applies(as_declared(**{name: value})) == f"declares {name} = {value!r}, for which nothing is derived"
-        assert applies(as_declared(exp="exp2_poly3")) == "declares exp2_poly3, which is not known to vanish"
+            assert excludes(as_declared(**{name: value})) == f"declares {name} = {value!r}, for which nothing is derived"
+        assert excludes(as_declared(exp="exp2_poly3")) == "declares exp2_poly3, which is not known to vanish"
 
 
 def test_a_field_that_nobody_knows_is_a_reason() -> None:
     newer = make_dataclass(
         "Newer", [("novel", str, defaulted(default="no"))], bases=(GradientNumerics,), frozen=True, kw_only=True
     )
-    assert gather_backward.applies(replace(DECLARED, gradients=newer())) is None
-    told = gather_backward.applies(replace(DECLARED, gradients=newer(novel="yes")))
+    assert gather_backward.excludes(replace(DECLARED, gradients=newer())) is None
+    told = gather_backward.excludes(replace(DECLARED, gradients=newer(novel="yes")))
     assert told == "declares novel = 'yes', for which nothing is derived"
 
 

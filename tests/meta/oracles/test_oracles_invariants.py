@@ -14,9 +14,9 @@ from tests.harness.emulation_backward import Inputs, emulate
 from tests.harness.fake_trials import DECLARED, EMPTY, OK, PLAIN, acquitted, convicted, trial_of, tried
 from tests.harness.reference_kernel import Hand, faulty, tried_by
 from tests.meta.tolerance.test_tolerance_backward import HALF, HONEST, SHAPES, UNUSUAL, arithmetic
-from verify.judging.gradient_invariants import Gradients, Invariant, invariants
+from verify.judging.gradient_invariants import GradientTensors, Invariant, invariants
 from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.judging.truth import compute_truth
 from verify.oracles import convexity, gradient_sums
@@ -106,10 +106,10 @@ def test_an_infinity_is_an_average_only_beyond_the_format() -> None:
 
 
 def test_averages_know_which_numerics_they_know() -> None:
-    applies = convexity.ORACLE.applies
-    assert applies(DECLARED) is None
+    excludes = convexity.ORACLE.excludes
+    assert excludes(DECLARED) is None
     lse = replace(DECLARED, numerics=Numerics(normaliser="lse"))
-    assert applies(lse) == "declares normaliser = 'lse', for which nothing is derived"
+    assert excludes(lse) == "declares normaliser = 'lse', for which nothing is derived"
     assert beyond(Numerics(accumulator="float16"), KNOWN) is not None
     assert not convexity.ORACLE.concerns(trial_of(PLAIN.but(seqlen_kv=0)))
     huge = PLAIN.but(seqlen_q=1 << 17, seqlen_kv=1 << 17, mask=Dense(50, 1))
@@ -137,7 +137,7 @@ def sums_of(case: Problem, kernel, declared, luck: Luck = Luck.NEAREST, aim: str
     """Each invariant of an emulated backward, by slacks that need no reference."""
     saved, found = emulate(case, kernel, luck, aim)
     given = Inputs.of(case)
-    gradients = Gradients(
+    gradients = GradientTensors(
         given.q, given.k, given.v, given.dout, saved.out, saved.lse.double(), found["dq"], found["dk"], found["dv"]
     )
     forward = resolve(declared.forward.numerics, Config(), case, declared.arch)
@@ -196,8 +196,8 @@ def tried_gradients(case: Problem, kernel=HALF) -> Trial:
     saved, found = emulate(case, kernel)
     trial = trial_of(case, gradients=HALF.numerics, numerics=HALF.forward.numerics, entries=("forward", "backward"))
     trial = replace(trial, arch=HALF.arch, entry="backward")
-    trial._runs["saved"] = Run(OK, "nan", {"out": saved.out, "lse": saved.lse})
-    trial._runs["first"] = Run(OK, "nan", dict(found))
+    trial.launches["saved"] = Launch(OK, "nan", {"out": saved.out, "lse": saved.lse})
+    trial.launches["first"] = Launch(OK, "nan", dict(found))
     return trial
 
 
@@ -231,6 +231,6 @@ def test_a_key_without_its_gradient_breaks_every_sum() -> None:
 
 
 def test_who_declares_no_gradients_is_not_asked() -> None:
-    applies = gradient_sums.ORACLE.applies
-    assert applies(DECLARED) == "declares no gradients"
-    assert applies(replace(DECLARED, gradients=GradientNumerics())) is None
+    excludes = gradient_sums.ORACLE.excludes
+    assert excludes(DECLARED) == "declares no gradients"
+    assert excludes(replace(DECLARED, gradients=GradientNumerics())) is None

@@ -14,7 +14,7 @@ from references.masks import Causal, Full, Lengths, Mask, Window
 from tests.harness.fake_trials import OK, convicted, trial_of
 from verify.cell.process import Environment
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.selected_positions import COUNT, positions
 from verify.judging.trial import Trial
 from verify.oracles import of_group
@@ -44,7 +44,7 @@ def tried(problem: Problem, kernel: Kernel = right) -> Trial:
     """A trial of that kernel."""
     trial = trial_of(problem)
     out, lse = kernel(problem, *(x.double() for x in trial.expanded))
-    trial._runs["first"] = Run(OK, "nan", {"out": out.to(problem.format_out.torch), "lse": lse.float()})
+    trial.launches["first"] = Launch(OK, "nan", {"out": out.to(problem.format_out.torch), "lse": lse.float()})
     return trial
 
 
@@ -55,7 +55,7 @@ def heard(problem: Problem, kernel: Kernel = right) -> dict[str, Ruling]:
     asked = [
         oracle
         for oracle in of_group("long")
-        if oracle.name != "long_offsets" and oracle.applies(trial.declaration) is None and oracle.concerns(trial)
+        if oracle.name != "long_offsets" and oracle.excludes(trial.declaration) is None and oracle.concerns(trial)
     ]
     return {oracle.name: oracle.judge(trial) for oracle in asked}
 

@@ -13,7 +13,7 @@ from references.masks import Causal, Full, Lengths, Mask, Window
 from tests.harness.fake_trials import OK, convicted, trial_of
 from verify.cell.process import Environment
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.selected_positions import Given, column_gradients, positions, row_gradients
 from verify.judging.trial import Trial
 from verify.oracles import of_group
@@ -33,11 +33,11 @@ Tensors = dict[str, Tensor]
 Kernel = Callable[[Problem, Tensors], Tensors]
 
 
-def saved_run(trial: Trial) -> Run:
+def saved_run(trial: Trial) -> Launch:
     """What an exact forward saves, rounded."""
     p = trial.problem
     found = attention.forward(*trial.expanded, attention.Attention(p.mask, p.scale, p.softcap))
-    return Run(OK, "nan", {"out": found.out.to(p.format_out.torch), "lse": found.lse.float()})
+    return Launch(OK, "nan", {"out": found.out.to(p.format_out.torch), "lse": found.lse.float()})
 
 
 def right(p: Problem, x: Tensors) -> Tensors:
@@ -60,17 +60,17 @@ def tried(problem: Problem, kernel: Kernel = right) -> Trial:
     """A backward trial whose forward was right."""
     trial = trial_of(problem, gradients=GradientNumerics(), entries=("forward", "backward"))
     trial.entry = "backward"
-    trial._runs["saved"] = saved_run(trial)
+    trial.launches["saved"] = saved_run(trial)
     saved = trial.saved.outputs
     given = dict(zip("qkv", trial.expanded, strict=True)) | {"dout": trial.dout, "out": saved["out"], "lse": saved["lse"]}
     found = kernel(problem, {name: tensor.double() for name, tensor in given.items()})
-    trial._runs["first"] = Run(OK, "nan", {name: found[name].to(problem.format.torch) for name in ("dq", "dk", "dv")})
+    trial.launches["first"] = Launch(OK, "nan", {name: found[name].to(problem.format.torch) for name in ("dq", "dk", "dv")})
     return trial
 
 
 def heard(trial: Trial) -> dict[str, Ruling]:
     """What the group's oracles say, by name."""
-    asked = [o for o in of_group("long_gradients") if o.applies(trial.declaration) is None and o.concerns(trial)]
+    asked = [o for o in of_group("long_gradients") if o.excludes(trial.declaration) is None and o.concerns(trial)]
     return {oracle.name: oracle.judge(trial) for oracle in asked}
 
 

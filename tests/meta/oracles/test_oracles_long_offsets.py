@@ -55,7 +55,7 @@ def tried(
     trial.arena, trial.cell = cast(Arena, released), cast(Cell, released)
     for name in ("k", "out"):
         other = trial.beside(f"far {name}", long_offsets.far(PROBLEM, name))
-        other._runs["first"] = right_run(other)
+        other.launches["first"] = right_run(other)
         out = other.first.out
         assert out is not None
         plant(name, out)

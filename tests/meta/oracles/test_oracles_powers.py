@@ -81,7 +81,7 @@ def test_a_kernel_that_repeats_no_bits_is_held_to_its_bound() -> None:
     shaken = faulty(finish=lambda x: x * (1 + 2**-20))
     assert acquitted(power_of_two.judge(tried_by(shaken, problem(), contract=free)))
     convicted(power_of_two.judge(tried_by(FAULTS["values clamped"], problem(), contract=free)), "out is off by")
-    assert power_of_two_backward.ORACLE.applies(replace(DECLARED, contract=free)) == "declared not deterministic"
+    assert power_of_two_backward.ORACLE.excludes(replace(DECLARED, contract=free)) == "declared not deterministic"
 
 
 def tiny(x: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def test_what_is_absolute_in_a_backward_is_convicted(name: str) -> None:
         inputs, dout = scaled(trial, Powers(a, 0)), times(trial.dout, 2.0**g)
         other = honest.beside("power_of_two_backward", case, inputs=inputs)
         # The forward is another kernel, and right.
-        trial._runs["saved"] = honest.first
-        trial.beside("power_of_two_backward", case, inputs=inputs, dout=dout)._runs["saved"] = other.first
+        trial.launches["saved"] = honest.first
+        trial.beside("power_of_two_backward", case, inputs=inputs, dout=dout).launches["saved"] = other.first
         found.append(power_of_two_backward.judge(trial))
     finding = next(ruling for ruling in found if ruling.finding is not None)
     convicted(finding, "should keep its bits")
@@ -118,7 +118,7 @@ def test_a_small_epsilon_in_delta_looks_right_elsewhere() -> None:
     case = problem("bfloat16", distribution="normal")
     for name in ("small dS dropped", "an epsilon in delta", "keys clamped"):
         trial = tried_by(BACKWARD_FAULTS[name], case, "backward", configs=(Config(block_m=16, block_n=32),))
-        trial._runs["saved"] = tried_by(Hand(), case).first
+        trial.launches["saved"] = tried_by(Hand(), case).first
         assert acquitted(gradient_bound.judge(trial))
 
 
@@ -148,5 +148,5 @@ def test_what_the_scale_has_multiplied_stays_normal() -> None:
 def test_short_accumulators_are_not_asked() -> None:
     narrow = replace(DECLARED, numerics=replace(DECLARED.numerics, accumulator="float16"))
     for oracle in (power_of_two.ORACLE, power_of_two_backward.ORACLE):
-        assert oracle.applies(DECLARED) is None
-        assert oracle.applies(narrow) == "accumulates in float16, whose range is short"
+        assert oracle.excludes(DECLARED) is None
+        assert oracle.excludes(narrow) == "accumulates in float16, whose range is short"

@@ -13,7 +13,7 @@ from references.masks import Causal
 from tests.harness.fake_trials import PLAIN, acquitted, convicted, tried
 from tests.meta.variant.test_variant import INSIDE, arguments
 from verify.campaign.run import open_run
-from verify.campaign.targets import Docket, inapplicable
+from verify.campaign.targets import Target, excludes_group
 from verify.cell.discovery import roster
 from verify.cell.loading import Breach, Loaded, load
 from verify.cell.process import ROOT
@@ -252,16 +252,16 @@ def test_the_declared_kernel_of_the_guide_is_acquitted(
     (declared,) = run.roster.declarations
     assert declared.ref == "my_kernel.py@my-attention"
     (config,) = [config for config in declared.configs if config.block_n == 32]
-    court = run.court("main")
+    judge = run.judge("main")
     try:
         for group, asked in groups().items():
             apart = group == "long" or asked.family in ("exact", "relations")
-            if not apart and inapplicable(declared, group) is None:
-                docket = Docket(declared, config, "float32", group)
-                for problem in docket.asked if asked.asks else draws(docket.problems, 2):
-                    court.hear(docket, problem)
+            if not apart and excludes_group(declared, group) is None:
+                target = Target(declared, config, "float32", group)
+                for problem in target.asked if asked.asks else draws(target.problems, 2):
+                    judge.judge(target, problem)
     finally:
-        court.close()
+        judge.close()
     judged = load_evidence(run.directory).verdicts
     assert not [verdict.finding for verdict in judged if verdict.outcome == "fail"]
     heard = {verdict.group for verdict in judged}

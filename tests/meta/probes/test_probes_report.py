@@ -17,7 +17,7 @@ from tests.harness.fake_campaign import DEVICE, evidence
 from tests.harness.probe_jobs import dies, hangs, raises, says
 from verify.cell.arena import Arena
 from verify.cell.discovery import Roster, Unloadable, roster
-from verify.cell.process import PLAIN_CPU, Cell, Zygote
+from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 from verify.cli import app
 from verify.cli import probe as command
 from verify.machine import device
@@ -26,7 +26,7 @@ from verify.probes.agreement import Agreement, Mismatch
 from verify.probes.functions import FunctionProbe, Worst
 from verify.probes.matrix import MatrixProbe, Quantity
 from verify.probes.order import OrderProbe
-from verify.probes.report import NotRun, ProbeReport, as_data, read, write
+from verify.probes.report import ProbeNotRun, ProbeReport, as_data, read, write
 from verify.probes.tree import InconsistentError, Node, Pair
 from verify.probes.worker import Job, do_all
 from verify.report import build
@@ -160,8 +160,8 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int
     for name, file in files.items():
         file.write_text(KERNEL.replace("{body}", BODIES[name]), encoding="utf-8")
     declarations = dict(zip(files, roster(list(files.values())).declarations, strict=True))
-    zygote, arena = Zygote(PLAIN_CPU), Arena()
-    cells = {name: Cell(zygote) for name in files}
+    fork_server, arena = ForkServer(PLAIN_CPU), Arena()
+    cells = {name: Cell(fork_server) for name in files}
 
     def asked(name: str, keys: int) -> OrderProbe:
         declaration = declarations[name]
@@ -170,7 +170,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int
     yield asked
     for cell in cells.values():
         cell.close()
-    zygote.close()
+    fork_server.close()
     arena.close()
 
 
@@ -226,7 +226,7 @@ REPORT = ProbeReport(
     (MATRIX,),
     (FUNCTION,),
     (OrderProbe("torch-flash", "default", "bfloat16", 256, "chain of 16 fused groups of 16", ("0-15",), 2),),
-    (NotRun("wgmma m64n8k16 f16 into f32", "only sm_90a has wgmma"),),
+    (ProbeNotRun("wgmma m64n8k16 f16 into f32", "only sm_90a has wgmma"),),
 )
 WRONG: dict[str, dict[str, Any]] = {
     "structure": {"matrix": (replace(MATRIX, structure=(GOOD, replace(GOOD, measured="24"))),)},
@@ -278,7 +278,7 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(tmp_path: Path, monkeypa
     report = read(found)
     named = [entry.name for entry in report.not_run if entry.reason == "no GPU"]
     assert named == [one.name for one in (*command.INSTRUCTIONS, *command.FUNCTIONS)]
-    assert report.not_run[-1] == NotRun("summation order of mine.py", "does not load")
+    assert report.not_run[-1] == ProbeNotRun("summation order of mine.py", "does not load")
     assert json.loads(result.stdout)["agrees"] is True
     assert "not run: no GPU" in found.with_suffix(".md").read_text(encoding="utf-8")
 

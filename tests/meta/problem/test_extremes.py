@@ -6,13 +6,13 @@ from itertools import islice
 
 from tests.extremes import extreme, extremes
 from tests.harness.fake_trials import DECLARED
-from verify.campaign.targets import Docket
+from verify.campaign.targets import Target
 from verify.problem import Problem
 from verify.problem.inputs import tensors
 from verify.problem.sampling import draws
 from verify.problem.strategies import EXTREME_SCALES
 
-DOCKET = Docket(DECLARED, DECLARED.configs[0], "float32", "accuracy")
+DOCKET = Target(DECLARED, DECLARED.configs[0], "float32", "accuracy")
 
 
 def test_some_draws_are_extreme_and_most_are_not() -> None:

@@ -36,7 +36,7 @@ from tests.harness import in_process as direct
 from tests.harness.fake_trials import OK, PLAIN, acquitted, convicted, right_run, trial_of
 from verify.cell.arena import fill
 from verify.cell.process import Reply
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.parts import Part
 from verify.oracles import bound, duplicated_keys, refusal, relaunch
 from verify.problem import Problem
@@ -315,13 +315,13 @@ def test_a_kind_from_outside_is_restricted_to_parts(chunked: type[Atom]) -> None
 
 def test_a_kind_from_outside_is_doubled(chunked: type[Atom]) -> None:
     declaration = direct.declared(masks=("chunked",))
-    assert duplicated_keys.applies(declaration) is None
+    assert duplicated_keys.excludes(declaration) is None
     assert duplicated_keys.doubled(PLAIN.but(mask=chunked(4))).problem.mask == chunked(8)
     trial = direct.trial(direct.Kernel(), PLAIN.but(mask=chunked(4)), declaration)
     assert acquitted(duplicated_keys.judge(trial))
 
 
-def asked_outside(problem: Problem, support: Support) -> Run:
+def asked_outside(problem: Problem, support: Support) -> Launch:
     """The run of a kernel that begins with `support.check`, and else answers right."""
     trial = trial_of(problem)
     q, k, v = (tensor.to(problem.format.torch) for tensor in trial.expanded)
@@ -332,8 +332,8 @@ def asked_outside(problem: Problem, support: Support) -> Run:
     except Unsupported as error:
         for tensor in run.outputs.values():
             fill(tensor, "nan")
-        return Run(Reply("unsupported", str(error), error.argument), "nan", run.outputs)
-    return Run(OK, "nan", run.outputs)
+        return Launch(Reply("unsupported", str(error), error.argument), "nan", run.outputs)
+    return Launch(OK, "nan", run.outputs)
 
 
 def test_a_kind_from_outside_is_refused_by_a_kernel_without_it(chunked: type[Atom]) -> None:
@@ -346,7 +346,7 @@ def test_a_kind_from_outside_is_refused_by_a_kernel_without_it(chunked: type[Ato
     assert not inside(declaration.support, problem)
     for support, right in ((declaration.support, True), (having("chunked"), False)):
         trial = trial_of(problem, support=declaration.support)
-        trial._runs["first"] = asked_outside(problem, support)
+        trial.launches["first"] = asked_outside(problem, support)
         ruling = refusal.judge(trial)
         assert acquitted(ruling) is right
     said = "should refuse mask: chunked.4 is not supported with Unsupported, but gave a result"

@@ -16,7 +16,7 @@ from tests.meta.probes.test_probes_report import FUNCTION, MATRIX, REPORT, WRONG
 from tests.meta.report.test_report_rendering import HOSTILE, Elements
 from verify import cli
 from verify.campaign import runner as engine
-from verify.probes.report import NotRun, ProbeReport
+from verify.probes.report import ProbeNotRun, ProbeReport
 from verify.probes.report import write as write_probes
 from verify.report import Report, build, plots, read, write
 from verify.report.beside import Beside, joined, look
@@ -148,7 +148,9 @@ def test_without_probes_they_are_not_run_and_nothing_changes(green: Report, tmp_
 
 
 def test_probes_that_found_no_gpu_are_not_run(green: Report, tmp_path: Path) -> None:
-    none = dataclasses.replace(REPORT, matrix=(), functions=(), not_run=(NotRun("wgmma", "no GPU"), NotRun("expf", "no GPU")))
+    none = dataclasses.replace(
+        REPORT, matrix=(), functions=(), not_run=(ProbeNotRun("wgmma", "no GPU"), ProbeNotRun("expf", "no GPU"))
+    )
     part = section(written(green, tmp_path, none), "probes", "sanitizers")
     assert read(tmp_path)["status"] == "green"
     assert "Not run: no matrix instruction and no function was tried." in part
@@ -268,7 +270,7 @@ def test_nothing_from_beside_becomes_markup(green: Report, tmp_path: Path) -> No
         matrix=(dataclasses.replace(MATRIX, name=HOSTILE, table=HOSTILE, structure=(quantity,), error=HOSTILE),),
         functions=(dataclasses.replace(FUNCTION, name=HOSTILE, table=HOSTILE, order=HOSTILE, wrong=HOSTILE),),
         orders=(dataclasses.replace(REPORT.orders[0], variant=HOSTILE, order=HOSTILE, groups=(HOSTILE,)),),
-        not_run=(NotRun(HOSTILE, HOSTILE),),
+        not_run=(ProbeNotRun(HOSTILE, HOSTILE),),
     )
     words = account(run=HOSTILE, tools=[HOSTILE], not_run=[{"variant": HOSTILE, "reason": HOSTILE}])
     for one in (*words["planted"], *words["tried"]):

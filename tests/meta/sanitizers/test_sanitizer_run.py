@@ -28,7 +28,7 @@ from verify.evidence import Evidence, load
 from verify.problem.case import Case
 from verify.sanitizers.facts import Waiver
 from verify.sanitizers.lane import GROUP
-from verify.sanitizers.planted import Fault
+from verify.sanitizers.planted import PlantedFault
 
 PAPER_TOOL = """
 import json, os, socket, sys, tempfile
@@ -141,9 +141,11 @@ class Lane:
         monkeypatch.setenv("PAPER_SERVER", str(tools / "server"))
         self.planted = self.file("planted.py", PLANTED)
         self.faults = (
-            Fault(variant="right", file=self.planted, about="right"),
-            Fault(variant="overruns", file=self.planted, about="o", caught_by=("memcheck",), shows=("overruns", "write")),
-            Fault(variant="races", file=self.planted, about="r", caught_by=("racecheck",), shows=("races", "race")),
+            PlantedFault(variant="right", file=self.planted, about="right"),
+            PlantedFault(
+                variant="overruns", file=self.planted, about="o", caught_by=("memcheck",), shows=("overruns", "write")
+            ),
+            PlantedFault(variant="races", file=self.planted, about="r", caught_by=("racecheck",), shows=("races", "race")),
         )
 
     def file(self, name: str, variants: str) -> Path:
@@ -182,7 +184,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def lane(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
-    monkeypatch.setattr("verify.sanitizers.lane.Zygote", SharedZygote)
+    monkeypatch.setattr("verify.sanitizers.lane.ForkServer", SharedZygote)
     return Lane(tmp_path, tools, monkeypatch)
 
 
@@ -258,7 +260,7 @@ def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(lane: L
 
 
 def test_a_twin_that_is_accused_ends_the_run_too(lane: Lane) -> None:
-    lane.faults = (Fault(variant="overruns", file=lane.planted, about="said to be right"),)
+    lane.faults = (PlantedFault(variant="overruns", file=lane.planted, about="said to be right"),)
     found = lane.run(kernels=(lane.planted,), tools=("memcheck",))
     assert found.status == INFRASTRUCTURE
     assert "wanted clean" in found.words

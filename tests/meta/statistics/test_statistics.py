@@ -12,8 +12,8 @@ import torch
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.campaign import run as campaign
-from verify.campaign.run import OpenRun
-from verify.evidence import Recorder, Run, Verdict, load
+from verify.campaign.run import CampaignRun
+from verify.evidence import Recorder, RunInfo, Verdict, load
 from verify.problem import Problem
 from verify.report import build, dumps, html, markdown, parse, pooled
 from verify.statistics.limits import FALSE_ALARM, mean_limit, rows_for_note, square_limit
@@ -185,9 +185,9 @@ def test_smaller_errors_than_declared_are_noted_and_do_not_fail() -> None:
 # A run
 
 
-def record(run: OpenRun, *verdicts: Verdict) -> None:
+def record(run: CampaignRun, *verdicts: Verdict) -> None:
     with Recorder(run.directory) as recorder:
-        recorder.write(Run(run="r", started="20260101T000000Z", profile="dev", device={"slug": "here"}))
+        recorder.write(RunInfo(run="r", started="20260101T000000Z", profile="dev", device={"slug": "here"}))
         for one in verdicts:
             recorder.write(one)
 
@@ -195,7 +195,7 @@ def record(run: OpenRun, *verdicts: Verdict) -> None:
 def test_a_biased_campaign_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case passes; the campaign does not, in evidence and report, and no known failure is made of it."""
     monkeypatch.chdir(tmp_path)
-    run = OpenRun(tmp_path / ".verify" / "runs" / "r", "dev", ())
+    run = CampaignRun(tmp_path / ".verify" / "runs" / "r", "dev", ())
     record(run, *(verdict(n, toward=-0.5) for n in range(4)))
     for _ in range(2):  # made again, the report says the same
         said = campaign.report(run, tmp_path / "report")
@@ -212,14 +212,14 @@ def test_a_biased_campaign_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_honest_campaign_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = OpenRun(tmp_path / "run", "dev", ())
+    run = CampaignRun(tmp_path / "run", "dev", ())
     record(run, *(verdict(n) for n in range(4)))
     assert "0 failing" in campaign.report(run, tmp_path / "report")
     assert len(load(run.directory).verdicts) == 4
 
 
 def test_reports_show_the_pools(tmp_path: Path) -> None:
-    run = OpenRun(tmp_path / "run", "dev", ())
+    run = CampaignRun(tmp_path / "run", "dev", ())
     record(run, verdict(least=0.55, z2=0.4))
     report = build(load(run.directory))
     ((name, dtype, tensor, rows, *_, note),) = pooled.rows(report)
@@ -230,7 +230,7 @@ def test_reports_show_the_pools(tmp_path: Path) -> None:
 
 
 def test_reports_without_pools_are_still_read(tmp_path: Path) -> None:
-    run = OpenRun(tmp_path / "run", "dev", ())
+    run = CampaignRun(tmp_path / "run", "dev", ())
     record(run, verdict())
     report = build(load(run.directory))
     del report["pools"]

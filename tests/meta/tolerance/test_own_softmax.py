@@ -14,9 +14,9 @@ from tests.harness.fake_trials import acquitted, convicted, trial_of
 from tests.harness.property_cases import ACCUSED, Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
 from verify.arithmetic.dtypes import dtype_named
-from verify.campaign.targets import Docket
+from verify.campaign.targets import Target
 from verify.cell.discovery import roster
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import gather_backward, gradient_bound, gradient_sums
 from verify.oracles.long import long_columns
@@ -86,9 +86,9 @@ def test_a_backward_alone_needs_no_forward(name: str, alone: Bench) -> None:
     declaration = alone.variants["right"]
     assert (declaration.entries, declaration.contract.lse) == (("backward",), None)
     for group in ("gradients", "gradient_slice", "gradient_linearity", "relaunch_backward"):
-        docket = Docket(declaration, declaration.configs[0], PROBLEMS[name].dtype, group)
+        target = Target(declaration, declaration.configs[0], PROBLEMS[name].dtype, group)
         problem = PROBLEMS[name].but(batch=2) if name != "empty rows" else PROBLEMS[name]
-        for verdict in alone.court.hear(docket, problem):
+        for verdict in alone.judge.judge(target, problem):
             assert verdict.outcome != "fail", verdict.finding
 
 
@@ -103,7 +103,7 @@ def own_trial(problem: Problem, numerics: GradientNumerics = OWN) -> Trial:
     trial = trial_of(problem, Contract(lse=None), gradients=numerics, entries=("backward",))
     trial.entry = "backward"
     exact = {name: getattr(trial.gradients, name).to(problem.format.torch) for name in ("dq", "dk", "dv")}
-    trial._runs["first"] = Run(trial.saved.reply, "nan", exact)
+    trial.launches["first"] = Launch(trial.saved.reply, "nan", exact)
     return trial
 
 
@@ -119,7 +119,7 @@ def test_the_winner_of_a_row_has_all_its_weight() -> None:
     """P = exp(0) / 1 however the scores were rounded: no slack for an LSE."""
     problem = HALF.but(distribution="gather_integers", softmax_scale=1.0)
     trial = own_trial(problem)
-    assert gather_backward.applies(trial.declaration) is None
+    assert gather_backward.excludes(trial.declaration) is None
     assert acquitted(gather_backward.judge(trial))
     dv = trial.first.outputs["dv"]
     dv[dv != 0] *= 1 + 2**-7
@@ -129,8 +129,8 @@ def test_the_winner_of_a_row_has_all_its_weight() -> None:
 def test_columns_alone_say_too_little() -> None:
     """A key's dK and dV owe their errors to rows of all keys, which are not looked at where keys are chosen."""
     oracle = next(oracle for oracle in long_columns.ORACLES if oracle.name == "long_columns")
-    assert oracle.applies is not None
-    assert "its own softmax" in str(oracle.applies(own_trial(HALF).declaration))
+    assert oracle.excludes is not None
+    assert "its own softmax" in str(oracle.excludes(own_trial(HALF).declaration))
 
 
 def test_bounds_of_an_own_softmax_cost_little_precision() -> None:

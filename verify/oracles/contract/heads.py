@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verify.judging.measuring import Measured, ask, given, plain, result
+from verify.judging.measuring import Measured, make_inputs, plain, result, run_probe
 from verify.judging.trial import Trial
 
 _GAIN = 8.0  # exact in every format; its square times head_dim ** 0.5 is a gap of 250 already at head_dim 16
@@ -22,7 +22,9 @@ def measure(trial: Trial) -> list[Measured]:
     v[..., 0] = heads[None, :, None] + 1.0
     v[..., 1] = torch.arange(p.seqlen_kv) % p.heads_kv + 1.0
     q = torch.full((1,), _GAIN)
-    got = result(ask(trial, "heads", p, given(p, q, k, v)).first)[0, :, -1, :2].double()  # the last row sees every key
+    got = result(run_probe(trial, "heads", p, make_inputs(p, q, k, v)).first)[
+        0, :, -1, :2
+    ].double()  # the last row sees every key
     wanted = (torch.arange(p.heads_q) // p.group).tolist()
     word = "; ".join(f"{name} {_map(row, p.heads_kv, p.group)}" for name, row in (("V", got[:, 0]), ("K", got[:, 1])))
     declared = f"V {_name(wanted, p.heads_kv, p.group)}; K {_name(wanted, p.heads_kv, p.group)}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verify.cell.arena import POISONS, different
-from verify.judging.measuring import Measured, ask, checked, plain
+from verify.judging.measuring import Measured, checked, plain, run_probe
 from verify.judging.trial import Trial
 from verify.problem.inputs import Inputs
 
@@ -102,7 +102,7 @@ def _part(trial: Trial, tag: str, part: Placement) -> Trial:
         for name, tensor in trial.inputs.others.items()
     }
     taken = _taken(trial, stored, part)
-    return ask(trial, tag, problem, Inputs(taken["q"], taken["k"], taken["v"], others))
+    return run_probe(trial, tag, problem, Inputs(taken["q"], taken["k"], taken["v"], others))
 
 
 def _taken(trial: Trial, tensors: Mapping[str, Tensor], part: Placement) -> dict[str, Tensor]:

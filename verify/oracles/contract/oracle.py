@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from references.masks import Causal, Full, Lengths, Mask, Window
 from verify.judging.findings import Ruling
-from verify.judging.measuring import SpoiledError, open_mask, ruling_of, seat
+from verify.judging.measuring import SpoiledError, open_mask, probe_problem, ruling_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.contract import empty_rows, heads, invariance, lse, softcap, special, visibility
@@ -37,7 +37,7 @@ def _problems(declaration: Declaration, dtype: str) -> Iterator[Problem]:
 
     def made(seqlen_q: int, seqlen_kv: int, mask: Mask, *, batch: int = 1, heads: int = 1, cap: float = 0.0) -> Problem:
         shape = {"batch": batch, "heads_q": heads * groups, "heads_kv": heads, "seqlen_q": seqlen_q, "seqlen_kv": seqlen_kv}
-        return seat(declaration, dtype, **shape, mask=mask, softcap=cap)
+        return probe_problem(declaration, dtype, **shape, mask=mask, softcap=cap)
 
     yield made(5, 75, open_mask(support), batch=2 if declaration.interpreted else 3, heads=2)
     # Every alignment on a shape that tells it from the other, and with rows that see nothing beside rows that do.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from references.masks import Causal, Lengths
 from verify.judging.findings import Ruling
-from verify.judging.measuring import Measured, SpoiledError, number, open_mask, plain, ruling_of, seat
+from verify.judging.measuring import Measured, SpoiledError, number, open_mask, plain, probe_problem, ruling_of
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.contract import invariance
@@ -51,10 +51,10 @@ def asks(declaration: Declaration, dtype: str) -> list[Problem]:
     support = declaration.support
     heads = {"heads_q": 4, "heads_kv": 2 if support.grouped_heads else 4}
     problems = [
-        seat(declaration, dtype, batch=2, **heads, seqlen_q=40, seqlen_kv=75, mask=open_mask(support)),
-        seat(declaration, dtype, batch=1, **heads, seqlen_q=11, seqlen_kv=6, mask=Causal()),
-        seat(declaration, dtype, batch=1, **heads, seqlen_q=6, seqlen_kv=11, mask=Causal("tl")),
-        seat(declaration, dtype, batch=2, **heads, seqlen_q=7, seqlen_kv=20, mask=Lengths((7, 5), (13, 0))),
+        probe_problem(declaration, dtype, batch=2, **heads, seqlen_q=40, seqlen_kv=75, mask=open_mask(support)),
+        probe_problem(declaration, dtype, batch=1, **heads, seqlen_q=11, seqlen_kv=6, mask=Causal()),
+        probe_problem(declaration, dtype, batch=1, **heads, seqlen_q=6, seqlen_kv=11, mask=Causal("tl")),
+        probe_problem(declaration, dtype, batch=2, **heads, seqlen_q=7, seqlen_kv=20, mask=Lengths((7, 5), (13, 0))),
     ]
     return [problem for problem in problems if support.refusal(problem) is None]
 

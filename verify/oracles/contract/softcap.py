@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
-from verify.judging.measuring import UNDECIDED, Measured, ask, rounded
+from verify.judging.measuring import UNDECIDED, Measured, rounded, run_probe
 from verify.judging.trial import Trial
 
 _GAIN = 4  # queries times this: scaled scores reach well past the cap
@@ -66,7 +66,7 @@ def measure(trial: Trial) -> list[Measured]:
 def _asked(trial: Trial) -> Trial:
     p, inputs = trial.problem, trial.inputs
     q = rounded((inputs.q.double() * _GAIN).clamp(-p.format.max, p.format.max), p)
-    return ask(trial, "softcap", p, replace(inputs, q=q))
+    return run_probe(trial, "softcap", p, replace(inputs, q=q))
 
 
 def _ratio(other: Trial, value: Tensor) -> float:

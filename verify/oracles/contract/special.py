@@ -15,7 +15,7 @@ from torch import Tensor
 from references.masks import Full
 from verify.cell.arena import bits
 from verify.judging.findings import first
-from verify.judging.measuring import Measured, ask, plain, result
+from verify.judging.measuring import Measured, plain, result, run_probe
 from verify.judging.trial import Trial
 from verify.problem.inputs import Inputs
 from verify.tolerance.arithmetic import resolve
@@ -79,7 +79,7 @@ def _bits_of(value: float, like: Tensor) -> Tensor:
 
 def _reach(trial: Trial, name: str, inputs: Inputs, readers: Tensor, others: Tensor, *, column: bool = False) -> Measured:
     """What the rows that read a special value hold, and whether it reaches `others`, which do not."""
-    run = ask(trial, name, trial.problem, inputs).first
+    run = run_probe(trial, name, trial.problem, inputs).first
     got = result(run).double()
     leaks = ~got[others].isfinite()
     out = _values(got[readers][:, 0] if column else got[readers])
@@ -118,7 +118,7 @@ def _hidden(trial: Trial) -> list[Measured]:
     for name in ("k", "v"):
         stored = getattr(trial.inputs, name).clone()
         bits(stored)[:, :, -1] = _bits_of(math.nan, stored)
-        run = ask(trial, f"hidden {name}", p, replace(trial.inputs, **{name: stored})).first
+        run = run_probe(trial, f"hidden {name}", p, replace(trial.inputs, **{name: stored})).first
         if bool(result(run)[blind].isnan().any()):
             spreading.append(name.upper())
     word = f"spreads from {' and '.join(spreading)}" if spreading else _NONE

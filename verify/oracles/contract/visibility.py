@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Mask, Window
-from verify.judging.measuring import UNDECIDED, Measured, ask, given, result
+from verify.judging.measuring import UNDECIDED, Measured, make_inputs, result, run_probe
 from verify.judging.trial import Trial
 from verify.problem import Problem
 
@@ -48,7 +48,7 @@ def read(trial: Trial) -> Tensor:
     """Which keys reach O, (batch, heads_q, seqlen_q, seqlen_kv): with q = 0 every key that is read weighs the same."""
     p = trial.problem
     one_hot = torch.eye(p.seqlen_kv, p.head_dim_v)
-    other = ask(trial, "visibility", p, given(p, torch.zeros(1), trial.expanded[1], one_hot))
+    other = run_probe(trial, "visibility", p, make_inputs(p, torch.zeros(1), trial.expanded[1], one_hot))
     return result(other.first)[..., : p.seqlen_kv].double() > 0.5 / p.seqlen_kv
 
 

@@ -80,7 +80,7 @@ ORACLE = Oracle(
     group="long",
     catches="offsets of rows that wrap at 31 bits, in elements or in bytes, where a tensor is read or written",
     judge=judge,
-    applies=gather.applies,
+    excludes=gather.excludes,
     concerns=_concerns,
     rank=40,
 )

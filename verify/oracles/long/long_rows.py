@@ -8,13 +8,13 @@ from __future__ import annotations
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
-from verify.judging.launch import Run
+from verify.judging.launch import Launch
 from verify.judging.selected_positions import Chosen, positions
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
 
 
-def judge_rows(oracle: str, trial: Trial, run: Run, what: str = "") -> tuple[Finding | None, dict[str, float]]:
+def judge_rows(oracle: str, trial: Trial, run: Launch, what: str = "") -> tuple[Finding | None, dict[str, float]]:
     """The chosen rows of O and LSE, where they see a key, against reference and bounds.  what: words before a tensor's name."""
     p, rows = trial.problem, positions(trial.problem, "rows")
     truth = trial.truth_at(rows)

@@ -11,7 +11,15 @@ from torch import Tensor
 from verify.arithmetic.rounding import to_format
 from verify.judging.measuring import result
 from verify.judging.trial import Trial
-from verify.oracles.numerics.hypotheses import NARROW, Claim, exact_probabilities, excess, logit_difference, nearest, put
+from verify.oracles.numerics.hypotheses import (
+    NARROW,
+    Claim,
+    exact_probabilities,
+    excess,
+    logit_difference,
+    nearest,
+    run_if_supported,
+)
 
 # log2 of large / small: what fp16 keeps and bfloat16 loses, what fp16 loses, what 13 fraction bits lose; the last one, with
 # large products of 2^16, overflows fp16.
@@ -49,7 +57,7 @@ def scores(trial: Trial) -> Claim | None:
     values = torch.zeros(rows, p.head_dim_v)
     values[0, 0] = values[1, 1] = 1.0
     problem = p.but(batch=len(cases), heads_q=1, heads_kv=1, seqlen_q=rows, seqlen_kv=rows)
-    probe = put(trial, "accumulator of scores", problem, sign * q[:, None, None], keys[:, None], values)
+    probe = run_if_supported(trial, "accumulator of scores", problem, sign * q[:, None, None], keys[:, None], values)
     if probe is None:
         return None
     products = (q.double()[:, None] * k.double())[..., :-1]
@@ -81,7 +89,7 @@ def values(trial: Trial) -> Claim | None:
     rows = _ROWS if trial.declaration.support.cross_lengths else _KEYS
     problem = p.but(batch=1, heads_q=1, heads_kv=1, seqlen_q=rows, seqlen_kv=_KEYS)
     zero = torch.zeros(1)
-    probe = put(trial, "accumulator of values", problem, zero, zero, v)
+    probe = run_if_supported(trial, "accumulator of values", problem, zero, zero, v)
     if probe is None:
         return None
     exact = (v[:, : len(cases)].double().sum(0)) / _KEYS

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
-from verify.judging.measuring import ask, given, result
+from verify.judging.measuring import make_inputs, result, run_probe
 from verify.judging.trial import Trial
 from verify.judging.truth import Truth, compute_truth
 from verify.problem import Problem
@@ -47,11 +47,11 @@ class Claim:
         return self.worse and not self.ratio <= 1
 
 
-def put(trial: Trial, tag: str, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Trial | None:
+def run_if_supported(trial: Trial, tag: str, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Trial | None:
     """The trial of a probe whose first run is there; None where the support does not have the problem."""
     if trial.declaration.support.refusal(problem) is not None:
         return None
-    return ask(trial, tag, problem, given(problem, q, k, v))
+    return run_probe(trial, tag, problem, make_inputs(problem, q, k, v))
 
 
 def exact_probabilities(trial: Trial) -> Truth:

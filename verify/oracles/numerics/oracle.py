@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
-from verify.judging.measuring import UNDECIDED, SpoiledError, seat
+from verify.judging.measuring import UNDECIDED, SpoiledError, probe_problem
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.numerics import accumulator, probability, scores
@@ -85,8 +85,8 @@ def asks(declaration: Declaration, dtype: str) -> list[Problem]:
     support = declaration.support
     buckets = (64,) if declaration.interpreted else (64, *declaration.head_dim_buckets)
     shape = {"batch": 1, "heads_q": 1, "heads_kv": 1, "seqlen_q": _LENGTH, "seqlen_kv": _LENGTH}
-    problems = {seat(declaration, dtype, head_dim=bucket, **shape).head_dim: bucket for bucket in buckets}
-    found = [seat(declaration, dtype, head_dim=bucket, **shape) for bucket in problems.values()]
+    problems = {probe_problem(declaration, dtype, head_dim=bucket, **shape).head_dim: bucket for bucket in buckets}
+    found = [probe_problem(declaration, dtype, head_dim=bucket, **shape) for bucket in problems.values()]
     return [problem for problem in found if support.refusal(problem) is None]
 
 
@@ -97,5 +97,5 @@ ORACLE = Oracle(
     group="declared_numerics",
     catches="an accumulator, score, P, row sum or exponential of less precision than declared, operands scaled before",
     judge=judge,
-    applies=lambda declaration: None if "full" in declaration.support.masks else "no support for rows that see all keys",
+    excludes=lambda declaration: None if "full" in declaration.support.masks else "no support for rows that see all keys",
 )

@@ -20,7 +20,7 @@ from verify.arithmetic.rounding import to_bits, to_format
 from verify.judging.comparison import compare
 from verify.judging.measuring import result
 from verify.judging.trial import Trial
-from verify.oracles.numerics.hypotheses import FLOAT32, Claim, bounded, exact_probabilities, excess, put
+from verify.oracles.numerics.hypotheses import FLOAT32, Claim, bounded, exact_probabilities, excess, run_if_supported
 
 _ROWS = 64
 _LN2 = math.log(2)
@@ -81,7 +81,7 @@ def rows_of(trial: Trial) -> Rows | None:
     v = torch.zeros(_ROWS, p.head_dim_v, dtype=torch.float64)
     v[0, rows], v[1, rows] = -coarse, 1.0
     problem = p.but(batch=1, heads_q=1, heads_kv=1, seqlen_q=_ROWS, seqlen_kv=_ROWS)
-    probe = put(trial, "probabilities", problem, q, k, v)
+    probe = run_if_supported(trial, "probabilities", problem, q, k, v)
     return None if probe is None else Rows(probe, rows, weights, coarse)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verify.arithmetic.rounding import to_bits, to_format
 from verify.judging.trial import Trial
-from verify.oracles.numerics.hypotheses import NARROW, Claim, excess, logit_difference, nearest, put
+from verify.oracles.numerics.hypotheses import NARROW, Claim, excess, logit_difference, nearest, run_if_supported
 from verify.problem import Problem
 from verify.problem.distributions import Source
 
@@ -30,7 +30,7 @@ def rounding(trial: Trial) -> Claim | None:
     q[:, 1], k[1, 1] = (steps % 8).float(), 0.25
     q[:, 2], k[1, 2] = (steps // 8).float(), 2.0
     q[:, 3], k[0, 3] = 1.0, 8.0
-    probe = put(trial, "rounding of scores", _pair(p), q, k, _one_hot(p))
+    probe = run_if_supported(trial, "rounding of scores", _pair(p), q, k, _one_hot(p))
     if probe is None:
         return None
     raw = (q.double() @ k.double().T)[:, :2]
@@ -63,7 +63,7 @@ def prescaling(trial: Trial) -> Claim | None:
         q[:, place] = exact(missing)
         k[1, place] = 1.0
         missing = missing - q[:, place]
-    probe = put(trial, "prescaling", _pair(p), q, k, _one_hot(p))
+    probe = run_if_supported(trial, "prescaling", _pair(p), q, k, _one_hot(p))
     if probe is None:
         return None
     possible = {"none": (q @ k.T)[:, :2] * p.scale}
