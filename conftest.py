@@ -24,7 +24,8 @@ if _WORKER or _PARENT:  # it must not outlive the process that gave it work, wha
 
 
 def _pin_gpu(worker: str) -> None:
-    """Give each worker one GPU of the caller's mask (of the machine, if there is no mask), in turn, before CUDA begins."""
+    """Give each worker one GPU of the caller's mask (of the machine, if there is no mask), in turn,
+    before CUDA begins."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not worker.startswith("gw"):
         return
@@ -60,18 +61,51 @@ settings.register_profile("nightly", max_examples=2000, verbosity=Verbosity.quie
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("verify")
-    group.addoption("--kernel", action="append", default=[], metavar="FILE", help="try this kernel file, not the collection")
-    group.addoption("--profile", default=None, choices=("dev", "ci", "gpu", "nightly"), help="how many cases, how random")
-    group.addoption("--examples", type=int, default=None, help="cases per target, instead of the profile's number")
-    group.addoption("--run-id", default=None, help="continue that run: what it has judged is not judged again")
-    group.addoption("--report-dir", default=None, help="where the accuracy report goes (default: .verify/report/<device>)")
+    group.addoption(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="try this kernel file, not the collection",
+    )
+    group.addoption(
+        "--profile",
+        default=None,
+        choices=("dev", "ci", "gpu", "nightly"),
+        help="how many cases, how random",
+    )
+    group.addoption(
+        "--examples",
+        type=int,
+        default=None,
+        help="cases per target, instead of the profile's number",
+    )
+    group.addoption(
+        "--run-id", default=None, help="continue that run: what it has judged is not judged again"
+    )
+    group.addoption(
+        "--report-dir",
+        default=None,
+        help="where the accuracy report goes (default: .verify/report/<device>)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "hears(group): the property test of one group of oracles, for every target")
-    config.addinivalue_line("markers", "hears_family(family): the property test of several groups; it draws each case's group")
-    config.addinivalue_line("markers", "compiles: a test for every variant that compiles without a GPU, and every architecture")
-    config.addinivalue_line("markers", "long(seconds): a test that workers begin with, so that none is left alone with it")
+    config.addinivalue_line(
+        "markers", "hears(group): the property test of one group of oracles, for every target"
+    )
+    config.addinivalue_line(
+        "markers",
+        "hears_family(family): the property test of several groups; it draws each case's group",
+    )
+    config.addinivalue_line(
+        "markers",
+        "compiles: a test for every variant that compiles without a GPU, and every architecture",
+    )
+    config.addinivalue_line(
+        "markers",
+        "long(seconds): a test that workers begin with, so that none is left alone with it",
+    )
     config.addinivalue_line("markers", "covers: a test for every variant, config and dtype")
     try:
         variables.check()
@@ -125,22 +159,35 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("hears_family")
     if marker is not None:
         families = run.families(marker.args[0])
-        metafunc.parametrize("targets", [pytest.param(targets, id=targets[0].id) for targets in families])
+        metafunc.parametrize(
+            "targets", [pytest.param(targets, id=targets[0].id) for targets in families]
+        )
     if metafunc.definition.get_closest_marker("covers") is not None:
         heard = [target for group in ("accuracy", "gradients") for target in run.targets(group)]
-        metafunc.parametrize("target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in heard])
+        metafunc.parametrize(
+            "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in heard]
+        )
     if metafunc.definition.get_closest_marker("compiles") is not None:
-        pairs = [(declaration, arch) for declaration in run.compiled for arch in builder.arches(run.profile)]
+        pairs = [
+            (declaration, arch)
+            for declaration in run.compiled
+            for arch in builder.arches(run.profile)
+        ]
         ids = [f"{declaration.ref}-{arch}" for declaration, arch in pairs]
         metafunc.parametrize(("declaration", "arch"), pairs, ids=ids)
     if "unloadable" in metafunc.fixturenames:
-        metafunc.parametrize("unloadable", [pytest.param(failure, id=failure.ref) for failure in run.roster.failures])
+        metafunc.parametrize(
+            "unloadable", [pytest.param(failure, id=failure.ref) for failure in run.roster.failures]
+        )
     if "witness" in metafunc.fixturenames:
-        metafunc.parametrize("witness", [pytest.param(pair, id=pair[1]) for pair in run.witnesses()])
+        metafunc.parametrize(
+            "witness", [pytest.param(pair, id=pair[1]) for pair in run.witnesses()]
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test with nothing to hear (no known failure, no file that does not load) is not a skipped test: there is none."""
+    """A test with nothing to hear (no known failure, no file that does not load) is not a skipped
+    test: there is none."""
     idle = [item for item in items if item.name.endswith("[NOTSET]")]
     if idle:
         config.hook.pytest_deselected(items=idle)
@@ -149,7 +196,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: without it each of Python's collections of garbage is cheap."""
+    """What is imported by now stays: without it each of Python's collections of garbage is
+    cheap."""
     gc.collect()
     gc.freeze()
 
@@ -208,37 +256,45 @@ def pytest_runtest_makereport(
 
 
 def _tell(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
-    """Stop all processes if that was asked for; have the first process record what is no verdict (see `_Errors`)."""
+    """Stop all processes if that was asked for; have the first process record what is no verdict
+    (see `_Errors`)."""
     halt.failed()
     if isinstance(error, OSError) and error.errno in NO_SPACE:
         item.session.shouldstop = f"cannot write evidence: {error}"
     judged = type(error).__name__.startswith("Guilty") or "unloadable" in item.fixturenames
     if not judged:
-        message = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        message = (
+            str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        )
         report.user_properties.append((_ERROR, errors.shortened(message)))
 
 
 class _Errors:
-    """Hears of every failed test in the first process, and records those that failed without a verdict."""
+    """Hears of every failed test in the first process, and records those that failed without a
+    verdict."""
 
     def __init__(self, run: campaign.CampaignRun) -> None:
         self.run = run
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         message = dict(report.user_properties).get(_ERROR)
-        if report.failed and message is None and report.when == "???":  # a worker that crashed, as xdist reports it
+        # a worker that crashed, as xdist reports it
+        if report.failed and message is None and report.when == "???":
             message = errors.shortened(report.longreprtext)
         if message is None or not self.run.directory.is_dir():
             return
         refs = [declaration.ref for declaration in self.run.roster.declarations]
-        error = errors.JudgeError(errors.variant_in(report.nodeid, refs), report.nodeid, str(message))
+        error = errors.JudgeError(
+            errors.variant_in(report.nodeid, refs), report.nodeid, str(message)
+        )
         with contextlib.suppress(OSError):
             errors.record(self.run.directory, error)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A campaign that ends at its first failure ends in all workers, not where that worker's tests are over."""
+    """A campaign that ends at its first failure ends in all workers, not where that worker's tests
+    are over."""
     done = yield
     if halt.stopped():
         item.session.shouldstop = "stopping at the first failure"
@@ -274,7 +330,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     text = config.stash.get(_REPORT, None)
     if text:
         terminalreporter.section("accuracy report")

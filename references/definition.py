@@ -9,7 +9,8 @@ from references.masks import Mask
 
 @dataclass(frozen=True)
 class Attention:
-    """The mathematics of one problem.  softmax_scale may be zero or negative; softcap 0 means none."""
+    """The mathematics of one problem.  softmax_scale may be zero or negative; softcap 0 means
+    none."""
 
     mask: Mask
     softmax_scale: float

@@ -17,9 +17,15 @@ LOG2_E = math.log2(math.e)
 
 
 class Strided(ctypes.Structure):
-    """A tensor's address and its strides of batch, head and row, in the unit that the kernel counts in."""
+    """A tensor's address and its strides of batch, head and row, in the unit that the kernel counts
+    in."""
 
-    _fields_ = [("data", ctypes.c_uint64), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("row", ctypes.c_int64)]
+    _fields_ = [
+        ("data", ctypes.c_uint64),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+    ]
 
     @staticmethod
     def of(tensor: Tensor, *, in_bytes: bool) -> Strided:
@@ -29,13 +35,16 @@ class Strided(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
-    """One problem.  lse: address of (batch, heads_q, seqlen_q), contiguous fp32; group: query heads per key head; scale_log2:
-    softmax_scale log2 e; diagonal: see `diagonal`."""
+    """One problem.  lse: address of (batch, heads_q, seqlen_q), contiguous fp32; group: query heads
+    per key head; scale_log2: softmax_scale log2 e; diagonal: see `diagonal`."""
 
     _fields_ = [
         *((name, Strided) for name in ("q", "k", "v", "out")),
         ("lse", ctypes.c_uint64),
-        *((name, ctypes.c_int32) for name in ("heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal")
+        ),
         ("scale_log2", ctypes.c_float),
     ]
 

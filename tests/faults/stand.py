@@ -28,7 +28,8 @@ from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.variant import Config, Declaration, Numerics, declaration_from
 
-# What a test's `torch.zeros_like` leaves in an output.  The judge never fills one with it: it would hide what is not written.
+# What a test's `torch.zeros_like` leaves in an output.  The judge never fills one with it: it would
+# hide what is not written.
 _POISONS = memory.POISONS | {"zero": 0}
 _LIVES = 3  # as a court keeps
 _SHARED = ("inputs", "expanded", "dout", "truth")  # what of a trial no run of a kernel changes
@@ -41,7 +42,8 @@ def finest(declaration: Declaration) -> Config:
 
 @dataclass
 class Stand:
-    """One court, and the declarations of every kernel that was brought before it.  A context manager."""
+    """One court, and the declarations of every kernel that was brought before it.  A context
+    manager."""
 
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="faults-")))
     _declared: dict[str, Declaration] = field(default_factory=dict)
@@ -53,7 +55,12 @@ class Stand:
     def __enter__(self) -> Stand:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.judge.close()
 
     def shipped(self, fault: Fault) -> Declaration:
@@ -66,7 +73,9 @@ class Stand:
 
     def pair(self, fault: Fault) -> tuple[Declaration, Declaration]:
         """The shipped Triton backward, and the same behind the forward with the fault."""
-        return self._load(ROOT / TRITON_BACKWARD, ""), self._load(fault.plant_pair(self.folder / "pairs"), "")
+        return self._load(ROOT / TRITON_BACKWARD, ""), self._load(
+            fault.plant_pair(self.folder / "pairs"), ""
+        )
 
     def _load(self, path: Path, variant: str) -> Declaration:
         key = f"{path}@{variant}"
@@ -76,8 +85,12 @@ class Stand:
                 raise ValueError(f"{path} does not load: {reply.status}: {reply.message}")
             found = [data for data in reply.data["variants"] if variant in ("", data["name"])]
             if len(found) != 1:
-                raise ValueError(f"{path} holds {', '.join(data['name'] for data in found)}: name one")
-            self._declared[key] = declaration_from(found[0], ref=found[0]["name"], path=str(path), source_hash="")
+                raise ValueError(
+                    f"{path} holds {', '.join(data['name'] for data in found)}: name one"
+                )
+            self._declared[key] = declaration_from(
+                found[0], ref=found[0]["name"], path=str(path), source_hash=""
+            )
         return self._declared[key]
 
     def afresh(self, declaration: Declaration) -> Declaration:
@@ -87,21 +100,30 @@ class Stand:
             cell.close()
         return declaration
 
-    def judge(self, declaration: Declaration, config: Config, group: str, problem: Problem) -> list[Verdict]:
+    def judge(
+        self, declaration: Declaration, config: Config, group: str, problem: Problem
+    ) -> list[Verdict]:
         """The verdicts of one case."""
         return self.judge.judge(Target(declaration, config, problem.dtype, group), problem)
 
-    def trial(self, declaration: Declaration, config: Config, group: Group, problem: Problem) -> Trial:
-        """One case, of which nothing is asked yet; what it shares with an earlier one of equal declarations is known."""
+    def trial(
+        self, declaration: Declaration, config: Config, group: Group, problem: Problem
+    ) -> Trial:
+        """One case, of which nothing is asked yet; what it shares with an earlier one of equal
+        declarations is known."""
         key = (problem, config, group.entry, declaration.numerics)
         before, found = self._tried.get(key), self._trial(declaration, config, group.entry, problem)
         found.refuses = group.outside
         if before is not None:
-            found.__dict__ |= {name: before.__dict__[name] for name in _SHARED if name in before.__dict__}
+            found.__dict__ |= {
+                name: before.__dict__[name] for name in _SHARED if name in before.__dict__
+            }
         self._tried[key] = found
         return found
 
-    def _trial(self, declaration: Declaration, config: Config, entry: str, problem: Problem) -> Trial:
+    def _trial(
+        self, declaration: Declaration, config: Config, entry: str, problem: Problem
+    ) -> Trial:
         return Trial(
             declaration=declaration,
             config=config,
@@ -113,7 +135,8 @@ class Stand:
         )
 
     def _cell(self, path: str) -> Cell:
-        """The cell of that file among the court's; a declaration is read where the kernel will run."""
+        """The cell of that file among the court's; a declaration is read where the kernel will
+        run."""
         cells = self.judge.cells
         if path not in cells:
             while len(cells) >= _LIVES:
@@ -123,9 +146,15 @@ class Stand:
         return cells[path]
 
     def run(
-        self, declaration: Declaration, problem: Problem, *, given: Mapping[str, Tensor] | None = None, poison: str
+        self,
+        declaration: Declaration,
+        problem: Problem,
+        *,
+        given: Mapping[str, Tensor] | None = None,
+        poison: str,
     ) -> Trial:
-        """One run on the finest config over outputs filled with `poison`; `given` replaces q, k, v and dout.
+        """One run on the finest config over outputs filled with `poison`; `given` replaces q, k, v
+        and dout.
 
         Whatever came of it is in the trial's run "common" and, of a backward, its run `saved`.
         """
@@ -149,7 +178,10 @@ def finished(trial: Trial) -> Launch | None:
 @cache
 def exact(problem: Problem, entry: str) -> Mapping[str, Tensor]:
     """The fp64 values of what a test compares: O of a forward, dQ, dK and dV of a backward."""
-    inputs, attention = dequantised(problem, tensors(problem)), Attention(problem.mask, problem.scale, problem.softcap)
+    inputs, attention = (
+        dequantised(problem, tensors(problem)),
+        Attention(problem.mask, problem.scale, problem.softcap),
+    )
     if entry == "forward":
         return {"out": forward(*inputs, attention).out}
     found = backward(*inputs, dout(problem), attention)
@@ -157,9 +189,13 @@ def exact(problem: Problem, entry: str) -> Mapping[str, Tensor]:
 
 
 def passes_allclose(trial: Trial, atol: float = 1e-2) -> bool:
-    """Whether a test that compares with `torch.allclose(atol=atol, rtol=0)` passes; it does not look at the LSE."""
+    """Whether a test that compares with `torch.allclose(atol=atol, rtol=0)` passes; it does not
+    look at the LSE."""
     run = finished(trial)
     if run is None:
         return False
     wanted = exact(trial.problem, trial.entry)
-    return all(torch.allclose(run.outputs[name].double(), want, atol=atol, rtol=0) for name, want in wanted.items())
+    return all(
+        torch.allclose(run.outputs[name].double(), want, atol=atol, rtol=0)
+        for name, want in wanted.items()
+    )

@@ -1,4 +1,5 @@
-"""Lives on trial: kernel files that do something to their process, and a request that runs them in a cell."""
+"""Lives on trial: kernel files that do something to their process, and a request that runs them in
+a cell."""
 
 from __future__ import annotations
 

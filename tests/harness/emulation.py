@@ -1,12 +1,15 @@
-"""Attention as low-precision hardware computes it, on the CPU: fp32 steps and explicit roundings, for the tests of the bounds.
+"""Attention as low-precision hardware computes it, on the CPU: fp32 steps and explicit roundings,
+for the tests of the bounds.
 
-A `Kernel` is a declaration (`Numerics`, arch, keys per rescale) and a style of walking over the keys; `emulate` computes what
-an honest kernel of that declaration may return.  What the declaration leaves open (which way a transcendental function errs,
-which way a division does) is chosen by `Luck`: nearest, or all of it allowed and in the directions that add up.
+A `Kernel` is a declaration (`Numerics`, arch, keys per rescale) and a style of walking over the
+keys; `emulate` computes what an honest kernel of that declaration may return.  What the declaration
+leaves open (which way a transcendental function errs, which way a division does) is chosen by
+`Luck`: nearest, or all of it allowed and in the directions that add up.
 
-Scores and P V of 8-bit, 16-bit and tf32 operands go through the truncated fused dot-add of `verify.arithmetic.mma.Unit`,
-computed exactly in fp64, promoted where that is declared; fp32 products are serial chains of rounded products and additions,
-the longest that the bound allows.  So are row sums, in as many lanes as are declared.
+Scores and P V of 8-bit, 16-bit and tf32 operands go through the truncated fused dot-add of
+`verify.arithmetic.mma.Unit`, computed exactly in fp64, promoted where that is declared; fp32
+products are serial chains of rounded products and additions, the longest that the bound allows.  So
+are row sums, in as many lanes as are declared.
 """
 
 from __future__ import annotations
@@ -41,10 +44,11 @@ class Luck(Enum):
 
 @dataclass(frozen=True)
 class Kernel:
-    """name: for reports.  style: "online" (FlashAttention's algorithm 1), "fused" (as FlashAttention-2 and 3 write it: raw
-    maximum, one fma per exponent, which holds the scale of an 8-bit P too, one serial row sum over all blocks), "eager"
-    (normalised P), "split" (two halves, merged by LSE).
-    fault: "" or what is planted, see `test_tolerance`.  normalises: whether the unit normalises subnormal operands."""
+    """name: for reports.  style: "online" (FlashAttention's algorithm 1), "fused" (as
+    FlashAttention-2 and 3 write it: raw maximum, one fma per exponent, which holds the scale of an
+    8-bit P too, one serial row sum over all blocks), "eager" (normalised P), "split" (two halves,
+    merged by LSE). fault: "" or what is planted, see `test_tolerance`.  normalises: whether the
+    unit normalises subnormal operands."""
 
     name: str
     numerics: Numerics
@@ -63,7 +67,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Result:
-    """out (batch, heads_q, seqlen_q, head_dim_v) in the problem's dtype_out; lse (batch, heads_q, seqlen_q) fp32, natural."""
+    """out (batch, heads_q, seqlen_q, head_dim_v) in the problem's dtype_out; lse (batch, heads_q,
+    seqlen_q) fp32, natural."""
 
     out: Tensor
     lse: Tensor
@@ -73,17 +78,27 @@ def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Resu
     """One forward pass of that problem's inputs."""
     inputs = tensors(problem)
     factors = {
-        name: inputs.others.get(f"descale_{name}", torch.ones(1, 1)).expand(problem.batch, problem.heads_kv)
+        name: inputs.others.get(f"descale_{name}", torch.ones(1, 1)).expand(
+            problem.batch, problem.heads_kv
+        )
         for name in ("q", "k", "v")
     }
-    by_head = {name: factor.repeat_interleave(problem.group, 1).flatten()[:, None, None] for name, factor in factors.items()}
+    by_head = {
+        name: factor.repeat_interleave(problem.group, 1).flatten()[:, None, None]
+        for name, factor in factors.items()
+    }
     shapes = (problem.shape_q, problem.shape_k, problem.shape_v)
-    q, k, v = (x.expand(shape) for x, shape in zip((inputs.q, inputs.k, inputs.v), shapes, strict=True))
+    q, k, v = (
+        x.expand(shape) for x, shape in zip((inputs.q, inputs.k, inputs.v), shapes, strict=True)
+    )
     return Emulation(problem, kernel, luck, by_head).run(q, k, v)
 
 
-def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, least: int = -1100) -> Tensor:
-    """a (n, rows, terms) @ b (n, terms, columns) on a matrix unit, added to `start`: fp32 (n, rows, columns).
+def fused_dot(
+    a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, least: int = -1100
+) -> Tensor:
+    """a (n, rows, terms) @ b (n, terms, columns) on a matrix unit, added to `start`: fp32 (n, rows,
+    columns).
 
     least: the smallest exponent that an operand is taken to have, see `least_exponent`.
     """
@@ -99,7 +114,11 @@ def fused_dot(a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, lea
         carry = torch.where(total == 0, _NOTHING, torch.frexp(total.double())[1] - 1)
         step = torch.exp2((torch.maximum(exponents, carry) - unit.fraction).double())
         exact = (products / step[:, :, None]).trunc().sum(2) + (total.double() / step).trunc()
-        total = to_half(exact * step) if unit.rounding == "nearest" else _toward_zero(exact * step, unit.output)
+        total = (
+            to_half(exact * step)
+            if unit.rounding == "nearest"
+            else _toward_zero(exact * step, unit.output)
+        )
     return total
 
 
@@ -115,7 +134,9 @@ def to_half(x: Tensor) -> Tensor:
         return torch.from_numpy(x.numpy().astype(np.float16)).float()
 
 
-def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dtype = torch.float32) -> Tensor:
+def serial_dot(
+    a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dtype = torch.float32
+) -> Tensor:
     """The same in fp32 to nearest, product by product, from left to right.
 
     kept: what sums are rounded to.
@@ -129,7 +150,11 @@ def serial_dot(a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dt
 
 def _toward_zero(x: Tensor, fraction: int) -> Tensor:
     nearest = x.float()
-    single = torch.where(nearest.double().abs() > x.abs(), torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
+    single = torch.where(
+        nearest.double().abs() > x.abs(),
+        torch.nextafter(nearest, torch.zeros_like(nearest)),
+        nearest,
+    )
     return (single.view(torch.int32) & -(1 << (23 - fraction))).view(torch.float32)
 
 
@@ -168,7 +193,9 @@ class Emulation:
             out, lse = self.walk(raw, v, raw=True)
         else:
             x = self.logits(raw).masked_fill(~visible, -math.inf)
-            walk = {"online": self.walk, "eager": self.eager, "split": self.split}[self.kernel.style]
+            walk = {"online": self.walk, "eager": self.eager, "split": self.split}[
+                self.kernel.style
+            ]
             out, lse = walk(x, v)
         # The scale of P is taken back with V's factor, unless the row sum holds it too.
         factor = self.factors["v"].roll(int(fault == "descale of V of another head"), 0)
@@ -178,7 +205,11 @@ class Emulation:
 
     @property
     def probability(self) -> str:
-        return self.problem.dtype if self.numerics.probability == "input" else self.numerics.probability
+        return (
+            self.problem.dtype
+            if self.numerics.probability == "input"
+            else self.numerics.probability
+        )
 
     @property
     def probability_scale(self) -> float:
@@ -192,18 +223,27 @@ class Emulation:
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Q K^T as the unit gives it, of prescaled operands where that is declared."""
-        operands = self.problem.dtype if self.numerics.operands == "input" else self.numerics.operands
+        operands = (
+            self.problem.dtype if self.numerics.operands == "input" else self.numerics.operands
+        )
         if self.numerics.prescale == "q":
             q = self.round(q * torch.tensor(self.scale), operands)
         elif self.numerics.prescale == "sqrt":
             root = torch.tensor(abs(self.scale)).sqrt()
-            q, k = self.round(q * root * math.copysign(1.0, self.scale), operands), self.round(k * root, operands)
-        raw = self.dot(q, k.mT, operands, self.numerics.score_accumulator or self.numerics.accumulator)
+            q, k = (
+                self.round(q * root * math.copysign(1.0, self.scale), operands),
+                self.round(k * root, operands),
+            )
+        raw = self.dot(
+            q, k.mT, operands, self.numerics.score_accumulator or self.numerics.accumulator
+        )
         return self.round(raw, self.problem.dtype) if self.numerics.scores == "input" else raw
 
     def logits(self, raw: Tensor) -> Tensor:
         """Scaled scores in log2 units (natural for the eager style), softcap included, fp32."""
-        natural = self.kernel.style == "eager" or self.problem.softcap or self.numerics.scores == "input"
+        natural = (
+            self.kernel.style == "eager" or self.problem.softcap or self.numerics.scores == "input"
+        )
         scale = 1.0 if self.numerics.prescale != "none" else self.scale
         if not natural:
             return raw * self.sigma(scale)
@@ -211,8 +251,14 @@ class Emulation:
         if self.numerics.scores == "input":
             x = self.round(x, self.problem.dtype)
         if self.problem.softcap:
-            cap, error = torch.tensor(self.problem.softcap), tanh_error(self.numerics.softcap_tanh) - ULP
-            x = cap * (torch.tanh((x / cap).double()) * (1 + self.push * error * torch.sign(x))).float()
+            cap, error = (
+                torch.tensor(self.problem.softcap),
+                tanh_error(self.numerics.softcap_tanh) - ULP,
+            )
+            x = (
+                cap
+                * (torch.tanh((x / cap).double()) * (1 + self.push * error * torch.sign(x))).float()
+            )
         return x if self.kernel.style == "eager" else x * torch.tensor(LOG2E)
 
     def sigma(self, scale: float) -> Tensor:
@@ -237,7 +283,8 @@ class Emulation:
         return (slice(at, min(at + size, keys)) for at in range(0, keys, size))
 
     def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
-        """The online softmax; x in log2 units, or raw scores whose scaling is fused into the exponent."""
+        """The online softmax; x in log2 units, or raw scores whose scaling is fused into the
+        exponent."""
         top, more = torch.full((*x.shape[:2], 1), -math.inf), math.log2(self.probability_scale)
         total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
         sigma, sign = self.sigma(self.scale), self.sign(x, v)
@@ -259,7 +306,9 @@ class Emulation:
             total = self.count(p, total * shrink, raw)
             out = self.weigh(p, v[:, part], out * shrink)
             top = new
-        top = torch.where(top == -math.inf, 0.0, top) * (self.descaled(torch.tensor(self.scale)) if raw else 1.0)
+        top = torch.where(top == -math.inf, 0.0, top) * (
+            self.descaled(torch.tensor(self.scale)) if raw else 1.0
+        )
         return self.divide(out, total), self.log_sum(top, total, natural=raw)
 
     def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,7 +330,10 @@ class Emulation:
         weights = torch.exp(logs - top)
         lse = top + torch.log(weights.sum(0))
         shares = torch.exp(logs - lse.clamp(min=torch.finfo(torch.float32).min))
-        return sum((share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True)), torch.zeros(())), lse
+        return sum(
+            (share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True)),
+            torch.zeros(()),
+        ), lse
 
     # Steps
 
@@ -302,8 +354,11 @@ class Emulation:
         return torch.where(top == -math.inf, top, top + excess / sigma + step * top.abs())
 
     def sign(self, x: Tensor, v: Tensor) -> Tensor:
-        """Which way each exponential errs: up where the key's V lies above O, in the first column."""
-        exact = torch.softmax(x.double() * (LOG2E if self.kernel.style == "eager" else 1.0) * LN2, -1).nan_to_num()
+        """Which way each exponential errs: up where the key's V lies above O, in the first
+        column."""
+        exact = torch.softmax(
+            x.double() * (LOG2E if self.kernel.style == "eager" else 1.0) * LN2, -1
+        ).nan_to_num()
         return torch.sign(v[:, None, :, 0].double() - (exact @ v[..., :1].double()))
 
     def exp2(self, y: Tensor, sign: Tensor | float, rescale: bool = False) -> Tensor:
@@ -326,7 +381,8 @@ class Emulation:
         return self.add_up(p, start) if running else start + self.add_up(p, torch.zeros_like(start))
 
     def add_up(self, p: Tensor, start: Tensor) -> Tensor:
-        """The row sum, key by key in each of the lanes, of which the first goes on from the start."""
+        """The row sum, key by key in each of the lanes, of which the first goes on from the
+        start."""
         lanes = 1 if self.kernel.fault == "one lane" else self.numerics.row_sum_lanes
         each = math.ceil(p.shape[-1] / lanes)
         total = start
@@ -339,7 +395,9 @@ class Emulation:
 
     def rounded(self, p: Tensor) -> Tensor:
         """P as it enters the product with V."""
-        return self.round(p if self.kernel.style == "fused" else p * self.probability_scale, self.probability)
+        return self.round(
+            p if self.kernel.style == "fused" else p * self.probability_scale, self.probability
+        )
 
     def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
         """start + round(P) V."""
@@ -358,7 +416,9 @@ class Emulation:
         kind = "float16" if kind.startswith("float8") and self.problem.format.itemsize > 1 else kind
         return self.dot(p, v, kind, self.numerics.accumulator, start)
 
-    def dot(self, a: Tensor, b: Tensor, kind: str, accumulator: str, start: Tensor | None = None) -> Tensor:
+    def dot(
+        self, a: Tensor, b: Tensor, kind: str, accumulator: str, start: Tensor | None = None
+    ) -> Tensor:
         if kind == "float32" and self.numerics.float32_products == "tf32":
             a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
         unit = unit_for(self.kernel.arch, kind, accumulator)
@@ -379,7 +439,9 @@ class Emulation:
         """x / total, as far off as is allowed; 0 for an empty row."""
         quotient, name = x / torch.where(total == 0, 1.0, total), self.numerics.division
         error = 2 * ULP if name == "any" else DIVISION[name].error
-        return (quotient.double() * (1 + self.push * (error - U))).float() if self.push else quotient
+        return (
+            (quotient.double() * (1 + self.push * (error - U))).float() if self.push else quotient
+        )
 
     def log_sum(self, top: Tensor, total: Tensor, natural: bool) -> Tensor:
         """LSE of a row maximum (natural or log2) and a row sum; -inf for an empty row."""
@@ -394,5 +456,6 @@ class Emulation:
 
     def round(self, x: Tensor, dtype: str) -> Tensor:
         if dtype.startswith("float8"):
-            x = x.clamp(-dtype_named(dtype).max, dtype_named(dtype).max)  # saturates, as cvt.rn.satfinite does
+            # saturates, as cvt.rn.satfinite does
+            x = x.clamp(-dtype_named(dtype).max, dtype_named(dtype).max)
         return x if dtype == "float32" else x.to(getattr(torch, dtype)).float()

@@ -1,9 +1,11 @@
-"""Gradients as low-precision hardware computes them, on the CPU: FlashAttention-2's backward by `tests.harness.emulation`'s means.
+"""Gradients as low-precision hardware computes them, on the CPU: FlashAttention-2's backward by
+`tests.harness.emulation`'s means.
 
-A `BackwardKernel` is a declaration (`GradientNumerics`, arch, blocks), the forward that saves O and LSE, and a style; `emulate`
-computes what an honest backward of that declaration may return.  P is recomputed from the saved LSE, or is a softmax of the
-backward's own, which then starts from nothing: what it "saved" is exact.  A matrix unit's
-accumulator runs through all blocks ("chain"), or blocks are summed apart and then added, the last one first ("partial").
+A `BackwardKernel` is a declaration (`GradientNumerics`, arch, blocks), the forward that saves O and
+LSE, and a style; `emulate` computes what an honest backward of that declaration may return.  P is
+recomputed from the saved LSE, or is a softmax of the backward's own, which then starts from
+nothing: what it "saved" is exact.  A matrix unit's accumulator runs through all blocks ("chain"),
+or blocks are summed apart and then added, the last one first ("partial").
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ from torch import Tensor
 
 from references.attention import forward as reference
 from references.definition import Attention
-from tests.harness.emulation import LN2, LOG2E, TINY, Kernel, Luck, Result, fused_dot, least_exponent, serial_dot
+from tests.harness.emulation import (
+    LN2,
+    LOG2E,
+    TINY,
+    Kernel,
+    Luck,
+    Result,
+    fused_dot,
+    least_exponent,
+    serial_dot,
+)
 from tests.harness.emulation import emulate as forward
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import EXP, ULP, tanh_error
@@ -32,9 +44,10 @@ NAMES = ("dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class BackwardKernel:
-    """name: for reports.  style: "chain" or "partial", see above.  natural: exponents are S - LSE, not one fma in base 2.
-    initial: the accumulator of dP begins with -D.  apart: dS is P dP - P D.  wide: results stay fp32, so that what is left is
-    not hidden under their rounding.  fault: "" or what is planted, see `test_tolerance_backward`."""
+    """name: for reports.  style: "chain" or "partial", see above.  natural: exponents are S - LSE,
+    not one fma in base 2. initial: the accumulator of dP begins with -D.  apart: dS is P dP - P D.
+    wide: results stay fp32, so that what is left is not hidden under their rounding.  fault: "" or
+    what is planted, see `test_tolerance_backward`."""
 
     name: str
     numerics: GradientNumerics
@@ -53,7 +66,11 @@ class BackwardKernel:
 
     def but(self, **changes: object) -> BackwardKernel:
         """Another kernel; names of `GradientNumerics` fields change the numerics."""
-        own = {key: value for key, value in changes.items() if key in BackwardKernel.__dataclass_fields__}
+        own = {
+            key: value
+            for key, value in changes.items()
+            if key in BackwardKernel.__dataclass_fields__
+        }
         rest = {key: value for key, value in changes.items() if key not in own}
         return replace(self, **own, numerics=replace(self.numerics, **rest))
 
@@ -71,36 +88,53 @@ class Inputs:
     def of(problem: Problem) -> Inputs:
         made = tensors(problem)
         return Inputs(
-            made.q.expand(problem.shape_q), made.k.expand(problem.shape_k), made.v.expand(problem.shape_v), upstream(problem)
+            made.q.expand(problem.shape_q),
+            made.k.expand(problem.shape_k),
+            made.v.expand(problem.shape_v),
+            upstream(problem),
         )
 
 
 def emulate(
-    problem: Problem, kernel: BackwardKernel, luck: Luck = Luck.NEAREST, aim: str = "dq", inputs: Inputs | None = None
+    problem: Problem,
+    kernel: BackwardKernel,
+    luck: Luck = Luck.NEAREST,
+    aim: str = "dq",
+    inputs: Inputs | None = None,
 ) -> tuple[Result, dict[str, Tensor]]:
     """What the forward saved, and dq, dk and dv of that in the problem's dtype.
 
     aim: the gradient whose first column transcendental functions move, with luck against it.
     """
     given = inputs or Inputs.of(problem)
-    saved = exact(problem, given) if kernel.numerics.softmax == "own" else forward(problem, kernel.forward, luck)
+    saved = (
+        exact(problem, given)
+        if kernel.numerics.softmax == "own"
+        else forward(problem, kernel.forward, luck)
+    )
     return saved, _Backward(problem, kernel, luck, aim).run(given, saved)
 
 
 def exact(problem: Problem, given: Inputs) -> Result:
     """O and LSE in fp64."""
-    made = reference(given.q, given.k, given.v, Attention(problem.mask, problem.scale, problem.softcap))
+    made = reference(
+        given.q, given.k, given.v, Attention(problem.mask, problem.scale, problem.softcap)
+    )
     return Result(made.out, made.lse)
 
 
-def nominal(problem: Problem, given: Inputs, saved: Result, of_weights: bool = False) -> dict[str, Tensor]:
+def nominal(
+    problem: Problem, given: Inputs, saved: Result, of_weights: bool = False
+) -> dict[str, Tensor]:
     """dq, dk and dv of what was saved, in fp64 and without any blocks.
 
     of_weights: D is the sum of P dP, and O is not read.
     """
     q, dout, group = given.q.double(), given.dout.double(), problem.group
     k, v = (x.double().repeat_interleave(group, 1) for x in (given.k, given.v))
-    visible = problem.mask.dense(problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_kv)
+    visible = problem.mask.dense(
+        problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_kv
+    )
     empty = ~visible.any(-1, keepdim=True)
     lse = saved.lse.double()[..., None].masked_fill(empty, 0.0)
     scores, slope = problem.scale * (q @ k.mT), 1.0
@@ -114,7 +148,10 @@ def nominal(problem: Problem, given: Inputs, saved: Result, of_weights: bool = F
     else:
         delta = (dout * saved.out.double().masked_fill(empty, 0.0)).sum(-1, keepdim=True)
     ds = p * (dp - delta) * slope
-    dk, dv = ((weights.mT @ x).unflatten(1, (-1, group)).sum(2) for weights, x in ((problem.scale * ds, q), (p, dout)))
+    dk, dv = (
+        (weights.mT @ x).unflatten(1, (-1, group)).sum(2)
+        for weights, x in ((problem.scale * ds, q), (p, dout))
+    )
     return {"dq": problem.scale * ds @ k, "dk": dk, "dv": dv}
 
 
@@ -183,22 +220,30 @@ class _Backward:
         if self.numerics.prescale == "sqrt":
             rest, scale = (float(root) for root in self.roots())
         kind = self.numerics.score_gradient
-        whole = replace(self, aim="dq").over_blocks(ds, used, self.numerics.block_n, kind, None, rest)
+        whole = replace(self, aim="dq").over_blocks(
+            ds, used, self.numerics.block_n, kind, None, rest
+        )
         dq = self.finish(whole, 1.0 if self.stored("dq") else rest)
         scale = 1.0 if fault == "no scale in dK" else scale
         dk = replace(self, aim="dk").over_heads(ds.mT, asking, kind, scale)
         dv = replace(self, aim="dv").over_heads(weights.mT, dout, self.numerics.probability, 1.0)
         shapes = (p.shape_q, p.shape_k, p.shape_v)
-        return {name: x.view(shape) for name, x, shape in zip(NAMES, (dq, dk, dv), shapes, strict=True)}
+        return {
+            name: x.view(shape) for name, x, shape in zip(NAMES, (dq, dk, dv), shapes, strict=True)
+        }
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q and K with the part of the scale that they are multiplied by."""
         by_q, by_k = torch.ones(()), torch.ones(())
         if self.numerics.prescale == "k":
-            by_k = torch.tensor(self.problem.scale * (LN2 if self.kernel.fault == "another base" else LOG2E))
+            by_k = torch.tensor(
+                self.problem.scale * (LN2 if self.kernel.fault == "another base" else LOG2E)
+            )
         if self.numerics.prescale == "sqrt":
             by_q, by_k = self.roots()
-        return q if by_q == 1 else self.round(q * by_q, self.numerics.operands), self.round(k * by_k, self.numerics.operands)
+        return q if by_q == 1 else self.round(q * by_q, self.numerics.operands), self.round(
+            k * by_k, self.numerics.operands
+        )
 
     @property
     def behind(self) -> float:
@@ -233,7 +278,11 @@ class _Backward:
         """P of the backward's own row maximum and row sum, and the slope of the softcap at S."""
         x, slope = self.capped(raw * torch.tensor(self.behind))
         x = x.masked_fill(~visible, -math.inf)
-        largest = x.amax(-1, keepdim=True).clamp(min=-3e38) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
+        largest = (
+            x.amax(-1, keepdim=True).clamp(min=-3e38)
+            if x.shape[-1]
+            else x.new_zeros(*x.shape[:-1], 1)
+        )
         if self.aim == "dv":  # what all keys of a row share, the row sum takes out again
             sign = sign * torch.where(torch.arange(x.shape[-1]) % 2 == 0, 1.0, -1.0)
         e = self.exp2((x - largest).double() * LOG2E, sign).masked_fill(~visible, 0.0)
@@ -245,7 +294,10 @@ class _Backward:
         """Scaled scores behind the softcap, and its slope."""
         if not self.problem.softcap:
             return x, torch.ones(())
-        cap, error = torch.tensor(self.problem.softcap), tanh_error(self.numerics.softcap_tanh) - ULP
+        cap, error = (
+            torch.tensor(self.problem.softcap),
+            tanh_error(self.numerics.softcap_tanh) - ULP,
+        )
         tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
         return cap * tangent, 1 - tangent * tangent
 
@@ -263,7 +315,9 @@ class _Backward:
         if self.kernel.fault == "LSE of the other base":
             lse = lse * LOG2E
         if self.numerics.prescale == "k" and not p.softcap:
-            return self.exp2((raw.double() - (lse * torch.tensor(LOG2E)).double()).float(), sign), slope
+            return self.exp2(
+                (raw.double() - (lse * torch.tensor(LOG2E)).double()).float(), sign
+            ), slope
         if not (self.kernel.natural or p.softcap):
             sigma = torch.tensor(scale * LOG2E)
             if self.numerics.scale_roundings > 1:
@@ -286,7 +340,10 @@ class _Backward:
     def exp2(self, y: Tensor, sign: Tensor) -> Tensor:
         function = EXP[self.numerics.exp]
         y = self.round(y.float(), function.argument) if function.argument != "float32" else y
-        size, own = y.double().abs().nan_to_num(posinf=0.0) * LN2, dtype_named(function.argument).unit_roundoff
+        size, own = (
+            y.double().abs().nan_to_num(posinf=0.0) * LN2,
+            dtype_named(function.argument).unit_roundoff,
+        )
         error = self.push * (function.error + function.slope * size - 1.01 * own) * sign
         value = (torch.exp2(y.double()) * (1 + error)).float()
         value = self.round(value, function.argument) if function.argument != "float32" else value
@@ -304,9 +361,16 @@ class _Backward:
         return name in self.numerics.atomics and self.numerics.atomics_dtype == "input"
 
     def over_blocks(
-        self, weights: Tensor, operand: Tensor, block: int | None, kind: str, start: Tensor | None, scale: float = 1.0
+        self,
+        weights: Tensor,
+        operand: Tensor,
+        block: int | None,
+        kind: str,
+        start: Tensor | None,
+        scale: float = 1.0,
     ) -> Tensor:
-        """start + weights @ operand, a block of terms after another; scaled where 16 bits of memory hold it."""
+        """start + weights @ operand, a block of terms after another; scaled where 16 bits of memory
+        hold it."""
         total = torch.zeros(*weights.shape[:2], operand.shape[-1]) if start is None else start
         parts = list(self.blocks(weights.shape[-1], block))
         if self.kernel.fault == "drops the last block":
@@ -333,16 +397,22 @@ class _Backward:
         block, total = self.numerics.block_m, None
         for head in heads:
             if self.numerics.group == "cast" and self.problem.group > 1:
-                one = self.finish(self.over_blocks(weights[:, head], operand[:, head], block, kind, None), scale).float()
+                one = self.finish(
+                    self.over_blocks(weights[:, head], operand[:, head], block, kind, None), scale
+                ).float()
                 total = one if total is None else total + one
             else:
-                total = self.over_blocks(weights[:, head], operand[:, head], block, kind, total, scale)
+                total = self.over_blocks(
+                    weights[:, head], operand[:, head], block, kind, total, scale
+                )
         assert total is not None
         if self.numerics.group == "cast" and self.problem.group > 1:
             return total if self.kernel.wide else total.to(self.problem.format.torch)
         return self.finish(total, 1.0 if self.stored(self.aim) else scale)
 
-    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = "") -> Tensor:
+    def dot(
+        self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = ""
+    ) -> Tensor:
         """sums: the dtype of S and dP; that of the gradients if there is none."""
         kind = self.problem.dtype if kind == "input" else kind
         if kind == "float32" and self.numerics.float32_products == "tf32":

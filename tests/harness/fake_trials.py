@@ -1,4 +1,5 @@
-"""Trials without a cell: their runs are made from the fp64 reference, with whatever fault a test plants."""
+"""Trials without a cell: their runs are made from the fp64 reference, with whatever fault a test
+plants."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ EMPTY = PLAIN.but(mask=Lengths((6, 2), (9, 0)))  # sequence 1 sees nothing
 def trial_of(problem: Problem, contract: Contract | None = None, **changes: object) -> Trial:
     """A trial without cell or arena: its runs are what the test says."""
     declaration = replace(DECLARED, contract=contract or DECLARED.contract, **changes)
-    return Trial(declaration, declaration.configs[0], problem, cast(Cell, None), cast(Arena, None), "cpu")
+    return Trial(
+        declaration, declaration.configs[0], problem, cast(Cell, None), cast(Arena, None), "cpu"
+    )
 
 
 def right_run(trial: Trial, poison: str = "nan") -> Launch:
@@ -56,11 +59,15 @@ def right_run(trial: Trial, poison: str = "nan") -> Launch:
     truth, contract = trial.truth, trial.declaration.contract
     lse = truth.lse / math.log(2) if contract.lse == "base2" else truth.lse
     lse = lse.masked_fill(truth.empty, contract.empty_row_lse).float() if contract.lse else None
-    out = truth.out.masked_fill(truth.empty[..., None], contract.empty_row_out).to(trial.problem.format_out.torch)
+    out = truth.out.masked_fill(truth.empty[..., None], contract.empty_row_out).to(
+        trial.problem.format_out.torch
+    )
     return Launch(OK, poison, {"out": out} | ({} if lse is None else {"lse": lse}))
 
 
-def tried(problem: Problem, plant: Callable[[Tensor, Tensor], None] | None = None, **changes: object) -> Trial:
+def tried(
+    problem: Problem, plant: Callable[[Tensor, Tensor], None] | None = None, **changes: object
+) -> Trial:
     """A trial whose first run is right but for what `plant(out, lse)` does to it."""
     trial = trial_of(problem, **changes)
     run = right_run(trial)

@@ -1,4 +1,5 @@
-"""A matrix unit by fractions, pattern by pattern, from the definitions of the formats: what `dot` is tested against."""
+"""A matrix unit by fractions, pattern by pattern, from the definitions of the formats: what `dot`
+is tested against."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from fractions import Fraction
 
 from verify.arithmetic.mma import Unit
 
-# Exponent bits, fraction bits, whether the last exponent is kept for infinity and NaN; tf32 is read from fp32's bits.
+# Exponent bits, fraction bits, whether the last exponent is kept for infinity and NaN; tf32 is read
+# from fp32's bits.
 LAYOUTS = {
     "float16": (5, 10, True),
     "bfloat16": (8, 7, True),
@@ -19,13 +21,18 @@ LAYOUTS = {
 }
 SPECIAL = ("inf", "-inf", "nan")
 Number = Fraction | str
-Term = tuple[Number, int | None, int]  # value, exponent of its alignment (None: it is zero), sign bit
+# value, exponent of its alignment (None: it is zero), sign bit
+Term = tuple[Number, int | None, int]
 
 
 def decoded(word: int, kind: str) -> tuple[Number, int, int]:
-    """Value, exponent field's exponent and sign bit of a pattern, from the definition of the format."""
+    """Value, exponent field's exponent and sign bit of a pattern, from the definition of the
+    format."""
     exponent_bits, fraction_bits, ieee = LAYOUTS[kind]
-    sign, field = word >> (exponent_bits + fraction_bits), (word >> fraction_bits) & ((1 << exponent_bits) - 1)
+    sign, field = (
+        word >> (exponent_bits + fraction_bits),
+        (word >> fraction_bits) & ((1 << exponent_bits) - 1),
+    )
     fraction, bias = word & ((1 << fraction_bits) - 1), (1 << (exponent_bits - 1)) - 1
     if kind == "tf32":
         fraction &= ~0x1FFF
@@ -72,7 +79,11 @@ def slow_group(a: Sequence[int], b: Sequence[int], c: int, kind: str, unit: Unit
     bits = 32 if accumulator == "float32" else 16
     top = 0xFF << 23 if bits == 32 else 0x1F << 10
     if "nan" in infinities or len(infinities) == 2:
-        return (1 << (bits - 1)) - 1 if wiring.nan == "ones" else top | top >> 1 & ~top | (1 << (22 if bits == 32 else 9))
+        return (
+            (1 << (bits - 1)) - 1
+            if wiring.nan == "ones"
+            else top | top >> 1 & ~top | (1 << (22 if bits == 32 else 9))
+        )
     if infinities:
         return top | (infinities == {"-inf"}) << (bits - 1)
     if wiring.zeros == "ieee" and all(t[2] and not t[0] for t in (*terms, carry)):
@@ -109,7 +120,11 @@ def encoded(total: Fraction, unit: Unit, bits: int) -> int:
         return 0
     sign = 1 << (bits - 1) if total < 0 else 0
     quantum = Fraction(2) ** (max(place_of(total), 1 - bias) - unit.output)
-    kept = toward_zero(abs(total) / quantum) if unit.rounding == "zero" else round(abs(total) / quantum)
+    kept = (
+        toward_zero(abs(total) / quantum)
+        if unit.rounding == "zero"
+        else round(abs(total) / quantum)
+    )
     value = kept * quantum
     if not value:
         return 0 if unit.wiring.zeros == "positive" else sign

@@ -1,4 +1,5 @@
-"""Trials whose kernel is a Python function in this process: whole oracles, further questions included, in milliseconds."""
+"""Trials whose kernel is a Python function in this process: whole oracles, further questions
+included, in milliseconds."""
 
 from __future__ import annotations
 
@@ -35,11 +36,13 @@ _calls = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A forward in fp32, blocks of 64 keys at once, un-normalised P in the input's dtype; every field is a way to differ."""
+    """A forward in fp32, blocks of 64 keys at once, un-normalised P in the input's dtype; every
+    field is a way to differ."""
 
     score_accumulator: torch.dtype = FLOAT32
     value_accumulator: torch.dtype = FLOAT32
-    fixed: int | None = None  # instead: 13 fraction bits, added to one in fp32 after so many products (0: never)
+    # instead: 13 fraction bits, added to one in fp32 after so many products (0: never)
+    fixed: int | None = None
     group: int = 16  # products that are added before a narrow accumulator is rounded
     scores: torch.dtype = FLOAT32
     prescale: bool = False
@@ -48,13 +51,19 @@ class Kernel:
     rounded_sum: bool = False
     exp: Callable[[Tensor], Tensor] = torch.exp
     maximum: Callable[[Tensor], Tensor] = lambda s: s.amax(-1, keepdim=True)
-    lse: Callable[[Tensor, Tensor, Tensor, float], Tensor] = lambda natural, top, total, scale: natural
+    lse: Callable[[Tensor, Tensor, Tensor, float], Tensor] = lambda natural, top, total, scale: (
+        natural
+    )
     empty_out: float | str = 0.0
     empty_lse: float = -math.inf
-    seen: Callable[[Problem], Tensor] = lambda p: p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
+    seen: Callable[[Problem], Tensor] = lambda p: p.mask.dense(
+        p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv
+    )
     cap: Callable[[Tensor, float], Tensor] = lambda s, c: c * torch.tanh(s / c)
     cap_after_mask: bool = False
-    heads: Callable[[Problem], tuple[Tensor, Tensor]] = lambda p: (torch.arange(p.heads_q) // p.group,) * 2
+    heads: Callable[[Problem], tuple[Tensor, Tensor]] = lambda p: (
+        (torch.arange(p.heads_q) // p.group,) * 2
+    )
     spoil: Callable[[Tensor, Problem, int], Tensor] = lambda out, p, call: out
     masked_zero: bool = True  # masked keys reach P V as 0 * V
 
@@ -62,7 +71,10 @@ class Kernel:
         """O and LSE from stored inputs."""
         of_k, of_v = self.heads(p)
         q = given["q"].expand(p.shape_q)
-        k, v = given["k"].expand(p.shape_k)[:, of_k].float(), given["v"].expand(p.shape_v)[:, of_v].float()
+        k, v = (
+            given["k"].expand(p.shape_k)[:, of_k].float(),
+            given["v"].expand(p.shape_v)[:, of_v].float(),
+        )
         seen = self.seen(p)
         if self.prescale:
             s = self.product((q * p.scale).float(), k.mT, self.score_accumulator)
@@ -83,7 +95,11 @@ class Kernel:
         if not self.masked_zero:
             out = out.masked_fill(seen.float() @ v.isnan().float() > 0, math.nan)
         empty = ~seen.any(-1)
-        mean = v.mean(2, keepdim=True).expand(out.shape) if self.empty_out == "mean" else out.new_tensor(self.empty_out)
+        mean = (
+            v.mean(2, keepdim=True).expand(out.shape)
+            if self.empty_out == "mean"
+            else out.new_tensor(self.empty_out)
+        )
         out = torch.where(empty[..., None], mean, out)
         lse = self.lse((top + total.log())[..., 0], top[..., 0], total[..., 0], p.scale)
         return {
@@ -96,22 +112,36 @@ class Kernel:
         if self.fixed is not None:
             every = self.fixed or a.shape[-1]
             parts = [range(n, min(n + every, a.shape[-1])) for n in range(0, a.shape[-1], every)]
-            return sum((self.aligned(a[..., part], b[..., part, :]) for part in parts), torch.zeros(()))
+            return sum(
+                (self.aligned(a[..., part], b[..., part, :]) for part in parts), torch.zeros(())
+            )
         if accumulator == FLOAT32:
             return (a.double() @ b.double()).float()
         total = torch.zeros(*a.shape[:-1], b.shape[-1])
         for start in range(0, a.shape[-1], self.group):
             part = slice(start, start + self.group)
-            total = (total.double() + a[..., part].double() @ b[..., part, :].double()).to(accumulator).float()
+            total = (
+                (total.double() + a[..., part].double() @ b[..., part, :].double())
+                .to(accumulator)
+                .float()
+            )
         return total
 
     @staticmethod
     def aligned(a: Tensor, b: Tensor) -> Tensor:
-        """a @ b in a unit that adds 32 products and its accumulator, cut to 13 fraction bits of the largest."""
+        """a @ b in a unit that adds 32 products and its accumulator, cut to 13 fraction bits of the
+        largest."""
         total = torch.zeros(*a.shape[:-1], b.shape[-1], 1, dtype=torch.float64)
         for start in range(0, a.shape[-1], 32):
             part = slice(start, start + 32)
-            terms = torch.cat([total, a[..., part].double()[..., None, :] * b[..., part, :].double().mT[..., None, :, :]], -1)
+            terms = torch.cat(
+                [
+                    total,
+                    a[..., part].double()[..., None, :]
+                    * b[..., part, :].double().mT[..., None, :, :],
+                ],
+                -1,
+            )
             last = torch.exp2(torch.frexp(terms.abs().amax(-1, keepdim=True))[1] - 14.0)
             total = torch.where(last > 0, (terms / last).trunc() * last, 0.0).sum(-1, keepdim=True)
         return total[..., 0].float()
@@ -134,7 +164,9 @@ class Direct(Trial):
 NUMERICS = Numerics(exp="vexp", block_n=0)
 
 
-def declared(contract: Contract | None = None, numerics: Numerics = NUMERICS, **support: object) -> Declaration:
+def declared(
+    contract: Contract | None = None, numerics: Numerics = NUMERICS, **support: object
+) -> Declaration:
     """What the kernel says of itself."""
     return Declaration(
         ref="direct",
@@ -149,7 +181,9 @@ def declared(contract: Contract | None = None, numerics: Numerics = NUMERICS, **
     )
 
 
-def trial(kernel: Kernel, problem: Problem, declaration: Declaration | None = None, arch: str = "cpu") -> Direct:
+def trial(
+    kernel: Kernel, problem: Problem, declaration: Declaration | None = None, arch: str = "cpu"
+) -> Direct:
     """A trial of that kernel."""
     declaration = declaration or declared()
     nobody = cast(Cell, None), cast(Arena, None)

@@ -1,4 +1,5 @@
-"""The probes' kernels run by a host compiler's code, with a planted matrix unit in the place of the tensor core."""
+"""The probes' kernels run by a host compiler's code, with a planted matrix unit in the place of the
+tensor core."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _MULTIPLY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 
 @dataclass
 class HostProgram:
-    """A program compiled for the CPU, with a text of it replaced; `launch` stands for `toolchain.run`."""
+    """A program compiled for the CPU, with a text of it replaced; `launch` stands for
+    `toolchain.run`."""
 
     program: Program
     folder: Path
@@ -33,12 +35,31 @@ class HostProgram:
 
     def __post_init__(self) -> None:
         kernel, library = self.folder / self.program.file, self.folder / "probe.so"
-        kernel.write_text(self.edit((HERE / self.program.file).read_text(encoding="utf-8")), encoding="utf-8")
+        kernel.write_text(
+            self.edit((HERE / self.program.file).read_text(encoding="utf-8")), encoding="utf-8"
+        )
         macros = [*self.program.macros, ("KERNEL", f'"{kernel}"'), ("ENTRY", self.program.entry)]
         defines = [f"-D{name}={value}" for name, value in macros]
-        flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+        flags = [
+            "-std=c++17",
+            "-O1",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Werror",
+            "-Wno-unknown-pragmas",
+        ]
         paths = [f"-I{HOST / 'probes'}", f"-I{HOST}"]
-        command = [str(COMPILER), *flags, *paths, *defines, str(HOST / "run.cpp"), "-o", str(library)]
+        command = [
+            str(COMPILER),
+            *flags,
+            *paths,
+            *defines,
+            str(HOST / "run.cpp"),
+            "-o",
+            str(library),
+        ]
         subprocess.run(command, check=True)
         self.library = ctypes.CDLL(str(library))
         self.library.run.restype = ctypes.c_char_p
@@ -59,13 +80,22 @@ class HostProgram:
 
         def array(at: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             count = int(torch.Size(shape).numel()) * dtype.itemsize
-            return torch.frombuffer((ctypes.c_uint8 * count).from_address(at), dtype=torch.uint8).view(dtype).view(shape)
+            return (
+                torch.frombuffer((ctypes.c_uint8 * count).from_address(at), dtype=torch.uint8)
+                .view(dtype)
+                .view(shape)
+            )
 
         def multiply(a: int, b: int, c: int, width: int) -> None:
             assert width == size * depth
-            left, right = array(a, (rows, depth), instruction.dtype), array(b, (8, depth), instruction.dtype)
+            left, right = (
+                array(a, (rows, depth), instruction.dtype),
+                array(b, (8, depth), instruction.dtype),
+            )
             total = array(c, (rows, 8), instruction.result.torch)
-            total.view(WORDS[total.element_size()]).copy_(mma(left, right.mT, total, unit).view(WORDS[total.element_size()]))
+            total.view(WORDS[total.element_size()]).copy_(
+                mma(left, right.mT, total, unit).view(WORDS[total.element_size()])
+            )
 
         self._kept = _MULTIPLY(multiply)  # as long as the library may call it
         self.library.set_tensor_core(self._kept)

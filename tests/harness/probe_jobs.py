@@ -1,4 +1,5 @@
-"""What a probe's process may be asked in a test; it imports nothing heavy, since every failure costs a new process."""
+"""What a probe's process may be asked in a test; it imports nothing heavy, since every failure
+costs a new process."""
 
 from __future__ import annotations
 

@@ -25,13 +25,23 @@ class Bench:
     judge: Judge
     variants: dict[str, Declaration]
 
-    def verdict(self, variant: str, group: str, oracle: str, problem: Problem, contract: Contract | None = None) -> Verdict:
-        """What one oracle says of a case, which must be its business; under another contract, if one is given."""
+    def verdict(
+        self,
+        variant: str,
+        group: str,
+        oracle: str,
+        problem: Problem,
+        contract: Contract | None = None,
+    ) -> Verdict:
+        """What one oracle says of a case, which must be its business; under another contract, if
+        one is given."""
         declaration = self.variants[variant]
         declaration = replace(declaration, contract=contract or declaration.contract)
         target = Target(declaration, declaration.configs[0], problem.dtype, group)
         verdicts = {verdict.oracle: verdict for verdict in self.judge.judge(target, problem)}
-        assert verdicts[oracle].outcome in ("pass", "fail"), f"{oracle} does not concern itself with {problem.name}"
+        assert verdicts[oracle].outcome in ("pass", "fail"), (
+            f"{oracle} does not concern itself with {problem.name}"
+        )
         return verdicts[oracle]
 
 

@@ -1,4 +1,5 @@
-"""Emulated kernels that flush, and inputs at the edges of fp32's range, for the tests of what must not be convicted there."""
+"""Emulated kernels that flush, and inputs at the edges of fp32's range, for the tests of what must
+not be convicted there."""
 
 from __future__ import annotations
 
@@ -50,19 +51,32 @@ class FlushingBackward(_Backward):
 
     least: float = TINY
 
-    def dot(self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = "") -> Tensor:
+    def dot(
+        self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = ""
+    ) -> Tensor:
         found = flushing_dot(a, b, self.least)
         return found if start is None else start + found
 
 
 def filled(problem: Problem, **sizes: Any) -> Inputs:
-    """Inputs of one size each, or of these tensors; V and dO are random, but a zero column of V, unless given."""
+    """Inputs of one size each, or of these tensors; V and dO are random, but a zero column of V,
+    unless given."""
     made = torch.Generator().manual_seed(problem.seed)
-    shapes = {"q": problem.shape_q, "k": problem.shape_k, "v": problem.shape_v, "dout": problem.shape_out}
+    shapes = {
+        "q": problem.shape_q,
+        "k": problem.shape_k,
+        "v": problem.shape_v,
+        "dout": problem.shape_out,
+    }
     found = {name: torch.randn(shape, generator=made) for name, shape in shapes.items()}
     found["v"][..., 0] = 0.0
-    found |= {name: torch.full(shapes[name], x) if isinstance(x, float) else x for name, x in sizes.items()}
-    return Inputs(**{name: x.expand(shapes[name]).to(problem.format.torch) for name, x in found.items()})
+    found |= {
+        name: torch.full(shapes[name], x) if isinstance(x, float) else x
+        for name, x in sizes.items()
+    }
+    return Inputs(
+        **{name: x.expand(shapes[name]).to(problem.format.torch) for name, x in found.items()}
+    )
 
 
 def truth(problem: Problem, kernel: Kernel, given: Inputs) -> Truth:
@@ -84,16 +98,21 @@ def errors(problem: Problem, kernel: Kernel, given: Inputs, result: Result) -> R
     return ratios(problem, result, truth(problem, kernel, given))
 
 
-def gradient_bounds(problem: Problem, kernel: BackwardKernel, given: Inputs, saved: Result) -> GradientTruth:
+def gradient_bounds(
+    problem: Problem, kernel: BackwardKernel, given: Inputs, saved: Result
+) -> GradientTruth:
     arithmetic = resolve_gradients(kernel.numerics, Config(), problem, kernel.arch)
     q, k, v, dout = given.q, given.k, given.v, given.dout
-    return gradient_truth(problem, q, k, v, dout, saved.out.double(), saved.lse.double(), arithmetic)
+    return gradient_truth(
+        problem, q, k, v, dout, saved.out.double(), saved.lse.double(), arithmetic
+    )
 
 
 def gradient_errors(
     problem: Problem, kernel: BackwardKernel, given: Inputs, saved: Result, least: float = 0.0
 ) -> dict[str, float]:
-    """The largest error over bound of each gradient, of a backward that flushes below `least`, if anything."""
+    """The largest error over bound of each gradient, of a backward that flushes below `least`, if
+    anything."""
     made = (
         FlushingBackward(problem, kernel, Luck.NEAREST, "dq", least)
         if least
@@ -102,6 +121,10 @@ def gradient_errors(
     found = made.run(given, saved)
     want = gradient_bounds(problem, kernel, given, saved)
     return {
-        name: float(compare(found[name], getattr(want, name), getattr(want, f"{name}_bound"), problem.format).ratio.max())
+        name: float(
+            compare(
+                found[name], getattr(want, name), getattr(want, f"{name}_bound"), problem.format
+            ).ratio.max()
+        )
         for name in NAMES
     }

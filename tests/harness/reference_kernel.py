@@ -1,6 +1,8 @@
-"""A kernel by hand, forward and backward, in the arithmetic that `trials.DECLARED` declares, with room for one fault.
+"""A kernel by hand, forward and backward, in the arithmetic that `trials.DECLARED` declares, with
+room for one fault.
 
-FlashAttention-2's algorithms on the CPU, blocks of 32 keys, fp32 but for P and dS.  `court` makes trials whose runs it makes.
+FlashAttention-2's algorithms on the CPU, blocks of 32 keys, fp32 but for P and dS.  `court` makes
+trials whose runs it makes.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ def same(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Hand:
-    """scores: what becomes of the accumulator of Q K^T every 16 products; product: dtype of that of P V.  load: what becomes of
-    q, k and v; exp2, finish: of what is exponentiated, of O before it is rounded; store: how it is rounded.  rescale: whether
-    the accumulator is rescaled.  delta: what becomes of delta; dscores: of dS before it is rounded."""
+    """scores: what becomes of the accumulator of Q K^T every 16 products; product: dtype of that of
+    P V.  load: what becomes of q, k and v; exp2, finish: of what is exponentiated, of O before it
+    is rounded; store: how it is rounded.  rescale: whether the accumulator is rescaled.  delta:
+    what becomes of delta; dscores: of dS before it is rounded."""
 
     scores: Callable[[Tensor], Tensor] = same
     product: torch.dtype = torch.float32
@@ -50,13 +53,17 @@ class Hand:
         total, acc = torch.zeros(p.shape_q[:3]), torch.zeros(p.shape_out)
         for start in range(0, p.seqlen_kv, BLOCK):
             part = slice(start, start + BLOCK)
-            x = (self._scores(q, k[:, :, part]) * _factor(p)).masked_fill(~seen[..., part], -math.inf)
+            x = (self._scores(q, k[:, :, part]) * _factor(p)).masked_fill(
+                ~seen[..., part], -math.inf
+            )
             new = torch.maximum(top, x.amax(-1))
             shift = torch.where(new == -math.inf, 0.0, new)
             weights, old = self.exp2(x - shift[..., None]), self.exp2(top - shift)
             total = total * old + weights.sum(-1)
             acc = acc * old[..., None] if self.rescale else acc
-            acc = (acc + weights.to(p.format.torch).float() @ v[:, :, part]).to(self.product).float()
+            acc = (
+                (acc + weights.to(p.format.torch).float() @ v[:, :, part]).to(self.product).float()
+            )
             top = new
         live = total > 0
         denominator = torch.where(live, total, 1.0)
@@ -71,7 +78,11 @@ class Hand:
         shift = torch.where(given["lse"] == -math.inf, 0.0, given["lse"] * LOG2_E)[..., None]
         weights = self.exp2(self._scores(q, k) * _factor(p) - shift).masked_fill(~seen, 0.0)
         delta = self.delta((dout * given["out"].float()).sum(-1, keepdim=True))
-        ds = self.dscores((weights * (dout @ v.mT - delta)).masked_fill(~seen, 0.0)).to(dtype).float()
+        ds = (
+            self.dscores((weights * (dout @ v.mT - delta)).masked_fill(~seen, 0.0))
+            .to(dtype)
+            .float()
+        )
         by_head = p.batch, p.heads_kv, p.group
         dk, dv = ds.mT @ q * p.scale, weights.to(dtype).float().mT @ dout
         dk, dv = (x.view(*by_head, *x.shape[2:]).sum(2) for x in (dk, dv))
@@ -115,7 +126,9 @@ class Judge(Trial):
 def tried_by(hand: Hand, problem: Problem, entry: str = "forward", **changes: object) -> Trial:
     """The trial of a kernel by hand."""
     plain = trial_of(problem, **({"gradients": GradientNumerics(block_m=0, block_n=0)} | changes))
-    judge = Judge(plain.declaration, plain.config, problem, plain.cell, plain.arena, plain.arch, entry=entry)
+    judge = Judge(
+        plain.declaration, plain.config, problem, plain.cell, plain.arena, plain.arch, entry=entry
+    )
     judge.hand = hand
     return judge
 

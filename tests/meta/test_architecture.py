@@ -1,4 +1,5 @@
-"""The import rule of docs/architecture.md: a room imports rooms on lower floors, and no circle is left.
+"""The import rule of docs/architecture.md: a room imports rooms on lower floors, and no circle is
+left.
 
 Imports inside functions count as well: a late import hides a circle, it does not remove it.
 """
@@ -103,10 +104,15 @@ def circles(imports: Imports) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def imports() -> Imports:
     known = modules()
-    found = {name: imports_of(path.read_text(encoding="utf-8"), known) for name, path in known.items()}
+    found = {
+        name: imports_of(path.read_text(encoding="utf-8"), known) for name, path in known.items()
+    }
     # A package that gathers the names of its own modules is the door of its room, no circle.
     for name, targets in found.items():
-        targets -= {name, *(f"{'.'.join(name.split('.')[:count])}" for count in range(1, name.count(".") + 1))}
+        targets -= {
+            name,
+            *(f"{'.'.join(name.split('.')[:count])}" for count in range(1, name.count(".") + 1)),
+        }
     return found
 
 
@@ -129,9 +135,14 @@ def test_arrows_and_circles_are_seen() -> None:
     }
     assert list(forbidden(planted)) == [
         "verify.oracles.bound -> verify.probes.tree: verify.probes is not below verify.oracles",
-        "verify.tolerance.forward -> verify.oracles.bound: verify.oracles is not below verify.tolerance",
+        (
+            "verify.tolerance.forward -> verify.oracles.bound: verify.oracles is not below"
+            " verify.tolerance"
+        ),
     ]
-    assert imports_of("def f():\n    from verify.problem import Problem\n", {"verify.problem": 0}) == {"verify.problem"}
+    assert imports_of(
+        "def f():\n    from verify.problem import Problem\n", {"verify.problem": 0}
+    ) == {"verify.problem"}
     loop = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
     assert list(circles(loop)) == ["a -> b -> c -> a", "b -> c -> a -> b", "c -> a -> b -> c"]
     with pytest.raises(KeyError, match=r"tests\.meta stands in no room"):

@@ -24,7 +24,8 @@ from verify.problem.case import Case
 
 
 class Guilty(AssertionError):  # noqa: N818 - a verdict
-    """A failing verdict.  Each oracle raises a class of its own, so that shrinking does not slip from one to another."""
+    """A failing verdict.  Each oracle raises a class of its own, so that shrinking does not slip
+    from one to another."""
 
 
 @cache
@@ -34,7 +35,8 @@ def _guilty(oracle: str) -> type[Guilty]:
 
 @dataclass
 class _Search:
-    """What one target's search has heard, what of it failed, and the seconds that searching and shrinking took.
+    """What one target's search has heard, what of it failed, and the seconds that searching and
+    shrinking took.
 
     broken: the judge's own error, and on which case.
     """
@@ -50,7 +52,8 @@ _searches: defaultdict[str, _Search] = defaultdict(_Search)
 
 
 def _budget(phase: Phase) -> float:
-    """Seconds per target.  A kernel that compiles for seconds per shape gets fewer cases, not a longer campaign."""
+    """Seconds per target.  A kernel that compiles for seconds per shape gets fewer cases, not a
+    longer campaign."""
     if phase == "generate":
         return settings.seconds("VERIFY_SEARCH_SECONDS", 15.0)
     return settings.seconds("VERIFY_SHRINK_SECONDS", 3.0 if halt.armed() else 15.0)
@@ -61,24 +64,31 @@ def unheard(tests: Iterable[object], known: Mapping[str, Group]) -> list[str]:
     marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
     names = {mark.args[0] for mark in marks if mark.name == "hears"}
     families = {mark.args[0] for mark in marks if mark.name == "hears_family"}
-    return [group.name for group in known.values() if not (group.family in families if group.family else group.name in names)]
+    return [
+        group.name
+        for group in known.values()
+        if not (group.family in families if group.family else group.name in names)
+    ]
 
 
 def check_all_are_heard(tests: Iterable[object]) -> None:
-    """Raise pytest.UsageError if an oracle's group reaches no property test: it would never be asked."""
+    """Raise pytest.UsageError if an oracle's group reaches no property test: it would never be
+    asked."""
     silent = unheard(tests, groups())
     if silent:
         raise pytest.UsageError(
-            f"no property test judges {', '.join(silent)}: give the group a family that has one (exact, relations), "
-            "or write a test with its marker in tests/properties/test_attention.py"
+            f"no property test judges {', '.join(silent)}: give the group a family that has one"
+            " (exact, relations), or write a test with its marker in"
+            " tests/properties/test_attention.py"
         )
 
 
 def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) -> None:
-    """Judge a drawn problem, a given one, or the case of an id; raise Guilty with the explanation of the first failing verdict.
+    """Judge a drawn problem, a given one, or the case of an id; raise Guilty with the explanation
+    of the first failing verdict.
 
-    A case that failed once stays failed, whatever chance has in mind.  The search, and the search for a smaller case, end when
-    their time is over (a hang costs a deadline at every step).
+    A case that failed once stays failed, whatever chance has in mind.  The search, and the search
+    for a smaller case, end when their time is over (a hang costs a deadline at every step).
     """
     __tracebackhide__ = True
     if not isinstance(source, st.DataObject) and halt.over():
@@ -96,7 +106,8 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
     case = f"{target.group}:{problem.name}"
     if case in search.failed:
         _convict(search.failed[case])
-    if search.broken is not None:  # to be raised as it is: the same at every try, and never made smaller
+    # to be raised as it is: the same at every try, and never made smaller
+    if search.broken is not None:
         if search.broken[0] == case:
             raise search.broken[1]
         return
@@ -129,7 +140,8 @@ def _convict(guilty: list[Verdict]) -> None:
 
 
 def _still_fails(judge: Judge, case: str, verdicts: list[Verdict]) -> None:
-    """Raise AssertionError if that case is the witness of a known defect and holds: what it stands for may be mended."""
+    """Raise AssertionError if that case is the witness of a known defect and holds: what it stands
+    for may be mended."""
     __tracebackhide__ = True
     entry = judge.xfails.shown_by(case)
     if entry is not None and not any(verdict.outcome == "fail" for verdict in verdicts):

@@ -1,5 +1,6 @@
-"""What an attention kernel must hold.  Each test hears every variant, config and dtype; the problems are drawn inside what the
-variant declares (for the last one, just outside).  `target` comes from the variants found, `court` from conftest."""
+"""What an attention kernel must hold.  Each test hears every variant, config and dtype; the
+problems are drawn inside what the variant declares (for the last one, just outside).  `target`
+comes from the variants found, `court` from conftest."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.mark.hears("accuracy")
 @given(data=st.data())
-def test_is_within_its_bounds_and_contract(target: Target, judge: Judge, data: st.DataObject) -> None:
-    """O and LSE lie within their derived tolerances, empty rows are as promised, nothing else is touched, twice the same."""
+def test_is_within_its_bounds_and_contract(
+    target: Target, judge: Judge, data: st.DataObject
+) -> None:
+    """O and LSE lie within their derived tolerances, empty rows are as promised, nothing else is
+    touched, twice the same."""
     hold(judge, target, data)
 
 
@@ -61,40 +65,52 @@ def test_answers_exactly(targets: tuple[Target, ...], judge: Judge, data: st.Dat
 
 @pytest.mark.hears_family("relations")
 @given(data=st.data())
-def test_holds_its_relations(targets: tuple[Target, ...], judge: Judge, data: st.DataObject) -> None:
-    """Related inputs have related results: one relation a case, bitwise or within the bounds of both results."""
+def test_holds_its_relations(
+    targets: tuple[Target, ...], judge: Judge, data: st.DataObject
+) -> None:
+    """Related inputs have related results: one relation a case, bitwise or within the bounds of
+    both results."""
     hold(judge, data.draw(st.sampled_from(targets), label="relation"), data)
 
 
 @pytest.mark.hears("contract")
 def test_keeps_its_contract(target: Target, judge: Judge) -> None:
-    """What raw outputs show of LSE, empty rows, alignment, softcap, NaN, heads, repetition and batches is what is declared."""
+    """What raw outputs show of LSE, empty rows, alignment, softcap, NaN, heads, repetition and
+    batches is what is declared."""
     _hold_each(judge, target)
 
 
 @pytest.mark.hears("declared_numerics")
 def test_computes_as_declared(target: Target, judge: Judge) -> None:
-    """Accumulators, scores, P, row sum and exponential are no worse than what is declared of them."""
+    """Accumulators, scores, P, row sum and exponential are no worse than what is declared of
+    them."""
     _hold_each(judge, target)
 
 
 @pytest.mark.hears("long")
 def test_is_right_over_long_sequences(target: Target, judge: Judge) -> None:
-    """Past 131072 rows and keys: chosen rows within their bounds, and what costs no square on all of them."""
+    """Past 131072 rows and keys: chosen rows within their bounds, and what costs no square on all
+    of them."""
     _hold_each(judge, target)
 
 
 @pytest.mark.hears("refusal")
 @given(data=st.data())
-def test_refuses_what_it_does_not_support(target: Target, judge: Judge, data: st.DataObject) -> None:
-    """Just outside its support a kernel raises Unsupported, names the argument, and touches nothing."""
+def test_refuses_what_it_does_not_support(
+    target: Target, judge: Judge, data: st.DataObject
+) -> None:
+    """Just outside its support a kernel raises Unsupported, names the argument, and touches
+    nothing."""
     hold(judge, target, data)
 
 
 @pytest.mark.hears("gradients")
 @given(data=st.data())
-def test_gradients_are_within_their_bounds(target: Target, judge: Judge, data: st.DataObject) -> None:
-    """dQ, dK and dV, made from what a real forward saved, lie within their derived tolerances; nothing else is touched."""
+def test_gradients_are_within_their_bounds(
+    target: Target, judge: Judge, data: st.DataObject
+) -> None:
+    """dQ, dK and dV, made from what a real forward saved, lie within their derived tolerances;
+    nothing else is touched."""
     hold(judge, target, data)
 
 
@@ -112,8 +128,11 @@ def test_gradients_are_right_over_long_sequences(target: Target, judge: Judge) -
 
 @pytest.mark.hears("gradient_refusal")
 @given(data=st.data())
-def test_backward_refuses_what_it_does_not_support(target: Target, judge: Judge, data: st.DataObject) -> None:
-    """A backward, too, raises Unsupported just outside its support, names the argument, and touches nothing."""
+def test_backward_refuses_what_it_does_not_support(
+    target: Target, judge: Judge, data: st.DataObject
+) -> None:
+    """A backward, too, raises Unsupported just outside its support, names the argument, and touches
+    nothing."""
     hold(judge, target, data)
 
 
@@ -128,7 +147,8 @@ def test_loads(unloadable: Unloadable) -> None:
 
 
 def _hold_each(judge: Judge, target: Target) -> None:
-    """Hear every problem that the group asks, while the kernel runs; then the first failing verdict fails the test."""
+    """Hear every problem that the group asks, while the kernel runs; then the first failing verdict
+    fails the test."""
     __tracebackhide__ = True
     found = []
     for problem in target.asked:

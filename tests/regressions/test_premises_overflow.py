@@ -1,4 +1,5 @@
-"""Honest kernels whose arithmetic overflows, and what an oracle may ask of them: infinities, NaN, rows outside the domain."""
+"""Honest kernels whose arithmetic overflows, and what an oracle may ask of them: infinities, NaN,
+rows outside the domain."""
 
 from __future__ import annotations
 
@@ -21,14 +22,30 @@ from verify.judging.comparison import compare
 from verify.judging.findings import first, place
 from verify.judging.metamorphic import beyond_arithmetic, check_same_bits
 from verify.judging.trial import Trial
-from verify.oracles import bound, causality, gradient_bound, gradient_causality, poison, power_of_two, repeat
+from verify.oracles import (
+    bound,
+    causality,
+    gradient_bound,
+    gradient_causality,
+    poison,
+    power_of_two,
+    repeat,
+)
 from verify.problem import Problem
 from verify.variant import Contract, Numerics
 
 torch.set_num_threads(1)
 
 INF, NAN = math.inf, math.nan
-SHAPE = {"batch": 2, "heads_q": 4, "heads_kv": 2, "seqlen_q": 24, "seqlen_kv": 24, "head_dim": 32, "dtype": "float16"}
+SHAPE = {
+    "batch": 2,
+    "heads_q": 4,
+    "heads_kv": 2,
+    "seqlen_q": 24,
+    "seqlen_kv": 24,
+    "head_dim": 32,
+    "dtype": "float16",
+}
 
 
 @pytest.mark.parametrize(
@@ -54,22 +71,30 @@ def test_an_infinity_is_right_on_the_side_where_the_bound_reaches_past_overflow(
     assert (compared.worst <= 1) is right
 
 
-# Bits: IEEE 754 leaves a NaN's sign and payload open, and CPUs give one or another by the place in a vector.
+# Bits: IEEE 754 leaves a NaN's sign and payload open, and CPUs give one or another by the place in
+# a vector.
 
 
 def another_nan(dtype: torch.dtype) -> Tensor:
     """The negative of the usual one, with a payload."""
-    return (-bits(torch.tensor([1.0], dtype=dtype)) | bits(torch.tensor([NAN], dtype=dtype)) | 1).view(dtype)
+    return (
+        -bits(torch.tensor([1.0], dtype=dtype)) | bits(torch.tensor([NAN], dtype=dtype)) | 1
+    ).view(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_any_nan_is_like_any_other(dtype: torch.dtype) -> None:
-    one, other = torch.tensor([NAN, NAN, 1.0, 0.0], dtype=dtype), torch.tensor([0.0, NAN, 1.0, -0.0], dtype=dtype)
+    one, other = (
+        torch.tensor([NAN, NAN, 1.0, 0.0], dtype=dtype),
+        torch.tensor([0.0, NAN, 1.0, -0.0], dtype=dtype),
+    )
     other[0] = another_nan(dtype)[0]
     assert bits(one)[0] != bits(other)[0]
     assert different(one, other).tolist() == [False, False, False, True]
     assert acquitted(check_same_bits("slice", "alone", [("out", one, other)]))
-    convicted(check_same_bits("slice", "alone", [("out", one, other.nan_to_num(2.0))]), "2 of 4 elements")
+    convicted(
+        check_same_bits("slice", "alone", [("out", one, other.nan_to_num(2.0))]), "2 of 4 elements"
+    )
 
 
 def test_runs_that_differ_in_kinds_of_nan_repeat() -> None:
@@ -84,7 +109,8 @@ def test_runs_that_differ_in_kinds_of_nan_repeat() -> None:
     convicted(repeat.ORACLES[0].judge(again(torch.tensor([1.0]))), "out[b=0, h=0, q=0, d=1]")
 
 
-# Backward: a saved O or LSE that is not finite makes NaN at masked pairs, where P is 0 and S is -inf.
+# Backward: a saved O or LSE that is not finite makes NaN at masked pairs, where P is 0 and S is
+# -inf.
 
 OVERFLOWING = Problem(**SHAPE, seed=3, distribution="large_logits", mask=Causal())
 HALF_SCORES = Numerics(scores="input", exp="exp2f")
@@ -101,7 +127,11 @@ class Unguarded(Hand):
 
     def backward(self, p: Problem, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         q, k, v = self._loaded(p, given)
-        seen, dtype, dout = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv), p.format.torch, given["dout"].float()
+        seen, dtype, dout = (
+            p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv),
+            p.format.torch,
+            given["dout"].float(),
+        )
         scores = (q @ k.mT * (p.scale * LOG2_E)).masked_fill(~seen, -INF)
         weights = torch.exp2(scores - (given["lse"] * LOG2_E)[..., None])
         delta = (dout * given["out"].float()).sum(-1, keepdim=True)
@@ -117,7 +147,9 @@ class Unguarded(Hand):
 
 
 def backward(plant: tuple[str, tuple[int, ...], float] | None = None, **changes: object) -> Trial:
-    return tried_by(Unguarded(plant=plant), OVERFLOWING.but(**changes), "backward", numerics=HALF_SCORES)
+    return tried_by(
+        Unguarded(plant=plant), OVERFLOWING.but(**changes), "backward", numerics=HALF_SCORES
+    )
 
 
 def test_a_saved_result_that_is_not_finite_may_spread_to_hidden_keys() -> None:
@@ -127,7 +159,8 @@ def test_a_saved_result_that_is_not_finite_may_spread_to_hidden_keys() -> None:
         assert bool((~trial.saved.outputs["out"].isfinite()).any())
         for oracle in (gradient_bound.ORACLE, gradient_causality.ORACLE):
             assert acquitted(oracle.judge(trial))
-        last = trial.saved.outputs["lse"][:, :, -1].isfinite().unflatten(1, (2, 2)).all(2)  # the only row that sees that key
+        # the only row that sees that key
+        last = trial.saved.outputs["lse"][:, :, -1].isfinite().unflatten(1, (2, 2)).all(2)
         hidden += int((trial.first.outputs["dk"][:, :, -1].isnan().any(-1) & last).sum())
     assert hidden
 
@@ -141,7 +174,9 @@ def test_what_no_such_row_reaches_is_asked_all_the_same(name: str, value: float)
         assert not bool(asked_for.all())
         if bool(asked_for.any()):
             at = first(asked_for)
-            convicted(gradient_bound.judge(backward((name, at, value), seed=seed, **few)), place(name, at))
+            convicted(
+                gradient_bound.judge(backward((name, at, value), seed=seed, **few)), place(name, at)
+            )
             planted += 1
     assert planted
 
@@ -155,14 +190,16 @@ def test_finite_rows_spread_nothing(value: float) -> None:
         convicted(gradient_bound.judge(trial), f"{name}[b=0, h=0, k=23, d=0]")
 
 
-# Rows whose scores the declared arithmetic does not hold: a finite stand-in for masked scores outweighs -inf.
+# Rows whose scores the declared arithmetic does not hold: a finite stand-in for masked scores
+# outweighs -inf.
 
 EAGER = Numerics(scores="input", normalised=True, exp="vexp", block_n=0)
 
 
 @dataclass(frozen=True)
 class Eager:
-    """softmax(round(round(Q K^T) scale) + mask) V.  hidden: what masked scores become; added: it is added to them, instead."""
+    """softmax(round(round(Q K^T) scale) + mask) V.  hidden: what masked scores become; added: it is
+    added to them, instead."""
 
     hidden: float = -65504.0
     added: bool = False
@@ -174,14 +211,23 @@ class Eager:
         k, v = (x.repeat_interleave(p.group, 1) for x in (k, v))
         masked, dtype = ~p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv), p.format.torch
         s = ((q @ k.mT).to(dtype).float() * p.scale).to(dtype)
-        s = s + masked.to(dtype).masked_fill(masked, self.hidden) if self.added else s.masked_fill(masked, self.hidden)
+        s = (
+            s + masked.to(dtype).masked_fill(masked, self.hidden)
+            if self.added
+            else s.masked_fill(masked, self.hidden)
+        )
         weights = torch.exp(s.float() - s.float().amax(-1, keepdim=True))
         if self.product != torch.float32:  # un-normalised sums of 16 keys, stored in 16 bits
             parts = zip(weights.to(dtype).float().split(16, -1), v.split(16, 2), strict=True)
-            out = sum((w @ x).to(self.product).float() for w, x in parts) / weights.sum(-1, keepdim=True)
+            out = sum((w @ x).to(self.product).float() for w, x in parts) / weights.sum(
+                -1, keepdim=True
+            )
         else:
             out = (weights / weights.sum(-1, keepdim=True)).to(dtype).float() @ v
-        return {"out": torch.where(out.abs() < self.flush, 0.0, out).to(dtype), "lse": torch.zeros(p.shape_q[:3])}
+        return {
+            "out": torch.where(out.abs() < self.flush, 0.0, out).to(dtype),
+            "lse": torch.zeros(p.shape_q[:3]),
+        }
 
 
 def eager(kernel: Eager, problem: Problem, **changes: object) -> Trial:
@@ -203,12 +249,21 @@ def test_hidden_keys_may_show_in_rows_whose_scores_overflow(oracle) -> None:
 
 
 def test_an_infinite_score_makes_no_zero_of_a_column_of_zeros() -> None:
-    """inf - inf is NaN, and so is its product with 0; where scores are finite the column stays exactly 0."""
+    """inf - inf is NaN, and so is its product with 0; where scores are finite the column stays
+    exactly 0."""
     zeros = 0
     for seed in range(6):
-        case = Problem(**(SHAPE | {"seqlen_kv": 2}), distribution="small_integers", softmax_scale=1e5, seed=seed)
+        case = Problem(
+            **(SHAPE | {"seqlen_kv": 2}),
+            distribution="small_integers",
+            softmax_scale=1e5,
+            seed=seed,
+        )
         trial = eager(Eager(), case)
-        beyond, column = beyond_arithmetic(trial), (trial.truth.out_bound == 0) & (trial.truth.out == 0)
+        beyond, column = (
+            beyond_arithmetic(trial),
+            (trial.truth.out_bound == 0) & (trial.truth.out == 0),
+        )
         assert not bool(column[beyond].any())
         zeros += int((~beyond[..., None] & column).sum())
         assert acquitted(bound.judge(trial))
@@ -223,7 +278,9 @@ def test_a_key_that_must_not_show_is_no_larger_than_fp16_scores_hold() -> None:
     """+inf + -inf is NaN, and infinities may spread from a masked place."""
     for distribution in ("normal", "increasing"):
         for seed in range(4):
-            case = Problem(**(SHAPE | {"head_dim": 128}), distribution=distribution, mask=Causal(), seed=seed)
+            case = Problem(
+                **(SHAPE | {"head_dim": 128}), distribution=distribution, mask=Causal(), seed=seed
+            )
             assert acquitted(poison.judge(eager(Eager(hidden=-INF, added=True), case)))
     case = Problem(**SHAPE, mask=Causal(), seed=1)
     convicted(poison.judge(eager(Eager(hidden=-30.0, added=True), case)), "huge values")
@@ -233,14 +290,20 @@ def test_a_key_that_must_not_show_is_no_larger_than_fp16_scores_hold() -> None:
 
 
 def test_sums_of_an_undeclared_function_may_be_rounded_in_fp16() -> None:
-    """A part of a sum may be subnormal where the whole is a normal number, so that bits do not scale."""
+    """A part of a sum may be subnormal where the whole is a normal number, so that bits do not
+    scale."""
     cases = [
-        Problem(**(SHAPE | {"seqlen_q": 1, "seqlen_kv": 111}), distribution="octaves", seed=seed) for seed in range(2, 40, 2)
+        Problem(**(SHAPE | {"seqlen_q": 1, "seqlen_kv": 111}), distribution="octaves", seed=seed)
+        for seed in range(2, 40, 2)
     ]
     kernel = Eager(product=torch.float16)
     trials = [eager(kernel, case, undeclared=True) for case in cases]
-    down = [t for t in trials if power_of_two.ORACLE.concerns(t) and power_of_two.powers(t).values < 0]
+    down = [
+        t for t in trials if power_of_two.ORACLE.concerns(t) and power_of_two.powers(t).values < 0
+    ]
     assert all(acquitted(power_of_two.judge(trial)) for trial in down)
-    assert not all(acquitted(power_of_two.judge(eager(kernel, trial.problem))) for trial in down), "declared fp32"
+    assert not all(acquitted(power_of_two.judge(eager(kernel, trial.problem))) for trial in down), (
+        "declared fp32"
+    )
     flushed = [eager(replace(kernel, flush=1e-3), trial.problem, undeclared=True) for trial in down]
     assert not any(acquitted(power_of_two.judge(trial)) for trial in flushed)

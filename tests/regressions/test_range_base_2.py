@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FUSED = Kernel("fused", Numerics(block_n=16, scale_roundings=3), style="fused")
 ONLINE = Kernel("online", Numerics(block_n=16))
 BACKWARD = BackwardKernel("base 2", GradientNumerics(block_m=0, block_n=0), ONLINE)
-ONE_KEY = Problem(seqlen_q=3, seqlen_kv=1, head_dim=1, head_dim_v=4, dtype="bfloat16", softmax_scale=1.0, seed=1)
+ONE_KEY = Problem(
+    seqlen_q=3, seqlen_kv=1, head_dim=1, head_dim_v=4, dtype="bfloat16", softmax_scale=1.0, seed=1
+)
 
 
 @pytest.mark.parametrize("kernel", [FUSED, ONLINE], ids=lambda kernel: kernel.name)
@@ -46,9 +48,18 @@ def test_an_lse_that_base_2_does_not_hold() -> None:
     assert bool((saved.lse * math.log2(math.e) > 3.4e38).all())
     assert max(gradient_errors(ONE_KEY, BACKWARD, given, saved).values()) <= 1
     below = filled(ONE_KEY, q=2.0**40, k=1.0)
-    assert bool(gradient_bounds(ONE_KEY, BACKWARD, below, exact(ONE_KEY, below)).dv_bound.isfinite().any()) is False
+    assert (
+        bool(
+            gradient_bounds(ONE_KEY, BACKWARD, below, exact(ONE_KEY, below))
+            .dv_bound.isfinite()
+            .any()
+        )
+        is False
+    )
     plain = filled(ONE_KEY, q=2.0**10, k=1.0)
-    assert bool(gradient_bounds(ONE_KEY, BACKWARD, plain, exact(ONE_KEY, plain)).dv_bound.isfinite().all())
+    assert bool(
+        gradient_bounds(ONE_KEY, BACKWARD, plain, exact(ONE_KEY, plain)).dv_bound.isfinite().all()
+    )
 
 
 def test_a_scale_that_fp32_does_not_hold_is_no_problem_of_a_kernel() -> None:

@@ -1,4 +1,5 @@
-"""An exponent by one fma is off by what its product of maximum and scale was rounded by: P of large scores overflows."""
+"""An exponent by one fma is off by what its product of maximum and scale was rounded by: P of large
+scores overflows."""
 
 from __future__ import annotations
 
@@ -12,8 +13,12 @@ from verify.problem import Problem
 from verify.variant import GradientNumerics, Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FUSED = Kernel("as FlashAttention-2 writes it", Numerics(block_n=32, scale_roundings=3), style="fused")
-BACKWARD = BackwardKernel("its backward", GradientNumerics(scale_roundings=3, block_m=0, block_n=0), FUSED)
+FUSED = Kernel(
+    "as FlashAttention-2 writes it", Numerics(block_n=32, scale_roundings=3), style="fused"
+)
+BACKWARD = BackwardKernel(
+    "its backward", GradientNumerics(scale_roundings=3, block_m=0, block_n=0), FUSED
+)
 CASE = Problem(seqlen_q=12, seqlen_kv=40, head_dim=16, dtype="float16", softmax_scale=1.0, seed=2)
 
 
@@ -29,9 +34,12 @@ def test_random_inputs_under_a_huge_scale(dtype: str, scale: float) -> None:
 
 
 # |S| = 16 size^2: what fl(m sigma) is off by is up to 2^(exponent - 25) in base 2.
-@pytest.mark.parametrize(("size", "narrow"), [(4096.0 * 1.43, True), (2.0**14.1, False), (2.0**15.3, False)])
+@pytest.mark.parametrize(
+    ("size", "narrow"), [(4096.0 * 1.43, True), (2.0**14.1, False), (2.0**15.3, False)]
+)
 def test_equal_keys_and_columns_of_zeros(size: float, narrow: bool) -> None:
-    """P of 65520 is infinite in fp16, and infinity times 0 is NaN; in bf16 P overflows with fp32 alone."""
+    """P of 65520 is infinite in fp16, and infinity times 0 is NaN; in bf16 P overflows with fp32
+    alone."""
     for dtype in ("float16", "bfloat16"):
         problem = CASE.but(dtype=dtype)
         rows = torch.linspace(0.9, 1.0, 12)[:, None] * size
@@ -44,8 +52,11 @@ def test_equal_keys_and_columns_of_zeros(size: float, narrow: bool) -> None:
 
 
 def test_only_what_may_overflow_is_not_asked() -> None:
-    """Rows of scores from 2^24 to 2^33: the bounds of the small ones stay finite, and a fault is seen there."""
-    sizes = torch.tensor([2.0**n for n in (20, 22, 24, 25, 26, 27, 29, 30, 31, 32, 33, 34)])[:, None]
+    """Rows of scores from 2^24 to 2^33: the bounds of the small ones stay finite, and a fault is
+    seen there."""
+    sizes = torch.tensor([2.0**n for n in (20, 22, 24, 25, 26, 27, 29, 30, 31, 32, 33, 34)])[
+        :, None
+    ]
     problem = CASE.but(dtype="bfloat16")
     given = filled(problem, q=sizes / 16, k=1.0)
     limits = truth(problem, FUSED, given)

@@ -1,4 +1,5 @@
-"""No oracle convicts a fused exponent that overflows: where bounds are infinite nothing follows from a result, be it NaN."""
+"""No oracle convicts a fused exponent that overflows: where bounds are infinite nothing follows
+from a result, be it NaN."""
 
 from __future__ import annotations
 
@@ -51,7 +52,18 @@ CASE = Problem(
     seed=6,
 )
 NUMERICS = GradientNumerics(block_m=0, block_n=0)
-FORWARD = (bound, convexity, poison, causality, split_merge, key_permutation, duplicated_keys, linearity, slice, power_of_two)
+FORWARD = (
+    bound,
+    convexity,
+    poison,
+    causality,
+    split_merge,
+    key_permutation,
+    duplicated_keys,
+    linearity,
+    slice,
+    power_of_two,
+)
 BACKWARD = (gradient_bound, gradient_sums, gradient_causality)
 
 
@@ -61,7 +73,9 @@ class Fused(Hand):
 
     wrong: bool = False
 
-    def _exponents(self, p: Problem, given: Mapping[str, Tensor], shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _exponents(
+        self, p: Problem, given: Mapping[str, Tensor], shift: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """P before it is rounded, its maximum and V."""
         q, k, v = self._loaded(p, given)
         seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
@@ -83,7 +97,9 @@ class Fused(Hand):
         return {"out": out.to(p.format.torch), "lse": torch.where(seen, lse, -math.inf)}
 
     def backward(self, p: Problem, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        shift = torch.where(given["lse"] == -math.inf, 0.0, given["lse"] * torch.tensor(LOG2_E))[..., None]
+        shift = torch.where(given["lse"] == -math.inf, 0.0, given["lse"] * torch.tensor(LOG2_E))[
+            ..., None
+        ]
         weights, _, v = self._exponents(p, given, shift)
         q, k, _ = self._loaded(p, given)
         dtype, dout = p.format.torch, given["dout"].float()
@@ -102,10 +118,16 @@ def tried(problem: Problem, entry: str = "forward", **changes: object) -> Trial:
 @pytest.mark.parametrize("oracle", FORWARD, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_no_forward_oracle_convicts(oracle) -> None:
     asked = 0
-    for problem in (CASE, CASE.but(mask=Causal(), dtype="float32", softmax_scale=1e10), CASE.but(distribution="range_edges")):
+    for problem in (
+        CASE,
+        CASE.but(mask=Causal(), dtype="float32", softmax_scale=1e10),
+        CASE.but(distribution="range_edges"),
+    ):
         for seed in range(3):
             trial = tried(problem.but(seed=seed))
-            if oracle.ORACLE.concerns(trial) and not (oracle is poison and problem.mask != Causal()):
+            if oracle.ORACLE.concerns(trial) and not (
+                oracle is poison and problem.mask != Causal()
+            ):
                 asked += 1
                 assert acquitted(oracle.ORACLE.judge(trial)), trial.problem.name
     assert asked or oracle is power_of_two
@@ -114,7 +136,11 @@ def test_no_forward_oracle_convicts(oracle) -> None:
 
 @pytest.mark.parametrize("oracle", BACKWARD, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_no_backward_oracle_convicts(oracle) -> None:
-    for problem in (CASE, CASE.but(softmax_scale=1e7), CASE.but(distribution="range_edges", softmax_scale=1.0)):
+    for problem in (
+        CASE,
+        CASE.but(softmax_scale=1e7),
+        CASE.but(distribution="range_edges", softmax_scale=1.0),
+    ):
         for seed in range(3):
             trial = tried(problem.but(seed=seed), "backward")
             if oracle.ORACLE.concerns(trial):
@@ -127,7 +153,8 @@ def test_a_wrong_kernel_is_convicted_under_a_huge_scale() -> None:
 
 
 def test_a_poisoned_key_overflows_no_score() -> None:
-    """A masked score of infinity may make NaN of its row; under ordinary scales the key is as large as ever."""
+    """A masked score of infinity may make NaN of its row; under ordinary scales the key is as large
+    as ever."""
     masked = CASE.but(mask=Causal(), dtype="bfloat16")
     for arch in ("cpu", "sm_90"):
         for scale, largest in ((0.25, 2.0**14), (2.0**118, 64.0), (2.0**126, 8.0)):
@@ -151,7 +178,15 @@ def test_statistics_leave_extreme_scales_out() -> None:
 
 
 def test_an_empty_row_behind_scores_that_overflow_may_be_nan() -> None:
-    problem = Problem(seqlen_q=3, seqlen_kv=2, head_dim=16, dtype="bfloat16", mask=Causal(), softmax_scale=2.0**126, seed=1)
+    problem = Problem(
+        seqlen_q=3,
+        seqlen_kv=2,
+        head_dim=16,
+        dtype="bfloat16",
+        mask=Causal(),
+        softmax_scale=2.0**126,
+        seed=1,
+    )
     trial = tried(problem.but(distribution="v_mean"))
     assert bool(trial.truth.empty.any())
     trial.first.outputs["out"][0, 0, 0] = math.nan

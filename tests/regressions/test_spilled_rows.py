@@ -1,4 +1,5 @@
-"""A bfloat16 product on a CPU with AMX takes NaN from the next row into a row (docs/findings.md, 15)."""
+"""A bfloat16 product on a CPU with AMX takes NaN from the next row into a row (docs/findings.md,
+15)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from verify.tolerance.forward import resolve
 from verify.variant import Config
 
 # Row 13 of the last head is all zeros, and its scores are 0; those of row 14 overflow.
-PROBLEM = Problem.parse("b=3,hq=2,hkv=2,sq=32,skv=200,d=64,dtype=bfloat16,scale=8.507059173023462e+37,dist=low_rank,seed=238")
+PROBLEM = Problem.parse(
+    "b=3,hq=2,hkv=2,sq=32,skv=200,d=64,dtype=bfloat16,scale=8.507059173023462e+37,dist=low_rank,seed=238"
+)
 ROW = (2, 1, 13)
 
 

@@ -13,7 +13,13 @@ VARIANT = Variant(
     name="accepts-anything",
     family="torch",
     forward=forward,
-    support=Support(dtypes=("float32",), head_dims=(64,), masks=("full",), layouts="contiguous", scales="default"),
+    support=Support(
+        dtypes=("float32",),
+        head_dims=(64,),
+        masks=("full",),
+        layouts="contiguous",
+        scales="default",
+    ),
     numerics=Numerics(operands="float32", normalised=True, exp="vexp"),
     contract=Contract(lse=None),
 )

@@ -1,5 +1,5 @@
-"""Sums in bfloat16: right kernels that declare it, rounded after every product or every block of keys,
-and wrong ones: rounded more often than declared, or declared to be fp32."""
+"""Sums in bfloat16: right kernels that declare it, rounded after every product or every block of
+keys, and wrong ones: rounded more often than declared, or declared to be fp32."""
 
 import math
 from dataclasses import replace
@@ -38,7 +38,9 @@ def by_block(a, b, start=None):
 def scores_of(args, product):
     group = args.heads_q // args.heads_kv
     k, v = (t.float().repeat_interleave(group, 1) for t in (args.k, args.v))
-    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
+    seen = args.mask.dense(
+        args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+    )
     s = product(args.q.float(), k.mT) * args.softmax_scale
     return s.masked_fill(~seen, -math.inf), seen, k, v
 
@@ -95,7 +97,9 @@ RIGHT = Variant(
     backward=backward_by(by_product),
     support=SUPPORT,
     numerics=BY_PRODUCT,
-    gradients=GradientNumerics(**WIDE, score_gradient="float32", accumulator="bfloat16", block_m=0, block_n=0),
+    gradients=GradientNumerics(
+        **WIDE, score_gradient="float32", accumulator="bfloat16", block_m=0, block_n=0
+    ),
     contract=Contract(),
 )
 BLOCKS = replace(

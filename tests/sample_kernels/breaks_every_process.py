@@ -1,4 +1,5 @@
-"""A file whose import breaks a function that the judge's code in the cell needs: no verdict on its kernel is possible."""
+"""A file whose import breaks a function that the judge's code in the cell needs: no verdict on its
+kernel is possible."""
 
 import torch
 from breaks_process import SUPPORT, right

@@ -1,8 +1,10 @@
-"""A file that breaks its own process: variants that leave damage behind, and an innocent one that meets it.
+"""A file that breaks its own process: variants that leave damage behind, and an innocent one that
+meets it.
 
-Damage to a heap cannot be planted so that it always shows; what stands for it here is a broken torch function, which the
-judge's code in the cell uses too, and a flag by which every later launch dies, raises, hangs or
-is wrong."""
+Damage to a heap cannot be planted so that it always shows; what stands for it here is a broken
+torch function, which the judge's code in the cell uses too, and a flag by which every later launch
+dies, raises, hangs or is wrong.
+"""
 
 import os
 import time

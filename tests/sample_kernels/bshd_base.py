@@ -1,10 +1,12 @@
-"""What the kernels in (batch, seqlen, heads, head_dim) share: right attention, window and softcap."""
+"""What the kernels in (batch, seqlen, heads, head_dim) share: right attention, window and
+softcap."""
 
 import torch
 
 
 def windowed(q, k, v, scale, causal, window, softcap):
-    """Attention as eager mode has it, in the input's dtype; window: (left, right), -1 for an open side."""
+    """Attention as eager mode has it, in the input's dtype; window: (left, right), -1 for an open
+    side."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     s = q @ k.mT * scale
     if softcap:

@@ -1,5 +1,5 @@
-"""flash_attn_func as flash-attn has it, in (batch, seqlen, heads, head_dim), with its window and softcap: right, and in another
-layout than the usual one."""
+"""flash_attn_func as flash-attn has it, in (batch, seqlen, heads, head_dim), with its window and
+softcap: right, and in another layout than the usual one."""
 
 from bshd_base import windowed
 

@@ -1,4 +1,5 @@
-"""Correct and declared: blockwise online softmax with any structured or dense mask, GQA, any layout and empty rows."""
+"""Correct and declared: blockwise online softmax with any structured or dense mask, GQA, any layout
+and empty rows."""
 
 import math
 
@@ -21,13 +22,19 @@ SUPPORT = Support(
 def forward(args, out, lse, workspace):
     SUPPORT.check(args, out)
     group = args.heads_q // args.heads_kv
-    q, k, v = args.q.float(), args.k.float().repeat_interleave(group, 1), args.v.float().repeat_interleave(group, 1)
+    q, k, v = (
+        args.q.float(),
+        args.k.float().repeat_interleave(group, 1),
+        args.v.float().repeat_interleave(group, 1),
+    )
     seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=q.device)
     top = q.new_full(q.shape[:3], -math.inf)
     total, acc = torch.zeros_like(top), q.new_zeros(*q.shape[:3], v.shape[-1])
     for start in range(0, args.seqlen_kv, args.config.block_n):
         block = slice(start, start + args.config.block_n)
-        scores = (q @ k[:, :, block].mT * args.softmax_scale).masked_fill(~seen[..., block], -math.inf)
+        scores = (q @ k[:, :, block].mT * args.softmax_scale).masked_fill(
+            ~seen[..., block], -math.inf
+        )
         new = torch.maximum(top, scores.amax(-1))
         base = new.clamp(min=torch.finfo(torch.float32).min)
         p = torch.exp(scores - base[..., None])

@@ -1,5 +1,6 @@
-"""Gradients whose D is the sum of P dP, of a P from the saved LSE: a right backward, and wrong ones: D
-without its last key, D of the O that it declares not to read, and D of a P rounded in secret."""
+"""Gradients whose D is the sum of P dP, of a P from the saved LSE: a right backward, and wrong
+ones: D without its last key, D of the O that it declares not to read, and D of a P rounded in
+secret."""
 
 import math
 from dataclasses import replace
@@ -20,7 +21,9 @@ SUPPORT = Support(
 def scores(args):
     group = args.heads_q // args.heads_kv
     k, v = (t.float().repeat_interleave(group, 1) for t in (args.k, args.v))
-    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
+    seen = args.mask.dense(
+        args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+    )
     s = args.q.float() @ k.mT * args.softmax_scale
     slope = 1.0
     if args.softcap:
@@ -83,7 +86,9 @@ RIGHT = Variant(
     forward=forward,
     backward=backward_by(of_weights),
     support=SUPPORT,
-    numerics=Numerics(operands="float32", probability="float32", normalised=True, exp="vexp", block_n=0),
+    numerics=Numerics(
+        operands="float32", probability="float32", normalised=True, exp="vexp", block_n=0
+    ),
     gradients=GradientNumerics(
         delta_of="weights",
         operands="float32",

@@ -1,5 +1,6 @@
-"""Wrong promises: an accumulator, a P, an exponential and an LSE that are not what is declared, and a window that excludes its
-left end.  Each is near enough to pass an absolute tolerance of 1e-2 on normal inputs, or is right by another convention."""
+"""Wrong promises: an accumulator, a P, an exponential and an LSE that are not what is declared, and
+a window that excludes its left end.  Each is near enough to pass an absolute tolerance of 1e-2 on
+normal inputs, or is right by another convention."""
 
 import math
 from dataclasses import replace
@@ -9,7 +10,9 @@ import torch
 from references.masks import Window
 from verify.variant import Contract, Numerics, Support, Variant
 
-SUPPORT = Support(dtypes=("bfloat16",), head_dims=(64,), masks=("full", "window"), layouts="contiguous")
+SUPPORT = Support(
+    dtypes=("bfloat16",), head_dims=(64,), masks=("full", "window"), layouts="contiguous"
+)
 NUMERICS = Numerics(operands="float32", exp="vexp", block_n=0)
 
 
@@ -30,13 +33,17 @@ def cubic(x):
     return (1 + f * (0.695146 + f * (0.227564 + f * 0.0771191))) * torch.exp2(whole)
 
 
-def kernel(accumulator=torch.float32, probability=torch.bfloat16, exp=torch.exp, base=1.0, exclusive=0):
+def kernel(
+    accumulator=torch.float32, probability=torch.bfloat16, exp=torch.exp, base=1.0, exclusive=0
+):
     def forward(args, out, lse, workspace):
         SUPPORT.check(args, out)
         mask = args.mask
         if isinstance(mask, Window) and mask.left:
             mask = Window(mask.left - exclusive, mask.right, mask.alignment)
-        seen = mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
+        seen = mask.dense(
+            args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+        )
         scores = product(args.q.float(), args.k.float().mT, accumulator) * args.softmax_scale
         scores = scores.masked_fill(~seen, -math.inf)
         top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)

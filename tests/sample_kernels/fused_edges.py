@@ -1,5 +1,6 @@
-"""Right at the edges of fp32's range, as FlashAttention-2 is written: one fma per exponent, base 2, P in 16 bits; and the same
-with flushed products and additive masks.  Then two wrong ones: a scale held in fp16, and scores clamped to fp16's range."""
+"""Right at the edges of fp32's range, as FlashAttention-2 is written: one fma per exponent, base 2,
+P in 16 bits; and the same with flushed products and additive masks.  Then two wrong ones: a scale
+held in fp16, and scores clamped to fp16's range."""
 
 import math
 from dataclasses import dataclass, replace
@@ -39,15 +40,21 @@ class Kernel:
         """Q K^T, what multiplies it in base 2, V, and the mask."""
         group = args.heads_q // args.heads_kv
         q, k, v = args.q.float(), *(x.float().repeat_interleave(group, 1) for x in (args.k, args.v))
-        raw = flush(flush(q[..., None, :] * k[..., None, :, :]).sum(-1)) if self.flushes else q @ k.mT
+        raw = (
+            flush(flush(q[..., None, :] * k[..., None, :, :]).sum(-1)) if self.flushes else q @ k.mT
+        )
         scale = torch.tensor(args.softmax_scale)
         if self.half_scale:
             scale = scale.half().float()
         if self.clamps:
             raw = raw.clamp(-65504.0, 65504.0)
-        seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=q.device)
+        seen = args.mask.dense(
+            args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=q.device
+        )
         if self.additive:
-            raw = raw + torch.zeros_like(raw).masked_fill(~seen, math.copysign(math.inf, -args.softmax_scale))
+            raw = raw + torch.zeros_like(raw).masked_fill(
+                ~seen, math.copysign(math.inf, -args.softmax_scale)
+            )
         else:
             raw = raw.masked_fill(~seen, math.copysign(math.inf, -args.softmax_scale))
         return q, k, v, raw, scale * torch.tensor(math.log2(math.e)), scale
@@ -65,7 +72,11 @@ class Kernel:
             hidden = part == -math.inf
             y = fma(part, sigma * sign, -(base * (sigma * sign)))
             p = torch.exp2(y).masked_fill(hidden, 0.0)
-            shrink = torch.exp2(((top[..., None] - base) * (sigma * sign)).masked_fill(top[..., None] == -math.inf, -math.inf))
+            shrink = torch.exp2(
+                ((top[..., None] - base) * (sigma * sign)).masked_fill(
+                    top[..., None] == -math.inf, -math.inf
+                )
+            )
             total = total * shrink[..., 0] + p.sum(-1)
             acc = acc * shrink + p.to(args.v.dtype).float() @ v[:, :, start : start + 32]
             top = new
@@ -78,7 +89,9 @@ class Kernel:
         q, k, v, raw, sigma, scale = self.scores(args)
         dtype, grad = args.v.dtype, dout.float()
         shift = torch.where(saved.lse == -math.inf, 0.0, saved.lse * math.log2(math.e))[..., None]
-        seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=q.device)
+        seen = args.mask.dense(
+            args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=q.device
+        )
         p = torch.exp2(fma(raw, sigma, -shift)).masked_fill(~seen, 0.0)
         delta = (grad * saved.out.float()).sum(-1, keepdim=True)
         ds = (p * (grad @ v.mT - delta)).masked_fill(~seen, 0.0).to(dtype).float()
@@ -97,7 +110,9 @@ def variant(name, kernel):
         configs=[Config()],
         support=SUPPORT,
         numerics=Numerics(operands="float32", exp="vexp", block_n=32, scale_roundings=3),
-        gradients=GradientNumerics(operands="float32", exp="vexp", scale_roundings=3, block_m=0, block_n=0),
+        gradients=GradientNumerics(
+            operands="float32", exp="vexp", scale_roundings=3, block_m=0, block_n=0
+        ),
         contract=Contract(masked_values="finite", nan="any"),
     )
 

@@ -1,5 +1,5 @@
-"""One right backward and five wrong ones: without delta, with the heads of a group not summed, with the scale forgotten in
-dK, with a tail of dV left unwritten, and with dQ added to what is there."""
+"""One right backward and five wrong ones: without delta, with the heads of a group not summed, with
+the scale forgotten in dK, with a tail of dV left unwritten, and with dQ added to what is there."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,9 @@ SUPPORT = Support(
 def scores(args):
     group = args.heads_q // args.heads_kv
     k, v = (t.repeat_interleave(group, 1) for t in (args.k, args.v))
-    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
+    seen = args.mask.dense(
+        args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+    )
     return k, v, (args.q @ k.mT * args.softmax_scale).masked_fill(~seen, -math.inf)
 
 
@@ -38,7 +40,11 @@ def gradients(args, saved, dout, *, delta=True):
     p = torch.exp(s - saved.lse.clamp(min=torch.finfo(torch.float32).min)[..., None])
     ds = p * (dout @ v.mT - delta * (dout * saved.out).sum(-1, keepdim=True))
     shape = args.batch, args.heads_kv, args.heads_q // args.heads_kv, args.seqlen_kv, -1
-    return ds @ k * args.softmax_scale, (ds.mT @ args.q * args.softmax_scale).view(shape), (p.mT @ dout).view(shape)
+    return (
+        ds @ k * args.softmax_scale,
+        (ds.mT @ args.q * args.softmax_scale).view(shape),
+        (p.mT @ dout).view(shape),
+    )
 
 
 def backward(args, saved, dout, gradient, workspace):
@@ -67,7 +73,11 @@ def one_head(args, saved, dout, gradient, workspace):
 
 def without_scale(args, saved, dout, gradient, workspace):
     backward(args, saved, dout, gradient, workspace)
-    gradient.dk.copy_(torch.where(torch.tensor(args.softmax_scale == 0), gradient.dk, gradient.dk / args.softmax_scale))
+    gradient.dk.copy_(
+        torch.where(
+            torch.tensor(args.softmax_scale == 0), gradient.dk, gradient.dk / args.softmax_scale
+        )
+    )
 
 
 def without_tail(args, saved, dout, gradient, workspace):

@@ -1,6 +1,6 @@
-"""Maxima that are only upper bounds of a row's own: right kernels, with one for a tile of rows or rounded
-up, and wrong ones, which say nothing of that or lead further than they say.  P is in fp16, so that
-it shows."""
+"""Maxima that are only upper bounds of a row's own: right kernels, with one for a tile of rows or
+rounded up, and wrong ones, which say nothing of that or lead further than they say.  P is in fp16,
+so that it shows."""
 
 import math
 from dataclasses import replace
@@ -40,7 +40,9 @@ def forward_by(raised):
         SUPPORT.check(args, out)
         group = args.heads_q // args.heads_kv
         k, v = (t.float().repeat_interleave(group, 1) for t in (args.k, args.v))
-        seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
+        seen = args.mask.dense(
+            args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+        )
         s = (args.q.float() @ k.mT * args.softmax_scale).masked_fill(~seen, -math.inf)
         top = s.new_full((*s.shape[:3], 1), torch.finfo(torch.float32).min)
         total, made = torch.zeros_like(top), s.new_zeros(*s.shape[:3], v.shape[-1])

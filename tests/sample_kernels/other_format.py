@@ -1,5 +1,5 @@
-"""P in the other 16-bit format than the inputs': right kernels, with V converted or not, and wrong ones:
-a V that is converted in secret, and a P in fewer bits than declared."""
+"""P in the other 16-bit format than the inputs': right kernels, with V converted or not, and wrong
+ones: a V that is converted in secret, and a P in fewer bits than declared."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,9 @@ def forward_by(support, kept, converted):
         support.check(args, out)
         group = args.heads_q // args.heads_kv
         k, v = (t.repeat_interleave(group, 1) for t in (args.k, args.v))
-        seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
+        seen = args.mask.dense(
+            args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+        )
         s = (args.q.float() @ k.float().mT * args.softmax_scale).masked_fill(~seen, -math.inf)
         top = s.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
         p = torch.exp(s - top)
@@ -66,5 +68,7 @@ VARIANTS = [
         name="converts-in-secret",
         forward=forward_by(TO_BF16, torch.bfloat16, torch.bfloat16),
     ),
-    replace(RIGHT, name="rounds-to-bfloat16", forward=forward_by(HALVES, torch.bfloat16, torch.float32)),
+    replace(
+        RIGHT, name="rounds-to-bfloat16", forward=forward_by(HALVES, torch.bfloat16, torch.float32)
+    ),
 ]

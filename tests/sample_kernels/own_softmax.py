@@ -1,5 +1,6 @@
-"""Gradients by autograd, through a softmax of their own: a right function, and three wrong ones: without delta, with one that
-reads what it declares not to, and with a scale that was rounded to 8 bits."""
+"""Gradients by autograd, through a softmax of their own: a right function, and three wrong ones:
+without delta, with one that reads what it declares not to, and with a scale that was rounded to 8
+bits."""
 
 import math
 from dataclasses import replace
@@ -60,7 +61,9 @@ def reads_what_was_saved(args, saved, dout, gradients, workspace):
 
 def rounded_scale(args, saved, dout, gradients, workspace):
     SUPPORT.check_backward(args, saved, dout, gradients)
-    gradients.copy_(*differentiated(args, dout, scale=float(torch.tensor(args.softmax_scale).bfloat16())))
+    gradients.copy_(
+        *differentiated(args, dout, scale=float(torch.tensor(args.softmax_scale).bfloat16()))
+    )
 
 
 RIGHT = Variant(
@@ -69,9 +72,17 @@ RIGHT = Variant(
     forward=forward,
     backward=backward,
     support=SUPPORT,
-    numerics=Numerics(operands="float32", probability="float32", normalised=True, exp="vexp", block_n=0),
+    numerics=Numerics(
+        operands="float32", probability="float32", normalised=True, exp="vexp", block_n=0
+    ),
     gradients=GradientNumerics(
-        softmax="own", operands="float32", exp="vexp", probability="float32", score_gradient="float32", block_m=0, block_n=0
+        softmax="own",
+        operands="float32",
+        exp="vexp",
+        probability="float32",
+        score_gradient="float32",
+        block_m=0,
+        block_n=0,
     ),
     contract=Contract(lse=None),
 )

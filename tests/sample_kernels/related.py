@@ -1,5 +1,5 @@
-"""One right forward and ten whose faults show when related questions are asked.  What the bound says of each on the problem
-of `tests/meta/judging/test_metamorphic.py`: nothing."""
+"""One right forward and ten whose faults show when related questions are asked.  What the bound
+says of each on the problem of `tests/meta/judging/test_metamorphic.py`: nothing."""
 
 import math
 from functools import partial
@@ -34,14 +34,17 @@ FAULTS = (
 
 
 def visible(args, fault=""):
-    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
+    seen = args.mask.dense(
+        args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+    )
     if fault == "top-left-decode" and args.seqlen_q == 1 and isinstance(args.mask, Causal):
         seen = seen & (torch.arange(args.seqlen_kv) == 0)
     return seen
 
 
 def heads(args, fault=""):
-    """The key head of every query head; the wrong map is right where there are as many key heads as heads in a group."""
+    """The key head of every query head; the wrong map is right where there are as many key heads as
+    heads in a group."""
     query = torch.arange(args.heads_q)
     divisor = args.heads_kv if fault == "head-map" else args.heads_q // args.heads_kv
     return (query // divisor).clamp(max=args.heads_kv - 1)
@@ -53,7 +56,8 @@ def last_bit(result, where):
 
 
 def sequence(args, b, fault):
-    """O and LSE of one sequence, computed alone, so that its bits do not depend on how a BLAS cuts a batch."""
+    """O and LSE of one sequence, computed alone, so that its bits do not depend on how a BLAS cuts
+    a batch."""
     own, seen = heads(args, fault), visible(args, fault)[b]
     q, k, v = args.q[b].float(), args.k[b].float()[own], args.v[b].float()[own]
     scores = (q @ k.mT * args.softmax_scale).masked_fill(~seen, -math.inf)
@@ -67,11 +71,16 @@ def sequence(args, b, fault):
         tied = scores == top[..., None]
         p = p.masked_fill(tied & (tied.cumsum(-1) > 1), 0.0)
     total = p.sum(-1)
-    result, logs = torch.where(total[..., None] == 0, 0.0, (p @ v) / total[..., None]), top + total.log()
+    result, logs = (
+        torch.where(total[..., None] == 0, 0.0, (p @ v) / total[..., None]),
+        top + total.log(),
+    )
     if fault == "lse-zero-without-key":
         logs = logs.masked_fill(~seen.any(-1), 0.0)
     if fault == "lse-sees-values":
-        logs = torch.where((v.abs().sum((-1, -2)) * 64 % 2 < 1)[..., None], logs, torch.nextafter(logs, logs + 1))
+        logs = torch.where(
+            (v.abs().sum((-1, -2)) * 64 % 2 < 1)[..., None], logs, torch.nextafter(logs, logs + 1)
+        )
     if fault == "leaks-hidden-values":
         result = last_bit(result, (~seen).float() @ v > 0)
     if fault == "leaks-queries":

@@ -1,5 +1,5 @@
-"""One right backward and six whose faults show when related questions are asked.  What the bound says of each on the problem
-of `tests/meta/judging/test_metamorphic_backward.py`: nothing."""
+"""One right backward and six whose faults show when related questions are asked.  What the bound
+says of each on the problem of `tests/meta/judging/test_metamorphic_backward.py`: nothing."""
 
 import math
 from functools import partial
@@ -17,14 +17,28 @@ SUPPORT = Support(
     separate_head_dim_v=True,
 )
 LEAK = 1e-9
-FAULTS = ("zero-is-padding", "leaks-batch", "head-map", "forgets-late-keys", "leaks-hidden-rows", "leaks-hidden-keys")
+FAULTS = (
+    "zero-is-padding",
+    "leaks-batch",
+    "head-map",
+    "forgets-late-keys",
+    "leaks-hidden-rows",
+    "leaks-hidden-keys",
+)
 
 
 def scores(args, b):
-    """Of one sequence, computed alone, so that its bits do not depend on how a BLAS cuts a batch."""
-    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)[b]
+    """Of one sequence, computed alone, so that its bits do not depend on how a BLAS cuts a
+    batch."""
+    seen = args.mask.dense(
+        args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+    )[b]
     group = args.heads_q // args.heads_kv
-    q, k, v = args.q[b].float(), args.k[b].float().repeat_interleave(group, 0), args.v[b].float().repeat_interleave(group, 0)
+    q, k, v = (
+        args.q[b].float(),
+        args.k[b].float().repeat_interleave(group, 0),
+        args.v[b].float().repeat_interleave(group, 0),
+    )
     return seen, q, k, v, (q @ k.mT * args.softmax_scale).masked_fill(~seen, -math.inf)
 
 
@@ -80,7 +94,14 @@ RIGHT = Variant(
     backward=backward,
     configs=[Config()],
     support=SUPPORT,
-    numerics=Numerics(operands="float32", normalised=True, normaliser="lse", probability="float32", exp="vexp", block_n=0),
+    numerics=Numerics(
+        operands="float32",
+        normalised=True,
+        normaliser="lse",
+        probability="float32",
+        exp="vexp",
+        block_n=0,
+    ),
     gradients=GradientNumerics(operands="float32", exp="vexp", block_m=0, block_n=0),
     contract=Contract(batch_invariant=True),
 )

@@ -1,4 +1,5 @@
-"""Right alone, wrong beside another launch: all launches put their scores into one buffer.  Its twin has one for each."""
+"""Right alone, wrong beside another launch: all launches put their scores into one buffer.  Its
+twin has one for each."""
 
 import functools
 import math
@@ -7,7 +8,9 @@ import torch
 
 from verify.variant import Numerics, Support, Variant
 
-SUPPORT = Support(dtypes=("float32",), head_dims=(16, 32, 64), masks=("full", "causal"), layouts="contiguous")
+SUPPORT = Support(
+    dtypes=("float32",), head_dims=(16, 32, 64), masks=("full", "causal"), layouts="contiguous"
+)
 _WAIT = 2_000_000  # clock cycles, long enough for another stream to write
 
 
@@ -29,7 +32,13 @@ def kernel(scratch):
         top = scaled.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
         p = torch.exp(scaled - top)
         total = p.sum(-1)
-        out.copy_(torch.where(total[..., None] == 0, 0.0, (p[..., None] * args.v[..., None, :, :]).sum(-2) / total[..., None]))
+        out.copy_(
+            torch.where(
+                total[..., None] == 0,
+                0.0,
+                (p[..., None] * args.v[..., None, :, :]).sum(-2) / total[..., None],
+            )
+        )
         lse.copy_(top[..., 0] + total.log())
 
     return forward
@@ -40,6 +49,12 @@ def _own(shape, device):
 
 
 VARIANTS = [
-    Variant(name=name, family="torch", forward=kernel(scratch), support=SUPPORT, numerics=Numerics(exp="vexp", block_n=0))
+    Variant(
+        name=name,
+        family="torch",
+        forward=kernel(scratch),
+        support=SUPPORT,
+        numerics=Numerics(exp="vexp", block_n=0),
+    )
     for name, scratch in (("own-scratch", _own), ("shared-scratch", _shared))
 ]

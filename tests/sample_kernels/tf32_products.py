@@ -1,5 +1,5 @@
-"""One Triton kernel whose products of fp32 are tf32, as `tl.dot` makes them unless told otherwise: declared so, and declared
-ieee, which is wrong."""
+"""One Triton kernel whose products of fp32 are tf32, as `tl.dot` makes them unless told otherwise:
+declared so, and declared ieee, which is wrong."""
 
 from dataclasses import replace
 
@@ -34,7 +34,10 @@ def attend(  # noqa: PLR0917 - a launch has no dataclasses
 def forward(args, out, lse, workspace):
     SUPPORT.check(args, out)
     shape = args.seqlen_kv, args.seqlen_q
-    sizes = {name: max(16, triton.next_power_of_2(n)) for name, n in zip(("KEYS", "ROWS"), shape, strict=True)}
+    sizes = {
+        name: max(16, triton.next_power_of_2(n))
+        for name, n in zip(("KEYS", "ROWS"), shape, strict=True)
+    }
     attend[(args.batch * args.heads_q,)](
         args.q, args.k, args.v, out, lse, args.softmax_scale, *shape, **sizes, DIM=args.head_dim
     )

@@ -1,4 +1,5 @@
-"""A right flash_attn_func in (batch, seqlen, heads, head_dim) whose file does not say so: the finding has to."""
+"""A right flash_attn_func in (batch, seqlen, heads, head_dim) whose file does not say so: the
+finding has to."""
 
 from bshd_base import windowed
 

@@ -1,4 +1,5 @@
-"""A wrong flash_attn_func, whose window is one key too wide on the right, and whose softcap is ignored in bfloat16."""
+"""A wrong flash_attn_func, whose window is one key too wide on the right, and whose softcap is
+ignored in bfloat16."""
 
 import torch
 from bshd_base import windowed

@@ -1,5 +1,6 @@
-"""Wrong in four ways that only an edge shows: NaN for empty rows, query heads mapped to the wrong key head, a tail read past
-the end of V, and results accumulated into a workspace that was never cleared."""
+"""Wrong in four ways that only an edge shows: NaN for empty rows, query heads mapped to the wrong
+key head, a tail read past the end of V, and results accumulated into a workspace that was never
+cleared."""
 
 import math
 from dataclasses import replace
@@ -19,7 +20,9 @@ SUPPORT = Support(
 
 def plain(args, group_of, empty):
     k, v = (t[:, group_of].float() for t in (args.k, args.v))
-    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device)
+    seen = args.mask.dense(
+        args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv, device=args.q.device
+    )
     scores = (args.q.float() @ k.mT * args.softmax_scale).masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores, -1)
     p = torch.exp(scores - lse.clamp(min=torch.finfo(torch.float32).min)[..., None])

@@ -16,11 +16,13 @@ Floats = NDArray[np.float64]
 
 
 def cast(values: Floats, dtype: DType) -> Tensor:
-    """Round float64 values to `dtype`, to nearest, ties to even, subnormals kept: a tensor of the same shape.
+    """Round float64 values to `dtype`, to nearest, ties to even, subnormals kept: a tensor of the
+    same shape.
 
-    What is at least half a unit in the last place above the largest finite number becomes infinity, as IEEE 754 has it, or
-    NaN in float8_e4m3fn, which has no infinity; nothing saturates.  At exactly half, the tie goes to the even neighbour:
-    infinity for the IEEE formats, 448 for float8_e4m3fn.  A NaN becomes the positive quiet NaN; float64 is left as it is.
+    What is at least half a unit in the last place above the largest finite number becomes infinity,
+    as IEEE 754 has it, or NaN in float8_e4m3fn, which has no infinity; nothing saturates.  At
+    exactly half, the tie goes to the even neighbour: infinity for the IEEE formats, 448 for
+    float8_e4m3fn.  A NaN becomes the positive quiet NaN; float64 is left as it is.
     """
     source = np.ascontiguousarray(values, dtype=np.float64).reshape(-1).view(np.uint64)
     unsigned = np.dtype(f"u{dtype.itemsize}")
@@ -55,13 +57,16 @@ def _round_bits(bits: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
 def _rounded(magnitude: NDArray[np.uint64], dtype: DType) -> NDArray[np.uint64]:
     """Magnitudes in bit patterns of `dtype`, as if its exponents had no end.
 
-    A float64 is sig * 2**(e - 1075).  Its last kept place is 2**(max(e, least) - 1023 - fraction_bits), so the shift grows
-    below the normal range; the rounded significand is added to the exponent field, and its carry does the rest.
+    A float64 is sig * 2**(e - 1075).  Its last kept place is 2**(max(e, least) - 1023 -
+    fraction_bits), so the shift grows below the normal range; the rounded significand is added to
+    the exponent field, and its carry does the rest.
     """
     fraction_bits = dtype.precision - 1
     least = _bits(1023 + dtype.emin)  # float64's exponent field of the smallest normal number
     field = magnitude >> _bits(52)
-    significand = (magnitude & _bits((1 << 52) - 1)) | ((field > _bits(0)).astype(np.uint64) << _bits(52))
+    significand = (magnitude & _bits((1 << 52) - 1)) | (
+        (field > _bits(0)).astype(np.uint64) << _bits(52)
+    )
     exponent = np.maximum(field, least)
     below = exponent - np.maximum(field, _bits(1))
     shift = np.minimum(below + _bits(52 - fraction_bits), _bits(62))
@@ -84,15 +89,19 @@ def _rounded_normal(magnitude: NDArray[np.uint64], dtype: DType) -> NDArray[np.u
 
 
 def _encoded_limits(dtype: DType) -> tuple[int, int]:
-    """Bit patterns of the largest finite number and of the quiet NaN; the pattern after the largest is infinity or NaN."""
+    """Bit patterns of the largest finite number and of the quiet NaN; the pattern after the largest
+    is infinity or NaN."""
     fraction_bits = dtype.precision - 1
     fraction, exponent = math.frexp(dtype.max)
-    largest = ((exponent - dtype.emin) << fraction_bits) + int(math.ldexp(2 * fraction - 1, fraction_bits))
+    largest = ((exponent - dtype.emin) << fraction_bits) + int(
+        math.ldexp(2 * fraction - 1, fraction_bits)
+    )
     return largest, largest + 1 + (1 << (fraction_bits - 1)) * dtype.has_infinity
 
 
 def to_format(name: str) -> Callable[[Tensor], Tensor]:
-    """Rounding to nearest of fp64 values to a format, by torch, back in fp64; 8-bit formats saturate."""
+    """Rounding to nearest of fp64 values to a format, by torch, back in fp64; 8-bit formats
+    saturate."""
     found = dtype_named(name)
     if found.itemsize == 1:
         return lambda x: x.clamp(-found.max, found.max).float().to(found.torch).double()
@@ -100,7 +109,8 @@ def to_format(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def to_bits(precision: int, *, truncate: bool = False) -> Callable[[Tensor], Tensor]:
-    """Rounding of fp64 values to so many significant bits, to nearest or toward zero, without limits of range."""
+    """Rounding of fp64 values to so many significant bits, to nearest or toward zero, without
+    limits of range."""
 
     def rounded(x: Tensor) -> Tensor:
         fraction, exponent = torch.frexp(x)

@@ -1,7 +1,8 @@
-"""Admission: whether a case that is on record, or typed by a person, can be asked of a kernel as it is declared today.
+"""Admission: whether a case that is on record, or typed by a person, can be asked of a kernel as it
+is declared today.
 
-Drawn problems are inside the support and fit their group by construction; those of an id need not be.
-A case that is not admitted says nothing of the kernel.
+Drawn problems are inside the support and fit their group by construction; those of an id need not
+be. A case that is not admitted says nothing of the kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def unanswerable(target: Target, problem: Problem) -> str | None:
     outside = support_refusal(target, problem)
     if group.outside:
         inside = outside is None
-        return f"group {group.name} asks problems outside the support; this is inside" if inside else None
+        return (
+            f"group {group.name} asks problems outside the support; this is inside"
+            if inside
+            else None
+        )
     if outside is not None:
         return f"outside the declared support: {outside}"
     return too_large(problem) or _not_of_the_group(target, problem)
@@ -57,16 +62,25 @@ def too_large(problem: Problem) -> str | None:
     sizes = [problem.layouts[name].extent(shape) for name, shape in problem.shapes.items()]
     needed = sum(sizes) * problem.format.itemsize
     if needed > _MOST_BYTES:
-        return f"too large: q, k, v and out need {needed / 2**30:.3g} GiB; {_MOST_BYTES >> 30} are the most"
+        return (
+            f"too large: q, k, v and out need {needed / 2**30:.3g} GiB; {_MOST_BYTES >> 30} are the"
+            " most"
+        )
     if problem.pairs > _MOST_PAIRS:
-        return f"too large: {problem.pairs:.3g} pairs of a query and a key; {_MOST_PAIRS:.3g} are the most"
+        return (
+            f"too large: {problem.pairs:.3g} pairs of a query and a key; {_MOST_PAIRS:.3g} are the"
+            " most"
+        )
     return None
 
 
 def _not_of_the_group(target: Target, problem: Problem) -> str | None:
     group, support = groups()[target.group], target.declaration.support
     if group.distributions is not None and problem.distribution not in group.distributions:
-        return f"group {group.name} asks dist={' or '.join(group.distributions)}, not {problem.distribution}"
+        return (
+            f"group {group.name} asks dist={' or '.join(group.distributions)}, not"
+            f" {problem.distribution}"
+        )
     reason = None if group.excludes_problem is None else group.excludes_problem(problem)
     if reason is not None:
         return f"group {group.name} cannot ask it: {reason}"

@@ -1,4 +1,5 @@
-"""Which oracle judges which variant, and why not: the table of docs/applicability.md, made from declarations alone."""
+"""Which oracle judges which variant, and why not: the table of docs/applicability.md, made from
+declarations alone."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ COMMAND = "python -m verify oracles --table"
 
 
 def reason(declaration: Declaration, oracle: Oracle) -> str | None:
-    """Why an oracle does not judge a variant, or None.  What single problems are not its business is not counted."""
+    """Why an oracle does not judge a variant, or None.  What single problems are not its business
+    is not counted."""
     group = groups()[oracle.group]
     if group.entry not in declaration.entries or group.outside:
         whole = excludes_group(declaration, oracle.group)
@@ -26,14 +28,18 @@ def reason(declaration: Declaration, oracle: Oracle) -> str | None:
     own = oracle.excludes(declaration)
     if own is not None or group.asks is None:
         return own
-    asked = [problem for dtype in declaration.support.dtypes for problem in group.asks(declaration, dtype)]
+    asked = [
+        problem
+        for dtype in declaration.support.dtypes
+        for problem in group.asks(declaration, dtype)
+    ]
     supported = any(declaration.support.refusal(problem) is None for problem in asked)
     return None if supported else "supports none of the problems that it asks"
 
 
 def table(declarations: Sequence[Declaration]) -> str:
-    """Markdown: one row per oracle and group, one column per variant, and below the reasons of what is left out, except that a
-    variant has no such entry point."""
+    """Markdown: one row per oracle and group, one column per variant, and below the reasons of what
+    is left out, except that a variant has no such entry point."""
     columns = sorted(declarations, key=lambda declaration: declaration.ref)
     head = ["oracle", "group", *(str(number) for number, _ in enumerate(columns, 1))]
     lines = [" | ".join(head), " | ".join(["---"] * len(head))]
@@ -47,13 +53,17 @@ def table(declarations: Sequence[Declaration]) -> str:
                 reasons.setdefault((_title(oracle), why), []).append(number)
         lines.append(" | ".join([oracle.name, oracle.group, *cells]))
     rows = "\n".join(f"| {line} |" for line in lines)
-    names = "\n".join(f"{number}. {declaration.ref}" for number, declaration in enumerate(columns, 1))
-    left_out = "\n".join(f"- {title}, {_numbers(found)}: {why}." for (title, why), found in reasons.items())
+    names = "\n".join(
+        f"{number}. {declaration.ref}" for number, declaration in enumerate(columns, 1)
+    )
+    left_out = "\n".join(
+        f"- {title}, {_numbers(found)}: {why}." for (title, why), found in reasons.items()
+    )
     return (
-        "# Which oracle judges which variant\n\n"
-        f"Made by `{COMMAND}` from the declarations; [oracles.md](oracles.md) says what each oracle asks. A variant is asked\n"
-        "about its own entry points alone, and an oracle may still leave single problems to others.\n\n"
-        f"{rows}\n\n{names}\n\n## Left out\n\n{left_out}\n"
+        f"# Which oracle judges which variant\n\nMade by `{COMMAND}` from the declarations;"
+        " [oracles.md](oracles.md) says what each oracle asks. A variant is asked\nabout its own"
+        " entry points alone, and an oracle may still leave single problems to"
+        f" others.\n\n{rows}\n\n{names}\n\n## Left out\n\n{left_out}\n"
     )
 
 
@@ -73,9 +83,12 @@ def _numbers(found: Sequence[int]) -> str:
 
 
 def list_oracles(write: bool) -> int:
-    """Print the oracles: what each catches, and in which group it sits; or `write` the table of docs/applicability.md."""
+    """Print the oracles: what each catches, and in which group it sits; or `write` the table of
+    docs/applicability.md."""
     if write and INSTALLED:
-        raise click.UsageError("--table: docs/applicability.md is a file of a checkout; an installed wheel has none")
+        raise click.UsageError(
+            "--table: docs/applicability.md is a file of a checkout; an installed wheel has none"
+        )
     if write:
         PATH.write_text(table(roster().declarations), encoding="utf-8")
         click.echo(f"wrote {PATH}")

@@ -1,7 +1,8 @@
-"""Workshop: kernels compiled without a GPU, for the architectures that the profile asks for, and what the compiler says.
+"""Workshop: kernels compiled without a GPU, for the architectures that the profile asks for, and
+what the compiler says.
 
-Profile dev asks for one, the others for all (`arches`).  Where time is short only the first builds are compiled; the rest are
-on record as listed.
+Profile dev asks for one, the others for all (`arches`).  Where time is short only the first builds
+are compiled; the rest are on record as listed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from verify.variant import COMPILED_ARCHES, Declaration
 # A laptop compiles for one architecture: a kernel that includes CUTLASS takes 25 s of a core for
 # each.  Every other profile compiles for all, that of a machine with a GPU included.
 _FEW_ARCHES = {"dev": ("sm_90a",)}
-# Seconds for the builds of one variant and arch where a machine is small: the first is always compiled, and the telling ones
-# are listed first.
+# Seconds for the builds of one variant and arch where a machine is small: the first is always
+# compiled, and the telling ones are listed first.
 _SECONDS = {"dev": 1.5, "ci": 3.0}
 
 
@@ -31,7 +32,11 @@ def arches(profile: str) -> tuple[str, ...]:
 def left_out(profile: str) -> str:
     """In words, which architectures a profile leaves to others; empty if none."""
     missing = [arch for arch in COMPILED_ARCHES if arch not in arches(profile)]
-    return f"not compiled for {', '.join(missing)}: profile {profile} leaves these to larger ones" if missing else ""
+    return (
+        f"not compiled for {', '.join(missing)}: profile {profile} leaves these to larger ones"
+        if missing
+        else ""
+    )
 
 
 @dataclass
@@ -47,7 +52,8 @@ class Builder:
         self._fork_server.close()
 
     def compile(self, declaration: Declaration, arch: str) -> list[str]:
-        """Compile what the variant lists for `arch`, record each, and return what failed, in words."""
+        """Compile what the variant lists for `arch`, record each, and return what failed, in
+        words."""
         cell = Cell(self._fork_server)
         try:
             listed = cell.builds(declaration.path, declaration.name, arch)
@@ -71,7 +77,9 @@ class Builder:
         reply = cell.compile(declaration.path, declaration.name, arch, name)
         error = "" if reply.ok else _words(reply)
         seconds = round(reply.data.get("seconds", reply.seconds), 3)
-        self._record(declaration, arch, name, seconds, reply.data["resources"] if reply.ok else None, error)
+        self._record(
+            declaration, arch, name, seconds, reply.data["resources"] if reply.ok else None, error
+        )
         return [f"{declaration.ref}: {name} does not compile for {arch}: {error}"] if error else []
 
     def _record(
@@ -83,7 +91,14 @@ class Builder:
         resources: dict[str, int] | None = None,
         error: str = "",
     ) -> None:
-        built = Built(variant=declaration.ref, arch=arch, build=name, seconds=seconds, resources=resources, error=error)
+        built = Built(
+            variant=declaration.ref,
+            arch=arch,
+            build=name,
+            seconds=seconds,
+            resources=resources,
+            error=error,
+        )
         self.recorder.write(built)
 
 

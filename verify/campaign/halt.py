@@ -1,4 +1,5 @@
-"""Halt: when a campaign begins no further case: its time is over, or the first failure was asked for and found.
+"""Halt: when a campaign begins no further case: its time is over, or the first failure was asked
+for and found.
 
 Every process of a campaign asks here before a case.  Imports nothing heavy.
 """
@@ -9,13 +10,15 @@ import os
 import time
 from pathlib import Path
 
-UNTIL = "VERIFY_UNTIL"  # when time is over, in seconds of time.monotonic(), which all processes of a machine share
+# when time is over, in seconds of time.monotonic(), which all processes of a machine share
+UNTIL = "VERIFY_UNTIL"
 
 _marker: Path | None = None
 
 
 def stop_at_first_failure(marker: Path | None) -> None:
-    """Have this process stop where `marker` is a file, and make it at its own first failure; None: go on to the end."""
+    """Have this process stop where `marker` is a file, and make it at its own first failure; None:
+    go on to the end."""
     global _marker
     _marker = marker
 
@@ -37,7 +40,8 @@ def stopped() -> bool:
 
 
 def out_of_time() -> bool:
-    """Whether the deadline that this process was started with is past; never, where there is none."""
+    """Whether the deadline that this process was started with is past; never, where there is
+    none."""
     return time.monotonic() > float(os.environ.get(UNTIL, "inf"))
 
 

@@ -1,4 +1,5 @@
-"""Judge: holds the cells, the arena and the record, and turns a case into verdicts.  Knows no test framework."""
+"""Judge: holds the cells, the arena and the record, and turns a case into verdicts.  Knows no test
+framework."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmeti
 class Judge:
     """Hears cases one at a time; close it at the end.
 
-    remembered: an earlier run's evidence, whose passes stand.  xfails: known defects; met: those that showed (see `guilty`).
-    zygote: what its cells are forked from, which it closes.
+    remembered: an earlier run's evidence, whose passes stand.  xfails: known defects; met: those
+    that showed (see `guilty`). zygote: what its cells are forked from, which it closes.
     """
 
     recorder: Recorder
@@ -56,7 +57,8 @@ class Judge:
     arena: Arena = field(default_factory=Arena)
     drawn: dict[tuple[str, str, str], int] = field(default_factory=dict)
     refused: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    histories: dict[str, History] = field(default_factory=dict)  # of the cells, by the path of their file
+    # of the cells, by the path of their file
+    histories: dict[str, History] = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
     _arch: str = ""
 
@@ -72,11 +74,14 @@ class Judge:
         self.arena.close()
         for (variant, dtype, group), drawn in sorted(self.drawn.items()):
             refused = self.refused.get((variant, dtype, group), 0)
-            self.recorder.write(Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=refused))
+            self.recorder.write(
+                Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=refused)
+            )
         self.recorder.close()
 
     def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
-        """Judge one case: record that it begins, run it, ask every oracle of the group, record the verdicts."""
+        """Judge one case: record that it begins, run it, ask every oracle of the group, record the
+        verdicts."""
         case = Case(target.declaration.ref, target.config.name, target.group, problem)
         key = (target.declaration.ref, target.dtype, target.group)
         standing = self._standing(case, target)
@@ -98,10 +103,15 @@ class Judge:
             with_best=problem.seed % _BEST_EVERY == 0,
             hearing=Hearing(case.id, self.histories.setdefault(target.declaration.path, History())),
         )
-        rulings = [(name, ruling and self.layouts.told(trial, ruling)) for name, ruling in self._rulings(target, trial)]
+        rulings = [
+            (name, ruling and self.layouts.told(trial, ruling))
+            for name, ruling in self._rulings(target, trial)
+        ]
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
             self.refused[key] = self.refused.get(key, 0) + 1
-        verdicts = [self._verdict(case, target, trial, name, ruling, phase) for name, ruling in rulings]
+        verdicts = [
+            self._verdict(case, target, trial, name, ruling, phase) for name, ruling in rulings
+        ]
         for found in trial.hearing.aftermaths[:1]:
             ruling = aftermath.ruling(found)
             verdict = self._verdict(case, target, trial, aftermath.ORACLE, ruling, phase)
@@ -114,16 +124,19 @@ class Judge:
         return verdicts
 
     def alone(self, declaration: Declaration) -> None:
-        """End the life of that kernel's file: the next case finds a process in which nothing has run."""
+        """End the life of that kernel's file: the next case finds a process in which nothing has
+        run."""
         self._cell(declaration).restart()
 
     def guilty(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Those that fail and are not expected to; the known defects among the others are put down as `met`."""
+        """Those that fail and are not expected to; the known defects among the others are put down
+        as `met`."""
         self.met += filter(None, map(self.xfails.expecting, verdicts))
         return self.xfails.unexpected(verdicts)
 
     def _rulings(self, target: Target, trial: Trial) -> list[tuple[str, Ruling | None]]:
-        """Each oracle's ruling in order, up to the first that makes the rest meaningless; None: not its business."""
+        """Each oracle's ruling in order, up to the first that makes the rest meaningless; None: not
+        its business."""
         found: list[tuple[str, Ruling | None]] = []
         if not trial.refuses:
             found += [(name, ruling) for name, _, ruling in held(trial)]
@@ -135,12 +148,19 @@ class Judge:
         return found
 
     def _standing(self, case: Case, target: Target) -> list[Verdict]:
-        """Verdicts of an earlier process of this run, if every oracle that applies has spoken and none convicted."""
+        """Verdicts of an earlier process of this run, if every oracle that applies has spoken and
+        none convicted."""
         if self.remembered is None or case.id not in self.remembered.judged:
             return []
-        names = [oracle.name for oracle in of_group(target.group) if oracle.excludes(target.declaration) is None]
+        names = [
+            oracle.name
+            for oracle in of_group(target.group)
+            if oracle.excludes(target.declaration) is None
+        ]
         found = [self.remembered.verdict_of(case.id, name) for name in names]
-        standing = [verdict for verdict in found if verdict is not None and verdict.outcome != "fail"]
+        standing = [
+            verdict for verdict in found if verdict is not None and verdict.outcome != "fail"
+        ]
         return standing if len(standing) == len(names) else []
 
     @property
@@ -162,7 +182,15 @@ class Judge:
         self.cells.move_to_end(declaration.path)
         return self.cells[declaration.path]
 
-    def _verdict(self, case: Case, target: Target, trial: Trial, oracle: str, ruling: Ruling | None, phase: Phase) -> Verdict:
+    def _verdict(
+        self,
+        case: Case,
+        target: Target,
+        trial: Trial,
+        oracle: str,
+        ruling: Ruling | None,
+        phase: Phase,
+    ) -> Verdict:
         finding = ruling.finding if ruling is not None else None
         if finding is not None:
             finding = replace(finding, replay=replay_command(case.id))
@@ -182,7 +210,9 @@ class Judge:
             seconds={name: round(seconds, 6) for name, seconds in trial.clock.seconds.items()},
             measures=dict(ruling.measures) if ruling is not None else {},
             observed=dict(ruling.observed) if ruling is not None else {},
-            bins=tuple(sorted(coverage_bins(case.problem, target.config))) if oracle == leading_oracle(case.group) else (),
+            bins=tuple(sorted(coverage_bins(case.problem, target.config)))
+            if oracle == leading_oracle(case.group)
+            else (),
             finding=finding,
         )
 
@@ -195,7 +225,8 @@ def _refused(trial: Trial) -> bool:
 
 
 def _keep_freed_memory() -> None:
-    """Tell glibc not to give every freed tensor back: mapping megabytes anew costs more than the arithmetic on them."""
+    """Tell glibc not to give every freed tensor back: mapping megabytes anew costs more than the
+    arithmetic on them."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):

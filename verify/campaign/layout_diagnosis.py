@@ -1,7 +1,7 @@
 """Layout: whether a plain function that fails would be right if its tensors lay in another order.
 
-Nothing tells (batch, heads, seqlen, head_dim) from (batch, seqlen, heads, head_dim) but the results.  So
-a function that is wrong in the layout on trial is asked the same case in the others.
+Nothing tells (batch, heads, seqlen, head_dim) from (batch, seqlen, heads, head_dim) but the
+results.  So a function that is wrong in the layout on trial is asked the same case in the others.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ _TRIES = 3  # failing cases of a variant that are asked in other layouts, if non
 
 @dataclass
 class Layouts:
-    """What is known of the layouts of plain functions, by the ref of their variants: "", or the one in which they are right."""
+    """What is known of the layouts of plain functions, by the ref of their variants: "", or the one
+    in which they are right."""
 
     right: dict[str, str] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
 
     def told(self, trial: Trial, ruling: Ruling) -> Ruling:
-        """The ruling; its finding names the layout in which the function is right, if there is one."""
+        """The ruling; its finding names the layout in which the function is right, if there is
+        one."""
         if ruling.finding is None or not trial.declaration.undeclared or trial.refuses:
             return ruling
         layout = self._right(trial)
         if not layout:
             return ruling
         first = ruling.finding.message.partition("\n")[0]
-        message = f'this function computes attention in {LAYOUTS[layout]}; say LAYOUT = "{layout}" in the file ({first})'
+        message = (
+            f'this function computes attention in {LAYOUTS[layout]}; say LAYOUT = "{layout}" in the'
+            f" file ({first})"
+        )
         return replace(ruling, finding=replace(ruling.finding, message=message))
 
     def _right(self, trial: Trial) -> str:

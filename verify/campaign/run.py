@@ -1,4 +1,5 @@
-"""Campaign: one run of many targets over many workers, its directory, its known failures and its report."""
+"""Campaign: one run of many targets over many workers, its directory, its known failures and its
+report."""
 
 from __future__ import annotations
 
@@ -22,9 +23,28 @@ from verify.campaign.targets import Target, excludes_group, excludes_here
 from verify.cell import confinement as confine
 from verify.cell.discovery import Roster, Unloadable, environment, roster
 from verify.cell.process import ForkServer
-from verify.evidence import Drawn, Evidence, Finding, NotRun, Recorder, RunInfo, VariantEntry, Verdict, load, new_run_id
+from verify.evidence import (
+    Drawn,
+    Evidence,
+    Finding,
+    NotRun,
+    Recorder,
+    RunInfo,
+    VariantEntry,
+    Verdict,
+    load,
+    new_run_id,
+)
 from verify.evidence.judge_version import judge_changed, judge_hash
-from verify.evidence.known_failures import FILE, Xfails, at_start, changed_since, digest, xfails_for, xfails_in
+from verify.evidence.known_failures import (
+    FILE,
+    Xfails,
+    at_start,
+    changed_since,
+    digest,
+    xfails_for,
+    xfails_in,
+)
 from verify.machine import device
 from verify.machine.cores import cores
 from verify.machine.places import state_directory
@@ -63,7 +83,8 @@ class BusyError(Exception):
 
 @dataclass
 class CampaignRun:
-    """A run that is being made: its directory, profile, and the kernel files on trial (none: the collection).
+    """A run that is being made: its directory, profile, and the kernel files on trial (none: the
+    collection).
 
     zygote: what the roster's lives and then the court's are forked from, for its owner to close;
     None: each has one of its own.
@@ -87,22 +108,25 @@ class CampaignRun:
         return Roster.loads(path.read_text(encoding="utf-8"))
 
     def lock(self) -> FileLock:
-        """Keep this run from other processes until this one ends, however it ends.  Raises BusyError if one has it."""
+        """Keep this run from other processes until this one ends, however it ends.  Raises
+        BusyError if one has it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.directory / "run.lock")
         try:
             lock.acquire(blocking=False)
         except Timeout:
             raise BusyError(
-                f"--run-id: another process is judging run {self.directory.name}; wait for its end, or name another run"
+                f"--run-id: another process is judging run {self.directory.name}; wait for its end,"
+                " or name another run"
             ) from None
         return lock
 
     def resume(self) -> None:
-        """Find out anew who is on trial, and which cases were begun and never judged, if this run goes on.
+        """Find out anew who is on trial, and which cases were begun and never judged, if this run
+        goes on.
 
-        For the first process, before its workers.  Raises ContinuedError if a kernel has changed since, whose verdicts would
-        be those of another source.
+        For the first process, before its workers.  Raises ContinuedError if a kernel has changed
+        since, whose verdicts would be those of another source.
         """
         path = self.directory / _ROSTER
         if not path.exists():
@@ -110,12 +134,15 @@ class CampaignRun:
         evidence = load(self.directory)
         before = {entry.ref: entry.source_hash for entry in evidence.variants}
         found = roster(list(self.files) or None)
-        changed = [d.ref for d in found.declarations if before.get(d.ref, d.source_hash) != d.source_hash]
+        changed = [
+            d.ref for d in found.declarations if before.get(d.ref, d.source_hash) != d.source_hash
+        ]
         judged = {entry.path for entry in evidence.variants if entry.source_hash}
         changed += [each.ref for each in found.failures if judged & {each.ref, each.path}]
         if changed:
             raise ContinuedError(
-                f"run {self.directory.name} judged other sources of {', '.join(changed)}: begin another run, with another id"
+                f"run {self.directory.name} judged other sources of {', '.join(changed)}: begin"
+                " another run, with another id"
             )
         _record(self, found)
         _record_uncounted(self, evidence)
@@ -131,7 +158,11 @@ class CampaignRun:
     @cached_property
     def here(self) -> tuple[Declaration, ...]:
         """The variants that can run on this machine."""
-        return tuple(declaration for declaration in self.roster.declarations if excludes_here(declaration) is None)
+        return tuple(
+            declaration
+            for declaration in self.roster.declarations
+            if excludes_here(declaration) is None
+        )
 
     def targets(self, group: str) -> list[Target]:
         """Everything to be heard before one group of oracles, in a stable order."""
@@ -140,11 +171,14 @@ class CampaignRun:
             for declaration in self.here
             if excludes_group(declaration, group) is None
             for dtype in declaration.support.dtypes
-            for config in (declaration.configs[:1] if groups()[group].outside else declaration.configs)
+            for config in (
+                declaration.configs[:1] if groups()[group].outside else declaration.configs
+            )
         ]
 
     def families(self, family: str) -> list[tuple[Target, ...]]:
-        """The targets of a family's groups, those of one variant, config and dtype together, in a stable order."""
+        """The targets of a family's groups, those of one variant, config and dtype together, in a
+        stable order."""
         found: dict[str, list[Target]] = {}
         for group in groups().values():
             for target in self.targets(group.name) if group.family == family else ():
@@ -161,7 +195,8 @@ class CampaignRun:
         return Builder(Recorder(self.directory, f"{worker}-builds"), self.profile)
 
     def judge(self, worker: str) -> Judge:
-        """A court that records under that worker's name and remembers what this run has judged before."""
+        """A court that records under that worker's name and remembers what this run has judged
+        before."""
         remembered = load(self.directory) if any(self.directory.glob("*.jsonl")) else None
         fork_server = self.fork_server or ForkServer(environment())
         return Judge(Recorder(self.directory, worker), remembered, self.xfails, fork_server)
@@ -171,14 +206,16 @@ class CampaignRun:
         return _target_among(self.here, case)
 
     def witnesses(self) -> list[tuple[Target, str]]:
-        """Declared worst cases, those of known defects, cases that failed before or were lost: run first.
+        """Declared worst cases, those of known defects, cases that failed before or were lost: run
+        first.
 
         Only those that the kernels, as they are declared today, can be asked.
         """
         return [(target, id_) for target, id_, why in self.kept(self.here) if why is None]
 
     def kept(self, here: Sequence[Declaration]) -> list[tuple[Target, str, str | None]]:
-        """What is to be run first, of the variants that can run here; with the reason why it cannot be asked today, or None."""
+        """What is to be run first, of the variants that can run here; with the reason why it cannot
+        be asked today, or None."""
         ids = [id_ for declaration in here for id_ in declaration.witness]
         ids += [entry.witness for entry in self.xfails.entries]
         for path in (state_directory() / _KNOWN, self.directory / _LOST):
@@ -234,11 +271,15 @@ def _record(run: CampaignRun, found: Roster) -> None:
             reason = declaration.uncompilable or left_out(run.profile)
             if declaration.compiles and reason:
                 recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
-        here = [declaration for declaration in found.declarations if excludes_here(declaration) is None]
+        here = [
+            declaration for declaration in found.declarations if excludes_here(declaration) is None
+        ]
         for target, id_, why in run.kept(here):
             if why is not None:
                 reason = f"a case on record is dropped, {why}: {id_}"
-                recorder.write(NotRun(variant=target.declaration.ref, dtype=_WITNESS, reason=reason))
+                recorder.write(
+                    NotRun(variant=target.declaration.ref, dtype=_WITNESS, reason=reason)
+                )
         for failure in () if run.files and found.unusable else found.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
@@ -246,13 +287,17 @@ def _record(run: CampaignRun, found: Roster) -> None:
 
 def _record_uncounted(run: CampaignRun, evidence: Evidence) -> None:
     """Count what was drawn by processes that ended before they wrote how much they had drawn."""
-    judged = {(v.variant, v.dtype, v.group, v.case) for v in evidence.verdicts if v.phase == "generate"}
+    judged = {
+        (v.variant, v.dtype, v.group, v.case) for v in evidence.verdicts if v.phase == "generate"
+    }
     uncounted = Counter((variant, dtype, group) for variant, dtype, group, _ in judged)
     uncounted.subtract({(d.variant, d.dtype, d.group): d.drawn for d in evidence.drawn})
     with Recorder(run.directory, "campaign") as recorder:
         for (variant, dtype, group), drawn in sorted(uncounted.items()):
             if drawn > 0 and group not in ("loading", GROUP):
-                recorder.write(Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=0))
+                recorder.write(
+                    Drawn(variant=variant, dtype=dtype, group=group, drawn=drawn, refused=0)
+                )
 
 
 def _entry(declaration: Declaration) -> VariantEntry:
@@ -260,7 +305,9 @@ def _entry(declaration: Declaration) -> VariantEntry:
         ref=declaration.ref,
         name=declaration.name,
         family=declaration.family,
-        path=declaration.path if declaration.ref != declaration.name else published(declaration.path),
+        path=(
+            declaration.path if declaration.ref != declaration.name else published(declaration.path)
+        ),
         source_hash=declaration.source_hash,
         configs=tuple(config.name for config in declaration.configs),
         support=asdict(declaration.support),
@@ -286,7 +333,9 @@ def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
         contract={},
     )
     finding = Finding(
-        oracle="loading", message=f"does not load: {failure.message}", replay=f"python -m verify run {failure.ref}"
+        oracle="loading",
+        message=f"does not load: {failure.message}",
+        replay=f"python -m verify run {failure.ref}",
     )
     verdict = Verdict(
         case=f"{failure.ref}:-:loading:-",
@@ -305,7 +354,11 @@ def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
 
 def remember_failures(evidence: Evidence) -> None:
     """Keep the smallest failing cases by id; the next run hears them first."""
-    failing = {v.case for v in evidence.verdicts if v.outcome == "fail" and v.group not in ("loading", GROUP)}
+    failing = {
+        v.case
+        for v in evidence.verdicts
+        if v.outcome == "fail" and v.group not in ("loading", GROUP)
+    }
     if not failing:
         return
     known = state_directory() / _KNOWN
@@ -315,7 +368,8 @@ def remember_failures(evidence: Evidence) -> None:
 
 
 def _with_statistics(run: CampaignRun, evidence: Evidence) -> Evidence:
-    """Judge the campaign as a whole, and record what is wrong with it.  A failing verdict stands if the run goes on."""
+    """Judge the campaign as a whole, and record what is wrong with it.  A failing verdict stands if
+    the run goes on."""
     found = findings(evidence.verdicts)
     if not found:
         return evidence
@@ -332,7 +386,8 @@ def unusable(run: CampaignRun) -> str | None:
 
 
 def convicted(run: CampaignRun) -> bool:
-    """Whether the campaign as a whole fails and no known defect says so, although each of its cases may pass."""
+    """Whether the campaign as a whole fails and no known defect says so, although each of its cases
+    may pass."""
     evidence = load(run.directory) if run.directory.exists() else None
     if evidence is None or not evidence.verdicts:
         return False
@@ -354,10 +409,13 @@ def report(run: CampaignRun, directory: str | Path | None = None) -> str:
     return publish(evidence, run.directory.name, state_directory() / "report", directory)
 
 
-def publish(evidence: Evidence, runs: str, parent: Path, directory: str | Path | None = None) -> str:
+def publish(
+    evidence: Evidence, runs: str, parent: Path, directory: str | Path | None = None
+) -> str:
     """Write the accuracy report of evidence; returns a line that says where it is and what it says.
 
-    It is written into a directory, by default one with the name of the device in `parent`.  runs: what the evidence is called.
+    It is written into a directory, by default one with the name of the device in `parent`.  runs:
+    what the evidence is called.
     """
     built = build(evidence, xfails=xfails_in(evidence))
     paths = write(built, directory or parent / str(built["device"]["slug"]))
@@ -366,8 +424,13 @@ def publish(evidence: Evidence, runs: str, parent: Path, directory: str | Path |
 
 
 def _other_xfails(evidence: Evidence) -> str:
-    """A warning where the known defects are not those that the evidence was recorded with, or not those of the file now."""
+    """A warning where the known defects are not those that the evidence was recorded with, or not
+    those of the file now."""
     before = {run.versions["xfails"] for run in evidence.runs if "xfails" in run.versions}
     if before - {digest(at_start())}:
         return f"\n{FILE} is not the one that the run began with"
-    return f"\n{FILE} has changed while this command ran, and counts from the next one on" if changed_since() else ""
+    return (
+        f"\n{FILE} has changed while this command ran, and counts from the next one on"
+        if changed_since()
+        else ""
+    )

@@ -52,7 +52,8 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 class RunRequest:
     """What a command asks of the engine.
 
-    workers: "auto", or a number; 0 runs in one process.  exit_first: stop at the first failing verdict.
+    workers: "auto", or a number; 0 runs in one process.  exit_first: stop at the first failing
+    verdict.
     """
 
     kernels: tuple[Path, ...] = ()
@@ -71,10 +72,26 @@ class RunRequest:
 
     def command(self) -> list[str]:
         """The pytest command line."""
-        words = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "properties"), "--rootdir", str(ROOT)]
-        # pytest's default mode puts ROOT at the head of sys.path, where its folders would hide packages of the same names.
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            str(ROOT / "tests" / "properties"),
+            "--rootdir",
+            str(ROOT),
+        ]
+        # pytest's default mode puts ROOT at the head of sys.path, where its folders would hide
+        # packages of the same names.
         words += ["--import-mode", "importlib"]
-        words += ["-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
+        words += [
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--no-header",
+            "--tb=short",
+        ]
         words += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
         words += ["--run-id", self.run_id]
         words += ["--profile", self.profile] if self.profile else []
@@ -94,7 +111,8 @@ def say(console: Console, text: str) -> None:
 
 
 def execute(order: RunRequest, console: Console, deadline: float | None = None) -> int:
-    """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is begun.
+    """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is
+    begun.
 
     Raises EngineError where it could not be had, Interrupted where somebody ended it.
     """
@@ -139,7 +157,8 @@ def _execute(order: RunRequest, console: Console, deadline: float | None) -> int
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM, as `timeout` and job schedulers send it, is taken for Ctrl-C, so that the workers are ended too."""
+    """SIGTERM, as `timeout` and job schedulers send it, is taken for Ctrl-C, so that the workers
+    are ended too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -151,18 +170,37 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _watch(process: subprocess.Popen[bytes], order: RunRequest, console: Console, deadline: float | None) -> bool:
+def _watch(
+    process: subprocess.Popen[bytes], order: RunRequest, console: Console, deadline: float | None
+) -> bool:
     """Show how far the campaign is until it ends; whether its time was over before that."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task, tally = progress.add_task("starting", total=None), _Tally()
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL)
             tally.read(order.directory)
-            progress.update(task, completed=tally.begun, description=f"cases judged, {tally.failing} failing verdicts")
+            progress.update(
+                task,
+                completed=tally.begun,
+                description=f"cases judged, {tally.failing} failing verdicts",
+            )
             if deadline is not None and time.monotonic() > deadline + _GRACE:
                 return True
     return False
@@ -170,7 +208,8 @@ def _watch(process: subprocess.Popen[bytes], order: RunRequest, console: Console
 
 @dataclass
 class _Tally:
-    """Cases begun and failing verdicts so far, by a cheap scan of what the evidence has grown by since the last look."""
+    """Cases begun and failing verdicts so far, by a cheap scan of what the evidence has grown by
+    since the last look."""
 
     begun: int = 0
     failing: int = 0
@@ -190,7 +229,8 @@ class _Tally:
 
 
 def _status(returncode: int, order: RunRequest, output: str, console: Console) -> int:
-    """The exit code of a campaign that has ended; raises EngineError where the child says why it did nothing."""
+    """The exit code of a campaign that has ended; raises EngineError where the child says why it
+    did nothing."""
     if returncode == _PYTEST_USAGE:
         raise RunnerError(_said(output), USAGE)
     if returncode == _PYTEST_NOTHING and order.select:
@@ -226,14 +266,17 @@ def _said(output: str) -> str:
 
 
 def _names(order: RunRequest, most: int = 12) -> str:
-    """The names that a campaign's ids are made of, shortened, for somebody whose -k matches none."""
+    """The names that a campaign's ids are made of, shortened, for somebody whose -k matches
+    none."""
     evidence = evidence_of(order)
     entries = () if evidence is None else evidence.variants
     dtypes = {str(dtype) for entry in entries for dtype in entry.support.get("dtypes", ())}
     configs = {config for entry in entries for config in entry.configs}
     found = [*(entry.ref for entry in entries), *sorted(dtypes), *sorted(configs)]
     shown = ", ".join(found[:most])
-    return f"ids are made of {shown}" + (f" and {len(found) - most} more" if len(found) > most else "")
+    return f"ids are made of {shown}" + (
+        f" and {len(found) - most} more" if len(found) > most else ""
+    )
 
 
 def _unloaded(order: RunRequest) -> list[str]:

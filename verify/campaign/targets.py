@@ -32,14 +32,24 @@ class Target:
     @cached_property
     def problems(self) -> SearchStrategy[Problem]:
         """What this target draws, as large as this machine can judge quickly."""
-        device = "gpu" if environment().device == "cuda" else "interpreter" if self.declaration.interpreted else "cpu"
+        device = (
+            "gpu"
+            if environment().device == "cuda"
+            else "interpreter"
+            if self.declaration.interpreted
+            else "cpu"
+        )
         group, limits, declaration = groups()[self.group], LIMITS[device], self.declaration
         if group.outside:
-            return strategies.outside(declaration, dtype=self.dtype, limits=limits).map(lambda pair: pair[0])
+            return strategies.outside(declaration, dtype=self.dtype, limits=limits).map(
+                lambda pair: pair[0]
+            )
         masks = tuple(mask for mask in declaration.support.masks if mask != "full")
         if group.masked and masks:
             declaration = replace(declaration, support=replace(declaration.support, masks=masks))
-        drawn = strategies.problems(declaration, dtype=self.dtype, limits=limits, distributions=group.distributions)
+        drawn = strategies.problems(
+            declaration, dtype=self.dtype, limits=limits, distributions=group.distributions
+        )
         impossible, adapt, support = group.excludes_problem, group.adapt, self.declaration.support
         if impossible is not None:
             drawn = drawn.filter(lambda problem: impossible(problem) is None)
@@ -52,7 +62,8 @@ class Target:
 
     @property
     def asked(self) -> Sequence[Problem]:
-        """The problems that the group asks of every kernel that supports them, in place of drawn ones."""
+        """The problems that the group asks of every kernel that supports them, in place of drawn
+        ones."""
         asks = groups()[self.group].asks
         found = () if asks is None else asks(self.declaration, self.dtype)
         return [problem for problem in found if self.declaration.support.refusal(problem) is None]

@@ -1,7 +1,8 @@
 """Isolation: which of the judge's modules a kernel can import.
 
-An obstacle for the careless - a kernel that calls the reference is no kernel - and no boundary: code in a process can reach
-all that is in it.  The truth of a case is never there (docs/security.md).
+An obstacle for the careless - a kernel that calls the reference is no kernel - and no boundary:
+code in a process can reach all that is in it.  The truth of a case is never there
+(docs/security.md).
 """
 
 from __future__ import annotations
@@ -27,24 +28,30 @@ def _ours(name: str) -> bool:
 
 
 # What those three import, they need; this module is imported before any other that the judge has.
-OPEN = frozenset(name for name in sys.modules if _ours(name) and not f"{name}.".startswith(f"{_CELL}."))
+OPEN = frozenset(
+    name for name in sys.modules if _ours(name) and not f"{name}.".startswith(f"{_CELL}.")
+)
 
 
 class _Closed(MetaPathFinder):
     """Refuses every module of the judge's that is not open to kernels."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Raises ImportError for a closed module; None leaves an open one to whoever finds it."""
         if _ours(fullname) and fullname not in OPEN and not fullname.startswith(_PREFIXES):
             raise ImportError(
-                f"{fullname} is the judge's: a kernel may import verify.variant, verify.problem, verify.cuda and references.masks",
+                f"{fullname} is the judge's: a kernel may import verify.variant, verify.problem,"
+                " verify.cuda and references.masks",
                 name=fullname,
             )
         return None
 
 
 def close() -> None:
-    """Close the judge's modules in this process: those that are loaded can no longer be had by name."""
+    """Close the judge's modules in this process: those that are loaded can no longer be had by
+    name."""
     for name in [name for name in sys.modules if _ours(name) and name not in OPEN]:
         del sys.modules[name]
         parent, _, last = name.rpartition(".")

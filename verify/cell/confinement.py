@@ -1,12 +1,13 @@
 """Confinement: which files a life may read and write, by Landlock.
 
-Landlock is an allow-list that a process puts on itself and on all that it starts, and can never take off.  Written may be
-the life's own scratch, the caches of compilers and device nodes; read may be everything but what is hidden (the evidence of
-runs).  Beside that a confined process cannot look into one outside (ptrace, /proc/<pid>/mem, environ, fd) nor, where the
-system knows how (ABI 6), send it a signal.  docs/security.md says what this is worth.
+Landlock is an allow-list that a process puts on itself and on all that it starts, and can never
+take off.  Written may be the life's own scratch, the caches of compilers and device nodes; read may
+be everything but what is hidden (the evidence of runs).  Beside that a confined process cannot look
+into one outside (ptrace, /proc/<pid>/mem, environ, fd) nor, where the system knows how (ABI 6),
+send it a signal.  docs/security.md says what this is worth.
 
-Directories can be listed everywhere: a right on a directory holds for all below it, so that one on the way to what is hidden
-could not be given it.
+Directories can be listed everywhere: a right on a directory holds for all below it, so that one on
+the way to what is hidden could not be given it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture but alpha
+# the same on every architecture but alpha
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
 _PR_SET_NO_NEW_PRIVS = 38
-_LEAST_ABI = 2  # before it nothing can be renamed from one directory into another, as compilers' caches do
+# before it nothing can be renamed from one directory into another, as compilers' caches do
+_LEAST_ABI = 2
 
 _WRITE_FILE, _READ_FILE, _TRUNCATE = 1 << 1, 1 << 2, 1 << 14
 _REFER = 1 << 13
@@ -67,14 +70,20 @@ class _CapabilityHeader(ctypes.Structure):
 
 
 class _Capabilities(ctypes.Structure):
-    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
 
 
 @cache
 def abi() -> int:
     """The version of Landlock's interface here; 0 where the system has none."""
     try:
-        version = ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+        version = ctypes.CDLL(None, use_errno=True).syscall(
+            _CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION
+        )
     except (AttributeError, OSError):
         return 0
     return max(int(version), 0)
@@ -97,7 +106,8 @@ def state() -> str:
 
 
 def confinement(hidden: Iterable[Path]) -> Confinement | None:
-    """What lives of this process are held to, or None where they are not; makes the caches that are missing."""
+    """What lives of this process are held to, or None where they are not; makes the caches that are
+    missing."""
     if not wanted():
         return None
     writable = []
@@ -109,12 +119,14 @@ def confinement(hidden: Iterable[Path]) -> Confinement | None:
 
 
 def variables() -> dict[str, str]:
-    """Environment variables that keep caches where they are although each life has a temporary directory of its own."""
+    """Environment variables that keep caches where they are although each life has a temporary
+    directory of its own."""
     return {"TORCHINDUCTOR_CACHE_DIR": str(_inductor())}
 
 
 def _home() -> Path:
-    """The user's directory; that of temporary files for a user who has none, as in many a container."""
+    """The user's directory; that of temporary files for a user who has none, as in many a
+    container."""
     try:
         return Path.home()
     except RuntimeError:
@@ -144,7 +156,13 @@ def _caches() -> Iterator[Path]:
     yield Path(os.environ.get("TRITON_HOME") or home, ".triton")
     yield Path(os.environ.get("CUDA_CACHE_PATH") or home / ".nv")
     yield _inductor()
-    names = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "VERIFY_CUDA_CACHE", "CUTE_DSL_CACHE_DIR", "NUMBA_CACHE_DIR")
+    names = (
+        "TRITON_CACHE_DIR",
+        "TORCH_EXTENSIONS_DIR",
+        "VERIFY_CUDA_CACHE",
+        "CUTE_DSL_CACHE_DIR",
+        "NUMBA_CACHE_DIR",
+    )
     for name in names:
         if os.environ.get(name):
             yield Path(os.environ[name])
@@ -157,13 +175,18 @@ def _caches() -> Iterator[Path]:
 
 
 def confine(to: Confinement, scratch: str) -> None:
-    """Hold this thread, and all that it starts, to `to` and a directory of its own.  Raises OSError."""
+    """Hold this thread, and all that it starts, to `to` and a directory of its own.  Raises
+    OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = abi()
     write = _WRITE_FILE | _CHANGE | _REFER | (_TRUNCATE if version >= 3 else 0)
-    attributes = _Ruleset(write | _READ_FILE | _MAKE_DEVICES, 0, _SCOPE_SIGNAL if version >= 6 else 0)
+    attributes = _Ruleset(
+        write | _READ_FILE | _MAKE_DEVICES, 0, _SCOPE_SIGNAL if version >= 6 else 0
+    )
     size = 8 if version < 4 else 16 if version < 6 else 24
-    ruleset = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), 0))
+    ruleset = _checked(
+        libc.syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), 0)
+    )
     try:
         for path in _readable([Path(path) for path in to.hidden]):
             _allow(libc, ruleset, path, _READ_FILE)
@@ -179,29 +202,36 @@ def confine(to: Confinement, scratch: str) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Of root's rights keep those to files alone: the others open other processes and the machine to it, Landlock or not."""
+    """Of root's rights keep those to files alone: the others open other processes and the machine
+    to it, Landlock or not."""
     header = _CapabilityHeader(_CAPABILITIES_VERSION, 0)
     sets = (_Capabilities * 2)()
     _checked(libc.capget(ctypes.byref(header), sets))
     for half, data in enumerate(sets):
-        kept = sum(1 << number - 32 * half for number in _KEPT if 32 * half <= number < 32 * (half + 1))
+        kept = sum(
+            1 << number - 32 * half for number in _KEPT if 32 * half <= number < 32 * (half + 1)
+        )
         for name in ("effective", "permitted", "inheritable"):
             setattr(data, name, getattr(data, name) & kept)
     _checked(libc.capset(ctypes.byref(header), sets))
 
 
 def _devices() -> Iterator[Path]:
-    """Device nodes and what else a GPU's driver writes: this process's names of its threads, the pipes of MPS."""
+    """Device nodes and what else a GPU's driver writes: this process's names of its threads, the
+    pipes of MPS."""
     yield from (Path("/dev") / name for name in _NODES)
     yield from sorted(Path("/dev").glob("nvidia*"))
     yield Path("/proc") / str(os.getpid())
-    for name, usual in (("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), ("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps")):
+    for name, usual in (
+        ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"),
+        ("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps"),
+    ):
         yield Path(os.environ.get(name, usual))
 
 
 def _readable(hidden: list[Path]) -> Iterator[Path]:
-    """All there is but `hidden`: what lies beside each directory on the way to one.  Symbolic links are not followed: what
-    one points to is beside some directory too."""
+    """All there is but `hidden`: what lies beside each directory on the way to one.  Symbolic links
+    are not followed: what one points to is beside some directory too."""
     on_the_way = {parent for path in hidden for parent in path.parents}
     for folder in sorted(on_the_way or {Path("/")}):
         if any(folder.is_relative_to(path) for path in hidden):
@@ -214,7 +244,8 @@ def _readable(hidden: list[Path]) -> Iterator[Path]:
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
-    """Allow `access` to a file, or beneath a directory; what does not exist, or cannot be opened, stays forbidden."""
+    """Allow `access` to a file, or beneath a directory; what does not exist, or cannot be opened,
+    stays forbidden."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -223,7 +254,8 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             access &= _WRITE_FILE | _READ_FILE | _TRUNCATE
         rule = _PathBeneath(access, fd)
-        # Sockets, and files of the system's inner file systems, can have no rule: EBADFD, and there is nothing to forbid.
+        # Sockets, and files of the system's inner file systems, can have no rule: EBADFD, and there
+        # is nothing to forbid.
         libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(fd)

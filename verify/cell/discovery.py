@@ -1,4 +1,5 @@
-"""Discovery: which variants there are and what they declare, read through a cell and never imported here."""
+"""Discovery: which variants there are and what they declare, read through a cell and never imported
+here."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Unloadable:
 
 @dataclass(frozen=True)
 class Roster:
-    """Everything that was found, as JSON-ready data, so that a campaign's workers need not load it all again."""
+    """Everything that was found, as JSON-ready data, so that a campaign's workers need not load it
+    all again."""
 
     entries: tuple[dict[str, Any], ...]
     failures: tuple[Unloadable, ...]
@@ -53,7 +55,8 @@ class Roster:
     @property
     def declarations(self) -> tuple[Declaration, ...]:
         return tuple(
-            declaration_from(e["data"], ref=e["ref"], path=e["path"], source_hash=e["source_hash"]) for e in self.entries
+            declaration_from(e["data"], ref=e["ref"], path=e["path"], source_hash=e["source_hash"])
+            for e in self.entries
         )
 
     @property
@@ -65,13 +68,17 @@ class Roster:
 
     def dumps(self) -> str:
         """As JSON text."""
-        return json.dumps({"entries": self.entries, "failures": [vars(failure) for failure in self.failures]})
+        return json.dumps(
+            {"entries": self.entries, "failures": [vars(failure) for failure in self.failures]}
+        )
 
     @staticmethod
     def loads(text: str) -> Roster:
         """From `dumps`'s text."""
         data = json.loads(text)
-        return Roster(tuple(data["entries"]), tuple(Unloadable(**failure) for failure in data["failures"]))
+        return Roster(
+            tuple(data["entries"]), tuple(Unloadable(**failure) for failure in data["failures"])
+        )
 
 
 def collection() -> list[Path]:
@@ -81,7 +88,8 @@ def collection() -> list[Path]:
 
 
 def environment() -> Environment:
-    """Where kernels run here: on CUDA if there is a device, else on the CPU and in Triton's interpreter."""
+    """Where kernels run here: on CUDA if there is a device, else on the CPU and in Triton's
+    interpreter."""
     return PLAIN_CUDA if torch.cuda.is_available() else PLAIN_CPU
 
 
@@ -97,7 +105,11 @@ def roster(files: list[Path] | None = None, shared: ForkServer | None = None) ->
         for path in collection() if files is None else files:
             if visible(str(path.resolve())) != str(path.resolve()):
                 shown = visible(str(path))
-                failures.append(Unloadable(shown, shown, "its path holds characters that cannot be shown: rename it"))
+                failures.append(
+                    Unloadable(
+                        shown, shown, "its path holds characters that cannot be shown: rename it"
+                    )
+                )
                 continue
             cell = Cell(fork_server)
             reply = cell.load(str(path.resolve()))
@@ -110,7 +122,13 @@ def roster(files: list[Path] | None = None, shared: ForkServer | None = None) ->
             try:
                 entries += _entries(reply.data, path, inside)
             except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-                failures.append(Unloadable(shown, str(path.resolve()), f"its declaration: {type(error).__name__}: {error}"))
+                failures.append(
+                    Unloadable(
+                        shown,
+                        str(path.resolve()),
+                        f"its declaration: {type(error).__name__}: {error}",
+                    )
+                )
     finally:
         if shared is None:
             fork_server.close()
@@ -125,7 +143,8 @@ def _why(reply: Reply) -> str:
 
 
 def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, Any]]:
-    """The roster's entries of a file that was loaded; raises if what it declares cannot be judged."""
+    """The roster's entries of a file that was loaded; raises if what it declares cannot be
+    judged."""
     source = _hash(reply["sources"], path)
     found = []
     for data in reply["variants"]:
@@ -144,13 +163,22 @@ def _check(declaration: Declaration) -> None:
     names = [config.name for config in declaration.configs]
     if not re.fullmatch(r"[\w.-]+", declaration.name, re.ASCII):
         raise ValueError(f"name: {declaration.name!r} may hold letters, digits, _ . and - only")
-    if not names or len(set(names)) < len(names) or any(Config.parse(c.name) != c for c in declaration.configs):
-        raise ValueError(f"configs: {', '.join(names) or 'none'}: one at least, each with a name of its own that parses back")
+    if (
+        not names
+        or len(set(names)) < len(names)
+        or any(Config.parse(c.name) != c for c in declaration.configs)
+    ):
+        raise ValueError(
+            f"configs: {', '.join(names) or 'none'}: one at least, each with a name of its own that"
+            " parses back"
+        )
     reads = declaration.gradients is not None and declaration.gradients.softmax == "saved"
     if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
     for dtype in support.dtypes:
-        problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype, softcap=1.0)
+        problem = Problem(
+            seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype, softcap=1.0
+        )
         for config in declaration.configs:
             try:
                 resolve(declaration.numerics, declaration.saved_config or config, problem, "cpu")
@@ -170,10 +198,13 @@ def _hash(sources: list[str], path: Path) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """A regular file's content; raises OSError for what is none (a pipe has no end), or too large to be a source."""
+    """A regular file's content; raises OSError for what is none (a pipe has no end), or too large
+    to be a source."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_SOURCE:
-            raise OSError(f"{visible(str(path))}: is no regular file of at most {_LARGEST_SOURCE >> 20} MiB")
+            raise OSError(
+                f"{visible(str(path))}: is no regular file of at most {_LARGEST_SOURCE >> 20} MiB"
+            )
         return file.read()

@@ -1,8 +1,8 @@
 """Batons: lock files of torch.utils.cpp_extension, which a killed process leaves behind.
 
-torch's baton is a file that exists while somebody builds: it holds it open, and removes it at the end.  A life that is killed
-in the middle of a build never does, and whoever loads that extension next waits for ever.  A baton that no process holds open
-is nobody's.
+torch's baton is a file that exists while somebody builds: it holds it open, and removes it at the
+end.  A life that is killed in the middle of a build never does, and whoever loads that extension
+next waits for ever.  A baton that no process holds open is nobody's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def held_by(pid: int) -> set[Path]:
 
 
 def clear(suspects: Iterable[Path] = ()) -> None:
-    """Remove the batons that nobody holds: of `suspects`, and where torch builds extensions by default."""
+    """Remove the batons that nobody holds: of `suspects`, and where torch builds extensions by
+    default."""
     found = {path for path in (*suspects, *_default()) if path.is_file()}
     if not found:
         return

@@ -1,4 +1,5 @@
-"""The judge's side of a fork server: the process of one environment, from which lives are forked."""
+"""The judge's side of a fork server: the process of one environment, from which lives are
+forked."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from verify.machine.places import state_directory
 
 ROOT = bundle.ROOT
 _START_TIMEOUT = 180.0  # seconds for a zygote to import torch on a busy machine
-_CONTROL_TIMEOUT = 20.0  # seconds for one that runs to fork, or to wait for the end of what was killed
+# seconds for one that runs to fork, or to wait for the end of what was killed
+_CONTROL_TIMEOUT = 20.0
 _END_TIMEOUT = 15.0  # seconds to end its lives when the judge hangs up
 
 
@@ -33,7 +35,8 @@ class InfrastructureError(RuntimeError):
 
 @dataclass(frozen=True)
 class Environment:
-    """What a cell's process sees: a name for reports, environment variables, and whether kernels run on "cuda" or "cpu"."""
+    """What a cell's process sees: a name for reports, environment variables, and whether kernels
+    run on "cuda" or "cpu"."""
 
     name: str
     device: str
@@ -44,8 +47,11 @@ class Environment:
 # One compile thread per cell: there are as many cells as cores.
 PLAIN_CUDA = Environment("cuda", "cuda", (("TORCHINDUCTOR_COMPILE_THREADS", "1"),), patience=120.0)
 # Compiling needs no device; Triton must not interpret.
-COMPILER = Environment("compiler", "cpu", (("TRITON_INTERPRET", "0"), ("CUDA_VISIBLE_DEVICES", "")), patience=300.0)
-# Without a GPU Triton kernels run in its interpreter; the switch does nothing to kernels that are not Triton's.
+COMPILER = Environment(
+    "compiler", "cpu", (("TRITON_INTERPRET", "0"), ("CUDA_VISIBLE_DEVICES", "")), patience=300.0
+)
+# Without a GPU Triton kernels run in its interpreter; the switch does nothing to kernels that are
+# not Triton's.
 PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")))
 
 
@@ -57,7 +63,8 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._lock = threading.Lock()  # one caller at a time on the control socket
-        self._number = 0  # of the last control message: an answer that comes too late is none to the next
+        # of the last control message: an answer that comes too late is none to the next
+        self._number = 0
         self._scratch = ""  # a directory for those of the lives
         self._confinement: Confinement | None = None
 
@@ -66,12 +73,17 @@ class ForkServer:
         with self._lock:
             try:
                 life, pid = self._fork(log)
-            except (Closed, TimeoutError):  # a kernel may have killed it, and its end need not have been seen yet
+            except (
+                Closed,
+                TimeoutError,
+            ):  # a kernel may have killed it, and its end need not have been seen yet
                 self.close()
                 try:
                     life, pid = self._fork(log)
                 except (Closed, TimeoutError) as error:
-                    raise InfrastructureError(f"the {self.environment.name} zygote is gone: {error}") from error
+                    raise InfrastructureError(
+                        f"the {self.environment.name} zygote is gone: {error}"
+                    ) from error
         try:
             life.settimeout(_CONTROL_TIMEOUT)
             greeting, _ = receive(life)
@@ -83,7 +95,9 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             self.reap(pid)
-            raise InfrastructureError(f"a life of the {self.environment.name} cell did not begin: {visible(wrong)}")
+            raise InfrastructureError(
+                f"a life of the {self.environment.name} cell did not begin: {visible(wrong)}"
+            )
         return life, pid
 
     def _fork(self, log: int) -> tuple[socket.socket, int]:
@@ -101,7 +115,8 @@ class ForkServer:
             theirs.close()
 
     def _exchange(self, message: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
-        """Say something to the process, and return its answer to just that.  Raises Closed, TimeoutError."""
+        """Say something to the process, and return its answer to just that.  Raises Closed,
+        TimeoutError."""
         assert self._control is not None
         self._number += 1
         send(self._control, message | {"number": self._number}, fds)
@@ -111,7 +126,8 @@ class ForkServer:
                 return answer
 
     def reap(self, pid: int) -> int | None:
-        """Exit status of a life that has ended (negative: a signal), or None if the zygote cannot say.
+        """Exit status of a life that has ended (negative: a signal), or None if the zygote cannot
+        say.
 
         What the life has left running is killed, and its scratch is removed.
         """
@@ -161,7 +177,12 @@ class ForkServer:
         # Its own words matter only when it fails to start.
         with tempfile.TemporaryFile() as words:
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words
+                command,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
             )
             theirs.close()
             mine.settimeout(_START_TIMEOUT)
@@ -171,6 +192,8 @@ class ForkServer:
                 mine.close()
                 words.seek(0)
                 text = visible(words.read()[-2000:].decode(errors="replace"))
-                raise InfrastructureError(f"the {self.environment.name} zygote did not start: {text}") from error
+                raise InfrastructureError(
+                    f"the {self.environment.name} zygote did not start: {text}"
+                ) from error
         mine.settimeout(_CONTROL_TIMEOUT)
         self._control = mine

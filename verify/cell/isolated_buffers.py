@@ -1,9 +1,10 @@
 """Separate: a run's buffers as allocations of their own, each ending at its last element.
 
-In the judge's arena an overrun lands in a redzone, which is memory like any other to a tool that watches allocations.  Here
-every buffer is copied out of the arena into one allocation, from the start of its own to just behind its last element (what
-a strided tensor's last row leaves unused is no part of it), and copied back after the run.  On CUDA that holds only if torch
-does not cache allocations (PYTORCH_NO_CUDA_MEMORY_CACHING=1): its cache hands out pieces of larger blocks.
+In the judge's arena an overrun lands in a redzone, which is memory like any other to a tool that
+watches allocations.  Here every buffer is copied out of the arena into one allocation, from the
+start of its own to just behind its last element (what a strided tensor's last row leaves unused is
+no part of it), and copied back after the run.  On CUDA that holds only if torch does not cache
+allocations (PYTORCH_NO_CUDA_MEMORY_CACHING=1): its cache hands out pieces of larger blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from verify.cell.arena import Slot
 
 
 class Separate:
-    """Stands for the arena's bytes where buffers are taken from it: `Slot.view` slices it and looks at its device."""
+    """Stands for the arena's bytes where buffers are taken from it: `Slot.view` slices it and looks
+    at its device."""
 
     def __init__(self, slots: Sequence[Slot], host: Tensor, device: str) -> None:
         self.device = torch.device(device)
@@ -44,5 +46,9 @@ class Separate:
 def _end(slot: Slot, host: Tensor) -> int:
     """Just behind the last element; the start of an empty buffer."""
     view = slot.view(host)
-    extent = 1 + sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True)) if view.numel() else 0
+    extent = (
+        1 + sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))
+        if view.numel()
+        else 0
+    )
     return slot.start + extent * view.element_size()

@@ -1,4 +1,5 @@
-"""Twins: a plain function under each layout, which a cell holds beside the one on trial, for a finding to ask."""
+"""Twins: a plain function under each layout, which a cell holds beside the one on trial, for a
+finding to ask."""
 
 from __future__ import annotations
 
@@ -10,5 +11,6 @@ LAYOUTS = {
 
 
 def twin(name: str, layout: str) -> str:
-    """What a plain function is called in a cell that takes and returns its tensors in that layout."""
+    """What a plain function is called in a cell that takes and returns its tensors in that
+    layout."""
     return f"{name}:{layout}"

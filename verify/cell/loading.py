@@ -1,4 +1,5 @@
-"""Loading kernel files, inside a cell: declared variants, or a plain function that is made into one."""
+"""Loading kernel files, inside a cell: declared variants, or a plain function that is made into
+one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _HELPERS = ROOT / "kernels" / "cuda"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file holds; undeclared if its one variant was made from a plain function; sources: see `sources_of`.
+    """What a file holds; undeclared if its one variant was made from a plain function; sources: see
+    `sources_of`.
 
     unheard: the same function under the other layouts, which a finding may ask; see `plain.twin`.
     """
@@ -42,7 +44,8 @@ _WRAPPERS = 8  # decorators around a kernel that are looked through
 def load(path: Path, package_root: str) -> Loaded:
     """Import a kernel file and return its variants.
 
-    `VARIANT` or `VARIANTS` is taken as declared; else see `plain.find`.  Raises Breach when the file holds neither.
+    `VARIANT` or `VARIANTS` is taken as declared; else see `plain.find`.  Raises Breach when the
+    file holds neither.
     """
     try:
         module = _import(path, Path(package_root))
@@ -58,7 +61,9 @@ def load(path: Path, package_root: str) -> Loaded:
     if declared is not None:
         variants = tuple(declared)
         if not variants or not all(isinstance(variant, Variant) for variant in variants):
-            raise Breach(f"{path.name}: VARIANT must be a verify.variant.Variant, VARIANTS a list of them")
+            raise Breach(
+                f"{path.name}: VARIANT must be a verify.variant.Variant, VARIANTS a list of them"
+            )
         return Loaded(variants, False, sources, interpreted)
     try:
         heard, *unheard = plain.variants(module, path, interpreted)
@@ -78,17 +83,23 @@ def line_of(error: BaseException, path: str) -> str:
 
 
 def _interprets(module: ModuleType, folder: Path) -> bool:
-    """Whether Triton's interpreter runs a kernel that the module holds, or one beside it from which it imports."""
+    """Whether Triton's interpreter runs a kernel that the module holds, or one beside it from which
+    it imports."""
     beside = [
         other
         for other in list(sys.modules.values())
-        if (file := getattr(other, "__file__", None)) and Path(file).is_absolute() and Path(file).resolve().parent == folder
+        if (file := getattr(other, "__file__", None))
+        and Path(file).is_absolute()
+        and Path(file).resolve().parent == folder
     ]
-    return any(_is_interpreted(value) for each in (module, *beside) for value in list(vars(each).values()))
+    return any(
+        _is_interpreted(value) for each in (module, *beside) for value in list(vars(each).values())
+    )
 
 
 def _is_interpreted(value: object) -> bool:
-    """Whether a value is an interpreted kernel, however often it is wrapped (Autotuner, Heuristics): each wrapper's `fn`."""
+    """Whether a value is an interpreted kernel, however often it is wrapped (Autotuner,
+    Heuristics): each wrapper's `fn`."""
     for _ in range(_WRAPPERS):
         if type(value).__name__ == "InterpretedFunction":
             return True

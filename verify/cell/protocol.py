@@ -1,4 +1,5 @@
-"""What judge and cell say to each other: length-prefixed JSON over a Unix socket, with file descriptors beside it.
+"""What judge and cell say to each other: length-prefixed JSON over a Unix socket, with file
+descriptors beside it.
 
 JSON, because the judge must never execute anything that a kernel's process sends.
 """
@@ -24,8 +25,8 @@ class Closed(Exception):  # noqa: N818 - the other side's end, not an error of o
 class Countdown:
     """The time that one whole message may take, in however many parts it comes.
 
-    counts: called about twice a second with the seconds that have passed since the last call; returns how many of them
-    count.  Without it all do.
+    counts: called about twice a second with the seconds that have passed since the last call;
+    returns how many of them count.  Without it all do.
     """
 
     def __init__(self, seconds: float, counts: Callable[[float], float] | None = None) -> None:
@@ -46,7 +47,8 @@ class Countdown:
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
-    """Send one message; `fds` travel with its first byte.  Raises Closed, TimeoutError past the socket's timeout."""
+    """Send one message; `fds` travel with its first byte.  Raises Closed, TimeoutError past the
+    socket's timeout."""
     body = json.dumps(message).encode()
     data = _HEADER.pack(len(body)) + body
     try:
@@ -56,11 +58,13 @@ def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = N
         raise Closed from error
 
 
-def receive(sock: socket.socket, max_fds: int = 0, countdown: Countdown | None = None) -> tuple[dict[str, Any], list[int]]:
+def receive(
+    sock: socket.socket, max_fds: int = 0, countdown: Countdown | None = None
+) -> tuple[dict[str, Any], list[int]]:
     """Receive one message and its descriptors.
 
-    The whole of it must come within the socket's timeout, or before `countdown` ends.  Raises Closed at the stream's end and
-    for what is no message, TimeoutError.
+    The whole of it must come within the socket's timeout, or before `countdown` ends.  Raises
+    Closed at the stream's end and for what is no message, TimeoutError.
     """
     timeout = sock.gettimeout()
     if countdown is None and timeout is not None:
@@ -71,7 +75,9 @@ def receive(sock: socket.socket, max_fds: int = 0, countdown: Countdown | None =
         sock.settimeout(timeout)
 
 
-def _receive(sock: socket.socket, max_fds: int, countdown: Countdown | None) -> tuple[dict[str, Any], list[int]]:
+def _receive(
+    sock: socket.socket, max_fds: int, countdown: Countdown | None
+) -> tuple[dict[str, Any], list[int]]:
     head = b""
     fds: list[int] = []
     while len(head) < _HEADER.size:
@@ -93,7 +99,9 @@ def _receive(sock: socket.socket, max_fds: int, countdown: Countdown | None) -> 
     return message, fds
 
 
-def _part(sock: socket.socket, size: int, max_fds: int, countdown: Countdown | None) -> tuple[bytes, list[int]]:
+def _part(
+    sock: socket.socket, size: int, max_fds: int, countdown: Countdown | None
+) -> tuple[bytes, list[int]]:
     """The next bytes, at least one, and what descriptors came with them."""
     fds: list[int] = []
     while True:

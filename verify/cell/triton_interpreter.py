@@ -1,18 +1,22 @@
-"""Repairs of Triton's interpreter, so that a kernel computes there what it computes on an NVIDIA GPU.
+"""Repairs of Triton's interpreter, so that a kernel computes there what it computes on an NVIDIA
+GPU.
 
-The interpreter keeps bfloat16 and 8-bit floats as integers of the same width, and in several places works on those integers as
-if they were the values; its own conversions between float formats truncate, lose carries and misread infinities.  `repair`
-replaces these places:
+The interpreter keeps bfloat16 and 8-bit floats as integers of the same width, and in several places
+works on those integers as if they were the values; its own conversions between float formats
+truncate, lose carries and misread infinities.  `repair` replaces these places:
 
-    float casts        to nearest, ties to even (or toward zero where asked); 8-bit formats saturate, as `cvt.rn.satfinite` does
-    tl.dot             operands are taken exactly to fp32 and accumulated there; tf32 drops the low 13 bits of fp32 operands, as
+    float casts        to nearest, ties to even (or toward zero where asked); 8-bit formats
+    saturate, as `cvt.rn.satfinite` does tl.dot             operands are taken exactly to fp32 and
+    accumulated there; tf32 drops the low 13 bits of fp32 operands, as
                        mma.sync and wgmma do with registers that hold fp32
-    bf16, fp8 maths    arithmetic, comparisons, sums and scans on values: computed in fp32, rounded once
-    minimum, maximum   return the operand that is no NaN unless NaN is asked to propagate, as min.f32 and max.f32 do
-    scalar indices     one-element arrays become Python integers again (numpy >= 2.4 refuses that for triton 3.6)
-    waste              what it computes for nothing (`verify.cell.triton_interpreter_waste`)
+    bf16, fp8 maths    arithmetic, comparisons, sums and scans on values: computed in fp32, rounded
+    once minimum, maximum   return the operand that is no NaN unless NaN is asked to propagate, as
+    min.f32 and max.f32 do scalar indices     one-element arrays become Python integers again (numpy
+    >= 2.4 refuses that for triton 3.6) waste              what it computes for nothing
+    (`verify.cell.triton_interpreter_waste`)
 
-Not repaired: atomics on bf16, which raise here; ulp-level differences of exp2 and log2; fused multiply-add.
+Not repaired: atomics on bf16, which raise here; ulp-level differences of exp2 and log2; fused
+multiply-add.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from verify.cell.triton_interpreter_waste import spare
 
 Array = NDArray[Any]
 
-# What repair() replaces or calls, with the parameters it counts on.  The same in triton 3.6 and 3.7.
+# What repair() replaces or calls, with the parameters it counts on.  The same in triton 3.6 and
+# 3.7.
 _BUILDER = "InterpreterBuilder"
 _INTERNALS = {
     "TensorHandle": ("data", "dtype", "attr"),
@@ -79,7 +84,8 @@ _INTERNALS = {
 
 @dataclass(frozen=True)
 class _Encoding:
-    """How a float format lies in bits: sign, exponent, fraction; `beyond` encodes what is too large for `max`."""
+    """How a float format lies in bits: sign, exponent, fraction; `beyond` encodes what is too large
+    for `max`."""
 
     format: DType
     storage: str  # the numpy dtype that the interpreter keeps it in
@@ -116,17 +122,24 @@ _PACKED = ("bf16", "fp8e4nv", "fp8e5")  # kept as integers
 
 
 def _magnitude_bits(magnitude: Array, format: DType, rounding: Callable[[Array], Array]) -> Array:
-    """The bits of finite magnitudes (float64): with spacing 2**(e - p + 1) at exponent e they count the format's numbers."""
+    """The bits of finite magnitudes (float64): with spacing 2**(e - p + 1) at exponent e they count
+    the format's numbers."""
     _, exponent = np.frexp(magnitude)
-    exponent = np.where(magnitude == 0, format.emin, np.maximum(exponent - 1, format.emin)).astype(np.int64)
-    count = rounding(np.ldexp(magnitude, (format.precision - 1 - exponent).astype(np.int32))).astype(np.int64)
+    exponent = np.where(magnitude == 0, format.emin, np.maximum(exponent - 1, format.emin)).astype(
+        np.int64
+    )
+    count = rounding(
+        np.ldexp(magnitude, (format.precision - 1 - exponent).astype(np.int32))
+    ).astype(np.int64)
     return np.asarray(count + ((exponent - format.emin) << (format.precision - 1)))
 
 
 def encode(values: Array, dtype: str, *, toward_zero: bool = False) -> Array:
-    """Round floats or integers to a format, named as triton does ("bf16", "fp8e4nv", ...), in the interpreter's storage.
+    """Round floats or integers to a format, named as triton does ("bf16", "fp8e4nv", ...), in the
+    interpreter's storage.
 
-    To nearest, ties to even, or toward zero.  Every step before the one rounding is exact for floats up to float64.
+    To nearest, ties to even, or toward zero.  Every step before the one rounding is exact for
+    floats up to float64.
     """
     encoding = _ENCODINGS[dtype]
     if dtype == "bf16" and values.dtype == np.float32 and not toward_zero:
@@ -136,10 +149,16 @@ def encode(values: Array, dtype: str, *, toward_zero: bool = False) -> Array:
             return values.astype(encoding.storage)  # numpy's own floats round to nearest
         wide = values.astype(np.float64)
         finite = np.isfinite(wide)
-        bits = _magnitude_bits(np.abs(np.where(finite, wide, 0.0)), encoding.format, np.trunc if toward_zero else np.rint)
+        bits = _magnitude_bits(
+            np.abs(np.where(finite, wide, 0.0)),
+            encoding.format,
+            np.trunc if toward_zero else np.rint,
+        )
     too_large = encoding.largest if toward_zero else encoding.beyond
     bits = np.where(bits > encoding.largest, too_large, bits)
-    bits = np.where(finite, bits, encoding.beyond) | np.where(np.signbit(wide), 1 << (8 * encoding.format.itemsize - 1), 0)
+    bits = np.where(finite, bits, encoding.beyond) | np.where(
+        np.signbit(wide), 1 << (8 * encoding.format.itemsize - 1), 0
+    )
     bits = np.where(np.isnan(wide), encoding.nan, bits)
     return bits.astype(encoding.bits).view(encoding.storage)
 
@@ -158,7 +177,10 @@ def _values_of_all_bits(dtype: str) -> Array:
     """The value of each 8-bit pattern, as fp32."""
     format = _ENCODINGS[dtype].format
     bits = np.arange(256)
-    exponent, fraction = (bits & 0x7F) >> (format.precision - 1), bits & ((1 << (format.precision - 1)) - 1)
+    exponent, fraction = (
+        (bits & 0x7F) >> (format.precision - 1),
+        bits & ((1 << (format.precision - 1)) - 1),
+    )
     hidden = np.where(exponent > 0, 1 << (format.precision - 1), 0)
     shift = np.maximum(exponent, 1) - 1 + format.emin - (format.precision - 1)
     values = np.ldexp((hidden + fraction).astype(np.float64), shift.astype(np.int32))
@@ -170,7 +192,8 @@ def _values_of_all_bits(dtype: str) -> Array:
 
 
 def decode(data: Array, dtype: str) -> Array:
-    """The interpreter's storage of a format as floats: packed formats as fp32, the others as they are; always exact."""
+    """The interpreter's storage of a format as floats: packed formats as fp32, the others as they
+    are; always exact."""
     if dtype == "bf16":
         return np.asarray((data.astype(np.uint32) << 16).view(np.float32))
     return np.asarray(_values_of_all_bits(dtype)[data]) if dtype in _PACKED else data
@@ -178,16 +201,19 @@ def decode(data: Array, dtype: str) -> Array:
 
 @functools.cache
 def repair() -> tuple[str, ...]:
-    """Repair the interpreter in this process; returns the names of the repairs.  Calling it again changes nothing.
+    """Repair the interpreter in this process; returns the names of the repairs.  Calling it again
+    changes nothing.
 
-    For a process that set TRITON_INTERPRET=1 before it imported triton.  Raises RuntimeError if it did not, or if this triton's
-    interpreter is not built as this module knows it.
+    For a process that set TRITON_INTERPRET=1 before it imported triton.  Raises RuntimeError if it
+    did not, or if this triton's interpreter is not built as this module knows it.
     """
     import triton
     from triton.runtime import interpreter
 
     if not triton.knobs.runtime.interpret:
-        raise RuntimeError("Triton's interpreter is off: set TRITON_INTERPRET=1 before triton is imported")
+        raise RuntimeError(
+            "Triton's interpreter is off: set TRITON_INTERPRET=1 before triton is imported"
+        )
     _check_internals(interpreter, triton.__version__)
     repairs = {
         "float-casts": _repair_casts,
@@ -204,19 +230,22 @@ def repair() -> tuple[str, ...]:
 
 
 def _check_internals(interpreter: Any, version: str) -> None:
-    """Raise RuntimeError naming what is missing or takes other parameters than `_INTERNALS` says."""
+    """Raise RuntimeError naming what is missing or takes other parameters than `_INTERNALS`
+    says."""
     wrong = []
     for path, parameters in _INTERNALS.items():
         try:
             found = functools.reduce(getattr, path.split("."), interpreter)
             if tuple(inspect.signature(found).parameters) != parameters:
-                wrong.append(f"{path}{inspect.signature(found)}, expected ({', '.join(parameters)})")
+                wrong.append(
+                    f"{path}{inspect.signature(found)}, expected ({', '.join(parameters)})"
+                )
         except AttributeError:
             wrong.append(f"no {path}")
     if wrong:
         raise RuntimeError(
-            f"triton {version}: its interpreter differs from those that verify/cell/triton_interpreter.py repairs (3.6, 3.7): "
-            f"{'; '.join(wrong)}"
+            f"triton {version}: its interpreter differs from those that"
+            f" verify/cell/triton_interpreter.py repairs (3.6, 3.7): {'; '.join(wrong)}"
         )
 
 
@@ -237,7 +266,11 @@ def _repair_casts(interpreter: Any) -> None:
         if source not in _PACKED and target not in _PACKED:
             return cast_impl(self, src, dst_type)
         values = decode(src.data, source)
-        data = encode(values, target) if target in _ENCODINGS else values.astype(interpreter._get_np_dtype(dst_type))
+        data = (
+            encode(values, target)
+            if target in _ENCODINGS
+            else values.astype(interpreter._get_np_dtype(dst_type))
+        )
         return handle(data, dst_type.scalar)
 
     def repaired_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
@@ -245,7 +278,9 @@ def _repair_casts(interpreter: Any) -> None:
         if source not in _ENCODINGS or target not in _ENCODINGS:  # formats of other vendors
             return create_fp_to_fp(self, src, dst_type, rounding_mode)
         toward_zero = rounding_mode == ir.ROUNDING_MODE.RTZ
-        return handle(encode(decode(src.data, source), target, toward_zero=toward_zero), dst_type.scalar)
+        return handle(
+            encode(decode(src.data, source), target, toward_zero=toward_zero), dst_type.scalar
+        )
 
     builder.cast_impl = repaired_cast
     builder.create_fp_to_fp = repaired_fp_to_fp
@@ -264,8 +299,11 @@ def _repair_dot(interpreter: Any) -> None:
             return (values.view(np.uint32) & np.uint32(0xFFFF_E000)).view(np.float32)
         return values
 
-    def repaired_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        if _name(a) not in _ENCODINGS or "fp64" in (_name(a), _name(b)):  # integers, and double precision
+    def repaired_dot(
+        self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
+    ) -> Any:
+        # integers, and double precision
+        if _name(a) not in _ENCODINGS or "fp64" in (_name(a), _name(b)):
             return create_dot(self, a, b, d, input_precision, max_num_imprecise_acc)
         with np.errstate(all="ignore"):
             product = np.matmul(operand(a, input_precision), operand(b, input_precision))
@@ -280,7 +318,9 @@ def _repair_arithmetic(interpreter: Any) -> None:
     create_atomic_rmw = builder.create_atomic_rmw
 
     def result(data: Array, like: Any) -> Any:
-        return handle(data if data.dtype == np.bool_ else encode(data, _name(like)), like.dtype.scalar)
+        return handle(
+            data if data.dtype == np.bool_ else encode(data, _name(like)), like.dtype.scalar
+        )
 
     def repaired_unary(self: Any, arg: Any, op: Any) -> Any:
         if _name(arg) not in _PACKED:
@@ -298,33 +338,52 @@ def _repair_arithmetic(interpreter: Any) -> None:
         wide = [decode(part.data, _name(part)).astype(np.float64) for part in (x, y, z)]
         return result(wide[0] * wide[1] + wide[2], z)
 
-    def refusing_atomic(self: Any, rmwOp: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+    def refusing_atomic(
+        self: Any, rmwOp: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any
+    ) -> Any:
         if _name(val) in _PACKED:
-            raise NotImplementedError(f"atomic on {_name(val)}: Triton's interpreter would add bit patterns")
+            raise NotImplementedError(
+                f"atomic on {_name(val)}: Triton's interpreter would add bit patterns"
+            )
         return create_atomic_rmw(self, rmwOp, ptr, val, mask, sem, scope)
 
-    builder.unary_op, builder.binary_op, builder.create_fma = repaired_unary, repaired_binary, repaired_fma
+    builder.unary_op, builder.binary_op, builder.create_fma = (
+        repaired_unary,
+        repaired_binary,
+        repaired_fma,
+    )
     builder.create_atomic_rmw = refusing_atomic
 
 
 def _repair_sums(interpreter: Any) -> None:
-    """Only these reductions work on the integers: tl.max and its like widen first, any other combines element by element."""
+    """Only these reductions work on the integers: tl.max and its like widen first, any other
+    combines element by element."""
     import triton.language as tl
 
     def repaired(original: Callable[..., Any]) -> Callable[..., Any]:
         def reduce(self: Any, input: Any) -> Any:
             if _name(input) not in _PACKED:
                 return original(self, input)
-            found = original(self, self.to_tensor(decode(input.handle.data, _name(input)), tl.float32))
+            found = original(
+                self, self.to_tensor(decode(input.handle.data, _name(input)), tl.float32)
+            )
             (wide,) = found if isinstance(found, list) else (found,)
             data = encode(wide.handle.data, _name(input))
-            kind = tl.block_type(input.dtype, list(data.shape)) if wide.type.is_block() else input.dtype
+            kind = (
+                tl.block_type(input.dtype, list(data.shape))
+                if wide.type.is_block()
+                else input.dtype
+            )
             narrow = tl.core.tensor(interpreter.TensorHandle(data, input.dtype.scalar), kind)
             return [narrow] if isinstance(found, list) else narrow
 
         return reduce
 
-    for owner, name in ((interpreter.ReduceOps, "sum"), (interpreter.ScanOps, "cumsum"), (interpreter.ScanOps, "cumprod")):
+    for owner, name in (
+        (interpreter.ReduceOps, "sum"),
+        (interpreter.ScanOps, "cumsum"),
+        (interpreter.ScanOps, "cumprod"),
+    ):
         setattr(owner, name, repaired(getattr(owner, name)))
 
 

@@ -1,14 +1,15 @@
-"""What Triton's interpreter computes for nothing, and no result depends on: left out, or computed once.
+"""What Triton's interpreter computes for nothing, and no result depends on: left out, or computed
+once.
 
-    overflow checks    of integers, whose outcome is thrown away unless `debug` is on
-    patching           of the language's functions, anew at every call of a device function
-    numpy dtypes       looked up in a table that is built for each look
-    types and shapes   of every tensor made anew, names included; the same few are meant each time
-    broadcasting       of blocks that have the same shape already
-    operands' types    of binary operators, decided anew for each (`verify.cell.triton_interpreter_operands`)
-    keyword arguments  copied at every call of the language, and then looked for
-    constants          of compile time, looked for in what holds none
-    dtypes             compared by name, sizes of elements by their bits, casts chosen among a dozen kinds
+    overflow checks    of integers, whose outcome is thrown away unless `debug` is on patching
+    of the language's functions, anew at every call of a device function numpy dtypes       looked
+    up in a table that is built for each look types and shapes   of every tensor made anew, names
+    included; the same few are meant each time broadcasting       of blocks that have the same shape
+    already operands' types    of binary operators, decided anew for each
+    (`verify.cell.triton_interpreter_operands`) keyword arguments  copied at every call of the
+    language, and then looked for constants          of compile time, looked for in what holds none
+    dtypes             compared by name, sizes of elements by their bits, casts chosen among a dozen
+    kinds
 
 Tensor programs are short and their tiles small, so this is two thirds of the interpreter's time.
 """
@@ -49,7 +50,9 @@ def _patch_once(interpreter: Any) -> None:
 
     def patch_once(fn: Any) -> Any:
         modules = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
-        done = modules and not any(map(tl.core.is_builtin, (tl.tensor.__add__, *(module.load for module in modules))))
+        done = modules and not any(
+            map(tl.core.is_builtin, (tl.tensor.__add__, *(module.load for module in modules)))
+        )
         return interpreter._LangPatchScope() if done else patch_lang(fn)
 
     interpreter._patch_lang = patch_once
@@ -70,7 +73,8 @@ def _look_up_once(interpreter: Any) -> None:
 
 
 def _sizes(core: Any, shape: Any) -> tuple[int, ...] | None:
-    """A shape as plain integers, or None if it holds anything else (which its class then refuses)."""
+    """A shape as plain integers, or None if it holds anything else (which its class then
+    refuses)."""
     if type(shape) is core.tuple:
         shape = shape.values
     elif type(shape) is not list:
@@ -80,7 +84,8 @@ def _sizes(core: Any, shape: Any) -> tuple[int, ...] | None:
 
 
 def _make_types_once(core: Any) -> None:
-    """A block type's shape, size and name, and a tensor's, are those of the first of their kind: nothing changes them."""
+    """A block type's shape, size and name, and a tensor's, are those of the first of their kind:
+    nothing changes them."""
     of_types: dict[Hashable, tuple[Any, Any, Any]] = {}
     of_tensors: dict[str, tuple[Any, Any]] = {}  # a type's name holds its shape
     make_type: Callable[..., None] = core.block_type.__init__
@@ -124,7 +129,9 @@ def _broadcast_where_needed(core: Any, semantic: Any) -> None:
         if left == right:
             return lhs, rhs
         both = [b if a == 1 else a for a, b in zip(left, right, strict=False)]
-        if len(left) != len(right) or any(b not in (1, n) for b, n in zip(right, both, strict=True)):
+        if len(left) != len(right) or any(
+            b not in (1, n) for b, n in zip(right, both, strict=True)
+        ):
             return broadcast(self, lhs, rhs)  # adds axes, or raises
         return widened(self, lhs, left, both), widened(self, rhs, right, both)
 
@@ -139,7 +146,8 @@ def _broadcast_where_needed(core: Any, semantic: Any) -> None:
 
 def _pass_keywords_on(interpreter: Any) -> None:
     semantic, core = interpreter.interpreter_semantic, interpreter.tl.core
-    # What `builtin` puts around a function only checks that it gets the keyword that `call` gives it.
+    # What `builtin` puts around a function only checks that it gets the keyword that `call` gives
+    # it.
     checking = core.builtin(lambda: None).__code__
 
     def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:

@@ -1,4 +1,5 @@
-"""Bench: what the suite itself costs.  Builds, judged cases per second and where they spend it, the fp64 reference's rate."""
+"""Bench: what the suite itself costs.  Builds, judged cases per second and where they spend it, the
+fp64 reference's rate."""
 
 from __future__ import annotations
 
@@ -30,13 +31,18 @@ _MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
 
 
 def bench(console: Console, seconds: float, workers: str, select: str = "") -> int:
-    """Measure and print all three; `select` narrows the campaign as pytest -k does.  Returns an exit code."""
-    found = [declaration for declaration in roster().declarations if excludes_here(declaration) is None]
+    """Measure and print all three; `select` narrows the campaign as pytest -k does.  Returns an
+    exit code."""
+    found = [
+        declaration for declaration in roster().declarations if excludes_here(declaration) is None
+    ]
     count = workers_here()
     _print_reference(console)
     if environment().device == "cuda":
         _print_builds(console, found, count)
-    order = RunRequest(profile="gpu" if environment().device == "cuda" else "dev", workers=workers, select=select)
+    order = RunRequest(
+        profile="gpu" if environment().device == "cuda" else "dev", workers=workers, select=select
+    )
     status = execute(order, console, time.monotonic() + seconds)
     evidence = evidence_of(order)
     if evidence is not None and evidence.verdicts:
@@ -45,12 +51,15 @@ def bench(console: Console, seconds: float, workers: str, select: str = "") -> i
 
 
 def builds(declaration: Declaration) -> Iterator[tuple[Config, Problem]]:
-    """One small problem for every build of a variant: (config, dtype, head-dim bucket, mask kind, aligned bit)."""
+    """One small problem for every build of a variant: (config, dtype, head-dim bucket, mask kind,
+    aligned bit)."""
     for config in declaration.configs:
         for dtype in declaration.support.dtypes:
             for bucket in declaration.head_dim_buckets:
                 for mask in _MASKS:
-                    problem = Problem(seqlen_q=20, seqlen_kv=20, head_dim=bucket, dtype=dtype, mask=mask)
+                    problem = Problem(
+                        seqlen_q=20, seqlen_kv=20, head_dim=bucket, dtype=dtype, mask=mask
+                    )
                     yield config, problem
                     yield config, problem.but(layout_q=Layout(pitch=1))  # not aligned
 
@@ -71,7 +80,9 @@ def warm(declaration: Declaration, count: int) -> tuple[int, float]:
     def build(item: tuple[Config, Problem]) -> str:
         cell, arena = benches.get()
         try:
-            return Trial(declaration, item[0], item[1], cell, arena, arch, entry=declaration.entries[0]).first.reply.status
+            return Trial(
+                declaration, item[0], item[1], cell, arena, arch, entry=declaration.entries[0]
+            ).first.reply.status
         finally:
             benches.put((cell, arena))
 
@@ -97,13 +108,17 @@ def _print_builds(console: Console, found: list[Declaration], count: int) -> Non
 
 
 def breakdown(evidence: Evidence) -> Table:
-    """Judged cases per second between the first and the last verdict, and the mean milliseconds of each step by variant."""
+    """Judged cases per second between the first and the last verdict, and the mean milliseconds of
+    each step by variant."""
     steps = ("generate", "run", "reference", "bound", "record")
     cases: dict[str, tuple[str, dict[str, float]]] = {}
     for verdict in evidence.verdicts:
         if verdict.counted:
             seconds = cases.get(verdict.case, ("", {}))[1]
-            cases[verdict.case] = verdict.variant, {s: max(seconds.get(s, 0), verdict.seconds.get(s, 0)) for s in steps}
+            cases[verdict.case] = (
+                verdict.variant,
+                {s: max(seconds.get(s, 0), verdict.seconds.get(s, 0)) for s in steps},
+            )
     times = [verdict.time for verdict in evidence.verdicts]
     span = max(times) - min(times) or 1.0
     title = f"{len(cases)} judged cases in {span:.1f} s: {len(cases) / span:.0f} cases/s"
@@ -119,14 +134,20 @@ def _print_reference(console: Console) -> None:
     """The reference's matrix work against the best fp64 product of the same device."""
     cuda = torch.cuda.is_available()
     device, seqlen, side = ("cuda", 32768, 8192) if cuda else ("cpu", 2048, 1024)
-    q, k, v = (torch.randn(1, 1, seqlen, 128, device=device, dtype=torch.float16 if cuda else torch.float32) for _ in range(3))
+    q, k, v = (
+        torch.randn(
+            1, 1, seqlen, 128, device=device, dtype=torch.float16 if cuda else torch.float32
+        )
+        for _ in range(3)
+    )
     a, b = (torch.randn(side, side, device=device, dtype=torch.float64) for _ in range(2))
     attention = Attention(Full(), 128**-0.5)
     rate_product = 2 * side**3 / _seconds(lambda: a @ b)
     rate = 4 * seqlen**2 * 128 / _seconds(lambda: forward(q, k, v, attention))
     console.print(
-        f"fp64 reference, seqlen {seqlen}, head_dim 128: {rate / 1e12:.3f} TFLOP/s, "
-        f"{100 * rate / rate_product:.0f} % of this device's fp64 product ({rate_product / 1e12:.3f} TFLOP/s)",
+        f"fp64 reference, seqlen {seqlen}, head_dim 128: {rate / 1e12:.3f} TFLOP/s,"
+        f" {100 * rate / rate_product:.0f} % of this device's fp64 product"
+        f" ({rate_product / 1e12:.3f} TFLOP/s)",
         highlight=False,
     )
 

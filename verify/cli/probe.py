@@ -50,7 +50,8 @@ def probe(request: Request, as_json: bool) -> int:
 
     It is 1 if anything disagrees with the tables that bounds rely on.
     """
-    console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
+    # a log file needs no narrow table
+    console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
     report = measure(request, console)
     _accompany(request.folder)
     if as_json:
@@ -76,7 +77,8 @@ def _accompany(folder: Path) -> None:
 
 
 def measure(request: Request, console: Console) -> ProbeReport:
-    """Run every probe; the report is written after each stage, so that what was measured outlives what follows."""
+    """Run every probe; the report is written after each stage, so that what was measured outlives
+    what follows."""
     begun = time.monotonic()
     report = ProbeReport(device.fingerprint())
 
@@ -101,12 +103,15 @@ def _matrix(report: ProbeReport, request: Request, console: Console) -> ProbeRep
 def _functions(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
     arch, absent = _arch()
     chosen, left = _choose([(one.name, one.not_on) for one in FUNCTIONS], arch, absent)
-    found = _done([Job(probe_function, (name, arch)) for name in chosen], chosen, FunctionProbe, console)
+    found = _done(
+        [Job(probe_function, (name, arch)) for name in chosen], chosen, FunctionProbe, console
+    )
     return replace(report, functions=tuple(found), not_run=(*report.not_run, *left))
 
 
 def probe_instruction(name: str, arch: str, threads: int) -> MatrixProbe:
-    """Try one of INSTRUCTIONS on the current device, of that arch ("sm_90a"); threads: of the CPU, for the model."""
+    """Try one of INSTRUCTIONS on the current device, of that arch ("sm_90a"); threads: of the CPU,
+    for the model."""
     torch.set_num_threads(threads)
     instruction = {one.name: one for one in INSTRUCTIONS}[name]
     return matrix.probe(Bench(instruction), arch.rstrip("a"))
@@ -114,7 +119,9 @@ def probe_instruction(name: str, arch: str, threads: int) -> MatrixProbe:
 
 def probe_function(name: str, arch: str) -> FunctionProbe:
     """Try one of FUNCTIONS on the current device, of that arch."""
-    return functions.probe(Surveyor({one.name: one for one in FUNCTIONS}[name]), arch=arch.rstrip("a"))
+    return functions.probe(
+        Surveyor({one.name: one for one in FUNCTIONS}[name]), arch=arch.rstrip("a")
+    )
 
 
 def _arch() -> tuple[str, str | None]:
@@ -146,7 +153,9 @@ def _choose(
     return chosen, left
 
 
-def _done(jobs: Sequence[Job[T]], names: Sequence[str], kind: Callable[..., T], console: Console) -> list[T]:
+def _done(
+    jobs: Sequence[Job[T]], names: Sequence[str], kind: Callable[..., T], console: Console
+) -> list[T]:
     """Every job's result, one line each; what gave none gets a result that says so."""
     processes = max(1, min(4, cores() // _CORES_EACH))
     found: list[T] = []
@@ -154,16 +163,27 @@ def _done(jobs: Sequence[Job[T]], names: Sequence[str], kind: Callable[..., T], 
         one: T = answer.result or kind(name, error=answer.failure)
         found.append(one)
         word = "FAILED" if one.error else "agrees" if one.agrees else "DISAGREES"
-        console.print(f"{word:10} {name} ({one.seconds:.1f} s)", style=None if word == "agrees" else "red", highlight=False)
+        console.print(
+            f"{word:10} {name} ({one.seconds:.1f} s)",
+            style=None if word == "agrees" else "red",
+            highlight=False,
+        )
     return found
 
 
 def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
     found, left = [], []
     listed = roster(list(request.kernels) or None)
-    left += [ProbeNotRun(f"summation order of {failure.ref}", "does not load") for failure in listed.failures]
+    left += [
+        ProbeNotRun(f"summation order of {failure.ref}", "does not load")
+        for failure in listed.failures
+    ]
     reasons = [(declaration, excludes_here(declaration)) for declaration in listed.declarations]
-    left += [ProbeNotRun(f"summation order of {declaration.ref}", reason) for declaration, reason in reasons if reason]
+    left += [
+        ProbeNotRun(f"summation order of {declaration.ref}", reason)
+        for declaration, reason in reasons
+        if reason
+    ]
     able = [declaration for declaration, reason in reasons if reason is None]
     if not able:
         return replace(report, not_run=(*report.not_run, *left))
@@ -178,7 +198,10 @@ def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeRep
             finally:
                 cell.close()
             found.append(one)
-            console.print(f"{'order':10} {one.variant}: {one.reason or one.order} ({one.seconds:.1f} s)", highlight=False)
+            console.print(
+                f"{'order':10} {one.variant}: {one.reason or one.order} ({one.seconds:.1f} s)",
+                highlight=False,
+            )
     finally:
         fork_server.close()
         arena.close()
@@ -191,4 +214,6 @@ def _show(report: ProbeReport, console: Console) -> None:
     for line in rendering.details(report):
         console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
     for entry in report.not_run:
-        console.print(f"{entry.name}: not run: {entry.reason}", style="dim", markup=False, highlight=False)
+        console.print(
+            f"{entry.name}: not run: {entry.reason}", style="dim", markup=False, highlight=False
+        )

@@ -11,9 +11,11 @@ from verify.cli.options import UsageError, console
 @click.command()
 @click.argument("case")
 def replay(case: str) -> int:
-    """Judge one CASE again, by the id that a failing verdict prints: alone, then after the cases before it on record.
+    """Judge one CASE again, by the id that a failing verdict prints: alone, then after the cases
+    before it on record.
 
-    Ends with FAILED (exit code 1), FIXED or HOLDS (0), or NOT REPRODUCED (3): it failed on record, and nothing has changed.
+    Ends with FAILED (exit code 1), FIXED or HOLDS (0), or NOT REPRODUCED (3): it failed on record,
+    and nothing has changed.
     """
     options.case_shaped(case)
     from verify.cli.replay_case import replay as again

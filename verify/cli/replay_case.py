@@ -1,11 +1,12 @@
-"""Replay: judge one case again, from its id alone; and after the cases that its process had run, if it holds alone.
+"""Replay: judge one case again, from its id alone; and after the cases that its process had run, if
+it holds alone.
 
 What it ends with, and its exit code:
 
-    FAILED          1   it fails, alone or after those cases
-    FIXED           0   it failed on record; the kernel or the judge has changed since, and it holds both ways
-    HOLDS           0   it holds, and no run in this directory has recorded that it failed
-    NOT REPRODUCED  3   it failed on record, nothing has changed, and it holds both ways
+    FAILED          1   it fails, alone or after those cases FIXED           0   it failed on
+    record; the kernel or the judge has changed since, and it holds both ways HOLDS           0   it
+    holds, and no run in this directory has recorded that it failed NOT REPRODUCED  3   it failed on
+    record, nothing has changed, and it holds both ways
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from verify.problem.case import Case, CaseError
 
 
 def replay(case: Case, console: Console) -> int:
-    """Hear the case in a run of its own; returns an exit code.  A case that cannot be asked is one line and USAGE."""
+    """Hear the case in a run of its own; returns an exit code.  A case that cannot be asked is one
+    line and USAGE."""
     if case.group == "sanitizer":
         from verify.cli.sanitize import Request, sanitize
 
@@ -49,7 +51,8 @@ def replay(case: Case, console: Console) -> int:
     target = _docket(run, case, console)
     if isinstance(target, int):
         return target
-    recorded = _recorded(case.id, target.declaration.ref)  # before this replay leaves a record of its own
+    # before this replay leaves a record of its own
+    recorded = _recorded(case.id, target.declaration.ref)
     judge = run.judge("replay")
     try:
         return _heard(judge, run, target, case, recorded, console)
@@ -73,7 +76,9 @@ def _docket(run: CampaignRun, case: Case, console: Console) -> Target | int:
     """The target that hears the case, or an exit code where there is none, and why is said."""
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
     if case.variant not in known:
-        say(console, f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})")
+        say(
+            console, f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})"
+        )
         return USAGE
     reason = excludes_here(known[case.variant])
     if reason is not None:
@@ -91,22 +96,39 @@ def _docket(run: CampaignRun, case: Case, console: Console) -> Target | int:
     return target
 
 
-def _heard(judge: Judge, run: CampaignRun, target: Target, case: Case, recorded: Recorded | None, console: Console) -> int:
+def _heard(
+    judge: Judge,
+    run: CampaignRun,
+    target: Target,
+    case: Case,
+    recorded: Recorded | None,
+    console: Console,
+) -> int:
     """Alone, then after what its process had run when it failed."""
     if _fails(judge.judge(target, case.problem, "witness"), console):
         return _said(console, "FAILED", FAILED)
     if recorded is None:
-        return _said(console, "HOLDS", CLEAN, "no run in this directory has recorded that it failed")
+        return _said(
+            console, "HOLDS", CLEAN, "no run in this directory has recorded that it failed"
+        )
     tried = "in a fresh process"
     if recorded.before:
         pairs = [(run.target_of(before), before.problem) for before in _cases(recorded.before)]
-        console.print(f"holds {tried}; again after {_counted(recorded)} that had run before it", highlight=False)
+        console.print(
+            f"holds {tried}; again after {_counted(recorded)} that had run before it",
+            highlight=False,
+        )
         judge.alone(target.declaration)
         for other, problem in pairs:
             if other is not None and unanswerable(other, problem) is None:
                 judge.judge(other, problem, "witness")
         if _fails(judge.judge(target, case.problem, "witness"), console):
-            return _said(console, "FAILED", FAILED, f"after {_counted(recorded)} in the same process, not alone")
+            return _said(
+                console,
+                "FAILED",
+                FAILED,
+                f"after {_counted(recorded)} in the same process, not alone",
+            )
         tried = f"{tried}, nor after {_counted(recorded)} that had run before it"
     if recorded.changed(target):
         return _said(console, "FIXED", CLEAN, "the kernel or the judge has changed since it failed")
@@ -114,14 +136,17 @@ def _heard(judge: Judge, run: CampaignRun, target: Target, case: Case, recorded:
         console,
         "NOT REPRODUCED",
         INFRASTRUCTURE,
-        f"{tried}; the same kernel failed it in run {recorded.run}: a race, or memory that it did not write",
+        f"{tried}; the same kernel failed it in run {recorded.run}: a race, or memory that it did"
+        " not write",
     )
 
 
 def _fails(verdicts: list[Verdict], console: Console) -> bool:
     for verdict in verdicts:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in verdict.measures.items())
-        console.print(f"{verdict.outcome:12} {verdict.oracle:12} {numbers}", markup=False, highlight=False)
+        console.print(
+            f"{verdict.outcome:12} {verdict.oracle:12} {numbers}", markup=False, highlight=False
+        )
     failed = [verdict for verdict in verdicts if verdict.outcome == "fail"]
     for verdict in failed:
         say(console, f"\n{explain(verdict)}")
@@ -130,7 +155,13 @@ def _fails(verdicts: list[Verdict], console: Console) -> bool:
 
 def _said(console: Console, word: str, status: int, why: str = "") -> int:
     style = "bold green" if status == CLEAN else "bold red"
-    console.print(f"{word}: {why}" if why else word, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"{word}: {why}" if why else word,
+        style=style,
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     return status
 
 
@@ -139,7 +170,8 @@ def _said(console: Console, word: str, status: int, why: str = "") -> int:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A failing verdict on record.  before, count: see `Finding`.  source, judge: hashes; "" if not on record."""
+    """A failing verdict on record.  before, count: see `Finding`.  source, judge: hashes; "" if not
+    on record."""
 
     run: str
     before: tuple[str, ...]
@@ -166,12 +198,16 @@ def _recorded(case: str, variant: str) -> Recorded | None:
 
 
 def _recorded_in(folder: Path, case: str, variant: str) -> Recorded | None:
-    failing = [line for line in _lines(folder, case, '"outcome":"fail"') if line.get("case") == case]
+    failing = [
+        line for line in _lines(folder, case, '"outcome":"fail"') if line.get("case") == case
+    ]
     if not failing:
         return None
     findings = [verdict.get("finding") or {} for verdict in failing]
     most = max(findings, key=lambda finding: len(finding.get("before", ())))
-    entries = [line for line in _lines(folder, variant, '"kind":"variant"') if line.get("ref") == variant]
+    entries = [
+        line for line in _lines(folder, variant, '"kind":"variant"') if line.get("ref") == variant
+    ]
     runs = list(_lines(folder, '"kind":"run"'))
     return Recorded(
         run=folder.name,

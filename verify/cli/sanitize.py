@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from verify.campaign.run import CampaignRun, open_run
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
@@ -36,8 +43,8 @@ _MOST_SHOWN = 8
 class Request:
     """What `verify sanitize` was asked.
 
-    environment: where kernels run; None, as a user has it, is this machine's device, which must be a CUDA one.  faults and
-    waivers are the suite's own but for its tests.
+    environment: where kernels run; None, as a user has it, is this machine's device, which must be
+    a CUDA one.  faults and waivers are the suite's own but for its tests.
     """
 
     kernels: tuple[Path, ...] = ()
@@ -54,7 +61,9 @@ class Request:
     @property
     def whole(self) -> bool:
         """Whether nothing of the collection is left out."""
-        return not (self.kernels or self.variants or self.case or self.quick) and set(self.tools) == set(TOOLS)
+        return not (self.kernels or self.variants or self.case or self.quick) and set(
+            self.tools
+        ) == set(TOOLS)
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, with its exit code
@@ -82,8 +91,17 @@ def _sanitize(request: Request, console: Console) -> int:
     chosen = _chosen(request, run)
     choices = _choices(request, chosen)
     booth = Booth(sanitizer, environment, run.directory / GROUP, request.waivers)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Recorder(run.directory, GROUP) as recorder, Progress(*columns, console=console, transient=True) as progress:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with (
+        Recorder(run.directory, GROUP) as recorder,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
         task = progress.add_task("planted faults", total=len(request.faults) * len(request.tools))
 
         def done(session: Session) -> None:
@@ -102,8 +120,14 @@ def _sanitize(request: Request, console: Console) -> int:
         )
         if account.alive:  # else nothing that follows would prove anything
             progress.reset(task, total=len(choices) * len(request.tools), description="processes")
-            tried = tuple(lane.try_all((_subject(request, choice) for choice in choices), environment))
-            account = replace(account, tried=tried, dead=tuple(dead(request.waivers, tried)) if request.whole else ())
+            tried = tuple(
+                lane.try_all((_subject(request, choice) for choice in choices), environment)
+            )
+            account = replace(
+                account,
+                tried=tried,
+                dead=tuple(dead(request.waivers, tried)) if request.whole else (),
+            )
     return _finish(request, run, replace(account, seconds=time.monotonic() - begun), console)
 
 
@@ -114,7 +138,10 @@ def _means(request: Request) -> tuple[Sanitizer, Environment]:
         raise _Refused(INFRASTRUCTURE, "no CUDA device: nothing was sanitized")
     sanitizer = find()
     if sanitizer is None:
-        raise _Refused(INFRASTRUCTURE, "no compute-sanitizer on PATH, in CUDA_HOME or /usr/local/cuda: nothing was sanitized")
+        raise _Refused(
+            INFRASTRUCTURE,
+            "no compute-sanitizer on PATH, in CUDA_HOME or /usr/local/cuda: nothing was sanitized",
+        )
     return sanitizer, environment
 
 
@@ -124,7 +151,8 @@ def _files(request: Request) -> list[Path]:
 
 
 def _chosen(request: Request, run: CampaignRun) -> list[Declaration]:
-    """The variants on trial.  Raises _Refused for an unknown name, for one that cannot run here, and where there is none."""
+    """The variants on trial.  Raises _Refused for an unknown name, for one that cannot run here,
+    and where there is none."""
     if run.files and run.roster.unusable:
         raise _Refused(USAGE, run.roster.unusable)
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
@@ -145,7 +173,12 @@ def _chosen(request: Request, run: CampaignRun) -> list[Declaration]:
 def _not_run(run: CampaignRun, chosen: list[Declaration]) -> tuple[tuple[str, str], ...]:
     left = [declaration for declaration in run.roster.declarations if declaration not in chosen]
     return tuple(
-        (d.ref, excludes_here(d) or ("a library's kernel" if d.family in _LIBRARIES else "not asked for")) for d in left
+        (
+            d.ref,
+            excludes_here(d)
+            or ("a library's kernel" if d.family in _LIBRARIES else "not asked for"),
+        )
+        for d in left
     )
 
 
@@ -153,20 +186,33 @@ _Choice = tuple[Declaration, Config, str]
 
 
 def _choices(request: Request, chosen: list[Declaration]) -> list[_Choice]:
-    """Variant, config and dtype of everything that is tried together.  Raises _Refused for a case of an unknown config."""
+    """Variant, config and dtype of everything that is tried together.  Raises _Refused for a case
+    of an unknown config."""
     if request.case is not None:
         case, configs = request.case, {config.name: config for config in chosen[0].configs}
         if case.config not in configs:
-            raise _Refused(USAGE, f"{case.variant} has no config {case.config!r} (configs: {', '.join(configs)})")
+            raise _Refused(
+                USAGE,
+                f"{case.variant} has no config {case.config!r} (configs: {', '.join(configs)})",
+            )
         return [(chosen[0], configs[case.config], case.problem.dtype)]
     most = 1 if request.quick else None
-    return [(d, config, dtype) for d in chosen for dtype in d.support.dtypes[:most] for config in d.configs[:most]]
+    return [
+        (d, config, dtype)
+        for d in chosen
+        for dtype in d.support.dtypes[:most]
+        for config in d.configs[:most]
+    ]
 
 
 def _subject(request: Request, choice: _Choice) -> Subject:
     """What one choice is tried on."""
     declaration, config, dtype = choice
-    problems = (request.case.problem,) if request.case else select(declaration, config, dtype, quick=request.quick)
+    problems = (
+        (request.case.problem,)
+        if request.case
+        else select(declaration, config, dtype, quick=request.quick)
+    )
     cases = tuple(Case(declaration.ref, config.name, GROUP, problem) for problem in problems)
     return Subject(declaration, config, dtype, cases)
 
@@ -183,16 +229,27 @@ def _finish(request: Request, run: CampaignRun, account: Account, console: Conso
         console.print(f"\n... and {len(failing) - _MOST_SHOWN} more failing verdicts", style="red")
     for trialled in account.planted:
         if not trialled.holds:
-            said = "; ".join(trialled.session.judgement.reasons) or trialled.session.judgement.outcome
+            said = (
+                "; ".join(trialled.session.judgement.reasons) or trialled.session.judgement.outcome
+            )
             wanted = trialled.fault.wanted(trialled.session.tool)
-            say(console, f"{trialled.session.tool} on {trialled.fault.variant}: wanted {wanted}, got {said}")
+            say(
+                console,
+                f"{trialled.session.tool} on {trialled.fault.variant}: wanted {wanted}, got {said}",
+            )
     if not account.alive:
         say(console, "the planted faults were not told from their twins: nothing else was tried")
     for waiver in account.dead:
-        say(console, f"a dead exception: {waiver.tool} {waiver.kind} in {waiver.kernel} ({waiver.reason}) was seen nowhere")
+        say(
+            console,
+            f"a dead exception: {waiver.tool} {waiver.kind} in {waiver.kernel} ({waiver.reason})"
+            " was seen nowhere",
+        )
     for folder in filter(None, (run.directory, request.report_dir)):
         paths = report.write(account, folder)
-    console.print(f"run {account.run}, {account.seconds:.0f} s; report: {paths[-1]}", highlight=False)
+    console.print(
+        f"run {account.run}, {account.seconds:.0f} s; report: {paths[-1]}", highlight=False
+    )
     return _status(account, loaded=not run.roster.failures)
 
 

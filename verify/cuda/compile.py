@@ -1,10 +1,13 @@
-"""CUDA C++ to a kernel that runs: NVRTC through cuda.core, a cache on disk, loading and launching beside torch.
+"""CUDA C++ to a kernel that runs: NVRTC through cuda.core, a cache on disk, loading and launching
+beside torch.
 
-`compile_source` needs neither driver nor device, so that every kernel can be compiled for every architecture anywhere.  What
-it made is kept under a key that names all that went in: the texts of the source and of every header that it includes, options,
-architecture and NVRTC's version.  Whoever finds no entry compiles under a lock, so that workers side by side compile once.
+`compile_source` needs neither driver nor device, so that every kernel can be compiled for every
+architecture anywhere.  What it made is kept under a key that names all that went in: the texts of
+the source and of every header that it includes, options, architecture and NVRTC's version.  Whoever
+finds no entry compiles under a lock, so that workers side by side compile once.
 
-cuda.core is imported late: a kernel file can be imported, and its declaration read, where it is not installed.
+cuda.core is imported late: a kernel file can be imported, and its declaration read, where it is not
+installed.
 """
 
 from __future__ import annotations
@@ -44,9 +47,9 @@ class LaunchError(RuntimeError):
 class Source:
     """One build of a .cu file.
 
-    entry: an `extern "C"` kernel in it.  defines: macros.  includes: directories that are searched after the file's own and
-    kernels/cuda, before the toolkit's.  options: further keywords of `cuda.core.ProgramOptions`, with values whose repr
-    tells them apart.
+    entry: an `extern "C"` kernel in it.  defines: macros.  includes: directories that are searched
+    after the file's own and kernels/cuda, before the toolkit's.  options: further keywords of
+    `cuda.core.ProgramOptions`, with values whose repr tells them apart.
     """
 
     path: Path
@@ -58,7 +61,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled source.  `resources.shared` is what is declared statically: dynamic shared memory is the launch's."""
+    """A compiled source.  `resources.shared` is what is declared statically: dynamic shared memory
+    is the launch's."""
 
     cubin: bytes
     entry: str
@@ -67,7 +71,8 @@ class Binary:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A loaded entry point, for every device of its architecture.  sizes: of its parameters, in bytes."""
+    """A loaded entry point, for every device of its architecture.  sizes: of its parameters, in
+    bytes."""
 
     handle: Any  # cuda.core's Kernel, which keeps its library loaded
     entry: str
@@ -92,7 +97,8 @@ def compilable() -> str | None:
 def compile_source(source: Source, arch: str) -> Binary:
     """The source compiled for "sm_90a"..., from the cache if it holds it.
 
-    Raises CompileError with the compiler's log, and with `compilable`'s words where there is no compiler.
+    Raises CompileError with the compiler's log, and with `compilable`'s words where there is no
+    compiler.
     """
     reason = compilable()
     if reason is not None:
@@ -111,7 +117,8 @@ def compile_source(source: Source, arch: str) -> Binary:
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: VERIFY_CUDA_CACHE, or attention-verify/cuda under the user's cache directory."""
+    """Where compiled kernels are kept: VERIFY_CUDA_CACHE, or attention-verify/cuda under the user's
+    cache directory."""
     chosen = os.environ.get("VERIFY_CUDA_CACHE")
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(chosen) if chosen else Path(user) / "attention-verify" / "cuda"
@@ -122,7 +129,9 @@ def resources_from(log: str, entry: str) -> Resources:
     for part in re.split(r"Compiling entry function ", log)[1:]:
         if not part.startswith(f"'{entry}'"):
             continue
-        frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
+        frame = re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part
+        )
         used = re.search(r"Used (\d+) registers", part)
         if frame is None or used is None:
             break
@@ -134,7 +143,8 @@ def resources_from(log: str, entry: str) -> Resources:
 
 @cache
 def toolkit_includes() -> tuple[Path, ...]:
-    """Directories of the CUDA toolkit's headers and of CCCL's, each of wheels, else CUDA_HOME, else /usr/local/cuda."""
+    """Directories of the CUDA toolkit's headers and of CCCL's, each of wheels, else CUDA_HOME, else
+    /usr/local/cuda."""
     try:
         import nvidia
 
@@ -147,7 +157,11 @@ def toolkit_includes() -> tuple[Path, ...]:
     toolkits.sort(
         key=lambda path: not (path / "crt" / "host_defines.h").is_file()
     )  # wheels may lack what a host compiler needs
-    cccl = [root / "include" / "cccl" for root in roots if (root / "include" / "cccl" / "cuda" / "std" / "limits").is_file()]
+    cccl = [
+        root / "include" / "cccl"
+        for root in roots
+        if (root / "include" / "cccl" / "cuda" / "std" / "limits").is_file()
+    ]
     return (*toolkits[:1], *cccl[:1])
 
 
@@ -161,7 +175,9 @@ def _compile(source: Source, arch: str) -> Binary:
         "define_macro": list(source.defines) or None,
         "include_path": [str(path) for path in _include_path(source)],
         "lineinfo": True,  # what a sanitizer's report names; changes no instruction
-        "no_cache": True,  # NVRTC's own cache, which it keeps where there is a driver, gives a binary without ptxas' words
+        # NVRTC's own cache, which it keeps where there is a driver, gives a binary without ptxas'
+        # words
+        "no_cache": True,
     }
     options |= dict(source.options)
     options["ptxas_options"] = ["-v", *options.get("ptxas_options", ())]
@@ -171,7 +187,9 @@ def _compile(source: Source, arch: str) -> Binary:
         code = program.compile("cubin", logs=log)
         return Binary(bytes(code.code), source.entry, resources_from(log.getvalue(), source.entry))
     except Exception as error:
-        raise CompileError(f"{_shown(source.path)} for {arch}: {error}\n{log.getvalue()}".rstrip()) from error
+        raise CompileError(
+            f"{_shown(source.path)} for {arch}: {error}\n{log.getvalue()}".rstrip()
+        ) from error
 
 
 def _shown(path: Path) -> str:
@@ -199,12 +217,20 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULT
 
 def _key(source: Source, arch: str) -> str:
     """Hash of all that the binary depends on."""
-    options = (arch, source.entry, source.defines, source.options, _nvrtc_version(), _shown(source.path))
+    options = (
+        arch,
+        source.entry,
+        source.defines,
+        source.options,
+        _nvrtc_version(),
+        _shown(source.path),
+    )
     return sha256(b"".join([repr(options).encode(), *_hashes(source)])).hexdigest()[:40]
 
 
 def _hashes(source: Source) -> list[bytes]:
-    """Hashes of the source and of every header that it includes, transitively, whatever `#if` stands before it."""
+    """Hashes of the source and of every header that it includes, transitively, whatever `#if`
+    stands before it."""
     path = _include_path(source)
     pending, seen, hashes = [source.path.resolve()], set[Path](), []
     while pending:
@@ -229,7 +255,8 @@ def _scan(file: Path, modified: int, size: int) -> tuple[bytes, tuple[str, ...]]
 
 
 def _read(path: Path) -> Binary | None:
-    """The entry, or None if there is none or if it is torn: its first line holds the hash of the rest."""
+    """The entry, or None if there is none or if it is torn: its first line holds the hash of the
+    rest."""
     try:
         head, cubin = path.read_bytes().split(b"\n", 1)
         data = json.loads(head)
@@ -241,7 +268,11 @@ def _read(path: Path) -> Binary | None:
 
 
 def _write(path: Path, binary: Binary) -> None:
-    head = {"sha256": sha256(binary.cubin).hexdigest(), "entry": binary.entry, "resources": asdict(binary.resources)}
+    head = {
+        "sha256": sha256(binary.cubin).hexdigest(),
+        "entry": binary.entry,
+        "resources": asdict(binary.resources),
+    }
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         file.write(json.dumps(head).encode() + b"\n" + binary.cubin)
     os.replace(file.name, path)
@@ -260,7 +291,8 @@ def available() -> str | None:
 
 
 def device_arch(device: torch.device) -> str:
-    """What to compile for that device: "sm_86", and from Hopper on with the suffix that unlocks its own instructions."""
+    """What to compile for that device: "sm_86", and from Hopper on with the suffix that unlocks its
+    own instructions."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
@@ -269,7 +301,8 @@ _loaded: dict[tuple[bytes, str], Kernel] = {}
 
 
 def load(binary: Binary) -> Kernel:
-    """The binary's entry point, loaded once per process; raises LaunchError where nothing can run."""
+    """The binary's entry point, loaded once per process; raises LaunchError where nothing can
+    run."""
     key = (sha256(binary.cubin).digest(), binary.entry)
     if key not in _loaded:
         reason = available()
@@ -280,33 +313,43 @@ def load(binary: Binary) -> Kernel:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         _make_current()
         handle = ObjectCode.from_cubin(binary.cubin, name=binary.entry).get_kernel(binary.entry)
-        _loaded[key] = Kernel(handle, binary.entry, tuple(info.size for info in handle.arguments_info))
+        _loaded[key] = Kernel(
+            handle, binary.entry, tuple(info.size for info in handle.arguments_info)
+        )
     return _loaded[key]
 
 
-def launch(kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, *args: object) -> None:
+def launch(
+    kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, *args: object
+) -> None:
     """Launch on torch's current device and stream: wrap in `torch.cuda.device_of(tensor)`.
 
-    shared_bytes: dynamic shared memory per block.  args, one per parameter: an address (int), a ctypes value or structure, or a
-    numpy scalar; their sizes must be those of the parameters.  Raises LaunchError, before or at the launch.
+    shared_bytes: dynamic shared memory per block.  args, one per parameter: an address (int), a
+    ctypes value or structure, or a numpy scalar; their sizes must be those of the parameters.
+    Raises LaunchError, before or at the launch.
     """
     from cuda.bindings import driver
 
     values = [_value(arg) for arg in args]
     sizes = tuple(ctypes.sizeof(value) for value in values)
     if sizes != kernel.sizes:
-        raise LaunchError(f"{kernel.entry}: arguments of {sizes} bytes, where its parameters have {kernel.sizes}")
+        raise LaunchError(
+            f"{kernel.entry}: arguments of {sizes} bytes, where its parameters have {kernel.sizes}"
+        )
     _make_current()
     _allow_shared(kernel, shared_bytes, torch.cuda.current_device())
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     stream = torch.cuda.current_stream().cuda_stream
     dims = (*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3])
-    (status,) = driver.cuLaunchKernel(int(kernel.handle.handle), *dims, shared_bytes, stream, ctypes.addressof(pointers), 0)
+    (status,) = driver.cuLaunchKernel(
+        int(kernel.handle.handle), *dims, shared_bytes, stream, ctypes.addressof(pointers), 0
+    )
     _check(status, f"{kernel.entry}: launch of {grid} x {block} with {shared_bytes} bytes")
 
 
 def _make_current() -> None:
-    """The primary context of torch's current device, which a thread that has run nothing yet does not have."""
+    """The primary context of torch's current device, which a thread that has run nothing yet does
+    not have."""
     from cuda.core import Device
 
     Device(torch.cuda.current_device()).set_current()
@@ -316,12 +359,15 @@ _allowed: dict[tuple[Kernel, int], int] = {}
 
 
 def _allow_shared(kernel: Kernel, shared_bytes: int, device: int) -> None:
-    """More than 48 KiB of dynamic shared memory must be asked for, per kernel and device; the most so far stays allowed."""
+    """More than 48 KiB of dynamic shared memory must be asked for, per kernel and device; the most
+    so far stays allowed."""
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     if shared_bytes > _allowed.get((kernel, device), 48 * 1024):
-        (status,) = driver.cuKernelSetAttribute(attribute, shared_bytes, kernel.handle.handle, device)
+        (status,) = driver.cuKernelSetAttribute(
+            attribute, shared_bytes, kernel.handle.handle, device
+        )
         _check(status, f"{kernel.entry}: {shared_bytes} bytes of shared memory")
         _allowed[kernel, device] = shared_bytes
 
@@ -334,7 +380,10 @@ def _value(arg: object) -> Any:
         return arg
     if isinstance(arg, np.generic):
         return ctypes.create_string_buffer(arg.tobytes(), arg.itemsize)
-    raise LaunchError(f"{type(arg).__name__} is no kernel argument: give an address, a ctypes value or a numpy scalar")
+    raise LaunchError(
+        f"{type(arg).__name__} is no kernel argument: give an address, a ctypes value or a numpy"
+        " scalar"
+    )
 
 
 def _check(status: Any, what: str) -> None:

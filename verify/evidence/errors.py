@@ -17,7 +17,8 @@ _MOST = 300  # characters of a message
 
 @dataclass(frozen=True)
 class JudgeError:
-    """variant: a ref, or "" where none is known; test: which test failed; message: one line that says why."""
+    """variant: a ref, or "" where none is known; test: which test failed; message: one line that
+    says why."""
 
     variant: str
     test: str
@@ -25,7 +26,8 @@ class JudgeError:
 
 
 def begin(directory: Path) -> None:
-    """Forget the errors of an earlier process of that run: what it could not judge is asked again."""
+    """Forget the errors of an earlier process of that run: what it could not judge is asked
+    again."""
     (directory / _FILE).unlink(missing_ok=True)
 
 
@@ -40,7 +42,8 @@ def record(directory: Path, error: JudgeError) -> None:
 
 
 def read(directory: Path) -> tuple[JudgeError, ...]:
-    """The errors of a run in the order in which they came, each once; a line cut short is left out."""
+    """The errors of a run in the order in which they came, each once; a line cut short is left
+    out."""
     path = directory / _FILE
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     found = []

@@ -1,4 +1,5 @@
-"""Explanation: a failing verdict in words.  Imports no torch, so that a command can print it at once."""
+"""Explanation: a failing verdict in words.  Imports no torch, so that a command can print it at
+once."""
 
 from __future__ import annotations
 

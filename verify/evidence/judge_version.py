@@ -17,12 +17,14 @@ def judge_hash() -> str:
 
 
 def judge_changed(evidence: Evidence) -> str | None:
-    """In words, that the judge's files are not those that the evidence's last run began with; None if they are."""
+    """In words, that the judge's files are not those that the evidence's last run began with; None
+    if they are."""
     begun = evidence.runs[-1].versions.get("judge") if evidence.runs else None
     now = judge_hash()
     if begun in (None, now):
         return None
     return (
-        f"files of verify/ or references/ changed while the run judged (judge {begun} at its start, {now} at its end): "
-        "its verdicts are not those of one judge; restore the files and run again"
+        f"files of verify/ or references/ changed while the run judged (judge {begun} at its start,"
+        f" {now} at its end): its verdicts are not those of one judge; restore the files and run"
+        " again"
     )

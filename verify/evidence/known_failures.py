@@ -1,20 +1,22 @@
-"""Defects that are known and that somebody else has to mend: failing verdicts that a campaign expects, each with a link, a last
-day, and a case that shows the defect.
+"""Defects that are known and that somebody else has to mend: failing verdicts that a campaign
+expects, each with a link, a last day, and a case that shows the defect.
 
 They stand in `xfails.toml` of the current directory, which belongs to whoever runs the suite:
 
-    [[xfail]]
-    cases = "torch-cudnn-backward:.*,dist=negative_lse.*"   # a regular expression that matches whole case ids
-    link = "docs/findings.md, 14"                           # where the defect is told
-    expires = 2027-06-30                                    # the last day on which it is expected
-    witness = "torch-cudnn-backward:default:..."            # the id of a case that fails as long as the defect is there
-    oracles = ["gradient_bound"]                            # who may convict; all, if left out
-    device = "NVIDIA H100*"                                 # the device's name, as in a shell; any, if left out
+    [[xfail]] cases = "torch-cudnn-backward:.*,dist=negative_lse.*"   # a regular expression that
+    matches whole case ids link = "docs/findings.md, 14"                           # where the
+    defect is told expires = 2027-06-30                                    # the last day on which
+    it is expected witness = "torch-cudnn-backward:default:..."            # the id of a case that
+    fails as long as the defect is there oracles = ["gradient_bound"]                            #
+    who may convict; all, if left out device = "NVIDIA H100*"                                 # the
+    device's name, as in a shell; any, if left out
 
-A verdict that is expected is on record as the failing one that it is, and the report shows it; it fails no test and no command.
+A verdict that is expected is on record as the failing one that it is, and the report shows it; it
+fails no test and no command.
 
-A command reads the file once, before any kernel is loaded, and passes the text on to its processes (`handed_on`): a kernel that
-writes such a file excuses nothing.  Its hash stands among the versions of the run's record.
+A command reads the file once, before any kernel is loaded, and passes the text on to its processes
+(`handed_on`): a kernel that writes such a file excuses nothing.  Its hash stands among the versions
+of the run's record.
 """
 
 from __future__ import annotations
@@ -73,7 +75,11 @@ class Xfails:
 
     def unexpected(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
         """Those that fail and should not."""
-        return [verdict for verdict in verdicts if verdict.outcome == "fail" and self.expecting(verdict) is None]
+        return [
+            verdict
+            for verdict in verdicts
+            if verdict.outcome == "fail" and self.expecting(verdict) is None
+        ]
 
     def shown_by(self, case: str) -> Xfail | None:
         """The entry whose witness that case is, or None."""
@@ -82,7 +88,9 @@ class Xfails:
 
 def _expects(entry: Xfail, verdict: Verdict) -> bool:
     named = not entry.oracles or verdict.oracle in entry.oracles
-    return verdict.outcome == "fail" and named and re.fullmatch(entry.cases, verdict.case) is not None
+    return (
+        verdict.outcome == "fail" and named and re.fullmatch(entry.cases, verdict.case) is not None
+    )
 
 
 def at_start() -> str:
@@ -104,7 +112,8 @@ def begin_with(text: str) -> None:
 
 
 def handed_on() -> dict[str, str]:
-    """The environment variable by which a process that is started gets the text.  Raises XfailsError."""
+    """The environment variable by which a process that is started gets the text.  Raises
+    XfailsError."""
     return {_HANDED: at_start()}
 
 
@@ -171,10 +180,19 @@ def _entries(text: str, where: str) -> tuple[Xfail, ...]:
     tables = data.get("xfail", [])
     if set(data) - {"xfail"} or not isinstance(tables, list):
         raise XfailsError(f"{where}: holds nothing but [[xfail]] tables")
-    return tuple(_entry(table, f"{where}: xfail {number}") for number, table in enumerate(tables, 1))
+    return tuple(
+        _entry(table, f"{where}: xfail {number}") for number, table in enumerate(tables, 1)
+    )
 
 
-_KINDS = {"cases": str, "link": str, "witness": str, "device": str, "expires": date, "oracles": list}
+_KINDS = {
+    "cases": str,
+    "link": str,
+    "witness": str,
+    "device": str,
+    "expires": date,
+    "oracles": list,
+}
 
 
 def _entry(table: object, where: str) -> Xfail:
@@ -189,7 +207,9 @@ def _entry(table: object, where: str) -> Xfail:
             raise XfailsError(f"{where}: has no {name}")
     for name, value in table.items():
         if not isinstance(value, _KINDS[name]) or isinstance(value, datetime):
-            raise XfailsError(f"{where}: {name} must be a {_KINDS[name].__name__}, not {shown(value)}")
+            raise XfailsError(
+                f"{where}: {name} must be a {_KINDS[name].__name__}, not {shown(value)}"
+            )
     oracles = table.get("oracles", [])
     if not all(isinstance(oracle, str) for oracle in oracles):
         raise XfailsError(f"{where}: oracles must be a list of names, not {shown(oracles)}")

@@ -10,7 +10,8 @@ SCHEMA_VERSION = 1
 Outcome = Literal["pass", "fail", "inapplicable"]
 Phase = Literal["generate", "shrink", "reuse", "witness"]
 
-# Shrinking walks towards small failing cases, so its verdicts are no sample of anything: they count in no statistic.
+# Shrinking walks towards small failing cases, so its verdicts are no sample of anything: they count
+# in no statistic.
 COUNTED_PHASES: tuple[Phase, ...] = ("generate", "reuse", "witness")
 
 
@@ -20,7 +21,8 @@ class EvidenceError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """Who ran what, where and when.  started: ISO 8601, UTC.  device: `verify.machine.device.fingerprint()`."""
+    """Who ran what, where and when.  started: ISO 8601, UTC.  device:
+    `verify.machine.device.fingerprint()`."""
 
     run: str
     started: str
@@ -32,7 +34,8 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantEntry:
-    """A variant that the run knew, with its declarations as data (`verify.variant.Variant.describe`)."""
+    """A variant that the run knew, with its declarations as data
+    (`verify.variant.Variant.describe`)."""
 
     ref: str
     name: str
@@ -51,7 +54,8 @@ class VariantEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """Written before a launch: a begin that no verdict follows is a case that took its judge with it."""
+    """Written before a launch: a begin that no verdict follows is a case that took its judge with
+    it."""
 
     case: str
     phase: Phase
@@ -61,9 +65,11 @@ class Begin:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What an oracle holds against a case: got and bound at the worst place, `count` of `total` elements at fault.
+    """What an oracle holds against a case: got and bound at the worst place, `count` of `total`
+    elements at fault.
 
-    before: ids of the last cases that the same process had run before it, in order; before_count: of all of them.
+    before: ids of the last cases that the same process had run before it, in order; before_count:
+    of all of them.
     """
 
     oracle: str
@@ -82,15 +88,16 @@ class Finding:
 class Verdict:
     """One oracle's judgement of one case.
 
-    seconds: of generate, run, reference, bound, record.  measures, where the oracle has them (docs/report-schema.md): for T
-    of out, lse, dq, dk, dv: r_T (worst error / bound), max_error_T and error_bound_T (the largest error and the bound at that
-    element), worst_index_T, worst_reference_T and worst_bound_T (the element with the worst r); rows_T, z2_T, z_T, toward_T,
-    slack_T, least_T, share_T (sums over judged rows, docs/statistics.md); bound_ratio (median bound / best bound of that
-    dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv; memory_growth (bytes that the kernel's process took
-    in a run and kept, from 64 MiB on), device_memory_growth (bytes of torch's allocator that a run
-    left taken, beyond the most before), device_memory_taken (bytes that the device had less after
-    a run, for whatever process, from 64 MiB on).  observed: what an oracle found out that is no number, by the
-    name of the property.
+    seconds: of generate, run, reference, bound, record.  measures, where the oracle has them
+    (docs/report-schema.md): for T of out, lse, dq, dk, dv: r_T (worst error / bound), max_error_T
+    and error_bound_T (the largest error and the bound at that element), worst_index_T,
+    worst_reference_T and worst_bound_T (the element with the worst r); rows_T, z2_T, z_T, toward_T,
+    slack_T, least_T, share_T (sums over judged rows, docs/statistics.md); bound_ratio (median bound
+    / best bound of that dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv; memory_growth
+    (bytes that the kernel's process took in a run and kept, from 64 MiB on), device_memory_growth
+    (bytes of torch's allocator that a run left taken, beyond the most before), device_memory_taken
+    (bytes that the device had less after a run, for whatever process, from 64 MiB on).  observed:
+    what an oracle found out that is no number, by the name of the property.
     """
 
     case: str
@@ -116,7 +123,8 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """How many problems were drawn for a variant, and how many of them its support refused.  Records add up."""
+    """How many problems were drawn for a variant, and how many of them its support refused.
+    Records add up."""
 
     variant: str
     dtype: str
@@ -136,10 +144,11 @@ class NotRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """One build of a variant, compiled for `arch` without running it: what the compiler says it needs, or why it failed.
+    """One build of a variant, compiled for `arch` without running it: what the compiler says it
+    needs, or why it failed.
 
-    resources: `verify.variant.Resources` as data; None where compiling failed (`error` says why), or where the build was left
-    to a larger profile (`error` is empty).
+    resources: `verify.variant.Resources` as data; None where compiling failed (`error` says why),
+    or where the build was left to a larger profile (`error` is empty).
     """
 
     variant: str

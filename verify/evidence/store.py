@@ -1,10 +1,13 @@
-"""Evidence: what a run records on disk, safe under many writer processes and under a kill at any moment.
+"""Evidence: what a run records on disk, safe under many writer processes and under a kill at any
+moment.
 
-A run is a directory `<root>/<run_id>/` with one append-only file per writer process, `<worker>.jsonl`, one JSON object per
-line.  Each record is one `os.write` to a descriptor opened with O_APPEND: when `Recorder.write` returns, the kernel has the
-whole line, so a killed writer loses at most the line that it was writing.  Power loss is not covered (no fsync per record).
+A run is a directory `<root>/<run_id>/` with one append-only file per writer process,
+`<worker>.jsonl`, one JSON object per line.  Each record is one `os.write` to a descriptor opened
+with O_APPEND: when `Recorder.write` returns, the kernel has the whole line, so a killed writer
+loses at most the line that it was writing.  Power loss is not covered (no fsync per record).
 
-`load` reads directories back, tolerates torn lines and counts them, and joins what several writers said of one case.
+`load` reads directories back, tolerates torn lines and counts them, and joins what several writers
+said of one case.
 """
 
 from __future__ import annotations
@@ -92,8 +95,11 @@ class Recorder:
             raise EvidenceError(f"worker: {worker!r} is not a plain file name")
         self.path = Path(run_dir) / f"{worker}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd: int | None = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not _ends_with_newline(self.path):  # a predecessor died in the middle of a line: do not continue it
+        self._fd: int | None = os.open(
+            self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+        # a predecessor died in the middle of a line: do not continue it
+        if not _ends_with_newline(self.path):
             os.write(self._fd, b"\n")
 
     def write(self, record: Record) -> None:
@@ -121,7 +127,12 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -129,10 +140,11 @@ class Recorder:
 class Evidence:
     """A run read back, or several as one.
 
-    verdicts: one per (case, oracle), sorted by it: the last one written, except that a failure is never replaced by a pass.
-    unstable: (case, oracle) that both passed and failed.  lost: begun, never judged.  torn: "file:line" of lines cut short.
-    builds: one per (variant, arch, build), the last one recorded.
-    changed: refs recorded with more than one source hash, whose verdicts therefore do not belong together.
+    verdicts: one per (case, oracle), sorted by it: the last one written, except that a failure is
+    never replaced by a pass. unstable: (case, oracle) that both passed and failed.  lost: begun,
+    never judged.  torn: "file:line" of lines cut short. builds: one per (variant, arch, build), the
+    last one recorded. changed: refs recorded with more than one source hash, whose verdicts
+    therefore do not belong together.
     """
 
     runs: tuple[RunInfo, ...] = ()
@@ -150,7 +162,9 @@ class Evidence:
     def run(self) -> RunInfo:
         """The run's first record of itself; raises EvidenceError if there is none."""
         if not self.runs:
-            raise EvidenceError("the evidence has no run record: nothing says on what device it was measured")
+            raise EvidenceError(
+                "the evidence has no run record: nothing says on what device it was measured"
+            )
         return self.runs[0]
 
     def with_verdicts(self, verdicts: Iterable[Verdict]) -> Evidence:
@@ -174,20 +188,25 @@ class Evidence:
         return dict(found)
 
     def verdict_of(self, case: str, oracle: str | None = None) -> Verdict | None:
-        """That oracle's verdict on a case; without an oracle, a failing verdict if any oracle has one, else the first."""
+        """That oracle's verdict on a case; without an oracle, a failing verdict if any oracle has
+        one, else the first."""
         found = [v for v in self._by_case.get(case, []) if oracle in (None, v.oracle)]
         return min(found, key=lambda v: v.outcome != "fail", default=None)
 
 
 def load(*run_dirs: Path | str) -> Evidence:
-    """Read a run directory, or several as one, in whatever order they are named; their runs are then called by directory.
+    """Read a run directory, or several as one, in whatever order they are named; their runs are
+    then called by directory.
 
-    Raises EvidenceError if one is none, for evidence of another schema version and for a whole line that is not a record; of
-    several also if one has no run record or two hold the same run.
+    Raises EvidenceError if one is none, for evidence of another schema version and for a whole line
+    that is not a record; of several also if one has no run record or two hold the same run.
     """
     folders = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values()
-    strings: dict[str, str] = {}  # a case is named in every line about it: equal strings become one object
-    decoders = {kind: strict_json.decoder(shape, strings.setdefault) for kind, shape in KINDS.items()}
+    # a case is named in every line about it: equal strings become one object
+    strings: dict[str, str] = {}
+    decoders = {
+        kind: strict_json.decoder(shape, strings.setdefault) for kind, shape in KINDS.items()
+    }
     with _no_collection():
         parts = sorted((_folder(path, decoders, len(folders) > 1) for path in folders), key=_begun)
         if len(parts) > 1:
@@ -197,7 +216,8 @@ def load(*run_dirs: Path | str) -> Evidence:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without the cyclic garbage collector, which would walk a million new records again and again: none is in a cycle."""
+    """Without the cyclic garbage collector, which would walk a million new records again and again:
+    none is in a cycle."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -228,14 +248,20 @@ def _begun(folder: _Folder) -> tuple[str, str]:
 
 
 def _tell_apart(folders: Sequence[_Folder]) -> None:
-    """Call runs by their directories, whatever they were called when they began; raises EvidenceError as `load` says."""
+    """Call runs by their directories, whatever they were called when they began; raises
+    EvidenceError as `load` says."""
     seen: dict[tuple[str, str], Path] = {}
     for folder in folders:
         if not folder.runs:
-            raise EvidenceError(f"{folder.path}: has no run record: nothing says on what device it was measured")
+            raise EvidenceError(
+                f"{folder.path}: has no run record: nothing says on what device it was measured"
+            )
         for key in {(run.run, run.started) for run in folder.runs}:
             if key in seen:
-                raise EvidenceError(f"{seen[key]} and {folder.path} both hold the run {key[0]} of {key[1]}: name one of them")
+                raise EvidenceError(
+                    f"{seen[key]} and {folder.path} both hold the run {key[0]} of {key[1]}: name"
+                    " one of them"
+                )
             seen[key] = folder.path
         folder.runs = [replace(run, run=folder.path.name) for run in folder.runs]
 
@@ -247,14 +273,20 @@ def _joined(parts: Sequence[_Folder]) -> Evidence:
     for entry in variants:
         hashes[entry.ref].add(entry.source_hash)
     return Evidence(
-        runs=tuple(sorted((r for part in parts for r in part.runs), key=lambda r: (r.started, r.run))),
+        runs=tuple(
+            sorted((r for part in parts for r in part.runs), key=lambda r: (r.started, r.run))
+        ),
         variants=_last(variants, lambda r: (r.ref,)),
         verdicts=verdicts,
         unstable=unstable,
         lost=_lost([b for part in parts for b in part.begins], {v.case for v in verdicts}),
         drawn=_sum_drawn(d for part in parts for d in part.drawn),
-        not_run=_last((n for part in parts for n in part.not_run), lambda r: (r.variant, r.dtype, r.reason)),
-        builds=_last((b for part in parts for b in part.builds), lambda r: (r.variant, r.arch, r.build)),
+        not_run=_last(
+            (n for part in parts for n in part.not_run), lambda r: (r.variant, r.dtype, r.reason)
+        ),
+        builds=_last(
+            (b for part in parts for b in part.builds), lambda r: (r.variant, r.arch, r.build)
+        ),
         torn=tuple(where for part in parts for where in part.torn),
         changed=tuple(sorted(ref for ref, found in hashes.items() if len(found) > 1)),
     )
@@ -301,17 +333,24 @@ _RATIO = re.compile(r"(?:.*_)?r_(?:out|lse|dq|dk|dv)")  # "r_out", "long_r_dq"
 
 
 def _held_to_its_measures(verdict: Verdict) -> Verdict:
-    """As recorded, but failing where it passes and one of its own measures says that an element is out of bounds.
+    """As recorded, but failing where it passes and one of its own measures says that an element is
+    out of bounds.
 
-    Whatever wrote such a record, a judge with a fault or a kernel, it is no evidence that a kernel is right.
+    Whatever wrote such a record, a judge with a fault or a kernel, it is no evidence that a kernel
+    is right.
     """
     if verdict.outcome != "pass":
         return verdict
-    beyond = {name: r for name, r in verdict.measures.items() if not r <= 1 and _RATIO.fullmatch(name)}
+    beyond = {
+        name: r for name, r in verdict.measures.items() if not r <= 1 and _RATIO.fullmatch(name)
+    }
     if not beyond:
         return verdict
     name = next(iter(beyond))
-    message = f"recorded as passing with {name} = {beyond[name]:.4g}: above 1 an element is out of its bound"
+    message = (
+        f"recorded as passing with {name} = {beyond[name]:.4g}: above 1 an element is out of its"
+        " bound"
+    )
     finding = Finding(oracle=verdict.oracle, message=message, got=beyond[name], bound=1.0)
     return replace(verdict, outcome="fail", finding=finding)
 
@@ -320,7 +359,8 @@ _TORN = object()
 
 
 def _lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """Lines of one file, numbered from 1.  One that does not parse was cut short, by a kill or a full disk, wherever it is."""
+    """Lines of one file, numbered from 1.  One that does not parse was cut short, by a kill or a
+    full disk, wherever it is."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -335,18 +375,23 @@ def _kind(data: Any) -> str:
     if not isinstance(kind, str) or kind not in KINDS:
         raise EvidenceError(f"kind {kind!r} is none of {', '.join(KINDS)}")
     if kind == "run" and data.get("schema") != SCHEMA_VERSION:
-        raise EvidenceError(f"evidence of schema {data.get('schema')!r}; this version reads {SCHEMA_VERSION}")
+        raise EvidenceError(
+            f"evidence of schema {data.get('schema')!r}; this version reads {SCHEMA_VERSION}"
+        )
     return kind
 
 
 def _join(verdicts: Iterable[Verdict]) -> tuple[tuple[Verdict, ...], tuple[tuple[str, str], ...]]:
     """One verdict per (case, oracle), and the keys that both passed and failed.
 
-    A case that fails once and then passes is a race or a dependence on memory, which is worse than a plain failure: the
-    failure stays.  A case judged while generating and again while shrinking stays counted.
+    A case that fails once and then passes is a race or a dependence on memory, which is worse than
+    a plain failure: the failure stays.  A case judged while generating and again while shrinking
+    stays counted.
     """
     joined, unstable = [], []
-    for key, group in groupby(sorted(verdicts, key=lambda v: (v.case, v.oracle, v.time)), lambda v: (v.case, v.oracle)):
+    for key, group in groupby(
+        sorted(verdicts, key=lambda v: (v.case, v.oracle, v.time)), lambda v: (v.case, v.oracle)
+    ):
         found = list(group)
         failed = [v for v in found if v.outcome == "fail"]
         last = (failed or found)[-1]
@@ -358,7 +403,11 @@ def _join(verdicts: Iterable[Verdict]) -> tuple[tuple[Verdict, ...], tuple[tuple
 
 
 def _lost(begins: list[Begin], judged: set[str]) -> tuple[Begin, ...]:
-    last = {begin.case: begin for begin in sorted(begins, key=lambda b: b.time) if begin.case not in judged}
+    last = {
+        begin.case: begin
+        for begin in sorted(begins, key=lambda b: b.time)
+        if begin.case not in judged
+    }
     return tuple(last[case] for case in sorted(last))
 
 
@@ -370,7 +419,8 @@ def _sum_drawn(records: Iterable[Drawn]) -> tuple[Drawn, ...]:
         drawn[key] += record.drawn
         refused[key] += record.refused
     return tuple(
-        Drawn(variant=key[0], dtype=key[1], group=key[2], drawn=drawn[key], refused=refused[key]) for key in sorted(drawn)
+        Drawn(variant=key[0], dtype=key[1], group=key[2], drawn=drawn[key], refused=refused[key])
+        for key in sorted(drawn)
     )
 
 

@@ -1,7 +1,9 @@
-"""Strict JSON for evidence and reports: typed records out and in, NaN and infinities as the strings "nan", "inf", "-inf".
+"""Strict JSON for evidence and reports: typed records out and in, NaN and infinities as the strings
+"nan", "inf", "-inf".
 
-RFC 8259 has no token for them, and Python's own `NaN` breaks every other reader.  A field typed `float` reads the three
-strings back as numbers; so does free-form data (`Any`), which therefore cannot hold these three as text.
+RFC 8259 has no token for them, and Python's own `NaN` breaks every other reader.  A field typed
+`float` reads the three strings back as numbers; so does free-form data (`Any`), which therefore
+cannot hold these three as text.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ Keep = Callable[[str, str], str]
 _Take = Callable[[Any], Any]
 
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_LEAST_EXACT = 2**53  # larger integers are not exact in other readers of JSON; none of ours comes near
+# larger integers are not exact in other readers of JSON; none of ours comes near
+_LEAST_EXACT = 2**53
 
 
 class ShapeError(ValueError):
-    """Data that has not the declared shape; the message gives the path to the place and what stands there."""
+    """Data that has not the declared shape; the message gives the path to the place and what stands
+    there."""
 
 
 def encode(value: Any) -> Any:
-    """`value` as JSON-ready data: dataclasses become objects, tuples and sets arrays, non-finite floats strings."""
+    """`value` as JSON-ready data: dataclasses become objects, tuples and sets arrays, non-finite
+    floats strings."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -38,7 +43,11 @@ def encode(value: Any) -> Any:
         return sorted(encode(item) for item in value)
     if isinstance(value, float):
         number = float(value)  # a numpy scalar is a float too
-        return number if math.isfinite(number) else ("nan" if math.isnan(number) else "inf" if number > 0 else "-inf")
+        return (
+            number
+            if math.isfinite(number)
+            else ("nan" if math.isnan(number) else "inf" if number > 0 else "-inf")
+        )
     if value is None or isinstance(value, str | bool | int):
         return value
     raise TypeError(f"{type(value).__name__} is no JSON value: {value!r}")
@@ -47,11 +56,14 @@ def encode(value: Any) -> Any:
 def dumps(value: Any, *, indent: int | None = None) -> str:
     """`encode`d value as text; one line unless indented, and the same text for equal values."""
     separators = (",", ":") if indent is None else (",", ": ")
-    return json.dumps(encode(value), allow_nan=False, ensure_ascii=False, indent=indent, separators=separators)
+    return json.dumps(
+        encode(value), allow_nan=False, ensure_ascii=False, indent=indent, separators=separators
+    )
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse text, or UTF-8; raises ValueError for what is not strict JSON (Python's NaN and Infinity tokens included)."""
+    """Parse text, or UTF-8; raises ValueError for what is not strict JSON (Python's NaN and
+    Infinity tokens included)."""
     return _PARSER.decode(text if isinstance(text, str) else text.decode("utf-8"))
 
 
@@ -63,7 +75,8 @@ _PARSER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def decode(shape: type[T], data: Any, where: str = "") -> T:
-    """`data` (from `loads`) as a dataclass or TypedDict; unknown keys are ignored, so that later writers may add some.
+    """`data` (from `loads`) as a dataclass or TypedDict; unknown keys are ignored, so that later
+    writers may add some.
 
     Raises ShapeError, which begins with the path to the offending place.
     """
@@ -80,8 +93,8 @@ def _decoder(shape: Any) -> Callable[[Any, str], Any]:
 def decoder(shape: type[T], keep: Keep) -> Callable[[Any, str], T]:
     """`decode` of one shape, for reading many records: (data, where) -> record.
 
-    keep: called as keep(text, text) for every string and every key of a `dict[str, ...]`; the `setdefault` of one dict makes
-    equal strings one object.
+    keep: called as keep(text, text) for every string and every key of a `dict[str, ...]`; the
+    `setdefault` of one dict makes equal strings one object.
     """
     take = _taking(shape, keep)
 
@@ -96,7 +109,8 @@ def decoder(shape: type[T], keep: Keep) -> Callable[[Any, str], T]:
 
 
 class _MisfitError(Exception):
-    """What is wrong; whoever it passes on its way out adds the step that leads to it, so that paths cost nothing till then."""
+    """What is wrong; whoever it passes on its way out adds the step that leads to it, so that paths
+    cost nothing till then."""
 
     def __init__(self, said: str) -> None:
         super().__init__(said)
@@ -108,7 +122,8 @@ def _misfit(data: Any, wanted: str) -> _MisfitError:
 
 
 def _taking(hint: Any, keep: Keep) -> _Take:
-    """What takes data of that type, built once: types are looked at here and not for every value."""
+    """What takes data of that type, built once: types are looked at here and not for every
+    value."""
     origin = get_origin(hint)
     if hint is Any:
         return _free
@@ -228,7 +243,9 @@ def _of_mapping(take: _Take, keep: Keep) -> _Take:
 
 
 def _of_record(shape: Any, keep: Keep) -> _Take:
-    layout = [(name, _taking(hint, keep), optional) for name, (hint, optional) in _layout(shape).items()]
+    layout = [
+        (name, _taking(hint, keep), optional) for name, (hint, optional) in _layout(shape).items()
+    ]
     build: Callable[..., Any] = shape
 
     def record(data: Any) -> Any:
@@ -255,7 +272,11 @@ def _layout(shape: Any) -> dict[str, tuple[Any, bool]]:
     hints = get_type_hints(shape)
     if is_typeddict(shape):
         return {name: (hint, name in shape.__optional_keys__) for name, hint in hints.items()}
-    optional = {f.name for f in fields(shape) if f.default is not MISSING or f.default_factory is not MISSING}
+    optional = {
+        f.name
+        for f in fields(shape)
+        if f.default is not MISSING or f.default_factory is not MISSING
+    }
     return {f.name: (hints[f.name], f.name in optional) for f in fields(shape) if f.init}
 
 

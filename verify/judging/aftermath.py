@@ -1,8 +1,9 @@
-"""Aftermath: a launch that fails in a process that other launches had used, and works where nothing has run.
+"""Aftermath: a launch that fails in a process that other launches had used, and works where nothing
+has run.
 
-Something in the file breaks the process.  The variant whose launch met it is not to blame while others of
-the same file had run there; then the verdict is on the file.  Where nothing had run there either,
-only what other processes can bring about is repeated, and it convicts nobody.
+Something in the file breaks the process.  The variant whose launch met it is not to blame while
+others of the same file had run there; then the verdict is on the file.  Where nothing had run there
+either, only what other processes can bring about is repeated, and it convicts nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ ORACLE = "aftermath"
 
 
 def ruling(found: Aftermath) -> Ruling:
-    """What is held against the file; nothing is, for an exception in the judge's own code, but it is on record."""
+    """What is held against the file; nothing is, for an exception in the judge's own code, but it
+    is on record."""
     reply, before = found.reply, found.before
     where = "in the judge's own code of the cell" if judges(reply) else "in the kernel"
     words = {
@@ -51,7 +53,8 @@ def outcome(found: Aftermath) -> Outcome:
 
 
 def blamed(found: Aftermath, variant: str, path: str) -> str:
-    """The variant, where no other had run in that process; else its file, which a report lists like a variant."""
+    """The variant, where no other had run in that process; else its file, which a report lists like
+    a variant."""
     if found.before.variants <= {variant}:
         return variant
     file, at, _ = variant.rpartition("@")

@@ -14,7 +14,8 @@ from verify.judging.findings import place
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor against its truth: error and ratio r = error / bound, elementwise (r = inf: NaN or Inf out of place)."""
+    """One tensor against its truth: error and ratio r = error / bound, elementwise (r = inf: NaN or
+    Inf out of place)."""
 
     error: Tensor
     ratio: Tensor
@@ -25,10 +26,12 @@ class Comparison:
 
 
 def compare(got: Tensor, want: Tensor, bound: Tensor, output: DType) -> Comparison:
-    """Compare raw output (any dtype) with fp64 truth.  An infinity is right where truth and bound reach past overflow."""
+    """Compare raw output (any dtype) with fp64 truth.  An infinity is right where truth and bound
+    reach past overflow."""
     value = got.double()
     error = (value - want).abs()
-    # On either side of 0, whatever the truth's own sign: sums that cancel may be further off than they are large.
+    # On either side of 0, whatever the truth's own sign: sums that cancel may be further off than
+    # they are large.
     overflowed = (value == torch.inf) & (want + bound >= output.overflow)
     overflowed |= (value == -torch.inf) & (want - bound <= -output.overflow)
     overflowed |= bound == torch.inf  # outside the declared arithmetic: anything goes
@@ -39,20 +42,28 @@ def compare(got: Tensor, want: Tensor, bound: Tensor, output: DType) -> Comparis
 
 
 def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dict[str, float]:
-    """What a report needs of one tensor: worst r and where, largest error and its bound, the share of elements that nothing is
-    asked of; by the tensor's name."""
+    """What a report needs of one tensor: worst r and where, largest error and its bound, the share
+    of elements that nothing is asked of; by the tensor's name."""
     found = {f"r_{name}": compared.worst}
     if compared.error.numel():
         at = int(compared.error.nan_to_num(nan=torch.inf).argmax())
-        found |= {f"max_error_{name}": float(compared.error.flatten()[at]), f"error_bound_{name}": float(bound.flatten()[at])}
+        found |= {
+            f"max_error_{name}": float(compared.error.flatten()[at]),
+            f"error_bound_{name}": float(bound.flatten()[at]),
+        }
         at = int(compared.ratio.argmax())
-        found |= {f"worst_index_{name}": float(at), f"worst_reference_{name}": float(want.flatten()[at])}
+        found |= {
+            f"worst_index_{name}": float(at),
+            f"worst_reference_{name}": float(want.flatten()[at]),
+        }
         found[f"worst_bound_{name}"] = float(bound.flatten()[at])
         found[f"unasked_{name}"] = float((bound == torch.inf).double().mean())
     return found
 
 
-def excess(oracle: str, name: str, got: Tensor, want: Tensor, bound: Tensor, compared: Comparison) -> Finding | None:
+def excess(
+    oracle: str, name: str, got: Tensor, want: Tensor, bound: Tensor, compared: Comparison
+) -> Finding | None:
     """The finding against the element with the greatest r, if any r exceeds 1."""
     bad = ~(compared.ratio <= 1)
     count = int(bad.sum())
@@ -63,9 +74,16 @@ def excess(oracle: str, name: str, got: Tensor, want: Tensor, bound: Tensor, com
     value, truth, limit = float(got[index]), float(want[index]), float(bound[index])
     ratio = float(compared.ratio[index])
     message = (
-        f"{name} is off by {abs(value - truth):.4g}, the bound is {limit:.4g} (r = {ratio:.3g}): got {value:.9g}, "
-        f"should be {truth:.9g} at {place(name, index)}; {count} of {bad.numel()} elements are out of bounds"
+        f"{name} is off by {abs(value - truth):.4g}, the bound is {limit:.4g} (r = {ratio:.3g}):"
+        f" got {value:.9g}, should be {truth:.9g} at {place(name, index)}; {count} of {bad.numel()}"
+        " elements are out of bounds"
     )
     return Finding(
-        oracle=oracle, message=message, got=value, bound=limit, where=place(name, index), count=count, total=bad.numel()
+        oracle=oracle,
+        message=message,
+        got=value,
+        bound=limit,
+        where=place(name, index),
+        count=count,
+        total=bad.numel(),
     )

@@ -12,17 +12,30 @@ from verify.evidence import Finding
 
 @dataclass(frozen=True)
 class Ruling:
-    """What an oracle says of a trial: a finding, or none if it holds; and what it measured or observed on the way."""
+    """What an oracle says of a trial: a finding, or none if it holds; and what it measured or
+    observed on the way."""
 
     finding: Finding | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
     observed: Mapping[str, str] = field(default_factory=dict)
 
 
-def convict(oracle: str, message: str, *, name: str, bad: Tensor, got: float | str, bound: float | str) -> Ruling:
+def convict(
+    oracle: str, message: str, *, name: str, bad: Tensor, got: float | str, bound: float | str
+) -> Ruling:
     """A ruling against `name` ("out", "lse") where `bad`, a boolean tensor, is true."""
     where, count = first_place(name, bad), int(bad.sum())
-    return Ruling(Finding(oracle=oracle, message=message, got=got, bound=bound, where=where, count=count, total=bad.numel()))
+    return Ruling(
+        Finding(
+            oracle=oracle,
+            message=message,
+            got=got,
+            bound=bound,
+            where=where,
+            count=count,
+            total=bad.numel(),
+        )
+    )
 
 
 def place(name: str, index: tuple[int, ...]) -> str:

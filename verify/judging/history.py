@@ -1,8 +1,8 @@
 """History: what the one life of a cell has run so far, for a failure that may need earlier calls.
 
-A kernel that breaks its process may fail, or make another variant of its file fail, long after.  So a
-finding holds the cases before it in the same life, and what ends a life that others had used, or is
-raised in the judge's own code, is asked once more where nothing has run before.  A hang is asked
+A kernel that breaks its process may fail, or make another variant of its file fail, long after.  So
+a finding holds the cases before it in the same life, and what ends a life that others had used, or
+is raised in the judge's own code, is asked once more where nothing has run before.  A hang is asked
 once more wherever it was: a busy machine passes a deadline too.
 """
 
@@ -16,16 +16,18 @@ from dataclasses import dataclass, field
 from verify.cell.process import Cell, InfrastructureError, Reply
 
 MOST = 32  # cases that are remembered; all are counted
-# Lives in which the judge's own code may fail, or memory run out, once more before that is an answer.
+# Lives in which the judge's own code may fail, or memory run out, once more before that is an
+# answer.
 _FRESH = 2
 _PAUSE = 3.0  # seconds for other processes to give memory back
-_SHARED = ("raised", "crash", "out of memory")  # what earlier calls in the same process can bring about
+# what earlier calls in the same process can bring about
+_SHARED = ("raised", "crash", "out of memory")
 
 
 @dataclass(frozen=True)
 class Before:
-    """The other cases that a life had run before a launch: the last `MOST` ids, in order; how many there
-    were; and of which variants."""
+    """The other cases that a life had run before a launch: the last `MOST` ids, in order; how many
+    there were; and of which variants."""
 
     cases: tuple[str, ...] = ()
     count: int = 0
@@ -52,7 +54,8 @@ class History:
     variants: set[str] = field(default_factory=set)
 
     def launched(self, life: int, case: str) -> tuple[Before, bool]:
-        """Note a launch of that case in the life of that number: the cases before it, and whether it was the life's first."""
+        """Note a launch of that case in the life of that number: the cases before it, and whether
+        it was the life's first."""
         if life != self.life:
             self.life, self.launches, self.count = life, 0, 0
             self.cases.clear()
@@ -82,7 +85,8 @@ class Aftermath:
 
 @dataclass
 class Hearing:
-    """One case in its cell's history.  before: the cases that its first launch found in its life."""
+    """One case in its cell's history.  before: the cases that its first launch found in its
+    life."""
 
     case: str = ""
     history: History = field(default_factory=History)
@@ -91,7 +95,8 @@ class Hearing:
     _begun: bool = False
 
     def ask(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
-        """What comes of a launch, which `ask` makes; in a fresh life, where the first says nothing of the kernel alone.
+        """What comes of a launch, which `ask` makes; in a fresh life, where the first says nothing
+        of the kernel alone.
 
         Raises InfrastructureError if the judge's own code fails in fresh lives too.
         """
@@ -138,5 +143,6 @@ def hangs(reply: Reply) -> bool:
 
 
 def judges(reply: Reply) -> bool:
-    """Whether the reply is an exception that the judge's code in the cell raised, outside any kernel's."""
+    """Whether the reply is an exception that the judge's code in the cell raised, outside any
+    kernel's."""
     return reply.status == "raised" and bool(reply.data.get("judge"))

@@ -13,8 +13,8 @@ from verify.cell.process import Reply
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch.  outputs are raw, as the kernel wrote them, contiguous on the CPU, by the name of their buffer; there are
-    none unless it ran, or refused."""
+    """One launch.  outputs are raw, as the kernel wrote them, contiguous on the CPU, by the name of
+    their buffer; there are none unless it ran, or refused."""
 
     reply: Reply
     poison: str

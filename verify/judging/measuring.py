@@ -1,7 +1,9 @@
-"""Contracts: what raw outputs say of a kernel's promises, property by property.  Nothing that is declared is believed.
+"""Contracts: what raw outputs say of a kernel's promises, property by property.  Nothing that is
+declared is believed.
 
-A file measures related properties.  Each `measure(trial)` asks further questions beside the trial (`Trial.beside`) with inputs
-on which the possible answers differ by much, and says in a word which answer the kernel gave.
+A file measures related properties.  Each `measure(trial)` asks further questions beside the trial
+(`Trial.beside`) with inputs on which the possible answers differ by much, and says in a word which
+answer the kernel gave.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ UNDECIDED = "undecided"
 class Measured:
     """One property as a kernel's outputs show it.
 
-    word: what it is.  declared: what is promised, in the same words, or "" where nothing is.  contradicts: whether the two
-    exclude each other.  evidence: the values that decided.
+    word: what it is.  declared: what is promised, in the same words, or "" where nothing is.
+    contradicts: whether the two exclude each other.  evidence: the values that decided.
     """
 
     name: str
@@ -65,9 +67,13 @@ def result(run: Launch) -> Tensor:
 
 
 def make_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """Inputs of these values (any float dtype, logical shapes), rounded to the problem's dtype; all descales are 1."""
+    """Inputs of these values (any float dtype, logical shapes), rounded to the problem's dtype; all
+    descales are 1."""
     shapes = {"q": (q, problem.shape_q), "k": (k, problem.shape_k), "v": (v, problem.shape_v)}
-    stored = {name: rounded(tensor.double().expand(shape), problem) for name, (tensor, shape) in shapes.items()}
+    stored = {
+        name: rounded(tensor.double().expand(shape), problem)
+        for name, (tensor, shape) in shapes.items()
+    }
     return Inputs(stored["q"], stored["k"], stored["v"], _ones(problem))
 
 
@@ -84,15 +90,19 @@ def _ones(problem: Problem) -> dict[str, Tensor]:
 
 
 def run_probe(trial: Trial, tag: str, problem: Problem, inputs: Inputs) -> Trial:
-    """The trial of another question to the same kernel, whose first run is there and holds; raises SpoiledError."""
+    """The trial of another question to the same kernel, whose first run is there and holds; raises
+    SpoiledError."""
     other = trial.beside(tag, problem, inputs)
     checked(other, other.first)
     return other
 
 
-def probe_problem(declaration: Declaration, dtype: str, *, head_dim: int = 64, **shape: int | Mask | float) -> Problem:
-    """A problem of that dtype with contiguous normal inputs and the supported head dim nearest to `head_dim`; lengths are
-    made equal, to the larger one, and long enough, where the support asks for that."""
+def probe_problem(
+    declaration: Declaration, dtype: str, *, head_dim: int = 64, **shape: int | Mask | float
+) -> Problem:
+    """A problem of that dtype with contiguous normal inputs and the supported head dim nearest to
+    `head_dim`; lengths are made equal, to the larger one, and long enough, where the support asks
+    for that."""
     support = declaration.support
     nearest = min(support.head_dims, key=lambda d: (abs(d - head_dim), d))
     lengths = [int(shape.pop(name)) for name in ("seqlen_q", "seqlen_kv")]  # type: ignore[arg-type]
@@ -112,18 +122,28 @@ def probe_problem(declaration: Declaration, dtype: str, *, head_dim: int = 64, *
 
 def open_mask(support: Support) -> Mask:
     """The supported mask that hides least: none, or a causal one, whose last row sees every key."""
-    return Full() if "full" in support.masks else Causal("tl" if "causal.tl" in support.masks else "br")
+    return (
+        Full()
+        if "full" in support.masks
+        else Causal("tl" if "causal.tl" in support.masks else "br")
+    )
 
 
 def plain(trial: Trial) -> bool:
-    """Whether the problem is one of all keys visible (as far as the support allows), without a softcap."""
+    """Whether the problem is one of all keys visible (as far as the support allows), without a
+    softcap."""
     p = trial.problem
     return p.mask == open_mask(trial.declaration.support) and not p.softcap and p.seqlen_kv > 0
 
 
 def hides(support: Support) -> tuple[Mask, ...]:
-    """Supported masks of one sequence that hide keys from some rows and leave no row empty where seqlen_q <= seqlen_kv."""
-    kinds: dict[str, Mask] = {"causal": Causal(), "causal.tl": Causal("tl"), "causal.square": Causal()}
+    """Supported masks of one sequence that hide keys from some rows and leave no row empty where
+    seqlen_q <= seqlen_kv."""
+    kinds: dict[str, Mask] = {
+        "causal": Causal(),
+        "causal.tl": Causal("tl"),
+        "causal.square": Causal(),
+    }
     return tuple(mask for kind, mask in kinds.items() if kind in support.masks)
 
 
@@ -132,20 +152,30 @@ def shortened(problem: Problem, keys: int) -> Mask:
     return Lengths((problem.seqlen_q,) * problem.batch, (keys,) * problem.batch)
 
 
-def ruling_of(oracle: str, found: Sequence[Measured], measures: Mapping[str, float] | None = None) -> Ruling:
+def ruling_of(
+    oracle: str, found: Sequence[Measured], measures: Mapping[str, float] | None = None
+) -> Ruling:
     """One ruling on all that was measured: guilty of every contradiction, with the evidence."""
     broken = [m for m in found if m.contradicts]
     finding = None
     if broken:
         message = "; ".join(
-            f"declares {m.name} {m.declared}, is {m.word}" + f" ({m.evidence})" * bool(m.evidence) for m in broken
+            f"declares {m.name} {m.declared}, is {m.word}" + f" ({m.evidence})" * bool(m.evidence)
+            for m in broken
         )
-        finding = Finding(oracle=oracle, message=message, got=broken[0].word, bound=broken[0].declared, where=broken[0].name)
+        finding = Finding(
+            oracle=oracle,
+            message=message,
+            got=broken[0].word,
+            bound=broken[0].declared,
+            where=broken[0].name,
+        )
     return Ruling(finding, measures or {}, observed(found))
 
 
 def observed(found: Sequence[Measured]) -> dict[str, str]:
-    """What goes into the evidence: the word by the property's name, and beside it `name:declared` and `name:contradicts`."""
+    """What goes into the evidence: the word by the property's name, and beside it `name:declared`
+    and `name:contradicts`."""
     words: dict[str, str] = {}
     for m in found:
         words[m.name] = m.word

@@ -1,8 +1,10 @@
-"""What the metamorphic oracles share: parts of a problem, values made from others, and how related results are compared.
+"""What the metamorphic oracles share: parts of a problem, values made from others, and how related
+results are compared.
 
-A relation asks a kernel two questions whose answers follow from each other.  Both answers are held against one truth, that of
-the first question moved along the relation, each within its own derived bound; and so, by the triangle inequality, against
-each other within the sum.  Where the contract promises equal bits, bits are compared.
+A relation asks a kernel two questions whose answers follow from each other.  Both answers are held
+against one truth, that of the first question moved along the relation, each within its own derived
+bound; and so, by the triangle inequality, against each other within the sum.  Where the contract
+promises equal bits, bits are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from verify.judging.launch import Launch
 from verify.judging.run_checks import fault, held
 from verify.judging.trial import Trial
 
-Pair = tuple[str, Tensor, Tensor]  # a tensor's name, what the first result says that it should be, and the second; raw
+# a tensor's name, what the first result says that it should be, and the second; raw
+Pair = tuple[str, Tensor, Tensor]
 
 _SMALLEST = torch.finfo(torch.float64).smallest_normal
 
@@ -34,8 +37,9 @@ _SMALLEST = torch.finfo(torch.float64).smallest_normal
 
 @dataclass(frozen=True)
 class RelatedResult:
-    """One tensor of two related results.  before: what the first one says that the second should be, fp64; after: the second
-    one; truth: what both should be, fp64; asked: where they are compared, of as many leading dimensions as it needs."""
+    """One tensor of two related results.  before: what the first one says that the second should
+    be, fp64; after: the second one; truth: what both should be, fp64; asked: where they are
+    compared, of as many leading dimensions as it needs."""
 
     name: str
     before: Tensor
@@ -48,27 +52,36 @@ class RelatedResult:
 
 
 def part_bound(bound: Tensor, truth: Tensor, output: DType) -> Tensor:
-    """The bound of a result that is to be added to others: infinite where it may overflow, though their sum need not."""
+    """The bound of a result that is to be added to others: infinite where it may overflow, though
+    their sum need not."""
     return bound.masked_fill(truth.abs() + bound >= output.overflow, torch.inf)
 
 
 def check_within_bounds(oracle: str, when: str, results: Iterable[RelatedResult]) -> Ruling:
-    """Convict a result that leaves its bound, or two that are further apart than both bounds together.
+    """Convict a result that leaves its bound, or two that are further apart than both bounds
+    together.
 
-    when: how the second question differs from the first, in words.  Measures, by the tensor's name: same_bits_T, the share of
-    equal elements, and apart_T, the largest distance over the sum of the bounds.
+    when: how the second question differs from the first, in words.  Measures, by the tensor's name:
+    same_bits_T, the share of equal elements, and apart_T, the largest distance over the sum of the
+    bounds.
     """
     measures: dict[str, float] = {}
     finding: Finding | None = None
     for r in results:
-        asked = torch.ones_like(r.truth, dtype=torch.bool) if r.asked is None else spread(r.asked, r.truth)
+        asked = (
+            torch.ones_like(r.truth, dtype=torch.bool)
+            if r.asked is None
+            else spread(r.asked, r.truth)
+        )
         before, after = r.before.double(), r.after.double()
-        # Where fp64 itself underflows, two ways to the same truth may differ, and no kernel's format holds it anyway.
+        # Where fp64 itself underflows, two ways to the same truth may differ, and no kernel's
+        # format holds it anyway.
         truth = torch.where(asked & (r.truth.abs() >= _SMALLEST), r.truth, 0.0)
         own = compare(r.after, truth, r.after_bound, r.output)
         own = replace(own, ratio=torch.where(asked, own.ratio, 0.0))
         limit = r.before_bound + r.after_bound
-        comparable = asked & before.isfinite() & after.isfinite()  # an overflow has been compared with the truth
+        # an overflow has been compared with the truth
+        comparable = asked & before.isfinite() & after.isfinite()
         distance = torch.where(comparable, (before - after).abs(), 0.0)
         apart = torch.where(distance == 0, 0.0, distance / limit)
         if bool(asked.any()):
@@ -79,8 +92,9 @@ def check_within_bounds(oracle: str, when: str, results: Iterable[RelatedResult]
             at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
             found = convict(
                 oracle,
-                f"{place(r.name, at)} is {float(before[at]):.9g} by one result and {float(after[at]):.9g} by the other; both "
-                f"bounds together allow {float(limit[at]):.4g}",
+                f"{place(r.name, at)} is {float(before[at]):.9g} by one result and"
+                f" {float(after[at]):.9g} by the other; both bounds together allow"
+                f" {float(limit[at]):.4g}",
                 name=r.name,
                 bad=apart > 1,
                 got=float(after[at]),
@@ -100,8 +114,8 @@ def check_same_bits(
 ) -> Ruling:
     """Convict the first of these results whose bits differ, zeros of either sign alike.
 
-    asked: where, by a tensor's name.  excused: where not, after all; found only for a tensor whose bits do differ, for it may
-    cost a reference.
+    asked: where, by a tensor's name.  excused: where not, after all; found only for a tensor whose
+    bits do differ, for it may cost a reference.
     """
     for name, before, after in pairs:
         changed = different(before, after) & ~((before == 0) & (after == 0))
@@ -114,18 +128,24 @@ def check_same_bits(
         at = first(changed)
         got, want = float(after[at]), float(before[at])
         message = (
-            f"{when}: {name} should keep its bits, but {want:.9g} became {got:.9g} at {place(name, at)}; "
-            f"{int(changed.sum())} of {changed.numel()} elements changed"
+            f"{when}: {name} should keep its bits, but {want:.9g} became {got:.9g} at"
+            f" {place(name, at)}; {int(changed.sum())} of {changed.numel()} elements changed"
         )
         return convict(oracle, message, name=name, bad=changed, got=got, bound=want)
     return Ruling()
 
 
 def same_bits(pairs: Iterable[Pair]) -> Ruling | None:
-    """What is to say where results, (name, first, second), are the same bit for bit, which no reference need confirm; else
-    None."""
-    found = [(name, torch.equal(bits(a.contiguous()), bits(b.contiguous()))) for name, a, b in pairs]
-    return Ruling(measures={f"same_bits_{name}": 1.0 for name, _ in found}) if all(same for _, same in found) else None
+    """What is to say where results, (name, first, second), are the same bit for bit, which no
+    reference need confirm; else None."""
+    found = [
+        (name, torch.equal(bits(a.contiguous()), bits(b.contiguous()))) for name, a, b in pairs
+    ]
+    return (
+        Ruling(measures={f"same_bits_{name}": 1.0 for name, _ in found})
+        if all(same for _, same in found)
+        else None
+    )
 
 
 def spread(mask: Tensor, like: Tensor) -> Tensor:
@@ -134,28 +154,35 @@ def spread(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def beyond_arithmetic(trial: Trial) -> Tensor:
-    """Rows (batch, heads_q, seqlen_q) of a forward of which no number is wrong, since the declared arithmetic may overflow.
+    """Rows (batch, heads_q, seqlen_q) of a forward of which no number is wrong, since the declared
+    arithmetic may overflow.
 
-    Where all scores of a row become -inf, a finite stand-in for masked ones outweighs them: hidden keys show.
+    Where all scores of a row become -inf, a finite stand-in for masked ones outweighs them: hidden
+    keys show.
     """
     truth = trial.truth
     return ~(truth.out_bound.isfinite().all(-1) & truth.lse_bound.isfinite())
 
 
 def failed(trial: Trial, *others: Launch) -> Ruling | None:
-    """What is wrong with a further question's run, or with other ones, before any number is looked at; None: nothing."""
+    """What is wrong with a further question's run, or with other ones, before any number is looked
+    at; None: nothing."""
     own = (ruling if ruling.finding is not None else None for _, _, ruling in held(trial))
     more = (fault(trial, run) for run in others)
     return next((ruling for ruling in chain(own, more) if ruling is not None), None)
 
 
 def forward_results(
-    one: Trial, other: Trial, move: Callable[[Tensor], Tensor] = lambda tensor: tensor, *, own_bounds: bool = False
+    one: Trial,
+    other: Trial,
+    move: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    *,
+    own_bounds: bool = False,
 ) -> Iterator[RelatedResult]:
     """O and LSE of two forwards, rows without a key left out.
 
-    move: makes of one of the first one's tensors (out or lse shaped) what belongs to the second; the truth moves with it, and
-    so do the bounds, unless the second has `own_bounds`.
+    move: makes of one of the first one's tensors (out or lse shaped) what belongs to the second;
+    the truth moves with it, and so do the bounds, unless the second has `own_bounds`.
     """
     truth, run = one.truth, other.first
     bounds = other.truth if own_bounds else None
@@ -187,18 +214,27 @@ def forward_results(
         )
 
 
-def forward_pairs(one: Trial, other: Trial, move: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Iterator[Pair]:
+def forward_pairs(
+    one: Trial, other: Trial, move: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Iterator[Pair]:
     """The raw O and LSE of two forwards, the first moved as in `forward_results`."""
     for name, tensor in one.first.outputs.items():
         yield name, move(tensor), other.first.outputs[name]
 
 
-def gradient_results(one: Trial, other: Trial, move: Callable[[str, Tensor], Tensor]) -> Iterator[RelatedResult]:
-    """dQ, dK and dV of two backwards.  move(name, tensor) makes of a tensor of the first what belongs to the second.
+def gradient_results(
+    one: Trial, other: Trial, move: Callable[[str, Tensor], Tensor]
+) -> Iterator[RelatedResult]:
+    """dQ, dK and dV of two backwards.  move(name, tensor) makes of a tensor of the first what
+    belongs to the second.
 
-    Where the second's forward saved other bits, which its bounds allow for, these are computed anew.
+    Where the second's forward saved other bits, which its bounds allow for, these are computed
+    anew.
     """
-    saved = [(move(name, tensor), other.saved.outputs[name]) for name, tensor in one.saved.outputs.items()]
+    saved = [
+        (move(name, tensor), other.saved.outputs[name])
+        for name, tensor in one.saved.outputs.items()
+    ]
     same = all(torch.equal(bits(a.contiguous()), bits(b.contiguous())) for a, b in saved)
     for name, tensor in one.first.outputs.items():
         bound = move(name, getattr(one.gradients, f"{name}_bound"))
@@ -217,12 +253,14 @@ def gradient_results(one: Trial, other: Trial, move: Callable[[str, Tensor], Ten
 
 
 def taken(tensor: Tensor, index: Tensor, dim: int = 2) -> Tensor:
-    """Rows of a stored tensor at those positions, whatever its dtype: torch indexes no 8-bit floats."""
+    """Rows of a stored tensor at those positions, whatever its dtype: torch indexes no 8-bit
+    floats."""
     return bits(tensor.contiguous()).index_select(dim, index).view(tensor.dtype)
 
 
 def leading_bit(tensor: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Two tensors whose sum is exactly the given one: each element's leading bit, and the rest of it."""
+    """Two tensors whose sum is exactly the given one: each element's leading bit, and the rest of
+    it."""
     whole = tensor.double().numpy()
     _, exponent = np.frexp(whole)
     lead = np.copysign(np.where(whole == 0, 0.0, np.ldexp(0.5, exponent)), whole)

@@ -1,4 +1,5 @@
-"""Parts of a problem: ranges of its sequences, heads, queries and keys, as problems of their own."""
+"""Parts of a problem: ranges of its sequences, heads, queries and keys, as problems of their
+own."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ from verify.problem.refusal import inside
 from verify.variant import Support
 
 
-def with_mask(problem: Problem, support: Support, good: Callable[[Problem], bool]) -> Problem | None:
-    """The problem with its own mask, with what of it is `Lengths`, or with none: the first that is supported and good."""
+def with_mask(
+    problem: Problem, support: Support, good: Callable[[Problem], bool]
+) -> Problem | None:
+    """The problem with its own mask, with what of it is `Lengths`, or with none: the first that is
+    supported and good."""
     lengths = intersect(*(atom for atom in problem.mask.atoms if isinstance(atom, Lengths)))
     for mask in dict.fromkeys((problem.mask, lengths, Full())):
         candidate = problem.but(mask=mask)
@@ -57,7 +61,8 @@ class Part:
         return range(self.heads_kv.start * problem.group, self.heads_kv.stop * problem.group)
 
     def problem(self, whole: Problem, support: Support) -> Problem | None:
-        """The problem of this part alone, under a mask that shows it the same pairs; None if the support has none."""
+        """The problem of this part alone, under a mask that shows it the same pairs; None if the
+        support has none."""
         alone = whole.but(
             batch=len(self.batch),
             heads_q=len(self.heads_q(whole)),
@@ -70,14 +75,19 @@ class Part:
         heads = self.heads_q(whole) if by_head else range(1)
         dense = whole.mask.dense(whole.batch, heads.stop, whole.seqlen_q, whole.seqlen_kv)
         wanted = dense[_cut(self.batch), _cut(heads), _cut(self.rows), _cut(self.keys)]
-        for atoms in product(*(dict.fromkeys(self._masks(atom, whole)) for atom in whole.mask.atoms)):
+        for atoms in product(
+            *(dict.fromkeys(self._masks(atom, whole)) for atom in whole.mask.atoms)
+        ):
             candidate = alone.but(mask=intersect(*atoms))
-            if inside(support, candidate) and torch.equal(candidate.mask.dense(*wanted.shape), wanted):
+            if inside(support, candidate) and torch.equal(
+                candidate.mask.dense(*wanted.shape), wanted
+            ):
                 return candidate
         return None
 
     def _masks(self, atom: Atom, whole: Problem) -> Iterator[Mask]:
-        """Masks that may be that one's view of this part, of its own kind if possible; whoever asks must compare them."""
+        """Masks that may be that one's view of this part, of its own kind if possible; whoever asks
+        must compare them."""
         lengths = (whole.seqlen_q, whole.seqlen_kv)
         yield from atom.restrict(View(*lengths, self.batch, self.rows, self.keys))
         yield Full()
@@ -90,7 +100,9 @@ class Part:
             "k": (self.batch, self.heads_kv, self.keys),
             "v": (self.batch, self.heads_kv, self.keys),
         }
-        factors = {name: _stored(x, (self.batch, self.heads_kv)) for name, x in trial.inputs.others.items()}
+        factors = {
+            name: _stored(x, (self.batch, self.heads_kv)) for name, x in trial.inputs.others.items()
+        }
         q, k, v = (_stored(getattr(trial.inputs, name), ranges) for name, ranges in own.items())
         return Inputs(q, k, v, factors)
 
@@ -100,7 +112,11 @@ class Part:
 
     def gradient(self, whole: Problem, name: str, tensor: Tensor) -> Tensor:
         """This part of a tensor of that name."""
-        return _stored(tensor, (self.batch, self.heads_kv, self.keys)) if name in ("dk", "dv") else self.result(whole, tensor)
+        return (
+            _stored(tensor, (self.batch, self.heads_kv, self.keys))
+            if name in ("dk", "dv")
+            else self.result(whole, tensor)
+        )
 
 
 def _cut(chosen: range) -> slice:
@@ -108,7 +124,8 @@ def _cut(chosen: range) -> slice:
 
 
 def _stored(tensor: Tensor, ranges: Sequence[range]) -> Tensor:
-    """Ranges of the leading dimensions of a stored tensor; batch and heads of size 1 may stand for all (see `Inputs`)."""
+    """Ranges of the leading dimensions of a stored tensor; batch and heads of size 1 may stand for
+    all (see `Inputs`)."""
     for dim, chosen in enumerate(ranges):
         shared = dim < 2 and tensor.shape[dim] == 1 and chosen.stop > 1
         tensor = tensor.narrow(dim, 0 if shared else chosen.start, 1 if shared else len(chosen))

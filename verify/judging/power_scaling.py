@@ -1,7 +1,9 @@
-"""Powers of two by which inputs may be multiplied without a rounding anywhere, neither in the inputs nor in a kernel.
+"""Powers of two by which inputs may be multiplied without a rounding anywhere, neither in the
+inputs nor in a kernel.
 
-Between inputs and outputs a kernel computes in fp32.  As long as nothing underflows or overflows there, nor in the inputs'
-or P's dtype, every rounding of a scaled number is the scaled rounding, so results must scale bit for bit.
+Between inputs and outputs a kernel computes in fp32.  As long as nothing underflows or overflows
+there, nor in the inputs' or P's dtype, every rounding of a scaled number is the scaled rounding, so
+results must scale bit for bit.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ class Powers:
 
 
 def tamed(problem: Problem, support: Support) -> Problem:
-    """The problem with a scale of at most head_dim ** -0.5, so that no weight is far below the largest."""
+    """The problem with a scale of at most head_dim ** -0.5, so that no weight is far below the
+    largest."""
     if abs(problem.scale) <= problem.head_dim**-0.5:
         return problem
     return problem.but(softmax_scale=math.copysign(problem.head_dim**-0.5, problem.scale))
 
 
 def spread_of_weights(trial: Trial) -> float:
-    """log2 of how far a weight may lie below the row's largest: 2 |scale| |q| |k| log2(e), by the largest norms."""
+    """log2 of how far a weight may lie below the row's largest: 2 |scale| |q| |k| log2(e), by the
+    largest norms."""
     q, k, _ = trial.expanded
     norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
     reach = abs(trial.problem.scale) * norms[0] * norms[1] * math.log2(math.e)
@@ -53,7 +57,8 @@ def spread_of_weights(trial: Trial) -> float:
 
 
 def powers(trial: Trial) -> Powers:
-    """As far from 0 as the problem allows, upwards or downwards as its seed says; 0 where nothing is exact.  Made once."""
+    """As far from 0 as the problem allows, upwards or downwards as its seed says; 0 where nothing
+    is exact.  Made once."""
     if "powers" not in trial.notes:
         trial.notes["powers"] = _powers(trial)
     found = trial.notes["powers"]
@@ -73,14 +78,21 @@ def _powers(trial: Trial) -> Powers:
         own = room(trial.expanded[2], arithmetic.probability, False)
         low, high = max(low, own[0]), min(high, own[1])
     least, most = _exponents(trial.expanded[2])
-    # P V between 2^-_SAFE and 2^_SAFE, sums of all keys and a scaled P included; O within its own format.
+    # P V between 2^-_SAFE and 2^_SAFE, sums of all keys and a scaled P included; O within its own
+    # format.
     largest_sum = most + math.ceil(math.log2(p.seqlen_kv)) + 8
     out_low, out_high = p.format_out.emin - most, math.frexp(p.format_out.max)[1] - 1 - most
-    values = (max(low, math.ceil(-spare) - least, out_low), min(high, _SAFE - largest_sum, out_high))
-    factor = {"none": 1.0, "q": abs(p.scale), "sqrt": math.sqrt(abs(p.scale))}[numerics.prescale] or 1.0
+    values = (
+        max(low, math.ceil(-spare) - least, out_low),
+        min(high, _SAFE - largest_sum, out_high),
+    )
+    factor = {"none": 1.0, "q": abs(p.scale), "sqrt": math.sqrt(abs(p.scale))}[
+        numerics.prescale
+    ] or 1.0
     operands = arithmetic.prescaled or p.dtype
     ranges = [room(x, p.format, "descale_q" in inputs.others) for x in (inputs.q, inputs.k)]
-    if arithmetic.prescaled and operands == p.dtype:  # what the scale has multiplied must be normal too
+    # what the scale has multiplied must be normal too
+    if arithmetic.prescaled and operands == p.dtype:
         ranges += [room(x.double() * factor, p.format, False) for x in (inputs.q, inputs.k)]
     ranges += [(-_MOST, _MOST)]
     lows, highs = [r[0] for r in ranges], [r[1] for r in ranges]
@@ -90,7 +102,8 @@ def _powers(trial: Trial) -> Powers:
 
 
 def chosen(bounds: tuple[int, int], down: bool) -> int:
-    """The lower or the upper one of these bounds, the other where that is 0, and 0 where they leave it out."""
+    """The lower or the upper one of these bounds, the other where that is 0, and 0 where they leave
+    it out."""
     low, high = max(bounds[0], -_MOST), min(bounds[1], _MOST)
     if low > 0 or high < 0:
         return 0
@@ -98,14 +111,20 @@ def chosen(bounds: tuple[int, int], down: bool) -> int:
 
 
 def _exponents(tensor: Tensor) -> tuple[int, int]:
-    """Least and greatest binary exponent of the elements that are not 0; (0, 0) if there are none."""
+    """Least and greatest binary exponent of the elements that are not 0; (0, 0) if there are
+    none."""
     sizes = tensor.double().abs()
     sizes = sizes[(sizes > 0) & sizes.isfinite()]
-    return (math.frexp(float(sizes.min()))[1] - 1, math.frexp(float(sizes.max()))[1] - 1) if sizes.numel() else (0, 0)
+    return (
+        (math.frexp(float(sizes.min()))[1] - 1, math.frexp(float(sizes.max()))[1] - 1)
+        if sizes.numel()
+        else (0, 0)
+    )
 
 
 def room(stored: Tensor, dtype: DType, by_descale: bool) -> tuple[int, int]:
-    """Powers of two for which every element of `stored`, 0 apart, is and stays a normal number of that dtype."""
+    """Powers of two for which every element of `stored`, 0 apart, is and stays a normal number of
+    that dtype."""
     if by_descale:
         return -_MOST, _MOST
     least, most = _exponents(stored)
@@ -115,9 +134,15 @@ def room(stored: Tensor, dtype: DType, by_descale: bool) -> tuple[int, int]:
 def scaled(trial: Trial, found: Powers) -> Inputs:
     """The trial's inputs times these powers, their descales where they have some."""
     inputs = trial.inputs
-    factors = {"q": math.ldexp(1.0, found.keys), "k": math.ldexp(1.0, -found.keys), "v": math.ldexp(1.0, found.values)}
+    factors = {
+        "q": math.ldexp(1.0, found.keys),
+        "k": math.ldexp(1.0, -found.keys),
+        "v": math.ldexp(1.0, found.values),
+    }
     if "descale_q" in inputs.others:
-        return replace(inputs, others={name: x * factors[name[-1]] for name, x in inputs.others.items()})
+        return replace(
+            inputs, others={name: x * factors[name[-1]] for name, x in inputs.others.items()}
+        )
     q, k, v = (times(getattr(inputs, name), factor) for name, factor in factors.items())
     return Inputs(q, k, v, inputs.others)
 
@@ -128,15 +153,24 @@ def times(tensor: Tensor, factor: float) -> Tensor:
 
 
 def normal(tensor: Tensor, factor: float, dtype: DType) -> Tensor:
-    """Where a result, and the result times `factor`, are normal numbers of that dtype, and were before they were rounded.
+    """Where a result, and the result times `factor`, are normal numbers of that dtype, and were
+    before they were rounded.
 
-    The smallest normal number may be what something subnormal was rounded to, with a place less than its multiples have.
+    The smallest normal number may be what something subnormal was rounded to, with a place less
+    than its multiples have.
     """
     sizes = torch.stack([tensor.double().abs(), tensor.double().abs() * factor])
-    return ((sizes > math.ldexp(1.0, max(dtype.emin, _LEAST_COMPARED))) & (sizes <= dtype.max)).all(0)
+    return ((sizes > math.ldexp(1.0, max(dtype.emin, _LEAST_COMPARED))) & (sizes <= dtype.max)).all(
+        0
+    )
 
 
 def wide(declaration: Declaration) -> str | None:
-    """Why powers of two are no question for a kernel: it accumulates in a format of short range; or None."""
+    """Why powers of two are no question for a kernel: it accumulates in a format of short range; or
+    None."""
     accumulator = declaration.numerics.accumulator
-    return None if dtype_named(accumulator).emin <= SHORTEST else f"accumulates in {accumulator}, whose range is short"
+    return (
+        None
+        if dtype_named(accumulator).emin <= SHORTEST
+        else f"accumulates in {accumulator}, whose range is short"
+    )

@@ -1,4 +1,5 @@
-"""Execution and memory: what every run of every group must hold, before any oracle looks at its numbers."""
+"""Execution and memory: what every run of every group must hold, before any oracle looks at its
+numbers."""
 
 from __future__ import annotations
 
@@ -12,20 +13,23 @@ from verify.judging.findings import Ruling, convict, first_place
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 
-_GROWTH = 64 << 20  # bytes that a process takes in one run, and keeps, from which on they are recorded
+# bytes that a process takes in one run, and keeps, from which on they are recorded
+_GROWTH = 64 << 20
 
 
 def fault(trial: Trial, run: Launch) -> Ruling | None:
-    """The ruling on a further run that did not hold what every run must; None: its numbers may be looked at."""
+    """The ruling on a further run that did not hold what every run must; None: its numbers may be
+    looked at."""
     rulings = (check(trial, run) for check in (execution, memory))
     return next((ruling for ruling in rulings if ruling.finding is not None), None)
 
 
 def held(trial: Trial) -> Iterator[tuple[str, Launch, Ruling]]:
-    """What every run of a trial must hold: (name, run, ruling), up to the first ruling that makes the rest meaningless.
+    """What every run of a trial must hold: (name, run, ruling), up to the first ruling that makes
+    the rest meaningless.
 
-    A backward's trial first asks the forward that saves O and LSE, of which only what convicts it is given.  A run is launched
-    when its first ruling is asked for.
+    A backward's trial first asks the forward that saves O and LSE, of which only what convicts it
+    is given.  A run is launched when its first ruling is asked for.
     """
     checks = (("execution", execution), ("memory", memory))
     if trial.entry == "backward":
@@ -43,16 +47,34 @@ def held(trial: Trial) -> Iterator[tuple[str, Launch, Ruling]]:
 
 
 def execution(trial: Trial, run: Launch) -> Ruling:
-    """Catches refusals inside the support, exceptions, crashes, hangs, exhausted memory and breaches of the interface."""
+    """Catches refusals inside the support, exceptions, crashes, hangs, exhausted memory and
+    breaches of the interface."""
     reply = run.reply
     if reply.ok:
         return Ruling(measures=_growth(reply))
     if reply.status == "unsupported":
-        message = f"refuses a problem inside its declared support: {reply.argument}: {reply.message}"
-        return Ruling(Finding(oracle="execution", message=message, got="Unsupported", bound="a result", where=reply.argument))
-    words = {"breach": "breaks the interface", "raised": "raises", "hang": "hangs", "crash": "crashes"}
+        message = (
+            f"refuses a problem inside its declared support: {reply.argument}: {reply.message}"
+        )
+        return Ruling(
+            Finding(
+                oracle="execution",
+                message=message,
+                got="Unsupported",
+                bound="a result",
+                where=reply.argument,
+            )
+        )
+    words = {
+        "breach": "breaks the interface",
+        "raised": "raises",
+        "hang": "hangs",
+        "crash": "crashes",
+    }
     trace = str(reply.data.get("traceback", ""))
-    message = f"{words.get(reply.status, reply.status)}: {reply.message}" + (f"\n{trace}" if trace else "")
+    message = f"{words.get(reply.status, reply.status)}: {reply.message}" + (
+        f"\n{trace}" if trace else ""
+    )
     return Ruling(Finding(oracle="execution", message=message, got=reply.status, bound="a result"))
 
 
@@ -67,25 +89,40 @@ def _growth(reply: Reply) -> dict[str, float]:
 
 
 def memory(trial: Trial, run: Launch) -> Ruling:
-    """Catches writes outside the outputs, changed inputs, and outputs (even padding rows) that were never written."""
+    """Catches writes outside the outputs, changed inputs, and outputs (even padding rows) that were
+    never written."""
     damage = run.damage
     if damage is not None:
-        what = "writes outside its outputs" if damage.slot == "redzone" else f"changes its input {damage.slot}"
+        what = (
+            "writes outside its outputs"
+            if damage.slot == "redzone"
+            else f"changes its input {damage.slot}"
+        )
         message = f"{what}: {damage.count} bytes changed, the first {damage.where}"
         return Ruling(
-            Finding(oracle="memory", message=message, got="changed", bound="unchanged", where=damage.where, count=damage.count)
+            Finding(
+                oracle="memory",
+                message=message,
+                got="changed",
+                bound="unchanged",
+                where=damage.where,
+                count=damage.count,
+            )
         )
     for name, tensor in run.outputs.items():
         if not tensor.numel():
             continue
         left = unwritten(tensor, run.poison)
         if run.poison != "nan" and bool(left.any()):
-            # A finite poison may be the right value (65504 is fp16's largest), which the first run has written over NaN then.
-            # Whoever is free to differ is run over NaN alone.
+            # A finite poison may be the right value (65504 is fp16's largest), which the first run
+            # has written over NaN then. Whoever is free to differ is run over NaN alone.
             left &= bits(tensor) != bits(trial.first.outputs[name])
         if bool(left.any()):
             message = (
-                f"leaves {int(left.sum())} of {left.numel()} elements of {name} unwritten, the first {first_place(name, left)}"
+                f"leaves {int(left.sum())} of {left.numel()} elements of {name} unwritten, the"
+                f" first {first_place(name, left)}"
             )
-            return convict("memory", message, name=name, bad=left, got="the poison", bound="a written value")
+            return convict(
+                "memory", message, name=name, bad=left, got="the poison", bound="a written value"
+            )
     return Ruling()

@@ -1,4 +1,5 @@
-"""Trial: one case in court.  One run and one reference serve all oracles that judge the same case."""
+"""Trial: one case in court.  One run and one reference serve all oracles that judge the same
+case."""
 
 from __future__ import annotations
 
@@ -29,10 +30,11 @@ _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
 @dataclass
 class Trial:
-    """One case: problem, the kernel's declaration and config, the entry point on trial, and lazily inputs, runs and truth.
+    """One case: problem, the kernel's declaration and config, the entry point on trial, and lazily
+    inputs, runs and truth.
 
-    refuses: the problem is outside the support, so that no forward can leave anything for a backward.
-    hearing: the case in the history of its cell, shared with the trials beside it.
+    refuses: the problem is outside the support, so that no forward can leave anything for a
+    backward. hearing: the case in the history of its cell, shared with the trials beside it.
     """
 
     declaration: Declaration
@@ -46,7 +48,8 @@ class Trial:
     with_best: bool = False
     clock: Clock = field(default_factory=Clock)
     hearing: Hearing = field(default_factory=Hearing)
-    notes: dict[str, Any] = field(default_factory=dict)  # what an oracle has worked out and will need again, by its name
+    # what an oracle has worked out and will need again, by its name
+    notes: dict[str, Any] = field(default_factory=dict)
     launches: dict[str, Launch] = field(default_factory=dict)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
     _beside: dict[str, Trial] = field(default_factory=dict)
@@ -58,7 +61,8 @@ class Trial:
             return tensors(self.problem)
 
     def plan(self, entry: str) -> Plan | Reply:
-        """Where the buffers of one of `verify.variant.RUNS` lie, or what came of asking for its workspaces, if none came."""
+        """Where the buffers of one of `verify.variant.RUNS` lie, or what came of asking for its
+        workspaces, if none came."""
         if entry not in self._plans:
             self._plans[entry] = self._plan(entry)
         return self._plans[entry]
@@ -76,18 +80,25 @@ class Trial:
             self.cell,
             lambda: self.cell.workspace(self.declaration.path, self._request(entry, layout)),
         )
-        if reply.status == "unsupported":  # the run itself refuses too, over buffers that can be checked
+        # the run itself refuses too, over buffers that can be checked
+        if reply.status == "unsupported":
             return layout
         if not reply.ok:
             return reply
         try:
-            wanted = {name: (tuple(shape), dtype) for name, (shape, dtype) in reply.data["workspace"].items()}
-            taken = sum(math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in wanted.values())
+            wanted = {
+                name: (tuple(shape), dtype)
+                for name, (shape, dtype) in reply.data["workspace"].items()
+            }
+            taken = sum(
+                math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in wanted.values()
+            )
             most = workspace_limit(self.problem)
             if taken > most:
                 return Reply(
                     "breach",
-                    f"workspace: {taken} bytes for this problem, at most {most} (docs/adding-a-kernel.md)",
+                    f"workspace: {taken} bytes for this problem, at most {most}"
+                    " (docs/adding-a-kernel.md)",
                 )
             found = laid_out(wanted)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -115,13 +126,19 @@ class Trial:
 
     @property
     def saved(self) -> Launch:
-        """The forward whose raw results the backward on trial gets; NaN, of no forward, where it declares to read nothing."""
+        """The forward whose raw results the backward on trial gets; NaN, of no forward, where it
+        declares to read nothing."""
         if "saved" not in self.launches:
-            self.launches["saved"] = self._unread if self.own_softmax else self._launch("saved", "nan", [self.inputs.named])
+            self.launches["saved"] = (
+                self._unread
+                if self.own_softmax
+                else self._launch("saved", "nan", [self.inputs.named])
+            )
         return self.launches["saved"]
 
     def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Launch:
-        """Launch the entry on trial, once per tag.  `poison` fills outputs and workspaces; `inputs` replace the problem's own.
+        """Launch the entry on trial, once per tag.  `poison` fills outputs and workspaces; `inputs`
+        replace the problem's own.
 
         A backward gets what `saved` left, whatever the inputs are; NaN for O where it declares not
         to read that.
@@ -133,19 +150,23 @@ class Trial:
 
     @property
     def concurrent(self) -> Launch:
-        """Launches at once (see `verify.cell.concurrent`), on CUDA; outputs[side_name(i, "out")] is launch i's.
+        """Launches at once (see `verify.cell.concurrent`), on CUDA; outputs[side_name(i, "out")] is
+        launch i's.
 
         Every other launch gets the inputs of `negated`.
         """
         if "concurrent" not in self.launches:
             given = self.inputs.named | self._for_backward
             both = (given, given | self._negated)
-            self.launches["concurrent"] = self._launch(self.entry, "nan", [both[i % 2] for i in range(LAUNCHES)])
+            self.launches["concurrent"] = self._launch(
+                self.entry, "nan", [both[i % 2] for i in range(LAUNCHES)]
+            )
         return self.launches["concurrent"]
 
     @property
     def negated(self) -> Launch:
-        """The entry alone, over the case's inputs with every sign of Q, of a backward dO, flipped."""
+        """The entry alone, over the case's inputs with every sign of Q, of a backward dO,
+        flipped."""
         if "negated" not in self.launches:
             given = self.inputs.named | self._for_backward | self._negated
             self.launches["negated"] = self._launch(self.entry, "nan", [given])
@@ -156,15 +177,24 @@ class Trial:
         name = "dout" if self.entry == "backward" else "q"
         return {name: negated((self.inputs.named | self._for_backward)[name])}
 
-    def beside(self, tag: str, problem: Problem, inputs: Inputs | None = None, dout: Tensor | None = None) -> Trial:
-        """Another question to the same kernel, in the same cell and on the same clock; one per tag, which oracles may share.
+    def beside(
+        self, tag: str, problem: Problem, inputs: Inputs | None = None, dout: Tensor | None = None
+    ) -> Trial:
+        """Another question to the same kernel, in the same cell and on the same clock; one per tag,
+        which oracles may share.
 
-        `inputs` and `dout` are its values instead of those that its distribution and seed say.  It must lie inside the support.
+        `inputs` and `dout` are its values instead of those that its distribution and seed say.  It
+        must lie inside the support.
         """
         if tag not in self._beside:
-            other = replace(self, problem=problem, with_best=False, notes={}, launches={}, _plans={}, _beside={})
+            other = replace(
+                self, problem=problem, with_best=False, notes={}, launches={}, _plans={}, _beside={}
+            )
             given = {"inputs": inputs, "dout": dout}
-            other.__dict__.update({name: values for name, values in given.items() if values is not None})  # cached properties
+            # cached properties
+            other.__dict__.update(
+                {name: values for name, values in given.items() if values is not None}
+            )
             self._beside[tag] = other
         return self._beside[tag]
 
@@ -187,7 +217,10 @@ class Trial:
     @property
     def _unread(self) -> Launch:
         p = self.problem
-        out, lse = torch.full(p.shape_out, math.nan, dtype=p.format_out.torch), torch.full(p.shape_q[:3], math.nan)
+        out, lse = (
+            torch.full(p.shape_out, math.nan, dtype=p.format_out.torch),
+            torch.full(p.shape_q[:3], math.nan),
+        )
         return Launch(Reply("ok"), "nan", {"out": out, "lse": lse})
 
     @property
@@ -207,7 +240,8 @@ class Trial:
         return found
 
     def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Launch:
-        """Run an entry over inputs by the name of their buffer; of several, as many launches at once."""
+        """Run an entry over inputs by the name of their buffer; of several, as many launches at
+        once."""
         with self.clock.timed("generate"):
             alone = self.plan(entry)
             if isinstance(alone, Reply):
@@ -246,15 +280,22 @@ class Trial:
 
     @cached_property
     def truth(self) -> Truth:
-        """Reference and bounds of the declared arithmetic, and now and then of the best there is."""
-        arithmetics = [tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)]
+        """Reference and bounds of the declared arithmetic, and now and then of the best there
+        is."""
+        arithmetics = [
+            tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)
+        ]
         if self.with_best:
-            arithmetics.append(tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch))
+            arithmetics.append(
+                tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)
+            )
         return compute_truth(self.problem, self.expanded, arithmetics, self.clock)
 
     def truth_at(self, rows: Tensor) -> Truth:
         """The `truth` of some rows alone, in that order: positions in seqlen_q, int64."""
-        arithmetic = tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)
+        arithmetic = tolerance.resolve(
+            self.declaration.numerics, self.config, self.problem, self.arch
+        )
         return compute_truth(self.problem, self.expanded, [arithmetic], self.clock, rows)
 
     @cached_property
@@ -264,7 +305,8 @@ class Trial:
 
     @cached_property
     def gradients(self) -> GradientTruth:
-        """Reference gradients and their bounds, given what the forward really saved, if the backward reads it."""
+        """Reference gradients and their bounds, given what the forward really saved, if the
+        backward reads it."""
         p, declared = self.problem, self.declaration.gradients
         assert declared is not None
         arithmetics = [backward.resolve(declared, self.config, p, self.arch)]

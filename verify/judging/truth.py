@@ -19,17 +19,21 @@ from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
 from verify.tolerance.maxima import shared_excess
 
-# Multiply-adds of one product above which a GPU, where there is one, computes the reference faster than one core.
+# Multiply-adds of one product above which a GPU, where there is one, computes the reference faster
+# than one core.
 _WORTH_A_GPU = 2e8
-# Elements of one tensor of scores where rows are chosen: what is made of V for each block is then larger than the block.
+# Elements of one tensor of scores where rows are chosen: what is made of V for each block is then
+# larger than the block.
 _CHOSEN = 1 << 23
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Reference and bounds, fp64 on the CPU: out and out_bound (batch, heads_q, seqlen_q, head_dim_v), lse and lse_bound.
+    """Reference and bounds, fp64 on the CPU: out and out_bound (batch, heads_q, seqlen_q,
+    head_dim_v), lse and lse_bound.
 
-    best_out_bound is the bound of the tightest honest arithmetic of the dtype, where it was asked for.
+    best_out_bound is the bound of the tightest honest arithmetic of the dtype, where it was asked
+    for.
     """
 
     out: Tensor
@@ -66,7 +70,8 @@ def compute_truth(
     clock: Clock | None = None,
     rows: Tensor | None = None,
 ) -> Truth:
-    """Reference and bounds of a problem, block by block; a second arithmetic gives `best_out_bound`.  rows: of these alone."""
+    """Reference and bounds of a problem, block by block; a second arithmetic gives
+    `best_out_bound`.  rows: of these alone."""
     clock = clock or Clock()
     count = p.seqlen_q if rows is None else len(rows)
     device = device_for(p.pairs * (p.head_dim + p.head_dim_v) * count / max(p.seqlen_q, 1))
@@ -82,7 +87,14 @@ def compute_truth(
     with clock.timed("generate"):
         q, k, v = (tensor.to(device) for tensor in inputs)
     above = shared_excess(p, q, k, arithmetics[0], rows)
-    blocks = row_blocks(q, k, v, Attention(p.mask, p.scale, p.softcap), rows=rows, budget=None if rows is None else _CHOSEN)
+    blocks = row_blocks(
+        q,
+        k,
+        v,
+        Attention(p.mask, p.scale, p.softcap),
+        rows=rows,
+        budget=None if rows is None else _CHOSEN,
+    )
     while True:
         with clock.timed("reference"):
             block = next(blocks, None)
@@ -92,14 +104,22 @@ def compute_truth(
         with clock.timed("bound"):
             ahead = None if above is None else above[block.index]
             bounds = tolerance.bound(block, arithmetics[0], p, ahead)
-            made["out_bound"][block.index], made["lse_bound"][block.index] = bounds.out.cpu(), bounds.lse.cpu()
+            made["out_bound"][block.index], made["lse_bound"][block.index] = (
+                bounds.out.cpu(),
+                bounds.lse.cpu(),
+            )
             for other in arithmetics[1:]:
                 made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.cpu()
     if rows is None and arithmetics[0].values.spills:
         made["out_bound"] = spilled(made["out_bound"])
     if rows is not None and device.type == "cuda":
         torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
-    return Truth(**{name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:]) for name, tensor in made.items()})
+    return Truth(
+        **{
+            name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:])
+            for name, tensor in made.items()
+        }
+    )
 
 
 def device_for(products: float) -> torch.device:

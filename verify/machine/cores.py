@@ -1,4 +1,5 @@
-"""Cores: how many this process may use, which in a container or under a job scheduler are fewer than the machine has."""
+"""Cores: how many this process may use, which in a container or under a job scheduler are fewer
+than the machine has."""
 
 from __future__ import annotations
 
@@ -8,16 +9,20 @@ from pathlib import Path
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Cores that this process may keep busy: those of its affinity mask, or its cgroup's CPU quota where that is less.
+    """Cores that this process may keep busy: those of its affinity mask, or its cgroup's CPU quota
+    where that is less.
 
     root: the directory that holds proc/ and sys/, for tests.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min([allowed, *(int(quota) for quota in _quotas(root))]))
 
 
 def threads(processes: int = 1) -> int:
-    """Threads for each of so many equal processes: their share of `cores`, or OMP_NUM_THREADS where that is less.
+    """Threads for each of so many equal processes: their share of `cores`, or OMP_NUM_THREADS where
+    that is less.
 
     OMP_NUM_THREADS limits the threads of a process, not the number of processes.
     """
@@ -27,7 +32,8 @@ def threads(processes: int = 1) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """CPU quotas, in cores, of this process's cgroups and all cgroups around them, of version 1 and 2."""
+    """CPU quotas, in cores, of this process's cgroups and all cgroups around them, of version 1 and
+    2."""
     for controllers, path in _memberships(root):
         if controllers == "":
             mounts, read = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], _quota_v2
@@ -36,7 +42,8 @@ def _quotas(root: Path) -> Iterator[float]:
         else:
             continue
         for mount in mounts:
-            # In a container the path may be the host's, which is not mounted here: then its own group is the mount itself.
+            # In a container the path may be the host's, which is not mounted here: then its own
+            # group is the mount itself.
             group = Path(path.strip("/"))
             for part in (group, *group.parents):
                 quota = read(root / mount / part)

@@ -1,4 +1,5 @@
-"""Leash: a process that ends when its parent does, whatever ends the parent (kill -9 too).  Linux alone can do that."""
+"""Leash: a process that ends when its parent does, whatever ends the parent (kill -9 too).  Linux
+alone can do that."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, of that process id, ends; at once, if it has ended already."""
+    """Have the kernel kill this process when its parent, of that process id, ends; at once, if it
+    has ended already."""
     if _LIBC is None:
         return
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""Settings: the environment variables that users may set, and what each may hold.  docs/command-line.md tells them."""
+"""Settings: the environment variables that users may set, and what each may hold.
+docs/command-line.md tells them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable.  kind: seconds above 0, seconds from 0, GiB above 0, 0 or 1, a directory, or several."""
+    """One variable.  kind: seconds above 0, seconds from 0, GiB above 0, 0 or 1, a directory, or
+    several."""
 
     name: str
     kind: Literal["positive", "seconds", "size", "switch", "directory", "directories"]
@@ -57,7 +59,10 @@ def _wants(setting: Setting, value: str) -> str | None:
         case "switch":
             return None if value in ("0", "1") else "0 or 1"
         case "directories":
-            folders = all(not Path(entry).exists() or Path(entry).is_dir() for entry in value.split(os.pathsep))
+            folders = all(
+                not Path(entry).exists() or Path(entry).is_dir()
+                for entry in value.split(os.pathsep)
+            )
             return None if folders else f"paths of directories, separated by {os.pathsep}"
         case "directory":
             usable = value.strip() and not (Path(value).exists() and not Path(value).is_dir())

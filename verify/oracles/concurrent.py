@@ -1,4 +1,5 @@
-"""Concurrent: a launch gives the same bits beside others, each on a stream and in buffers of its own, as alone."""
+"""Concurrent: a launch gives the same bits beside others, each on a stream and in buffers of its
+own, as alone."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from verify.oracles import Oracle
 from verify.oracles.repeat import backward_applies, forward_applies
 
 _ONE_IN = 8  # cases
-_LARGEST = 32 << 20  # bytes of one run's buffers, of which as many copies as launches live at once beside them
+# bytes of one run's buffers, of which as many copies as launches live at once beside them
+_LARGEST = 32 << 20
 
 
 def judge(trial: Trial) -> Ruling:
-    """Half of the launches have the case's inputs, half others, so that what they share shows; each is compared with a lone
-    one.  "concurrent_held" is 1 where none began before the last was queued."""
+    """Half of the launches have the case's inputs, half others, so that what they share shows; each
+    is compared with a lone one.  "concurrent_held" is 1 where none began before the last was
+    queued."""
     run = trial.concurrent
-    if run.reply.status == "out of memory":  # so many launches may need more than other processes leave
+    # so many launches may need more than other processes leave
+    if run.reply.status == "out of memory":
         return Ruling(measures={"concurrent_held": 0.0})
     for each in (trial.negated, run):
         ruling = fault(trial, each)
@@ -33,8 +37,9 @@ def judge(trial: Trial) -> Ruling:
                 at = first(changed)
                 got, want = float(beside[at]), float(alone[at])
                 message = (
-                    f"{name} is {want:.9g} alone, and {got:.9g} beside {LAUNCHES - 1} other launches at "
-                    f"{place(name, at)}; {int(changed.sum())} of {changed.numel()} elements differ"
+                    f"{name} is {want:.9g} alone, and {got:.9g} beside {LAUNCHES - 1} other"
+                    f" launches at {place(name, at)}; {int(changed.sum())} of {changed.numel()}"
+                    " elements differ"
                 )
                 found = convict("concurrent", message, name=name, bad=changed, got=got, bound=want)
                 return Ruling(found.finding, measures)
@@ -52,7 +57,10 @@ ORACLES = tuple(
     Oracle(
         name="concurrent",
         group=group,
-        catches="scratch buffers, counters and semaphores that launches share, work that is left on another stream",
+        catches=(
+            "scratch buffers, counters and semaphores that launches share, work that is left on"
+            " another stream"
+        ),
         judge=judge,
         excludes=excludes,
         concerns=_concerns,

@@ -1,11 +1,18 @@
-"""Decode step: the last query rows alone, as a decoder asks for them, are the last rows of the prefill."""
+"""Decode step: the last query rows alone, as a decoder asks for them, are the last rows of the
+prefill."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import check_within_bounds, failed, forward_pairs, forward_results, same_bits
+from verify.judging.metamorphic import (
+    check_within_bounds,
+    failed,
+    forward_pairs,
+    forward_results,
+    same_bits,
+)
 from verify.judging.parts import Part, with_mask
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -23,14 +30,20 @@ def last(problem: Problem, support: Support) -> Part:
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
-    """A few rows where there would be one; a mask that the last rows alone do not have, such as a random one, gives way."""
+    """A few rows where there would be one; a mask that the last rows alone do not have, such as a
+    random one, gives way."""
     if problem.seqlen_q < 2:
         problem = problem.but(seqlen_q=2 + problem.seed % 32)
-    return with_mask(problem, support, lambda candidate: last(candidate, support).problem(candidate, support) is not None)
+    return with_mask(
+        problem,
+        support,
+        lambda candidate: last(candidate, support).problem(candidate, support) is not None,
+    )
 
 
 def judge(trial: Trial) -> Ruling:
-    """Within bounds, for a kernel may go another way with few rows; how many bits are the same is measured."""
+    """Within bounds, for a kernel may go another way with few rows; how many bits are the same is
+    measured."""
     support = trial.declaration.support
     part = last(trial.problem, support)
     problem = part.problem(trial.problem, support)
@@ -56,7 +69,10 @@ GROUP = Group(name="decode_step", about="the last rows alone", family="relations
 ORACLE = Oracle(
     name="decode_step",
     group="decode_step",
-    catches="alignment of masks where few rows meet many keys, paths of their own for short queries, rows past the last tile",
+    catches=(
+        "alignment of masks where few rows meet many keys, paths of their own for short queries,"
+        " rows past the last tile"
+    ),
     judge=judge,
     excludes=excludes,
     concerns=lambda trial: trial.problem.seqlen_q > 1 and trial.problem.seqlen_kv > 0,

@@ -14,7 +14,8 @@ from verify.oracles.key_permutation import adapt, asked, excludes, permutation
 
 
 def judge(trial: Trial) -> Ruling:
-    """The forward of the permuted keys saves other last bits, which the second's own bounds know."""
+    """The forward of the permuted keys saves other last bits, which the second's own bounds
+    know."""
     order, values = permutation(trial.problem), trial.inputs
     moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
     other = trial.beside("permuted", trial.problem, inputs=moved, dout=trial.dout)
@@ -23,7 +24,9 @@ def judge(trial: Trial) -> Ruling:
         return tensor[:, :, order] if name in ("dk", "dv") else tensor
 
     results = gradient_results(trial, other, move)
-    return failed(other) or check_within_bounds("gradient_key_permutation", "with its keys permuted", results)
+    return failed(other) or check_within_bounds(
+        "gradient_key_permutation", "with its keys permuted", results
+    )
 
 
 GROUP = Group(
@@ -36,7 +39,10 @@ GROUP = Group(
 ORACLE = Oracle(
     name="gradient_key_permutation",
     group="gradient_key_permutation",
-    catches="gradients that depend on a key's place: first and last blocks, tails, sums that begin too late",
+    catches=(
+        "gradients that depend on a key's place: first and last blocks, tails, sums that begin too"
+        " late"
+    ),
     judge=judge,
     excludes=excludes,
     concerns=asked,

@@ -1,4 +1,5 @@
-"""Key shift: K + 1 w^T adds the same to every score of a row, so O stays and LSE grows by scale q . w."""
+"""Key shift: K + 1 w^T adds the same to every score of a row, so O stays and LSE grows by scale q .
+w."""
 
 from __future__ import annotations
 
@@ -20,14 +21,18 @@ from verify.variant import Support
 
 
 def shifted(trial: Trial) -> Tensor:
-    """K, as stored, with one integer vector per stored head added to all of its keys, which changes no bit but exactly.
+    """K, as stored, with one integer vector per stored head added to all of its keys, which changes
+    no bit but exactly.
 
-    K holds integers in [-2, 2], w multiples of a power of two: large enough that scores beside 0 become all large.
+    K holds integers in [-2, 2], w multiples of a power of two: large enough that scores beside 0
+    become all large.
     """
     problem = trial.problem
     step = 2 ** min(problem.format.precision - 2, 6)
     batch, heads, _, dim = Source(problem).shape("k")
-    w = step * Source(problem).integers("k", "shift", -2, 2, (batch, heads, 1, dim)).astype("float64")
+    w = step * Source(problem).integers("k", "shift", -2, 2, (batch, heads, 1, dim)).astype(
+        "float64"
+    )
     return cast(trial.inputs.k.double().numpy() + w, problem.format)
 
 
@@ -45,7 +50,9 @@ def judge(trial: Trial) -> Ruling:
         for r in forward_results(trial, other, own_bounds=True):
             yield replace(r, before=r.before + rise, truth=r.truth + rise) if r.name == "lse" else r
 
-    return failed(other) or check_within_bounds("key_shift", "with one vector added to every key", results())
+    return failed(other) or check_within_bounds(
+        "key_shift", "with one vector added to every key", results()
+    )
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
@@ -67,7 +74,10 @@ GROUP = Group(
 ORACLE = Oracle(
     name="key_shift",
     group="key_shift",
-    catches="a maximum that is not subtracted, or clamped; a shift that the LSE forgets; scores that saturate",
+    catches=(
+        "a maximum that is not subtracted, or clamped; a shift that the LSE forgets; scores that"
+        " saturate"
+    ),
     judge=judge,
     concerns=_asked,
 )

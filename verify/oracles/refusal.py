@@ -1,4 +1,5 @@
-"""Refusal: just outside its support a kernel says `Unsupported`, names the argument, and touches nothing."""
+"""Refusal: just outside its support a kernel says `Unsupported`, names the argument, and touches
+nothing."""
 
 from __future__ import annotations
 
@@ -18,15 +19,42 @@ def judge(trial: Trial) -> Ruling:
     if run.reply.status != "unsupported":
         got = "a result" if run.reply.ok else f"{run.reply.status}: {run.reply.message}"
         message = f"should refuse {where} with Unsupported, but gave {got}"
-        return Ruling(Finding(oracle="refusal", message=message, got=got[:200], bound="Unsupported", where=argument))
+        return Ruling(
+            Finding(
+                oracle="refusal",
+                message=message,
+                got=got[:200],
+                bound="Unsupported",
+                where=argument,
+            )
+        )
     if run.reply.argument != argument:
-        message = f"refuses, but names {run.reply.argument!r}; the argument outside its support is {where}"
-        return Ruling(Finding(oracle="refusal", message=message, got=run.reply.argument, bound=argument, where=argument))
-    touched = [name for name, tensor in run.outputs.items() if tensor.numel() and not bool(unwritten(tensor, run.poison).all())]
+        message = (
+            f"refuses, but names {run.reply.argument!r}; the argument outside its support is"
+            f" {where}"
+        )
+        return Ruling(
+            Finding(
+                oracle="refusal",
+                message=message,
+                got=run.reply.argument,
+                bound=argument,
+                where=argument,
+            )
+        )
+    touched = [
+        name
+        for name, tensor in run.outputs.items()
+        if tensor.numel() and not bool(unwritten(tensor, run.poison).all())
+    ]
     if run.damage is not None or touched:
         what = run.damage.where if run.damage is not None else f"{touched[0]} was written"
         message = f"refuses {where}, but only after touching memory: {what}"
-        return Ruling(Finding(oracle="refusal", message=message, got="touched", bound="untouched", where=argument))
+        return Ruling(
+            Finding(
+                oracle="refusal", message=message, got="touched", bound="untouched", where=argument
+            )
+        )
     return Ruling()
 
 

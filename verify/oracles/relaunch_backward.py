@@ -1,4 +1,5 @@
-"""Relaunch, of gradients: another problem of the same shapes in the same process, then the first one again."""
+"""Relaunch, of gradients: another problem of the same shapes in the same process, then the first
+one again."""
 
 from __future__ import annotations
 
@@ -11,8 +12,14 @@ from verify.oracles.relaunch import Result, judged
 
 
 def judge(trial: Trial) -> Ruling:
-    """Its dQ, dK and dV, from what its own forward saved, within their bounds; then the first problem's bits again."""
-    return judged("relaunch_backward", trial, _results, repeats=trial.declaration.contract.deterministic_backward)
+    """Its dQ, dK and dV, from what its own forward saved, within their bounds; then the first
+    problem's bits again."""
+    return judged(
+        "relaunch_backward",
+        trial,
+        _results,
+        repeats=trial.declaration.contract.deterministic_backward,
+    )
 
 
 def _results(trial: Trial) -> Iterator[Result]:
@@ -30,6 +37,9 @@ GROUP = Group(
 ORACLE = Oracle(
     name="relaunch_backward",
     group="relaunch_backward",
-    catches="what a backward keeps of one launch and applies to the next: scales, masks, strides, delta, counters",
+    catches=(
+        "what a backward keeps of one launch and applies to the next: scales, masks, strides,"
+        " delta, counters"
+    ),
     judge=judge,
 )

@@ -11,7 +11,8 @@ from verify.variant import Declaration
 
 
 def judge(trial: Trial) -> Ruling:
-    """Run again with huge finite values, not NaN, in the outputs: what reads them before writing shows."""
+    """Run again with huge finite values, not NaN, in the outputs: what reads them before writing
+    shows."""
     again = trial.run("again", poison="huge")
     ruling = fault(trial, again)
     if ruling is not None:
@@ -23,8 +24,8 @@ def judge(trial: Trial) -> Ruling:
             at = first(changed)
             got, want = float(after[at]), float(before[at])
             message = (
-                f"{name} differs between two runs on the same inputs: {want:.9g}, then {got:.9g} at {place(name, at)}; "
-                f"{int(changed.sum())} of {changed.numel()} elements differ"
+                f"{name} differs between two runs on the same inputs: {want:.9g}, then {got:.9g} at"
+                f" {place(name, at)}; {int(changed.sum())} of {changed.numel()} elements differ"
             )
             return convict("repeat", message, name=name, bad=changed, got=got, bound=want)
     return Ruling()
@@ -52,5 +53,12 @@ ORACLES = (
         excludes=forward_applies,
         rank=40,
     ),
-    Oracle(name="repeat", group="gradients", catches=_CATCHES, judge=judge, excludes=backward_applies, rank=40),
+    Oracle(
+        name="repeat",
+        group="gradients",
+        catches=_CATCHES,
+        judge=judge,
+        excludes=backward_applies,
+        rank=40,
+    ),
 )

@@ -25,7 +25,8 @@ class ProbeNotRun:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """All probes of one device.  device: `verify.machine.device.fingerprint`.  arch: compiled for ("sm_90a"), "" without a GPU."""
+    """All probes of one device.  device: `verify.machine.device.fingerprint`.  arch: compiled for
+    ("sm_90a"), "" without a GPU."""
 
     device: dict[str, Any]
     arch: str = ""
@@ -39,16 +40,21 @@ class ProbeReport:
     @property
     def agrees(self) -> bool:
         """Whether nothing that was measured speaks against the tables."""
-        return all(found.agrees for found in self.matrix) and all(found.agrees for found in self.functions)
+        return all(found.agrees for found in self.matrix) and all(
+            found.agrees for found in self.functions
+        )
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of probes that ended in an error."""
-        return tuple(f.name for f in self.matrix if f.error) + tuple(f.name for f in self.functions if f.error)
+        return tuple(f.name for f in self.matrix if f.error) + tuple(
+            f.name for f in self.functions if f.error
+        )
 
 
 def as_data(report: ProbeReport) -> dict[str, Any]:
-    """The report as JSON-ready data; "agrees" stands beside everything that has a table's entry to agree with."""
+    """The report as JSON-ready data; "agrees" stands beside everything that has a table's entry to
+    agree with."""
     data: dict[str, Any] = encode(report)
     data["agrees"] = report.agrees
     for name in ("matrix", "functions"):

@@ -17,7 +17,8 @@ Macros = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Program:
-    """One build of a .cu file of this folder: its entry point, which takes one structure by value, and its macros."""
+    """One build of a .cu file of this folder: its entry point, which takes one structure by value,
+    and its macros."""
 
     file: str
     entry: str
@@ -26,7 +27,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a program is launched: blocks, threads of each, and dynamic shared memory of each in bytes."""
+    """How a program is launched: blocks, threads of each, and dynamic shared memory of each in
+    bytes."""
 
     blocks: int
     threads: int
@@ -46,8 +48,11 @@ def compilable() -> str | None:
 
 
 def compile_for(program: Program, arch: str) -> Resources:
-    """Compile a program for "sm_90a"..., which needs no device; raises RuntimeError with the compiler's log."""
-    return compile.compile_source(compile.Source(HERE / program.file, program.entry, program.macros), arch).resources
+    """Compile a program for "sm_90a"..., which needs no device; raises RuntimeError with the
+    compiler's log."""
+    return compile.compile_source(
+        compile.Source(HERE / program.file, program.entry, program.macros), arch
+    ).resources
 
 
 def device_arch() -> str:

@@ -19,7 +19,8 @@ def replay_command(case: str) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """variant: a `Declaration.ref`; config: a `Config.name`; group: the oracles that judge the same run; problem: the input.
+    """variant: a `Declaration.ref`; config: a `Config.name`; group: the oracles that judge the same
+    run; problem: the input.
 
     Its id needs no quoting in a shell: `triton-flash-forward:m128n64w4s2:accuracy:b=2,hq=4,...`.
     """

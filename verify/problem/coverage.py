@@ -45,15 +45,26 @@ _WITHOUT_PAIRS = ("zero_length", "empty_row")  # where no query has a key, nothi
 def coverage_bins(problem: Problem, config: Config) -> set[str]:
     """The bins that a problem fills for that config; the required ones are `bins_required`.
 
-    Tiles are the config's, or 64 where it does not say.  "late_maximum": logits grow with the key index over more than one
-    tile, so every block rescales.  "misaligned": a tensor does not start, or its rows do not, at a multiple of 16 bytes.
+    Tiles are the config's, or 64 where it does not say.  "late_maximum": logits grow with the key
+    index over more than one tile, so every block rescales.  "misaligned": a tensor does not start,
+    or its rows do not, at a multiple of 16 bytes.
     """
     tile_m, tile_n = config.block_m or 64, config.block_n or 64
     atoms = problem.mask.atoms
-    layouts = {name: layout for name, layout in problem.layouts.items() if getattr(problem, f"shape_{name}")[2]}
-    lengths = [n for part in atoms if isinstance(part, Lengths) for n in (*part.q_lengths, *part.kv_lengths)]
+    layouts = {
+        name: layout
+        for name, layout in problem.layouts.items()
+        if getattr(problem, f"shape_{name}")[2]
+    }
+    lengths = [
+        n
+        for part in atoms
+        if isinstance(part, Lengths)
+        for n in (*part.q_lengths, *part.kv_lengths)
+    ]
     scale, both = problem.scale, (problem.seqlen_q, problem.seqlen_kv)
-    grouped = problem.group > 1 and problem.heads_kv > 1  # with one key head no map of heads can be wrong
+    # with one key head no map of heads can be wrong
+    grouped = problem.group > 1 and problem.heads_kv > 1
     found = {
         "kv_tiles>=3": problem.seqlen_kv > 2 * tile_n,
         "ragged_tail": bool(problem.seqlen_q % tile_m or problem.seqlen_kv % tile_n),
@@ -62,7 +73,10 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "decode": problem.seqlen_q == 1 < problem.seqlen_kv,
         "zero_length": 0 in (*both, *lengths),
         "empty_row": _has_empty_row(problem),
-        "late_maximum": problem.distribution == "increasing" and problem.seqlen_kv > tile_n and scale != 0 and both[0] > 0,
+        "late_maximum": problem.distribution == "increasing"
+        and problem.seqlen_kv > tile_n
+        and scale != 0
+        and both[0] > 0,
         "grouped_heads": grouped,
         "descaling": problem.descaling != "none",
         "descaling_by_head": problem.descaling == "head" and grouped,
@@ -70,27 +84,39 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "scale<0": scale < 0,
         "scale=0": scale == 0,
         "softcap": problem.softcap > 0,
-        "strided": any(layout.order != "bhsd" or layout.pitch or layout.expand for layout in layouts.values()),
+        "strided": any(
+            layout.order != "bhsd" or layout.pitch or layout.expand for layout in layouts.values()
+        ),
         "expanded": any(layout.expand for layout in layouts.values()),
         "misaligned": any(
-            not layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT) for name, layout in layouts.items()
+            not layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT)
+            for name, layout in layouts.items()
         ),
         "mask:intersection": isinstance(problem.mask, Intersection),
         f"distribution:{problem.distribution}": True,
     }
     found |= {f"mask:{part.word}": True for part in atoms}
-    return {name for name, filled in found.items() if filled and (problem.pairs or name in _WITHOUT_PAIRS)}
+    return {
+        name
+        for name, filled in found.items()
+        if filled and (problem.pairs or name in _WITHOUT_PAIRS)
+    }
 
 
 def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
-    """The required bins that problems inside that support can fill, in every dtype and, if one is given, with that config."""
+    """The required bins that problems inside that support can fill, in every dtype and, if one is
+    given, with that config."""
     masks = mask_kinds(support, square=True)
     longest = float("inf") if support.max_seqlen is None else support.max_seqlen
     tile_n = (config or Config()).block_n or 64
     free = not square_only(support) and longest > max(support.min_seqlen, 1)
     # Where lengths differ, there may be no key at all, or queries that stand before the first one.
     late = support.min_seqlen == 0 or _can_empty_rows(support, square=False)
-    aligned = all(d * dtype_named(name).itemsize % 16 == 0 for name in support.dtypes for d in support.head_dims)
+    aligned = all(
+        d * dtype_named(name).itemsize % 16 == 0
+        for name in support.dtypes
+        for d in support.head_dims
+    )
     closed = {
         "kv_tiles>=3": longest > 2 * tile_n,
         "late_maximum": longest > tile_n,
@@ -139,7 +165,8 @@ def mask_kinds(support: Support, square: bool) -> list[str]:
 
 
 def _has_empty_row(problem: Problem) -> bool:
-    """Whether some query sees no key; where rows see no single interval, only the first head is searched."""
+    """Whether some query sees no key; where rows see no single interval, only the first head is
+    searched."""
     if not problem.seqlen_q or not problem.seqlen_kv:
         return problem.seqlen_q > 0
     try:
@@ -147,6 +174,10 @@ def _has_empty_row(problem: Problem) -> bool:
     except ValueError:
         rows = min(problem.seqlen_q, max((1 << 20) // problem.seqlen_kv, 1))
         mod = problem.mask.mod(problem.seqlen_q, problem.seqlen_kv)
-        query, key, zero = torch.arange(rows)[:, None], torch.arange(problem.seqlen_kv), torch.tensor(0)
+        query, key, zero = (
+            torch.arange(rows)[:, None],
+            torch.arange(problem.seqlen_kv),
+            torch.tensor(0),
+        )
         return not bool(mod(zero, zero, query, key).expand(rows, problem.seqlen_kv).any(-1).all())
     return bool((high == low).any())

@@ -1,11 +1,12 @@
 """Named distributions of input values, the same bits on every machine.
 
-Random words come from the counter-based generator Philox-4x64 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy
-as 1, 2, 3", SC 2011), one key per (seed, tensor, purpose).  Words become values by integer arithmetic, table look-ups and
-elementwise IEEE double operations (+, -, *, /) only: no libm, no sums whose order a library chooses, no float matmul.
+Random words come from the counter-based generator Philox-4x64 (Salmon, Moraes, Dror, Shaw:
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011), one key per (seed, tensor, purpose).  Words
+become values by integer arithmetic, table look-ups and elementwise IEEE double operations (+, -, *,
+/) only: no libm, no sums whose order a library chooses, no float matmul.
 
-To add a distribution, write one function under `@distribution`; its name, underscores included, is the distribution's name
-and the first line of its docstring says which bugs it is for.
+To add a distribution, write one function under `@distribution`; its name, underscores included, is
+the distribution's name and the first line of its docstring says which bugs it is for.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ _SQRT_HALF = 0.7071067811865476  # the geometric middle between two powers of tw
 
 @dataclass(frozen=True)
 class Source:
-    """What a distribution draws from: the problem, the shapes to fill and independent streams of random words."""
+    """What a distribution draws from: the problem, the shapes to fill and independent streams of
+    random words."""
 
     problem: Problem
 
     def shape(self, name: str) -> Shape4:
-        """Stored shape of "q", "k", "v" or "out": the logical one, with 1 for each dimension that its layout expands."""
+        """Stored shape of "q", "k", "v" or "out": the logical one, with 1 for each dimension that
+        its layout expands."""
         batch, heads, seqlen, dim = getattr(self.problem, f"shape_{name}")
         expand = self.problem.layouts[name].expand
         return 1 if "b" in expand else batch, 1 if "h" in expand else heads, seqlen, dim
@@ -48,18 +51,24 @@ class Source:
         words = np.random.Philox(key=key, counter=0).random_raw(count)
         return np.asarray(words, dtype=np.uint64)
 
-    def words(self, name: str, purpose: str, shape: tuple[int, ...] | None = None) -> NDArray[np.uint16]:
+    def words(
+        self, name: str, purpose: str, shape: tuple[int, ...] | None = None
+    ) -> NDArray[np.uint16]:
         """16-bit words, of the stored shape of that tensor unless another is given."""
         shape = self.shape(name) if shape is None else shape
         count = math.prod(shape)
         raw = self.raw(name, purpose, -(-count // 4)).astype("<u8", copy=False).view("<u2")
         return raw[:count].reshape(shape)
 
-    def normal(self, name: str, purpose: str = "normal", shape: tuple[int, ...] | None = None) -> Floats:
+    def normal(
+        self, name: str, purpose: str = "normal", shape: tuple[int, ...] | None = None
+    ) -> Floats:
         """N(0, 1) on 65536 quantiles: multiples of 2^-20 with 2^-17 < |x| < 4.4."""
         return _normal_quantiles()[self.words(name, purpose, shape)]
 
-    def integers(self, name: str, purpose: str, low: int, high: int, shape: tuple[int, ...] | None = None) -> Integers:
+    def integers(
+        self, name: str, purpose: str, low: int, high: int, shape: tuple[int, ...] | None = None
+    ) -> Integers:
         """Integers in [low, high), high - low a power of two."""
         return (self.words(name, purpose, shape) & (high - low - 1)).astype(np.int64) + low
 
@@ -73,7 +82,8 @@ class Source:
         return -1.0 if self.problem.scale < 0 else 1.0
 
     def power(self, target: float, headroom: int = 3) -> float:
-        """The power of two nearest to `target` that is normal in the dtype and stays finite when multiplied by 2**headroom.
+        """The power of two nearest to `target` that is normal in the dtype and stays finite when
+        multiplied by 2**headroom.
 
         At most 2**56: the product of two such numbers, summed over head_dim, is finite in float32.
         """
@@ -85,7 +95,8 @@ class Source:
         return math.ldexp(1.0, max(min(nearest, largest), self.problem.format.emin))
 
     def per_score(self, logit: float, norm: float) -> float:
-        """What q * k must be for a logit of that size: logit / (|scale| norm); infinite if the scale is 0."""
+        """What q * k must be for a logit of that size: logit / (|scale| norm); infinite if the
+        scale is 0."""
         denominator = abs(self.problem.scale) * norm
         return logit / denominator if denominator > 0 else math.inf
 
@@ -97,8 +108,8 @@ class Source:
         return half, self.power(product / half)
 
     def scores(self, logit: float, skew: int) -> tuple[float, float]:
-        """Sizes of a constant row of Q and a constant key whose logit is that large, or as near as the
-        dtype's range lets it be.
+        """Sizes of a constant row of Q and a constant key whose logit is that large, or as near as
+        the dtype's range lets it be.
 
         skew: the binary exponents by which the row is larger than the key, about.
         """
@@ -116,8 +127,9 @@ Fill = Callable[[Source], Values]
 
 @dataclass(frozen=True)
 class Distribution:
-    """A registered distribution.  oracle: built for one oracle, which knows the answer; ordinary strategies leave it out.
-    integer_dout: the upstream gradient holds small integers, so that products with it are exact."""
+    """A registered distribution.  oracle: built for one oracle, which knows the answer; ordinary
+    strategies leave it out. integer_dout: the upstream gradient holds small integers, so that
+    products with it are exact."""
 
     name: str
     fill: Fill
@@ -150,7 +162,8 @@ def ordinary() -> tuple[str, ...]:
 
 @cache
 def _normal_quantiles() -> Floats:
-    """Quantiles of N(0, 1) at (i + 1/2) / 65536, rounded to 2^-20; by midpoint integration of the density."""
+    """Quantiles of N(0, 1) at (i + 1/2) / 65536, rounded to 2^-20; by midpoint integration of the
+    density."""
     step = 2.0**-10
     x = (np.arange(int(4.5 / step)) + 0.5) * step
     t = x * x * 0.5 / 256.0
@@ -160,7 +173,8 @@ def _normal_quantiles() -> Floats:
     for _ in range(8):  # exp(-256 t)
         exp = exp * exp
     density = exp * 0.3989422804014327  # 1 / sqrt(2 pi)
-    below = np.concatenate([[0.0], np.cumsum(density * step)])  # cumsum adds strictly from left to right
+    # cumsum adds strictly from left to right
+    below = np.concatenate([[0.0], np.cumsum(density * step)])
     probability = (np.arange(32768) + 0.5) / 65536.0
     cell = np.searchsorted(below, probability, side="right") - 1
     inside = (probability - below[cell]) / (below[cell + 1] - below[cell])
@@ -176,7 +190,8 @@ def normal(source: Source) -> Values:
 
 @distribution(integer_dout=True)
 def small_integers(source: Source) -> Values:
-    """Integers in [-2, 2], 80 % zeros: Q K^T is exact in any order, so any difference in LSE is a wrong index."""
+    """Integers in [-2, 2], 80 % zeros: Q K^T is exact in any order, so any difference in LSE is a
+    wrong index."""
     words = np.arange(65536)
     table = np.where(words * 5 < 65536 * 4, 0.0, np.array([-2.0, -1.0, 1.0, 2.0])[words & 3])
     q, k, v = (table[source.words(name, "sparse")] for name in "qkv")
@@ -185,7 +200,8 @@ def small_integers(source: Source) -> Values:
 
 @distribution()
 def outliers(source: Source) -> Values:
-    """N(0, 1) + N(0, 100) Bernoulli(0.001), FlashAttention-3's accuracy test: rare large elements among small ones."""
+    """N(0, 1) + N(0, 100) Bernoulli(0.001), FlashAttention-3's accuracy test: rare large elements
+    among small ones."""
 
     def mixed(name: str) -> Floats:
         rare = source.words(name, "rare") < 66  # 66 / 65536 is 0.001007
@@ -196,18 +212,22 @@ def outliers(source: Source) -> Values:
 
 @distribution()
 def large_logits(source: Source) -> Values:
-    """Logits of about 1e4, both signs: overflow of scores, low precision sums or prescaling, exp of a wrong maximum."""
+    """Logits of about 1e4, both signs: overflow of scores, low precision sums or prescaling, exp of
+    a wrong maximum."""
     product = source.per_score(1e4, math.sqrt(source.problem.head_dim))
     factor_q, factor_k = source.split(product)
     return source.normal("q") * factor_q, source.normal("k") * factor_k, source.normal("v")
 
 
 def _below(source: Source, logits: Floats) -> Values:
-    """Every logit near -logits (one number per row), none positive: q of one sign, k of the other, 1/8 of jitter in each."""
+    """Every logit near -logits (one number per row), none positive: q of one sign, k of the other,
+    1/8 of jitter in each."""
     typical = source.per_score(float(logits.max(initial=1.0)), source.problem.head_dim)
     _, factor_k = source.split(typical)
     most = source.power(math.inf, headroom=2)
-    row = np.array([min(source.per_score(x, source.problem.head_dim) / factor_k, most) for x in logits])[:, None]
+    row = np.array(
+        [min(source.per_score(x, source.problem.head_dim) / factor_k, most) for x in logits]
+    )[:, None]
 
     def jitter(name: str) -> Floats:
         return 1.0 + source.integers(name, "jitter", -8, 8) / 64.0
@@ -217,72 +237,93 @@ def _below(source: Source, logits: Floats) -> Values:
 
 @distribution()
 def negative_lse(source: Source) -> Values:
-    """All logits negative, LSE about -1000 and in every eighth row -100: exp(0 - LSE) of padding, maxima that start at 0."""
+    """All logits negative, LSE about -1000 and in every eighth row -100: exp(0 - LSE) of padding,
+    maxima that start at 0."""
     rows = np.arange(source.problem.seqlen_q) + source.problem.seed % 8
     return _below(source, np.where(rows % 8 == 0, 100.0, 1000.0))
 
 
 @distribution()
 def below_sentinel(source: Source) -> Values:
-    """All logits near -131072: finite stand-ins for -inf (-1e4, -5e4) that valid scores fall below."""
+    """All logits near -131072: finite stand-ins for -inf (-1e4, -5e4) that valid scores fall
+    below."""
     return _below(source, np.full(source.problem.seqlen_q, 131072.0))
 
 
 @distribution()
 def equal_rows(source: Source) -> Values:
-    """All keys of a head identical: uniform weights, so a key lost, doubled or masked too much shows in the normaliser."""
+    """All keys of a head identical: uniform weights, so a key lost, doubled or masked too much
+    shows in the normaliser."""
     batch, heads, seqlen, dim = source.shape("k")
-    return source.normal("q"), np.repeat(source.normal("k", shape=(batch, heads, 1, dim)), seqlen, axis=2), source.normal("v")
+    return (
+        source.normal("q"),
+        np.repeat(source.normal("k", shape=(batch, heads, 1, dim)), seqlen, axis=2),
+        source.normal("v"),
+    )
 
 
 @distribution()
 def tied_maxima(source: Source) -> Values:
-    """Each key occurs four times or more, far apart, and V < 0: exact ties of the row maximum, accumulators clamped at 0."""
+    """Each key occurs four times or more, far apart, and V < 0: exact ties of the row maximum,
+    accumulators clamped at 0."""
     batch, heads, seqlen, dim = source.shape("k")
     different = max(seqlen // 4, 1)
     keys = source.normal("k", shape=(batch, heads, different, dim))
-    return source.normal("q"), keys[:, :, np.arange(seqlen) % different], -np.abs(source.normal("v")) - 0.0625
+    return (
+        source.normal("q"),
+        keys[:, :, np.arange(seqlen) % different],
+        -np.abs(source.normal("v")) - 0.0625,
+    )
 
 
 def _ramp(source: Source, position: Integers) -> Values:
-    """Logits that grow by 1/4 to 7/8 per position in every row: score = a_i (position - seqlen_kv // 2), exactly.
+    """Logits that grow by 1/4 to 7/8 per position in every row: score = a_i (position - seqlen_kv
+    // 2), exactly.
 
-    Summed over d, floor((x + d) / head_dim) is x (Hermite's identity); noise is added to one of two neighbouring elements
-    of k and taken from the other, and q is constant along head_dim.
+    Summed over d, floor((x + d) / head_dim) is x (Hermite's identity); noise is added to one of two
+    neighbouring elements of k and taken from the other, and q is constant along head_dim.
     """
     batch, heads, seqlen, dim = source.shape("k")
     centred = position - seqlen // 2
-    k = np.broadcast_to((centred[:, None] + np.arange(dim)) // dim, (batch, heads, seqlen, dim)).copy()
+    k = np.broadcast_to(
+        (centred[:, None] + np.arange(dim)) // dim, (batch, heads, seqlen, dim)
+    ).copy()
     noise = source.integers("k", "noise", -4, 4, (batch, heads, seqlen, dim // 2))
     k[..., 0 : dim // 2 * 2 : 2] += noise
     k[..., 1 : dim // 2 * 2 : 2] -= noise
     scale = abs(source.problem.scale)
-    step = source.power(math.ldexp(1.0, -1 - math.frexp(scale)[1]) if scale else 1.0)  # |scale| step is in [1/4, 1/2)
+    # |scale| step is in [1/4, 1/2)
+    step = source.power(math.ldexp(1.0, -1 - math.frexp(scale)[1]) if scale else 1.0)
     row = source.sign * step * (1.0 + source.rows(0, 4) / 4.0)
     return np.broadcast_to(row, source.shape("q")).copy(), k.astype(np.float64), source.normal("v")
 
 
 @distribution()
 def increasing(source: Source) -> Values:
-    """Logits grow with the key index: every block brings a new maximum and a rescale, which lazy schemes must not skip."""
+    """Logits grow with the key index: every block brings a new maximum and a rescale, which lazy
+    schemes must not skip."""
     return _ramp(source, np.arange(source.problem.seqlen_kv))
 
 
 @distribution()
 def decreasing(source: Source) -> Values:
-    """Logits shrink with the key index: no rescale after the first block, later blocks underflow against it."""
+    """Logits shrink with the key index: no rescale after the first block, later blocks underflow
+    against it."""
     return _ramp(source, np.arange(source.problem.seqlen_kv)[::-1])
 
 
 @distribution()
 def sink(source: Source) -> Values:
-    """One key outweighs all others by e^20 or more (attention sink), the first or any: a maximum lost between warps."""
+    """One key outweighs all others by e^20 or more (attention sink), the first or any: a maximum
+    lost between warps."""
     batch, heads, seqlen, dim = source.shape("k")
     k = source.normal("k")
     if seqlen:
         words = source.integers("k", "sink", 0, 65536, (batch, heads))
         where = np.where(words & 1, (words >> 1) % seqlen, 0)
-        k[np.arange(batch)[:, None], np.arange(heads), where] = source.sign * source.power(source.per_score(48.0, dim))
+        k[np.arange(batch)[:, None], np.arange(heads), where] = source.sign * source.power(
+            source.per_score(48.0, dim)
+        )
     return 0.5 + 0.5 * np.abs(source.normal("q")), k, source.normal("v")
 
 
@@ -294,7 +335,8 @@ def same_sign_v(source: Source) -> Values:
 
 @distribution()
 def v_mean(source: Source) -> Values:
-    """V = N(0, 1) plus a mean of 1 to 64 per column: a normaliser that does not match the weights, outputs off by a factor."""
+    """V = N(0, 1) plus a mean of 1 to 64 per column: a normaliser that does not match the weights,
+    outputs off by a factor."""
     batch, heads, _, dim = source.shape("v")
     return (
         source.normal("q"),
@@ -311,21 +353,32 @@ def ones_v(source: Source) -> Values:
 
 @distribution()
 def one_hot_v(source: Source) -> Values:
-    """V[j, c] = 1 where j = c (mod head_dim_v): O shows the weights themselves, so permuted keys or columns of V show."""
+    """V[j, c] = 1 where j = c (mod head_dim_v): O shows the weights themselves, so permuted keys or
+    columns of V show."""
     _, _, seqlen, dim = source.shape("v")
     hot = np.arange(seqlen)[:, None] % dim == np.arange(dim)
-    return source.normal("q"), source.normal("k"), np.broadcast_to(hot, source.shape("v")).astype(np.float64)
+    return (
+        source.normal("q"),
+        source.normal("k"),
+        np.broadcast_to(hot, source.shape("v")).astype(np.float64),
+    )
 
 
 @distribution()
 def zero_v_columns(source: Source) -> Values:
-    """Every fourth column of V is 0, so that O is exactly 0 there: leaks between columns, unwritten output."""
-    return source.normal("q"), source.normal("k"), source.normal("v") * (np.arange(source.problem.head_dim_v) % 4 != 0)
+    """Every fourth column of V is 0, so that O is exactly 0 there: leaks between columns, unwritten
+    output."""
+    return (
+        source.normal("q"),
+        source.normal("k"),
+        source.normal("v") * (np.arange(source.problem.head_dim_v) % 4 != 0),
+    )
 
 
 @distribution()
 def low_rank(source: Source) -> Values:
-    """Rank 2 to 4 with a few strong channels, like real activations: correlations that Gaussian inputs do not have."""
+    """Rank 2 to 4 with a few strong channels, like real activations: correlations that Gaussian
+    inputs do not have."""
     rank = 2 + int(source.integers("all", "rank", 0, 65536, (1,))[0]) % 3
 
     def product(name: str, basis: Integers) -> Floats:
@@ -344,11 +397,13 @@ def low_rank(source: Source) -> Values:
 
 @distribution()
 def subnormals(source: Source) -> Values:
-    """Half of the elements subnormal in the dtype: flushing to zero, conversions that drop small numbers.
+    """Half of the elements subnormal in the dtype: flushing to zero, conversions that drop small
+    numbers.
 
-    Where float32 holds the dtype's subnormals as normal numbers (float16, float8), every fourth feature multiplies subnormals
-    of k by q near 1 / (smallest normal), and every fourth column of V is subnormal throughout, so that flushing
-    changes logits and outputs.  With the exponent range of float32 even correct kernels may flush in float32 arithmetic.
+    Where float32 holds the dtype's subnormals as normal numbers (float16, float8), every fourth
+    feature multiplies subnormals of k by q near 1 / (smallest normal), and every fourth column of V
+    is subnormal throughout, so that flushing changes logits and outputs.  With the exponent range
+    of float32 even correct kernels may flush in float32 arithmetic.
     """
     fmt = source.problem.format
     visible = fmt.emin > -126
@@ -356,7 +411,9 @@ def subnormals(source: Source) -> Values:
 
     def small(name: str) -> Floats:
         words = source.words(name, "subnormal").astype(np.int64)
-        fraction = words >> (16 - fraction_bits) if fraction_bits < 16 else words << (fraction_bits - 16)
+        fraction = (
+            words >> (16 - fraction_bits) if fraction_bits < 16 else words << (fraction_bits - 16)
+        )
         signed: Floats = (np.where(words & 1, -1, 1) * np.maximum(fraction, 1)).astype(np.float64)
         return signed * fmt.smallest_subnormal
 
@@ -365,7 +422,9 @@ def subnormals(source: Source) -> Values:
         chosen = (source.words(name, "which") & 1).astype(bool) | always
         return np.where(chosen, small(name), source.normal(name))
 
-    boost = np.where(visible & (np.arange(source.problem.head_dim) % 4 == 0), math.ldexp(1.0, -fmt.emin - 1), 1.0)
+    boost = np.where(
+        visible & (np.arange(source.problem.head_dim) % 4 == 0), math.ldexp(1.0, -fmt.emin - 1), 1.0
+    )
     return np.where(boost > 1, source.normal("q") * boost, mixed("q")), mixed("k"), mixed("v")
 
 
@@ -380,8 +439,8 @@ _EDGES = (
 
 @distribution()
 def range_edges(source: Source) -> Values:
-    """Logits at the edges of fp32's range, whatever the scale: fused exponents that overflow, flushed
-    products, infinity times 0.
+    """Logits at the edges of fp32's range, whatever the scale: fused exponents that overflow,
+    flushed products, infinity times 0.
 
     One size per problem, divided by up to 8 from row to row: of both signs, of one sign, with equal
     keys, or at random.  Every fourth column of V is 0, which a weight of infinity makes NaN.

@@ -33,11 +33,17 @@ class Layout:
         if self.pitch < 0 or self.offset < 0:
             raise ProblemError("layout: pitch and offset count elements and cannot be negative")
         if any(dim not in EXPANSIONS for dim in self.expand):
-            raise ProblemError(f"layout: expand {self.expand!r} may hold only {', '.join(EXPANSIONS)}")
+            raise ProblemError(
+                f"layout: expand {self.expand!r} may hold only {', '.join(EXPANSIONS)}"
+            )
 
     @property
     def name(self) -> str:
-        parts = [self.order, f"p{self.pitch}" * bool(self.pitch), f"o{self.offset}" * bool(self.offset)]
+        parts = [
+            self.order,
+            f"p{self.pitch}" * bool(self.pitch),
+            f"o{self.offset}" * bool(self.offset),
+        ]
         return ".".join(filter(None, [*parts, f"x{self.expand}" * bool(self.expand)]))
 
     @staticmethod
@@ -59,12 +65,22 @@ class Layout:
         return strides["b"], strides["h"], strides["s"], strides["d"]
 
     def aligned(self, shape: tuple[int, int, int, int], itemsize: int, alignment: int) -> bool:
-        """Whether every row begins at a multiple of `alignment` bytes, counted from an aligned allocation."""
-        steps = [step for step, size in zip(self.strides(shape)[:-1], shape[:-1], strict=True) if size > 1]
+        """Whether every row begins at a multiple of `alignment` bytes, counted from an aligned
+        allocation."""
+        steps = [
+            step
+            for step, size in zip(self.strides(shape)[:-1], shape[:-1], strict=True)
+            if size > 1
+        ]
         return 0 in shape or not any(n * itemsize % alignment for n in (self.offset, *steps))
 
     def extent(self, shape: tuple[int, int, int, int]) -> int:
-        """Elements of storage from the tensor's allocation start to just behind its last element."""
+        """Elements of storage from the tensor's allocation start to just behind its last
+        element."""
         if 0 in shape:
             return self.offset
-        return self.offset + 1 + sum((n - 1) * s for n, s in zip(shape, self.strides(shape), strict=True))
+        return (
+            self.offset
+            + 1
+            + sum((n - 1) * s for n, s in zip(shape, self.strides(shape), strict=True))
+        )

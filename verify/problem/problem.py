@@ -1,4 +1,5 @@
-"""Problem: the mathematics and the memory of one input, as one frozen value with a one-line name that parses back."""
+"""Problem: the mathematics and the memory of one input, as one frozen value with a one-line name
+that parses back."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from verify.variant import DESCALINGS, default_dtype_out
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One input.  Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv, head_dim), v with head_dim_v.
+    """One input.  Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv,
+    head_dim), v with head_dim_v.
 
-    softmax_scale multiplies the scores and may be zero or negative.  softcap c > 0 replaces a scaled score s by
-    c tanh(s / c), before the mask; 0 means none.  dtype_out is O's; 8-bit inputs give bfloat16 unless it says otherwise.
-    descaling: whether q, k and v come with fp32 factors: "none", one per "tensor", or one per batch and key "head".
-    layout_dout is that of the upstream gradient; dq, dk and dv lie like q, k and v, with nothing expanded.
-    distribution and seed choose the values (`verify.problem.inputs`).
-    Raises ProblemError, naming the field, for what makes no sense.
+    softmax_scale multiplies the scores and may be zero or negative.  softcap c > 0 replaces a
+    scaled score s by c tanh(s / c), before the mask; 0 means none.  dtype_out is O's; 8-bit inputs
+    give bfloat16 unless it says otherwise. descaling: whether q, k and v come with fp32 factors:
+    "none", one per "tensor", or one per batch and key "head". layout_dout is that of the upstream
+    gradient; dq, dk and dv lie like q, k and v, with nothing expanded. distribution and seed choose
+    the values (`verify.problem.inputs`). Raises ProblemError, naming the field, for what makes no
+    sense.
     """
 
     batch: int = 1
@@ -76,14 +79,22 @@ class Problem:
             if getattr(self, name) < 0:
                 raise ProblemError(f"{name}: {getattr(self, name)} is negative")
         if self.heads_q % self.heads_kv:
-            raise ProblemError(f"heads_q: {self.heads_q} is no multiple of heads_kv = {self.heads_kv}")
+            raise ProblemError(
+                f"heads_q: {self.heads_q} is no multiple of heads_kv = {self.heads_kv}"
+            )
         for name in ("softmax_scale", "softcap"):
             if not math.isfinite(getattr(self, name)):
                 raise ProblemError(f"{name}: {getattr(self, name)} is not finite")
         if 0 < abs(self.scale) < 2.0 ** dtype_named("float32").emin:
-            raise ProblemError(f"softmax_scale: {self.scale} is below fp32's normal range, in which kernels hold it")
+            raise ProblemError(
+                f"softmax_scale: {self.scale} is below fp32's normal range, in which kernels"
+                " hold it"
+            )
         if abs(self.scale) > dtype_named("float32").max:
-            raise ProblemError(f"softmax_scale: {self.scale} is above fp32's largest number, and kernels hold it in fp32")
+            raise ProblemError(
+                f"softmax_scale: {self.scale} is above fp32's largest number, and kernels hold it"
+                " in fp32"
+            )
 
     @property
     def scale(self) -> float:
@@ -131,7 +142,13 @@ class Problem:
     @property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
         """Of the tensors in `layouts`."""
-        return {"q": self.shape_q, "k": self.shape_k, "v": self.shape_v, "out": self.shape_out, "dout": self.shape_out}
+        return {
+            "q": self.shape_q,
+            "k": self.shape_k,
+            "v": self.shape_v,
+            "out": self.shape_out,
+            "dout": self.shape_out,
+        }
 
     @property
     def pairs(self) -> int:
@@ -151,7 +168,11 @@ class Problem:
 
     def _texts(self) -> Iterator[tuple[str, str]]:
         defaults = {f.name: f.default for f in fields(self)}
-        defaults |= {"softmax_scale": self.head_dim**-0.5, "head_dim_v": self.head_dim, "mask": Full()}
+        defaults |= {
+            "softmax_scale": self.head_dim**-0.5,
+            "head_dim_v": self.head_dim,
+            "mask": Full(),
+        }
         defaults |= {"dtype_out": default_dtype_out(self.dtype)}
         for name, key in _KEYS.items():
             value = getattr(self, name)
@@ -165,7 +186,9 @@ class Problem:
         for item in text.split(","):
             key, equals, value = item.partition("=")
             if not equals or key not in _FIELDS or _FIELDS[key] in values:
-                raise ProblemError(f"{item!r} is not a field of a problem (fields: {', '.join(_FIELDS)})")
+                raise ProblemError(
+                    f"{item!r} is not a field of a problem (fields: {', '.join(_FIELDS)})"
+                )
             try:
                 values[_FIELDS[key]] = _read(_FIELDS[key], value)
             except ValueError as error:
@@ -176,7 +199,8 @@ class Problem:
             raise ProblemError(f"{text!r} is not a whole problem: {error}") from None
 
     def but(self, **changes: object) -> Problem:
-        """This problem with some fields changed; dtype_out goes along with dtype where it was the default."""
+        """This problem with some fields changed; dtype_out goes along with dtype where it was the
+        default."""
         if "dtype" in changes and self.dtype_out == default_dtype_out(self.dtype):
             changes = {"dtype_out": "", **changes}
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -7,7 +7,8 @@ from verify.variant import ROW_ALIGNMENT, Support
 
 
 def expected_refusal(support: Support, problem: Problem) -> tuple[str, str]:
-    """The argument that must be named, and why; raises ValueError for a problem inside the support."""
+    """The argument that must be named, and why; raises ValueError for a problem inside the
+    support."""
     refused = support.refusal(problem)
     if refused is not None:
         return refused
@@ -18,12 +19,16 @@ def expected_refusal(support: Support, problem: Problem) -> tuple[str, str]:
             return f"layout_{name}", f"{layout.name} is not contiguous"
         aligned = layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT)
         if support.layouts == "aligned" and not aligned:
-            return f"layout_{name}", f"rows of {layout.name} are not aligned to {ROW_ALIGNMENT} bytes"
+            return (
+                f"layout_{name}",
+                f"rows of {layout.name} are not aligned to {ROW_ALIGNMENT} bytes",
+            )
     raise ValueError(f"inside the support: {problem.name}")
 
 
 def inside(support: Support, problem: Problem | None) -> bool:
-    """Whether that problem, its layouts included, is one that a kernel of that support must answer."""
+    """Whether that problem, its layouts included, is one that a kernel of that support must
+    answer."""
     if problem is None:
         return False
     try:

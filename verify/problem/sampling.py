@@ -9,15 +9,21 @@ from verify.problem import Problem
 
 
 def draws(strategy: SearchStrategy[Problem], count: int, number: int = 0) -> list[Problem]:
-    """Up to `count` problems in the order in which they are drawn, repeats included; other ones for another number.
+    """Up to `count` problems in the order in which they are drawn, repeats included; other ones for
+    another number.
 
-    Neither chance, the machine nor a database has a say: the same arguments always give the same problems.
+    Neither chance, the machine nor a database has a say: the same arguments always give the same
+    problems.
     """
     found: list[Problem] = []
 
     @seed(number)  # derandomize would make the draws depend on the text of this function
     @settings(
-        max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
     def collect(problem: Problem) -> None:

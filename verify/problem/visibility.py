@@ -16,7 +16,8 @@ _FEW_PAIRS = 1 << 24  # whose mask may be written out
 
 @cache
 def intervals(p: Problem) -> tuple[Tensor, Tensor] | None:
-    """Visible keys [low, high) of every row, int64 (batch, seqlen_q); None where rows see no single interval."""
+    """Visible keys [low, high) of every row, int64 (batch, seqlen_q); None where rows see no single
+    interval."""
     try:
         low, high = p.mask.row_bounds(p.batch, p.seqlen_q, p.seqlen_kv)
     except ValueError:
@@ -38,17 +39,26 @@ def live_rows(p: Problem) -> Tensor:
 
 
 def visible_range(p: Problem, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and greatest V that each row sees, fp64 (batch, heads_kv, seqlen_q or 1, head_dim_v); at least one key.
+    """Least and greatest V that each row sees, fp64 (batch, heads_kv, seqlen_q or 1, head_dim_v);
+    at least one key.
 
-    Where rows see no single interval: of the keys that some row sees.  An empty row's are of no meaning.
+    Where rows see no single interval: of the keys that some row sees.  An empty row's are of no
+    meaning.
     """
     found, v = intervals(p), v.double()
     if isinstance(p.mask, Full):
         return v.amin(2, keepdim=True), v.amax(2, keepdim=True)
     if found is None:
-        seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).any(2).view(p.batch, p.heads_kv, p.group, -1).any(2)
+        seen = (
+            p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
+            .any(2)
+            .view(p.batch, p.heads_kv, p.group, -1)
+            .any(2)
+        )
         hidden = ~seen[..., None]
-        return v.masked_fill(hidden, math.inf).amin(2, keepdim=True), v.masked_fill(hidden, -math.inf).amax(2, keepdim=True)
+        return v.masked_fill(hidden, math.inf).amin(2, keepdim=True), v.masked_fill(
+            hidden, -math.inf
+        ).amax(2, keepdim=True)
     low, high = found
     least, most = (v.new_zeros(p.batch, p.heads_kv, p.seqlen_q, p.head_dim_v) for _ in range(2))
     # Of 2^level keys from every key on; an interval is covered by two of them.

@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 
 
 class Planted(TypedDict):
-    """A planted fault, or its correct twin, under one tool.  wanted: "caught", "clean" or "any"; holds:
-    whether it came; record: the one that shows the fault, None if there is none."""
+    """A planted fault, or its correct twin, under one tool.  wanted: "caught", "clean" or "any";
+    holds: whether it came; record: the one that shows the fault, None if there is none."""
 
     variant: str
     about: str

@@ -1,7 +1,9 @@
-"""Planted faults: kernels that are known to be wrong, and twins that are known to be right, tried in every run.
+"""Planted faults: kernels that are known to be wrong, and twins that are known to be right, tried
+in every run.
 
-They go the same way as the kernels on trial: the same program, tool, options and reading of what it leaves.  A run in which a
-tool misses a fault that it must catch, or speaks against a twin, proves nothing about anything else.
+They go the same way as the kernels on trial: the same program, tool, options and reading of what it
+leaves.  A run in which a tool misses a fault that it must catch, or speaks against a twin, proves
+nothing about anything else.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ FOLDER = ROOT / "tests" / "planted"
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedFault:
-    """One planted kernel: `variant` of `file`.  caught_by: the tools that must catch it; none: a twin, which every tool must
-    find clean.  shows: a regular expression for each thing that a record of it says, in whatever element and case."""
+    """One planted kernel: `variant` of `file`.  caught_by: the tools that must catch it; none: a
+    twin, which every tool must find clean.  shows: a regular expression for each thing that a
+    record of it says, in whatever element and case."""
 
     variant: str
     file: Path
@@ -35,7 +38,8 @@ class PlantedFault:
         return not self.caught_by
 
     def wanted(self, tool: str) -> str:
-        """What a judgement must say: "caught", "clean", or "any" where nothing is asked of that tool."""
+        """What a judgement must say: "caught", "clean", or "any" where nothing is asked of that
+        tool."""
         return "clean" if self.twin else "caught" if tool in self.caught_by else "any"
 
     def shown_by(self, judgement: Judgement) -> Record | None:
@@ -43,7 +47,10 @@ class PlantedFault:
         fitting = (
             record
             for record in judgement.records
-            if all(re.search(words, f"{record.kind} {record.words}", re.IGNORECASE) for words in self.shows)
+            if all(
+                re.search(words, f"{record.kind} {record.words}", re.IGNORECASE)
+                for words in self.shows
+            )
         )
         return next(fitting, None) if judgement.outcome == "faulty" else None
 
@@ -56,7 +63,8 @@ class PlantedFault:
 
 
 def planted_problem(declaration: Declaration) -> Problem:
-    """A contiguous problem with a ragged last tile in both lengths and several KV tiles, for a planted kernel."""
+    """A contiguous problem with a ragged last tile in both lengths and several KV tiles, for a
+    planted kernel."""
     support = declaration.support
     return Problem(
         heads_q=2,

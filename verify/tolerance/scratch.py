@@ -1,4 +1,5 @@
-"""Memory that is used again: what is asked for anew costs a page fault per page, more than most sums in it."""
+"""Memory that is used again: what is asked for anew costs a page fault per page, more than most
+sums in it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Room:
         self._shape = self._like.shape
 
     def clear(self, like: Tensor, *shape: int) -> None:
-        """From now on tensors like this one, or of that shape; those handed out before are taken back."""
+        """From now on tensors like this one, or of that shape; those handed out before are taken
+        back."""
         self._like, self._shape, self._used = like, torch.Size(shape) if shape else like.shape, 0
 
     def take(self) -> Tensor:
@@ -36,7 +38,8 @@ _KEPT = threading.local()
 
 
 def room_on(device: torch.device, use: str = "pairs") -> Room:
-    """A CPU's is kept from call to call, one per thread and use, so that nobody may hold what it gave beyond a call."""
+    """A CPU's is kept from call to call, one per thread and use, so that nobody may hold what it
+    gave beyond a call."""
     if device.type != "cpu":
         return Room()
     if not hasattr(_KEPT, use):

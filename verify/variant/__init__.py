@@ -1,10 +1,20 @@
-"""Variant: a kernel and what it declares of itself.  Every declaration is plain data, checked, and none is believed.
+"""Variant: a kernel and what it declares of itself.  Every declaration is plain data, checked, and
+none is believed.
 
-A kernel file ends with `VARIANT = Variant(...)` (or `VARIANTS = [...]`).  The judge reads declarations from a child process;
-it never imports a kernel.  A kernel imports this package, `references.masks` and nothing else of the suite.
+A kernel file ends with `VARIANT = Variant(...)` (or `VARIANTS = [...]`).  The judge reads
+declarations from a child process; it never imports a kernel.  A kernel imports this package,
+`references.masks` and nothing else of the suite.
 """
 
-from verify.variant.arguments import AttentionArgs, Descales, Gradients, Saved, Unsupported, Workspace, default_dtype_out
+from verify.variant.arguments import (
+    AttentionArgs,
+    Descales,
+    Gradients,
+    Saved,
+    Unsupported,
+    Workspace,
+    default_dtype_out,
+)
 from verify.variant.build import COMPILED_ARCHES, Build, Resources
 from verify.variant.config import Config
 from verify.variant.contract import Contract

@@ -12,7 +12,8 @@ _LETTERS = {"m": "block_m", "n": "block_n", "w": "num_warps", "s": "num_stages"}
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What an autotuner or a launcher may choose.  `options` holds choices that only one family has."""
+    """What an autotuner or a launcher may choose.  `options` holds choices that only one family
+    has."""
 
     block_m: int | None = None
     block_n: int | None = None
@@ -34,8 +35,17 @@ class Config:
         """The config of that name; raises ValueError."""
         text, *options = name.split("-")
         letters = {} if text == "default" else dict(re.findall(r"([mnws])(\d+)", text))
-        if text != "default" and (not text or "".join(f"{letter}{value}" for letter, value in letters.items()) != text):
+        if text != "default" and (
+            not text or "".join(f"{letter}{value}" for letter, value in letters.items()) != text
+        ):
             raise ValueError(f"{name!r} is not a config's name")
-        numbers = {field: int(letters[letter]) for letter, field in _LETTERS.items() if letter in letters}
+        numbers = {
+            field: int(letters[letter]) for letter, field in _LETTERS.items() if letter in letters
+        }
         pairs = (option.rsplit("_", 1) for option in options)
-        return Config(**numbers, options=tuple((key, int(value) if value.isdecimal() else value) for key, value in pairs))
+        return Config(
+            **numbers,
+            options=tuple(
+                (key, int(value) if value.isdecimal() else value) for key, value in pairs
+            ),
+        )

@@ -1,4 +1,5 @@
-"""The bit-accurate matrix units on trial: against fractions of the bit patterns, published probes and planted other units."""
+"""The bit-accurate matrix units on trial: against fractions of the bit patterns, published probes
+and planted other units."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def words_of(x: Tensor) -> list[int]:
 
 
 def drawn(kind: str, count: int, rng: random.Random, spread: int) -> list[int]:
-    """Patterns whose exponents lie within `spread` of one another, zeros and subnormals among them, and any pattern at all."""
+    """Patterns whose exponents lie within `spread` of one another, zeros and subnormals among them,
+    and any pattern at all."""
     exponent_bits, fraction_bits, _ = LAYOUTS[kind]
     width = 1 + exponent_bits + fraction_bits
     if rng.random() < 0.05:
@@ -47,7 +49,14 @@ def drawn(kind: str, count: int, rng: random.Random, spread: int) -> list[int]:
     found = []
     for _ in range(count):
         field = min(top, low + rng.randint(0, spread))
-        fraction = rng.choice((0, (1 << fraction_bits) - 1, rng.getrandbits(fraction_bits), rng.getrandbits(fraction_bits)))
+        fraction = rng.choice(
+            (
+                0,
+                (1 << fraction_bits) - 1,
+                rng.getrandbits(fraction_bits),
+                rng.getrandbits(fraction_bits),
+            )
+        )
         if kind == "float8_e4m3fn" and field == top:
             fraction &= 5
         word = 0 if rng.random() < 0.08 else field << fraction_bits | fraction
@@ -56,7 +65,9 @@ def drawn(kind: str, count: int, rng: random.Random, spread: int) -> list[int]:
 
 
 @cache
-def cases(kind: str, unit: Unit, count: int, terms: int, seed: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
+def cases(
+    kind: str, unit: Unit, count: int, terms: int, seed: int
+) -> tuple[list[list[int]], list[list[int]], list[int]]:
     rng = random.Random(f"{kind} {unit.products} {unit.fraction} {seed}")
     a, b, c = [], [], []
     for _ in range(count):
@@ -73,7 +84,9 @@ def near(a: Sequence[int], b: Sequence[int], kind: str, unit: Unit, rng: random.
     width, bias = 1 + exponent_bits + fraction_bits, (1 << (exponent_bits - 1)) - 1
     choice = rng.random()
     if choice < 0.15:
-        return rng.choice((0, 1 << (width - 1), 1, (1 << fraction_bits) - 1, rng.getrandbits(width)))
+        return rng.choice(
+            (0, 1 << (width - 1), 1, (1 << fraction_bits) - 1, rng.getrandbits(width))
+        )
     sizes = [decoded(x, kind)[1] + decoded(y, kind)[1] for x, y in zip(a, b, strict=True)]
     field = min(max(max(sizes) + bias + rng.randint(-30, 10), 0), (1 << exponent_bits) - 2)
     fraction = rng.choice((rng.getrandbits(fraction_bits), (1 << fraction_bits) - 1))
@@ -97,7 +110,8 @@ REAL = [
 
 
 def disagreements(kind: str, unit: Unit, other: Unit, count: int, seed: int = 0) -> int:
-    """Of how many of that many cases `fused_dot` by `unit` differs from fractions by `other`; two groups and a half each."""
+    """Of how many of that many cases `fused_dot` by `unit` differs from fractions by `other`; two
+    groups and a half each."""
     step = len(unit.wiring.order) or unit.products
     a, b, c = cases(kind, unit, count, 2 * step + (0 if unit.wiring.order else step // 2), seed)
     got = fused_dot(tensor(a, kind), tensor(b, kind), tensor(c, unit.accumulator), unit)
@@ -105,8 +119,12 @@ def disagreements(kind: str, unit: Unit, other: Unit, count: int, seed: int = 0)
     return sum(x != y for x, y in zip(words_of(got), want, strict=True))
 
 
-@pytest.mark.parametrize(("arch", "kind", "accumulator", "instruction"), REAL, ids=lambda part: part or "any")
-def test_every_unit_agrees_with_fractions_bit_for_bit(arch: str, kind: str, accumulator: str, instruction: str):
+@pytest.mark.parametrize(
+    ("arch", "kind", "accumulator", "instruction"), REAL, ids=lambda part: part or "any"
+)
+def test_every_unit_agrees_with_fractions_bit_for_bit(
+    arch: str, kind: str, accumulator: str, instruction: str
+):
     unit = unit_for(arch, kind, accumulator, instruction)
     assert disagreements(kind, unit, unit, 60) == 0
 
@@ -160,7 +178,10 @@ def dot(a: Sequence[float], b: Sequence[float], c: float, kind: str, unit: Unit)
     stored = dtype_named("float32" if kind == "tf32" else kind).torch
     accumulator = "float32" if isinstance(unit, Promoted) and not unit.own else unit.accumulator
     return fused_dot(
-        torch.tensor(a).to(stored), torch.tensor(b).to(stored), torch.tensor(c).to(dtype_named(accumulator).torch), unit
+        torch.tensor(a).to(stored),
+        torch.tensor(b).to(stored),
+        torch.tensor(c).to(dtype_named(accumulator).torch),
+        unit,
     )
 
 
@@ -189,20 +210,28 @@ def test_the_published_probe_tells_generations_apart(arch: str, kind: str, want:
 
 def test_fp64_is_a_chain_of_fused_multiply_adds():
     unit = unit_for("sm_80", "float64")
-    a, b = torch.tensor([4096.0, 1, 1, 1]).double(), torch.tensor([-2048.0, -0.5, -0.25, -0.125]).double()
+    a, b = (
+        torch.tensor([4096.0, 1, 1, 1]).double(),
+        torch.tensor([-2048.0, -0.5, -0.25, -0.125]).double(),
+    )
     assert float(fused_dot(a, b, torch.tensor(2.0**23).double(), unit)) == -0.875
     generator = torch.Generator().manual_seed(4)
-    a, b, c = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((50, 4), (50, 4), (50,)))
+    a, b, c = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((50, 4), (50, 4), (50,))
+    )
     for row in range(50):
         want = float(c[row])
         for x, y in zip(a[row].tolist(), b[row].tolist(), strict=True):
-            want = float(Fraction(x) * Fraction(y) + Fraction(want))  # Fraction to float rounds to nearest even
+            # Fraction to float rounds to nearest even
+            want = float(Fraction(x) * Fraction(y) + Fraction(want))
         assert float(fused_dot(a[row], b[row], c[row], unit)) == want
 
 
 @pytest.mark.parametrize(("kind", "accumulator"), [("float32", "float32"), ("float16", "float16")])
 def test_chains_of_other_formats_round_once(kind: str, accumulator: str):
-    """fp32 and fp16 chains against fractions: ties, subnormals and sums of far apart sizes, where two roundings would show."""
+    """fp32 and fp16 chains against fractions: ties, subnormals and sums of far apart sizes, where
+    two roundings would show."""
     unit = unit_for("cpu", kind, accumulator)
     rng = random.Random(7)
     fraction_bits = LAYOUTS[kind][1]
@@ -213,17 +242,29 @@ def test_chains_of_other_formats_round_once(kind: str, accumulator: str):
         if any(v in SPECIAL for v in values):
             continue
         x, y, z = (Fraction(v) for v in values)
-        got = words_of(fused_dot(tensor(a, kind), tensor(b, kind), tensor([c], accumulator)[0], unit).reshape(1))[0]
+        got = words_of(
+            fused_dot(tensor(a, kind), tensor(b, kind), tensor([c], accumulator)[0], unit).reshape(
+                1
+            )
+        )[0]
         nearest = encoded(
             x * y + z,
-            Unit(1, 60, fraction_bits, accumulator=accumulator, rounding="nearest", wiring=VARIED["signed"]),
+            Unit(
+                1,
+                60,
+                fraction_bits,
+                accumulator=accumulator,
+                rounding="nearest",
+                wiring=VARIED["signed"],
+            ),
             32 if fraction_bits == 23 else 16,
         )
         assert got == nearest or (x * y + z == 0 and not got << 1 & 0xFFFF), (a, b, c)
 
 
 def test_e4m3_through_mma_sync_on_hopper_is_fp16():
-    """Two groups of 16 in the order of the bytes, from zero, and one fp32 addition, as compilers make it."""
+    """Two groups of 16 in the order of the bytes, from zero, and one fp32 addition, as compilers
+    make it."""
     unit = unit_for("sm_90", "float8_e4m3fn", instruction="mma.sync")
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(40, 64, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
@@ -242,7 +283,10 @@ def test_e4m3_through_mma_sync_on_hopper_is_fp16():
 
 def test_a_matrix_is_its_elements():
     generator = torch.Generator().manual_seed(2)
-    a, b = torch.randn(5, 32, generator=generator).half(), torch.randn(32, 3, generator=generator).half()
+    a, b = (
+        torch.randn(5, 32, generator=generator).half(),
+        torch.randn(32, 3, generator=generator).half(),
+    )
     c = torch.randn(5, 3, generator=generator)
     got = mma(a, b, c, BASE)
     for i, j in itertools.product(range(5), range(3)):
@@ -278,7 +322,12 @@ def test_a_negative_underflow_keeps_its_sign_or_not():
 def test_large_products_that_cancel_are_finite():
     unit = unit_for("sm_90", "bfloat16")
     big = torch.tensor([2.0**100, 2.0**100, 1.0], dtype=torch.bfloat16)
-    assert float(fused_dot(big, torch.tensor([1.0, -1.0, 0.0]).bfloat16() * big, torch.tensor(0.0), unit)) == 0
+    assert (
+        float(
+            fused_dot(big, torch.tensor([1.0, -1.0, 0.0]).bfloat16() * big, torch.tensor(0.0), unit)
+        )
+        == 0
+    )
     assert float(fused_dot(big, big, torch.tensor(0.0), unit)) == math.inf
 
 

@@ -1,4 +1,5 @@
-"""The tables of arithmetic on trial: nothing moved by accident, nothing without a source, guesses that say so."""
+"""The tables of arithmetic on trial: nothing moved by accident, nothing without a source, guesses
+that say so."""
 
 from __future__ import annotations
 
@@ -102,7 +103,9 @@ def test_every_architecture_is_there_and_says_where_from():
 def test_a_guess_says_so_and_from_what():
     unknown = provenance("sm_999", "float16")
     assert unknown.guess
-    assert unknown.sentence == "the tables do not know sm_999: the most pessimistic, sm_70's, is taken"
+    assert (
+        unknown.sentence == "the tables do not know sm_999: the most pessimistic, sm_70's, is taken"
+    )
     lacking = provenance("sm_80", "float8_e4m3fn")
     assert lacking.guess
     assert "no unit of sm_80 for float8_e4m3fn" in lacking.sentence
@@ -114,7 +117,11 @@ def test_a_guess_says_so_and_from_what():
     assert "25 fraction bits" in provenance("sm_90", "float16").sentence
     assert not provenance("sm_999", "float32").guess
     assert not known("sm_999")
-    for operands, accumulator in (("int4", "float32"), ("bfloat16", "float16"), ("tf32", "float16")):
+    for operands, accumulator in (
+        ("int4", "float32"),
+        ("bfloat16", "float16"),
+        ("tf32", "float16"),
+    ):
         with pytest.raises(ValueError, match=operands):
             provenance("sm_90", operands, accumulator)
     with pytest.raises(ValueError, match=r"only mma\.sync, wgmma"):
@@ -127,18 +134,29 @@ def test_a_guess_is_the_most_pessimistic():
         for arch, n in itertools.product(ARCHES, LENGTHS[:-1]):
             # Nobody's fp16 chain on a CPU is a guess of a GPU.
             if arch.startswith("sm_") or accumulator == "float32":
-                assert guess.kappa(n) >= unit_for(arch, operands, accumulator).kappa(n), (arch, operands, accumulator, n)
+                assert guess.kappa(n) >= unit_for(arch, operands, accumulator).kappa(n), (
+                    arch,
+                    operands,
+                    accumulator,
+                    n,
+                )
 
 
 def test_what_says_nothing_of_its_instruction_bounds_each_of_them():
-    """The default of an architecture against every instruction that it has: one of it, few or all products used, and many."""
+    """The default of an architecture against every instruction that it has: one of it, few or all
+    products used, and many."""
     used = torch.tensor([1.0, 2.0, 3.0, 8.0, 17.0, 32.0], dtype=torch.float64)
     for (operands, accumulator), rows in UNITS.items():
         for arch, row in rows.items():
             for name, unit in row.items():
                 depth = getattr(unit, "every", 32)
                 few = used.clamp(max=depth)
-                assert bool((row[""].kappas(few, depth) >= unit.kappas(few, depth)).all()), (arch, operands, accumulator, name)
+                assert bool((row[""].kappas(few, depth) >= unit.kappas(few, depth)).all()), (
+                    arch,
+                    operands,
+                    accumulator,
+                    name,
+                )
                 for n in (32, 64, 1024):
                     assert row[""].kappa(n) >= unit.kappa(n), (arch, operands, accumulator, name, n)
 
@@ -149,14 +167,18 @@ def test_promotion_of_an_fp16_accumulator_begins_anew():
     assert promoted.kappa(4096) < unit.kappa(4096) / 10
     assert promoted.kappa(64) == pytest.approx(unit.kappa(64), rel=1e-12)
     assert promoted.domain(4096) > unit.domain(4096)
-    assert accumulated(unit, 0, 128, 8) == unit, "fp16's bits are no more than F, however often it is rescaled"
+    assert accumulated(unit, 0, 128, 8) == unit, (
+        "fp16's bits are no more than F, however often it is rescaled"
+    )
     chain = unit_for("cpu", "float16", "float16")
     assert accumulated(chain, 64, 128, 8) == chain
 
 
 def test_exponentials_and_logarithms_as_they_were():
     old = {"ex2.approx": 2.5, "exp2f": 2.5, "expf": 2.5, "vexp": 2.5, "numpy": 4.5, "exp_u20": 20.5}
-    assert {name: EXP_ERROR[name] for name in old} == {name: ulps * ULP for name, ulps in old.items()}
+    assert {name: EXP_ERROR[name] for name in old} == {
+        name: ulps * ULP for name, ulps in old.items()
+    }
     assert exp_error("fexp_u20") == 1.13e-4
     assert TANH_ERROR == {"tanhf": 2.5 * ULP, "tanh.approx": 2.0**-11 + 0.5 * ULP}
     assert LOG_ERROR == 2.0**-22
@@ -170,7 +192,8 @@ def test_exponentials_and_logarithms_as_they_were():
 
 
 def test_a_rounded_argument_costs_what_it_says():
-    """exp2 of fp16 arguments, otherwise exact: never more than the entry, and about as much at its worst."""
+    """exp2 of fp16 arguments, otherwise exact: never more than the entry, and about as much at its
+    worst."""
     function = EXP["ex2.approx.f16"]
     x = torch.linspace(-14, 0, 20_001, dtype=torch.float64)
     rounded = torch.from_numpy(x.numpy().astype(np.float16)).double()
@@ -182,7 +205,10 @@ def test_a_rounded_argument_costs_what_it_says():
 
 def test_the_cubic_exponential_errs_as_the_table_says():
     """Every fraction of 20 bits, in fp64 with each step rounded to fp32; 23 bits gave 8.769e-5."""
-    coefficients = [float(np.float32(c)) for c in (0.077119089663028717, 0.22756439447402954, 0.69514614343643188, 1.0)]
+    coefficients = [
+        float(np.float32(c))
+        for c in (0.077119089663028717, 0.22756439447402954, 0.69514614343643188, 1.0)
+    ]
     f = np.arange(1 << 20) / (1 << 20)
     value = np.full_like(f, coefficients[0])
     for c in coefficients[1:]:
@@ -201,13 +227,17 @@ def test_formats_hold_what_their_definitions_say():
 MMA = r"""extern "C" __global__ void one(unsigned *a, float *c) {
     unsigned *b = a + 128;
     a += threadIdx.x * 4; b += threadIdx.x * 2; c += threadIdx.x * 4;
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }"""
 
 
-@pytest.mark.parametrize(("arch", "emulated"), [("sm_89", False), ("sm_90a", True), ("sm_100a", True), ("sm_120a", False)])
+@pytest.mark.parametrize(
+    ("arch", "emulated"),
+    [("sm_89", False), ("sm_90a", True), ("sm_100a", True), ("sm_120a", False)],
+)
 def test_which_architectures_emulate_fp8(arch: str, emulated: bool, tmp_path: Path):
     """What the table says of mma.sync in 8 bits, read from what the compiler makes of it."""
     disassembler = disassembler_of()
@@ -215,16 +245,24 @@ def test_which_architectures_emulate_fp8(arch: str, emulated: bool, tmp_path: Pa
     if disassembler is None:
         pytest.skip("no cuobjdump")
     binary = tmp_path / "one.cubin"
-    binary.write_bytes(bytes(core.Program(MMA, "c++", core.ProgramOptions(arch=arch)).compile("cubin").code))
-    text = subprocess.run([disassembler, "-sass", binary], capture_output=True, text=True, check=True).stdout
-    assert (text.count("QMMA.16832.F32.E4M3"), text.count("HMMA.16816.F32"), text.count("FADD ")) == (
-        (0, 2, 4) if emulated else (1, 0, 0)
+    binary.write_bytes(
+        bytes(core.Program(MMA, "c++", core.ProgramOptions(arch=arch)).compile("cubin").code)
     )
+    text = subprocess.run(
+        [disassembler, "-sass", binary], capture_output=True, text=True, check=True
+    ).stdout
+    assert (
+        text.count("QMMA.16832.F32.E4M3"),
+        text.count("HMMA.16816.F32"),
+        text.count("FADD "),
+    ) == ((0, 2, 4) if emulated else (1, 0, 0))
     named = unit_for(arch.rstrip("a"), "float8_e4m3fn", instruction="mma.sync")
     assert (named.wiring.via == "float16") is emulated
 
 
 def disassembler_of() -> str | None:
     spec = util.find_spec("triton")
-    inside = Path(spec.origin).parent / "backends/nvidia/bin/cuobjdump" if spec and spec.origin else None
+    inside = (
+        Path(spec.origin).parent / "backends/nvidia/bin/cuobjdump" if spec and spec.origin else None
+    )
     return str(inside) if inside and inside.exists() else shutil.which("cuobjdump")

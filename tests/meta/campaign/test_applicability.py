@@ -30,15 +30,23 @@ def test_every_oracle_is_explained() -> None:
     text = (DOCS / "oracles.md").read_text(encoding="utf-8")
     for name in {oracle.name for oracle in oracles()}:
         assert f"\n### {name}\n" in text, f"docs/oracles.md does not explain {name}"
-    assert {line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")} == {o.name for o in oracles()}
+    assert {line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")} == {
+        o.name for o in oracles()
+    }
 
 
 def test_what_is_left_out_has_its_reason() -> None:
     by_name = {(oracle.name, oracle.group): oracle for oracle in oracles()}
     merging = replace(DECLARED, ref="merging", numerics=Numerics(split_keys=True))
     assert applicability.reason(DECLARED, by_name["dyadic", "dyadic"]) is None
-    assert applicability.reason(merging, by_name["dyadic", "dyadic"]) == "merges parts by a rounded LSE"
-    assert applicability.reason(DECLARED, by_name["gradient_sums", "gradients"]) == "has no backward of its own"
+    assert (
+        applicability.reason(merging, by_name["dyadic", "dyadic"])
+        == "merges parts by a rounded LSE"
+    )
+    assert (
+        applicability.reason(DECLARED, by_name["gradient_sums", "gradients"])
+        == "has no backward of its own"
+    )
     found = applicability.table([merging, DECLARED])
     assert "| dyadic | dyadic | x |  |" in found
     assert "- dyadic, 2: merges parts by a rounded LSE." in found

@@ -60,7 +60,10 @@ witness = "torch-flash:-:campaign:float16.out"
 """
 
 
-@pytest.mark.parametrize(("known", "whole"), [("", True), (EXPECTED, False), (EXPECTED.replace("torch-", "other-"), True)])
+@pytest.mark.parametrize(
+    ("known", "whole"),
+    [("", True), (EXPECTED, False), (EXPECTED.replace("torch-", "other-"), True)],
+)
 def test_a_campaign_is_not_convicted_by_known_defects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, whole: bool
 ) -> None:
@@ -68,7 +71,15 @@ def test_a_campaign_is_not_convicted_by_known_defects(
     (tmp_path / "xfails.toml").write_text(known)
     monkeypatch.chdir(tmp_path)
     case = "torch-flash:-:campaign:float16.out"
-    failed = verdict("torch-flash", "float16", 0, outcome="fail", group="campaign", oracle="statistics", case=case)
+    failed = verdict(
+        "torch-flash",
+        "float16",
+        0,
+        outcome="fail",
+        group="campaign",
+        oracle="statistics",
+        case=case,
+    )
     run = CampaignRun(tmp_path / "run", "dev", ())
     assert not convicted(run)
     with Recorder(run.directory, "campaign") as recorder:
@@ -99,14 +110,18 @@ def test_a_run_does_not_go_on_with_a_file_that_no_longer_loads(tmp_path: Path) -
         CampaignRun(run.directory, "dev", (kernel,)).resume()
 
 
-def test_a_report_of_a_run_lies_where_its_device_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_of_a_run_lies_where_its_device_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Evidence of another machine: the folder is that of the device that was measured."""
     found = evidence(cases=8)
     monkeypatch.chdir(tmp_path)
     with Recorder(tmp_path / ".verify" / "runs" / "abroad", "gw0") as recorder:
         for record in (*found.runs, *found.variants, *found.verdicts):
             recorder.write(record)
-    done = CliRunner().invoke(cli.app, ["report", "--run", "abroad", "--out", "pages"], standalone_mode=False)
+    done = CliRunner().invoke(
+        cli.app, ["report", "--run", "abroad", "--out", "pages"], standalone_mode=False
+    )
     assert done.exception is None, done.output
     assert [path.name for path in (tmp_path / "pages").iterdir()] == [DEVICE["slug"]]
     assert (tmp_path / "pages" / DEVICE["slug"] / "report.html").is_file()

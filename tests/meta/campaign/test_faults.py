@@ -1,4 +1,5 @@
-"""Every planted fault fits its source, passes what others would test, and is caught where it was caught before."""
+"""Every planted fault fits its source, passes what others would test, and is caught where it was
+caught before."""
 
 from __future__ import annotations
 
@@ -34,13 +35,22 @@ def acquitted() -> set[tuple[str, str]]:
 
 def test_there_are_enough_of_them_and_most_are_of_classes_that_kernels_had() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 120
-    assert sum(not fault.source.startswith("none known") for fault in FAULTS if RECORD[fault.name].catches) >= 75
+    assert (
+        sum(
+            not fault.source.startswith("none known")
+            for fault in FAULTS
+            if RECORD[fault.name].catches
+        )
+        >= 75
+    )
     assert all(about and reason for about, reason in UNPLANTED)
 
 
 def test_every_fault_is_on_record_and_what_escapes_has_its_reason() -> None:
     assert list(RECORD) == [fault.name for fault in FAULTS], "run python -m tests.faults"
-    assert {name for name, entry in RECORD.items() if not entry.catches} == {fault.name for fault in FAULTS if fault.escapes}
+    assert {name for name, entry in RECORD.items() if not entry.catches} == {
+        fault.name for fault in FAULTS if fault.escapes
+    }
 
 
 def test_the_table_is_that_of_the_record() -> None:
@@ -48,7 +58,9 @@ def test_the_table_is_that_of_the_record() -> None:
     assert record.DOCUMENT.read_text(encoding="utf-8") == record.document(RECORD)
 
 
-def test_what_no_machine_without_a_gpu_is_asked_a_gpu_is_asked(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_machine_without_a_gpu_is_asked_a_gpu_is_asked(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(long, "environment", lambda: PLAIN_CUDA)
     for fault in FAULTS:
         if fault.asked:

@@ -56,7 +56,13 @@ def search(bench: Bench, dtype: str) -> None:
     declaration = declared()
     target = Target(declaration, declaration.configs[0], dtype, "accuracy")
 
-    @settings(max_examples=60, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=60,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(data=st.data())
     def holds(data: st.DataObject) -> None:
         hold(cast(Judge, bench), target, data)
@@ -94,7 +100,11 @@ def test_another_oracle_than_the_known_one_convicts() -> None:
     bench = Bench(breaks=False, xfails=Xfails((replace(KNOWN, oracles=("repeat",)),)))
     target = Target(declared(), declared().configs[0], "float32", "accuracy")
     with pytest.raises(Guilty, match="too long"):
-        hold(cast(Judge, bench), target, Problem(seqlen_q=2, seqlen_kv=5, head_dim=16, dtype="float32"))
+        hold(
+            cast(Judge, bench),
+            target,
+            Problem(seqlen_q=2, seqlen_kv=5, head_dim=16, dtype="float32"),
+        )
     assert bench.met == []
 
 
@@ -104,7 +114,9 @@ def test_a_known_defect_that_is_mended_is_told() -> None:
     hold(cast(Judge, bench), target, WITNESS)
     mended = replace(KNOWN, witness=WITNESS.replace("skv=5", "skv=3"))
     bench = Bench(breaks=False, xfails=Xfails((mended,)))
-    with pytest.raises(AssertionError, match=r"xfails.toml: .*skv=3.* holds: strike its entry out \(elsewhere\)"):
+    with pytest.raises(
+        AssertionError, match=r"xfails.toml: .*skv=3.* holds: strike its entry out \(elsewhere\)"
+    ):
         hold(cast(Judge, bench), target, mended.witness)
 
 
@@ -127,5 +139,7 @@ def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.Mon
     assert guilt.unheard(tests, known) == ["silent", "lost"]
     assert guilt.unheard(vars(test_attention).values(), groups()) == []
     monkeypatch.setattr(guilt, "groups", lambda: known)
-    with pytest.raises(pytest.UsageError, match=r"no property test judges silent, lost: give the group"):
+    with pytest.raises(
+        pytest.UsageError, match=r"no property test judges silent, lost: give the group"
+    ):
         guilt.check_all_are_heard(tests)

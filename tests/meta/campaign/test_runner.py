@@ -1,4 +1,5 @@
-"""The engine's processes: how they end, what keeps two from one run, and what is counted when a run goes on."""
+"""The engine's processes: how they end, what keeps two from one run, and what is counted when a run
+goes on."""
 
 from __future__ import annotations
 
@@ -77,7 +78,10 @@ def wait_for(met: Callable[[], object], seconds: float, what: str) -> None:
 def alive(process: int) -> bool:
     """Whether it runs; one that has ended and that nobody has asked after does not."""
     try:
-        return re.search(r"^State:\s*Z", Path(f"/proc/{process}/status").read_text(), re.MULTILINE) is None
+        return (
+            re.search(r"^State:\s*Z", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+            is None
+        )
     except OSError:
         return False
 
@@ -85,15 +89,32 @@ def alive(process: int) -> bool:
 def test_a_killed_command_leaves_no_process_and_no_lock(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """kill -9 of the command, with a worker and a cell under it; meanwhile nobody else gets the run."""
+    """kill -9 of the command, with a worker and a cell under it; meanwhile nobody else gets the
+    run."""
     (at_home / "sleeps.py").write_text(SLEEPS)
-    words = [sys.executable, "-m", "verify", "run", "-n", "1", "--run-id", "mine", "-k", "_within_", "sleeps.py"]
+    words = [
+        sys.executable,
+        "-m",
+        "verify",
+        "run",
+        "-n",
+        "1",
+        "--run-id",
+        "mine",
+        "-k",
+        "_within_",
+        "sleeps.py",
+    ]
     directory = at_home / ".verify" / "runs" / "mine"
-    run = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=os.environ | {"VERIFY_DEADLINE": "300"})
+    run = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, env=os.environ | {"VERIFY_DEADLINE": "300"}
+    )
     below: set[int] = set()
     try:
         worker = directory / "gw0.jsonl"
-        wait_for(lambda: worker.is_file() and '"begin"' in worker.read_text(), 240, "no case was begun")
+        wait_for(
+            lambda: worker.is_file() and '"begin"' in worker.read_text(), 240, "no case was begun"
+        )
         # pytest, a worker, a zygote and a life
         wait_for(lambda: len(descendants(run.pid)) >= 4, 60, "no cell has a life")
         below = descendants(run.pid)
@@ -115,7 +136,9 @@ def test_the_signal_of_a_parents_death_is_asked_for_in_one_place() -> None:
     files = (ROOT / "verify").rglob("*.py")
     asking = [path.name for path in files if "PDEATHSIG" in path.read_text(encoding="utf-8")]
     assert asking == ["leash.py"]
-    script = "import os; from verify.machine.leash import die_with; die_with(os.getpid()); os._exit(7)"
+    script = (
+        "import os; from verify.machine.leash import die_with; die_with(os.getpid()); os._exit(7)"
+    )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 1
 
 
@@ -143,8 +166,12 @@ def test_the_first_failure_stops_all_workers(
     (run,) = (at_home / ".verify" / "runs").iterdir()
     evidence = load(run)
     assert not evidence.lost, "what was begun is judged"
-    assert not any(verdict.finding and "crash" in verdict.finding.message for verdict in evidence.verdicts)
-    assert len({verdict.group for verdict in evidence.verdicts}) <= 4, "two workers, and what each had in hand"
+    assert not any(
+        verdict.finding and "crash" in verdict.finding.message for verdict in evidence.verdicts
+    )
+    assert len({verdict.group for verdict in evidence.verdicts}) <= 4, (
+        "two workers, and what each had in hand"
+    )
     assert sum(record.drawn for record in evidence.drawn) > 0, "workers ended in good order"
 
 

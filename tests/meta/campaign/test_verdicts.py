@@ -1,4 +1,5 @@
-"""The judge on trial: right kernels must pass, and each way of being wrong must be convicted by the right oracle."""
+"""The judge on trial: right kernels must pass, and each way of being wrong must be convicted by the
+right oracle."""
 
 from __future__ import annotations
 
@@ -88,18 +89,29 @@ _FILES = list(dict.fromkeys(name.partition(".py@")[0] for name in WRONG))  # a f
 
 
 def asked(file: str) -> str:
-    """What of a file is heard, for pytest -k: what may convict it; and everything, where a right backward lies beside it."""
-    oracles = {oracle for name in WRONG if name.partition(".py@")[0] == file for oracle in WRONG[name]}
+    """What of a file is heard, for pytest -k: what may convict it; and everything, where a right
+    backward lies beside it."""
+    oracles = {
+        oracle for name in WRONG if name.partition(".py@")[0] == file for oracle in WRONG[name]
+    }
     tests = " or ".join(sorted({HEARD_BY[oracle] for oracle in oracles}))
-    return f"/{file}.py and {DRAWN} and ({tests}{' or right-default' if file == 'gradients' else ''})"
+    return (
+        f"/{file}.py and {DRAWN} and ({tests}{' or right-default' if file == 'gradients' else ''})"
+    )
 
 
 def trial_of(
-    tmp_path: Path, *names: str, select: str = DRAWN, examples: int = 12, shrink: float = 0.2, deadline: float = 4
+    tmp_path: Path,
+    *names: str,
+    select: str = DRAWN,
+    examples: int = 12,
+    shrink: float = 0.2,
+    deadline: float = 4,
 ) -> tuple[int, Evidence, str]:
     """Run `verify run` on accused kernels in a directory of its own: exit code, evidence, output.
 
-    shrink: seconds that are spent on a smaller case for each failing target; deadline: for one launch.
+    shrink: seconds that are spent on a smaller case for each failing target; deadline: for one
+    launch.
     """
     files = sorted({str(ACCUSED / f"{name.partition('.py')[0]}.py") for name in names})
     command = [
@@ -120,8 +132,20 @@ def trial_of(
     variables = os.environ | {"PYTHONPATH": str(ROOT), "VERIFY_DEADLINE": str(deadline)}
     variables |= {"VERIFY_SEARCH_SECONDS": "15", "VERIFY_SHRINK_SECONDS": str(shrink)}
     # The count of workers stays: by it the campaign inside knows how many cores are its own.
-    variables = {n: value for n, value in variables.items() if not n.startswith("PYTEST_") or n == "PYTEST_XDIST_WORKER_COUNT"}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    variables = {
+        n: value
+        for n, value in variables.items()
+        if not n.startswith("PYTEST_") or n == "PYTEST_XDIST_WORKER_COUNT"
+    }
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     (run,) = (tmp_path / ".verify" / "runs").iterdir()
     return done.returncode, load(run), done.stdout + done.stderr
 
@@ -129,7 +153,9 @@ def trial_of(
 def _is(ref: str, name: str) -> bool:
     file, _, variant = Path(ref).name.partition("@")
     wanted, wanted_at, wanted_variant = name.partition("@")
-    return file.removesuffix(".py") == wanted.removesuffix(".py") and (not wanted_at or variant == wanted_variant)
+    return file.removesuffix(".py") == wanted.removesuffix(".py") and (
+        not wanted_at or variant == wanted_variant
+    )
 
 
 @pytest.mark.long(30)
@@ -171,7 +197,9 @@ def test_a_failure_is_shrunk_explained_and_replays(
     _, evidence, output = trial_of(tmp_path, "wrong_tail", select=select, shrink=2)
     shrunk = [v for v in evidence.verdicts if v.outcome == "fail" and v.phase == "shrink"]
     smallest = min(shrunk, key=lambda v: len(v.case))
-    assert "b=" not in smallest.problem.split(",")[0], f"not shrunk to one sequence: {smallest.problem}"
+    assert "b=" not in smallest.problem.split(",")[0], (
+        f"not shrunk to one sequence: {smallest.problem}"
+    )
     for word in ("variant", "config", "oracle", "got", "bound", "where", "problem", "replay"):
         assert f"  {word}" in output
     assert smallest.finding is not None
@@ -188,8 +216,14 @@ def test_a_failure_is_shrunk_explained_and_replays(
     [
         ("replay", "nonsense"),
         ("replay", "triton-flash-forward:m128n64w4s2:accuracy:sq=8,skv=8,d=64,dtype=float17"),
-        ("replay", "triton-flash-forward:m128n64w8s2:accuracy:sq=8,skv=8,d=64,dtype=float16,dist=nosuch"),
-        ("replay", "triton-flash-forward:m128n64w8s2:gather:sq=8,skv=800,d=8,dtype=float16,dist=gather"),
+        (
+            "replay",
+            "triton-flash-forward:m128n64w8s2:accuracy:sq=8,skv=8,d=64,dtype=float16,dist=nosuch",
+        ),
+        (
+            "replay",
+            "triton-flash-forward:m128n64w8s2:gather:sq=8,skv=800,d=8,dtype=float16,dist=gather",
+        ),
         ("replay", "no-such-variant:default:accuracy:sq=8,skv=8,d=64,dtype=float16"),
         ("run", "no_such_file.py"),
         ("run", "--run-id", "a/b"),
@@ -198,7 +232,10 @@ def test_a_failure_is_shrunk_explained_and_replays(
     ],
 )
 def test_bad_usage_gets_one_clear_line(
-    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["verify", *arguments])

@@ -1,4 +1,5 @@
-"""Workers share the GPUs that the caller left visible, one each, and begin with the longest tests."""
+"""Workers share the GPUs that the caller left visible, one each, and begin with the longest
+tests."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ _ONE = "0, GPU-aa, NVIDIA H100, 9.0, 580\n"
     ],
 )
 def test_each_worker_gets_one(
-    monkeypatch: pytest.MonkeyPatch, machine: str | None, mask: str | None, worker: str, seen: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str | None,
+    mask: str | None,
+    worker: str,
+    seen: str | None,
 ) -> None:
     monkeypatch.setattr(device, "_output", lambda command: machine)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

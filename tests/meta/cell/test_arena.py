@@ -1,4 +1,5 @@
-"""Guarded memory: each planted fault is found and located in words, and a clean run finds nothing."""
+"""Guarded memory: each planted fault is found and located in words, and a clean run finds
+nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +81,12 @@ def struck(arena: Arena, where: Plan, byte: int) -> Damage:
 
 
 def test_slots_keep_their_distance() -> None:
-    for problem in (PROBLEM, PROBLEM.but(seqlen_q=0), PROBLEM.but(seqlen_kv=0), PROBLEM.but(dtype="float64", batch=1)):
+    for problem in (
+        PROBLEM,
+        PROBLEM.but(seqlen_q=0),
+        PROBLEM.but(seqlen_kv=0),
+        PROBLEM.but(dtype="float64", batch=1),
+    ):
         where = plan(problem, lse=True, workspace=WORKSPACE)
         slots = where.slots
         assert {slot.name for slot in slots} == set(BUFFERS)
@@ -120,7 +126,13 @@ def test_an_offset_misaligns_the_pointer(arena: Arena, offset: int, dtype: str) 
 
 
 def test_an_expanded_tensor_is_stored_once(arena: Arena) -> None:
-    problem = PROBLEM.but(batch=3, heads_q=2, heads_kv=2, layout_k=Layout(expand="bh"), layout_v=Layout("bshd", expand="h"))
+    problem = PROBLEM.but(
+        batch=3,
+        heads_q=2,
+        heads_kv=2,
+        layout_k=Layout(expand="bh"),
+        layout_v=Layout("bshd", expand="h"),
+    )
     where = laid(arena, problem)
     inputs = tensors(problem)
     k, v = tensor(arena, where, "k"), tensor(arena, where, "v")
@@ -145,7 +157,8 @@ def test_inputs_are_as_generated_and_outputs_poisoned(arena: Arena, poison: str)
         assert bool(unwritten(arena.read(where, name), poison).all())
 
 
-QUIET = {torch.float16: 9, torch.bfloat16: 6, torch.float32: 22, torch.float64: 51}  # the fraction's first bit
+# the fraction's first bit
+QUIET = {torch.float16: 9, torch.bfloat16: 6, torch.float32: 22, torch.float64: 51}
 by_format = pytest.mark.parametrize("dtype", QUIET, ids=str)
 
 
@@ -165,14 +178,16 @@ def test_poisons(dtype: torch.dtype) -> None:
     assert float(huge.double()) >= 65504
     canary = torch.tensor([CANARY] * 4, dtype=torch.int32).to(torch.int16).view(dtype)[:1]
     ordinary = torch.full((1,), float("nan"), dtype=dtype)
-    quiet_all_ones = torch.full((dtype.itemsize // 2,), 0x7FFF, dtype=torch.int16).view(dtype)  # what CUDA makes of 0 / 0
+    # what CUDA makes of 0 / 0
+    quiet_all_ones = torch.full((dtype.itemsize // 2,), 0x7FFF, dtype=torch.int16).view(dtype)
     for other in (canary, ordinary, quiet_all_ones, huge):
         assert not torch.equal(bits(nan), bits(other))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_poisons_of_8_bits(dtype: torch.dtype) -> None:
-    """No finite number and not the NaN that conversions give: any of these may be a right output."""
+    """No finite number and not the NaN that conversions give: any of these may be a right
+    output."""
     nan, huge = pattern(dtype, "nan"), pattern(dtype, "huge")
     ordinary = torch.full((1,), float("nan")).to(dtype)
     assert bool(nan.float().isnan())
@@ -226,12 +241,15 @@ def test_every_byte_that_is_no_output_is_guarded(arena: Arena) -> None:
     where = laid(arena)
     free = torch.zeros(where.size, dtype=torch.uint8)
     for name in set(BUFFERS) - set(OURS):
-        where[name].view(free).view(torch.uint8).fill_(1) if where[name].view(free).is_contiguous() else bits(
-            where[name].view(free)
-        ).fill_(-1)
+        where[name].view(free).view(torch.uint8).fill_(1) if where[name].view(
+            free
+        ).is_contiguous() else bits(where[name].view(free)).fill_(-1)
     guarded = (free == 0).nonzero().flatten()
-    assert where.size - len(guarded) == 2 * 2 * 5 * 8 * 2 + 2 * 2 * 5 * 4 + 15 * 4 + 4 * 2  # out, lse, acc, partial
-    for byte in guarded[torch.randperm(len(guarded), generator=torch.Generator().manual_seed(0))[:200]].tolist():
+    # out, lse, acc, partial
+    assert where.size - len(guarded) == 2 * 2 * 5 * 8 * 2 + 2 * 2 * 5 * 4 + 15 * 4 + 4 * 2
+    for byte in guarded[
+        torch.randperm(len(guarded), generator=torch.Generator().manual_seed(0))[:200]
+    ].tolist():
         where = laid(arena)
         assert struck(arena, where, byte).count == 1
 
@@ -356,7 +374,8 @@ def test_another_process_sees_the_same_bytes(arena: Arena) -> None:
 
 
 def test_nobody_can_change_the_size_of_the_arena(arena: Arena) -> None:
-    """Whoever looks at a mapped file beyond its end gets SIGBUS: a kernel that shrank it would take the judge along."""
+    """Whoever looks at a mapped file beyond its end gets SIGBUS: a kernel that shrank it would take
+    the judge along."""
     arena.reserve(10)
     for size in (0, 4096, arena.capacity * 2):
         with pytest.raises(PermissionError):

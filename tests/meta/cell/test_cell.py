@@ -1,4 +1,5 @@
-"""Cells on trial: whatever a kernel does to its process is a reply, and the next request finds a fresh life."""
+"""Cells on trial: whatever a kernel does to its process is a reply, and the next request finds a
+fresh life."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def arena() -> Iterator[Arena]:
 
 def works(cell: Cell, path: Path, arena: Arena) -> bool:
     reply = run(cell, path, arena)
-    right = reply.ok and bool((arena.read(WHERE, "out") == 1).all()) and bool((arena.read(WHERE, "lse") == 2).all())
+    right = (
+        reply.ok
+        and bool((arena.read(WHERE, "out") == 1).all())
+        and bool((arena.read(WHERE, "lse") == 2).all())
+    )
     return right and arena.damage(WHERE, "nan") is None
 
 
@@ -56,7 +61,11 @@ def ends(pid: int, within: float = 5.0) -> bool:
 # What a kernel may do to its life: (its text, the reply's status, a word of its message).
 
 FATES = {
-    "exception": ("raise ValueError('no such tile\\nsecond line')", "raised", "ValueError: no such tile"),
+    "exception": (
+        "raise ValueError('no such tile\\nsecond line')",
+        "raised",
+        "ValueError: no such tile",
+    ),
     "SystemExit": ("sys.exit(3)", "raised", "SystemExit: 3"),
     "KeyboardInterrupt": ("raise KeyboardInterrupt", "raised", "KeyboardInterrupt"),
     "an exception that cannot be shown": (
@@ -68,30 +77,68 @@ FATES = {
     "MemoryError": ("raise MemoryError", "out of memory", "MemoryError"),
     "too large an allocation": ("bytearray(1 << 60)", "out of memory", "MemoryError"),
     "refusal": ("raise Unsupported('softcap', 'is not for me')", "unsupported", "is not for me"),
-    "os._exit": ("print('last words', flush=True); os._exit(5)", "crash", "exited with status 5\nlast words"),
+    "os._exit": (
+        "print('last words', flush=True); os._exit(5)",
+        "crash",
+        "exited with status 5\nlast words",
+    ),
     "silent exit": ("os._exit(0)", "crash", "exited with status 0"),
-    "segfault": ("print('last words', file=sys.stderr, flush=True); ctypes.string_at(0)", "crash", "killed by SIGSEGV"),
+    "segfault": (
+        "print('last words', file=sys.stderr, flush=True); ctypes.string_at(0)",
+        "crash",
+        "killed by SIGSEGV",
+    ),
     "abort": ("os.abort()", "crash", "killed by SIGABRT"),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "crash", "killed by SIGKILL (out of memory"),
+    "SIGKILL": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "crash",
+        "killed by SIGKILL (out of memory",
+    ),
     "every descriptor closed": ("os.closerange(0, 256)", "crash", ""),
-    "own socket closed": ("[os.close(fd) for fd in sockets()]; time.sleep(60)", "crash", "killed by SIGKILL"),
-    "own socket closed, then an exit": ("[os.close(fd) for fd in sockets()]; os._exit(9)", "crash", ""),
+    "own socket closed": (
+        "[os.close(fd) for fd in sockets()]; time.sleep(60)",
+        "crash",
+        "killed by SIGKILL",
+    ),
+    "own socket closed, then an exit": (
+        "[os.close(fd) for fd in sockets()]; os._exit(9)",
+        "crash",
+        "",
+    ),
     "no JSON": ("say(framed('no json at all'))", "crash", "not JSON"),
     "no object": ("say(framed('[1, 2]'))", "crash", "not an object"),
     "no text": ("say(struct.pack('<I', 4) + bytes([0xff, 0xfe, 0xfd, 0x80]))", "crash", "not JSON"),
     "JSON too deep": ("say(framed('[' * 200000))", "crash", "not JSON"),
     "a number too long": ("say(framed('{\"status\": ' + '9' * 5000 + '}'))", "crash", "not JSON"),
-    "a message of 4 GiB": ("say(struct.pack('<I', 0xffffffff)); time.sleep(60)", "crash", "a message of 4294967295 bytes"),
-    "a truncated message": ("say(struct.pack('<I', 1000) + b'{'); os._exit(1)", "crash", "exited with status 1"),
+    "a message of 4 GiB": (
+        "say(struct.pack('<I', 0xffffffff)); time.sleep(60)",
+        "crash",
+        "a message of 4294967295 bytes",
+    ),
+    "a truncated message": (
+        "say(struct.pack('<I', 1000) + b'{'); os._exit(1)",
+        "crash",
+        "exited with status 1",
+    ),
     "a truncated header": ("say(b'ab'); os._exit(1)", "crash", "exited with status 1"),
-    "an unknown status": ('say(framed(\'{"status": "pickle", "message": [1]}\'))', "crash", "a reply to no request"),
+    "an unknown status": (
+        'say(framed(\'{"status": "pickle", "message": [1]}\'))',
+        "crash",
+        "a reply to no request",
+    ),
     "no status": ("say(framed('{}'))", "crash", "a reply to no request"),
-    "a stranger's answer": ('say(framed(\'{"status": "ok", "request": 0}\'))', "crash", "a reply to no request"),
+    "a stranger's answer": (
+        'say(framed(\'{"status": "ok", "request": 0}\'))',
+        "crash",
+        "a reply to no request",
+    ),
 }
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_a_fate_is_a_reply_and_a_fresh_life_follows(fate: str, cell: Cell, arena: Arena, accused: Accused) -> None:
+def test_a_fate_is_a_reply_and_a_fresh_life_follows(
+    fate: str, cell: Cell, arena: Arena, accused: Accused
+) -> None:
     body, status, words = FATES[fate]
     good, bad = accused(FILL), accused(body)
     begun = time.monotonic()
@@ -100,10 +147,14 @@ def test_a_fate_is_a_reply_and_a_fresh_life_follows(fate: str, cell: Cell, arena
     assert words in reply.message
     assert reply.seconds >= 0
     assert works(cell, good, arena), "the next request must find a working life"
-    assert time.monotonic() - begun < cell.environment.patience, "no fate but a hang may cost a deadline"
+    assert time.monotonic() - begun < cell.environment.patience, (
+        "no fate but a hang may cost a deadline"
+    )
 
 
-def test_last_words_and_the_traceback_reach_the_judge(cell: Cell, arena: Arena, accused: Accused) -> None:
+def test_last_words_and_the_traceback_reach_the_judge(
+    cell: Cell, arena: Arena, accused: Accused
+) -> None:
     reply = run(cell, accused(FATES["segfault"][0]), arena)
     assert "last words" in reply.message
     assert "Segmentation fault" in reply.message, "faulthandler's"
@@ -137,7 +188,10 @@ def test_a_hang_ends_at_the_deadline_and_one_that_was_repeated_sooner(
 
 
 def test_what_a_kernel_prints_harms_nothing(cell: Cell, arena: Arena, accused: Accused) -> None:
-    shout = 'print(\'{"status": "raised"}\' * 1000); os.write(1, bytes(range(256)) * 100); os.write(2, bytes([255]) * 70000)'
+    shout = (
+        'print(\'{"status": "raised"}\' * 1000); os.write(1, bytes(range(256)) * 100); os.write(2,'
+        " bytes([255]) * 70000)"
+    )
     noisy = accused(f"{FILL}\n{shout}")
     for _ in range(3):
         assert works(cell, noisy, arena)
@@ -166,10 +220,12 @@ def test_the_arena_may_grow_between_runs(cell: Cell, arena: Arena, accused: Accu
     assert cell.lives == 1
 
 
-def test_garbage_in_every_descriptor_harms_nobody(cell: Cell, arena: Arena, accused: Accused) -> None:
-    """All that a kernel finds open is its log, its socket and the arena: each hears of it, the judge survives."""
-    bad = accused(
-        """
+def test_garbage_in_every_descriptor_harms_nobody(
+    cell: Cell, arena: Arena, accused: Accused
+) -> None:
+    """All that a kernel finds open is its log, its socket and the arena: each hears of it, the
+    judge survives."""
+    bad = accused("""
         for fd in range(256):
             try:
                 os.write(fd, b"garbage " * 8)
@@ -177,8 +233,7 @@ def test_garbage_in_every_descriptor_harms_nobody(cell: Cell, arena: Arena, accu
                 os.write(fd, b"garbage " * 8)
             except OSError:
                 pass
-        """
-    )
+        """)
     reply = run(cell, bad, arena)
     assert reply.status == "crash"
     found = arena.damage(WHERE, "nan")
@@ -186,7 +241,9 @@ def test_garbage_in_every_descriptor_harms_nobody(cell: Cell, arena: Arena, accu
     assert works(cell, accused(FILL), arena)
 
 
-def test_a_file_that_dies_on_import(cell: Cell, arena: Arena, tmp_path: Path, accused: Accused) -> None:
+def test_a_file_that_dies_on_import(
+    cell: Cell, arena: Arena, tmp_path: Path, accused: Accused
+) -> None:
     path = tmp_path / "dies.py"
     for text, status in (
         ("raise SystemExit(1)", "raised"),
@@ -213,15 +270,22 @@ def test_a_load_describes_and_does_not_run(cell: Cell, accused: Accused) -> None
 # Processes.
 
 
-def test_descendants_die_with_a_life(cell: Cell, arena: Arena, accused: Accused, tmp_path: Path) -> None:
+def test_descendants_die_with_a_life(
+    cell: Cell, arena: Arena, accused: Accused, tmp_path: Path
+) -> None:
     mark = tmp_path / "pid"
-    spawn = f"child = subprocess.Popen(['sleep', '60'])\nopen({str(mark)!r}, 'w').write(str(child.pid))\n"
+    spawn = (
+        f"child = subprocess.Popen(['sleep', '60'])\nopen({str(mark)!r},"
+        " 'w').write(str(child.pid))\n"
+    )
     for ending in ("os._exit(1)", "ctypes.string_at(0)", "say(framed('garbage'))"):
         assert run(cell, accused(spawn + ending), arena).status == "crash"
         assert ends(int(mark.read_text())), f"a child outlived {ending}"
 
 
-def test_a_closed_cell_leaves_no_process(fork_server: ForkServer, arena: Arena, accused: Accused) -> None:
+def test_a_closed_cell_leaves_no_process(
+    fork_server: ForkServer, arena: Arena, accused: Accused
+) -> None:
     cell = Cell(fork_server)
     assert works(cell, accused(FILL), arena)
     lives = children(process_of(fork_server))
@@ -231,7 +295,10 @@ def test_a_closed_cell_leaves_no_process(fork_server: ForkServer, arena: Arena, 
 
 
 def test_fifty_lives_leak_nothing(
-    fork_server: ForkServer, arena: Arena, accused: Accused, record_property: Callable[[str, object], None]
+    fork_server: ForkServer,
+    arena: Arena,
+    accused: Accused,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """No descriptor, here or in the zygote, and no process; and a respawn is cheap."""
     cell = Cell(fork_server)
@@ -240,7 +307,12 @@ def test_fifty_lives_leak_nothing(
     pid = process_of(fork_server)
 
     def state() -> tuple[int, int, int, int]:
-        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{pid}/fd")), len(children()), len(children(pid))
+        return (
+            len(os.listdir("/proc/self/fd")),
+            len(os.listdir(f"/proc/{pid}/fd")),
+            len(children()),
+            len(children(pid)),
+        )
 
     before, times = state(), []
     for _ in range(50):
@@ -258,7 +330,9 @@ def test_fifty_lives_leak_nothing(
     assert respawn < 0.5, "a fork of a warm process, not a start of a new one"
 
 
-def test_a_killed_zygote_is_replaced(arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_zygote_is_replaced(
+    arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VERIFY_CONFINE", "0")  # a confined life cannot kill it
     fork_server = ForkServer(ENVIRONMENT)
     cell, bystander = Cell(fork_server), Cell(fork_server)
@@ -274,7 +348,9 @@ def test_a_killed_zygote_is_replaced(arena: Arena, accused: Accused, monkeypatch
         with contextlib.suppress(InfrastructureError):
             works(cell, good, arena)
         assert works(cell, good, arena)
-        assert works(bystander, good, arena), "what one kernel did to the zygote is no crash of another's"
+        assert works(bystander, good, arena), (
+            "what one kernel did to the zygote is no crash of another's"
+        )
     finally:
         for one in (cell, bystander):
             one.close()
@@ -285,7 +361,10 @@ def test_a_zygote_that_cannot_start_says_why() -> None:
     fork_server = ForkServer(Environment("broken", "cpu", (("PYTHONHOME", "/nowhere"),)))
     cell = Cell(fork_server)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(InfrastructureError, match=r"broken zygote did not start: [\s\S]*(encodings|PYTHONHOME|prefix)"):
+    with pytest.raises(
+        InfrastructureError,
+        match=r"broken zygote did not start: [\s\S]*(encodings|PYTHONHOME|prefix)",
+    ):
         cell.arch()
     fork_server.close()
     cell.close()
@@ -301,10 +380,15 @@ def test_closing_twice_is_no_error(accused: Accused) -> None:
 # Forged replies.
 
 
-def test_a_reply_forged_ahead_of_time_answers_no_later_request(cell: Cell, arena: Arena, accused: Accused) -> None:
-    """A second message, left in the socket, must not be taken for the answer to the next request."""
+def test_a_reply_forged_ahead_of_time_answers_no_later_request(
+    cell: Cell, arena: Arena, accused: Accused
+) -> None:
+    """A second message, left in the socket, must not be taken for the answer to the next
+    request."""
     good = accused(FILL)
-    forger = accused('say(framed(\'{"status": "ok"}\') + framed(\'{"status": "ok", "variants": []}\'))')
+    forger = accused(
+        'say(framed(\'{"status": "ok"}\') + framed(\'{"status": "ok", "variants": []}\'))'
+    )
     run(cell, forger, arena)
     for _ in range(3):
         assert works(cell, good, arena)

@@ -53,8 +53,9 @@ def tried(cell: Cell, place: Path) -> Tried:
         path = place / f"kernel{len(list(place.glob('kernel*')))}.py"
         body = textwrap.indent(textwrap.dedent(text), "    ")
         path.write_text(
-            f"import ctypes, os, signal, socket, subprocess, sys, tempfile\nfound = None\ntry:\n{body}\n"
-            "except BaseException as error:\n    found = type(error)\nraise ValueError(repr(found))\n",
+            "import ctypes, os, signal, socket, subprocess, sys, tempfile\nfound ="
+            f" None\ntry:\n{body}\nexcept BaseException as error:\n    found = type(error)\nraise"
+            " ValueError(repr(found))\n",
             encoding="utf-8",
         )
         cell.restart()  # files that are newer than a life cannot be read beside the evidence
@@ -68,25 +69,39 @@ def tried(cell: Cell, place: Path) -> Tried:
 DENIED = "<class 'PermissionError'>"
 
 
-@pytest.mark.parametrize("path", [".verify/runs/one/main.jsonl", ".verify/known-failures.txt", "link/known-failures.txt"])
+@pytest.mark.parametrize(
+    "path", [".verify/runs/one/main.jsonl", ".verify/known-failures.txt", "link/known-failures.txt"]
+)
 def test_evidence_cannot_be_read(tried: Tried, path: str) -> None:
     assert tried(f"found = open({path!r}).read()") == DENIED
-    assert tried(f"found = subprocess.run(['cat', {path!r}], capture_output=True).returncode") == "1", "nor by a child"
+    assert (
+        tried(f"found = subprocess.run(['cat', {path!r}], capture_output=True).returncode") == "1"
+    ), "nor by a child"
 
 
 @pytest.mark.parametrize(
     "path",
-    ["notes.txt", str(ROOT / "verify" / "campaign" / "judge.py"), str(ROOT / "kernels" / "torch" / "math.py"), "/etc/passwd"],
+    [
+        "notes.txt",
+        str(ROOT / "verify" / "campaign" / "judge.py"),
+        str(ROOT / "kernels" / "torch" / "math.py"),
+        "/etc/passwd",
+    ],
 )
 def test_everything_else_can_be_read_and_not_written(tried: Tried, path: str) -> None:
     assert tried(f"found = len(open({path!r}).read()) > 0") == "True"
     assert tried(f"open({path!r}, 'a')") == DENIED
     assert tried(f"os.truncate({path!r}, 0)") == DENIED
     assert tried(f"os.unlink({path!r})") == DENIED
-    assert tried(f"os.rename({path!r}, os.path.join(tempfile.gettempdir(), 'x'))") in (DENIED, "<class 'OSError'>")
+    assert tried(f"os.rename({path!r}, os.path.join(tempfile.gettempdir(), 'x'))") in (
+        DENIED,
+        "<class 'OSError'>",
+    )
 
 
-@pytest.mark.parametrize("path", ["xfails.toml", ".verify/runs/one/forged.jsonl", "/tmp/shared-by-all", "/dev/pts/0"])
+@pytest.mark.parametrize(
+    "path", ["xfails.toml", ".verify/runs/one/forged.jsonl", "/tmp/shared-by-all", "/dev/pts/0"]
+)
 def test_nothing_new_can_be_written_beside_it(tried: Tried, path: str) -> None:
     assert tried(f"open({path!r}, 'w')") in (DENIED, "<class 'FileNotFoundError'>")
     assert not Path(path).exists() or path == "/dev/pts/0"
@@ -96,8 +111,10 @@ def test_a_life_has_scratch_of_its_own_and_the_caches(tried: Tried) -> None:
     body = """
     os.makedirs(tempfile.gettempdir() + '/a/b')
     open(tempfile.gettempdir() + '/a/b/part', 'w').write('x')
-    os.replace(tempfile.gettempdir() + '/a/b/part', tempfile.gettempdir() + '/whole')  # as compilers' caches do
-    for cache in ('~/.triton', '~/.cache', '~/.nv', os.environ['TORCHINDUCTOR_CACHE_DIR'], '/dev/shm'):
+    # As compilers' caches do.
+    os.replace(tempfile.gettempdir() + '/a/b/part', tempfile.gettempdir() + '/whole')
+    inductor = os.environ['TORCHINDUCTOR_CACHE_DIR']
+    for cache in ('~/.triton', '~/.cache', '~/.nv', inductor, '/dev/shm'):
         with tempfile.NamedTemporaryFile(dir=os.path.expanduser(cache)) as file:
             file.write(b'x')
     open('/dev/null', 'w').write('x')
@@ -134,20 +151,26 @@ def test_what_is_switched_off_is_said(monkeypatch: pytest.MonkeyPatch, place: Pa
     assert confine.state() == "not confined: VERIFY_CONFINE=0"
     assert confine.confinement([place / ".verify"]) is None
     monkeypatch.delenv("VERIFY_CONFINE")
-    for abi, words in ((0, "this kernel has no Landlock"), (1, "this kernel's Landlock is of ABI 1, 2 is needed")):
+    for abi, words in (
+        (0, "this kernel has no Landlock"),
+        (1, "this kernel's Landlock is of ABI 1, 2 is needed"),
+    ):
         monkeypatch.setattr(confine, "abi", lambda abi=abi: abi)
         assert confine.state() == f"not confined: {words}"
         assert confine.confinement([place / ".verify"]) is None
 
 
-def test_a_life_that_cannot_be_confined_is_no_verdict(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+def test_a_life_that_cannot_be_confined_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, place: Path
+) -> None:
     monkeypatch.chdir(place)
     fork_server = ForkServer(ENVIRONMENT)
     cell = Cell(fork_server)
     try:
         cell.arch()
         cell.restart()
-        monkeypatch.setattr(fork_server, "_confinement", Confinement(cast(Any, (3,)), ()))  # no path
+        # no path
+        monkeypatch.setattr(fork_server, "_confinement", Confinement(cast(Any, (3,)), ()))
         with pytest.raises(InfrastructureError, match="did not begin"):
             cell.arch()
     finally:
@@ -185,6 +208,8 @@ def test_the_judges_modules_cannot_be_imported(tried: Tried, name: str) -> None:
     assert tried(f"found = {name!r} in sys.modules") == "False"
 
 
-@pytest.mark.parametrize("name", ["verify.variant", "verify.problem", "references.masks", "verify.cuda.compile"])
+@pytest.mark.parametrize(
+    "name", ["verify.variant", "verify.problem", "references.masks", "verify.cuda.compile"]
+)
 def test_what_kernels_need_can_be_imported(tried: Tried, name: str) -> None:
     assert tried(f"import {name}") == "None"

@@ -1,4 +1,5 @@
-"""What a life may take: time to build and time to run, memory, processes, and what becomes of the rest."""
+"""What a life may take: time to build and time to run, memory, processes, and what becomes of the
+rest."""
 
 from __future__ import annotations
 
@@ -62,15 +63,21 @@ def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
     assert run(cell, accused("subprocess.run(['sleep', '30'])")).status == "hang"
 
 
-@pytest.mark.skipif(shutil.which("g++") is None or shutil.which("ninja") is None, reason="no C++ compiler, or no ninja")
+@pytest.mark.skipif(
+    shutil.which("g++") is None or shutil.which("ninja") is None,
+    reason="no C++ compiler, or no ninja",
+)
 def test_a_build_that_was_killed_does_not_hold_up_the_next(
     fork_server: ForkServer, accused: Accused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's baton, a file, outlives the process that holds it; whoever builds next waits for its end for ever."""
+    """torch's baton, a file, outlives the process that holds it; whoever builds next waits for its
+    end for ever."""
     folder, slowly = tmp_path / "build", tmp_path / "slowly"
     folder.mkdir()
     (tmp_path / "tiny.cpp").write_text("int tiny() { return 1; }\n", encoding="utf-8")
-    slowly.write_text('#!/bin/sh\ncase "$*" in *tiny.cpp*) sleep 3;; esac\nexec g++ "$@"\n', encoding="utf-8")
+    slowly.write_text(
+        '#!/bin/sh\ncase "$*" in *tiny.cpp*) sleep 3;; esac\nexec g++ "$@"\n', encoding="utf-8"
+    )
     slowly.chmod(0o755)
     builds = accused(
         before=f"""
@@ -78,7 +85,8 @@ def test_a_build_that_was_killed_does_not_hold_up_the_next(
         os.environ["CXX"] = {str(slowly)!r}
         os.environ["PATH"] = {os.path.dirname(sys.executable)!r} + ":" + os.environ["PATH"]
         from torch.utils.cpp_extension import load
-        load("tiny", [{str(tmp_path / "tiny.cpp")!r}], build_directory={str(folder)!r}, is_python_module=False)
+        sources = [{str(tmp_path / "tiny.cpp")!r}]
+        load("tiny", sources, build_directory={str(folder)!r}, is_python_module=False)
         """
     )
     cell = Cell(fork_server)
@@ -114,15 +122,13 @@ def test_a_reply_that_drips_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
-    drips = accused(
-        """
+    drips = accused("""
         (fd,) = sockets()
         os.write(fd, struct.pack("<I", 100000))
         while True:
             os.write(fd, b" ")
             time.sleep(0.02)
-        """
-    )
+        """)
     begun = time.monotonic()
     assert run(cell, drips).status == "hang"
     assert time.monotonic() - begun < 10
@@ -151,7 +157,11 @@ def test_the_end_of_the_judge_leaves_no_scratch(accused: Accused) -> None:
     fork_server = ForkServer(ENVIRONMENT)
     cell = Cell(fork_server)
     assert run(cell, accused(f"open(os.environ['TMPDIR'] + '/made', 'w').write('x'); {FILL}")).ok
-    folder, process, control = Path(fork_server._scratch), fork_server._process, fork_server._control
+    folder, process, control = (
+        Path(fork_server._scratch),
+        fork_server._process,
+        fork_server._control,
+    )
     assert process is not None
     assert control is not None
     assert list(folder.glob("*/made"))
@@ -199,7 +209,9 @@ def test_a_life_that_takes_too_much_is_ended_and_says_so(
 
 def test_a_workspace_has_a_limit_that_honest_kernels_do_not_reach() -> None:
     small = PROBLEM
-    large = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=512, seqlen_kv=512, head_dim=128, dtype="float16")
+    large = Problem(
+        batch=2, heads_q=8, heads_kv=8, seqlen_q=512, seqlen_kv=512, head_dim=128, dtype="float16"
+    )
     assert workspace_limit(small) < 200 << 20 < 1900 << 20
     p = large
     splits = 64 * p.batch * p.heads_q * p.seqlen_q * (p.head_dim_v + 2) * 4
@@ -235,7 +247,9 @@ def test_a_grandchild_in_a_session_of_its_own_dies_with_its_life(
         pids = [int(pid) for pid in mark.read_text(encoding="utf-8").split()]
         assert len(pids) == 3
         cell.restart()
-        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a process outlived its life"
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], (
+            "a process outlived its life"
+        )
 
 
 def test_a_bystanders_processes_are_spared(fork_server: ForkServer, accused: Accused) -> None:
@@ -284,12 +298,15 @@ def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, accused: 
 
 
 @pytest.mark.parametrize("how", ["imported", "a module", "autotuned", "heuristics", "none"])
-def test_an_interpreted_kernel_is_known_however_it_is_had(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreted_kernel_is_known_however_it_is_had(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A GPU's lengths are too long for the interpreter: which one runs must be known."""
     pytest.importorskip("triton")
     import triton.runtime.autotuner as tuner
 
-    class InterpretedFunction:  # as Triton calls it where it interprets; making one takes a fresh process
+    # as Triton calls it where it interprets; making one takes a fresh process
+    class InterpretedFunction:
         def __init__(self, fn: object) -> None:
             self.fn = fn
 
@@ -303,7 +320,9 @@ def test_an_interpreted_kernel_is_known_however_it_is_had(how: str, tmp_path: Pa
     helper = tmp_path / f"helper_{how.replace(' ', '_')}.py"
     helper.write_text("bare = HELD\n" if how != "none" else "bare = None\n", encoding="utf-8")
     held = {"autotuned": tuned, "heuristics": wrap(tuned, tuner.Heuristics)}.get(how, bare)
-    monkeypatch.setitem(__builtins__ if isinstance(__builtins__, dict) else vars(__builtins__), "HELD", held)
+    monkeypatch.setitem(
+        __builtins__ if isinstance(__builtins__, dict) else vars(__builtins__), "HELD", held
+    )
     line = f"import {helper.stem}" if how == "a module" else f"from {helper.stem} import bare"
     path = tmp_path / f"kernel_{how.replace(' ', '_')}.py"
     path.write_text(kernel("pass", line), encoding="utf-8")

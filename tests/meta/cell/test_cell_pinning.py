@@ -13,14 +13,17 @@ from verify.cell.child import Life
 
 
 class Notes:
-    """A runtime whose registrations succeed as long as no byte is registered twice, as CUDA's do."""
+    """A runtime whose registrations succeed as long as no byte is registered twice, as CUDA's
+    do."""
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}
         self.refusals = 0
 
     def cudaHostRegister(self, start: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
-        if any(start < old + length and old < start + size for old, length in self.registered.items()):
+        if any(
+            start < old + length and old < start + size for old, length in self.registered.items()
+        ):
             self.refusals += 1
             return 208
         self.registered[start] = size

@@ -1,4 +1,5 @@
-"""Plain functions: what their signatures ask for, which layout they take, and what a wrong one is told."""
+"""Plain functions: what their signatures ask for, which layout they take, and what a wrong one is
+told."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from verify.oracles import bound
 from verify.problem import Problem
 from verify.variant import Contract
 
-PROBLEM = Problem(batch=2, heads_q=3, heads_kv=3, seqlen_q=9, seqlen_kv=9, head_dim=32, dtype="float32")
+PROBLEM = Problem(
+    batch=2, heads_q=3, heads_kv=3, seqlen_q=9, seqlen_kv=9, head_dim=32, dtype="float32"
+)
 ASKED = {
     "plain": PROBLEM,
     "other lengths": PROBLEM.but(seqlen_q=5),
@@ -56,7 +59,8 @@ def test_flash_attn_func_is_right_in_its_own_layout(name: str, right: Bench) -> 
 
 
 def test_an_eager_softcap_in_16_bits_is_within_its_bounds(one_thread: None) -> None:
-    """Scores that are rounded as x / c, as its tanh and as c times that, besides as they come and scaled."""
+    """Scores that are rounded as x / c, as its tanh and as c times that, besides as they come and
+    scaled."""
     worst = 0.0
     for seed in range(6):
         problem = PROBLEM.but(dtype="bfloat16", softcap=20.0, softmax_scale=4.0, batch=1, seed=seed)
@@ -79,7 +83,8 @@ def test_what_lies_in_another_layout_is_told_so(tmp_path: Path) -> None:
             assert failed[0].finding is not None
             message = failed[0].finding.message
             assert message.startswith(
-                'this function computes attention in (batch, seqlen, heads, head_dim); say LAYOUT = "bshd" in the file ('
+                "this function computes attention in (batch, seqlen, heads, head_dim); say LAYOUT ="
+                ' "bshd" in the file ('
             )
             assert "\n" not in message
 
@@ -97,7 +102,11 @@ def test_what_is_wrong_in_every_layout_is_not(tmp_path: Path) -> None:
 
 def test_a_window_is_passed_as_flash_attn_has_it(tmp_path: Path) -> None:
     square = INSIDE.but(seqlen_q=9)
-    for mask, expected in ((Window(3, None), (3, -1)), (Window(None, 0, "tl"), (-1, 0)), (Causal(), (-1, 0))):
+    for mask, expected in (
+        (Window(3, None), (3, -1)),
+        (Window(None, 0, "tl"), (-1, 0)),
+        (Causal(), (-1, 0)),
+    ):
         seen = called(tmp_path, "q, k, v, window_size=None", problem=square.but(mask=mask))
         assert seen["window_size"] == expected
     assert called(tmp_path, "q, k, v, window_size=None")["window_size"] == (-1, -1)
@@ -106,7 +115,8 @@ def test_a_window_is_passed_as_flash_attn_has_it(tmp_path: Path) -> None:
     support = loaded(tmp_path, "def attention(q, k, v, window_size): return q").variants[0].support
     assert support.masks == ("full", "causal.square", "window.square")
     assert support.refusal(square.but(mask=Window(1, 1))) is None
-    assert support.refusal(INSIDE.but(mask=Window(1, 1))) is not None  # beyond squares both alignments differ
+    # beyond squares both alignments differ
+    assert support.refusal(INSIDE.but(mask=Window(1, 1))) is not None
 
 
 def test_a_softcap_is_passed_where_there_is_one(tmp_path: Path) -> None:
@@ -139,16 +149,26 @@ def test_a_setting_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, wo
 @pytest.mark.parametrize(
     ("signature", "words"),
     [
-        ("q, k, v, alibi", "attention: nobody knows what to pass for 'alibi', which has no default (known: causal, "),
+        (
+            "q, k, v, alibi",
+            (
+                "attention: nobody knows what to pass for 'alibi', which has no default (known:"
+                " causal, "
+            ),
+        ),
         ("q, k, v, *, bias, scale=None", "nobody knows what to pass for 'bias'"),
         ("q, k", "attention: takes no three tensors q, k and v by position"),
     ],
 )
-def test_a_parameter_that_nobody_knows_is_an_error(tmp_path: Path, signature: str, words: str) -> None:
+def test_a_parameter_that_nobody_knows_is_an_error(
+    tmp_path: Path, signature: str, words: str
+) -> None:
     with pytest.raises(Breach) as refused:
         loaded(tmp_path, f"def attention({signature}): return q")
     assert words in str(refused.value)
-    assert loaded(tmp_path, "def attention(q, k, v, alibi=None, *rest, **others): return q").variants
+    assert loaded(
+        tmp_path, "def attention(q, k, v, alibi=None, *rest, **others): return q"
+    ).variants
 
 
 def test_a_file_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
@@ -158,7 +178,9 @@ def test_a_file_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
     right.write_text("def attention(q, k, v): return q")
     run = CampaignRun(tmp_path / "run", "dev", (path, right))
     (failure,) = run.roster.failures
-    assert failure.message.startswith("mine.py: DTYPES: 'float16' is no tuple of names out of float16, ")
+    assert failure.message.startswith(
+        "mine.py: DTYPES: 'float16' is no tuple of names out of float16, "
+    )
     (verdict,) = load(run.directory).verdicts
     assert explain(verdict) == f"{path} does not load: {failure.message}"
     assert "\n" not in explain(verdict)

@@ -1,4 +1,5 @@
-"""Triton's interpreter, repaired: every cast, dot and comparison as the hardware has it, against torch and ml_dtypes.
+"""Triton's interpreter, repaired: every cast, dot and comparison as the hardware has it, against
+torch and ml_dtypes.
 
 The kernels run in a child process, so that this one never imports triton in interpreter mode.
 """
@@ -17,7 +18,9 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.rounding import cast
 
 # numpy warns where a cast meets NaN or overflows, as the inputs here mean to.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning"
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -96,18 +99,21 @@ def run_cast(key, source, target, rounding=None):
     out = torch.empty(source.numel(), dtype=target)
     block = 1 << 16
     cast[(triton.cdiv(source.numel(), block),)](source, out, source.numel(), block, rounding)
-    results[key] = out.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[out.element_size()]).numpy()
+    raw = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[out.element_size()]
+    results[key] = out.view(raw).numpy()
 
 fp32, bits16, bits8 = (torch.from_numpy(data[name]) for name in ("fp32", "bits16", "bits8"))
 wide = torch.from_numpy(data["fp64"])
-targets = dict(bf16=torch.bfloat16, fp16=torch.float16, e4m3=torch.float8_e4m3fn, e5m2=torch.float8_e5m2)
+targets = dict(bf16=torch.bfloat16, fp16=torch.float16)
+targets |= dict(e4m3=torch.float8_e4m3fn, e5m2=torch.float8_e5m2)
 for name, target in targets.items():
     run_cast("fp32-" + name, fp32, target)
     if target.itemsize == 1:
         run_cast("fp16-" + name, bits16.view(torch.float16), target)
         run_cast("bf16-" + name, bits16.view(torch.bfloat16), target)
         for wider in (torch.float32, torch.float16, torch.bfloat16):
-            run_cast(name + "-" + {torch.float32: "fp32", torch.float16: "fp16"}.get(wider, "bf16"), bits8.view(target), wider)
+            short = {torch.float32: "fp32", torch.float16: "fp16"}.get(wider, "bf16")
+            run_cast(name + "-" + short, bits8.view(target), wider)
     else:
         run_cast(name + "-fp32", bits16.view(target), torch.float32)
 run_cast("fp64-bf16", wide, torch.bfloat16)
@@ -172,7 +178,8 @@ def wrap(x, out, n, BLOCK: tl.constexpr):
 def outer(x, out, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     i, j = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     a = tl.load(x + i[:, None] * 2 + j[None, :])  # two axes of size 1, then a scalar, then a row
-    a = tl.where((i[:, None] < n) & (j[None, :] >= 1), a * 3, a + i[:, None].to(a.dtype)) - j.to(a.dtype)
+    seen = (i[:, None] < n) & (j[None, :] >= 1)
+    a = tl.where(seen, a * 3, a + i[:, None].to(a.dtype)) - j.to(a.dtype)
     tl.store(out + i[:, None] * COLUMNS + j[None, :], a.to(x.dtype.element_ty))
 
 @triton.jit
@@ -202,7 +209,8 @@ def refused():
 def launched():
     found = [refused()]
     assert "incompatible dimensions" in found[0], found
-    for dtype in (torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64):
+    whole = (torch.int8, torch.int32, torch.int64)
+    for dtype in (*whole, torch.float16, torch.float32, torch.float64):
         x = torch.arange(-32, 32).mul(2**24 + 1 if dtype.itemsize > 2 else 1).to(dtype)
         out = torch.empty_like(x)
         wrap[(2,)](x, out, 60, 64)
@@ -227,20 +235,31 @@ print((len(count) - before) / before / 2)
 def in_child(*arguments: str, interpret: str = "1") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TRITON_INTERPRET": interpret, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
 @pytest.fixture(scope="module")
 def inputs():
     random = np.random.default_rng(7)
-    # Every bf16 value, each midpoint between two of them, the fp32 neighbours of both, and random bit patterns.  The midpoints
-    # of 8-bit formats are bf16 values.
+    # Every bf16 value, each midpoint between two of them, the fp32 neighbours of both, and random
+    # bit patterns.  The midpoints of 8-bit formats are bf16 values.
     high = np.arange(1 << 16, dtype=np.uint32) << 16
-    near_ties = np.concatenate([high, high | 0x7FFF, high | 0x8000, high | 0x8001, high | 1, high | 0xFFFF])
+    near_ties = np.concatenate(
+        [high, high | 0x7FFF, high | 0x8000, high | 0x8001, high | 1, high | 0xFFFF]
+    )
     patterns = np.concatenate([near_ties, random.integers(0, 1 << 32, 1 << 19, dtype=np.uint32)])
-    moderate = (random.standard_normal(1 << 18) * 2.0 ** random.integers(-30, 18, 1 << 18)).astype(np.float32)
-    # Just above a tie in fp64, at the tie after rounding to fp32: only one rounding gets these right.
+    moderate = (random.standard_normal(1 << 18) * 2.0 ** random.integers(-30, 18, 1 << 18)).astype(
+        np.float32
+    )
+    # Just above a tie in fp64, at the tie after rounding to fp32: only one rounding gets these
+    # right.
     ties = (high | 0x8000).view(np.float32).astype(np.float64)
     return {
         "fp32": np.concatenate([patterns.view(np.float32), moderate]),
@@ -270,8 +289,13 @@ def values(bits, dtype):
 
 def assert_same(found, expected):
     """Equal values, sign of zero included; NaN equals NaN."""
-    wrong = ~((found == expected) & (np.signbit(found) == np.signbit(expected)) | np.isnan(found) & np.isnan(expected))
-    assert not wrong.any(), f"{wrong.sum()} differ, first: got {found[wrong][:4]}, but should be {expected[wrong][:4]}"
+    wrong = ~(
+        (found == expected) & (np.signbit(found) == np.signbit(expected))
+        | np.isnan(found) & np.isnan(expected)
+    )
+    assert not wrong.any(), (
+        f"{wrong.sum()} differ, first: got {found[wrong][:4]}, but should be {expected[wrong][:4]}"
+    )
 
 
 ML = {
@@ -311,7 +335,8 @@ def test_fp32_to_bf16_toward_zero_drops_bits(child, inputs):
 
 
 def test_fp64_to_bf16_rounds_once(child, inputs):
-    """A value just above a tie goes up; rounding to fp32 on the way would make it a tie, and half of those go down."""
+    """A value just above a tie goes up; rounding to fp32 on the way would make it a tie, and half
+    of those go down."""
     above = inputs["fp64"][: 1 << 16]
     normal = np.isfinite(above) & (np.abs(above) > 2.0**-126) & (np.abs(above) < 3.3e38)
     found = values(child["fp64-bf16"], torch.bfloat16)[: 1 << 16]
@@ -321,7 +346,8 @@ def test_fp64_to_bf16_rounds_once(child, inputs):
 @pytest.mark.parametrize("name", ML)
 @pytest.mark.parametrize("source", ["fp32", "fp16", "bf16"])
 def test_cast_to_8_bits_rounds_as_ml_dtypes_and_saturates(child, inputs, source, name):
-    """ml_dtypes overflows to infinity or NaN; `cvt.rn.satfinite` gives the largest finite number, for infinity too."""
+    """ml_dtypes overflows to infinity or NaN; `cvt.rn.satfinite` gives the largest finite number,
+    for infinity too."""
     given = inputs["fp32"]
     if source != "fp32":
         given = torch.from_numpy(inputs["bits16"]).view(SIXTEEN[source]).float().numpy()
@@ -336,7 +362,11 @@ def test_cast_to_8_bits_rounds_as_inputs_do(child, inputs, name):
     """The suite's own cast does not saturate: compared where it need not."""
     given = inputs["fp32"].astype(np.float64)
     inside = np.isnan(given) | (np.abs(given) <= ML[name][2])
-    bits = cast(given[inside], dtype_named(f"float8_{name}" + "fn" * (name == "e4m3"))).view(torch.uint8).numpy()
+    bits = (
+        cast(given[inside], dtype_named(f"float8_{name}" + "fn" * (name == "e4m3")))
+        .view(torch.uint8)
+        .numpy()
+    )
     assert_same(values(child[f"fp32-{name}"][inside], ML[name][1]), values(bits, ML[name][1]))
 
 
@@ -347,7 +377,9 @@ def test_8_bits_widen_exactly_to_16(child, inputs, name, wider):
     assert_same(values(child[f"{name}-{wider}"], SIXTEEN[wider]), expected)
 
 
-@pytest.mark.parametrize("pair", [("e4m3", "e4m3"), ("e5m2", "e5m2"), ("e4m3", "e5m2")], ids="-".join)
+@pytest.mark.parametrize(
+    "pair", [("e4m3", "e4m3"), ("e5m2", "e5m2"), ("e4m3", "e5m2")], ids="-".join
+)
 def test_dot_has_every_product_of_8_bit_operands(child, inputs, pair):
     """All 65536 pairs, NaN and infinity included; the other terms of each sum are 0 * 0."""
     left, right = (inputs["bits8"].view(ML[name][0]).astype(np.float64) for name in pair)
@@ -357,7 +389,8 @@ def test_dot_has_every_product_of_8_bit_operands(child, inputs, pair):
 
 @pytest.mark.parametrize("name", ["bf16", "e4m3"])
 def test_sums_add_values(child, inputs, name):
-    """Rounded once from fp32: half an ulp of the format, and what 1024 additions in fp32 may lose."""
+    """Rounded once from fp32: half an ulp of the format, and what 1024 additions in fp32 may
+    lose."""
     format = dtype_named({"bf16": "bfloat16", "e4m3": "float8_e4m3fn"}[name])
     x = torch.from_numpy(inputs["left"]).to(format.torch).double()
     exact = {"total": x.sum().reshape(1), "rows": x.sum(1), "running": x.cumsum(0)}
@@ -370,25 +403,34 @@ def test_sums_add_values(child, inputs, name):
 
 @pytest.mark.parametrize("name", [*ML, *SIXTEEN])
 def test_every_pattern_widens_exactly(child, inputs, name):
-    bits, dtype = (inputs["bits8"], ML[name][1]) if name in ML else (inputs["bits16"], SIXTEEN[name])
+    bits, dtype = (
+        (inputs["bits8"], ML[name][1]) if name in ML else (inputs["bits16"], SIXTEEN[name])
+    )
     found = child[f"{name}-fp32"].view(np.float32).astype(np.float64)
     assert_same(found, values(bits, dtype))
     if name in ML:
         assert_same(found, bits.view(ML[name][0]).astype(np.float64))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+)
 def test_dot_multiplies_values_and_adds_in_fp32(child, inputs, dtype):
-    left, right = (torch.from_numpy(inputs[side]).to(getattr(torch, dtype)).double() for side in ("left", "right"))
+    left, right = (
+        torch.from_numpy(inputs[side]).to(getattr(torch, dtype)).double()
+        for side in ("left", "right")
+    )
     magnitude = left.abs() @ right.abs()
     error = (torch.from_numpy(child[f"dot-{dtype}-ieee"]).double() - left @ right).abs()
-    # 32 products (rounded only if fp32) and 32 sums, each to fp32: Higham's gamma_33, first order, with u = 2**-24.
+    # 32 products (rounded only if fp32) and 32 sums, each to fp32: Higham's gamma_33, first order,
+    # with u = 2**-24.
     assert (error <= 33 * 2.0**-24 / (1 - 33 * 2.0**-24) * magnitude).all()
 
 
 def test_tf32_dot_drops_thirteen_bits(child, inputs):
     cut = [
-        torch.from_numpy((inputs[side].view(np.uint32) & 0xFFFFE000).view(np.float32)).double() for side in ("left", "right")
+        torch.from_numpy((inputs[side].view(np.uint32) & 0xFFFFE000).view(np.float32)).double()
+        for side in ("left", "right")
     ]
     error = (torch.from_numpy(child["dot-float32-tf32"]).double() - cut[0] @ cut[1]).abs()
     assert (error <= 33 * 2.0**-24 / (1 - 33 * 2.0**-24) * (cut[0].abs() @ cut[1].abs())).all()
@@ -399,7 +441,11 @@ def test_tf32_dot_drops_thirteen_bits(child, inputs):
 def test_bf16_arithmetic_works_on_values(child, inputs):
     a, b = (torch.from_numpy(inputs[side]).bfloat16().flatten() for side in ("left", "right"))
     full, index = torch.full_like(a, 0.3), torch.arange(1024).bfloat16()
-    expected = torch.stack([a + b, a - b, a * b, -a, torch.minimum(a, b), a * 1.5, full, index]).double().numpy()
+    expected = (
+        torch.stack([a + b, a - b, a * b, -a, torch.minimum(a, b), a * 1.5, full, index])
+        .double()
+        .numpy()
+    )
     assert_same(child["arithmetic"].astype(np.float64), expected)
 
 
@@ -421,12 +467,17 @@ def test_without_its_waste_it_computes_the_same_bits(tmp_path):
 
 
 def test_refuses_without_interpreter_mode():
-    done = in_child("-c", "from verify.cell.triton_interpreter import repair; repair()", interpret="0")
+    done = in_child(
+        "-c", "from verify.cell.triton_interpreter import repair; repair()", interpret="0"
+    )
     assert "TRITON_INTERPRET=1" in done.stderr
 
 
 def test_names_the_internals_that_differ():
-    break_it = "import triton.runtime.interpreter as t; del t.InterpreterBuilder.cast_impl; t._get_np_dtype = lambda x: x; "
+    break_it = (
+        "import triton.runtime.interpreter as t; del t.InterpreterBuilder.cast_impl;"
+        " t._get_np_dtype = lambda x: x; "
+    )
     done = in_child("-c", break_it + "from verify.cell.triton_interpreter import repair; repair()")
     assert "RuntimeError" in done.stderr
     assert "no InterpreterBuilder.cast_impl" in done.stderr

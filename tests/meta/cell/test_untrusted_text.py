@@ -1,4 +1,5 @@
-"""Words of a cell: what a kernel writes can be shown on a terminal and stored in a file, and still be read."""
+"""Words of a cell: what a kernel writes can be shown on a terminal and stored in a file, and still
+be read."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_every_character_is_fit_to_be_shown_and_stored() -> None:
     for start in range(0, 0x110000, 1 << 12):
         found = visible("".join(map(chr, range(start, start + (1 << 12)))))
         found.encode("utf-8")
-        assert not {c for c in found if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")} - {"\n", "\t"}
+        assert not {
+            c for c in found if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        } - {"\n", "\t"}
 
 
 def test_data_is_escaped_wherever_it_holds_text_and_a_flood_is_cut() -> None:

@@ -1,4 +1,5 @@
-"""The command line: usage errors in one line, states, interruption, exit codes, and the page that tells them."""
+"""The command line: usage errors in one line, states, interruption, exit codes, and the page that
+tells them."""
 
 from __future__ import annotations
 
@@ -91,7 +92,11 @@ def test_bad_usage_names_the_option_and_what_is_legal(
     ],
 )
 def test_a_variable_that_makes_no_sense_is_a_usage_error(
-    name: str, value: str, legal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    value: str,
+    legal: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(name, value)
     assert command(monkeypatch, "run", PLAIN) == USAGE
@@ -103,15 +108,14 @@ def test_a_variable_that_makes_no_sense_is_a_usage_error(
 def test_what_needs_no_torch_imports_none() -> None:
     """Help, version and usage errors answer at once."""
     script = (
-        "import sys\n"
-        "from verify.cli import main\n"
-        "for words in (['--help'], ['run', '--help'], ['--version'], ['run', '--examples', '0'], ['replay', 'x']):\n"
-        "    sys.argv = ['verify', *words]\n"
-        "    main()\n"
-        "heavy = {'torch', 'triton', 'numpy', 'matplotlib', 'hypothesis', 'pytest'} & set(sys.modules)\n"
-        "sys.exit(', '.join(sorted(heavy)) or 0)\n"
+        "import sys\nfrom verify.cli import main\nfor words in (['--help'], ['run', '--help'],"
+        " ['--version'], ['run', '--examples', '0'], ['replay', 'x']):\n    sys.argv = ['verify',"
+        " *words]\n    main()\nheavy = {'torch', 'triton', 'numpy', 'matplotlib', 'hypothesis',"
+        " 'pytest'} & set(sys.modules)\nsys.exit(', '.join(sorted(heavy)) or 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert f"verify, version {__version__}" in done.stdout
     assert "docs/command-line.md" in done.stdout
@@ -130,7 +134,11 @@ def recorded(run_id: str, found: Evidence) -> RunRequest:
 
 def states(output: str) -> dict[str, str]:
     """The last column of the table, by variant (without dtypes)."""
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in output.splitlines()
+        if line.startswith("│")
+    ]
     return {row[0]: row[-1] for row in rows}
 
 
@@ -141,14 +149,21 @@ def test_an_error_of_the_judge_is_named_beside_a_conviction(
     erring, convicted = found.variants[0].ref, found.variants[1].ref
     verdicts = [v for v in found.verdicts if v.variant not in (erring, convicted)]
     verdicts.append(verdict(convicted, "float16", 0))
-    order = recorded("mixed", Evidence(runs=found.runs, variants=found.variants, verdicts=tuple(verdicts)))
-    errors.record(order.directory, errors.JudgeError(erring, "test_x[it]", "ZeroDivisionError: the judge's own"))
+    order = recorded(
+        "mixed", Evidence(runs=found.runs, variants=found.variants, verdicts=tuple(verdicts))
+    )
+    errors.record(
+        order.directory,
+        errors.JudgeError(erring, "test_x[it]", "ZeroDivisionError: the judge's own"),
+    )
     monkeypatch.setattr(summary, "report_of", lambda folder, run_id: None)
     assert summary.finish(order, FAILED) == FAILED
     output = capsys.readouterr().out
     assert states(output)[erring] == summary.JUDGE_ERROR
     assert f"judge error: {erring}: ZeroDivisionError: the judge's own" in output
-    assert {entry.ref for entry in found.variants} <= set(states(output)), "every variant on trial is named"
+    assert {entry.ref for entry in found.variants} <= set(states(output)), (
+        "every variant on trial is named"
+    )
 
 
 def test_what_is_incomplete_does_not_hold(
@@ -158,7 +173,9 @@ def test_what_is_incomplete_does_not_hold(
     order = recorded("short", found)
 
     def report(missing: tuple[str, ...]) -> Report:
-        return build(found, bins_required=lambda variant, dtype: missing if dtype == "bfloat16" else ())
+        return build(
+            found, bins_required=lambda variant, dtype: missing if dtype == "bfloat16" else ()
+        )
 
     monkeypatch.setattr(summary, "report_of", lambda folder, run_id: report(("no such bin",)))
     assert summary.finish(order, CLEAN) == INFRASTRUCTURE
@@ -169,7 +186,9 @@ def test_what_is_incomplete_does_not_hold(
     monkeypatch.setattr(summary, "report_of", lambda folder, run_id: report(()))
     assert summary.finish(order, CLEAN) == CLEAN
     monkeypatch.setattr(summary, "report_of", lambda folder, run_id: None)
-    assert summary.finish(order, CLEAN) == INFRASTRUCTURE, "another run's report says nothing of this one"
+    assert summary.finish(order, CLEAN) == INFRASTRUCTURE, (
+        "another run's report says nothing of this one"
+    )
 
 
 def passing() -> Evidence:
@@ -189,7 +208,9 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     order = recorded("ended", found)
     cases = len({v.case for v in found.verdicts})
     # The child sends the signal to this process, as a terminal or a job scheduler would.
-    monkeypatch.setattr(RunRequest, "command", lambda self: ["sh", "-c", f"kill -{sent} $PPID; sleep 60"])
+    monkeypatch.setattr(
+        RunRequest, "command", lambda self: ["sh", "-c", f"kill -{sent} $PPID; sleep 60"]
+    )
     words = ("run", PLAIN, "--examples", "7", "-k", "not long", "-x", "--run-id", order.run_id)
     assert command(monkeypatch, *words) == INFRASTRUCTURE
     output = capsys.readouterr().out
@@ -203,7 +224,9 @@ def test_an_interrupted_run_keeps_its_conviction(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("failed", evidence(cases=6))
-    monkeypatch.setattr(RunRequest, "command", lambda self: ["sh", "-c", "kill -TERM $PPID; sleep 60"])
+    monkeypatch.setattr(
+        RunRequest, "command", lambda self: ["sh", "-c", "kill -TERM $PPID; sleep 60"]
+    )
     assert command(monkeypatch, "fuzz", PLAIN, "--run-id", "failed") == FAILED
     assert "go on with: verify fuzz" in capsys.readouterr().out
 
@@ -232,13 +255,18 @@ def test_a_directory_that_takes_nothing_is_told_in_one_line(
 
 @pytest.mark.parametrize(
     "output",
-    ["E   OSError: [Errno 28] No space left on device\nmore", "OSError: [Errno 30] Read-only file system: '.verify/runs/x'"],
+    [
+        "E   OSError: [Errno 28] No space left on device\nmore",
+        "OSError: [Errno 30] Read-only file system: '.verify/runs/x'",
+    ],
 )
 def test_a_disk_that_fills_is_told_in_one_line(
     output: str, at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("full", passing())
-    monkeypatch.setattr(RunRequest, "command", lambda self: ["sh", "-c", f'echo "{output}"; exit 3'])
+    monkeypatch.setattr(
+        RunRequest, "command", lambda self: ["sh", "-c", f'echo "{output}"; exit 3']
+    )
     assert command(monkeypatch, "run", PLAIN, "--run-id", "full") == INFRASTRUCTURE
     (line,) = capsys.readouterr().out.strip().splitlines()
     assert "cannot write evidence" in line
@@ -249,7 +277,9 @@ def test_what_pytest_refuses_is_a_usage_error(
 ) -> None:
     recorded("refused", passing())
     monkeypatch.setattr(
-        RunRequest, "command", lambda self: ["sh", "-c", "echo 'ERROR: run refused judged other sources'; exit 4"]
+        RunRequest,
+        "command",
+        lambda self: ["sh", "-c", "echo 'ERROR: run refused judged other sources'; exit 4"],
     )
     assert command(monkeypatch, "run", PLAIN, "--run-id", "refused") == USAGE
     assert capsys.readouterr().out.strip() == "verify: run refused judged other sources"
@@ -320,17 +350,38 @@ def test_the_page_tells_every_command_option_and_variable() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `verify (\w+)", page, re.MULTILINE)) == set(cli.app.commands)
     run = cli.app.commands["run"]
-    assert all(f"`{parameter.opts[0]}" in page for parameter in run.params if parameter.opts[0].startswith("-"))
-    for state in (summary.HOLDS, summary.WRONG, summary.KNOWN, summary.INCOMPLETE, summary.JUDGE_ERROR, summary.NOT_RUN):
+    assert all(
+        f"`{parameter.opts[0]}" in page
+        for parameter in run.params
+        if parameter.opts[0].startswith("-")
+    )
+    for state in (
+        summary.HOLDS,
+        summary.WRONG,
+        summary.KNOWN,
+        summary.INCOMPLETE,
+        summary.JUDGE_ERROR,
+        summary.NOT_RUN,
+    ):
         assert f"| {state} |" in page
 
 
 def test_the_page_tells_the_environment_that_the_code_reads() -> None:
-    files = [path for folder in ("verify", "references", "kernels", "tests") for path in (ROOT / folder).rglob("*.py")]
-    names = {name for path in [*files, ROOT / "conftest.py"] for name in re.findall(r"\bVERIFY_[A-Z_]+\b", path.read_text())}
+    files = [
+        path
+        for folder in ("verify", "references", "kernels", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    names = {
+        name
+        for path in [*files, ROOT / "conftest.py"]
+        for name in re.findall(r"\bVERIFY_[A-Z_]+\b", path.read_text())
+    }
     known = {setting.name for setting in settings.SETTINGS}
     assert names == known | set(settings.INTERNAL)
-    table, _, internal = PAGE.read_text(encoding="utf-8").partition("## Environment")[2].partition("not for users:")
+    table, _, internal = (
+        PAGE.read_text(encoding="utf-8").partition("## Environment")[2].partition("not for users:")
+    )
     assert set(re.findall(r"^\| `(VERIFY_\w+)`", table, re.MULTILINE)) == known
     assert set(re.findall(r"VERIFY_\w+", internal)) == set(settings.INTERNAL)
     assert known <= set(re.findall(r"VERIFY_\w+", cli.app.help or ""))

@@ -40,7 +40,8 @@ COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command is run.  shows: what must stand there, in `function` of `file` if one is named."""
+    """Where a command is run.  shows: what must stand there, in `function` of `file` if one is
+    named."""
 
     file: str
     shows: str
@@ -80,7 +81,9 @@ RUNS = {
     "verify --help": of(HERE, "test_help", '"--help"'),
     "verify run": wheel('verify, "run", "right.py"'),
     "verify run --examples": wheel('"right.py", "--examples"'),
-    "verify run -k": of("test_cli", "test_names_that_match_nothing_are_answered_with_those_that_exist", '"-k"'),
+    "verify run -k": of(
+        "test_cli", "test_names_that_match_nothing_are_answered_with_those_that_exist", '"-k"'
+    ),
     "verify run -x": wheel('"run", "wrong.py", "-x"'),
     "verify fuzz": wheel('"fuzz", "wrong.py"'),
     "verify fuzz --max-time": wheel('"--max-time"'),
@@ -89,7 +92,9 @@ RUNS = {
     "verify report": wheel('verify, "report", "--examples"'),
     "verify report --out": wheel('"--out", "pages"'),
     "verify report --run": wheel('"report", "--run", "right"'),
-    "verify report --render": of("test_report_beside", "test_the_command_writes_the_pages_again", '"report", "--render"'),
+    "verify report --render": of(
+        "test_report_beside", "test_the_command_writes_the_pages_again", '"report", "--render"'
+    ),
     "verify compare": wheel('verify, "compare"'),
     "verify recheck": ci("python3 -m verify recheck reports"),
     "verify list": wheel('"-m", "verify", "list"'),
@@ -99,7 +104,9 @@ RUNS = {
     "verify sanitize": ci("tox -e sanitizer"),
     "verify sanitize --quick": of(*SANITIZE, '"--quick"'),
     "verify sanitize --case": of(*SANITIZE, '"--case"'),
-    "verify probe": of("test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'),
+    "verify probe": of(
+        "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
+    ),
     "verify test": ci("python3 -m verify test --profile ci"),
     "references.masks": of(HERE, "test_masks_are_drawn", '"references.masks"'),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests.faults"'),
@@ -221,7 +228,9 @@ def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert __version__ in capsys.readouterr().out
 
 
-def test_oracles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_oracles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert verify(monkeypatch, "oracles") == 0
     assert "empty_rows" in capsys.readouterr().out
     monkeypatch.setattr("verify.campaign.applicability.PATH", tmp_path / "table.md")

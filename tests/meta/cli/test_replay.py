@@ -32,14 +32,19 @@ PROBLEM = Problem(seqlen_q=4, seqlen_kv=6, head_dim=16, dtype="float32")
 Replay = Callable[..., tuple[int, list[str]]]
 
 
-def target(group: str = "accuracy", support: Support = BOTH.support, dtype: str = "float32") -> Target:
+def target(
+    group: str = "accuracy", support: Support = BOTH.support, dtype: str = "float32"
+) -> Target:
     declaration = replace(BOTH, support=support)
     return Target(declaration, declaration.configs[0], dtype, group)
 
 
 @pytest.fixture
-def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Replay:
-    """`verify replay ID` in a directory of its own, with copies of the accused: exit code and lines."""
+def replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Replay:
+    """`verify replay ID` in a directory of its own, with copies of the accused: exit code and
+    lines."""
     monkeypatch.chdir(tmp_path)
     for name in ("breaks_process", "correct_plain"):
         shutil.copy(ACCUSED / f"{name}.py", tmp_path)
@@ -94,7 +99,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("group", "changes", "words"), REFUSED, ids=lambda value: str(value)[:25])
-def test_what_cannot_be_asked_is_told_why(group: str, changes: dict[str, object], words: str) -> None:
+def test_what_cannot_be_asked_is_told_why(
+    group: str, changes: dict[str, object], words: str
+) -> None:
     why = unanswerable(target(group, NARROW), PROBLEM.but(**changes))
     assert why is not None
     assert words in why
@@ -103,11 +110,17 @@ def test_what_cannot_be_asked_is_told_why(group: str, changes: dict[str, object]
 
 def test_a_forward_has_no_gradients_and_no_memory_holds_everything() -> None:
     forward = Target(DECLARED, DECLARED.configs[0], "float32", "gradients")
-    assert unanswerable(forward, PROBLEM) == "group gradients does not ask accused, which has no backward of its own"
+    assert (
+        unanswerable(forward, PROBLEM)
+        == "group gradients does not ask accused, which has no backward of its own"
+    )
     long = replace(BOTH.support, max_seqlen=None)
     for shape, words in (
         ({"seqlen_kv": 1 << 30}, "too large: q, k, v and out need 128 GiB"),
-        ({"seqlen_q": 1 << 24, "seqlen_kv": 1 << 24, "head_dim": 8, "head_dim_v": 8}, "pairs of a query"),
+        (
+            {"seqlen_q": 1 << 24, "seqlen_kv": 1 << 24, "head_dim": 8, "head_dim_v": 8},
+            "pairs of a query",
+        ),
     ):
         why = unanswerable(target(support=long), PROBLEM.but(**shape))
         assert why is not None
@@ -117,15 +130,23 @@ def test_a_forward_has_no_gradients_and_no_memory_holds_everything() -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("none.py@x:default:accuracy:sq=1,skv=1,d=16,dtype=float32", "no such kernel file: none.py"),
+        (
+            "none.py@x:default:accuracy:sq=1,skv=1,d=16,dtype=float32",
+            "no such kernel file: none.py",
+        ),
         (".@x:default:accuracy:sq=1,skv=1,d=16,dtype=float32", "no such kernel file: ."),
-        ("correct_plain.py@correct_plain:default:nogroup:sq=1,skv=1,d=16,dtype=float32", "unknown group 'nogroup'"),
+        (
+            "correct_plain.py@correct_plain:default:nogroup:sq=1,skv=1,d=16,dtype=float32",
+            "unknown group 'nogroup'",
+        ),
         ("x:default:accuracy:sq=999999999,skv=999999999,d=16,dtype=float32", "too large: "),
         ("correct_plain.py@correct_plain:default:loading:-", "is not a field of a problem"),
     ],
     ids=["file", "folder", "group", "huge", "loading"],
 )
-def test_nonsense_is_one_line_before_anything_is_loaded(replay: Replay, case: str, words: str) -> None:
+def test_nonsense_is_one_line_before_anything_is_loaded(
+    replay: Replay, case: str, words: str
+) -> None:
     status, lines = replay(case)
     assert status == 2
     assert len(lines) == 1
@@ -134,7 +155,9 @@ def test_nonsense_is_one_line_before_anything_is_loaded(replay: Replay, case: st
 
 
 def test_a_right_kernel_is_not_convicted_outside_its_support(replay: Replay) -> None:
-    status, lines = replay("correct_plain.py@correct_plain:default:accuracy:sq=3,skv=3,d=16,dtype=float32")
+    status, lines = replay(
+        "correct_plain.py@correct_plain:default:accuracy:sq=3,skv=3,d=16,dtype=float32"
+    )
     assert (status, len(lines)) == (2, 1)
     assert "outside the declared support: head_dim: 16 is not supported" in lines[0]
 
@@ -169,10 +192,13 @@ def test_a_failure_that_needs_earlier_calls_is_repeated_with_them(replay: Replay
 
 
 def test_what_is_not_reproduced_is_not_fixed(replay: Replay) -> None:
-    """A race, here a file that says whose turn it is: the same kernel fails in the campaign alone."""
+    """A race, here a file that says whose turn it is: the same kernel fails in the campaign
+    alone."""
     path = Path("breaks_process.py")
     late = Path("late").absolute()
-    path.write_text(path.read_text().replace('STATE["calls"] > 2', f"os.path.exists({str(late)!r})"))
+    path.write_text(
+        path.read_text().replace('STATE["calls"] > 2', f"os.path.exists({str(late)!r})")
+    )
     run = open_run("dev", [path], "campaign")
     late.touch()
     judge, case = run.judge("main"), Case.parse(CASE)
@@ -183,7 +209,9 @@ def test_what_is_not_reproduced_is_not_fixed(replay: Replay) -> None:
     late.unlink()
     status, lines = replay(CASE)
     assert status == 3
-    assert lines[-1].startswith("NOT REPRODUCED: in a fresh process; the same kernel failed it in run campaign")
+    assert lines[-1].startswith(
+        "NOT REPRODUCED: in a fresh process; the same kernel failed it in run campaign"
+    )
 
 
 def test_a_case_outside_todays_support_is_dropped_with_a_word(replay: Replay) -> None:
@@ -195,5 +223,6 @@ def test_a_case_outside_todays_support_is_dropped_with_a_word(replay: Replay) ->
     (left,) = load(run.directory).not_run
     assert (left.variant, left.dtype) == ("breaks_process.py@wrong-later", "(witness)")
     assert left.reason.startswith(
-        "a case on record is dropped, outside the declared support: dtype: float16 is none of float32: breaks_process.py@"
+        "a case on record is dropped, outside the declared support: dtype: float16 is none of"
+        " float32: breaks_process.py@"
     )

@@ -18,7 +18,16 @@ import pytest
 
 from verify.cell.loading import load, sources_of
 from verify.cuda import compile as cuda
-from verify.cuda.compile import Binary, CompileError, Kernel, LaunchError, Source, compilable, compile_source, resources_from
+from verify.cuda.compile import (
+    Binary,
+    CompileError,
+    Kernel,
+    LaunchError,
+    Source,
+    compilable,
+    compile_source,
+    resources_from,
+)
 from verify.variant import COMPILED_ARCHES, Resources
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,7 +71,9 @@ def entries(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache").glob("*.cubin"))
 
 
-def test_what_was_compiled_once_is_read(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_compiled_once_is_read(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = Compiler(monkeypatch)
     for _ in range(3):
         assert compile_source(source, "sm_90a") == MADE
@@ -70,7 +81,9 @@ def test_what_was_compiled_once_is_read(source: Source, tmp_path: Path, monkeypa
     assert len(entries(tmp_path)) == 1
 
 
-def test_whatever_goes_in_has_an_entry_of_its_own(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_goes_in_has_an_entry_of_its_own(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = Compiler(monkeypatch)
     others = [
         source,
@@ -91,7 +104,9 @@ def test_whatever_goes_in_has_an_entry_of_its_own(source: Source, tmp_path: Path
     assert compiler.calls == len(entries(tmp_path)) == len(others) + 4
 
 
-def test_a_header_behind_a_header_counts(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_behind_a_header_counts(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = Compiler(monkeypatch)
     (tmp_path / "headers" / "factor.h").write_text("#if 0\n  #  include <deep/value.h>\n#endif\n")
     (tmp_path / "headers" / "deep").mkdir()
@@ -102,7 +117,9 @@ def test_a_header_behind_a_header_counts(source: Source, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}\n", b"cubin", b"[1]\ncubin"], ids=str)
-def test_a_torn_entry_is_made_again(damage: bytes, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_entry_is_made_again(
+    damage: bytes, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = Compiler(monkeypatch)
     compile_source(source, "sm_90a")
     (entry,) = entries(tmp_path)
@@ -115,7 +132,9 @@ def test_a_torn_entry_is_made_again(damage: bytes, source: Source, tmp_path: Pat
     assert not list((tmp_path / "cache").glob("*.part"))
 
 
-def test_workers_side_by_side_compile_once(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_side_by_side_compile_once(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Compiler(monkeypatch)
     fork = multiprocessing.get_context("fork")
     start, log = fork.Barrier(4), tmp_path / "log"
@@ -149,7 +168,9 @@ def test_workers_side_by_side_compile_once(source: Source, tmp_path: Path, monke
     ],
     ids=str,
 )
-def test_where_the_cache_is(environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_cache_is(
+    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("VERIFY_CUDA_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -171,11 +192,13 @@ ptxas info    : Function properties for foo
 ptxas         .     400 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
 ptxas info    : Used 40 registers, used 1 barriers, 400 bytes cumulative stack size, 1024 bytes smem, 364 bytes cmem[0]
 ptxas info    : Compile time = 11.221 ms
-"""
+"""  # noqa: E501 - a log as ptxas writes it
 
 
 def test_resources_are_those_of_the_entry() -> None:
-    assert resources_from(TWO_KERNELS, "bar") == Resources(registers=8, shared=0, stack=0, spill_stores=0, spill_loads=0)
+    assert resources_from(TWO_KERNELS, "bar") == Resources(
+        registers=8, shared=0, stack=0, spill_stores=0, spill_loads=0
+    )
     assert resources_from(TWO_KERNELS, "foo") == Resources(
         registers=40, shared=1024, stack=400, spill_stores=12, spill_loads=16
     )
@@ -211,7 +234,9 @@ extern "C" __global__ void doubled(float* x) {
     for (int i = 0; i < 64; ++i) x[64 * threadIdx.x + i] = held[i] + held[63 - i] + s[i];
 }
 """)
-    resources = compile_source(replace(source, options=(("max_register_count", 32),)), "sm_80").resources
+    resources = compile_source(
+        replace(source, options=(("max_register_count", 32),)), "sm_80"
+    ).resources
     assert resources.registers <= 32
     assert resources.shared == 1200
     assert min(resources.spill_stores, resources.spill_loads, resources.stack) > 0
@@ -221,17 +246,25 @@ extern "C" __global__ void doubled(float* x) {
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('extern "C" __global__ void doubled(float* x) {\n    x[0] = y;\n}\n', r'doubled\.cu\(2\): error: identifier "y"'),
+        (
+            'extern "C" __global__ void doubled(float* x) {\n    x[0] = y;\n}\n',
+            r'doubled\.cu\(2\): error: identifier "y"',
+        ),
         ('extern "C" __global__ void other() {}\n', "no resources of doubled"),
         (
-            'extern "C" __global__ void doubled(int i) { __shared__ volatile int s[90000]; s[i] = 1; }\n',
+            (
+                'extern "C" __global__ void doubled(int i) { __shared__ volatile int s[90000]; s[i]'
+                " = 1; }\n"
+            ),
             "too much shared data",
         ),
         ('#include "nowhere.h"\n', "nowhere.h"),
     ],
     ids=("front end", "entry", "ptxas", "header"),
 )
-def test_an_error_shows_the_compilers_log(text: str, words: str, source: Source, tmp_path: Path) -> None:
+def test_an_error_shows_the_compilers_log(
+    text: str, words: str, source: Source, tmp_path: Path
+) -> None:
     (tmp_path / "doubled.cu").write_text(text)
     with pytest.raises(CompileError, match=words):
         compile_source(source, "sm_90a")
@@ -241,7 +274,9 @@ def test_an_error_shows_the_compilers_log(text: str, words: str, source: Source,
 # Where nothing can be compiled or run.
 
 
-def test_without_cuda_core_there_is_a_reason(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_core_there_is_a_reason(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cuda.core", None)
     reason = compilable.__wrapped__()
     assert reason is not None
@@ -297,12 +332,17 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     def launch(function: int, *rest: Any) -> tuple[int]:
         pointers = (ctypes.c_void_p * len(KERNEL.sizes)).from_address(rest[-2])
-        data = [ctypes.string_at(pointer, size) for pointer, size in zip(pointers, KERNEL.sizes, strict=True)]
+        data = [
+            ctypes.string_at(pointer, size)
+            for pointer, size in zip(pointers, KERNEL.sizes, strict=True)
+        ]
         calls.launches.append((function, *rest[:-2], data))
         return (calls.status,)
 
     def allow(attribute: Any, size: int, kernel: int, device: int) -> tuple[int]:
-        calls.allowed.append((attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_"), size, kernel, device))
+        calls.allowed.append(
+            (attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_"), size, kernel, device)
+        )
         return (calls.status,)
 
     monkeypatch.setattr(driver, "cuLaunchKernel", launch)
@@ -324,7 +364,9 @@ def test_a_launch_passes_what_it_was_given(driver: SimpleNamespace) -> None:
 def test_much_shared_memory_is_asked_for_once(driver: SimpleNamespace) -> None:
     for size in (48 * 1024, 60_000, 80_000, 60_000, 80_000):
         cuda.launch(KERNEL, (1,), (32,), size, *ARGUMENTS)
-    assert driver.allowed == [("MAX_DYNAMIC_SHARED_SIZE_BYTES", size, 0x77, 3) for size in (60_000, 80_000)]
+    assert driver.allowed == [
+        ("MAX_DYNAMIC_SHARED_SIZE_BYTES", size, 0x77, 3) for size in (60_000, 80_000)
+    ]
 
 
 @compiles
@@ -371,11 +413,19 @@ def test_only_imported_helpers_are_hashed() -> None:
 
 
 def cuda_files() -> list[Path]:
-    return [path for path in (ROOT / "kernels").rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".hpp")]
+    return [
+        path
+        for path in (ROOT / "kernels").rglob("*")
+        if path.suffix in (".cu", ".cuh", ".h", ".hpp")
+    ]
 
 
 def test_inline_assembly_is_in_one_file() -> None:
-    with_assembly = {path.name for path in cuda_files() if re.search(r"\basm\b", path.read_text(encoding="utf-8"))}
+    with_assembly = {
+        path.name
+        for path in cuda_files()
+        if re.search(r"\basm\b", path.read_text(encoding="utf-8"))
+    }
     assert with_assembly == {"ptx.cuh"}
 
 
@@ -396,8 +446,9 @@ CALLS = """
     ptx::ldmatrix_x2_trans(h, at);
     ptx::mma_m16n8k16<ptx::Format::bfloat16>(f, a, b, h[0]);
     ptx::mma_m16n8k16_f16(h, a, b, b);
-    x[threadIdx.x] = ptx::ex2(f[0]) + ptx::lg2(f[1]) + ptx::rcp(f[2]) + ptx::shfl_bfly(f[3], 1) + h[0] + h[1]
-        + ptx::pack<ptx::Format::float16>(f[0], f[1]) + ptx::pack<ptx::Format::bfloat16>(f[2], f[3]);
+    x[threadIdx.x] = ptx::ex2(f[0]) + ptx::lg2(f[1]) + ptx::rcp(f[2]) + ptx::shfl_bfly(f[3], 1)
+        + h[0] + h[1] + ptx::pack<ptx::Format::float16>(f[0], f[1])
+        + ptx::pack<ptx::Format::bfloat16>(f[2], f[3]);
 """
 
 
@@ -406,7 +457,12 @@ CALLS = """
 def test_every_instruction_compiles(arch: str, source: Source, tmp_path: Path) -> None:
     text = (ROOT / "kernels" / "cuda" / "ptx.cuh").read_text(encoding="utf-8")
     header, _, _ = text.partition("// Below: what only verify/probes measures.")
-    assert set(re.findall(r"__forceinline__ \w+ (\w+)\(", header)) == set(re.findall(r"ptx::(\w+)(?:<[^>]*>)?\(", CALLS))
-    text = f'#include "ptx.cuh"\nextern "C" __global__ void doubled(float* x) {{ __shared__ float tile[1024];\n{CALLS}}}\n'
+    assert set(re.findall(r"__forceinline__ \w+ (\w+)\(", header)) == set(
+        re.findall(r"ptx::(\w+)(?:<[^>]*>)?\(", CALLS)
+    )
+    text = (
+        '#include "ptx.cuh"\nextern "C" __global__ void doubled(float* x) { __shared__ float'
+        f" tile[1024];\n{CALLS}}}\n"
+    )
     (tmp_path / "doubled.cu").write_text(text)
     assert compile_source(source, arch).resources.shared == 4096

@@ -19,7 +19,9 @@ from verify.problem import Problem
 
 ONE = verdict("triton-fwd", "float16", 0)
 TWO = verdict("triton-fwd", "float16", 1)
-FAILURE = failing("triton-fwd", "float16", 5, Problem(seqlen_q=3, seqlen_kv=2, head_dim=16, dtype="float16"))
+FAILURE = failing(
+    "triton-fwd", "float16", 5, Problem(seqlen_q=3, seqlen_kv=2, head_dim=16, dtype="float16")
+)
 
 
 def record(folder, *records, worker="gw0") -> Path:
@@ -34,7 +36,9 @@ class TestRoundTrip:
         found = evidence(5)
         record(tmp_path, *found.runs, *found.variants, *found.lost, *found.verdicts)
         record(tmp_path, *found.drawn, *found.not_run, *found.builds)
-        assert dataclasses.replace(load(tmp_path), verdicts=()) == dataclasses.replace(found, verdicts=())
+        assert dataclasses.replace(load(tmp_path), verdicts=()) == dataclasses.replace(
+            found, verdicts=()
+        )
         # NaN differs from itself, so compare what is written.
         assert strict_json.dumps(load(tmp_path).verdicts) == strict_json.dumps(found.verdicts)
 
@@ -71,7 +75,9 @@ class TestDeath:
         os.truncate(path, size - cut)
         found = load(tmp_path)
         whole = cut == 1  # only the line's end is missing
-        assert [v.case for v in found.verdicts] == sorted([ONE.case, TWO.case] if whole else [ONE.case])
+        assert [v.case for v in found.verdicts] == sorted(
+            [ONE.case, TWO.case] if whole else [ONE.case]
+        )
         assert found.torn == (() if whole else ("gw0.jsonl:2",))
 
     def test_continuing_after_a_torn_line(self, tmp_path):
@@ -97,7 +103,9 @@ class TestDeath:
             "    recorder.begin(f'case-{i}' + 'x' * 2000, 'generate')\n"
             "    print(i, flush=True)\n"
         )
-        with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as child:
             for _ in range(200):
                 child.stdout.readline()
             child.send_signal(signal.SIGKILL)
@@ -112,7 +120,9 @@ class TestDeath:
             recorder.write(ONE)
             recorder.begin(TWO.case, "shrink", "triton-fwd")
         found = load(tmp_path)
-        assert [(b.case, b.phase, b.variant) for b in found.lost] == [(TWO.case, "shrink", "triton-fwd")]
+        assert [(b.case, b.phase, b.variant) for b in found.lost] == [
+            (TWO.case, "shrink", "triton-fwd")
+        ]
         record(tmp_path, TWO, worker="gw1")
         assert load(tmp_path).lost == ()
 
@@ -120,12 +130,15 @@ class TestDeath:
 class TestWriters:
     def test_two_processes_and_one_file(self, tmp_path):
         script = (
-            "import sys\nfrom verify.evidence import Drawn, Recorder\n"
-            "with Recorder(sys.argv[1], sys.argv[2]) as recorder:\n"
-            "    for i in range(300):\n"
-            "        recorder.write(Drawn(variant='v', dtype='float16', group='x' * 3000, drawn=2, refused=1))\n"
+            "import sys\nfrom verify.evidence import Drawn, Recorder\nwith Recorder(sys.argv[1],"
+            " sys.argv[2]) as recorder:\n    for i in range(300):\n       "
+            " recorder.write(Drawn(variant='v', dtype='float16', group='x' * 3000, drawn=2,"
+            " refused=1))\n"
         )
-        writers = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), worker]) for worker in ("gw0", "gw0", "gw1")]
+        writers = [
+            subprocess.Popen([sys.executable, "-c", script, str(tmp_path), worker])
+            for worker in ("gw0", "gw0", "gw1")
+        ]
         assert [writer.wait() for writer in writers] == [0, 0, 0]
         found = load(tmp_path)
         assert [(d.drawn, d.refused) for d in found.drawn] == [(1800, 900)]
@@ -166,14 +179,18 @@ class TestJoining:
         assert found.verdict_of("unknown") is None
 
     def test_a_failure_outlives_a_later_pass(self, tmp_path):
-        later = dataclasses.replace(FAILURE, outcome="pass", measures={}, finding=None, time=FAILURE.time + 1)
+        later = dataclasses.replace(
+            FAILURE, outcome="pass", measures={}, finding=None, time=FAILURE.time + 1
+        )
         record(tmp_path, FAILURE, later)
         found = load(tmp_path)
         assert found.verdict_of(FAILURE.case).outcome == "fail"
         assert found.unstable == ((FAILURE.case, FAILURE.oracle),)
 
     def test_a_case_found_again_while_shrinking_stays_counted(self, tmp_path):
-        record(tmp_path, FAILURE, dataclasses.replace(FAILURE, phase="shrink", time=FAILURE.time + 1))
+        record(
+            tmp_path, FAILURE, dataclasses.replace(FAILURE, phase="shrink", time=FAILURE.time + 1)
+        )
         (found,) = load(tmp_path).verdicts
         assert found.counted
 
@@ -197,11 +214,23 @@ class TestRefusing:
         [
             ('{"kind": "rumour"}', "gw0.jsonl:1: kind 'rumour'"),
             ("[]", "gw0.jsonl:1: kind None"),
-            ('{"kind": "run", "schema": 9}', "gw0.jsonl:1: evidence of schema 9; this version reads 1"),
-            ('{"kind": "begin", "case": "c", "phase": "generate"}', "gw0.jsonl:1: begin.time: is missing"),
-            ('{"kind": "begin", "case": "c", "phase": "boast", "time": 1}', 'gw0.jsonl:1: begin.phase: got "boast"'),
             (
-                '{"kind": "drawn", "variant": "v", "dtype": "d", "group": "g", "drawn": 1.5, "refused": 0}',
+                '{"kind": "run", "schema": 9}',
+                "gw0.jsonl:1: evidence of schema 9; this version reads 1",
+            ),
+            (
+                '{"kind": "begin", "case": "c", "phase": "generate"}',
+                "gw0.jsonl:1: begin.time: is missing",
+            ),
+            (
+                '{"kind": "begin", "case": "c", "phase": "boast", "time": 1}',
+                'gw0.jsonl:1: begin.phase: got "boast"',
+            ),
+            (
+                (
+                    '{"kind": "drawn", "variant": "v", "dtype": "d", "group": "g", "drawn": 1.5,'
+                    ' "refused": 0}'
+                ),
                 "drawn.drawn: got 1.5",
             ),
         ],
@@ -213,7 +242,9 @@ class TestRefusing:
         assert message in str(caught.value)
 
     def test_json_with_pythons_nan_is_a_damaged_line(self, tmp_path):
-        (tmp_path / "gw0.jsonl").write_text('{"kind": "begin", "case": "c", "phase": "generate", "time": NaN}\n')
+        (tmp_path / "gw0.jsonl").write_text(
+            '{"kind": "begin", "case": "c", "phase": "generate", "time": NaN}\n'
+        )
         assert load(tmp_path).torn == ("gw0.jsonl:1",)
 
     def test_what_is_no_json_value(self):
@@ -236,7 +267,20 @@ class TestDevice:
     def test_fields_and_nothing_personal(self):
         found = device.fingerprint()
         assert list(found) == (
-            ["slug", "kind", "name", "capability", "driver", "cuda", "torch", "triton", "numpy", "python", "platform", "cores"]
+            [
+                "slug",
+                "kind",
+                "name",
+                "capability",
+                "driver",
+                "cuda",
+                "torch",
+                "triton",
+                "numpy",
+                "python",
+                "platform",
+                "cores",
+            ]
         )
         assert found["slug"] == device.slug()
         said = strict_json.dumps(found)
@@ -244,9 +288,14 @@ class TestDevice:
         assert str(Path.home()) not in said
 
     def test_triton_and_cuda_stay_out_of_the_process(self):
-        script = "import sys; from verify import device; device.fingerprint(); print('triton' in sys.modules)\n"
+        script = (
+            "import sys; from verify import device; device.fingerprint(); print('triton' in"
+            " sys.modules)\n"
+        )
         script += "torch = sys.modules['torch']; print(torch.cuda.is_initialized())"
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
         assert done.stdout.split() == ["False", "False"]
 
     @pytest.mark.parametrize(
@@ -265,7 +314,10 @@ class TestDevice:
         ],
     )
     def test_a_cpu_is_called_by_its_model(self, name, slug):
-        assert device.cpu_slug("cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: whatever\n", name) == slug
+        assert (
+            device.cpu_slug("cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: whatever\n", name)
+            == slug
+        )
 
     def test_a_cpu_that_says_nothing(self, monkeypatch):
         monkeypatch.setattr(device, "_cpuinfo", lambda: "processor\t: 0\n")
@@ -274,12 +326,23 @@ class TestDevice:
 
     def test_slugs(self):
         assert device.slug_of("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
-        assert device.slug_of("NVIDIA RTX 6000 Ada/Workstation (TM)") == "nvidia-rtx-6000-ada-workstation-tm"
+        assert (
+            device.slug_of("NVIDIA RTX 6000 Ada/Workstation (TM)")
+            == "nvidia-rtx-6000-ada-workstation-tm"
+        )
         assert device.slug_of("..") == "unknown"
 
     @pytest.mark.parametrize(
         ("visible", "chosen"),
-        [(None, ["A", "B"]), ("", []), ("1", ["B"]), ("1,0", ["B", "A"]), ("GPU-bb", ["B"]), ("0,9,1", ["A"]), ("-1", [])],
+        [
+            (None, ["A", "B"]),
+            ("", []),
+            ("1", ["B"]),
+            ("1,0", ["B", "A"]),
+            ("GPU-bb", ["B"]),
+            ("0,9,1", ["A"]),
+            ("-1", []),
+        ],
     )
     def test_visible_devices(self, visible, chosen):
         gpus = [["0", "GPU-aa", "A", "9.0", "580"], ["1", "GPU-bb", "B", "8.0", "580"]]
@@ -298,5 +361,7 @@ class TestDevice:
 
     def test_two_models_ask_torch(self, monkeypatch):
         lines = "0, GPU-aa, Slow, 8.0, 580\n1, GPU-bb, Fast, 9.0, 580\n"
-        monkeypatch.setattr(device, "_output", lambda command: lines if command[0] == "nvidia-smi" else "Fast,9.0\n")
+        monkeypatch.setattr(
+            device, "_output", lambda command: lines if command[0] == "nvidia-smi" else "Fast,9.0\n"
+        )
         assert device._gpu(None)["name"] == "Fast"

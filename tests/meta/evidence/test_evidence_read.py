@@ -19,15 +19,30 @@ class TestShapes:
         ("changes", "message"),
         [
             ({"case": 7}, "verdict.case: got 7, but should be a string"),
-            ({"measures": {"r_out": 1, "r_lse": "NaN"}}, 'verdict.measures.r_lse: got "NaN", but should be a number'),
-            ({"measures": {"r_out": True}}, "verdict.measures.r_out: got true, but should be a number"),
+            (
+                {"measures": {"r_out": 1, "r_lse": "NaN"}},
+                'verdict.measures.r_lse: got "NaN", but should be a number',
+            ),
+            (
+                {"measures": {"r_out": True}},
+                "verdict.measures.r_out: got true, but should be a number",
+            ),
             ({"measures": []}, "verdict.measures: got [], but should be an object"),
             ({"bins": ["gqa", "tail", None]}, "verdict.bins[2]: got null, but should be a string"),
             ({"bins": "gqa"}, 'verdict.bins: got "gqa", but should be an array'),
-            ({"finding": VERDICT["finding"] | {"count": 2**53 + 1}}, "verdict.finding.count: got 9007199254740993"),
-            ({"finding": VERDICT["finding"] | {"got": [1]}}, "verdict.finding.got: got [1], but should be a number"),
+            (
+                {"finding": VERDICT["finding"] | {"count": 2**53 + 1}},
+                "verdict.finding.count: got 9007199254740993",
+            ),
+            (
+                {"finding": VERDICT["finding"] | {"got": [1]}},
+                "verdict.finding.got: got [1], but should be a number",
+            ),
             ({"finding": {}}, "verdict.finding.oracle: is missing"),
-            ({"phase": ["witness"]}, "verdict.phase: got [\"witness\"], but should be one of 'generate', 'shrink'"),
+            (
+                {"phase": ["witness"]},
+                "verdict.phase: got [\"witness\"], but should be one of 'generate', 'shrink'",
+            ),
         ],
     )
     def test_the_place_is_named(self, tmp_path, changes, message):
@@ -39,9 +54,16 @@ class TestShapes:
     def test_types_are_looked_at_once_for_all_lines(self, tmp_path, monkeypatch):
         looks = Counter()
         takes = strict_json._taking
-        monkeypatch.setattr(strict_json, "_taking", lambda hint, keep: (looks.update(["type"]), takes(hint, keep))[1])
+        monkeypatch.setattr(
+            strict_json,
+            "_taking",
+            lambda hint, keep: (looks.update(["type"]), takes(hint, keep))[1],
+        )
         for records in (1, 30):
-            record(tmp_path / str(records), *[dataclasses.replace(ONE, case=f"case {i}") for i in range(records)])
+            record(
+                tmp_path / str(records),
+                *[dataclasses.replace(ONE, case=f"case {i}") for i in range(records)],
+            )
             load(tmp_path / str(records))
             looks.update({f"after {records}": looks["type"]})
         assert looks["after 1"] > 10
@@ -69,10 +91,28 @@ class TestSeveral:
     @pytest.fixture
     def folders(self, tmp_path):
         (run,), entry, drawn = evidence(1).runs, evidence(1).variants[0], evidence(1).drawn[0]
-        passed = dataclasses.replace(FAILURE, outcome="pass", measures={}, finding=None, time=FAILURE.time + 9)
-        record(tmp_path / "h1", run, entry, FAILURE, ONE, Begin(case=TWO.case, phase="generate", time=1.0), drawn)
+        passed = dataclasses.replace(
+            FAILURE, outcome="pass", measures={}, finding=None, time=FAILURE.time + 9
+        )
+        record(
+            tmp_path / "h1",
+            run,
+            entry,
+            FAILURE,
+            ONE,
+            Begin(case=TWO.case, phase="generate", time=1.0),
+            drawn,
+        )
         later = dataclasses.replace(run, started="2025-01-02T00:00:00+00:00")
-        path = record(tmp_path / "h2", later, dataclasses.replace(entry, unavailable="gone"), passed, ONE, TWO, drawn)
+        path = record(
+            tmp_path / "h2",
+            later,
+            dataclasses.replace(entry, unavailable="gone"),
+            passed,
+            ONE,
+            TWO,
+            drawn,
+        )
         with path.open("ab") as file:
             file.write(b'{"kind"\n')
         return tmp_path / "h1", tmp_path / "h2"
@@ -103,7 +143,10 @@ class TestSeveral:
 
     def test_a_copy_is_refused(self, folders, tmp_path):
         record(tmp_path / "h3", *load(folders[1]).runs, worker="gw9")
-        with pytest.raises(EvidenceError, match=r"h2 and .*h3 both hold the run .* of 2025-01-02T.*: name one of them"):
+        with pytest.raises(
+            EvidenceError,
+            match=r"h2 and .*h3 both hold the run .* of 2025-01-02T.*: name one of them",
+        ):
             load(*folders, tmp_path / "h3")
 
     def test_one_that_does_not_say_where_it_ran_is_refused(self, folders, tmp_path):
@@ -141,7 +184,12 @@ class TestMeasures:
         assert f"recorded as passing with {name} = " in found.finding.message
 
     @pytest.mark.parametrize(
-        "measures", [{"r_out": 1.0}, {"max_error_out": 7.0, "rows_dq": 9.0, "z_lse": 3.0}, {"bound_ratio": 107.0}]
+        "measures",
+        [
+            {"r_out": 1.0},
+            {"max_error_out": 7.0, "rows_dq": 9.0, "z_lse": 3.0},
+            {"bound_ratio": 107.0},
+        ],
     )
     def test_other_measures_decide_nothing(self, tmp_path, measures):
         (tmp_path / "gw0.jsonl").write_text(passing(measures))

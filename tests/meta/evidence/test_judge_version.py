@@ -17,7 +17,13 @@ from verify.evidence.judge_version import judge_changed, judge_hash
 
 def evidence(*hashes: str) -> Evidence:
     runs = [
-        RunInfo(run=f"r{i}", started=f"2026010{i}T000000Z", profile="dev", device={}, versions={"judge": h} if h else {})
+        RunInfo(
+            run=f"r{i}",
+            started=f"2026010{i}T000000Z",
+            profile="dev",
+            device={},
+            versions={"judge": h} if h else {},
+        )
         for i, h in enumerate(hashes, 1)
     ]
     return Evidence(runs=tuple(runs))
@@ -48,7 +54,9 @@ def test_a_change_of_what_decides_is_seen(tree: Path, name: str) -> None:
 
 
 def test_the_last_beginning_counts_and_evidence_of_an_earlier_day_says_nothing(tree: Path) -> None:
-    assert judge_changed(evidence("another", judge_hash())) is None, "a run that went on after a change judged by this one"
+    assert judge_changed(evidence("another", judge_hash())) is None, (
+        "a run that went on after a change judged by this one"
+    )
     assert judge_changed(evidence(judge_hash(), "another")) is not None
     assert judge_changed(evidence("")) is None
     assert judge_changed(Evidence()) is None

@@ -69,7 +69,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("NVIDIA A100", TODAY, False),
     ],
 )
-def test_an_entry_counts_on_its_device_until_its_last_day(tmp_path: Path, device: str, day: date, counts: bool) -> None:
+def test_an_entry_counts_on_its_device_until_its_last_day(
+    tmp_path: Path, device: str, day: date, counts: bool
+) -> None:
     path = written(tmp_path, ENTRY + 'device = "NVIDIA H100*"\n')
     assert bool(xfails_of(path, device, day).entries) is counts
 
@@ -136,7 +138,9 @@ def test_the_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert digest("") == "none"
 
 
-def test_a_process_takes_what_it_was_handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_takes_what_it_was_handed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VERIFY_XFAILS_TEXT", ENTRY)
     assert at_start() == ENTRY
@@ -148,7 +152,9 @@ def test_a_process_takes_what_it_was_handed(tmp_path: Path, monkeypatch: pytest.
 def test_only_what_is_described_is_expected(tmp_path: Path) -> None:
     xfails = xfails_of(written(tmp_path), "any", TODAY)
     (entry,) = xfails.entries
-    failed = replace(evidence().verdicts[0], outcome="fail", case=entry.witness, oracle="gradient_bound")
+    failed = replace(
+        evidence().verdicts[0], outcome="fail", case=entry.witness, oracle="gradient_bound"
+    )
     assert xfails.expecting(failed) == entry
     assert xfails.expecting(replace(failed, outcome="pass")) is None
     other = [
@@ -173,7 +179,9 @@ def test_a_report_tells_what_is_known_apart_from_what_is_news() -> None:
         replace(found.verdicts[0], outcome="fail", case=f"{ref}:c:accuracy:{name}", problem=name)
         for name in ("sq=2,skv=2,d=16,dtype=float16", "sq=64,skv=64,d=64,dtype=float16")
     )
-    entry = Xfail(cases=small.case, link="a link <there>", expires=date(2100, 1, 1), witness=small.case)
+    entry = Xfail(
+        cases=small.case, link="a link <there>", expires=date(2100, 1, 1), witness=small.case
+    )
     judged = replace(found, verdicts=(small, large))
     plain, told = build(judged, ()), build(judged, (), Xfails((entry,)))
     (failure,) = of(plain, ref)["failing"]
@@ -183,7 +191,10 @@ def test_a_report_tells_what_is_known_apart_from_what_is_news() -> None:
     assert (known["case"], known["known"]) == (small.case, entry.told)
     assert told["status"] == of(told, ref)["status"] == "red"
     assert parse(loads(dumps(told))) == told
-    assert "a known defect: a link &lt;there&gt;, expected until 2100-01-01" in render_html(told).lower()
+    assert (
+        "a known defect: a link &lt;there&gt;, expected until 2100-01-01"
+        in render_html(told).lower()
+    )
     assert render_markdown(told).count("A known defect: a link") == 1
 
 
@@ -194,7 +205,9 @@ def test_the_collection_expects_of_cudnn_what_is_told_of_it() -> None:
     failing = [failure["case"] for variant in report["variants"] for failure in variant["failing"]]
     assert all(re.fullmatch(entry.cases, case) for case in failing)
     case = "torch-cudnn-backward:default:gradient_slice:b=2,sq=7,skv={},d=64,dtype=bfloat16{}"
-    expected = [n for n in range(1, 4200) if re.fullmatch(entry.cases, case.format(n, ",dist=jumps"))]
+    expected = [
+        n for n in range(1, 4200) if re.fullmatch(entry.cases, case.format(n, ",dist=jumps"))
+    ]
     assert expected == list(range(64, 4200, 128))
     assert not re.fullmatch(entry.cases, case.format(64, ",mask=causal.tl,dist=negative_lse"))
     assert re.fullmatch(entry.cases, case.format(64, ""))
@@ -236,7 +249,9 @@ Path("xfails.toml").write_text({known!r})
     ],
     ids=["known", "news", "writes", "nonsense"],
 )
-def test_a_command_fails_for_news_alone(tmp_path: Path, faulty: str, status: int, said: str) -> None:
+def test_a_command_fails_for_news_alone(
+    tmp_path: Path, faulty: str, status: int, said: str
+) -> None:
     text = KERNEL.replace("FAULTY", faulty)
     if faulty == "writes its own":
         every = KNOWN.replace("plain.py@plain:.*skv=2,.*", ".*")
@@ -244,12 +259,24 @@ def test_a_command_fails_for_news_alone(tmp_path: Path, faulty: str, status: int
     else:
         written(tmp_path, KNOWN if faulty != "nonsense" else "xfail = [1]")
     (tmp_path / "plain.py").write_text(text)
-    words = ["run", "-n", "0", "--examples", "8", "--seed", "1", "-k", "within or worst", "plain.py"]
+    words = [
+        "run",
+        "-n",
+        "0",
+        "--examples",
+        "8",
+        "--seed",
+        "1",
+        "-k",
+        "within or worst",
+        "plain.py",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "verify", *words],
         cwd=tmp_path,
         # A confined kernel could not write the file at all.
-        env=os.environ | {"PYTHONPATH": str(ROOT), "VERIFY_SHRINK_SECONDS": "2", "VERIFY_CONFINE": "0"},
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "VERIFY_SHRINK_SECONDS": "2", "VERIFY_CONFINE": "0"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,5 +1,5 @@
-"""Processes that a kernel breaks: nobody is convicted for what another variant of the file left behind, and what needs earlier
-calls is on record with them."""
+"""Processes that a kernel breaks: nobody is convicted for what another variant of the file left
+behind, and what needs earlier calls is on record with them."""
 
 from __future__ import annotations
 
@@ -54,14 +54,21 @@ def test_the_judges_own_error_is_never_a_conviction(broken: Bench) -> None:
     assert kept.finding is not None
     assert "AttributeError" in kept.finding.message
     assert "in the judge's own code" in kept.finding.message
-    assert [case.split("@")[1].split(":")[0] for case in kept.finding.before] == ["breaks-the-judge"]
+    assert [case.split("@")[1].split(":")[0] for case in kept.finding.before] == [
+        "breaks-the-judge"
+    ]
 
 
 def test_an_error_of_the_judge_that_persists_names_the_variant(tmp_path: Path) -> None:
-    with bench("breaks_every_process.py", tmp_path) as opened, pytest.raises(InfrastructureError) as failed:
+    with (
+        bench("breaks_every_process.py", tmp_path) as opened,
+        pytest.raises(InfrastructureError) as failed,
+    ):
         heard(opened, "unheard")
     text = str(failed.value)
-    assert "breaks_every_process.py@unheard: the judge's own code raised in 2 fresh processes" in text
+    assert (
+        "breaks_every_process.py@unheard: the judge's own code raised in 2 fresh processes" in text
+    )
     assert "AttributeError" in text
     assert not load(tmp_path).verdicts
 
@@ -85,7 +92,9 @@ def test_what_does_not_fail_alone_is_held_against_the_file(
     assert (charge.outcome, charge.variant) == ("fail", FILE)
     assert charge.finding is not None
     assert words in charge.finding.message
-    assert f"1 case had run before it in that process: of {FILE}@{variant}" in charge.finding.message
+    assert (
+        f"1 case had run before it in that process: of {FILE}@{variant}" in charge.finding.message
+    )
     assert charge.finding.before_count == len(charge.finding.before) == 1
     assert "after    other cases in the same process: 1" in explain(charge)
     assert heard(broken, "innocent", seed=2)["execution"].outcome == "pass"
@@ -136,7 +145,9 @@ def test_a_history_is_bounded_and_counts_all() -> None:
     assert (len(before.cases), before.count, first) == (MOST, 40, False)
     assert before.cases[-1] == "file@a:c:g:39"
     assert before.variants == {"file@a"}
-    assert before.told == ("40 cases had run before it in that process, the last 32 on record: of file@a")
+    assert before.told == (
+        "40 cases had run before it in that process, the last 32 on record: of file@a"
+    )
     before, first = history.launched(2, "file@b:c:g:41")
     assert (before.cases, before.count, first) == ((), 0, True)
 
@@ -199,7 +210,9 @@ def test_a_hang_that_does_not_come_again_is_on_record(before: int, wanted: str, 
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_memory_that_others_took_is_asked_for_again_and_convicts_nobody(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_others_took_is_asked_for_again_and_convicts_nobody(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("verify.judging.history._PAUSE", 0.0)
     history, cell = History(), Lives()
     for number in range(before):

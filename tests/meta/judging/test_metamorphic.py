@@ -1,4 +1,5 @@
-"""Relations: a right kernel passes them all, and each convicts a fault of which the bound says nothing on the same problem."""
+"""Relations: a right kernel passes them all, and each convicts a fault of which the bound says
+nothing on the same problem."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from tests.harness.property_cases import Bench, bench
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.rounding import cast
 from verify.campaign.targets import Target
-from verify.judging.metamorphic import RelatedResult, check_same_bits, check_within_bounds, leading_bit
+from verify.judging.metamorphic import (
+    RelatedResult,
+    check_same_bits,
+    check_within_bounds,
+    leading_bit,
+)
 from verify.judging.parts import Part
 from verify.oracles import groups, of_group
 from verify.oracles.duplicated_keys import doubled
@@ -29,9 +35,21 @@ from verify.variant import MASK_KINDS, Contract
 
 torch.set_num_threads(1)
 
-GROUPS = tuple(name for name, group in groups().items() if group.family == "relations" and group.entry == "forward")
+GROUPS = tuple(
+    name
+    for name, group in groups().items()
+    if group.family == "relations" and group.entry == "forward"
+)
 SQUARE = Problem(
-    batch=2, heads_q=4, heads_kv=2, seqlen_q=24, seqlen_kv=24, head_dim=16, dtype="float32", mask=Causal(), seed=11
+    batch=2,
+    heads_q=4,
+    heads_kv=2,
+    seqlen_q=24,
+    seqlen_kv=24,
+    head_dim=16,
+    dtype="float32",
+    mask=Causal(),
+    seed=11,
 )
 FREE = SQUARE.but(mask=Full(), seqlen_kv=40)
 RAGGED = SQUARE.but(mask=Lengths((24, 9), (17, 24)), seed=8)
@@ -62,7 +80,9 @@ def related(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize(("group", "fault"), FAULTS)
-def test_a_fault_that_the_bound_does_not_see_is_convicted(group: str, fault: str, related: Bench) -> None:
+def test_a_fault_that_the_bound_does_not_see_is_convicted(
+    group: str, fault: str, related: Bench
+) -> None:
     problem, words = FAULTS[group, fault]
     ruling = related.verdict(fault, "accuracy", "bound", problem)
     assert ruling.outcome == "pass", ruling.finding
@@ -93,9 +113,13 @@ def test_where_runs_may_differ_bounds_decide(group: str, related: Bench) -> None
 # Judging.
 
 
-def result(after: float, *, before: float = 1.0, truth: float = 1.0, output: str = "float32") -> RelatedResult:
+def result(
+    after: float, *, before: float = 1.0, truth: float = 1.0, output: str = "float32"
+) -> RelatedResult:
     """One element, each result with a bound of 0.25."""
-    one = [torch.full((1, 1, 1, 1), x, dtype=torch.float64) for x in (before, 0.25, after, 0.25, truth)]
+    one = [
+        torch.full((1, 1, 1, 1), x, dtype=torch.float64) for x in (before, 0.25, after, 0.25, truth)
+    ]
     return RelatedResult("out", *one, dtype_named(output))
 
 
@@ -103,12 +127,24 @@ def test_results_are_held_against_the_truth_and_against_each_other() -> None:
     ruling = check_within_bounds("slice", "with a slice alone", [result(1.2)])
     assert ruling.finding is None
     assert ruling.measures == pytest.approx({"same_bits_out": 0.0, "apart_out": 0.4})
-    convicted(check_within_bounds("slice", "with a slice alone", [result(1.3)]), "with a slice alone: out is off by 0.3")
-    words = ("is 0.6 by one result and 1.2 by the other", "both bounds together allow 0.5", "out[b=0, h=0, q=0, d=0]")
+    convicted(
+        check_within_bounds("slice", "with a slice alone", [result(1.3)]),
+        "with a slice alone: out is off by 0.3",
+    )
+    words = (
+        "is 0.6 by one result and 1.2 by the other",
+        "both bounds together allow 0.5",
+        "out[b=0, h=0, q=0, d=0]",
+    )
     convicted(check_within_bounds("slice", "with a slice alone", [result(1.2, before=0.6)]), *words)
     for wrong in (math.nan, math.inf):
         convicted(check_within_bounds("slice", "with a slice alone", [result(wrong)]), "out")
-    assert check_within_bounds("slice", "", [result(math.inf, truth=65530.0, before=65504.0, output="float16")]).finding is None
+    assert (
+        check_within_bounds(
+            "slice", "", [result(math.inf, truth=65530.0, before=65504.0, output="float16")]
+        ).finding
+        is None
+    )
     unasked = replace(result(9.0), asked=torch.zeros(1, 1, 1, dtype=torch.bool))
     assert check_within_bounds("slice", "", [unasked]) == check_within_bounds("slice", "", [])
 
@@ -118,20 +154,27 @@ def test_bits_may_differ_only_in_the_sign_of_zero_and_where_nothing_is_asked() -
     assert check_same_bits("slice", "alone", [("lse", before, after)]).finding is None
     after[0, 0, 1] += 2.0**-23
     convicted(
-        check_same_bits("slice", "alone", [("lse", before, after)]), "alone: lse should keep its bits", "lse[b=0, h=0, q=1]"
+        check_same_bits("slice", "alone", [("lse", before, after)]),
+        "alone: lse should keep its bits",
+        "lse[b=0, h=0, q=1]",
     )
     asked = torch.tensor([[[True, False, True]]])
-    assert check_same_bits("slice", "alone", [("lse", before, after)], {"lse": asked}).finding is None
+    assert (
+        check_same_bits("slice", "alone", [("lse", before, after)], {"lse": asked}).finding is None
+    )
 
 
 # Parts, doubles, orders.
 
 
 RAGGED_MASKS = [
-    intersect(*(Lengths((10, 7), (20, 24)) if isinstance(atom, Lengths) else atom for atom in mask.atoms)) for mask in GALLERY
+    intersect(
+        *(Lengths((10, 7), (20, 24)) if isinstance(atom, Lengths) else atom for atom in mask.atoms)
+    )
+    for mask in GALLERY
 ]
-# What no mask of the suite shows of a square problem: queries that stand before the first key of a document or behind its
-# last, a prefix behind a diagonal, and random pairs but the first.
+# What no mask of the suite shows of a square problem: queries that stand before the first key of a
+# document or behind its last, a prefix behind a diagonal, and random pairs but the first.
 UNSEEN = {
     "documents.5_8_9": {"last keys", "first keys"},
     "causal+documents.5_8_9": {"first keys"},
@@ -153,17 +196,31 @@ def test_a_part_sees_what_the_whole_shows_it(mask: Mask) -> None:
         "head": Part.of(whole, batch=range(1), heads_kv=range(1)),
     }
     found = {name: part.problem(whole, support) for name, part in parts.items()}
-    assert {name for name, problem in found.items() if problem is None} == UNSEEN.get(mask.name, set())
+    assert {name for name, problem in found.items() if problem is None} == UNSEEN.get(
+        mask.name, set()
+    )
     dense = mask.dense(2, 4, 24, 24)
     for name, problem in found.items():
         if problem is not None:
-            ranges = parts[name].batch, parts[name].heads_q(whole), parts[name].rows, parts[name].keys
+            ranges = (
+                parts[name].batch,
+                parts[name].heads_q(whole),
+                parts[name].rows,
+                parts[name].keys,
+            )
             cut = dense[tuple(slice(n.start, n.stop) for n in ranges)]
-            assert torch.equal(problem.mask.dense(*problem.shape_q[:3], problem.seqlen_kv), cut), name
+            assert torch.equal(problem.mask.dense(*problem.shape_q[:3], problem.seqlen_kv), cut), (
+                name
+            )
 
 
 def test_a_part_keeps_its_kind_of_mask_and_its_values() -> None:
-    whole = SQUARE.but(layout_k=Layout(expand="b"), layout_v=Layout(expand="h"), dtype="float8_e4m3fn", descaling="head")
+    whole = SQUARE.but(
+        layout_k=Layout(expand="b"),
+        layout_v=Layout(expand="h"),
+        dtype="float8_e4m3fn",
+        descaling="head",
+    )
     support = replace(DECLARED.support, dtypes=("float8_e4m3fn",), descalings=("head",))
     part = Part.of(whole, batch=range(1, 2), heads_kv=range(1, 2), rows=range(20, 24))
     alone, trial = part.problem(whole, support), trial_of(whole)
@@ -208,13 +265,18 @@ DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 def test_leading_bits_and_the_rest_add_up(name: str) -> None:
     dtype = dtype_named(name)
     values = torch.cat(
-        (torch.linspace(-4, 4, 1001, dtype=torch.float64), torch.tensor([0.0, dtype.smallest_subnormal, 1.0, dtype.max]))
+        (
+            torch.linspace(-4, 4, 1001, dtype=torch.float64),
+            torch.tensor([0.0, dtype.smallest_subnormal, 1.0, dtype.max]),
+        )
     )
     whole = cast(values.numpy(), dtype)
     lead, rest = leading_bit(whole, dtype)
     assert torch.equal(lead.double() + rest.double(), whole.double())
     assert bool((rest.double().abs() <= lead.double().abs()).all())
-    assert torch.equal(torch.frexp(lead.double())[0].abs(), torch.where(whole.double() == 0, 0.0, 0.5))
+    assert torch.equal(
+        torch.frexp(lead.double())[0].abs(), torch.where(whole.double() == 0, 0.0, 0.5)
+    )
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -230,7 +292,8 @@ def test_keys_are_shifted_exactly(name: str) -> None:
 
 
 def test_the_merged_bound_holds_and_says_something() -> None:
-    """Parts moved to the ends of their bounds, in all directions, stay within the merged one, and come near it."""
+    """Parts moved to the ends of their bounds, in all directions, stay within the merged one, and
+    come near it."""
     whole = trial_of(RAGGED.but(dtype="float16"))
     parts = [Part.of(whole.problem, keys=keys) for keys in (range(18), range(18, 24))]
     trials = []
@@ -263,13 +326,21 @@ def test_the_merged_bound_holds_and_says_something() -> None:
 @pytest.mark.parametrize("masks", [("full",), ("full", "dense"), MASK_KINDS], ids="-".join)
 def test_what_is_asked_lies_inside_the_support(group: str, masks: tuple[str, ...]) -> None:
     """Hardly anything that is drawn is lost, whatever the support has."""
-    support = replace(DECLARED.support, masks=masks, intersections=True, layouts="aligned", head_dims=range(16, 65, 16))
+    support = replace(
+        DECLARED.support,
+        masks=masks,
+        intersections=True,
+        layouts="aligned",
+        head_dims=range(16, 65, 16),
+    )
     declaration = replace(DECLARED, support=support)
     if any(oracle.excludes(declaration) is not None for oracle in of_group(group)):
         return
     found: list[Problem] = []
 
-    @settings(max_examples=25, database=None, deadline=None, derandomize=True, phases=[Phase.generate])
+    @settings(
+        max_examples=25, database=None, deadline=None, derandomize=True, phases=[Phase.generate]
+    )
     @given(Target(declaration, declaration.configs[0], "float16", group).problems)
     def collect(problem: Problem) -> None:
         found.append(problem)

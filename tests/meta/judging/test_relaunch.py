@@ -1,4 +1,5 @@
-"""Relaunch: what a kernel keeps of one launch shows in the next one of its shapes, and a right kernel passes."""
+"""Relaunch: what a kernel keeps of one launch shows in the next one of its shapes, and a right
+kernel passes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from verify.variant import MASK_KINDS, Contract
 torch.set_num_threads(1)
 
 PROBLEM = PLAIN.but(heads_q=2, seqlen_kv=20, mask=parse_mask("window.3.2"))
-GROUPS = {"forward": ("accuracy", "bound", "relaunch"), "backward": ("gradients", "gradient_bound", "relaunch_backward")}
+GROUPS = {
+    "forward": ("accuracy", "bound", "relaunch"),
+    "backward": ("gradients", "gradient_bound", "relaunch_backward"),
+}
 SAID = {
     "keeps-scale": "launched after another problem of its shapes",
     "keeps-mask": "launched after another problem of its shapes",
@@ -49,8 +53,14 @@ def test_what_is_kept_shows_only_in_the_next_launch(fault: str, entry: str, accu
 def test_where_no_bits_are_promised_none_are_compared(entry: str, accused: Bench) -> None:
     relaunch, free = GROUPS[entry][2], Contract(deterministic=False, deterministic_backward=False)
     problem = PROBLEM.but(seed=8)
-    assert accused.verdict(f"keeps-count-{entry}", relaunch, relaunch, problem, contract=free).outcome == "pass"
-    assert accused.verdict(f"keeps-scale-{entry}", relaunch, relaunch, PROBLEM, contract=free).outcome == "fail"
+    assert (
+        accused.verdict(f"keeps-count-{entry}", relaunch, relaunch, problem, contract=free).outcome
+        == "pass"
+    )
+    assert (
+        accused.verdict(f"keeps-scale-{entry}", relaunch, relaunch, PROBLEM, contract=free).outcome
+        == "fail"
+    )
 
 
 @pytest.mark.parametrize("mask", GALLERY, ids=lambda mask: mask.name)
@@ -68,7 +78,13 @@ def test_everything_but_the_shapes_is_another(mask: object) -> None:
 
 
 def test_what_the_support_has_not_stays() -> None:
-    support = replace(DECLARED.support, masks=("full",), scales="default", layouts="contiguous", cross_lengths=True)
+    support = replace(
+        DECLARED.support,
+        masks=("full",),
+        scales="default",
+        layouts="contiguous",
+        cross_lengths=True,
+    )
     assert relaunched(PLAIN, support) == PLAIN.but(seed=PLAIN.seed ^ 1)
 
 

@@ -1,4 +1,5 @@
-"""Chosen rows and keys have the bounds of the whole, whatever a backward declares, and whatever its forward does."""
+"""Chosen rows and keys have the bounds of the whole, whatever a backward declares, and whatever its
+forward does."""
 
 from __future__ import annotations
 
@@ -21,7 +22,16 @@ from verify.variant import Config, GradientNumerics
 torch.set_num_threads(1)
 
 PROBLEM = Problem(
-    batch=1, heads_q=4, heads_kv=2, seqlen_q=90, seqlen_kv=110, head_dim=16, dtype="float16", mask=Causal(), softcap=3.0, seed=2
+    batch=1,
+    heads_q=4,
+    heads_kv=2,
+    seqlen_q=90,
+    seqlen_kv=110,
+    head_dim=16,
+    dtype="float16",
+    mask=Causal(),
+    softcap=3.0,
+    seed=2,
 )
 ROWS, KEYS = torch.tensor([89, 0, 40]), torch.tensor([3, 109, 64, 0])
 
@@ -53,11 +63,16 @@ def both(problem: Problem, numerics: GradientNumerics) -> tuple[GradientTruth, t
     """The bounds of everything, and those of the chosen, where the forward saved exact results."""
     trial: Trial = trial_of(problem)
     q, k, v = trial.expanded
-    exact = attention.forward(q, k, v, attention.Attention(problem.mask, problem.scale, problem.softcap))
+    exact = attention.forward(
+        q, k, v, attention.Attention(problem.mask, problem.scale, problem.softcap)
+    )
     given = Given(q, k, v, trial.dout, exact.out, exact.lse)
     a = resolve(numerics, Config(block_m=32, block_n=32), problem, "sm_90")
     whole = backward.gradient_truth(problem, q, k, v, trial.dout, exact.out, exact.lse, a)
-    return whole, (row_gradients(problem, given, a, ROWS), *column_gradients(problem, given, a, KEYS))
+    return whole, (
+        row_gradients(problem, given, a, ROWS),
+        *column_gradients(problem, given, a, KEYS),
+    )
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -88,7 +103,9 @@ def test_sums_over_whole_rows_are_not_known_where_keys_are_chosen(name: str) -> 
 
 @pytest.mark.parametrize(("scale", "large"), [(20.0, False), (20000.0, True)])
 def test_a_prescaled_key_that_may_overflow_leaves_nothing_to_ask(scale: float, large: bool) -> None:
-    whole, found = both(PROBLEM.but(softcap=0.0, softmax_scale=scale), GradientNumerics(prescale="k"))
+    whole, found = both(
+        PROBLEM.but(softcap=0.0, softmax_scale=scale), GradientNumerics(prescale="k")
+    )
     for chosen in found:
         assert bool(chosen.bound.isinf().all()) is large
         assert bool(getattr(whole, f"{chosen.name}_bound").isinf().all()) is large

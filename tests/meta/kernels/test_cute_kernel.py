@@ -1,8 +1,10 @@
-"""The CuTe kernel without a GPU: its declarations, its headers, its builds, and its own source run on the CPU.
+"""The CuTe kernel without a GPU: its declarations, its headers, its builds, and its own source run
+on the CPU.
 
-For the last, a host compiler reads kernels/cute/flash_forward.cu with CuTe's own layouts, swizzles and partitions; only the
-bodies of the atoms that hold inline assembly are replaced, by the functions of tests/harness/cuda_host.  Warps run as unfairly as
-barriers allow, and copies land at once or as late as waits allow, so that a barrier or a wait too few shows: each is dropped.
+For the last, a host compiler reads kernels/cute/flash_forward.cu with CuTe's own layouts, swizzles
+and partitions; only the bodies of the atoms that hold inline assembly are replaced, by the
+functions of tests/harness/cuda_host.  Warps run as unfairly as barriers allow, and copies land at
+once or as late as waits allow, so that a barrier or a wait too few shows: each is dropped.
 """
 
 from __future__ import annotations
@@ -39,13 +41,19 @@ HOST = ROOT / "tests" / "harness" / "cuda_host"
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
 SMALL, TALL = kernel.CONFIGS
 
-has_headers = pytest.mark.skipif(kernel.headers() is None, reason="no CuTe headers: pip install --no-deps nvidia-cutlass")
-has_host = pytest.mark.skipif(shutil.which("g++") is None or not toolkit_includes(), reason="no g++, or no CUDA headers")
+has_headers = pytest.mark.skipif(
+    kernel.headers() is None, reason="no CuTe headers: pip install --no-deps nvidia-cutlass"
+)
+has_host = pytest.mark.skipif(
+    shutil.which("g++") is None or not toolkit_includes(), reason="no g++, or no CUDA headers"
+)
 
 
 def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
     inputs = tensors(problem)
-    return AttentionArgs(inputs.q, inputs.k, inputs.v, problem.mask, problem.scale, problem.softcap, config)
+    return AttentionArgs(
+        inputs.q, inputs.k, inputs.v, problem.mask, problem.scale, problem.softcap, config
+    )
 
 
 # Declarations.
@@ -53,7 +61,12 @@ def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
 
 def test_every_choice_is_built_for_hopper_and_two_elsewhere() -> None:
     names = {arch: [build.name for build in kernel.builds(arch)] for arch in COMPILED_ARCHES}
-    every = {f"{c.name}-{dtype}-d{d}" for c in kernel.CONFIGS for dtype in ("float16", "bfloat16") for d in (64, 128)}
+    every = {
+        f"{c.name}-{dtype}-d{d}"
+        for c in kernel.CONFIGS
+        for dtype in ("float16", "bfloat16")
+        for d in (64, 128)
+    }
     assert len(names["sm_90a"]) == len(every) == 8
     assert set(names["sm_90a"]) == every
     for arch, chosen in names.items():
@@ -63,8 +76,13 @@ def test_every_choice_is_built_for_hopper_and_two_elsewhere() -> None:
         assert any(part in name for name in names["sm_80"])
 
 
-@pytest.mark.parametrize(("config", "head_dim", "expected"), [(SMALL, 64, 40960), (SMALL, 128, 81920), (TALL, 128, 65536)])
-def test_shared_memory_fits_every_architecture(config: Config, head_dim: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("config", "head_dim", "expected"),
+    [(SMALL, 64, 40960), (SMALL, 128, 81920), (TALL, 128, 65536)],
+)
+def test_shared_memory_fits_every_architecture(
+    config: Config, head_dim: int, expected: int
+) -> None:
     assert kernel.shared_bytes(config, head_dim) == expected <= 99 * 1024
 
 
@@ -74,7 +92,9 @@ def test_shared_memory_fits_every_architecture(config: Config, head_dim: int, ex
     ids=["full", "causal", "causal.tl"],
 )
 def test_a_mask_is_a_diagonal(mask: str, expected: Callable[[int], int]) -> None:
-    args = arguments(Problem(seqlen_q=5, seqlen_kv=9, head_dim=64, dtype="float16", mask=parse_mask(mask)))
+    args = arguments(
+        Problem(seqlen_q=5, seqlen_kv=9, head_dim=64, dtype="float16", mask=parse_mask(mask))
+    )
     assert [min(9, r + diagonal(args) + 1) for r in range(5)] == [expected(r) for r in range(5)]
 
 
@@ -118,14 +138,18 @@ def refused(args: AttentionArgs, out: Tensor, argument: str) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "include"])
-def test_cutlass_path_comes_first(inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutlass_path_comes_first(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / inside / "cute").mkdir(parents=True)
     (tmp_path / inside / "cute" / "tensor.hpp").touch()
     monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
     assert kernel.headers() == tmp_path / inside
 
 
-def test_a_cutlass_path_without_headers_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cutlass_path_without_headers_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUTLASS_PATH", raising=False)
     package = kernel.headers()
     monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
@@ -153,7 +177,9 @@ def test_without_cccl_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @has_headers
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 def test_the_largest_build_does_not_spill() -> None:
-    (build,) = [build for build in kernel.builds("sm_90a") if build.name == f"{TALL.name}-float16-d128"]
+    (build,) = [
+        build for build in kernel.builds("sm_90a") if build.name == f"{TALL.name}-float16-d128"
+    ]
     resources = build.compile()
     assert resources.registers <= 255
     assert resources.shared == kernel.shared_bytes(TALL, 128)
@@ -177,13 +203,17 @@ ATOMS = {
         "SM75_U16x8_LDSM_T": CALL_LDMATRIX.replace("TRANS", "_trans"),
     },
     "copy_sm80.hpp": {
-        "SM80_CP_ASYNC_CACHEGLOBAL_ZFILL": "ptx::cp_async_cg(ptx::shared_address(&smem_dst), &gmem_src, pred ? 16 : 0);",
+        "SM80_CP_ASYNC_CACHEGLOBAL_ZFILL": (
+            "ptx::cp_async_cg(ptx::shared_address(&smem_dst), &gmem_src, pred ? 16 : 0);"
+        ),
     },
 }
 WAITS = {
     r"(cp_async_fence\(\)\s*\{).*?#endif": r"\1 ptx::cp_async_commit_group();",
-    r"(\bcp_async_wait\(\)\s*\{).*?#endif": r"\1 if (hasty) { ptx::cp_async_wait_group<N + 1>(); } else { "
-    r"ptx::cp_async_wait_group<N>(); }",
+    r"(\bcp_async_wait\(\)\s*\{).*?#endif": (
+        r"\1 if (hasty) { ptx::cp_async_wait_group<N + 1>(); } else { "
+        r"ptx::cp_async_wait_group<N>(); }"
+    ),
 }
 PROGRAM = """
 #include "ptx.cuh"
@@ -198,8 +228,11 @@ extern "C" void weaken(int line, bool waits) { dropped = line; hasty = waits; }
 """
 
 
-MARGIN = 2**14  # elements behind a tensor, so that a write past its end is counted and harms nothing
-ORDERS = tuple({"backwards": backwards, "late": late} for backwards in (False, True) for late in (False, True))
+# elements behind a tensor, so that a write past its end is counted and harms nothing
+MARGIN = 2**14
+ORDERS = tuple(
+    {"backwards": backwards, "late": late} for backwards in (False, True) for late in (False, True)
+)
 
 
 @dataclass(frozen=True)
@@ -224,7 +257,8 @@ class Program:
         return Problem.parse(f"{text},d={self.head_dim},dtype={self.dtype}")
 
     def run(self, problem: Problem, *, backwards: bool = False, late: bool = False) -> Ran:
-        """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but O is written."""
+        """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but
+        O is written."""
         inputs = tensors(problem)
         q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
         args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.softcap, self.config)
@@ -234,17 +268,25 @@ class Program:
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / (self.config.block_m or 0))
         shared = kernel.shared_bytes(self.config, args.head_dim)
         given = Arguments.of(args, out, lse, in_bytes=False)
-        error = self.library.run(ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts)
+        error = self.library.run(
+            ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts
+        )
         if error:
             raise RuntimeError(error.decode())
-        written = int(torch.tensor([], dtype=out.dtype).set_(out.untyped_storage()).isnan().logical_not().sum())
+        written = int(
+            torch.tensor([], dtype=out.dtype)
+            .set_(out.untyped_storage())
+            .isnan()
+            .logical_not()
+            .sum()
+        )
         if written > out.numel():
             raise RuntimeError(f"{written - out.numel()} elements written beside O")
         return Ran(out, lse, (conflicts[0], conflicts[1]))
 
     def verdict(self, text: str) -> Iterator[float]:
-        """The worst error over its bound, of O and LSE, for each order of warps and copies; infinite where a run is refused or
-        an empty row is not empty."""
+        """The worst error over its bound, of O and LSE, for each order of warps and copies;
+        infinite where a run is refused or an empty row is not empty."""
         problem = self.problem(text)
         arithmetic = resolve(kernel.VARIANT.numerics, self.config, problem, "sm_90")
         truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
@@ -255,27 +297,42 @@ class Program:
             except RuntimeError:
                 yield math.inf
                 continue
-            empty = bool((ran.lse[truth.empty] == -math.inf).all() and (ran.out[truth.empty] == 0).all())
+            empty = bool(
+                (ran.lse[truth.empty] == -math.inf).all() and (ran.out[truth.empty] == 0).all()
+            )
             out = compare(ran.out, truth.out, truth.out_bound, problem.format_out).ratio[live]
             lse = compare(ran.lse, truth.lse, truth.lse_bound, dtype_named("float32")).ratio[live]
-            yield max((float(part.max()) for part in (out, lse) if part.numel()), default=0.0) if empty else math.inf
+            yield (
+                max((float(part.max()) for part in (out, lse) if part.numel()), default=0.0)
+                if empty
+                else math.inf
+            )
 
 
 def placed(tensor: Tensor, problem: Problem, name: str) -> Tensor:
     """The tensor in its layout, expanded, in storage that is NaN elsewhere."""
     layout, (b, h, s, d) = problem.layouts[name], tensor.shape
-    storage = torch.full((layout.extent(problem.shapes[name]) + MARGIN,), math.nan, dtype=tensor.dtype)
+    storage = torch.full(
+        (layout.extent(problem.shapes[name]) + MARGIN,), math.nan, dtype=tensor.dtype
+    )
     start = layout.offset + -storage.data_ptr() % 16 // tensor.itemsize
     view = storage.as_strided((b, h, s, d), layout.strides(problem.shapes[name]), start)
     return view.copy_(tensor).expand(problem.shapes[name])
 
 
-@pytest.fixture(scope="module", params=[(SMALL, "bfloat16", 64), (TALL, "float16", 128)], ids=lambda p: f"{p[0].name}-{p[1]}")
+@pytest.fixture(
+    scope="module",
+    params=[(SMALL, "bfloat16", 64), (TALL, "float16", 128)],
+    ids=lambda p: f"{p[0].name}-{p[1]}",
+)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
     config, dtype, head_dim = request.param
     base = tmp_path_factory.getbasetemp()
-    # Compiling takes longest: once for all workers of a run, whose directories lie beside each other.
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"cute-{config.name}-{dtype}"
+    # Compiling takes longest: once for all workers of a run, whose directories lie beside each
+    # other.
+    folder = (
+        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    ) / f"cute-{config.name}-{dtype}"
     library = folder / "program.so"
     with FileLock(f"{folder}.lock"):
         if not library.exists():
@@ -295,7 +352,18 @@ def compiled(folder: Path, config: Config, dtype: str, head_dim: int) -> Path:
     includes = (folder, HOST, SOURCE.parent, headers, *toolkit_includes())
     defines = dict(kernel.source(config, dtype, head_dim).defines)
     subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared", folder / "program.cpp", "-o", library]
+        [
+            "g++",
+            "-std=c++17",
+            "-O1",
+            "-w",
+            "-ffp-contract=off",
+            "-fPIC",
+            "-shared",
+            folder / "program.cpp",
+            "-o",
+            library,
+        ]
         + [f"-I{directory}" for directory in includes]
         + [f"-D{name}={value}" for name, value in defines.items()],
         check=True,
@@ -308,7 +376,10 @@ def patch_atoms(here: Path, there: Path) -> None:
     there.mkdir(parents=True)
     for file, atoms in ATOMS.items():
         text = (here / file).read_text()
-        bodies = {rf"(struct {atom}\b.*?)CUTE_INVALID_CONTROL_PATH\([^;]*;": rf"\1 {body}" for atom, body in atoms.items()}
+        bodies = {
+            rf"(struct {atom}\b.*?)CUTE_INVALID_CONTROL_PATH\([^;]*;": rf"\1 {body}"
+            for atom, body in atoms.items()
+        }
         for pattern, body in (bodies | (WAITS if file == "copy_sm80.hpp" else {})).items():
             text, count = re.subn(pattern, body, text, count=1, flags=re.DOTALL)
             assert count == 1, pattern
@@ -349,9 +420,19 @@ class TestOnTheHost:
         assert program.run(program.problem("sq=130,skv=130")).conflicts == (0, 0)
 
     def test_every_barrier_and_every_wait_is_needed(self, program: Program) -> None:
-        lines = [n for n, line in enumerate(SOURCE.read_text().splitlines(), 1) if "__syncthreads();" in line]
+        lines = [
+            n
+            for n, line in enumerate(SOURCE.read_text().splitlines(), 1)
+            if "__syncthreads();" in line
+        ]
         weakened = [(line, False) for line in lines] + [(0, True)]
         for line, hasty in weakened:
             program.library.weaken(line, hasty)
-            noticed = any(ratio > 1 for shape in ("sq=130,skv=200", "sq=130,skv=0") for ratio in program.verdict(shape))
-            assert noticed, f"without line {line}" if line else "with waits that leave one group more in flight"
+            noticed = any(
+                ratio > 1
+                for shape in ("sq=130,skv=200", "sq=130,skv=0")
+                for ratio in program.verdict(shape)
+            )
+            assert noticed, (
+                f"without line {line}" if line else "with waits that leave one group more in flight"
+            )

@@ -1,8 +1,10 @@
-"""The raw-PTX kernel on trial without a GPU: its builds, and its own source run by a host compiler's code.
+"""The raw-PTX kernel on trial without a GPU: its builds, and its own source run by a host
+compiler's code.
 
-`cuda_host` runs a block's 128 threads as fibers, its warps as unfairly as can be (each as far as it gets, the first or the last
-first; copies that land at once, or as late as they may), on shared memory of NaN, and counts bank conflicts.  What is judged
-is split_q.cu itself, launched by its own `forward`: only ptx.cuh and the launch are replaced.
+`cuda_host` runs a block's 128 threads as fibers, its warps as unfairly as can be (each as far as it
+gets, the first or the last first; copies that land at once, or as late as they may), on shared
+memory of NaN, and counts bank conflicts.  What is judged is split_q.cu itself, launched by its own
+`forward`: only ptx.cuh and the launch are replaced.
 """
 
 from __future__ import annotations
@@ -75,33 +77,69 @@ SCHEDULES = [Schedule(*choice) for choice in itertools.product((False, True), re
 class Host:
     """A source compiled for the CPU, with a text of it replaced."""
 
-    def __init__(self, source: Source, folder: Path, edit: Callable[[str], str] = lambda text: text) -> None:
+    def __init__(
+        self, source: Source, folder: Path, edit: Callable[[str], str] = lambda text: text
+    ) -> None:
         kernel = folder / "kernel.cu"
         kernel.write_text(edit(source.path.read_text(encoding="utf-8")), encoding="utf-8")
         library = folder / "kernel.so"
         macros = [*source.defines, ("KERNEL", f'"{kernel}"'), ("ENTRY", source.entry)]
         defines = [f"-D{name}={value}" for name, value in macros]
-        flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
-        subprocess.run([str(COMPILER), *flags, f"-I{HOST}", *defines, str(HOST / "run.cpp"), "-o", str(library)], check=True)
+        flags = [
+            "-std=c++17",
+            "-O1",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Werror",
+            "-Wno-unknown-pragmas",
+        ]
+        subprocess.run(
+            [
+                str(COMPILER),
+                *flags,
+                f"-I{HOST}",
+                *defines,
+                str(HOST / "run.cpp"),
+                "-o",
+                str(library),
+            ],
+            check=True,
+        )
         self.library = ctypes.CDLL(str(library))
         self.library.run.restype = ctypes.c_char_p
         self.schedule = SCHEDULES[0]
 
-    def launch(self, grid: tuple[int], block: tuple[int], shared_bytes: int, arguments: ctypes.Structure) -> None:
-        """As `verify.cuda.compile.launch`, by the schedule; no access to shared memory may meet a bank conflict."""
+    def launch(
+        self, grid: tuple[int], block: tuple[int], shared_bytes: int, arguments: ctypes.Structure
+    ) -> None:
+        """As `verify.cuda.compile.launch`, by the schedule; no access to shared memory may meet a
+        bank conflict."""
         conflicts = (ctypes.c_long * 2)()
         flags = self.schedule.backwards, self.schedule.late
-        error = self.library.run(ctypes.byref(arguments), grid[0], block[0], shared_bytes, *flags, conflicts)
+        error = self.library.run(
+            ctypes.byref(arguments), grid[0], block[0], shared_bytes, *flags, conflicts
+        )
         assert not error, error.decode()
         assert list(conflicts) == [0, 0], "bank conflicts of matrix loads and of copies"
 
 
 @pytest.fixture
-def host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes `split_q.forward` run on the CPU: hosts(...) gives the `Host` of a build, which forward then launches."""
+def host(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """Makes `split_q.forward` run on the CPU: hosts(...) gives the `Host` of a build, which forward
+    then launches."""
     current: list[Host] = []
 
-    def hosts(config: Config, dtype: str, head_dim: int, causal: bool, edit: Callable[[str], str] = lambda text: text) -> Host:
+    def hosts(
+        config: Config,
+        dtype: str,
+        head_dim: int,
+        causal: bool,
+        edit: Callable[[str], str] = lambda text: text,
+    ) -> Host:
         source = split_q.source(config, dtype, head_dim, causal)
         current[:] = [Host(source, tmp_path_factory.mktemp("host"), edit)]
         return current[0]
@@ -115,7 +153,9 @@ def host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 class Placed:
     """A tensor as a layout has it, in an allocation full of something else that must stay."""
 
-    def __init__(self, shape: tuple[int, int, int, int], layout: Layout, dtype: torch.dtype, other: float) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int], layout: Layout, dtype: torch.dtype, other: float
+    ) -> None:
         self.whole = torch.full((max(layout.extent(shape), 0) + 128,), other, dtype=dtype)
         place = shape, layout.strides(shape), layout.offset + 64
         self.tensor = self.whole.as_strided(*place)
@@ -143,7 +183,10 @@ def inputs_of(problem: Problem) -> tuple[Placed, ...]:
 def run(problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
     """O and LSE from the shipped entry point; asserts that it wrote these and nothing else."""
     inputs = inputs_of(problem)
-    q, k, v = (x.tensor.expand(getattr(problem, f"shape_{name}")) for name, x in zip("qkv", inputs, strict=True))
+    q, k, v = (
+        x.tensor.expand(getattr(problem, f"shape_{name}"))
+        for name, x in zip("qkv", inputs, strict=True)
+    )
     out = Placed(problem.shape_q, problem.layouts["out"], problem.format.torch, 7.0)
     lse = Placed((*problem.shape_q[:3], 1), Layout(), torch.float32, 7.0)
     out.tensor.fill_(torch.nan)
@@ -163,7 +206,9 @@ def convict(problem: Problem, config: Config, out: Tensor, lse: Tensor) -> str |
     if out[truth.empty].count_nonzero() or not torch.equal(lse == -torch.inf, truth.empty):
         return "empty rows"
     ratio_out = compare(out, truth.out, truth.out_bound, problem.format_out).ratio[live]
-    ratio_lse = compare(lse, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")).ratio[live]
+    ratio_lse = compare(
+        lse, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
+    ).ratio[live]
     for name, ratio in (("O", ratio_out), ("LSE", ratio_lse)):
         if ratio.numel() and not float(ratio.max()) <= 1:
             return f"{name}: {float(ratio.max()):.3g} of its bound"
@@ -171,7 +216,12 @@ def convict(problem: Problem, config: Config, out: Tensor, lse: Tensor) -> str |
 
 
 PITCHED, ASIDE = Layout("bshd", pitch=8), Layout(pitch=16, offset=8)
-WIDE = {"layout_q": Layout("bshd"), "layout_k": PITCHED, "layout_v": Layout("sbhd"), "layout_out": PITCHED}
+WIDE = {
+    "layout_q": Layout("bshd"),
+    "layout_k": PITCHED,
+    "layout_v": Layout("sbhd"),
+    "layout_out": PITCHED,
+}
 SHAPES: dict[bool, list[dict[str, Any]]] = {
     False: [
         {"batch": 2, "heads_q": 2, "heads_kv": 1, "seqlen_q": 70, "seqlen_kv": 133, **WIDE},
@@ -188,7 +238,15 @@ SHAPES: dict[bool, list[dict[str, Any]]] = {
         {"seqlen_q": 0, "seqlen_kv": 5},
     ],
     True: [
-        {"batch": 2, "heads_q": 2, "heads_kv": 1, "seqlen_q": 66, "seqlen_kv": 150, "mask": Causal(), **WIDE},
+        {
+            "batch": 2,
+            "heads_q": 2,
+            "heads_kv": 1,
+            "seqlen_q": 66,
+            "seqlen_kv": 150,
+            "mask": Causal(),
+            **WIDE,
+        },
         {"seqlen_q": 130, "seqlen_kv": 65, "mask": Causal(), "distribution": "increasing"},
         {"seqlen_q": 40, "seqlen_kv": 100, "mask": Causal("tl"), "softmax_scale": -0.1},
         {"seqlen_q": 70, "seqlen_kv": 3, "mask": Causal("tl")},
@@ -228,7 +286,8 @@ def test_no_schedule_changes_a_bit(config: Config, host: Any) -> None:
         assert torch.equal(lse.view(torch.int32), results[0][1].view(torch.int32))
 
 
-# One thing removed or changed, each time.  Slips of waiting and of barriers show in the schedule that they are open to.
+# One thing removed or changed, each time.  Slips of waiting and of barriers show in the schedule
+# that they are open to.
 
 BARRIER = r"__syncthreads\(\);(?=  // {}:)"
 WAIT = r"cp_async_wait_group<{}>\(\);(?=\s*__syncthreads\(\);  // {}:)"
@@ -244,7 +303,10 @@ SLIPS = {
     "tail of keys": (r"block >= whole", "block > whole"),
     "tail of rows": (r"r < a\.seqlen_q", "r <= a.seqlen_q"),
     "transposition": ("ldmatrix_x4_trans", "ldmatrix_x4"),
-    "maximum of half a row": (r"new_m\[h\] = fmaxf\(new_m\[h\], ptx::shfl_bfly\(new_m\[h\], 2\)\);", ""),
+    "maximum of half a row": (
+        r"new_m\[h\] = fmaxf\(new_m\[h\], ptx::shfl_bfly\(new_m\[h\], 2\)\);",
+        "",
+    ),
     "sum of half a row": (r"l\[h\] \+= ptx::shfl_bfly\(l\[h\], 2\);", ""),
     "rescale": (r"l\[h\] \*= alpha;", ""),
 }
@@ -279,7 +341,15 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
 
 def arguments(**changes: Any) -> AttentionArgs:
     q = torch.zeros(1, 1, 8, 64, dtype=torch.float16)
-    given = {"q": q, "k": q, "v": q, "mask": Full(), "softmax_scale": 0.125, "softcap": 0.0, "config": CONFIGS[0]}
+    given = {
+        "q": q,
+        "k": q,
+        "v": q,
+        "mask": Full(),
+        "softmax_scale": 0.125,
+        "softcap": 0.0,
+        "config": CONFIGS[0],
+    }
     return AttentionArgs(**(given | changes))
 
 

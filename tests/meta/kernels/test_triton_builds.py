@@ -1,4 +1,5 @@
-"""Triton kernels compiled without a GPU: that the binary is the one a launch would use, and what ptxas says of it is read."""
+"""Triton kernels compiled without a GPU: that the binary is the one a launch would use, and what
+ptxas says of it is read."""
 
 import os
 import re
@@ -27,8 +28,13 @@ def cache(tmp_path_factory):
 
 
 def launch(aligned, head_dim=64):
-    args = arguments(flash_forward.VARIANT.configs[0], "float16", head_dim, "causal", aligned=aligned)
-    out, lse = meta(tuple(args.q.shape), "float16", aligned=aligned), meta(tuple(args.q.shape[:3]), "float32")
+    args = arguments(
+        flash_forward.VARIANT.configs[0], "float16", head_dim, "causal", aligned=aligned
+    )
+    out, lse = (
+        meta(tuple(args.q.shape), "float16", aligned=aligned),
+        meta(tuple(args.q.shape[:3]), "float32"),
+    )
     return flash_forward.launch(args, out, lse)
 
 
@@ -61,7 +67,8 @@ def test_unaligned_builds_keep_to_mma_sync_on_hopper(kernels):
 def test_sizes_are_plain_arguments(kernels):
     """No length, head count or scale is baked in: one binary for all of them."""
     parameters = re.search(r"\.entry [^(]*\((.*?)\)", kernels[ALIGNED].asm["ptx"], re.DOTALL)[1]
-    strides, pointers, sizes, scale = 12, 5, 8, 1  # two tables are None; Triton adds scratch pointers of its own
+    # two tables are None; Triton adds scratch pointers of its own
+    strides, pointers, sizes, scale = 12, 5, 8, 1
     assert parameters.count(".param .u64") >= strides + pointers
     assert parameters.count(".param .u32") == sizes
     assert parameters.count(".param .f32") == scale
@@ -87,7 +94,9 @@ def test_builds_are_representative(module):
     assert len(set(names)) == len(names) <= 12
     parts = {part for name in names for part in name.split(", ")}
     configs = {config.name for config in module.VARIANT.configs}
-    assert configs | set(module.SUPPORT.dtypes) | set(MASKS) | {"d 64", "d 128", "unaligned"} <= parts
+    assert (
+        configs | set(module.SUPPORT.dtypes) | set(MASKS) | {"d 64", "d 128", "unaligned"} <= parts
+    )
 
 
 def test_backward_builds_are_its_three_kernels():
@@ -100,14 +109,20 @@ def test_backward_builds_are_its_three_kernels():
 
 
 def test_blocks_fit_every_arch():
-    """The shared memory that a step needs, two buffers each of Q and dO beside K and V, in the 99 KiB of sm_86, 89 and 120."""
+    """The shared memory that a step needs, two buffers each of Q and dO beside K and V, in the 99
+    KiB of sm_86, 89 and 120."""
     for config in flash_backward.VARIANT.configs:
         for dtype in flash_backward.SUPPORT.dtypes:
             for bucket in flash_backward.VARIANT.head_dim_buckets:
                 for aligned in (ALIGNED, UNALIGNED):
                     blocks = flash_backward.effective_blocks(config, dtype, bucket, aligned)
                     row = bucket * getattr(torch, dtype).itemsize
-                    assert 2 * row * (blocks.owned + 2 * blocks.walked) <= 98 * 1024, (config.name, dtype, bucket, aligned)
+                    assert 2 * row * (blocks.owned + 2 * blocks.walked) <= 98 * 1024, (
+                        config.name,
+                        dtype,
+                        bucket,
+                        aligned,
+                    )
 
 
 def test_where_triton_interprets_nothing_is_compiled():
@@ -120,5 +135,7 @@ def test_where_triton_interprets_nothing_is_compiled():
     """
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", "if True:" + script]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
     assert "unset TRITON_INTERPRET" in done.stdout

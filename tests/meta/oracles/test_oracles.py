@@ -1,4 +1,5 @@
-"""Each oracle alone: a right result, made from the fp64 reference, passes; one planted fault is convicted and located."""
+"""Each oracle alone: a right result, made from the fp64 reference, passes; one planted fault is
+convicted and located."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Window
-from tests.harness.fake_trials import DECLARED, EMPTY, PLAIN, acquitted, convicted, right_run, trial_of, tried
+from tests.harness.fake_trials import (
+    DECLARED,
+    EMPTY,
+    PLAIN,
+    acquitted,
+    convicted,
+    right_run,
+    trial_of,
+    tried,
+)
 from verify import oracles as oracle_package
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
@@ -45,7 +55,9 @@ torch.set_num_threads(1)
 
 def test_oracles_are_found_from_their_files() -> None:
     folder = Path(oracle_package.__file__).parent
-    declaring = {path.stem for path in folder.rglob("*.py") if "\nORACLE" in path.read_text(encoding="utf-8")}
+    declaring = {
+        path.stem for path in folder.rglob("*.py") if "\nORACLE" in path.read_text(encoding="utf-8")
+    }
     assert declaring == {oracle.judge.__module__.rpartition(".")[2] for oracle in oracles()}
     assert {"bound", "counting", "gather", "empty_rows", "repeat", "poison", "refusal"} <= declaring
 
@@ -74,7 +86,9 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.parametrize("contract", [Contract(), Contract(lse="base2"), Contract(lse=None)], ids=lambda c: str(c.lse))
+@pytest.mark.parametrize(
+    "contract", [Contract(), Contract(lse="base2"), Contract(lse=None)], ids=lambda c: str(c.lse)
+)
 def test_the_reference_itself_is_acquitted(name: str, contract: Contract) -> None:
     oracle, problem = RIGHT[name]
     trial = tried(problem, contract=contract)
@@ -99,8 +113,14 @@ def off_by(bounds: float) -> Trial:
 def test_one_element_beyond_its_bound_is_convicted() -> None:
     trial = off_by(1.5)
     ruling = bound.judge(trial)
-    finding = convicted(ruling, "out is off by", "out[b=1, h=2, q=3, d=4]", "1 of 768 elements are out of bounds")
-    assert (finding.where, finding.count, finding.total) == ("out[b=1, h=2, q=3, d=4]", 1, 2 * 4 * 6 * 16)
+    finding = convicted(
+        ruling, "out is off by", "out[b=1, h=2, q=3, d=4]", "1 of 768 elements are out of bounds"
+    )
+    assert (finding.where, finding.count, finding.total) == (
+        "out[b=1, h=2, q=3, d=4]",
+        1,
+        2 * 4 * 6 * 16,
+    )
     assert ruling.measures["r_out"] == pytest.approx(1.5, rel=0.02)
     assert finding.bound == pytest.approx(float(trial.truth.out_bound[1, 2, 3, 4]))
 
@@ -128,7 +148,9 @@ def test_nan_and_inf_out_of_place_are_convicted(value: float) -> None:
     finding = convicted(ruling, "r = inf", "16 of 768")
     assert finding.where == "out[b=0, h=1, q=2, d=0]"
     assert ruling.measures["r_out"] == math.inf
-    finding = convicted(bound.judge(tried(PLAIN, lambda out, lse: lse[1, 3, 5].fill_(value))), "lse")
+    finding = convicted(
+        bound.judge(tried(PLAIN, lambda out, lse: lse[1, 3, 5].fill_(value))), "lse"
+    )
     assert finding.where == "lse[b=1, h=3, q=5]"
 
 
@@ -137,7 +159,8 @@ def test_an_infinity_is_right_only_beyond_the_format() -> None:
     #            got       truth     bound  accepted
     cases = [
         (math.inf, 65530.0, 1.0, True),
-        (math.inf, 65510.0, 20.0, True),  # truth and bound together reach 65520, where rounding gives infinity
+        # truth and bound together reach 65520, where rounding gives infinity
+        (math.inf, 65510.0, 20.0, True),
         (math.inf, 65510.0, 5.0, False),
         (-math.inf, 65530.0, 1.0, False),
         (-math.inf, -65530.0, 1.0, True),
@@ -147,7 +170,9 @@ def test_an_infinity_is_right_only_beyond_the_format() -> None:
         (0.0, 0.0, 0.0, True),
         (1e-30, 0.0, 0.0, False),  # must be exact
     ]
-    got, want, limit = (torch.tensor([case[i] for case in cases], dtype=torch.float64) for i in range(3))
+    got, want, limit = (
+        torch.tensor([case[i] for case in cases], dtype=torch.float64) for i in range(3)
+    )
     compared = bound.compare(got, want, limit, half)
     assert (compared.ratio <= 1).tolist() == [case[3] for case in cases]
     assert compared.worst == math.inf
@@ -158,8 +183,15 @@ def test_an_infinity_is_right_only_beyond_the_format() -> None:
 def test_a_lse_is_judged_in_the_base_of_its_contract() -> None:
     natural, base2 = Contract(lse="natural"), Contract(lse="base2")
     assert acquitted(bound.judge(tried(PLAIN, contract=base2)))
-    convicted(bound.judge(tried(PLAIN, lambda out, lse: lse.mul_(math.log(2)), contract=base2)), "lse is off by", "of 48")
-    convicted(bound.judge(tried(PLAIN, lambda out, lse: lse.div_(math.log(2)), contract=natural)), "lse is off by")
+    convicted(
+        bound.judge(tried(PLAIN, lambda out, lse: lse.mul_(math.log(2)), contract=base2)),
+        "lse is off by",
+        "of 48",
+    )
+    convicted(
+        bound.judge(tried(PLAIN, lambda out, lse: lse.div_(math.log(2)), contract=natural)),
+        "lse is off by",
+    )
 
 
 def test_a_lse_just_beyond_its_bound_is_convicted() -> None:
@@ -192,10 +224,14 @@ def test_a_wrong_scale_is_beyond_the_bounds() -> None:
 @pytest.mark.parametrize("value", [math.nan, 1e-30, -1.0])
 def test_an_empty_row_is_exactly_what_was_promised(value: float) -> None:
     finding = convicted(
-        empty_rows.judge(tried(EMPTY, lambda out, lse: out[1, 2, 3, 4].fill_(value))), "row without a visible key"
+        empty_rows.judge(tried(EMPTY, lambda out, lse: out[1, 2, 3, 4].fill_(value))),
+        "row without a visible key",
     )
     assert (finding.where, finding.count, finding.bound) == ("out[b=1, h=2, q=3, d=4]", 1, 0.0)
-    finding = convicted(empty_rows.judge(tried(EMPTY, lambda out, lse: lse[1, 2, 3].fill_(value))), "the contract says -inf")
+    finding = convicted(
+        empty_rows.judge(tried(EMPTY, lambda out, lse: lse[1, 2, 3].fill_(value))),
+        "the contract says -inf",
+    )
     assert finding.where == "lse[b=1, h=2, q=3]"
 
 
@@ -203,8 +239,14 @@ def test_the_sign_of_zero_is_free_and_other_promises_hold() -> None:
     assert acquitted(empty_rows.judge(tried(EMPTY, lambda out, lse: out[1].fill_(-0.0))))
     promise = Contract(empty_row_out=math.nan, empty_row_lse=math.inf)
     assert acquitted(empty_rows.judge(tried(EMPTY, contract=promise)))
-    convicted(empty_rows.judge(tried(EMPTY, lambda out, lse: out[1].zero_(), contract=promise)), "the contract says nan")
-    convicted(empty_rows.judge(tried(EMPTY, lambda out, lse: lse[1].neg_(), contract=promise)), "the contract says inf")
+    convicted(
+        empty_rows.judge(tried(EMPTY, lambda out, lse: out[1].zero_(), contract=promise)),
+        "the contract says nan",
+    )
+    convicted(
+        empty_rows.judge(tried(EMPTY, lambda out, lse: lse[1].neg_(), contract=promise)),
+        "the contract says inf",
+    )
 
 
 def test_rows_that_see_something_are_not_its_business() -> None:
@@ -262,7 +304,10 @@ def test_a_right_result_that_is_the_poison_was_written() -> None:
     assert acquitted(repeat.judge(trial))
     assert trial.first.out is not None
     trial.first.out[1, 3, 2, 1] = 65472.0
-    convicted(repeat.judge(trial), "leaves 1 of 768 elements of out unwritten, the first out[b=1, h=3, q=2, d=1]")
+    convicted(
+        repeat.judge(trial),
+        "leaves 1 of 768 elements of out unwritten, the first out[b=1, h=3, q=2, d=1]",
+    )
 
 
 def test_a_kernel_that_promises_no_repetition_is_not_asked_for_it() -> None:
@@ -271,16 +316,27 @@ def test_a_kernel_that_promises_no_repetition_is_not_asked_for_it() -> None:
     assert oracle.excludes(DECLARED) is None
     assert oracle.excludes(free) == "declared not deterministic"
     free = replace(DECLARED, contract=Contract(deterministic_backward=False))
-    assert [oracle.excludes(free) for oracle in repeat.ORACLES] == [None, "declared not deterministic"]
+    assert [oracle.excludes(free) for oracle in repeat.ORACLES] == [
+        None,
+        "declared not deterministic",
+    ]
 
 
 # Execution and memory.
 
 REPLIES = [
-    (Reply("raised", "ValueError: no", data={"traceback": "line 7"}), ("raises: ValueError: no", "line 7"), "raised"),
+    (
+        Reply("raised", "ValueError: no", data={"traceback": "line 7"}),
+        ("raises: ValueError: no", "line 7"),
+        "raised",
+    ),
     (Reply("crash", "killed by SIGSEGV"), ("crashes: killed by SIGSEGV",), "crash"),
     (Reply("hang", "no answer within 4 s; killed"), ("hangs: no answer within 4 s",), "hang"),
-    (Reply("breach", "returned its input q"), ("breaks the interface: returned its input q",), "breach"),
+    (
+        Reply("breach", "returned its input q"),
+        ("breaks the interface: returned its input q",),
+        "breach",
+    ),
     (Reply("out of memory", "CUDA"), ("out of memory: CUDA",), "out of memory"),
     (
         Reply("unsupported", "not today", "mask"),
@@ -290,8 +346,12 @@ REPLIES = [
 ]
 
 
-@pytest.mark.parametrize(("reply", "words", "got"), REPLIES, ids=lambda value: getattr(value, "status", ""))
-def test_a_run_without_a_result_is_convicted(reply: Reply, words: tuple[str, ...], got: str) -> None:
+@pytest.mark.parametrize(
+    ("reply", "words", "got"), REPLIES, ids=lambda value: getattr(value, "status", "")
+)
+def test_a_run_without_a_result_is_convicted(
+    reply: Reply, words: tuple[str, ...], got: str
+) -> None:
     trial = trial_of(PLAIN)
     finding = convicted(execution(trial, Launch(reply, "nan")), *words)
     assert (finding.oracle, finding.got, finding.bound) == ("execution", got, "a result")
@@ -315,28 +375,46 @@ def test_damage_and_unwritten_elements_are_convicted() -> None:
     assert run.out is not None
     assert run.lse is not None
     harm = replace(run, damage=Damage("redzone", "3 bytes past the end of out", 5))
-    assert convicted(memory(trial, harm), "writes outside its outputs: 5 bytes changed, the first 3 bytes past").count == 5
-    harm = replace(run, damage=Damage("k", "+4 bytes from the start of k, inside its allocation", 1))
+    assert (
+        convicted(
+            memory(trial, harm),
+            "writes outside its outputs: 5 bytes changed, the first 3 bytes past",
+        ).count
+        == 5
+    )
+    harm = replace(
+        run, damage=Damage("k", "+4 bytes from the start of k, inside its allocation", 1)
+    )
     convicted(memory(trial, harm), "changes its input k")
     lse = run.lse.clone()
     fill(lse[1, 2, 4:], "nan")
     unwritten = replace(run, outputs={"out": run.out, "lse": lse})
-    finding = convicted(memory(trial, unwritten), "leaves 2 of 48 elements of lse unwritten, the first lse[b=1, h=2, q=4]")
+    finding = convicted(
+        memory(trial, unwritten),
+        "leaves 2 of 48 elements of lse unwritten, the first lse[b=1, h=2, q=4]",
+    )
     assert finding.count == 2
     other = replace(run, outputs={"out": run.out, "lse": lse}, poison="huge")
     assert acquitted(memory(trial, other)), "another poison's bits are a value like any other"
     fill(lse[1, 2, 4:], "huge")
     convicted(memory(trial, other), "leaves 2 of 48 elements of lse unwritten")
     fill(run.lse[1, 2, 5:], "huge")
-    finding = convicted(memory(trial, other), "leaves 1 of 48 elements of lse unwritten, the first lse[b=1, h=2, q=4]")
+    finding = convicted(
+        memory(trial, other),
+        "leaves 1 of 48 elements of lse unwritten, the first lse[b=1, h=2, q=4]",
+    )
     assert finding.count == 1, "a finite poison that the first run wrote over NaN is a result"
     assert acquitted(memory(trial, replace(run, outputs={"out": torch.empty(2, 4, 0, 16)})))
 
 
 def test_groups_and_oracles_name_only_what_exists() -> None:
-    with pytest.raises(ValueError, match=r"group mine: entry: 'sideways' is none of forward, backward"):
+    with pytest.raises(
+        ValueError, match=r"group mine: entry: 'sideways' is none of forward, backward"
+    ):
         Group(name="mine", about="", entry="sideways")
-    with pytest.raises(ValueError, match=r"group mine: distributions: 'nomal' is none of normal, .*gather"):
+    with pytest.raises(
+        ValueError, match=r"group mine: distributions: 'nomal' is none of normal, .*gather"
+    ):
         Group(name="mine", about="", distributions=("normal", "nomal"))
     mine = Group(name="mine", about="", distributions=("gather",))
     with pytest.raises(ValueError, match=r"group mine: two oracles define"):
@@ -354,4 +432,12 @@ def test_every_oracle_is_tried_here() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for oracle in oracles():
         assert f"{oracle.name}.judge(" in text or f'"{oracle.name}"' in text, oracle.name
-    assert {f.name for f in fields(Oracle)} == {"name", "group", "catches", "judge", "excludes", "concerns", "rank"}
+    assert {f.name for f in fields(Oracle)} == {
+        "name",
+        "group",
+        "catches",
+        "judge",
+        "excludes",
+        "concerns",
+        "rank",
+    }

@@ -1,4 +1,5 @@
-"""Launches at once: what they share shows, what each has of its own does not, and the oracle says which it was."""
+"""Launches at once: what they share shows, what each has of its own does not, and the oracle says
+which it was."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ SIDES = [side_name(launch, "out") for launch in range(LAUNCHES)]
 
 @dataclass
 class Turns:
-    """Queues whose launches take turns, step by step, in an order; a launch outside of a run is over at once."""
+    """Queues whose launches take turns, step by step, in an order; a launch outside of a run is
+    over at once."""
 
     order: Sequence[int] = range(LAUNCHES)
     queued: list[list[Callable[[], None]]] = field(default_factory=list)
@@ -80,13 +82,17 @@ def outputs(arena: Tensor) -> list[Tensor]:
 
 
 def by_scratch(queues: Turns, shared: bool) -> Callable[[Tensor], None]:
-    """A kernel that writes a sum of q into scratch, its own or everybody's, and in a second step O and LSE from there."""
+    """A kernel that writes a sum of q into scratch, its own or everybody's, and in a second step O
+    and LSE from there."""
     everybodys = torch.zeros(())
 
     def launch(arena: Tensor) -> None:
         q, out, lse = (WHERE[name].view(arena) for name in ("q", "out", "lse"))
         scratch = everybodys if shared else torch.zeros(())
-        queues.do(lambda: scratch.copy_(q.sum()), lambda: (out.copy_(scratch.expand(out.shape)), lse.fill_(float(scratch)))[0])
+        queues.do(
+            lambda: scratch.copy_(q.sum()),
+            lambda: (out.copy_(scratch.expand(out.shape)), lse.fill_(float(scratch)))[0],
+        )
 
     return launch
 
@@ -109,10 +115,13 @@ def strays(order: Sequence[int], shared: bool) -> list[bool]:
         launch(each)
     assert run_together(arenas, launch, queues) is True
     pairs = zip(arenas, alone, strict=True)
-    return [any(not a.equal(b) for a, b in zip(outputs(x), outputs(y), strict=True)) for x, y in pairs]
+    return [
+        any(not a.equal(b) for a, b in zip(outputs(x), outputs(y), strict=True)) for x, y in pairs
+    ]
 
 
-ORDERS = ((0, 1, 2, 3), (1, 3, 0, 2))  # who writes last: one with negated inputs, one with the case's own
+# who writes last: one with negated inputs, one with the case's own
+ORDERS = ((0, 1, 2, 3), (1, 3, 0, 2))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -121,11 +130,15 @@ def test_launches_that_share_nothing_are_the_same_alone(order: Sequence[int]) ->
 
 
 def test_a_shared_scratch_shows_whoever_writes_it_last() -> None:
-    assert strays(ORDERS[0], shared=True) == [True, False, True, False], "all read what one with negated inputs wrote"
+    assert strays(ORDERS[0], shared=True) == [True, False, True, False], (
+        "all read what one with negated inputs wrote"
+    )
     assert strays(ORDERS[1], shared=True) == [False, True, False, True]
 
 
-def test_launches_are_held_back_for_as_long_as_queueing_them_takes_but_not_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_are_held_back_for_as_long_as_queueing_them_takes_but_not_for_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for took, held in ((1e-6, 5e-4), (2e-4, 1.6e-3), (3.0, 1e-2)):
         clock = iter((5.0, 5.0 + took))
         monkeypatch.setattr(together.time, "perf_counter", lambda clock=clock: next(clock))
@@ -136,7 +149,9 @@ def test_launches_are_held_back_for_as_long_as_queueing_them_takes_but_not_for_s
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16", "bfloat16", "float32"])
 def test_negated_inputs_differ_in_their_signs_alone(dtype: str) -> None:
-    problem = Problem(batch=2, seqlen_q=4, seqlen_kv=5, head_dim=8, dtype=dtype, layout_q=Layout(expand="b"))
+    problem = Problem(
+        batch=2, seqlen_q=4, seqlen_kv=5, head_dim=8, dtype=dtype, layout_q=Layout(expand="b")
+    )
     q = tensors(problem).q
     assert negated(q).double().equal(-q.double())
     assert (bits(negated(q)) != bits(q)).all(), "zeros too"
@@ -146,7 +161,11 @@ def test_negated_inputs_differ_in_their_signs_alone(dtype: str) -> None:
 @pytest.mark.parametrize("entry", ["forward", "backward"])
 def test_launches_lie_side_by_side_and_damage_in_any_of_them_is_seen(entry: str) -> None:
     where = plan(PROBLEM, lse=True, workspace={}, entry=entry)
-    given = {name: torch.full(slot.shape, 0.5, dtype=torch.float32) for slot in where.of("input") for name in [slot.name]}
+    given = {
+        name: torch.full(slot.shape, 0.5, dtype=torch.float32)
+        for slot in where.of("input")
+        for name in [slot.name]
+    }
     other = given | {"q": torch.full(where["q"].shape, -0.5)}
     whole, inputs = side_by_side(where, [given, other])
     assert whole.size == 2 * where.size
@@ -201,7 +220,9 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: found.append(f"sleeps {cycles}"), raising=False)
+    monkeypatch.setattr(
+        torch.cuda, "_sleep", lambda cycles: found.append(f"sleeps {cycles}"), raising=False
+    )
     return found
 
 
@@ -211,9 +232,16 @@ def test_streams_wait_for_the_inputs_and_are_waited_for(notes: list[str]) -> Non
     assert notes[:LAUNCHES] == [f"new s{i}" for i in range(LAUNCHES)]
     each = [[f"s{i} waits", f"on s{i}", f"launch {i}", "off"] for i in range(LAUNCHES)]
     ends = [f"main waits for s{i}" for i in range(LAUNCHES)]
-    assert notes[LAUNCHES:] == ["sleeps 2000000", "main records", *(note for notes_of in each for note in notes_of), *ends]
+    assert notes[LAUNCHES:] == [
+        "sleeps 2000000",
+        "main records",
+        *(note for notes_of in each for note in notes_of),
+        *ends,
+    ]
     notes.clear()
-    assert not streams.run([lambda: notes.append("late")] * LAUNCHES, 1e-3), "the device was not held for so long"
+    assert not streams.run([lambda: notes.append("late")] * LAUNCHES, 1e-3), (
+        "the device was not held for so long"
+    )
     assert not any(note.startswith("new") for note in notes), "torch keeps memory for each stream"
 
 
@@ -240,7 +268,9 @@ def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: 
 
     life = Life(cast(Any, None))
     support = Support(dtypes=("float32",), head_dims=(8,))
-    life.variants = {"accused": Variant(name="accused", family="torch", forward=forward, support=support)}
+    life.variants = {
+        "accused": Variant(name="accused", family="torch", forward=forward, support=support)
+    }
     life.streams = cast(Streams, Turns())
     given = tensors(PROBLEM).named
     both = (given, given | {"q": negated(given["q"])})
@@ -248,8 +278,21 @@ def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: 
     arena = Arena()
     arena.lay(whole, inputs, "nan")
     life.host = torch.from_numpy(arena.bytes[: whole.size])
-    request = {"op": "run", "variant": "accused", "entry": "forward", "config": 0, "slots": WHERE.wire(), "device": "cpu"}
-    request |= {"size": WHERE.size, "mask": "full", "softmax_scale": 1.0, "softcap": 0.0, "together": LAUNCHES}
+    request = {
+        "op": "run",
+        "variant": "accused",
+        "entry": "forward",
+        "config": 0,
+        "slots": WHERE.wire(),
+        "device": "cpu",
+    }
+    request |= {
+        "size": WHERE.size,
+        "mask": "full",
+        "softmax_scale": 1.0,
+        "softcap": 0.0,
+        "together": LAUNCHES,
+    }
     assert life._answer(request, []) == {"status": "ok", "held": True}
     assert len(calls) == 1 + LAUNCHES
     for launch, name in enumerate(SIDES):
@@ -264,14 +307,20 @@ def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: 
 Change = Callable[[Launch], Launch]
 
 
-def judged(change: Change = lambda run: run, held: object = True, lone: Change = lambda run: run) -> Trial:
+def judged(
+    change: Change = lambda run: run, held: object = True, lone: Change = lambda run: run
+) -> Trial:
     """A trial whose launches at once came back so, and that over negated inputs alone."""
     trial = trial_of(PLAIN)
     trial.launches["first"] = right_run(trial)
     trial.launches["negated"] = lone(right_run(trial))
     run = right_run(trial)
-    sides = {side_name(i, name): tensor for i in range(LAUNCHES) for name, tensor in run.outputs.items()}
-    trial.launches["concurrent"] = change(replace(run, reply=Reply("ok", data={"held": held}), outputs=sides))
+    sides = {
+        side_name(i, name): tensor for i in range(LAUNCHES) for name, tensor in run.outputs.items()
+    }
+    trial.launches["concurrent"] = change(
+        replace(run, reply=Reply("ok", data={"held": held}), outputs=sides)
+    )
     return trial
 
 
@@ -296,15 +345,20 @@ def test_the_same_bits_are_right() -> None:
 @pytest.mark.parametrize("launch", range(LAUNCHES))
 def test_one_bit_of_one_launch_is_convicted(launch: int) -> None:
     finding = convicted(
-        concurrent.judge(judged(flipped(side_name(launch, "out")))), "beside 3 other launches", "1 of 768 elements differ"
+        concurrent.judge(judged(flipped(side_name(launch, "out")))),
+        "beside 3 other launches",
+        "1 of 768 elements differ",
     )
     assert finding.where.startswith("out[b=0, h=")
 
 
 def test_a_reply_convicts_and_acquits_nobody() -> None:
-    """A kernel's code runs in the process that answers: what the answer says of the numbers is not heard."""
+    """A kernel's code runs in the process that answers: what the answer says of the numbers is not
+    heard."""
     forged = {"differing": {"out": 0, "lse": 0}, "held": True}
-    wrong = judged(lambda run: replace(flipped(side_name(2, "out"))(run), reply=Reply("ok", data=forged)))
+    wrong = judged(
+        lambda run: replace(flipped(side_name(2, "out"))(run), reply=Reply("ok", data=forged))
+    )
     assert not acquitted(concurrent.judge(wrong))
     right = judged(lambda run: replace(run, reply=Reply("ok", data={"differing": {"out": 3}})))
     assert acquitted(concurrent.judge(right))
@@ -313,7 +367,11 @@ def test_a_reply_convicts_and_acquits_nobody() -> None:
 def test_what_every_run_must_hold_is_asked_of_these_too() -> None:
     crash = judged(lambda run: Launch(Reply("crash", "killed by SIGSEGV"), "nan"))
     assert convicted(concurrent.judge(crash), "SIGSEGV").oracle == "execution"
-    damaged = judged(lambda run: replace(run, damage=Damage("redzone", "3 bytes past the end of launch 1: out", 3)))
+    damaged = judged(
+        lambda run: replace(
+            run, damage=Damage("redzone", "3 bytes past the end of launch 1: out", 3)
+        )
+    )
     assert convicted(concurrent.judge(damaged), "3 bytes past").oracle == "memory"
     lone = judged(lone=lambda run: Launch(Reply("raised", "no"), "nan"))
     assert convicted(concurrent.judge(lone), "raises").oracle == "execution"
@@ -328,7 +386,10 @@ def test_memory_that_other_processes_hold_convicts_nobody() -> None:
 
 
 def test_it_is_asked_on_cuda_of_some_cases_of_who_promises_to_repeat() -> None:
-    for group, field_name in (("accuracy", "deterministic"), ("gradients", "deterministic_backward")):
+    for group, field_name in (
+        ("accuracy", "deterministic"),
+        ("gradients", "deterministic_backward"),
+    ):
         (oracle,) = (oracle for oracle in of_group(group) if oracle.name == "concurrent")
         assert oracle.excludes(DECLARED) is None
         promised = Contract(**{field_name: False})
@@ -343,7 +404,9 @@ def test_it_is_asked_on_cuda_of_some_cases_of_who_promises_to_repeat() -> None:
     assert sum(asked(PLAIN.but(seed=seed)) for seed in range(64)) == 8
     assert asked(PLAIN.but(seed=8))
     assert not asked(PLAIN.but(seed=8), PLAIN_CPU)
-    assert not asked(PLAIN.but(seed=8, seqlen_q=1 << 17)), "as many copies as launches would take too much memory"
+    assert not asked(PLAIN.but(seed=8, seqlen_q=1 << 17)), (
+        "as many copies as launches would take too much memory"
+    )
 
 
 # On a GPU.
@@ -358,8 +421,18 @@ def test_kernels_that_share_a_buffer_are_convicted_on_a_gpu_and_their_twins_pass
         for declaration in roster([file]).declarations:
             cell, rulings = Cell(fork_server), []
             for seed in (8, 16):  # the first time each stream still allocates
-                problem = PROBLEM.but(heads_q=2, heads_kv=2, seqlen_q=40, seqlen_kv=70, head_dim=32, head_dim_v=32, seed=seed)
-                trial = Trial(declaration, declaration.configs[0], problem, cell, arena, cell.arch())
+                problem = PROBLEM.but(
+                    heads_q=2,
+                    heads_kv=2,
+                    seqlen_q=40,
+                    seqlen_kv=70,
+                    head_dim=32,
+                    head_dim_v=32,
+                    seed=seed,
+                )
+                trial = Trial(
+                    declaration, declaration.configs[0], problem, cell, arena, cell.arch()
+                )
                 assert acquitted(execution(trial, trial.first))
                 assert oracle.concerns(trial)
                 rulings.append(oracle.judge(trial))

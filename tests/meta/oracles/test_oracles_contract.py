@@ -1,4 +1,5 @@
-"""Contracts on trial: each property is measured right, a contradicted declaration is convicted, an honest one passes."""
+"""Contracts on trial: each property is measured right, a contradicted declaration is convicted, an
+honest one passes."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from verify.variant import Contract, Declaration, GradientNumerics
 torch.set_num_threads(1)
 
 
-def heard(kernel: Kernel, dtype: str = "bfloat16", declaration: Declaration | None = None) -> tuple[dict[str, set[str]], str]:
+def heard(
+    kernel: Kernel, dtype: str = "bfloat16", declaration: Declaration | None = None
+) -> tuple[dict[str, set[str]], str]:
     """All words by property, and all messages, of every problem that is asked."""
     declaration = declaration or declared()
     words: dict[str, set[str]] = {}
@@ -52,7 +55,9 @@ def other_mask(kind: type[Mask], change: Callable[[Mask], Mask]) -> Callable[[Pr
 def flipped(mask: Causal | Window) -> Mask:
     """The other alignment."""
     alignment = "tl" if mask.alignment == "br" else "br"
-    return Causal(alignment) if isinstance(mask, Causal) else Window(mask.left, mask.right, alignment)
+    return (
+        Causal(alignment) if isinstance(mask, Causal) else Window(mask.left, mask.right, alignment)
+    )
 
 
 def windows(left: int, right: int) -> Callable[[Problem], Tensor]:
@@ -95,24 +100,41 @@ SWALLOWS = Kernel(maximum=without_nan, exp=clamped)
 INFINITE = Kernel(lse=lambda n, m, t, s: n.nan_to_num(nan=math.inf))
 NUMBER = Kernel(spoil=lambda out, p, call: out.nan_to_num(nan=0.0))
 ONE_ROW = Kernel(
-    spoil=lambda out, p, call: out.clone().index_fill_(2, torch.tensor([1]), 0.5) if bool(out.isnan().any()) else out
+    spoil=lambda out, p, call: (
+        out.clone().index_fill_(2, torch.tensor([1]), 0.5) if bool(out.isnan().any()) else out
+    )
 )
 WRONG = {
     "base 2": (Kernel(lse=lambda n, m, t, s: n / LN2), "LSE natural, is base 2 ("),
     "negated": (Kernel(lse=lambda n, m, t, s: -n), "LSE natural, is natural, negated"),
     "maximum": (Kernel(lse=lambda n, m, t, s: m), "LSE natural, is the maximum alone ("),
-    "log of the sum": (Kernel(lse=lambda n, m, t, s: t.log()), "is the logarithm of the row sum alone ("),
+    "log of the sum": (
+        Kernel(lse=lambda n, m, t, s: t.log()),
+        "is the logarithm of the row sum alone (",
+    ),
     "row sum": (Kernel(lse=lambda n, m, t, s: t), "LSE natural, is the row sum"),
-    "mixed bases": (Kernel(lse=lambda n, m, t, s: m / LN2 + t.log()), "is the maximum base 2, the row sum natural"),
-    "divided by the scale": (Kernel(lse=lambda n, m, t, s: n / s), "is natural, divided by softmax_scale"),
+    "mixed bases": (
+        Kernel(lse=lambda n, m, t, s: m / LN2 + t.log()),
+        "is the maximum base 2, the row sum natural",
+    ),
+    "divided by the scale": (
+        Kernel(lse=lambda n, m, t, s: n / s),
+        "is natural, divided by softmax_scale",
+    ),
     "off by one": (Kernel(lse=lambda n, m, t, s: n + 1), "LSE natural, is something else"),
     "inaccurate": (Kernel(lse=lambda n, m, t, s: n + 2**-13), "LSE natural, is natural, but "),
     "empty O is NaN": (Kernel(empty_out=math.nan), "O of empty row 0, is NaN"),
     "empty O is mean(V)": (Kernel(empty_out="mean"), "O of empty row 0, is the mean of V"),
     "empty LSE is finite": (Kernel(empty_lse=-1e30), "LSE of zero length -inf, is -1e+30"),
     "empty LSE is +inf": (Kernel(empty_lse=math.inf), "LSE of empty row -inf, is +inf"),
-    "other alignment": (Kernel(seen=other_mask(Causal, flipped)), "causal bottom-right, is top-left ("),
-    "other alignment, tl": (Kernel(seen=other_mask(Causal, flipped)), "causal.tl top-left, is bottom-right ("),
+    "other alignment": (
+        Kernel(seen=other_mask(Causal, flipped)),
+        "causal bottom-right, is top-left (",
+    ),
+    "other alignment, tl": (
+        Kernel(seen=other_mask(Causal, flipped)),
+        "causal.tl top-left, is bottom-right (",
+    ),
     "diagonal": (
         Kernel(seen=other_mask(Causal, lambda m: Window(None, -1, m.alignment))),
         "causal bottom-right, is bottom-right, diagonal excluded",
@@ -121,9 +143,18 @@ WRONG = {
         Kernel(seen=other_mask(Causal, lambda m: Window(None, 1, m.alignment))),
         "is top-left, one key too many",
     ),
-    "no mask": (Kernel(seen=other_mask(Causal, lambda m: Window(None, None))), "causal.tl top-left, is no mask at all"),
-    "window, left": (Kernel(seen=windows(-1, 0)), "is bottom-right, left end exclusive, right end inclusive"),
-    "window, right": (Kernel(seen=windows(0, 1)), "is top-left, left end inclusive, right end one too far"),
+    "no mask": (
+        Kernel(seen=other_mask(Causal, lambda m: Window(None, None))),
+        "causal.tl top-left, is no mask at all",
+    ),
+    "window, left": (
+        Kernel(seen=windows(-1, 0)),
+        "is bottom-right, left end exclusive, right end inclusive",
+    ),
+    "window, right": (
+        Kernel(seen=windows(0, 1)),
+        "is top-left, left end inclusive, right end one too far",
+    ),
     "window, both": (Kernel(seen=windows(-1, -1)), "is bottom-right, both ends exclusive"),
     "window, alignment": (
         Kernel(seen=other_mask(Window, flipped)),
@@ -133,19 +164,37 @@ WRONG = {
         Kernel(seen=other_mask(Window, lambda m: Window(m.right, m.left, m.alignment))),
         "is bottom-right, sides swapped",
     ),
-    "softcap clips": (Kernel(cap=lambda s, c: s.clamp(-c, c)), "softcap c tanh(s / c), is s clipped to +-c"),
+    "softcap clips": (
+        Kernel(cap=lambda s, c: s.clamp(-c, c)),
+        "softcap c tanh(s / c), is s clipped to +-c",
+    ),
     "softcap ignored": (Kernel(cap=lambda s, c: s), "softcap c tanh(s / c), is ignored"),
-    "softcap without its factor": (Kernel(cap=lambda s, c: torch.tanh(s / c)), "is tanh(s / c) without the factor c"),
-    "softcap after the mask": (Kernel(cap_after_mask=True), "is the mask, then the cap: masked keys weigh exp(-c)"),
+    "softcap without its factor": (
+        Kernel(cap=lambda s, c: torch.tanh(s / c)),
+        "is tanh(s / c) without the factor c",
+    ),
+    "softcap after the mask": (
+        Kernel(cap_after_mask=True),
+        "is the mask, then the cap: masked keys weigh exp(-c)",
+    ),
     "heads": (Kernel(heads=modulo), "is V h % heads_kv; K h % heads_kv"),
     "heads of K": (Kernel(heads=k_modulo), "is V h // group; K h % heads_kv"),
-    "NaN swallowed, Q": (SWALLOWS, "NaN in Q NaN, LSE NaN, is finite, LSE -inf (rows that read it: 1)"),
-    "NaN swallowed, K": (SWALLOWS, "NaN in K NaN, LSE NaN, is finite, LSE finite (rows that read it: 10)"),
+    "NaN swallowed, Q": (
+        SWALLOWS,
+        "NaN in Q NaN, LSE NaN, is finite, LSE -inf (rows that read it: 1)",
+    ),
+    "NaN swallowed, K": (
+        SWALLOWS,
+        "NaN in K NaN, LSE NaN, is finite, LSE finite (rows that read it: 10)",
+    ),
     "NaN of one row swallowed": (ONE_ROW, "NaN in K NaN, LSE NaN, is NaN or finite, LSE NaN ("),
     "NaN in V made a number": (NUMBER, "NaN in V NaN, is 0 ("),
     "NaN made an infinite LSE": (INFINITE, "NaN in Q NaN, LSE NaN, is NaN, LSE +inf ("),
     "NaN leaks": (Kernel(spoil=leaking), "NaN in Q no row but those that read it"),
-    "not deterministic": (Kernel(spoil=unsteady), "repetition bitwise the same in 5 runs, is differs in 5 runs"),
+    "not deterministic": (
+        Kernel(spoil=unsteady),
+        "repetition bitwise the same in 5 runs, is differs in 5 runs",
+    ),
     "batch": (Kernel(spoil=by_batch), "batch invariance bitwise the same, is differs in"),
 }
 
@@ -189,16 +238,36 @@ def test_a_right_kernel_passes_and_every_property_is_measured(dtype: str) -> Non
 
 HONEST = {
     "base 2": (Kernel(lse=lambda n, m, t, s: n / LN2), Contract(lse="base2"), "LSE", "base 2"),
-    "NaN rows": (Kernel(empty_out=math.nan), Contract(empty_row_out=math.nan), "O of empty row", "NaN"),
-    "infinite LSE": (Kernel(empty_lse=math.inf), Contract(empty_row_lse=math.inf), "LSE of zero length", "+inf"),
+    "NaN rows": (
+        Kernel(empty_out=math.nan),
+        Contract(empty_row_out=math.nan),
+        "O of empty row",
+        "NaN",
+    ),
+    "infinite LSE": (
+        Kernel(empty_lse=math.inf),
+        Contract(empty_row_lse=math.inf),
+        "LSE of zero length",
+        "+inf",
+    ),
     "not deterministic": (
         Kernel(spoil=unsteady),
         Contract(deterministic=False, batch_invariant=False),
         "repetition",
         "differs in 5 runs",
     ),
-    "batch": (Kernel(spoil=by_batch), Contract(batch_invariant=False), "batch invariance", "differs in 3 of 4 placements"),
-    "masked values": (Kernel(masked_zero=False), Contract(masked_values="any"), "NaN behind a mask", "no effect"),
+    "batch": (
+        Kernel(spoil=by_batch),
+        Contract(batch_invariant=False),
+        "batch invariance",
+        "differs in 3 of 4 placements",
+    ),
+    "masked values": (
+        Kernel(masked_zero=False),
+        Contract(masked_values="any"),
+        "NaN behind a mask",
+        "no effect",
+    ),
     "NaN swallowed": (SWALLOWS, Contract(nan="any"), "NaN in K", "finite, LSE finite"),
     "NaN in V made a number": (NUMBER, Contract(nan="any"), "NaN in V", "0"),
     "NaN made an infinite LSE": (INFINITE, Contract(nan="out"), "NaN in Q", "NaN, LSE +inf"),
@@ -234,14 +303,22 @@ def test_the_hypotheses_of_the_lse_differ_on_what_is_asked() -> None:
 
 
 def test_a_narrow_support_is_asked_what_it_has() -> None:
-    narrow = declared(masks=("causal.square",), cross_lengths=False, softcap=False, grouped_heads=False, min_seqlen=1)
+    narrow = declared(
+        masks=("causal.square",),
+        cross_lengths=False,
+        softcap=False,
+        grouped_heads=False,
+        min_seqlen=1,
+    )
     words, messages = heard(Kernel(), "float16", narrow)
     assert not messages
     assert words["causal, square"] == {"diagonal included"}
     assert {"LSE", "repetition", "batch invariance"} <= set(words)
     assert (words["NaN in K"], words["NaN in V"]) == ({"NaN, LSE NaN"}, {"NaN"})
     assert "NaN in K NaN, LSE NaN, is finite" in heard(SWALLOWS, "float16", narrow)[1]
-    _, messages = heard(Kernel(seen=other_mask(Causal, lambda m: Window(None, -1))), "float16", narrow)
+    _, messages = heard(
+        Kernel(seen=other_mask(Causal, lambda m: Window(None, -1))), "float16", narrow
+    )
     assert "causal, square diagonal included, is diagonal excluded" in messages
 
 
@@ -252,13 +329,20 @@ def test_a_further_run_that_fails_is_convicted_for_that() -> None:
     convicted(contract.judge(asked), "SIGSEGV")
 
 
-def backward(problem: Problem, plant: Callable[[dict[str, Tensor]], None] | None = None, steady: bool = True) -> Ruling:
-    """A backward of exact gradients; `plant` changes those of its third run, or of the first where rows are empty."""
+def backward(
+    problem: Problem, plant: Callable[[dict[str, Tensor]], None] | None = None, steady: bool = True
+) -> Ruling:
+    """A backward of exact gradients; `plant` changes those of its third run, or of the first where
+    rows are empty."""
     promised = Contract(deterministic_backward=steady)
-    asked: Trial = trial_of(problem, contract=promised, gradients=GradientNumerics(), entries=("forward", "backward"))
+    asked: Trial = trial_of(
+        problem, contract=promised, gradients=GradientNumerics(), entries=("forward", "backward")
+    )
     asked.entry = "backward"
     asked.launches["saved"] = right_run(asked)
-    exact = {name: getattr(asked.gradients, name).to(problem.format.torch) for name in ("dq", "dk", "dv")}
+    exact = {
+        name: getattr(asked.gradients, name).to(problem.format.torch) for name in ("dq", "dk", "dv")
+    }
     for tag in ("first", "repeated1", "repeated2", "repeated3", "repeated4"):
         made = {name: tensor.clone() for name, tensor in exact.items()}
         if plant is not None and tag == ("first" if problem.mask != PLAIN.mask else "repeated2"):
@@ -286,6 +370,12 @@ def test_gradients_of_what_sees_nothing_are_zero() -> None:
     problem = PLAIN.but(seqlen_q=9, seqlen_kv=6, mask=Causal())
     assert acquitted(backward(problem))
     assert backward(problem).observed["dq of empty rows"] == "0"
-    convicted(backward(problem, lambda made: made["dq"][0, 0, 1].fill_(1e-30)), "dq of empty rows 0, is 1e-30")
+    convicted(
+        backward(problem, lambda made: made["dq"][0, 0, 1].fill_(1e-30)),
+        "dq of empty rows 0, is 1e-30",
+    )
     hidden = PLAIN.but(mask=Causal("tl"))
-    convicted(backward(hidden, lambda made: made["dv"][0, 0, -1].fill_(math.nan)), "dv of keys that nobody sees 0, is NaN")
+    convicted(
+        backward(hidden, lambda made: made["dv"][0, 0, -1].fill_(math.nan)),
+        "dv of keys that nobody sees 0, is NaN",
+    )

@@ -1,4 +1,5 @@
-"""Oracles whose sums are exact: integer scores, powers of two as weights, and gathering backwards."""
+"""Oracles whose sums are exact: integer scores, powers of two as weights, and gathering
+backwards."""
 
 from __future__ import annotations
 
@@ -25,7 +26,15 @@ from verify.variant import Config, Contract, Declaration, GradientNumerics, Nume
 
 torch.set_num_threads(1)
 
-SHAPE = {"batch": 2, "heads_q": 4, "heads_kv": 2, "seqlen_q": 40, "seqlen_kv": 90, "head_dim": 64, "seed": 5}
+SHAPE = {
+    "batch": 2,
+    "heads_q": 4,
+    "heads_kv": 2,
+    "seqlen_q": 40,
+    "seqlen_kv": 90,
+    "head_dim": 64,
+    "seed": 5,
+}
 MASKS = (Causal(), Window(20, 0), Lengths((40, 17), (90, 33)))
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -44,14 +53,19 @@ def looks_right(hand: Hand) -> bool:
 # Integer scores.
 
 
-def scored(dtype: str = "float16", distribution: str = "integer_scores", **changes: object) -> Problem:
+def scored(
+    dtype: str = "float16", distribution: str = "integer_scores", **changes: object
+) -> Problem:
     return integer_scores.rescaled(problem(distribution, dtype, **changes), DECLARED.support)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_exact_scores_leave_an_honest_kernel_within_the_rest(dtype: str) -> None:
     for mask in MASKS:
-        for case in (scored(dtype, mask=mask), scored(dtype, "small_integers", mask=mask, softmax_scale=-0.01)):
+        for case in (
+            scored(dtype, mask=mask),
+            scored(dtype, "small_integers", mask=mask, softmax_scale=-0.01),
+        ):
             trial = tried_by(Hand(), case)
             assert integer_scores.ORACLE.concerns(trial)
             ruling = integer_scores.judge(trial)
@@ -95,11 +109,18 @@ def test_a_narrow_accumulator_looks_right_elsewhere() -> None:
     narrow = SCORE_FAULTS["13-bit accumulator"]
     assert looks_right(narrow)
     for distribution in ("normal", "outliers"):
-        assert acquitted(bound.judge(tried_by(narrow, problem(distribution), contract=Contract(lse=None))))
+        assert acquitted(
+            bound.judge(tried_by(narrow, problem(distribution), contract=Contract(lse=None)))
+        )
 
 
 def test_integers_are_exact_below_what_a_unit_holds() -> None:
-    limits = {("sm_90", "float16"): 24, ("sm_70", "float16"): 23, ("sm_90", "float8_e4m3fn"): 13, ("cpu", "float32"): 24}
+    limits = {
+        ("sm_90", "float16"): 24,
+        ("sm_70", "float16"): 23,
+        ("sm_90", "float8_e4m3fn"): 13,
+        ("cpu", "float32"): 24,
+    }
     for (arch, operands), power in limits.items():
         assert integer_scores.exact_below(unit_for(arch, operands)) == 2.0**power
     assert integer_scores.exact_below(unit_for("sm_90", "float16", "float16")) == 2.0**11
@@ -114,7 +135,9 @@ def test_integers_are_exact_below_what_a_unit_holds() -> None:
 
 
 def test_a_scale_that_is_no_power_of_two_before_the_product_makes_scores_inexact() -> None:
-    trial = tried_by(Hand(), scored().but(softmax_scale=0.1), numerics=replace(DECLARED.numerics, prescale="q"))
+    trial = tried_by(
+        Hand(), scored().but(softmax_scale=0.1), numerics=replace(DECLARED.numerics, prescale="q")
+    )
     assert not integer_scores.ORACLE.concerns(trial)
     assert scored(softmax_scale=-0.3).scale == -0.25
     only = replace(DECLARED.support, scales="default")
@@ -157,11 +180,18 @@ WEIGHT_FAULTS = {
 
 @pytest.mark.parametrize("name", WEIGHT_FAULTS)
 def test_weights_that_are_no_powers_of_two_are_convicted(name: str) -> None:
-    convicted(dyadic.judge(tried_by(WEIGHT_FAULTS[name], weighted())), "all weights are powers of two")
+    convicted(
+        dyadic.judge(tried_by(WEIGHT_FAULTS[name], weighted())), "all weights are powers of two"
+    )
 
 
 def test_only_exact_weights_show_a_truncated_output() -> None:
-    for name in ("cubic exponential", "outputs truncated", "outputs rounded twice", "fp16 accumulator of P V"):
+    for name in (
+        "cubic exponential",
+        "outputs truncated",
+        "outputs rounded twice",
+        "fp16 accumulator of P V",
+    ):
         assert looks_right(WEIGHT_FAULTS[name])
     truncating = tried_by(WEIGHT_FAULTS["outputs truncated"], problem("normal"))
     assert acquitted(bound.judge(truncating))
@@ -197,7 +227,10 @@ def one_ulp(x: Tensor) -> Tensor:
 
 def test_one_ulp_of_a_weight_is_convicted_where_exponentials_are_exact() -> None:
     case = weighted("float32", mask=Causal())
-    finding = convicted(dyadic.judge(on("sm_90", tried_by(faulty(exp2=one_ulp), case))), "all weights are powers of two")
+    finding = convicted(
+        dyadic.judge(on("sm_90", tried_by(faulty(exp2=one_ulp), case))),
+        "all weights are powers of two",
+    )
     assert finding.where.startswith("out[")
     for arch in ("cpu", "sm_80", "sm_100"):
         assert acquitted(dyadic.judge(on(arch, tried_by(faulty(exp2=one_ulp), case)))), arch
@@ -218,7 +251,9 @@ def test_the_division_that_is_declared_is_all_that_is_allowed() -> None:
         return x * (1 + 3 * 2.0**-23)
 
     careless = faulty(finish=rough)
-    assert acquitted(dyadic.judge(on("sm_90", tried_by(faulty(finish=lambda x: x * (1 + 2.0**-23)), case))))
+    assert acquitted(
+        dyadic.judge(on("sm_90", tried_by(faulty(finish=lambda x: x * (1 + 2.0**-23)), case)))
+    )
     assert not acquitted(dyadic.judge(on("sm_90", tried_by(careless, case))))
 
 
@@ -228,13 +263,19 @@ def test_arches_of_exact_exponentials_are_those_that_were_measured() -> None:
     for path in (Path(__file__).parents[3] / "reports").glob("*/probes.json"):
         report = json.loads(path.read_text(encoding="utf-8"))
         for probe in report["functions"]:
-            name = {"ex2.approx.ftz.f32": "ex2.approx", "ex2.approx.f32": "ex2.approx"}.get(probe["name"], probe["name"])
+            name = {"ex2.approx.ftz.f32": "ex2.approx", "ex2.approx.f32": "ex2.approx"}.get(
+                probe["name"], probe["name"]
+            )
             if probe["integers"]:
                 exact = measured.setdefault(report["arch"].rstrip("a"), {})
-                exact[name] = exact.get(name, True) and probe["integers"] == "exact from -126 to 127"
+                exact[name] = (
+                    exact.get(name, True) and probe["integers"] == "exact from -126 to 127"
+                )
     assert measured["sm_90"] == {"ex2.approx": True, "exp2f": True}
     for name, function in EXP.items():
-        assert {arch for arch, exact in measured.items() if exact.get(name)} == set(function.exact_at_integers), name
+        assert {arch for arch, exact in measured.items() if exact.get(name)} == set(
+            function.exact_at_integers
+        ), name
 
 
 def test_who_has_no_exact_weights_is_not_asked() -> None:
@@ -249,7 +290,9 @@ def test_who_has_no_exact_weights_is_not_asked() -> None:
     ):
         told = reason(replace(DECLARED, numerics=replace(DECLARED.numerics, **{field: value})))
         assert words in str(told)
-    assert "default scale" in str(reason(replace(DECLARED, support=replace(DECLARED.support, scales="default"))))
+    assert "default scale" in str(
+        reason(replace(DECLARED, support=replace(DECLARED.support, scales="default")))
+    )
 
 
 def test_dyadic_scores_stay_in_their_range() -> None:
@@ -257,7 +300,9 @@ def test_dyadic_scores_stay_in_their_range() -> None:
         trial = tried_by(Hand(), weighted(head_dim=head_dim))
         scores = trial.expanded[0].double() @ trial.expanded[1].double().repeat_interleave(2, 1).mT
         assert float(scores.amax() - scores.amin()) <= DYADIC_RANGE
-        assert head_dim == 1 or float((scores.cummax(-1).values.diff(dim=-1) > 0).sum(-1).max()) >= 3
+        assert (
+            head_dim == 1 or float((scores.cummax(-1).values.diff(dim=-1) > 0).sum(-1).max()) >= 3
+        )
 
 
 # Gathering backwards.
@@ -300,13 +345,16 @@ GATHER_FAULTS = {
 def test_a_gradient_where_there_is_none_is_convicted(name: str) -> None:
     hand, words = GATHER_FAULTS[name]
     trial = tried_by(hand, scattered(), "backward")
-    trial.launches["saved"] = tried_by(Hand(), scattered()).first  # the forward is another kernel, and right
+    # the forward is another kernel, and right
+    trial.launches["saved"] = tried_by(Hand(), scattered()).first
     convicted(gather_backward.judge(trial), words)
 
 
 def test_a_delta_a_little_off_looks_right_elsewhere() -> None:
     hand = GATHER_FAULTS["delta off by 2^-9"][0]
-    trial = tried_by(hand, problem("normal", "bfloat16"), "backward", configs=(Config(block_m=16, block_n=32),))
+    trial = tried_by(
+        hand, problem("normal", "bfloat16"), "backward", configs=(Config(block_m=16, block_n=32),)
+    )
     trial.launches["saved"] = tried_by(Hand(), problem("normal", "bfloat16")).first
     assert acquitted(gradient_bound.judge(trial))
 
@@ -334,11 +382,14 @@ def test_a_forward_that_does_not_gather_exactly_is_not_held_against_the_backward
 
 
 def as_declared(**changes: object) -> Declaration:
-    return replace(DECLARED, gradients=replace(GradientNumerics(), **changes), entries=("forward", "backward"))
+    return replace(
+        DECLARED, gradients=replace(GradientNumerics(), **changes), entries=("forward", "backward")
+    )
 
 
 def test_a_backward_that_may_honestly_miss_these_integers_is_not_asked() -> None:
-    """A delta in 16 bits, as may be declared, is not dP; K that was rounded after the scale moves the winner's score."""
+    """A delta in 16 bits, as may be declared, is not dP; K that was rounded after the scale moves
+    the winner's score."""
     for hand in (
         faulty(delta=lambda x: x.bfloat16().float()),
         faulty(load=lambda name, x: (x * 0.18).bfloat16().float() / 0.18 if name == "k" else x),
@@ -360,13 +411,23 @@ def test_a_backward_that_may_honestly_miss_these_integers_is_not_asked() -> None
         ):
             assert excludes(as_declared(**known)) is None
         for name, value in (("delta", "input"), ("prescale", "k"), ("atomics_dtype", "input")):
-            assert excludes(as_declared(**{name: value})) == f"declares {name} = {value!r}, for which nothing is derived"
-        assert excludes(as_declared(exp="exp2_poly3")) == "declares exp2_poly3, which is not known to vanish"
+            assert (
+                excludes(as_declared(**{name: value}))
+                == f"declares {name} = {value!r}, for which nothing is derived"
+            )
+        assert (
+            excludes(as_declared(exp="exp2_poly3"))
+            == "declares exp2_poly3, which is not known to vanish"
+        )
 
 
 def test_a_field_that_nobody_knows_is_a_reason() -> None:
     newer = make_dataclass(
-        "Newer", [("novel", str, defaulted(default="no"))], bases=(GradientNumerics,), frozen=True, kw_only=True
+        "Newer",
+        [("novel", str, defaulted(default="no"))],
+        bases=(GradientNumerics,),
+        frozen=True,
+        kw_only=True,
     )
     assert gather_backward.excludes(replace(DECLARED, gradients=newer())) is None
     told = gather_backward.excludes(replace(DECLARED, gradients=newer(novel="yes")))
@@ -375,7 +436,14 @@ def test_a_field_that_nobody_knows_is_a_reason() -> None:
 
 def test_nothing_that_a_forward_declares_changes_what_its_backward_is_asked() -> None:
     odd = Numerics(
-        accumulator="float16", row_sum="mma", lazy_rescale=8.0, division="rcp.approx", split_keys=True, scores="input"
+        accumulator="float16",
+        row_sum="mma",
+        lazy_rescale=8.0,
+        division="rcp.approx",
+        split_keys=True,
+        scores="input",
     )
     trial = tried_by(Hand(), scattered(), "backward", numerics=odd)
-    assert gather_backward.judge(trial) == gather_backward.judge(tried_by(Hand(), scattered(), "backward"))
+    assert gather_backward.judge(trial) == gather_backward.judge(
+        tried_by(Hand(), scattered(), "backward")
+    )

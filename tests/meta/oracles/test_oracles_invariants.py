@@ -11,7 +11,16 @@ from torch import Tensor
 from references.masks import Causal, Dense, Documents, Lengths, Window, intersect
 from tests.harness.emulation import Luck
 from tests.harness.emulation_backward import Inputs, emulate
-from tests.harness.fake_trials import DECLARED, EMPTY, OK, PLAIN, acquitted, convicted, trial_of, tried
+from tests.harness.fake_trials import (
+    DECLARED,
+    EMPTY,
+    OK,
+    PLAIN,
+    acquitted,
+    convicted,
+    trial_of,
+    tried,
+)
 from tests.harness.reference_kernel import Hand, faulty, tried_by
 from tests.meta.tolerance.test_tolerance_backward import HALF, HONEST, SHAPES, UNUSUAL, arithmetic
 from verify.judging.gradient_invariants import GradientTensors, Invariant, invariants
@@ -73,8 +82,14 @@ AVERAGE_FAULTS = {
     "not normalised": (faulty(finish=lambda x: 1.01 * x), "ones_v"),
     "a rescale lost": (faulty(rescale=False), "v_mean"),
     "a mean that shrinks": (faulty(finish=lambda x: x * (1 - 2**-9)), "ones_v"),
-    "V of the next head": (faulty(load=lambda name, x: x.roll(1, 1) if name == "v" else x), "v_mean"),
-    "V of the next key": (faulty(load=lambda name, x: x.roll(-1, 2) if name == "v" else x), "window of two"),
+    "V of the next head": (
+        faulty(load=lambda name, x: x.roll(1, 1) if name == "v" else x),
+        "v_mean",
+    ),
+    "V of the next key": (
+        faulty(load=lambda name, x: x.roll(-1, 2) if name == "v" else x),
+        "window of two",
+    ),
     "NaN": (faulty(finish=lambda x: x * torch.nan), "normal"),
 }
 
@@ -82,7 +97,11 @@ AVERAGE_FAULTS = {
 @pytest.mark.parametrize("name", AVERAGE_FAULTS)
 def test_what_is_no_average_is_convicted(name: str) -> None:
     hand, distribution = AVERAGE_FAULTS[name]
-    case = LONG.but(mask=Window(1, 0)) if distribution == "window of two" else LONG.but(distribution=distribution)
+    case = (
+        LONG.but(mask=Window(1, 0))
+        if distribution == "window of two"
+        else LONG.but(distribution=distribution)
+    )
     convicted(convexity.judge(tried_by(hand, case)), "but the row sees only V between")
 
 
@@ -119,7 +138,11 @@ def test_averages_know_which_numerics_they_know() -> None:
 
 @pytest.mark.parametrize("text", SHAPES)
 def test_slacks_from_norms_are_no_less_than_the_errors_that_they_stand_for(text: str) -> None:
-    for dtype, distribution in (("float16", "normal"), ("bfloat16", "large_logits"), ("float32", "sink")):
+    for dtype, distribution in (
+        ("float16", "normal"),
+        ("bfloat16", "large_logits"),
+        ("float32", "sink"),
+    ):
         case = Problem.parse(f"{text},dtype={dtype},dist={distribution}")
         arithmetic = resolve(Numerics(block_n=32), Config(), case, "sm_90")
         given = Inputs.of(case)
@@ -133,12 +156,22 @@ def test_slacks_from_norms_are_no_less_than_the_errors_that_they_stand_for(text:
 # Sums of gradients.
 
 
-def sums_of(case: Problem, kernel, declared, luck: Luck = Luck.NEAREST, aim: str = "dq") -> list[Invariant]:
+def sums_of(
+    case: Problem, kernel, declared, luck: Luck = Luck.NEAREST, aim: str = "dq"
+) -> list[Invariant]:
     """Each invariant of an emulated backward, by slacks that need no reference."""
     saved, found = emulate(case, kernel, luck, aim)
     given = Inputs.of(case)
     gradients = GradientTensors(
-        given.q, given.k, given.v, given.dout, saved.out, saved.lse.double(), found["dq"], found["dk"], found["dv"]
+        given.q,
+        given.k,
+        given.v,
+        given.dout,
+        saved.out,
+        saved.lse.double(),
+        found["dq"],
+        found["dk"],
+        found["dv"],
     )
     forward = resolve(declared.forward.numerics, Config(), case, declared.arch)
     return invariants(case, gradients, forward, arithmetic(case, declared))
@@ -156,7 +189,8 @@ def worst(found: list[Invariant]) -> dict[str, float]:
 SUMMED = HONEST + tuple(
     kernel
     for kernel in UNUSUAL
-    if kernel.numerics.delta == "float32" and (kernel.numerics.score_gradient_scaled or kernel.numerics.softmax == "own")
+    if kernel.numerics.delta == "float32"
+    and (kernel.numerics.score_gradient_scaled or kernel.numerics.softmax == "own")
 )
 
 
@@ -194,7 +228,12 @@ def test_gradients_that_do_not_add_up_are_seen_without_a_reference(name: str) ->
 def tried_gradients(case: Problem, kernel=HALF) -> Trial:
     """The trial of an emulated backward that declares HALF's arithmetic."""
     saved, found = emulate(case, kernel)
-    trial = trial_of(case, gradients=HALF.numerics, numerics=HALF.forward.numerics, entries=("forward", "backward"))
+    trial = trial_of(
+        case,
+        gradients=HALF.numerics,
+        numerics=HALF.forward.numerics,
+        entries=("forward", "backward"),
+    )
     trial = replace(trial, arch=HALF.arch, entry="backward")
     trial.launches["saved"] = Launch(OK, "nan", {"out": saved.out, "lse": saved.lse})
     trial.launches["first"] = Launch(OK, "nan", dict(found))
@@ -204,7 +243,9 @@ def tried_gradients(case: Problem, kernel=HALF) -> Trial:
 GROUPED = Problem.parse("b=2,hq=4,hkv=2,sq=48,skv=64,d=32,mask=causal,dtype=float16,seed=3")
 
 
-@pytest.mark.parametrize("changes", [{}, {"softcap": 2.0}, {"mask": Lengths((48, 0), (64, 9))}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"softcap": 2.0}, {"mask": Lengths((48, 0), (64, 9))}], ids=str
+)
 def test_honest_gradients_add_up(changes: dict[str, object]) -> None:
     ruling = gradient_sums.judge(tried_gradients(GROUPED.but(**changes)))
     assert acquitted(ruling)
@@ -220,10 +261,17 @@ def test_gradients_that_do_not_add_up_are_convicted(name: str) -> None:
 
 
 def test_a_key_without_its_gradient_breaks_every_sum() -> None:
-    for name, words in (("dv", "sum dV = sum dO"), ("dk", "sum dK = 0"), ("dq", "<dQ, Q> = <dK, K>")):
+    for name, words in (
+        ("dv", "sum dV = sum dO"),
+        ("dk", "sum dK = 0"),
+        ("dq", "<dQ, Q> = <dK, K>"),
+    ):
         trial = tried_gradients(GROUPED)
         trial.first.outputs[name][1, 1, 2] = 0.0
-        finding = convicted(gradient_sums.judge(trial), f"{words} does not hold at [b=1, h={0 if name == 'dq' else 1}")
+        finding = convicted(
+            gradient_sums.judge(trial),
+            f"{words} does not hold at [b=1, h={0 if name == 'dq' else 1}",
+        )
         assert finding.oracle == "gradient_sums"
     trial = tried_gradients(GROUPED)
     trial.first.outputs["dq"][0, 3, 5] = torch.nan

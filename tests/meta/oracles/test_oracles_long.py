@@ -1,4 +1,5 @@
-"""Long sequences, forward: correct results pass, and what goes wrong at 15, 16 and 31 bits or in the last tile does not."""
+"""Long sequences, forward: correct results pass, and what goes wrong at 15, 16 and 31 bits or in
+the last tile does not."""
 
 from __future__ import annotations
 
@@ -26,9 +27,30 @@ from verify.variant import Numerics, Support
 
 torch.set_num_threads(1)
 
-SUPPORT = Support(dtypes=("float16", "float32"), head_dims=range(8, 65), masks=("full", "causal"), grouped_heads=True)
-WIDE = Problem(heads_q=2, heads_kv=1, seqlen_q=6, seqlen_kv=(1 << 16) + 65, head_dim=24, dtype="float16", seed=5)
-TALL = Problem(heads_q=2, heads_kv=1, seqlen_q=(1 << 16) + 140, seqlen_kv=65, head_dim=16, dtype="float16", seed=5)
+SUPPORT = Support(
+    dtypes=("float16", "float32"),
+    head_dims=range(8, 65),
+    masks=("full", "causal"),
+    grouped_heads=True,
+)
+WIDE = Problem(
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=6,
+    seqlen_kv=(1 << 16) + 65,
+    head_dim=24,
+    dtype="float16",
+    seed=5,
+)
+TALL = Problem(
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=(1 << 16) + 140,
+    seqlen_kv=65,
+    head_dim=16,
+    dtype="float16",
+    seed=5,
+)
 
 Answer = tuple[Tensor, Tensor]  # O and LSE, fp64
 Kernel = Callable[[Problem, Tensor, Tensor, Tensor], Answer]
@@ -44,18 +66,23 @@ def tried(problem: Problem, kernel: Kernel = right) -> Trial:
     """A trial of that kernel."""
     trial = trial_of(problem)
     out, lse = kernel(problem, *(x.double() for x in trial.expanded))
-    trial.launches["first"] = Launch(OK, "nan", {"out": out.to(problem.format_out.torch), "lse": lse.float()})
+    trial.launches["first"] = Launch(
+        OK, "nan", {"out": out.to(problem.format_out.torch), "lse": lse.float()}
+    )
     return trial
 
 
 def heard(problem: Problem, kernel: Kernel = right) -> dict[str, Ruling]:
     """What the group's oracles say of a kernel's answer, by name."""
     trial = tried(problem, kernel)
-    # `long_offsets` launches by itself where 4 GiB are free: this trial holds an answer and no kernel.
+    # `long_offsets` launches by itself where 4 GiB are free: this trial holds an answer and no
+    # kernel.
     asked = [
         oracle
         for oracle in of_group("long")
-        if oracle.name != "long_offsets" and oracle.excludes(trial.declaration) is None and oracle.concerns(trial)
+        if oracle.name != "long_offsets"
+        and oracle.excludes(trial.declaration) is None
+        and oracle.concerns(trial)
     ]
     return {oracle.name: oracle.judge(trial) for oracle in asked}
 
@@ -81,13 +108,21 @@ CORRECT = {
 def test_correct_results_pass(name: str) -> None:
     rulings = heard(CORRECT[name])
     assert {"long_whole", "convexity"} < set(rulings)
-    assert all(ruling.finding is None for ruling in rulings.values()), [r.finding for r in rulings.values() if r.finding]
+    assert all(ruling.finding is None for ruling in rulings.values()), [
+        r.finding for r in rulings.values() if r.finding
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
-def test_right_answers_to_all_that_a_gpu_is_asked_pass(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_right_answers_to_all_that_a_gpu_is_asked_pass(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
     """With shorter sides."""
-    for name, value in {"LONG": 577, "_CROWD": 70, "environment": lambda: Environment("", "cuda")}.items():
+    for name, value in {
+        "LONG": 577,
+        "_CROWD": 70,
+        "environment": lambda: Environment("", "cuda"),
+    }.items():
         monkeypatch.setattr(long, name, value)
     support = replace(SUPPORT, dtypes=(dtype,), masks=("full", "causal", "lengths"))
     asked = long.forward_problems(trial_of(WIDE, support=support).declaration, dtype)
@@ -148,19 +183,47 @@ def unchosen(p: Problem) -> int:
     return next(n for n in range(50_000, p.seqlen_q) if n not in chosen)
 
 
-GAP = next(n for n in range(40_000, 60_000) if not set(range(n, n + 64)) & set(positions(TALL, "rows").tolist()))
+GAP = next(
+    n
+    for n in range(40_000, 60_000)
+    if not set(range(n, n + 64)) & set(positions(TALL, "rows").tolist())
+)
 
 # Problem, kernel, and the oracles that must convict it.
 FAULTS: dict[str, tuple[Problem, Kernel, set[str]]] = {
     "keys past 32768 dropped": (WIDE, dropped(1 << 15), {"long_rows"}),
-    "keys past 32768 dropped, gathered": (WIDE.but(distribution="gather"), dropped(1 << 15), {"gather"}),
-    "keys past 65536 dropped, gathered": (WIDE.but(distribution="gather", seqlen_kv=100_000), dropped(1 << 16), {"gather"}),
-    "keys past 65536 dropped, the last ones weigh most": (WIDE.but(distribution="increasing"), dropped(1 << 16), {"long_rows"}),
+    "keys past 32768 dropped, gathered": (
+        WIDE.but(distribution="gather"),
+        dropped(1 << 15),
+        {"gather"},
+    ),
+    "keys past 65536 dropped, gathered": (
+        WIDE.but(distribution="gather", seqlen_kv=100_000),
+        dropped(1 << 16),
+        {"gather"},
+    ),
+    "keys past 65536 dropped, the last ones weigh most": (
+        WIDE.but(distribution="increasing"),
+        dropped(1 << 16),
+        {"long_rows"},
+    ),
     "offsets of keys wrap": (WIDE.but(distribution="gather"), wrapped(1 << 14), {"gather"}),
-    "offsets of keys wrap, chosen rows": (WIDE.but(distribution="increasing"), wrapped(1 << 16), {"long_rows"}),
-    "a tail that is not masked": (WIDE.but(distribution="negative_lse"), unmasked_tail, {"long_rows"}),
+    "offsets of keys wrap, chosen rows": (
+        WIDE.but(distribution="increasing"),
+        wrapped(1 << 16),
+        {"long_rows"},
+    ),
+    "a tail that is not masked": (
+        WIDE.but(distribution="negative_lse"),
+        unmasked_tail,
+        {"long_rows"},
+    ),
     "rows past 65535 skipped": (TALL, skipped(1 << 16, TALL.seqlen_q), {"long_rows", "long_whole"}),
-    "rows past 65535 skipped, gathered": (TALL.but(distribution="gather"), skipped(1 << 16, TALL.seqlen_q), {"gather"}),
+    "rows past 65535 skipped, gathered": (
+        TALL.but(distribution="gather"),
+        skipped(1 << 16, TALL.seqlen_q),
+        {"gather"},
+    ),
     "a tile of rows that nobody chose skipped": (TALL, skipped(GAP, GAP + 64), {"long_whole"}),
     "offsets of rows wrap": (TALL, repeated_rows, {"long_rows"}),
     "offsets of rows wrap, gathered": (TALL.but(distribution="gather"), repeated_rows, {"gather"}),
@@ -191,7 +254,25 @@ def test_chosen_positions() -> None:
     found = positions(long_rows, "rows").tolist()
     assert len(found) == len(set(found)) == COUNT
     assert found == sorted(found)
-    edges = {0, 1, 63, 64, 65, 127, 128, 32767, 32768, 65535, 65536, 98303, 98304, 131071, 131072, 131135, 131136}
+    edges = {
+        0,
+        1,
+        63,
+        64,
+        65,
+        127,
+        128,
+        32767,
+        32768,
+        65535,
+        65536,
+        98303,
+        98304,
+        131071,
+        131072,
+        131135,
+        131136,
+    }
     assert edges <= set(found)
     assert max(found) < long_rows.seqlen_q
     assert found == positions(long_rows, "rows").tolist()
@@ -204,27 +285,56 @@ def test_chosen_positions() -> None:
         assert len(some) == min(length, COUNT)
 
 
-@pytest.mark.parametrize("mask", [Full(), Causal(), Window(20, 3), Lengths((150, 90), (120, 0))], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mask", [Full(), Causal(), Window(20, 3), Lengths((150, 90), (120, 0))], ids=lambda m: m.name
+)
 def test_the_truth_of_chosen_rows_is_that_of_all(mask: Mask) -> None:
-    p = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=150, seqlen_kv=120, head_dim=16, dtype="float16", mask=mask)
+    p = Problem(
+        batch=2,
+        heads_q=4,
+        heads_kv=2,
+        seqlen_q=150,
+        seqlen_kv=120,
+        head_dim=16,
+        dtype="float16",
+        mask=mask,
+    )
     trial, rows = trial_of(p), torch.tensor([149, 3, 64, 65, 0])
     some, whole = trial.truth_at(rows), trial.truth
     for name in ("out", "lse", "out_bound", "lse_bound"):
         part, all_rows = getattr(some, name), getattr(whole, name)[:, :, rows]
-        # A bound knows the range and the mean of V over the keys that some row of its block sees: fewer rows may see fewer.
-        torch.testing.assert_close(part, all_rows, rtol=0.15 if name.endswith("bound") else 1e-12, atol=1e-12)
+        # A bound knows the range and the mean of V over the keys that some row of its block sees:
+        # fewer rows may see fewer.
+        torch.testing.assert_close(
+            part, all_rows, rtol=0.15 if name.endswith("bound") else 1e-12, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("softcap", [0.0, 1.0])
-@pytest.mark.parametrize("mask", [Full(), Causal(), Window(20, 3), Lengths((50, 40), (70, 30))], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mask", [Full(), Causal(), Window(20, 3), Lengths((50, 40), (70, 30))], ids=lambda m: m.name
+)
 def test_no_lse_leaves_its_range(mask: Mask, softcap: float) -> None:
     """And where weights are nearly uniform there is hardly any."""
     for scale in (0.25, -1.0, 0.004):
-        p = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=50, seqlen_kv=70, head_dim=16, dtype="float32", mask=mask)
+        p = Problem(
+            batch=2,
+            heads_q=4,
+            heads_kv=2,
+            seqlen_q=50,
+            seqlen_kv=70,
+            head_dim=16,
+            dtype="float32",
+            mask=mask,
+        )
         p = p.but(softmax_scale=scale, softcap=softcap)
         trial = trial_of(p)
         q, k, _ = trial.expanded
-        reached = abs(scale) * q.double().norm(dim=-1) * k.double().norm(dim=-1).amax(-1).repeat_interleave(2, 1)[..., None]
+        reached = (
+            abs(scale)
+            * q.double().norm(dim=-1)
+            * k.double().norm(dim=-1).amax(-1).repeat_interleave(2, 1)[..., None]
+        )
         low, high = lse_range(trial, reached)
         lse, live = trial.truth.lse, ~trial.truth.empty
         assert bool((low <= lse + 1e-12)[live].all())
@@ -234,7 +344,16 @@ def test_no_lse_leaves_its_range(mask: Mask, softcap: float) -> None:
 
 
 def test_what_gather_selects_is_the_truth() -> None:
-    p = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=40, seqlen_kv=90, head_dim=16, dtype="float16", mask=Causal("tl"))
+    p = Problem(
+        batch=2,
+        heads_q=4,
+        heads_kv=2,
+        seqlen_q=40,
+        seqlen_kv=90,
+        head_dim=16,
+        dtype="float16",
+        mask=Causal("tl"),
+    )
     trial = trial_of(p.but(distribution="gather", seqlen_kv=30))
     found, truth = gathered_truth(trial), trial.truth
     torch.testing.assert_close(found.out, truth.out, rtol=1e-12, atol=0)
@@ -246,12 +365,22 @@ def _asked(monkeypatch: pytest.MonkeyPatch, device: str, **changes: object) -> l
     monkeypatch.setattr(long, "environment", lambda: Environment("", device))
     declaration = trial_of(WIDE, support=SUPPORT, **changes).declaration
     lists = (long.forward_problems, long.backward_problems)
-    return [problem for dtype in SUPPORT.dtypes for asked in lists for problem in asked(declaration, dtype)]
+    return [
+        problem
+        for dtype in SUPPORT.dtypes
+        for asked in lists
+        for problem in asked(declaration, dtype)
+    ]
 
 
 def test_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what the support has; squares of kernels alone whose memory does not grow with them."""
-    for device, changes in (("cpu", {}), ("cuda", {}), ("cpu", {"interpreted": True}), ("cuda", {"allocates_outputs": True})):
+    for device, changes in (
+        ("cpu", {}),
+        ("cuda", {}),
+        ("cpu", {"interpreted": True}),
+        ("cuda", {"allocates_outputs": True}),
+    ):
         asked = _asked(monkeypatch, device, **changes)
         assert asked
         assert all(SUPPORT.refusal(p) is None for p in asked)

@@ -1,4 +1,5 @@
-"""Long sequences, backward: chosen rows and keys are those of the whole, exact gradients pass, and what wraps is convicted."""
+"""Long sequences, backward: chosen rows and keys are those of the whole, exact gradients pass, and
+what wraps is convicted."""
 
 from __future__ import annotations
 
@@ -26,8 +27,24 @@ from verify.variant import Config, GradientNumerics
 
 torch.set_num_threads(1)
 
-WIDE = Problem(heads_q=2, heads_kv=1, seqlen_q=4, seqlen_kv=(1 << 16) + 65, head_dim=24, dtype="float16", seed=5)
-TALL = Problem(heads_q=2, heads_kv=1, seqlen_q=(1 << 16) + 140, seqlen_kv=20, head_dim=16, dtype="float16", seed=5)
+WIDE = Problem(
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=4,
+    seqlen_kv=(1 << 16) + 65,
+    head_dim=24,
+    dtype="float16",
+    seed=5,
+)
+TALL = Problem(
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=(1 << 16) + 140,
+    seqlen_kv=20,
+    head_dim=16,
+    dtype="float16",
+    seed=5,
+)
 
 Tensors = dict[str, Tensor]
 Kernel = Callable[[Problem, Tensors], Tensors]
@@ -41,10 +58,13 @@ def saved_run(trial: Trial) -> Launch:
 
 
 def right(p: Problem, x: Tensors) -> Tensors:
-    """fp64 gradients of exact arithmetic on what was saved, as the formulas of `references.attention` have them."""
+    """fp64 gradients of exact arithmetic on what was saved, as the formulas of
+    `references.attention` have them."""
     rows, keys = torch.arange(x["q"].shape[2])[:, None], torch.arange(x["k"].shape[2])
     k, v = (x[name].repeat_interleave(p.group, 1) for name in "kv")
-    seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)[..., rows[:, 0].clamp(max=p.seqlen_q - 1), :]
+    seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)[
+        ..., rows[:, 0].clamp(max=p.seqlen_q - 1), :
+    ]
     scores = p.scale * x["q"] @ k.mT
     weights = torch.exp(scores - x["lse"][..., None]).masked_fill(~seen[..., : len(keys)], 0.0)
     delta = (x["dout"] * x["out"]).sum(-1, keepdim=True)
@@ -53,7 +73,11 @@ def right(p: Problem, x: Tensors) -> Tensors:
     def folded(part: Tensor) -> Tensor:
         return part.view(p.batch, p.heads_kv, p.group, *part.shape[2:]).sum(2)
 
-    return {"dq": p.scale * ds @ k, "dk": folded(p.scale * ds.mT @ x["q"]), "dv": folded(weights.mT @ x["dout"])}
+    return {
+        "dq": p.scale * ds @ k,
+        "dk": folded(p.scale * ds.mT @ x["q"]),
+        "dv": folded(weights.mT @ x["dout"]),
+    }
 
 
 def tried(problem: Problem, kernel: Kernel = right) -> Trial:
@@ -62,15 +86,25 @@ def tried(problem: Problem, kernel: Kernel = right) -> Trial:
     trial.entry = "backward"
     trial.launches["saved"] = saved_run(trial)
     saved = trial.saved.outputs
-    given = dict(zip("qkv", trial.expanded, strict=True)) | {"dout": trial.dout, "out": saved["out"], "lse": saved["lse"]}
+    given = dict(zip("qkv", trial.expanded, strict=True)) | {
+        "dout": trial.dout,
+        "out": saved["out"],
+        "lse": saved["lse"],
+    }
     found = kernel(problem, {name: tensor.double() for name, tensor in given.items()})
-    trial.launches["first"] = Launch(OK, "nan", {name: found[name].to(problem.format.torch) for name in ("dq", "dk", "dv")})
+    trial.launches["first"] = Launch(
+        OK, "nan", {name: found[name].to(problem.format.torch) for name in ("dq", "dk", "dv")}
+    )
     return trial
 
 
 def heard(trial: Trial) -> dict[str, Ruling]:
     """What the group's oracles say, by name."""
-    asked = [o for o in of_group("long_gradients") if o.excludes(trial.declaration) is None and o.concerns(trial)]
+    asked = [
+        o
+        for o in of_group("long_gradients")
+        if o.excludes(trial.declaration) is None and o.concerns(trial)
+    ]
     return {oracle.name: oracle.judge(trial) for oracle in asked}
 
 
@@ -89,14 +123,22 @@ CORRECT = {
 def test_correct_gradients_pass(name: str) -> None:
     rulings = heard(tried(CORRECT[name]))
     assert len(rulings) >= 1
-    assert all(ruling.finding is None for ruling in rulings.values()), [r.finding for r in rulings.values() if r.finding]
+    assert all(ruling.finding is None for ruling in rulings.values()), [
+        r.finding for r in rulings.values() if r.finding
+    ]
 
 
 def test_right_answers_to_all_that_a_gpu_is_asked_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """With shorter sides."""
-    for name, value in {"LONG": 577, "_CROWD": 70, "environment": lambda: Environment("", "cuda")}.items():
+    for name, value in {
+        "LONG": 577,
+        "_CROWD": 70,
+        "environment": lambda: Environment("", "cuda"),
+    }.items():
         monkeypatch.setattr(long, name, value)
-    asked = long.backward_problems(trial_of(WIDE, gradients=GradientNumerics()).declaration, "float16")
+    asked = long.backward_problems(
+        trial_of(WIDE, gradients=GradientNumerics()).declaration, "float16"
+    )
     assert len(asked) == 6
     for problem in asked:
         rulings = heard(tried(problem))
@@ -159,8 +201,16 @@ FAULTS: dict[str, tuple[Problem, Kernel, set[str]]] = {
     "keys past 32768 unread for dQ": (WIDE, unread_keys(1 << 15), {"long_columns"}),
     "offsets of V wrap": (WIDE, values_wrap, {"long_columns"}),
     "the last tile's dV moved": (WIDE.but(seqlen_kv=(1 << 16) + 100), moved_dv, {"long_columns"}),
-    "dV moved, gathered": (WIDE.but(distribution="gather_integers", seqlen_q=64, seqlen_kv=225), moved_dv, {"gather_backward"}),
-    "140 rows past 65535 lost": (TALL.but(distribution="gather_integers"), rows_dropped(1 << 16), {"gather_backward"}),
+    "dV moved, gathered": (
+        WIDE.but(distribution="gather_integers", seqlen_q=64, seqlen_kv=225),
+        moved_dv,
+        {"gather_backward"},
+    ),
+    "140 rows past 65535 lost": (
+        TALL.but(distribution="gather_integers"),
+        rows_dropped(1 << 16),
+        {"gather_backward"},
+    ),
     "LSE and O of rows past 65535 wrap": (TALL, delta_wraps, {"long_columns"}),
 }
 
@@ -168,7 +218,11 @@ FAULTS: dict[str, tuple[Problem, Kernel, set[str]]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_convicted(name: str) -> None:
     problem, kernel, by = FAULTS[name]
-    assert by <= {oracle for oracle, ruling in heard(tried(problem, kernel)).items() if ruling.finding is not None}
+    assert by <= {
+        oracle
+        for oracle, ruling in heard(tried(problem, kernel)).items()
+        if ruling.finding is not None
+    }
 
 
 def test_a_wrong_forward_excuses_nothing() -> None:
@@ -178,13 +232,24 @@ def test_a_wrong_forward_excuses_nothing() -> None:
     convicted(long_columns.judge(trial), "saved lse is off by 0.5")
 
 
-SHAPE = {"batch": 2, "heads_q": 4, "heads_kv": 2, "seqlen_q": 130, "seqlen_kv": 150, "head_dim": 16, "dtype": "float16"}
+SHAPE = {
+    "batch": 2,
+    "heads_q": 4,
+    "heads_kv": 2,
+    "seqlen_q": 130,
+    "seqlen_kv": 150,
+    "head_dim": 16,
+    "dtype": "float16",
+}
 
 
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-@pytest.mark.parametrize("mask", [Full(), Causal(), Window(3, 9), Lengths((130, 40), (150, 0))], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mask", [Full(), Causal(), Window(3, 9), Lengths((130, 40), (150, 0))], ids=lambda m: m.name
+)
 def test_chosen_gradients_are_those_of_the_whole(mask: Mask, softcap: float) -> None:
-    """Where the forward saved exact results: nominal gradients are the exact ones, bounds those of all rows and keys."""
+    """Where the forward saved exact results: nominal gradients are the exact ones, bounds those of
+    all rows and keys."""
     p = Problem(**SHAPE, mask=mask, softcap=softcap)
     trial = trial_of(p)
     exact = attention.forward(*trial.expanded, attention.Attention(p.mask, p.scale, p.softcap))
@@ -199,8 +264,8 @@ def test_chosen_gradients_are_those_of_the_whole(mask: Mask, softcap: float) -> 
 
 
 def test_nothing_is_asked_of_what_is_not_finite() -> None:
-    """A NaN that was saved reaches its row of dQ and the keys of its head, hidden ones too, since -inf less NaN is NaN: the
-    bound is infinite there, and nowhere else."""
+    """A NaN that was saved reaches its row of dQ and the keys of its head, hidden ones too, since
+    -inf less NaN is NaN: the bound is infinite there, and nowhere else."""
     p = Problem(**SHAPE, mask=Causal())
     trial = trial_of(p)
     exact = attention.forward(*trial.expanded, attention.Attention(p.mask, p.scale))

@@ -1,4 +1,5 @@
-"""Long offsets: strides that reach past a limit, and rows that are read or written where a narrower offset would have them."""
+"""Long offsets: strides that reach past a limit, and rows that are read or written where a narrower
+offset would have them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from verify.problem import Problem
 
 torch.set_num_threads(1)
 
-PROBLEM = Problem(heads_q=4, heads_kv=2, seqlen_q=3000, seqlen_kv=130, head_dim=32, dtype="float16", distribution="gather")
+PROBLEM = Problem(
+    heads_q=4,
+    heads_kv=2,
+    seqlen_q=3000,
+    seqlen_kv=130,
+    head_dim=32,
+    dtype="float16",
+    distribution="gather",
+)
 
 
 class Released:
@@ -36,7 +45,8 @@ class Released:
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
 def test_the_last_row_lies_far(name: str) -> None:
-    """By the stride of rows alone, and by it alone; the whole is not twice as large as it must be."""
+    """By the stride of rows alone, and by it alone; the whole is not twice as large as it must
+    be."""
     problem = long_offsets.far(PROBLEM, name)
     shape, layout = problem.shapes[name], problem.layouts[name]
     assert (shape[2] - 1) * layout.strides(shape)[2] > long_offsets.REACH
@@ -82,7 +92,9 @@ def test_rows_that_wrap_are_convicted(monkeypatch: pytest.MonkeyPatch, where: st
     finding = long_offsets.judge(trial).finding
     assert finding is not None
     assert finding.oracle == "long_offsets"
-    assert finding.message.startswith(f"the last row of {where} lies 1048576 elements from the first")
+    assert finding.message.startswith(
+        f"the last row of {where} lies 1048576 elements from the first"
+    )
 
 
 def test_without_memory_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""The oracles that multiply inputs by powers of two: results scale bit for bit, unless something absolute hides in a kernel."""
+"""The oracles that multiply inputs by powers of two: results scale bit for bit, unless something
+absolute hides in a kernel."""
 
 from __future__ import annotations
 
@@ -23,13 +24,22 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 
 def problem(dtype: str = "float16", **changes: object) -> Problem:
-    return Problem(**(SHAPE | {"dtype": dtype, "distribution": "octaves", "mask": Causal(), "seed": 1} | changes))
+    return Problem(
+        **(
+            SHAPE
+            | {"dtype": dtype, "distribution": "octaves", "mask": Causal(), "seed": 1}
+            | changes
+        )
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_honest_kernel_scales(dtype: str) -> None:
     for seed in range(4):
-        for case in (problem(dtype, seed=seed), problem(dtype, seed=seed, mask=Lengths((24, 5), (70, 0)))):
+        for case in (
+            problem(dtype, seed=seed),
+            problem(dtype, seed=seed, mask=Lengths((24, 5), (70, 0))),
+        ):
             trial = tried_by(Hand(), case)
             assert power_of_two.ORACLE.concerns(trial)
             assert acquitted(power_of_two.judge(trial))
@@ -47,7 +57,10 @@ def test_both_directions_are_asked_as_far_as_the_format_goes() -> None:
     assert not powers(tried_by(Hand(), problem(softmax_scale=40.0))), "weights would underflow"
     assert tamed(problem(softmax_scale=-40.0), DECLARED.support).scale == -(32**-0.5)
     prescaled = replace(DECLARED.numerics, prescale="q")
-    assert powers(tried_by(Hand(), problem(seed=1, softmax_scale=2.0**-10), numerics=prescaled)).keys == -2
+    assert (
+        powers(tried_by(Hand(), problem(seed=1, softmax_scale=2.0**-10), numerics=prescaled)).keys
+        == -2
+    )
 
 
 FLUSH = faulty(finish=lambda x: torch.where(x.abs() < 2.0**-13, 0.0, x))
@@ -55,7 +68,9 @@ FAULTS = {
     "small outputs flushed": FLUSH,
     "an epsilon added to O": faulty(finish=lambda x: x + 1e-6),
     "values clamped": faulty(load=lambda name, x: x.clamp(-1000, 1000)),
-    "q normalised with an epsilon": faulty(load=lambda name, x: x * (1 - 1e-6 / (x.norm(dim=-1, keepdim=True) + 1e-6))),
+    "q normalised with an epsilon": faulty(
+        load=lambda name, x: x * (1 - 1e-6 / (x.norm(dim=-1, keepdim=True) + 1e-6))
+    ),
     "sums in fp16": faulty(product=torch.float16),
 }
 
@@ -80,8 +95,14 @@ def test_a_kernel_that_repeats_no_bits_is_held_to_its_bound() -> None:
         assert acquitted(power_of_two.judge(tried_by(Hand(), problem(seed=seed), contract=free)))
     shaken = faulty(finish=lambda x: x * (1 + 2**-20))
     assert acquitted(power_of_two.judge(tried_by(shaken, problem(), contract=free)))
-    convicted(power_of_two.judge(tried_by(FAULTS["values clamped"], problem(), contract=free)), "out is off by")
-    assert power_of_two_backward.ORACLE.excludes(replace(DECLARED, contract=free)) == "declared not deterministic"
+    convicted(
+        power_of_two.judge(tried_by(FAULTS["values clamped"], problem(), contract=free)),
+        "out is off by",
+    )
+    assert (
+        power_of_two_backward.ORACLE.excludes(replace(DECLARED, contract=free))
+        == "declared not deterministic"
+    )
 
 
 def tiny(x: Tensor) -> Tensor:
@@ -108,7 +129,9 @@ def test_what_is_absolute_in_a_backward_is_convicted(name: str) -> None:
         other = honest.beside("power_of_two_backward", case, inputs=inputs)
         # The forward is another kernel, and right.
         trial.launches["saved"] = honest.first
-        trial.beside("power_of_two_backward", case, inputs=inputs, dout=dout).launches["saved"] = other.first
+        trial.beside("power_of_two_backward", case, inputs=inputs, dout=dout).launches["saved"] = (
+            other.first
+        )
         found.append(power_of_two_backward.judge(trial))
     finding = next(ruling for ruling in found if ruling.finding is not None)
     convicted(finding, "should keep its bits")
@@ -117,20 +140,27 @@ def test_what_is_absolute_in_a_backward_is_convicted(name: str) -> None:
 def test_a_small_epsilon_in_delta_looks_right_elsewhere() -> None:
     case = problem("bfloat16", distribution="normal")
     for name in ("small dS dropped", "an epsilon in delta", "keys clamped"):
-        trial = tried_by(BACKWARD_FAULTS[name], case, "backward", configs=(Config(block_m=16, block_n=32),))
+        trial = tried_by(
+            BACKWARD_FAULTS[name], case, "backward", configs=(Config(block_m=16, block_n=32),)
+        )
         trial.launches["saved"] = tried_by(Hand(), case).first
         assert acquitted(gradient_bound.judge(trial))
 
 
 def test_dout_is_scaled_in_every_dtype_and_queries_too() -> None:
     pairs = {
-        dtype: [power_of_two_backward.exponents(tried_by(Hand(), problem(dtype, seed=s), "backward")) for s in range(8)]
+        dtype: [
+            power_of_two_backward.exponents(tried_by(Hand(), problem(dtype, seed=s), "backward"))
+            for s in range(8)
+        ]
         for dtype in ("float16", "bfloat16")
     }
     for found in pairs.values():
         assert all(a != 0 for a, _ in found)
         assert {g > 0 for _, g in found if g} == {True, False}
-    assert [g == 0 for _, g in pairs["float16"]] == [True] * 4 + [False] * 4, "where dS is fp16, every other problem"
+    assert [g == 0 for _, g in pairs["float16"]] == [True] * 4 + [False] * 4, (
+        "where dS is fp16, every other problem"
+    )
     assert all(g for _, g in pairs["bfloat16"])
 
 
@@ -139,7 +169,10 @@ def test_what_the_scale_has_multiplied_stays_normal() -> None:
     for name in ("none", "k", "sqrt"):
         declared = GradientNumerics(prescale=name)
         trials = [
-            tried_by(Hand(), problem(seed=seed, softmax_scale=2.0**-10), "backward", gradients=declared) for seed in range(2)
+            tried_by(
+                Hand(), problem(seed=seed, softmax_scale=2.0**-10), "backward", gradients=declared
+            )
+            for seed in range(2)
         ]
         found[name] = [power_of_two_backward.exponents(trial)[0] for trial in trials]
     assert found == {"none": [12, -12], "k": [2, -12], "sqrt": [7, -7]}

@@ -1,4 +1,5 @@
-"""The oracles on 8-bit inputs with descales: exact results pass, a factor of the wrong head or one forgotten is convicted."""
+"""The oracles on 8-bit inputs with descales: exact results pass, a factor of the wrong head or one
+forgotten is convicted."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ MASKS = (Full(), Causal(), Lengths((6, 2), (9, 3)))
 
 
 def quantised(distribution: str = "normal", descaling: str = "head", **changes: object) -> Problem:
-    return Problem(**SHAPE, dtype="float8_e4m3fn", descaling=descaling, distribution=distribution, seed=5).but(**changes)
+    return Problem(
+        **SHAPE, dtype="float8_e4m3fn", descaling=descaling, distribution=distribution, seed=5
+    ).but(**changes)
 
 
 @pytest.mark.parametrize("descaling", DESCALINGS)
@@ -48,13 +51,17 @@ def test_a_descale_of_v_forgotten_or_of_another_head_is_convicted() -> None:
 
 
 def test_a_descale_of_q_or_k_shows_in_the_lse() -> None:
-    """Those of an exact problem cancel per head, so that a factor left out moves every winning logit."""
+    """Those of an exact problem cancel per head, so that a factor left out moves every winning
+    logit."""
     problem = quantised("gather")
     factors = descales(problem)
     assert bool((factors["descale_q"] * factors["descale_k"] == 1).all())
     assert bool((factors["descale_q"] != 1).any())
     k = factors["descale_k"].repeat_interleave(2, 1)[..., None]
-    convicted(gather.judge(tried(problem, lambda out, lse: lse.div_(k), numerics=FP8)), "should be the winning logit")
+    convicted(
+        gather.judge(tried(problem, lambda out, lse: lse.div_(k), numerics=FP8)),
+        "should be the winning logit",
+    )
 
 
 def test_the_reference_sees_what_the_factors_make_of_the_inputs() -> None:
@@ -63,7 +70,10 @@ def test_the_reference_sees_what_the_factors_make_of_the_inputs() -> None:
     q, _, _ = dequantised(problem, inputs)
     factor = inputs.others["descale_q"].double().repeat_interleave(2, 1)[..., None, None]
     assert torch.equal(q, inputs.q.double() * factor)
-    assert all(tensor.dtype == torch.float64 for tensor in dequantised(problem.but(descaling="none"), tensors(problem)))
+    assert all(
+        tensor.dtype == torch.float64
+        for tensor in dequantised(problem.but(descaling="none"), tensors(problem))
+    )
 
 
 @pytest.mark.parametrize("masked_values", ["any", "finite"])

@@ -1,4 +1,5 @@
-"""A user's own kernel: plain functions as they are loaded, and every example of docs/adding-a-kernel.md."""
+"""A user's own kernel: plain functions as they are loaded, and every example of
+docs/adding-a-kernel.md."""
 
 from __future__ import annotations
 
@@ -35,35 +36,65 @@ def loaded(tmp_path: Path, text: str) -> Loaded:
     return load(path, str(ROOT))
 
 
-def called(tmp_path: Path, signature: str, *, returns: str = "q * 0", problem: Problem = INSIDE, lse: bool = False) -> dict:
+def called(
+    tmp_path: Path,
+    signature: str,
+    *,
+    returns: str = "q * 0",
+    problem: Problem = INSIDE,
+    lse: bool = False,
+) -> dict:
     """The keyword arguments with which a plain function of that signature is called."""
     variant = loaded(
-        tmp_path, f"SEEN = {{}}\ndef attention({signature}):\n    SEEN.update(locals())\n    return {returns}\n"
+        tmp_path,
+        f"SEEN = {{}}\ndef attention({signature}):\n    SEEN.update(locals())\n    return"
+        f" {returns}\n",
     ).variants[0]
     args, out = arguments(problem)
     variant.forward(args, out, torch.zeros(out.shape[:3]) if lse else None, {})
     seen = variant.forward.__closure__
-    function = next(cell.cell_contents for cell in seen or () if getattr(cell.cell_contents, "__name__", "") == "attention")
+    function = next(
+        cell.cell_contents
+        for cell in seen or ()
+        if getattr(cell.cell_contents, "__name__", "") == "attention"
+    )
     return dict(function.__globals__["SEEN"])
 
 
 @pytest.mark.parametrize("name", ["causal", "is_causal"])
 def test_a_causal_flag_is_set_for_causal_masks_only(tmp_path: Path, name: str) -> None:
-    assert called(tmp_path, f"q, k, v, {name}=False", problem=INSIDE.but(mask=Causal()))[name] is True
+    assert (
+        called(tmp_path, f"q, k, v, {name}=False", problem=INSIDE.but(mask=Causal()))[name] is True
+    )
     assert called(tmp_path, f"q, k, v, {name}=False")[name] is False
-    support = loaded(tmp_path, f"def attention(q, k, v, {name}=False): return q").variants[0].support
+    support = (
+        loaded(tmp_path, f"def attention(q, k, v, {name}=False): return q").variants[0].support
+    )
     assert support.masks == ("full", "causal.square")
 
 
 @pytest.mark.parametrize("name", ["softmax_scale", "sm_scale", "scale"])
 def test_a_scale_is_passed_under_any_of_its_names(tmp_path: Path, name: str) -> None:
-    assert called(tmp_path, f"q, k, v, *, {name}", problem=INSIDE.but(softmax_scale=-3.0))[name] == -3.0
-    assert loaded(tmp_path, f"def attention(q, k, v, {name}=None): return q").variants[0].support.scales == "any"
+    assert (
+        called(tmp_path, f"q, k, v, *, {name}", problem=INSIDE.but(softmax_scale=-3.0))[name]
+        == -3.0
+    )
+    assert (
+        loaded(tmp_path, f"def attention(q, k, v, {name}=None): return q")
+        .variants[0]
+        .support.scales
+        == "any"
+    )
 
 
 def test_without_a_scale_only_the_default_is_drawn(tmp_path: Path) -> None:
     support = loaded(tmp_path, "def attention(q, k, v): return q").variants[0].support
-    assert (support.scales, support.masks, support.grouped_heads, support.softcap) == ("default", ("full",), False, False)
+    assert (support.scales, support.masks, support.grouped_heads, support.softcap) == (
+        "default",
+        ("full",),
+        False,
+        False,
+    )
     assert (support.dtypes, support.head_dims, support.layouts) == (
         ("float16", "bfloat16", "float32"),
         (32, 64, 128),
@@ -81,7 +112,9 @@ def test_a_mask_argument_gets_booleans(tmp_path: Path, name: str) -> None:
 
 
 def test_a_flag_goes_before_a_mask(tmp_path: Path) -> None:
-    seen = called(tmp_path, "q, k, v, attn_mask=None, is_causal=False", problem=INSIDE.but(mask=Causal()))
+    seen = called(
+        tmp_path, "q, k, v, attn_mask=None, is_causal=False", problem=INSIDE.but(mask=Causal())
+    )
     assert (seen["attn_mask"], seen["is_causal"]) == (None, True)
 
 
@@ -89,25 +122,39 @@ def test_grouped_heads_are_drawn_where_the_signature_speaks_of_them(tmp_path: Pa
     grouped = INSIDE.but(heads_q=4)
     assert called(tmp_path, "q, k, v, enable_gqa=False", problem=grouped)["enable_gqa"] is True
     assert called(tmp_path, "q, k, v, enable_gqa=False")["enable_gqa"] is False
-    assert loaded(tmp_path, "def attention(q, k, v, enable_gqa=False): return q").variants[0].support.grouped_heads
+    assert (
+        loaded(tmp_path, "def attention(q, k, v, enable_gqa=False): return q")
+        .variants[0]
+        .support.grouped_heads
+    )
 
 
 def test_a_pair_is_out_and_lse(tmp_path: Path) -> None:
-    variant = loaded(tmp_path, "def attention(q, k, v): return q + 1, torch.full(q.shape[:3], 7.0)").variants[0]
+    variant = loaded(
+        tmp_path, "def attention(q, k, v): return q + 1, torch.full(q.shape[:3], 7.0)"
+    ).variants[0]
     assert variant.contract.lse == "natural"
     args, out = arguments(INSIDE)
     lse = torch.zeros(out.shape[:3])
     variant.forward(args, out, lse, {})
     assert bool((out == 1).all())
     assert bool((lse == 7).all())
-    assert loaded(tmp_path, "def attention(q, k, v):\n    r = q, 1\n    return r").variants[0].contract.lse is None
+    assert (
+        loaded(tmp_path, "def attention(q, k, v):\n    r = q, 1\n    return r")
+        .variants[0]
+        .contract.lse
+        is None
+    )
 
 
 def test_dtypes_and_head_dims_of_the_module_are_taken(tmp_path: Path) -> None:
     text = "DTYPES = ('float32',)\nHEAD_DIMS = (64,)\ndef attention(q, k, v): return q"
     found = loaded(tmp_path, text)
     assert found.undeclared
-    assert (found.variants[0].support.dtypes, found.variants[0].support.head_dims) == (("float32",), (64,))
+    assert (found.variants[0].support.dtypes, found.variants[0].support.head_dims) == (
+        ("float32",),
+        (64,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,8 +163,14 @@ def test_dtypes_and_head_dims_of_the_module_are_taken(tmp_path: Path) -> None:
         ("X = 1", "no function of (q, k, v)"),
         ("def one(x): return x", "no function of (q, k, v)"),
         ("def _hidden(q, k, v): return q", "no function of (q, k, v)"),
-        ("from torch.nn.functional import scaled_dot_product_attention", "no function of (q, k, v)"),
-        ("def one(q, k, v): return q\ndef two(q, k, v): return q", "more than one function of (q, k, v)"),
+        (
+            "from torch.nn.functional import scaled_dot_product_attention",
+            "no function of (q, k, v)",
+        ),
+        (
+            "def one(q, k, v): return q\ndef two(q, k, v): return q",
+            "more than one function of (q, k, v)",
+        ),
         ("VARIANT = 3", "must be a verify.variant.Variant"),
         ("VARIANTS = []", "must be a verify.variant.Variant"),
     ],
@@ -164,9 +217,15 @@ NONSENSE = {
     "lse": ('contract=Contract(lse="base3")', "contract.lse: 'base3'"),
     "masked": ('contract=Contract(masked_values="none")', "contract.masked_values: 'none'"),
     "nan": ('contract=Contract(nan="never")', "contract.nan: 'never'"),
-    "dtype": ('support=Support(dtypes=("float17",), head_dims=(32,))', "dtypes: 'float17' is none of"),
+    "dtype": (
+        'support=Support(dtypes=("float17",), head_dims=(32,))',
+        "dtypes: 'float17' is none of",
+    ),
     "no_dims": ('support=Support(dtypes=("float16",), head_dims=())', "head_dims"),
-    "object": ("support=Support(dtypes=(torch.float16,), head_dims=(32,))", "support.dtypes: torch.float16 is none of"),
+    "object": (
+        "support=Support(dtypes=(torch.float16,), head_dims=(32,))",
+        "support.dtypes: torch.float16 is none of",
+    ),
     "name": ('name="a:b c"', "name: 'a:b c'"),
     "no_config": ("configs=[]", "configs: none"),
     "config": ('configs=[Config(options=(("acc", "ex2_approx"),))]', "parses back"),
@@ -179,13 +238,18 @@ def test_nonsense_in_a_declaration_does_not_load(tmp_path: Path) -> None:
     text = """
         import torch
         from verify.variant import Config, Contract, Numerics, Support, Variant
-        given = dict(name="x", family="torch", forward=print, support=Support(dtypes=("float16",), head_dims=(32,)))
+        support = Support(dtypes=("float16",), head_dims=(32,))
+        given = dict(name="x", family="torch", forward=print, support=support)
         VARIANT = Variant(**(given | dict({})))
         """
     for name, (changes, _) in NONSENSE.items():
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text).format(changes), encoding="utf-8")
+        (tmp_path / f"{name}.py").write_text(
+            textwrap.dedent(text).format(changes), encoding="utf-8"
+        )
     (tmp_path / "fine.py").write_text(textwrap.dedent(text).format(""), encoding="utf-8")
-    (tmp_path / "same_name.py").write_text(textwrap.dedent(text).format("") + "VARIANTS = [VARIANT, VARIANT]", encoding="utf-8")
+    (tmp_path / "same_name.py").write_text(
+        textwrap.dedent(text).format("") + "VARIANTS = [VARIANT, VARIANT]", encoding="utf-8"
+    )
     found = roster(sorted(tmp_path.iterdir()))
     assert [Path(declaration.path).stem for declaration in found.declarations] == ["fine"]
     said = {Path(failure.path).stem: failure.message for failure in found.failures}
@@ -205,13 +269,19 @@ def blocks(page: Path, section: str = "") -> list[Block]:
     text = page.read_text(encoding="utf-8")
     if section:
         parts = re.split(r"^(##+ .*)$", text, flags=re.MULTILINE)
-        text = "".join(body for head, body in zip(parts[1::2], parts[2::2], strict=True) if section in head.lower())
+        text = "".join(
+            body
+            for head, body in zip(parts[1::2], parts[2::2], strict=True)
+            if section in head.lower()
+        )
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def kernels(page: Path, section: str = "") -> list[str]:
     return [
-        text for language, text in blocks(page, section) if language == "python" and re.search(r"^def |^VARIANT", text, re.M)
+        text
+        for language, text in blocks(page, section)
+        if language == "python" and re.search(r"^def |^VARIANT", text, re.M)
     ]
 
 
@@ -272,8 +342,17 @@ def test_the_commands_of_the_guide_exist() -> None:
     """Every `verify` command that the guide shows is one, with options that it has."""
     from verify.cli import app
 
-    shown = [line.strip() for language, text in blocks(PAGES[0][0]) if language in ("", "sh") for line in text.splitlines()]
-    commands = [line.removeprefix("python -m ").split() for line in shown if line.startswith(("verify ", "python -m verify "))]
+    shown = [
+        line.strip()
+        for language, text in blocks(PAGES[0][0])
+        if language in ("", "sh")
+        for line in text.splitlines()
+    ]
+    commands = [
+        line.removeprefix("python -m ").split()
+        for line in shown
+        if line.startswith(("verify ", "python -m verify "))
+    ]
     assert len(commands) >= 4
     for _, name, *words in commands:
         known = {option for parameter in app.commands[name].params for option in parameter.opts}
@@ -281,7 +360,11 @@ def test_the_commands_of_the_guide_exist() -> None:
 
 
 def test_the_oracle_of_the_guide_works() -> None:
-    (text,) = [text for language, text in blocks(PAGES[0][0]) if language == "python" and "ORACLE = " in text]
+    (text,) = [
+        text
+        for language, text in blocks(PAGES[0][0])
+        if language == "python" and "ORACLE = " in text
+    ]
     names: dict[str, object] = {}
     exec(compile(text, "oracle.py", "exec"), names)
     oracle = names["ORACLE"]

@@ -1,4 +1,5 @@
-"""The probes of matrix units on trial: they must recover every unit of the table, and see every planted change of one."""
+"""The probes of matrix units on trial: they must recover every unit of the table, and see every
+planted change of one."""
 
 from __future__ import annotations
 
@@ -63,7 +64,11 @@ def rows() -> dict[str, tuple[Instruction, Unit]]:
                 except ValueError:
                     continue
                 whole = one.depth % max(len(unit.wiring.order), 1) == 0
-                if whole and not isinstance(unit, Envelope | NearestChain) and (one, unit) not in seen.values():
+                if (
+                    whole
+                    and not isinstance(unit, Envelope | NearestChain)
+                    and (one, unit) not in seen.values()
+                ):
                     seen[f"{arch} {name or 'any'}: {one.name}"] = (one, unit)
     return seen
 
@@ -79,11 +84,18 @@ def test_every_unit_of_the_table_is_recovered(name: str) -> None:
     assert quantities["fraction bits F"] == str(unit.fraction)
     assert quantities["alignment"] == "toward zero, each term"
     assert quantities["output bits p"] == str(unit.output)
-    assert quantities["output rounding"] == {"zero": "toward zero", "nearest": "to nearest, ties to even"}[unit.rounding]
+    assert (
+        quantities["output rounding"]
+        == {"zero": "toward zero", "nearest": "to nearest, ties to even"}[unit.rounding]
+    )
     promoted = isinstance(unit, Promoted)
-    assert quantities["accumulator joins"] == ("after all products" if promoted else "aligned with the first products")
+    assert quantities["accumulator joins"] == (
+        "after all products" if promoted else "aligned with the first products"
+    )
     kept = 10 if one.accumulator == "float16" else 23 if promoted else unit.output
-    rounding = "toward zero" if unit.rounding == "zero" and not promoted else "to nearest, ties to even"
+    rounding = (
+        "toward zero" if unit.rounding == "zero" and not promoted else "to nearest, ties to even"
+    )
     assert quantities["rounding of C + product"] == f"{rounding}, {kept} bits"
     assert quantities["subnormal operands"] == "kept"
     assert quantities["their alignment"] in ("as the smallest normal", "not measurable")
@@ -92,10 +104,14 @@ def test_every_unit_of_the_table_is_recovered(name: str) -> None:
 
 
 def test_the_table_has_been_gone_through() -> None:
-    fused = [unit for by_arch in UNITS.values() for row in by_arch.values() for unit in row.values()]
+    fused = [
+        unit for by_arch in UNITS.values() for row in by_arch.values() for unit in row.values()
+    ]
     known = {unit for unit in fused if not isinstance(unit, Envelope | NearestChain)}
     assert {unit for _, unit in ROWS.values()} == known
-    assert {one for one, _ in ROWS.values()} == {one for one in INSTRUCTIONS if one.operands != "float64"}
+    assert {one for one, _ in ROWS.values()} == {
+        one for one in INSTRUCTIONS if one.operands != "float64"
+    }
 
 
 HOPPER = Unit(16, 25, 23)
@@ -110,21 +126,45 @@ def wired(**changes: Any) -> Unit:
 
 
 PLANTED: dict[str, tuple[Instruction, Unit, dict[str, str]]] = {
-    "L": (F16, replace(HOPPER, products=8), {"summation": "(0-7, C) -> (8-15)", "products per addition": "8"}),
-    "L of 4": (F16, replace(HOPPER, products=4), {"summation": "(0-3, C) -> (4-7) -> (8-11) -> (12-15)"}),
+    "L": (
+        F16,
+        replace(HOPPER, products=8),
+        {"summation": "(0-7, C) -> (8-15)", "products per addition": "8"},
+    ),
+    "L of 4": (
+        F16,
+        replace(HOPPER, products=4),
+        {"summation": "(0-3, C) -> (4-7) -> (8-11) -> (12-15)"},
+    ),
     "L of 2": (TF32, replace(HOPPER, products=2), {"products per addition": "2"}),
     "F more": (F16, replace(HOPPER, fraction=26), {"fraction bits F": "26"}),
     "F less": (F16, replace(HOPPER, fraction=24), {"fraction bits F": "24"}),
     "F of fp8": (E4M3, replace(FP8, fraction=14), {"fraction bits F": "14", "output bits p": "13"}),
-    "p of fp8": (E4M3, replace(FP8, fraction=25, output=23), {"output bits p": "23", "bits of C alone": "all 23"}),
-    "p": (E5M2, replace(FP8, fraction=25, output=14), {"output bits p": "14", "bits of C alone": "14"}),
-    "rounding": (F16, replace(HOPPER, rounding="nearest"), {"output rounding": "to nearest, ties to even"}),
+    "p of fp8": (
+        E4M3,
+        replace(FP8, fraction=25, output=23),
+        {"output bits p": "23", "bits of C alone": "all 23"},
+    ),
+    "p": (
+        E5M2,
+        replace(FP8, fraction=25, output=14),
+        {"output bits p": "14", "bits of C alone": "14"},
+    ),
+    "rounding": (
+        F16,
+        replace(HOPPER, rounding="nearest"),
+        {"output rounding": "to nearest, ties to even"},
+    ),
     "rounding of fp16": (
         HALF,
         Unit(16, 25, 10, accumulator="float16"),
         {"output rounding": "toward zero", "rounding of C + product": "toward zero, 10 bits"},
     ),
-    "C after": (F16, wired(addend="after"), {"accumulator joins": "after the first products, aligned with their sum"}),
+    "C after": (
+        F16,
+        wired(addend="after"),
+        {"accumulator joins": "after the first products, aligned with their sum"},
+    ),
     "C after, fp8": (
         E4M3,
         replace(FP8, wiring=Wiring(addend="after")),
@@ -139,10 +179,19 @@ PLANTED: dict[str, tuple[Instruction, Unit, dict[str, str]]] = {
     "promotion of halves": (
         F16,
         Promoted(8, 25, 23, every=8),
-        {"summation": "(((0-7) + C) + (8-15))", "products per addition": "8", "fraction bits F": "25", "output bits p": "23"},
+        {
+            "summation": "(((0-7) + C) + (8-15))",
+            "products per addition": "8",
+            "fraction bits F": "25",
+            "output bits p": "23",
+        },
     ),
     "normalised": (F16, wired(normalises=True), {"their alignment": "by its own exponent"}),
-    "normalised e4m3": (E4M3, replace(FP8, wiring=Wiring(normalises=True)), {"their alignment": "by its own exponent"}),
+    "normalised e4m3": (
+        E4M3,
+        replace(FP8, wiring=Wiring(normalises=True)),
+        {"their alignment": "by its own exponent"},
+    ),
     "normalised tf32": (
         TF32,
         Unit(8, 25, 23, wiring=Wiring(normalises=True)),
@@ -158,7 +207,11 @@ PLANTED: dict[str, tuple[Instruction, Unit, dict[str, str]]] = {
         replace(HOPPER, products=8, wiring=Wiring(order=(*range(0, 16, 2), *range(1, 16, 2)))),
         {"summation": "(0, 2, 4, 6, 8, 10, 12, 14, C) -> (1, 3, 5, 7, 9, 11, 13, 15)"},
     ),
-    "fused multiply-adds": (TF32, NearestChain(1, 24, 24), {"products per addition": "1", "operand's low 13 bits": "kept"}),
+    "fused multiply-adds": (
+        TF32,
+        NearestChain(1, 24, 24),
+        {"products per addition": "1", "operand's low 13 bits": "kept"},
+    ),
 }
 
 
@@ -170,7 +223,8 @@ def test_every_planted_unit_is_recovered(name: str) -> None:
 
 
 def flushing(dot: Dot, operands: bool, results: bool) -> Dot:
-    """A unit that takes subnormal operands for zero, or makes subnormal results and accumulators zero."""
+    """A unit that takes subnormal operands for zero, or makes subnormal results and accumulators
+    zero."""
 
     def flushed(x: Tensor) -> Tensor:
         small = x.double().abs() < (2.0**-14 if x.dtype == torch.float16 else 2.0**-126)
@@ -187,7 +241,9 @@ def flushing(dot: Dot, operands: bool, results: bool) -> Dot:
 def test_flushed_subnormals_are_seen() -> None:
     dot = model(HOPPER)
     assert measure(Lab(F16, flushing(dot, True, False)))["subnormal operands"] == "zero"
-    left = measure(Lab(F16, lambda a, b, c: flushing(lambda x, _, z: dot(x, b, z), True, False)(a, b, c)))
+    left = measure(
+        Lab(F16, lambda a, b, c: flushing(lambda x, _, z: dot(x, b, z), True, False)(a, b, c))
+    )
     assert left["subnormal operands"] == "zero in A, kept in B"
     bf16 = BY_NAME["mma.sync m16n8k16 bf16 into f32"]
     got = measure(Lab(bf16, flushing(dot, False, True)))
@@ -199,11 +255,17 @@ def test_another_treatment_of_low_bits_is_seen() -> None:
         return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
     dot = model(Unit(8, 25, 23))
-    assert measure(Lab(TF32, lambda a, b, c: dot(rounding(a), rounding(b), c)))["operand's low 13 bits"] == "rounded"
+    assert (
+        measure(Lab(TF32, lambda a, b, c: dot(rounding(a), rounding(b), c)))[
+            "operand's low 13 bits"
+        ]
+        == "rounded"
+    )
 
 
 def test_alignment_that_rounds_is_seen() -> None:
-    """A unit that rounds each term to nearest at the alignment, and one that truncates their sum."""
+    """A unit that rounds each term to nearest at the alignment, and one that truncates their
+    sum."""
 
     def aligned(rounded: Callable[[Tensor], Tensor], each: bool) -> Dot:
         def dot(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -215,7 +277,10 @@ def test_alignment_that_rounds_is_seen() -> None:
 
         return dot
 
-    assert measure(Lab(F16, aligned(torch.round, True)))["alignment"] == "to nearest, ties to even, each term"
+    assert (
+        measure(Lab(F16, aligned(torch.round, True)))["alignment"]
+        == "to nearest, ties to even, each term"
+    )
     assert measure(Lab(F16, aligned(torch.floor, True)))["alignment"] == "down, each term"
     assert measure(Lab(F16, aligned(torch.trunc, False)))["alignment"] == "toward zero, the sum"
 
@@ -232,7 +297,10 @@ def test_alignment_that_rounds_is_seen() -> None:
 )
 def test_special_values_tell_units_apart(change: dict[str, str], experiments: set[str]) -> None:
     bf16 = BY_NAME["mma.sync m16n8k16 bf16 into f32"]
-    usual, other = (specials(Lab(bf16, model(unit))) for unit in (HOPPER, replace(HOPPER, wiring=Wiring(**change))))
+    usual, other = (
+        specials(Lab(bf16, model(unit)))
+        for unit in (HOPPER, replace(HOPPER, wiring=Wiring(**change)))
+    )
     differing = {name for name, bits in usual.items() if other[name] != bits}
     assert experiments <= differing
     assert len(differing) < len(usual) / 2
@@ -241,7 +309,11 @@ def test_special_values_tell_units_apart(change: dict[str, str], experiments: se
 def test_generations_differ_in_one_special() -> None:
     """Results: Khattak and Mikaitis, arXiv 2512.07004, and verify.arithmetic's own units."""
     name = "C = 2^23, products -2^23, -1/2, -1/4, -1/8"
-    for unit, result in ((Unit(4, 23, 23), 0.0), (Unit(8, 24, 23), -0.5), (Unit(16, 25, 23), -0.75)):
+    for unit, result in (
+        (Unit(4, 23, 23), 0.0),
+        (Unit(8, 24, 23), -0.5),
+        (Unit(16, 25, 23), -0.75),
+    ):
         bits = specials(Lab(F16, model(unit)))[name]
         assert struct.unpack(">f", bytes.fromhex(bits)) == (result,)
 
@@ -320,7 +392,11 @@ def test_a_whole_probe_says_what_disagrees() -> None:
     assert (got.error, got.agrees) == ("", False)
     assert got.agreement is not None
     assert got.agreement.mismatches
-    wrong = {quantity.name: (quantity.measured, quantity.expected) for quantity in got.structure if not quantity.agrees}
+    wrong = {
+        quantity.name: (quantity.measured, quantity.expected)
+        for quantity in got.structure
+        if not quantity.agrees
+    }
     assert wrong["fraction bits F"] == ("24", "25")
     assert matrix.probe(ModelBench(F16), "sm_999", 5_000).guess
     assert matrix.table_unit("sm_100", BY_NAME["wgmma m64n8k8 tf32 into f32"]) is None

@@ -1,5 +1,6 @@
-"""The probes' own kernels: compiled for every architecture, and run by a host compiler's code, their fragments read as the
-manual has them, with planted matrix units and functions in the place of the device's."""
+"""The probes' own kernels: compiled for every architecture, and run by a host compiler's code,
+their fragments read as the manual has them, with planted matrix units and functions in the place of
+the device's."""
 
 from __future__ import annotations
 
@@ -41,10 +42,15 @@ def test_every_instruction_that_only_probes_use_is_probed() -> None:
     assert heading
     suffixes = {"PTX_MMA_K16": "_f32", "PTX_MMA_K32": "_f32", "PTX_WGMMA": "_f32"}
     suffixes |= {f"{name}_HALF": "_f16" for name in suffixes}
-    made = {name + suffixes.get(macro, "") for macro, name in re.findall(r"^(PTX_\w+)\((\w+),", below, re.MULTILINE)}
+    made = {
+        name + suffixes.get(macro, "")
+        for macro, name in re.findall(r"^(PTX_\w+)\((\w+),", below, re.MULTILINE)
+    }
     single = set(re.findall(r"__forceinline__ [\w ]+ (\w+)\((?!NAME)", below)) - {"NAME"}
     helpers = {"wgmma_fence", "wgmma_finish", "wgmma_descriptor", "fence_proxy_async"}
-    probed = {one.function for one in INSTRUCTIONS} | {one.call.removeprefix("ptx::") for one in FUNCTIONS}
+    probed = {one.function for one in INSTRUCTIONS} | {
+        one.call.removeprefix("ptx::") for one in FUNCTIONS
+    }
     assert made | single - helpers <= probed
     assert helpers <= single
     assert len(made) == 32
@@ -66,7 +72,8 @@ HOSTED = [
 @runs
 @pytest.mark.parametrize("name", HOSTED)
 def test_the_kernel_reads_and_writes_its_fragments(name: str, tmp_path: Path) -> None:
-    """With the table's unit in the tensor core's place, the whole probe agrees; with another it does not."""
+    """With the table's unit in the tensor core's place, the whole probe agrees; with another it
+    does not."""
     one = BY_NAME[name]
     unit = matrix.table_unit("sm_90", one)
     assert unit is not None
@@ -105,7 +112,12 @@ def test_every_slip_of_the_kernel_is_seen(name: str, tmp_path: Path) -> None:
     assert unit is not None
     program.plant(one, unit)
     bench = Bench(one, program.launch, "cpu")
-    assert agreement.agree(one, bench.tiles, lambda a, b, c: fused_dot(a, b, c, unit), 1_000).mismatches > 100
+    assert (
+        agreement.agree(
+            one, bench.tiles, lambda a, b, c: fused_dot(a, b, c, unit), 1_000
+        ).mismatches
+        > 100
+    )
 
 
 # Functions.
@@ -121,14 +133,17 @@ def test_every_function_compiles_where_it_exists(arch: str) -> None:
 
 
 class Hosted:
-    """A function whose two kernels are compiled for the CPU; `planted` is C++ that changes y, the bits of f(x)."""
+    """A function whose two kernels are compiled for the CPU; `planted` is C++ that changes y, the
+    bits of f(x)."""
 
     def __init__(self, name: str, folder: Path, planted: str = "", **changes: object) -> None:
         self.probed: Probed = replace({one.name: one for one in FUNCTIONS}[name], **changes)  # type: ignore[arg-type]
         self.programs = {}
         for entry in ("survey", "values"):
             (folder / entry).mkdir()
-            self.programs[entry] = HostProgram(self.probed.program(entry), folder / entry, lambda text: _plant(text, planted))
+            self.programs[entry] = HostProgram(
+                self.probed.program(entry), folder / entry, lambda text: _plant(text, planted)
+            )
 
     def launch(self, program: Program, how: Launch, arguments: ctypes.Structure) -> None:
         self.programs[program.entry].launch(program, how, arguments)
@@ -142,9 +157,13 @@ class Hosted:
 def _plant(text: str, planted: str) -> str:
     place = "__device__ __forceinline__ u32 evaluate("
     assert text.count(place) == 1
-    changed = "__device__ u32 evaluate(u32 x, u32 z) { u32 y = honest(x, z); " + planted + " return y; }"
+    changed = (
+        "__device__ u32 evaluate(u32 x, u32 z) { u32 y = honest(x, z); " + planted + " return y; }"
+    )
     where = "__device__ __forceinline__ u32 low("
-    return text.replace(place, place.replace("evaluate", "honest")).replace(where, f"{changed}\n{where}")
+    return text.replace(place, place.replace("evaluate", "honest")).replace(
+        where, f"{changed}\n{where}"
+    )
 
 
 EX2 = "ex2.approx.ftz.f32"  # on the CPU, 2^x correctly rounded or nearly so
@@ -164,7 +183,8 @@ def test_an_honest_function_agrees(tmp_path: Path) -> None:
     assert found.edges is not None
     assert {found.edges[name] for name in ("0", "-0", "smallest subnormal")} == {"3f800000"}
     assert (found.edges["inf"], found.edges["-inf"]) == ("7f800000", "00000000")
-    tiny = host.probe(0xC2FC0001, 1 << 20)  # just below -126, to where 2^x is half the smallest number
+    # just below -126, to where 2^x is half the smallest number
+    tiny = host.probe(0xC2FC0001, 1 << 20)
     assert tiny.subnormal_results == "all become 0"
 
 
@@ -181,7 +201,10 @@ def test_where_the_table_has_integers_exact_they_must_be(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("planted", "wanted"),
     [
-        ("if (x == 0x3f800123) y += 7;", {"ulp": "3f800123", "order": "not monotone: 1 times, the first at 3f800124"}),
+        (
+            "if (x == 0x3f800123) y += 7;",
+            {"ulp": "3f800123", "order": "not monotone: 1 times, the first at 3f800124"},
+        ),
         ("if (x == 0x3f800000) y += 1;", {"integers": "1 inexact, the first at 1"}),
         ("if (x == 0x3f800321) y = 0x7fc00000;", {"wrong": "1 times, the first at 3f800321"}),
         ("if (x == 0x3f801777) y = 0x7f800000;", {"ulp": "3f801777"}),
@@ -189,7 +212,9 @@ def test_where_the_table_has_integers_exact_they_must_be(tmp_path: Path) -> None
     ],
     ids=["off", "integer", "NaN", "infinity", "decreasing"],
 )
-def test_every_planted_error_of_a_function_is_found(planted: str, wanted: dict[str, str], tmp_path: Path) -> None:
+def test_every_planted_error_of_a_function_is_found(
+    planted: str, wanted: dict[str, str], tmp_path: Path
+) -> None:
     found = Hosted(EX2, tmp_path, planted).probe(ONE - COUNT // 2, COUNT)
     for name, text in wanted.items():
         value = found.ulp.at if name == "ulp" and found.ulp else str(getattr(found, name))
@@ -209,7 +234,8 @@ def test_a_pair_and_its_subnormals(tmp_path: Path) -> None:
     assert found.subnormal_inputs.startswith("within")
     planted = "if ((x & 0x7c00) == 0) y &= 0x80008000; if (x == 0x1234) y ^= 0x10000;"
     found = Hosted("tanh.approx.f16x2", tmp_path, planted).probe(0, 1 << 16)
-    assert found.subnormal_inputs == "2038 of 2046 taken as 0"  # up to 4 of the smallest, zero is less than 4 ulp off
+    # up to 4 of the smallest, zero is less than 4 ulp off
+    assert found.subnormal_inputs == "2038 of 2046 taken as 0"
     assert found.wrong == "a pair's results differ: 1 times, the first at 1234"
     assert not found.agrees
 

@@ -40,9 +40,16 @@ def grown(leaves: Sequence[int], random_: random.Random) -> Node:
     """A random tree: chains, pairs and fused groups."""
     if len(leaves) == 1:
         return Node(tuple(leaves))
-    cuts = sorted(random_.sample(range(1, len(leaves)), random_.choice([1, 1, min(3, len(leaves) - 1), len(leaves) - 1])))
+    cuts = sorted(
+        random_.sample(
+            range(1, len(leaves)), random_.choice([1, 1, min(3, len(leaves) - 1), len(leaves) - 1])
+        )
+    )
     parts = [leaves[a:b] for a, b in zip([0, *cuts], [*cuts, len(leaves)], strict=True)]
-    return Node(tuple(sorted(leaves)), tuple(sorted((grown(part, random_) for part in parts), key=lambda node: node.leaves)))
+    return Node(
+        tuple(sorted(leaves)),
+        tuple(sorted((grown(part, random_) for part in parts), key=lambda node: node.leaves)),
+    )
 
 
 def meetings(whole: Node) -> dict[Pair, int]:
@@ -50,12 +57,17 @@ def meetings(whole: Node) -> dict[Pair, int]:
     for part in whole.children:
         found |= meetings(part)
     for left, right in combinations(whole.children, 2):
-        found |= {(min(i, j), max(i, j)): len(whole.leaves) for i in left.leaves for j in right.leaves}
+        found |= {
+            (min(i, j), max(i, j)): len(whole.leaves) for i in left.leaves for j in right.leaves
+        }
     return found
 
 
 def normal(node: Node) -> Node:
-    return Node(node.leaves, tuple(sorted((normal(part) for part in node.children), key=lambda part: part.leaves)))
+    return Node(
+        node.leaves,
+        tuple(sorted((normal(part) for part in node.children), key=lambda part: part.leaves)),
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -94,7 +106,9 @@ def chained(sizes: Sequence[int]) -> Node:
 
 
 def shifted(node: Node, by: int) -> Node:
-    return Node(tuple(leaf + by for leaf in node.leaves), tuple(shifted(part, by) for part in node.children))
+    return Node(
+        tuple(leaf + by for leaf in node.leaves), tuple(shifted(part, by) for part in node.children)
+    )
 
 
 def test_trees_in_words() -> None:
@@ -105,10 +119,15 @@ def test_trees_in_words() -> None:
     block = chained([16] * 4)
     two = Node(tuple(range(128)), (block, shifted(block, 64)))
     three = Node(tuple(range(192)), (two, shifted(block, 128)))
-    assert tree.describe(three) == "3 blocks of 64, added one after the other; each: chain of 4 fused groups of 16"
+    assert (
+        tree.describe(three)
+        == "3 blocks of 64, added one after the other; each: chain of 4 fused groups of 16"
+    )
     pairs = Node((0, 1, 2, 3), (chained([2]), shifted(chained([2]), 2)))
     balanced = Node(tuple(range(8)), (pairs, shifted(pairs, 4)))
-    assert tree.describe(balanced).startswith("2 blocks of 4, added one after the other; each: 2 blocks of 2")
+    assert tree.describe(balanced).startswith(
+        "2 blocks of 4, added one after the other; each: 2 blocks of 2"
+    )
 
 
 # Orders of variants.
@@ -124,7 +143,8 @@ def fused(terms):
 def attention(q, k, v, causal=False, softmax_scale=None):
     n = k.shape[2]
     out = torch.empty_like(v[:, :, :1].expand(-1, -1, q.shape[2], -1))
-    p = torch.softmax((q.float() @ k.float().mT) * (softmax_scale or q.shape[-1] ** -0.5), -1).double() * n
+    scores = (q.float() @ k.float().mT) * (softmax_scale or q.shape[-1] ** -0.5)
+    p = torch.softmax(scores, -1).double() * n
     x = (p[:, :, :1].mT * v.double()).permute(2, 0, 1, 3)
     total = torch.zeros_like(x[:1])
     {body}
@@ -143,9 +163,11 @@ ORDERS = {
         ("62-63", "61", "60", "59"),
     ),
     "promoted blocks": (
-        "for at in range(0, n, 32):\n        block = torch.zeros_like(total)\n"
-        "        for i in range(at, at + 32, 16):\n            block = fused(torch.cat([block, x[i : i + 16]]))\n"
-        "        total = (total + block).float().double()",
+        (
+            "for at in range(0, n, 32):\n        block = torch.zeros_like(total)\n        for i in"
+            " range(at, at + 32, 16):\n            block = fused(torch.cat([block, x[i : i +"
+            " 16]]))\n        total = (total + block).float().double()"
+        ),
         "2 blocks of 32, added one after the other; each: chain of 2 fused groups of 16",
         ("0-15", "16-31"),
     ),
@@ -180,7 +202,9 @@ BODIES = {name: body for name, (body, _, _) in ORDERS.items()} | {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_the_order_of_a_variant_is_revealed(name: str, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_a_variant_is_revealed(
+    name: str, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for dtype in ("bfloat16", "float16", "float32"):
         monkeypatch.setattr(order, "_DTYPES", (dtype,))
         found = ask(name, 64)
@@ -198,7 +222,14 @@ def test_a_kernel_that_weighs_keys_differently_has_no_order(ask: Any) -> None:
 
 
 def test_no_job_takes_another_with_it() -> None:
-    jobs = [Job(says, ("one",)), Job(says, ("two", "an error")), Job(raises), Job(dies), Job(hangs), Job(says, ("last",))]
+    jobs = [
+        Job(says, ("one",)),
+        Job(says, ("two", "an error")),
+        Job(raises),
+        Job(dies),
+        Job(hangs),
+        Job(says, ("last",)),
+    ]
     one, two, *failed, last = do_all(jobs, 1, patience=5.0)
     assert one.result is not None
     assert two.result is not None
@@ -217,21 +248,44 @@ def test_no_job_takes_another_with_it() -> None:
 GOOD = Quantity("fraction bits F", "25", "25")
 AGREED = Agreement(1 << 20, 0, 0, {})
 MISMATCH = Mismatch("near 1", ("3c00",) * 16, ("0001",) * 16, "00000000", "3f800000", "3f800001")
-MATRIX = MatrixProbe("mma.sync m16n8k16 f16 into f32", "the table", structure=(GOOD,), specials=(), agreement=AGREED)
+MATRIX = MatrixProbe(
+    "mma.sync m16n8k16 f16 into f32", "the table", structure=(GOOD,), specials=(), agreement=AGREED
+)
 WORST = Worst(1.5, "3f800001")
-FUNCTION = FunctionProbe("ex2.approx.f32", "PTX ISA", 1 << 32, True, WORST, 1.5, WORST, WORST, Worst(0.6, "3f800001"))
+FUNCTION = FunctionProbe(
+    "ex2.approx.f32", "PTX ISA", 1 << 32, True, WORST, 1.5, WORST, WORST, Worst(0.6, "3f800001")
+)
 REPORT = ProbeReport(
     DEVICE,
     "sm_90a",
     (MATRIX,),
     (FUNCTION,),
-    (OrderProbe("torch-flash", "default", "bfloat16", 256, "chain of 16 fused groups of 16", ("0-15",), 2),),
+    (
+        OrderProbe(
+            "torch-flash",
+            "default",
+            "bfloat16",
+            256,
+            "chain of 16 fused groups of 16",
+            ("0-15",),
+            2,
+        ),
+    ),
     (ProbeNotRun("wgmma m64n8k16 f16 into f32", "only sm_90a has wgmma"),),
 )
 WRONG: dict[str, dict[str, Any]] = {
     "structure": {"matrix": (replace(MATRIX, structure=(GOOD, replace(GOOD, measured="24"))),)},
-    "special": {"matrix": (replace(MATRIX, specials=(Quantity("inf 0", "7fffffff", "7fc00000"),)),)},
-    "bits": {"matrix": (replace(MATRIX, agreement=replace(AGREED, mismatches=3, by_kind={"near 1": 3}, first=MISMATCH)),)},
+    "special": {
+        "matrix": (replace(MATRIX, specials=(Quantity("inf 0", "7fffffff", "7fc00000"),)),)
+    },
+    "bits": {
+        "matrix": (
+            replace(
+                MATRIX,
+                agreement=replace(AGREED, mismatches=3, by_kind={"near 1": 3}, first=MISMATCH),
+            ),
+        )
+    },
     "bound": {"functions": (replace(FUNCTION, ratio=Worst(1.25, "3f800001")),)},
     "NaN": {"functions": (replace(FUNCTION, wrong="a NaN"),)},
 }
@@ -256,7 +310,12 @@ def test_every_disagreement_is_red_and_marked(name: str) -> None:
     assert len(list(rendering.details(report))) == 1
     assert "❌" not in rendering.markdown(REPORT)
     assert "❌ DISAGREES" in rendering.markdown(report)
-    styles = [str(cell.style) for table in rendering.tables(report) for column in table.columns for cell in column.cells]
+    styles = [
+        str(cell.style)
+        for table in rendering.tables(report)
+        for column in table.columns
+        for cell in column.cells
+    ]
     assert "bold red" in styles
     if name == "bits":
         assert "device 3f800000, model 3f800001" in rendering.markdown(report)
@@ -269,10 +328,16 @@ def test_what_failed_is_no_agreement() -> None:
     assert "CompileError: no" in rendering.markdown(report)
 
 
-def test_without_a_gpu_every_probe_is_listed_as_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_every_probe_is_listed_as_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "environment", lambda: PLAIN_CPU)
-    monkeypatch.setattr(command, "roster", lambda files: Roster((), (Unloadable("mine.py", "mine.py", "no"),)))
-    result = CliRunner().invoke(app, ["probe", "--out", str(tmp_path), "--json"], standalone_mode=False)
+    monkeypatch.setattr(
+        command, "roster", lambda files: Roster((), (Unloadable("mine.py", "mine.py", "no"),))
+    )
+    result = CliRunner().invoke(
+        app, ["probe", "--out", str(tmp_path), "--json"], standalone_mode=False
+    )
     assert (result.exception, result.return_value) == (None, 0)
     (found,) = tmp_path.glob("*/probes.json")
     report = read(found)
@@ -284,7 +349,9 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("report", "status"), [(REPORT, 0), (replace(REPORT, **WRONG["bits"]), 1)], ids=["agrees", "disagrees"]
+    ("report", "status"),
+    [(REPORT, 0), (replace(REPORT, **WRONG["bits"]), 1)],
+    ids=["agrees", "disagrees"],
 )
 def test_exit_codes(
     report: ProbeReport,

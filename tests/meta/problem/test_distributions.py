@@ -11,7 +11,13 @@ from torch import Tensor
 from verify.problem import Problem, ProblemError
 from verify.problem.distributions import DISTRIBUTIONS, ordinary
 from verify.problem.inputs import Inputs, dout, tensors
-from verify.problem.known_answers import GATHER_GAP, GATHERS, gather_gain, gather_possible, gather_targets
+from verify.problem.known_answers import (
+    GATHER_GAP,
+    GATHERS,
+    gather_gain,
+    gather_possible,
+    gather_targets,
+)
 
 SCALES = (None, 1.0, 0.01, 4.0, -0.125, 0.0, 1e-9)  # the last two allow no large logits
 by_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -19,7 +25,15 @@ by_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "
 
 
 def problem(**changes: object) -> Problem:
-    fields = {"batch": 2, "heads_q": 4, "heads_kv": 2, "seqlen_q": 70, "seqlen_kv": 130, "head_dim": 64, "dtype": "float16"}
+    fields = {
+        "batch": 2,
+        "heads_q": 4,
+        "heads_kv": 2,
+        "seqlen_q": 70,
+        "seqlen_kv": 130,
+        "head_dim": 64,
+        "dtype": "float16",
+    }
     return Problem(**(fields | changes))  # type: ignore[arg-type]
 
 
@@ -37,7 +51,13 @@ def numbers(tensor: Tensor) -> set[float]:
 
 def test_registry() -> None:
     assert ordinary()[0] == "normal"
-    assert set(DISTRIBUTIONS) - set(ordinary()) == {"counting", "integer_scores", "dyadic", "octaves", *GATHERS}
+    assert set(DISTRIBUTIONS) - set(ordinary()) == {
+        "counting",
+        "integer_scores",
+        "dyadic",
+        "octaves",
+        *GATHERS,
+    }
     assert all(30 < len(found.purpose) < 130 for found in DISTRIBUTIONS.values())
     with pytest.raises(ProblemError, match="distribution: 'gaussian' is none of normal, "):
         tensors(problem(distribution="gaussian"))
@@ -55,11 +75,20 @@ def test_everything_is_finite_and_shaped_as_stored(name: str, dtype: str) -> Non
         {"head_dim": 9, "head_dim_v": 1},
     )
     for shape, scale in [({}, scale) for scale in SCALES] + [(shape, None) for shape in shapes]:
-        case = problem(distribution=name, dtype=dtype, softmax_scale=scale, **({"batch": 1, "seqlen_q": 33} | shape))
+        case = problem(
+            distribution=name,
+            dtype=dtype,
+            softmax_scale=scale,
+            **({"batch": 1, "seqlen_q": 33} | shape),
+        )
         if name in GATHERS and gather_possible(case) is not None:
             continue
         inputs = tensors(case)
-        for tensor, expected in ((inputs.q, case.shape_q), (inputs.k, case.shape_k), (inputs.v, case.shape_v)):
+        for tensor, expected in (
+            (inputs.q, case.shape_q),
+            (inputs.k, case.shape_k),
+            (inputs.v, case.shape_v),
+        ):
             assert tuple(tensor.shape) == expected
             assert tensor.dtype is case.format.torch
             assert tensor.is_contiguous()
@@ -69,7 +98,10 @@ def test_everything_is_finite_and_shaped_as_stored(name: str, dtype: str) -> Non
         assert gradient.isfinite().all()
         if name != "range_edges":
             # Raw scores stay finite in float32 too, for a kernel that scales them afterwards.
-            assert _largest(inputs.q) * _largest(inputs.k) * case.head_dim < torch.finfo(torch.float32).max
+            assert (
+                _largest(inputs.q) * _largest(inputs.k) * case.head_dim
+                < torch.finfo(torch.float32).max
+            )
 
 
 def _largest(tensor: Tensor) -> float:
@@ -89,7 +121,9 @@ def test_expanded_dimensions_are_stored_once(name: str) -> None:
 @by_dtype
 def test_large_logits(dtype: str, scale: float | None) -> None:
     for head_dim in (16, 64, 256):
-        case = problem(distribution="large_logits", dtype=dtype, softmax_scale=scale, head_dim=head_dim)
+        case = problem(
+            distribution="large_logits", dtype=dtype, softmax_scale=scale, head_dim=head_dim
+        )
         assert 3e3 < logits(case, tensors(case)).abs().mean() < 2e4
 
 
@@ -97,7 +131,9 @@ def test_large_logits(dtype: str, scale: float | None) -> None:
 @by_dtype
 def test_negative_lse(dtype: str, scale: float | None) -> None:
     for head_dim in (16, 64, 256):
-        case = problem(distribution="negative_lse", dtype=dtype, softmax_scale=scale, head_dim=head_dim)
+        case = problem(
+            distribution="negative_lse", dtype=dtype, softmax_scale=scale, head_dim=head_dim
+        )
         found = logits(case, tensors(case))
         lse = found.logsumexp(-1)
         assert found.max() < 0
@@ -129,7 +165,13 @@ def test_ties(dtype: str) -> None:
 @by_dtype
 def test_increasing_and_decreasing(dtype: str, scale: float | None) -> None:
     for head_dim in (16, 33, 64):
-        case = problem(distribution="increasing", dtype=dtype, softmax_scale=scale, head_dim=head_dim, seqlen_kv=1000)
+        case = problem(
+            distribution="increasing",
+            dtype=dtype,
+            softmax_scale=scale,
+            head_dim=head_dim,
+            seqlen_kv=1000,
+        )
         growth = logits(case, tensors(case)).diff(dim=-1)
         assert growth.min() > 0.24
         assert growth.max() < 0.88
@@ -176,7 +218,9 @@ def test_small_integers_outliers_and_rank() -> None:
     for seed in range(12):
         inputs = tensors(problem(distribution="low_rank", dtype="float32", seed=seed))
         ranks.add(int(torch.linalg.matrix_rank(inputs.k[1, 1].double())))
-        assert int(torch.linalg.matrix_rank(torch.cat([inputs.q[0, 0], inputs.q[1, 3]]).double())) <= 4
+        assert (
+            int(torch.linalg.matrix_rank(torch.cat([inputs.q[0, 0], inputs.q[1, 3]]).double())) <= 4
+        )
     assert ranks == {2, 3, 4}
 
 
@@ -189,7 +233,12 @@ def test_subnormals(dtype: str) -> None:
         tiny = (tensor.double().abs() < smallest_normal) & (tensor != 0)
         assert 0.3 < tiny.double().mean() < 0.7
     if dtype == "float16":
-        flushed = Inputs(*(torch.where(t.double().abs() < smallest_normal, 0, t) for t in (inputs.q, inputs.k, inputs.v)))
+        flushed = Inputs(
+            *(
+                torch.where(t.double().abs() < smallest_normal, 0, t)
+                for t in (inputs.q, inputs.k, inputs.v)
+            )
+        )
         assert (logits(case, flushed) - logits(case, inputs)).abs().mean() > 0.05
         assert (inputs.v[..., ::4].double().abs() < smallest_normal).all()
 
@@ -204,7 +253,9 @@ def test_counting() -> None:
     assert (inputs.k != 0).any()
     assert (inputs.v[..., 0] == 1).all()
     keys, column = torch.arange(130)[:, None], torch.arange(1, 24)
-    assert torch.equal(inputs.v[..., 1:], (keys % 23 == column - 1).to(torch.float16).expand(2, 2, 130, 23))
+    assert torch.equal(
+        inputs.v[..., 1:], (keys % 23 == column - 1).to(torch.float16).expand(2, 2, 130, 23)
+    )
     assert (tensors(problem(distribution="counting", head_dim_v=1)).v == 1).all()
 
 
@@ -243,7 +294,13 @@ def test_gather_leaves_one_key(dtype: str, scale: float | None) -> None:
         (40, 1, ""),
         (16, 77, ",lq=bhsd.xbh"),
     ):
-        shape = problem(distribution="gather", dtype=dtype, softmax_scale=scale, head_dim=head_dim, seqlen_kv=seqlen_kv)
+        shape = problem(
+            distribution="gather",
+            dtype=dtype,
+            softmax_scale=scale,
+            head_dim=head_dim,
+            seqlen_kv=seqlen_kv,
+        )
         case = Problem.parse(shape.name + layout)
         if scale == 0.01 and dtype == "float16" and head_dim < 16:
             continue  # the gain may exceed float16
@@ -273,7 +330,9 @@ def test_gather_keys_differ_between_heads() -> None:
 
 def test_gather_values_look_unlike_each_other() -> None:
     v = tensors(problem(distribution="gather", dtype="bfloat16")).v
-    assert torch.equal(v, tensors(problem(distribution="gather", dtype="float32")).v.to(torch.bfloat16))
+    assert torch.equal(
+        v, tensors(problem(distribution="gather", dtype="float32")).v.to(torch.bfloat16)
+    )
     assert v.double().abs().min() >= 2.0**-6
     assert v.double().abs().max() < 2.0**7
     assert len({tuple(row) for row in v.flatten(0, 2).tolist()}) == 2 * 2 * 130

@@ -34,7 +34,8 @@ NUMPY = {
 }
 by_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
 
-# sha256 of the bytes of q, k, v and dO.  A change here changes what every committed case id means: it needs a reason.
+# sha256 of the bytes of q, k, v and dO.  A change here changes what every committed case id means:
+# it needs a reason.
 KNOWN = {
     "normal": "ff21c263d1679be6",
     "small_integers": "3053f0014f8a6aae",
@@ -63,15 +64,27 @@ KNOWN = {
     "gather_integers": "39a92af10cf3121e",
 }
 KNOWN_TOGETHER = {
-    "b=3,hq=3,hkv=1,sq=17,skv=129,d=64,dtype=bfloat16,mask=causal+dense.30.2,scale=-0.5,seed=4294967295,lk=bhsd.xb,lv=bshd.xh,"
-    "dist=": "af6c029308dcd459",
-    "hq=2,hkv=2,sq=130,skv=31,d=17,dtype=float32,mask=window.3.0,scale=1.0,lq=bhsd.xh,dist=": "ecb5b6786d7d2212",
+    (
+        "b=3,hq=3,hkv=1,sq=17,skv=129,d=64,dtype=bfloat16,mask=causal+dense.30.2,scale=-0.5,"
+        "seed=4294967295,lk=bhsd.xb,lv=bshd.xh,dist="
+    ): "af6c029308dcd459",
+    "hq=2,hkv=2,sq=130,skv=31,d=17,dtype=float32,mask=window.3.0,scale=1.0,lq=bhsd.xh,dist=": (
+        "ecb5b6786d7d2212"
+    ),
     "sq=5,skv=9,d=16,dtype=float64,dist=": "37b48b4f4feb1135",
 }
 
 
 def problem(**changes: object) -> Problem:
-    fields = {"batch": 2, "heads_q": 4, "heads_kv": 2, "seqlen_q": 70, "seqlen_kv": 130, "head_dim": 64, "dtype": "float16"}
+    fields = {
+        "batch": 2,
+        "heads_q": 4,
+        "heads_kv": 2,
+        "seqlen_q": 70,
+        "seqlen_kv": 130,
+        "head_dim": 64,
+        "dtype": "float16",
+    }
     return Problem(**(fields | changes))  # type: ignore[arg-type]
 
 
@@ -93,7 +106,9 @@ def digest(case: Problem) -> str:
 def patterns(tensor: Tensor) -> NDArray[np.unsignedinteger]:
     """Bit patterns of a tensor, as unsigned integers."""
     size = tensor.element_size()
-    signed = tensor.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    signed = tensor.contiguous().view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    )
     return signed.numpy().view(f"u{size}")
 
 
@@ -107,13 +122,27 @@ def assert_same_numbers(got: Tensor, expected: NDArray[np.generic]) -> None:
 
 
 def hard_values(name: str) -> NDArray[np.float64]:
-    """Every number of the format, every midpoint of neighbours, each of them one float64 ulp lower and higher."""
+    """Every number of the format, every midpoint of neighbours, each of them one float64 ulp lower
+    and higher."""
     fmt = dtype_named(name)
     with np.errstate(invalid="ignore"):  # signalling NaN
-        numbers = np.arange(1 << (8 * fmt.itemsize), dtype=f"u{fmt.itemsize}").view(NUMPY[name]).astype(np.float64)
+        numbers = (
+            np.arange(1 << (8 * fmt.itemsize), dtype=f"u{fmt.itemsize}")
+            .view(NUMPY[name])
+            .astype(np.float64)
+        )
     finite = np.unique(numbers[np.isfinite(numbers)])
     midpoints = (finite[1:] + finite[:-1]) / 2
-    edges = np.array([fmt.overflow, 2 * fmt.max, 1e300, 2.0**-1074, fmt.smallest_subnormal / 2, fmt.smallest_subnormal / 4])
+    edges = np.array(
+        [
+            fmt.overflow,
+            2 * fmt.max,
+            1e300,
+            2.0**-1074,
+            fmt.smallest_subnormal / 2,
+            fmt.smallest_subnormal / 4,
+        ]
+    )
     values = np.concatenate([finite, midpoints, edges, -edges])
     near = np.concatenate([values, np.nextafter(values, np.inf), np.nextafter(values, -np.inf)])
     return np.concatenate([near, [0.0, -0.0, np.inf, -np.inf, np.nan]])
@@ -128,7 +157,8 @@ def test_cast_rounds_every_number_midpoint_and_neighbour_as_ml_dtypes_does(name:
 
 
 def _straight(values: NDArray[np.float64], name: str) -> NDArray[np.generic]:
-    """ml_dtypes goes from float64 through float32, which rounds twice: round to odd in float32 first, which makes it right."""
+    """ml_dtypes goes from float64 through float32, which rounds twice: round to odd in float32
+    first, which makes it right."""
     if name == "float16":
         return values.astype(np.float16)
     near = values.astype(np.float32)
@@ -143,7 +173,8 @@ def _straight(values: NDArray[np.float64], name: str) -> NDArray[np.generic]:
 def test_cast_rounds_random_numbers_as_the_libraries_do(name: str) -> None:
     words = np.random.Philox(key=17, counter=0).random_raw(400_000)
     fmt = dtype_named(name)
-    exponent = 1023 + fmt.emin - 60 + (words >> np.uint64(20)) % np.uint64(120 + 2 * -fmt.emin)  # beyond both ends
+    # beyond both ends
+    exponent = 1023 + fmt.emin - 60 + (words >> np.uint64(20)) % np.uint64(120 + 2 * -fmt.emin)
     spread = (words & np.uint64(0x800FFFFFFFFFFFFF)) | (np.minimum(exponent, 2046) << np.uint64(52))
     for bits in (words, spread):
         values = bits.view(np.float64)
@@ -158,14 +189,23 @@ def test_cast_agrees_with_torch_from_float32() -> None:
     values = values[np.isfinite(values)]
     for name in ("float16", "bfloat16"):
         expected = torch.from_numpy(values).to(getattr(torch, name))
-        assert np.array_equal(patterns(cast(values.astype(np.float64), DTYPES[name])), patterns(expected))
+        assert np.array_equal(
+            patterns(cast(values.astype(np.float64), DTYPES[name])), patterns(expected)
+        )
 
 
 def test_cast_never_saturates() -> None:
-    past = {name: cast(np.array([dtype.overflow, -dtype.overflow, 1e300]), dtype) for name, dtype in DTYPES.items()}
+    past = {
+        name: cast(np.array([dtype.overflow, -dtype.overflow, 1e300]), dtype)
+        for name, dtype in DTYPES.items()
+    }
     for name in ("float16", "bfloat16", "float8_e5m2"):
         assert past[name].double().tolist() == [math.inf, -math.inf, math.inf]
-    assert cast(np.array([448.0, 464.0, -448.0]), DTYPES["float8_e4m3fn"]).double().tolist() == [448.0, 448.0, -448.0]
+    assert cast(np.array([448.0, 464.0, -448.0]), DTYPES["float8_e4m3fn"]).double().tolist() == [
+        448.0,
+        448.0,
+        -448.0,
+    ]
     assert cast(np.array([464.1, 480.0, math.inf]), DTYPES["float8_e4m3fn"]).double().isnan().all()
 
 
@@ -193,12 +233,16 @@ def test_known_bits_of_other_dtypes(text: str) -> None:
 
 
 def together(text: str) -> str:
-    return hashlib.sha256(" ".join(digest(Problem.parse(text + name)) for name in DISTRIBUTIONS).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        " ".join(digest(Problem.parse(text + name)) for name in DISTRIBUTIONS).encode()
+    ).hexdigest()[:16]
 
 
 def test_bits_do_not_depend_on_process_or_threads() -> None:
     names = [
-        problem(distribution=name, seed=5, dtype=dtype).name for name in DISTRIBUTIONS for dtype in ("float16", "bfloat16")
+        problem(distribution=name, seed=5, dtype=dtype).name
+        for name in DISTRIBUTIONS
+        for dtype in ("float16", "bfloat16")
     ]
     script = (
         "import sys, torch; torch.set_num_threads(int(sys.argv[1]))\n"
@@ -209,7 +253,11 @@ def test_bits_do_not_depend_on_process_or_threads() -> None:
     here = " ".join(digest(Problem.parse(name)) for name in names)
     root = Path(__file__).parents[3]
     for threads, hash_seed in (("1", "1"), ("4", "2")):
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": threads, "PYTHONPATH": str(root)}
+        environment = os.environ | {
+            "PYTHONHASHSEED": hash_seed,
+            "OMP_NUM_THREADS": threads,
+            "PYTHONPATH": str(root),
+        }
         child = subprocess.run(
             [sys.executable, "-c", script, threads, *names],
             cwd=root,
@@ -236,7 +284,9 @@ def test_quantiles_are_those_of_the_normal_distribution() -> None:
 
     table = _normal_quantiles()
     exact = statistics.NormalDist()
-    assert all(abs(table[i] - exact.inv_cdf((i + 0.5) / 65536)) < 2.0**-20 for i in range(0, 65536, 7))
+    assert all(
+        abs(table[i] - exact.inv_cdf((i + 0.5) / 65536)) < 2.0**-20 for i in range(0, 65536, 7)
+    )
     assert np.array_equal(table, -table[::-1])
     assert np.array_equal(table.astype(np.float32), table)
 

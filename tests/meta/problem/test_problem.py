@@ -1,4 +1,5 @@
-"""Problems, layouts and cases: names parse back, nonsense is refused by name, strides are torch's own."""
+"""Problems, layouts and cases: names parse back, nonsense is refused by name, strides are torch's
+own."""
 
 from __future__ import annotations
 
@@ -54,8 +55,12 @@ layouts = st.builds(
     st.sampled_from(("", "b", "h", "bh")),
 )
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
-scales = finite.filter(lambda x: x == 0 or abs(x) >= 2.0**-126).filter(lambda x: abs(x) <= DTYPES["float32"].max)
-SMALL = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=5, seqlen_kv=7, head_dim=8, dtype="float16")
+scales = finite.filter(lambda x: x == 0 or abs(x) >= 2.0**-126).filter(
+    lambda x: abs(x) <= DTYPES["float32"].max
+)
+SMALL = Problem(
+    batch=2, heads_q=4, heads_kv=2, seqlen_q=5, seqlen_kv=7, head_dim=8, dtype="float16"
+)
 quick = settings(max_examples=60, deadline=None, database=None)
 
 
@@ -71,7 +76,14 @@ def test_a_drawn_problem_parses_back_from_its_name(problem: Problem) -> None:
 
 
 @quick
-@given(scales, st.floats(0, 1e300), st.sampled_from(sorted(DTYPES)), layouts, layouts, st.sampled_from(GALLERY))
+@given(
+    scales,
+    st.floats(0, 1e300),
+    st.sampled_from(sorted(DTYPES)),
+    layouts,
+    layouts,
+    st.sampled_from(GALLERY),
+)
 def test_any_scale_softcap_layout_and_mask_parses_back(
     scale: float, softcap: float, dtype: str, layout_q: Layout, layout_out: Layout, mask: Mask
 ) -> None:
@@ -93,10 +105,13 @@ def test_any_scale_softcap_layout_and_mask_parses_back(
 
 
 def test_defaults_are_left_out_of_a_name() -> None:
-    assert Problem(seqlen_q=3, seqlen_kv=4, head_dim=16, dtype="float16").name == "sq=3,skv=4,d=16,dtype=float16"
-    assert Problem(seqlen_q=3, seqlen_kv=4, head_dim=16, head_dim_v=16, softmax_scale=0.25, dtype="float16").name.endswith(
-        "float16"
+    assert (
+        Problem(seqlen_q=3, seqlen_kv=4, head_dim=16, dtype="float16").name
+        == "sq=3,skv=4,d=16,dtype=float16"
     )
+    assert Problem(
+        seqlen_q=3, seqlen_kv=4, head_dim=16, head_dim_v=16, softmax_scale=0.25, dtype="float16"
+    ).name.endswith("float16")
     # head_dim_v and the scale follow head_dim only where they were left to it.
     problem = Problem.parse("sq=3,skv=4,d=64,dtype=float16")
     assert (problem.head_dim_v, problem.scale) == (64, 0.125)
@@ -176,7 +191,13 @@ def test_nonsense_is_refused_by_name(text: str) -> None:
 @quick
 @given(st.text(alphabet="sqkvdtype=float16,.bh_+-0123456789xpo", max_size=40))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    for candidate in (text, spelled(mask=text), spelled(lq=text), spelled(scale=text), spelled(sq=text)):
+    for candidate in (
+        text,
+        spelled(mask=text),
+        spelled(lq=text),
+        spelled(scale=text),
+        spelled(sq=text),
+    ):
         try:
             problem = Problem.parse(candidate)
         except ProblemError:
@@ -189,9 +210,11 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 def test_shapes() -> None:
     problem = SMALL.but(head_dim_v=3)
-    assert problem.shapes == {"q": (2, 4, 5, 8), "k": (2, 2, 7, 8), "v": (2, 2, 7, 3)} | dict.fromkeys(
-        ("out", "dout"), (2, 4, 5, 3)
-    )
+    assert problem.shapes == {
+        "q": (2, 4, 5, 8),
+        "k": (2, 2, 7, 8),
+        "v": (2, 2, 7, 3),
+    } | dict.fromkeys(("out", "dout"), (2, 4, 5, 3))
     assert (problem.group, problem.pairs) == (2, 2 * 4 * 5 * 7)
 
 
@@ -209,7 +232,8 @@ SHAPES = ((2, 3, 5, 4), (1, 1, 1, 1), (3, 1, 2, 8), (1, 4, 0, 8), (2, 2, 7, 1))
 
 
 def _stored(layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
-    """That layout by torch's own means: allocate in storage order, cut the pitch off, permute, expand."""
+    """That layout by torch's own means: allocate in storage order, cut the pitch off, permute,
+    expand."""
     sizes = dict(zip("bhsd", shape, strict=True))
     kept = [1 if dim in layout.expand else sizes[dim] for dim in layout.order]
     whole = torch.zeros(*kept[:-1], kept[-1] + layout.pitch)[..., : kept[-1]]
@@ -218,17 +242,22 @@ def _stored(layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
-    "layout", [Layout(o, p, 1, x) for o, p, x in product(ORDERS, (0, 3), ("", "b", "h", "bh"))], ids=lambda n: n.name
+    "layout",
+    [Layout(o, p, 1, x) for o, p, x in product(ORDERS, (0, 3), ("", "b", "h", "bh"))],
+    ids=lambda n: n.name,
 )
 def test_strides_are_torchs(layout: Layout, shape: tuple[int, int, int, int]) -> None:
     ours, theirs = layout.strides(shape), _stored(layout, shape).stride()
     for dim, size in enumerate(shape):
-        if size > 1 and 0 not in shape:  # what a stride is along one element, or in an empty tensor, is nobody's business
+        # what a stride is along one element, or in an empty tensor, is nobody's business
+        if size > 1 and 0 not in shape:
             assert ours[dim] == theirs[dim]
 
 
 @quick
-@given(layouts, st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.integers(1, 5)))
+@given(
+    layouts, st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.integers(1, 5))
+)
 def test_a_layout_stays_in_its_extent_and_overlaps_only_where_expanded(
     layout: Layout, shape: tuple[int, int, int, int]
 ) -> None:
@@ -240,13 +269,17 @@ def test_a_layout_stays_in_its_extent_and_overlaps_only_where_expanded(
         return
     assert int(view.min()) == layout.offset
     assert int(view.max()) == extent - 1, "the extent ends behind the last element"
-    copies = math.prod(size for size, dim in zip(shape, "bhsd", strict=True) if dim in layout.expand)
+    copies = math.prod(
+        size for size, dim in zip(shape, "bhsd", strict=True) if dim in layout.expand
+    )
     assert len(view.unique()) * copies == view.numel()
     assert strides[3] == 1
 
 
 def test_layout_names() -> None:
-    for layout in (Layout(o, p, f, x) for o, p, f, x in product(ORDERS, (0, 8), (0, 1), ("", "b", "bh"))):
+    for layout in (
+        Layout(o, p, f, x) for o, p, f, x in product(ORDERS, (0, 8), (0, 1), ("", "b", "bh"))
+    ):
         assert Layout.parse(layout.name) == layout
     assert Layout.parse("bshd.p8.o1.xh") == Layout("bshd", 8, 1, "h")
     assert Layout().name == "bhsd"
@@ -270,7 +303,8 @@ def test_alignment_is_of_the_rows_in_memory(layout: Layout, itemsize: int, expec
     assert layout.aligned(shape, itemsize, 16) is expected
     strides = layout.strides(shape)
     places = [
-        layout.offset + b * strides[0] + h * strides[1] + s * strides[2] for b, h, s in product(range(2), range(3), range(5))
+        layout.offset + b * strides[0] + h * strides[1] + s * strides[2]
+        for b, h, s in product(range(2), range(3), range(5))
     ]
     assert all(place * itemsize % 16 == 0 for place in places) is expected
 
@@ -309,7 +343,9 @@ def test_contiguous_strides() -> None:
     st.sampled_from(("kernel", "kernels/a.py@my-kernel", "/tmp/x_1.py@flash", "C:/x.py@a")),
     st.sampled_from(("default", "m128n64w4s2", "n32-acc_16")),
 )
-def test_case_ids_round_trip_and_need_no_quotes(problem: Problem, variant: str, config: str) -> None:
+def test_case_ids_round_trip_and_need_no_quotes(
+    problem: Problem, variant: str, config: str
+) -> None:
     case = Case(variant, config, "accuracy", problem)
     assert Case.parse(case.id) == case
     assert Case.parse(f"  {case.id}\n") == case
@@ -317,7 +353,9 @@ def test_case_ids_round_trip_and_need_no_quotes(problem: Problem, variant: str, 
     assert "\n" not in case.id
 
 
-@pytest.mark.parametrize("text", ["", "a", "a:b", "a:b:c", ":::", "a:b:c:", ":b:c:sq=1,skv=1,d=8,dtype=float16"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "a:b", "a:b:c", ":::", "a:b:c:", ":b:c:sq=1,skv=1,d=8,dtype=float16"]
+)
 def test_an_incomplete_id_is_refused(text: str) -> None:
     with pytest.raises(CaseError, match="is not a case id"):
         Case.parse(text)
@@ -329,5 +367,7 @@ def test_a_replay_command_is_the_case_and_nothing_else() -> None:
     assert words[:-1] == ["python", "-m", "verify", "replay"]
     again = Case.parse(words[-1])
     assert again == case
-    for one, other in zip(tensors(case.problem).named.values(), tensors(again.problem).named.values(), strict=True):
+    for one, other in zip(
+        tensors(case.problem).named.values(), tensors(again.problem).named.values(), strict=True
+    ):
         assert torch.equal(one.view(torch.int16), other.view(torch.int16))

@@ -1,4 +1,5 @@
-"""The strategies stay inside (or just outside) a support, reach its edges, shrink to the simplest, and hardly reject."""
+"""The strategies stay inside (or just outside) a support, reach its edges, shrink to the simplest,
+and hardly reject."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ SUPPORTS = {
     "everything": EVERYTHING,
     "usual": Support(dtypes=HALF, head_dims=range(16, 257), grouped_heads=True),
     "tutorial": Support(
-        dtypes=("float16",), head_dims=(64, 128), masks=("full", "causal.square"), cross_lengths=False, layouts="contiguous"
+        dtypes=("float16",),
+        head_dims=(64, 128),
+        masks=("full", "causal.square"),
+        cross_lengths=False,
+        layouts="contiguous",
     ),
     "rigid": Support(
         dtypes=HALF,
@@ -46,10 +51,25 @@ SUPPORTS = {
         scales="default",
         layouts="contiguous",
     ),
-    "square or full": Support(dtypes=HALF, head_dims=(32, 64), masks=("full", "causal.square", "lengths"), min_seqlen=0),
-    "packed": Support(dtypes=HALF, head_dims=range(8, 129, 8), masks=("documents", "causal"), intersections=True, min_seqlen=0),
+    "square or full": Support(
+        dtypes=HALF, head_dims=(32, 64), masks=("full", "causal.square", "lengths"), min_seqlen=0
+    ),
+    "packed": Support(
+        dtypes=HALF,
+        head_dims=range(8, 129, 8),
+        masks=("documents", "causal"),
+        intersections=True,
+        min_seqlen=0,
+    ),
     "one token": Support(dtypes=HALF, head_dims=(16,), max_seqlen=1, separate_head_dim_v=True),
-    "window": Support(dtypes=HALF, head_dims=(64,), masks=("window",), cross_lengths=False, min_seqlen=0, max_seqlen=512),
+    "window": Support(
+        dtypes=HALF,
+        head_dims=(64,),
+        masks=("window",),
+        cross_lengths=False,
+        min_seqlen=0,
+        max_seqlen=512,
+    ),
 }
 by_support = pytest.mark.parametrize("name", SUPPORTS)
 by_limits = pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
@@ -89,8 +109,14 @@ def sample(strategy: st.SearchStrategy[T], count: int) -> list[T]:
     return drawn
 
 
-def simplest(strategy: st.SearchStrategy[Problem], wanted: Callable[[Problem], bool] = lambda problem: True) -> Problem:
-    return find(strategy, wanted, settings=settings(database=None, deadline=None, max_examples=2000, derandomize=True))
+def simplest(
+    strategy: st.SearchStrategy[Problem], wanted: Callable[[Problem], bool] = lambda problem: True
+) -> Problem:
+    return find(
+        strategy,
+        wanted,
+        settings=settings(database=None, deadline=None, max_examples=2000, derandomize=True),
+    )
 
 
 def elements(problem: Problem) -> int:
@@ -109,7 +135,9 @@ def test_problems_lie_inside_the_support_and_the_limits(name: str, limits: Limit
         assert problem.heads_q <= limits.heads
         assert problem.batch <= limits.batch
         assert problem.pairs <= limits.pairs
-        assert elements(problem) <= max(limits.elements, elements(problem.but(batch=1, heads_q=1, heads_kv=1, mask=_plain)))
+        assert elements(problem) <= max(
+            limits.elements, elements(problem.but(batch=1, heads_q=1, heads_kv=1, mask=_plain))
+        )
         assert max(problem.seqlen_q, problem.seqlen_kv) <= limits.long_seqlen
 
 
@@ -130,19 +158,50 @@ def test_problems_outside_the_support_name_what_is_refused(name: str) -> None:
             refusal = support.refusal(problem)
             assert refusal is not None
             assert refusal[0] == argument
-    assert {argument for _, argument in drawn} == EDGES[name] | (set() if name == "everything" else {"descales"})
+    assert {argument for _, argument in drawn} == EDGES[name] | (
+        set() if name == "everything" else {"descales"}
+    )
 
 
 _layouts = {"layout_q", "layout_k", "layout_v", "layout_out"}
 EDGES = {
     "everything": {"head_dim", "head_dim_v"},
     "usual": {"dtype", "head_dim", "head_dim_v", "seqlen_q", "seqlen_kv", "mask", "softcap"},
-    "tutorial": {"dtype", "head_dim", "head_dim_v", "heads_kv", "seqlen_q", "seqlen_kv", "mask", "softcap"} | _layouts,
-    "rigid": {"dtype", "head_dim", "head_dim_v", "heads_kv", "seqlen_q", "seqlen_kv", "mask", "softmax_scale", "softcap"}
+    "tutorial": {
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "heads_kv",
+        "seqlen_q",
+        "seqlen_kv",
+        "mask",
+        "softcap",
+    }
+    | _layouts,
+    "rigid": {
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "heads_kv",
+        "seqlen_q",
+        "seqlen_kv",
+        "mask",
+        "softmax_scale",
+        "softcap",
+    }
     | _layouts,
     "square or full": {"dtype", "head_dim", "head_dim_v", "heads_kv", "mask", "softcap"},
     "packed": {"dtype", "head_dim", "head_dim_v", "heads_kv", "mask", "softcap"},
-    "one token": {"dtype", "head_dim", "head_dim_v", "heads_kv", "seqlen_q", "seqlen_kv", "mask", "softcap"},
+    "one token": {
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "heads_kv",
+        "seqlen_q",
+        "seqlen_kv",
+        "mask",
+        "softcap",
+    },
     "window": {"dtype", "head_dim", "head_dim_v", "heads_kv", "seqlen_kv", "mask", "softcap"},
 }
 
@@ -156,7 +215,8 @@ def test_an_unsupported_dtype_is_an_error_and_has_no_outside() -> None:
 
 @by_support
 def test_drawing_rejects_nothing(name: str) -> None:
-    """Nothing is filtered.  The few draws that do not finish are Hypothesis's own (4 %: a mutated prefix is cut off)."""
+    """Nothing is filtered.  The few draws that do not finish are Hypothesis's own (4 %: a mutated
+    prefix is cut off)."""
     strategy = problems(declare(SUPPORTS[name]), dtype="float16", limits=LIMITS["gpu"])
     runs: Counter[str] = Counter()
 
@@ -176,7 +236,13 @@ def test_drawing_rejects_nothing(name: str) -> None:
 @by_limits
 def test_problems_shrink_to_the_simplest(name: str, limits: Limits) -> None:
     support = SUPPORTS[name]
-    found = simplest(problems(declare(support), dtype="bfloat16" if "bfloat16" in support.dtypes else "float16", limits=limits))
+    found = simplest(
+        problems(
+            declare(support),
+            dtype="bfloat16" if "bfloat16" in support.dtypes else "float16",
+            limits=limits,
+        )
+    )
     length = max(support.min_seqlen, 1)
     dim = next((d for d in (16, 64) if d in support.head_dims), min(support.head_dims))
     mask = {"rigid": "causal", "packed": "causal", "window": "window.0.0"}.get(name, "full")
@@ -204,7 +270,9 @@ CONDITIONS: dict[str, tuple[Callable[[Problem], bool], str]] = {
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_failure_shrinks_to_what_it_needs(condition: str) -> None:
     wanted, expected = CONDITIONS[condition]
-    found = simplest(problems(declare(SUPPORTS["usual"]), dtype="float16", limits=LIMITS["cpu"]), wanted)
+    found = simplest(
+        problems(declare(SUPPORTS["usual"]), dtype="float16", limits=LIMITS["cpu"]), wanted
+    )
     assert found.name == expected
 
 
@@ -235,10 +303,17 @@ def test_the_reachable_bins_are_those_that_are_reached(name: str) -> None:
 
 
 def test_gather_problems_can_nearly_all_be_built() -> None:
-    strategy = problems(declare(EVERYTHING), dtype="float16", limits=LIMITS["gpu"], distributions=("gather", "counting"))
+    strategy = problems(
+        declare(EVERYTHING),
+        dtype="float16",
+        limits=LIMITS["gpu"],
+        distributions=("gather", "counting"),
+    )
     drawn = sample(strategy, 300)
     assert {p.distribution for p in drawn} == {"gather", "counting"}
-    refused = [p.name for p in drawn if p.distribution == "gather" and gather_possible(p) is not None]
+    refused = [
+        p.name for p in drawn if p.distribution == "gather" and gather_possible(p) is not None
+    ]
     assert len(refused) < 0.1 * len(drawn), refused
 
 
@@ -250,11 +325,23 @@ def test_coverage_bins_of_known_problems() -> None:
 
     assert bins("sq=64,skv=64,d=64,dtype=float16") == {"mask:full", "distribution:normal"}
     assert bins("sq=64,skv=96,d=64,dtype=float16") >= {"kv_tiles>=3", "seqlen_q<seqlen_kv"}
-    assert bins("sq=1,skv=96,d=64,dtype=float16,dist=increasing") >= {"decode", "ragged_tail", "late_maximum"}
-    assert bins("sq=64,skv=32,d=64,dtype=float16,mask=causal") >= {"seqlen_q>seqlen_kv", "empty_row", "mask:causal"}
+    assert bins("sq=1,skv=96,d=64,dtype=float16,dist=increasing") >= {
+        "decode",
+        "ragged_tail",
+        "late_maximum",
+    }
+    assert bins("sq=64,skv=32,d=64,dtype=float16,mask=causal") >= {
+        "seqlen_q>seqlen_kv",
+        "empty_row",
+        "mask:causal",
+    }
     assert "empty_row" not in bins("sq=64,skv=64,d=64,dtype=float16,mask=causal")
     assert bins("sq=64,skv=0,d=64,dtype=float16") >= {"zero_length", "empty_row"}
-    assert bins("sq=64,skv=64,d=64,dtype=float16,mask=lengths.64.0") >= {"zero_length", "empty_row", "mask:lengths"}
+    assert bins("sq=64,skv=64,d=64,dtype=float16,mask=lengths.64.0") >= {
+        "zero_length",
+        "empty_row",
+        "mask:lengths",
+    }
     assert bins("sq=64,skv=64,d=64,dtype=float16,mask=causal.tl+dense.1.3") >= {
         "mask:intersection",
         "mask:causal.tl",

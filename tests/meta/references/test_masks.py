@@ -1,4 +1,5 @@
-"""Masks: names parse back, intervals agree with predicates, and hand-drawn pictures say what each convention means."""
+"""Masks: names parse back, intervals agree with predicates, and hand-drawn pictures say what each
+convention means."""
 
 import pytest
 import torch
@@ -93,7 +94,8 @@ def test_intersection_of_one_part_is_that_part():
     assert Causal() & Window(1, 0) & Prefix(2) == Intersection((Causal(), Window(1, 0), Prefix(2)))
 
 
-# One line a query, one character a key.  Drawn by hand from the definitions, not printed by the code.
+# One line a query, one character a key.  Drawn by hand from the definitions, not printed by the
+# code.
 DRAWN = {
     ("causal", 2, 4): "███· ████",
     ("causal", 4, 2): "·· ·· █· ██",
@@ -126,17 +128,27 @@ DRAWN = {
 
 @pytest.mark.parametrize(("name", "seqlen_q", "seqlen_kv"), DRAWN, ids=str)
 def test_convention(name, seqlen_q, seqlen_kv):
-    assert picture(parse_mask(name), seqlen_q, seqlen_kv).split() == DRAWN[name, seqlen_q, seqlen_kv].split()
+    assert (
+        picture(parse_mask(name), seqlen_q, seqlen_kv).split()
+        == DRAWN[name, seqlen_q, seqlen_kv].split()
+    )
 
 
 def test_lengths_differ_per_batch():
     dense = Lengths((2, 1), (1, 3)).dense(2, 1, 2, 3)
-    assert dense.tolist() == [[[[True, False, False], [True, False, False]]], [[[True, True, True], [False, False, False]]]]
+    assert dense.tolist() == [
+        [[[True, False, False], [True, False, False]]],
+        [[[True, True, True], [False, False, False]]],
+    ]
 
 
 def test_lengths_must_fit_the_batch():
     Lengths((1, 2), (3, 4)).check(2)
-    for mask in (Lengths((1, 2), (3, 4)), Causal() & Lengths((1, 2), (3, 4)), Lengths((1,), (1, 1))):
+    for mask in (
+        Lengths((1, 2), (3, 4)),
+        Causal() & Lengths((1, 2), (3, 4)),
+        Lengths((1,), (1, 1)),
+    ):
         with pytest.raises(ValueError, match="for a batch of 3"):
             mask.check(3)
 
@@ -145,7 +157,8 @@ def test_dense_is_seeded_and_differs_over_batches_and_heads():
     mask = Dense(30, 5)
     seen = mask.dense(3, 4, 64, 96)
     assert torch.equal(seen, mask.dense(3, 4, 64, 96))
-    assert torch.equal(seen[:2, :3, :40, :50], mask.dense(2, 3, 40, 50))  # a pair does not depend on the shape
+    # a pair does not depend on the shape
+    assert torch.equal(seen[:2, :3, :40, :50], mask.dense(2, 3, 40, 50))
     heads = seen.flatten(0, 1)
     assert all(not torch.equal(heads[i], heads[j]) for i in range(12) for j in range(i))
     assert not torch.equal(seen, Dense(30, 6).dense(3, 4, 64, 96))

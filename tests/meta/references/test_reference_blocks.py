@@ -1,4 +1,5 @@
-"""The fp64 reference is the same however it is cut into blocks, rows and columns, whatever lies where nobody looks."""
+"""The fp64 reference is the same however it is cut into blocks, rows and columns, whatever lies
+where nobody looks."""
 
 from dataclasses import replace
 
@@ -9,7 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from references.attention import backward, forward, query_gradient, row_blocks
 from references.definition import Attention
 from references.masks import Causal, Dense, Documents, Full, Lengths, Window, parse_mask
-from tests.meta.references.test_references import INF, MASKS, NAN, Shape, U, _one_thread, operands, tensors  # noqa: F401 - a fixture
+from tests.meta.references.test_references import (
+    INF,
+    NAN,
+    Shape,
+    U,
+    operands,
+    tensors,
+)
 
 SHAPE = Shape(seqlen_q=37, seqlen_kv=53, head_dim=8, head_dim_v=5)
 
@@ -21,7 +29,9 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("blocks", [(None, None), (1, 53), (37, 1), (5, 7), (16, 64)], ids=str)
 @pytest.mark.parametrize(
-    "mask", [Full(), Causal(), Window(5, 2), Documents((20, 13)), Causal() & Dense(30, 1)], ids=lambda m: m.name
+    "mask",
+    [Full(), Causal(), Window(5, 2), Documents((20, 13)), Causal() & Dense(30, 1)],
+    ids=lambda m: m.name,
 )
 def test_blocks_do_not_matter(mask, blocks):
     """However the rows, keys and heads are cut, forward, backward and the textbook's form agree."""
@@ -48,17 +58,29 @@ def test_row_blocks_tile_the_problem(budget):
         times[block.index] += 1
         assert block.scores.numel() <= max(budget, 2 * 53)
         assert block.rows.tolist() == list(range(37))[rows]
-        for name in ("scores", "uncapped", "magnitude", "probabilities", "row_max", "row_sum", "out", "lse"):
+        for name in (
+            "scores",
+            "uncapped",
+            "magnitude",
+            "probabilities",
+            "row_max",
+            "row_sum",
+            "out",
+            "lse",
+        ):
             close(getattr(block, name), getattr(whole, name)[heads, rows])
         assert torch.equal(block.visible, whole.visible[heads, rows])
     assert bool((times == 1).all())
 
 
 @pytest.mark.parametrize(
-    "mask", [Full(), Causal(), Window(5, 2), Lengths((30, 37), (53, 0)), Causal() & Dense(30, 1)], ids=lambda m: m.name
+    "mask",
+    [Full(), Causal(), Window(5, 2), Lengths((30, 37), (53, 0)), Causal() & Dense(30, 1)],
+    ids=lambda m: m.name,
 )
 def test_passing_blocks_hold_what_is_seen(mask):
-    """Left out are keys that no row sees, and no other quantity changes; the last block's memory is the first one's."""
+    """Left out are keys that no row sees, and no other quantity changes; the last block's memory is
+    the first one's."""
     attention = Attention(mask, 0.4, 3.0)
     given = operands(SHAPE, attention)
     whole = next(row_blocks(given.q, given.k, given.v, attention))
@@ -84,7 +106,10 @@ def test_gauges():
     attention = Attention(Lengths((30, 37), (53, 20)), -0.4, 3.0)
     given = operands(SHAPE, attention)
     (block,) = row_blocks(given.q, given.k, given.v, attention)
-    q, k, v = (x.flatten(0, 1) for x in (given.q, given.k.repeat_interleave(2, 1), given.v.repeat_interleave(2, 1)))
+    q, k, v = (
+        x.flatten(0, 1)
+        for x in (given.q, given.k.repeat_interleave(2, 1), given.v.repeat_interleave(2, 1))
+    )
     visible = attention.mask.dense(2, 4, 37, 53).flatten(0, 1)
     scaled = -0.4 * q @ k.mT
     empty = ~visible.any(-1)
@@ -99,14 +124,23 @@ def test_gauges():
     close(block.probabilities, (block.scores - block.lse[..., None]).exp().nan_to_num(0.0))
     close(block.out, block.probabilities @ v)
     close(block.values, torch.where(visible.any(1)[..., None], v, 0.0))
-    for sizes, of, dim in ((block.query_sizes, q, -1), (block.key_sizes, k, 1), (block.value_sizes, v, 1)):
+    for sizes, of, dim in (
+        (block.query_sizes, q, -1),
+        (block.key_sizes, k, 1),
+        (block.value_sizes, v, 1),
+    ):
         assert torch.equal(sizes.most, of.abs().amax(dim, keepdim=True))
         assert torch.equal(sizes.least, of.abs().amin(dim, keepdim=True))
     uncapped = next(row_blocks(given.q, given.k, given.v, Attention(Full(), 0.4)))
     assert uncapped.uncapped is uncapped.scores
 
 
-CHOICES = (slice(3, 20), slice(None, None, 4), torch.tensor([36, 0, 5, 5, 17]), torch.tensor([], dtype=torch.int64))
+CHOICES = (
+    slice(3, 20),
+    slice(None, None, 4),
+    torch.tensor([36, 0, 5, 5, 17]),
+    torch.tensor([], dtype=torch.int64),
+)
 
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=["slice", "every fourth", "positions", "none"])
@@ -114,7 +148,10 @@ CHOICES = (slice(3, 20), slice(None, None, 4), torch.tensor([36, 0, 5, 5, 17]), 
 def test_chosen_rows_and_columns_equal_the_whole(mask, chosen):
     attention = Attention(mask, 0.4, 5.0)
     given = operands(SHAPE, attention)
-    whole, gradients = forward(given.q, given.k, given.v, attention), backward(*tensors(given), attention)
+    whole, gradients = (
+        forward(given.q, given.k, given.v, attention),
+        backward(*tensors(given), attention),
+    )
     part = forward(given.q, given.k, given.v, attention, rows=chosen, block_q=3, block_kv=8)
     close(part.out, whole.out[:, :, chosen])
     close(part.lse, whole.lse[:, :, chosen])
@@ -133,11 +170,17 @@ def test_what_masked_pairs_hold_has_no_effect(poison, softcap):
     """Keys past a length, queries past theirs, and a key that only later queries see."""
     attention = Attention(Causal() & Lengths((30, 37), (53, 40)), 0.4, softcap)
     given = operands(SHAPE, attention)
-    whole, gradients = forward(given.q, given.k, given.v, attention), backward(*tensors(given), attention)
+    whole, gradients = (
+        forward(given.q, given.k, given.v, attention),
+        backward(*tensors(given), attention),
+    )
     q, k, v, dout = (x.clone() for x in tensors(given))
     q[0, :, 30:], dout[0, :, 30:] = poison, poison
     k[1, :, 40:], v[1, :, 40:] = poison, poison
-    found, poisoned = forward(q, k, v, attention), backward(q, k, v, dout, attention, block_q=16, block_kv=16)
+    found, poisoned = (
+        forward(q, k, v, attention),
+        backward(q, k, v, dout, attention, block_q=16, block_kv=16),
+    )
     close(found.out, whole.out)
     close(found.lse, whole.lse)
     for name in ("dq", "dk", "dv"):
@@ -168,7 +211,9 @@ def test_visible_infinities_in_v_reach_the_output(size):
     v[:, :, 20, 0], v[:, :, 22, 1], v[:, :, 24, 2] = INF, -INF, NAN
     v[:, :, 26, 0] = -INF
     found = forward(given.q, given.k, v, attention, block_q=8, block_kv=8).out
-    textbook_out = torch.cat([block.out for block in row_blocks(given.q, given.k, v, attention)]).view(found.shape)
+    textbook_out = torch.cat(
+        [block.out for block in row_blocks(given.q, given.k, v, attention)]
+    ).view(found.shape)
     for out in (found, textbook_out):
         # Bottom right: query i sees keys up to i + 16.
         assert torch.equal(out[:, :, 4:10, 0], torch.full_like(out[:, :, 4:10, 0], INF))
@@ -180,7 +225,9 @@ def test_visible_infinities_in_v_reach_the_output(size):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+    "dtype",
+    [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2],
+    ids=str,
 )
 def test_inputs_of_every_dtype_are_taken_exactly(dtype):
     attention = Attention(Causal(), 0.4)
@@ -189,34 +236,57 @@ def test_inputs_of_every_dtype_are_taken_exactly(dtype):
     wide = tuple(x.double() for x in narrow)
     chosen = torch.tensor([36, 2, 7])
     assert torch.equal(forward(*narrow[:3], attention).out, forward(*wide[:3], attention).out)
-    assert torch.equal(forward(*narrow[:3], attention, rows=chosen).out, forward(*wide[:3], attention, rows=chosen).out)
-    assert torch.equal(next(row_blocks(*narrow[:3], attention)).out, next(row_blocks(*wide[:3], attention)).out)
-    for x, y in zip(*(vars(backward(*inputs, attention)).values() for inputs in (narrow, wide)), strict=True):
+    assert torch.equal(
+        forward(*narrow[:3], attention, rows=chosen).out,
+        forward(*wide[:3], attention, rows=chosen).out,
+    )
+    assert torch.equal(
+        next(row_blocks(*narrow[:3], attention)).out, next(row_blocks(*wide[:3], attention)).out
+    )
+    for x, y in zip(
+        *(vars(backward(*inputs, attention)).values() for inputs in (narrow, wide)), strict=True
+    ):
         assert torch.equal(x, y)
 
 
 def test_strides_do_not_matter():
-    """Stride 0 over batch and heads, sequence-major storage, and a pitch between rows; the inputs are left as they were."""
+    """Stride 0 over batch and heads, sequence-major storage, and a pitch between rows; the inputs
+    are left as they were."""
     attention = Attention(Causal(), 0.4)
     given = operands(SHAPE, attention)
     q = given.q.transpose(1, 2).contiguous().transpose(1, 2)
     k = given.k[:, :1].expand_as(given.k)
     v = torch.cat([given.v, given.v], -1)[:1, ..., :5].expand_as(given.v)
     dout = given.dout[:1, :1].expand_as(given.dout)
-    strided, plain = (q, k, v, dout), tuple(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v, dout))
+    strided, plain = (
+        (q, k, v, dout),
+        tuple(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v, dout)),
+    )
     for run in (forward, lambda *x: next(row_blocks(*x)), backward):
         count = 4 if run is backward else 3
-        found, expected = vars(run(*strided[:count], attention)), vars(run(*plain[:count], attention))
-        assert all(torch.equal(found[name], x) for name, x in expected.items() if isinstance(x, torch.Tensor))
+        found, expected = (
+            vars(run(*strided[:count], attention)),
+            vars(run(*plain[:count], attention)),
+        )
+        assert all(
+            torch.equal(found[name], x)
+            for name, x in expected.items()
+            if isinstance(x, torch.Tensor)
+        )
     assert all(torch.equal(x, y) for x, y in zip(strided, plain, strict=True))
 
 
-@pytest.mark.parametrize("shape", [Shape(seqlen_kv=0), Shape(seqlen_q=0), Shape(seqlen_q=0, seqlen_kv=0)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [Shape(seqlen_kv=0), Shape(seqlen_q=0), Shape(seqlen_q=0, seqlen_kv=0)], ids=str
+)
 @pytest.mark.parametrize("mask", [Full(), Causal(), Dense(50, 1)], ids=lambda m: m.name)
 def test_zero_lengths(mask, shape):
     attention = Attention(mask, 0.4, 2.0)
     given = operands(shape, attention)
-    found, gradients = forward(given.q, given.k, given.v, attention), backward(*tensors(given), attention)
+    found, gradients = (
+        forward(given.q, given.k, given.v, attention),
+        backward(*tensors(given), attention),
+    )
     assert torch.equal(found.out, torch.zeros_like(given.dout))
     assert torch.equal(found.lse, torch.full(given.q.shape[:3], -INF, dtype=torch.float64))
     for name in ("dq", "dk", "dv"):
@@ -242,9 +312,12 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("mask", [parse_mask("window.100.0"), parse_mask("causal+dense.50.1")], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mask", [parse_mask("window.100.0"), parse_mask("causal+dense.50.1")], ids=lambda m: m.name
+)
 def test_memory_does_not_grow_with_the_square(mask):
-    """At 8192 keys a head's scores are 512 MiB; no single tensor may exceed a tile of scores, or the default budget."""
+    """At 8192 keys a head's scores are 512 MiB; no single tensor may exceed a tile of scores, or
+    the default budget."""
     attention = Attention(mask, 0.1)
     shape = Shape(1, 2, 1, 8192, 8192, 8, 8)
     given = operands(shape, attention, dtype=torch.bfloat16)
@@ -285,7 +358,9 @@ MISFITS = {
     "for a batch of 1": lambda: forward(Q, K, K, Attention(Lengths((1, 2), (3, 4)), 1.0)),
     "rows: give a slice": lambda: forward(Q, K, K, FULL, rows=torch.tensor([4])),
     "positions in 0..3": lambda: forward(Q, K, K, FULL, rows=torch.tensor([-1])),
-    "one-dimensional tensor": lambda: forward(Q, K, K, FULL, rows=torch.tensor([True, False, True, False])),
+    "one-dimensional tensor": lambda: forward(
+        Q, K, K, FULL, rows=torch.tensor([True, False, True, False])
+    ),
     "columns: give a slice": lambda: backward(Q, K, K, Q, FULL, columns=torch.tensor([5])),
 }
 

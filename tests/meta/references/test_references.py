@@ -1,24 +1,32 @@
-"""The fp64 reference on trial: against fifty digits, against autograd, against itself cut into other blocks.
+"""The fp64 reference on trial: against fifty digits, against autograd, against itself cut into
+other blocks.
 
-Tolerances against mpmath are worst-case rounding analysis, not fitted.  With u = 2^-53, A = |softmax_scale| |Q| |K|^T and
-a_i = max_j A_ij over the visible pairs of a row (all sums below run over visible pairs):
+Tolerances against mpmath are worst-case rounding analysis, not fitted.  With u = 2^-53, A =
+|softmax_scale| |Q| |K|^T and a_i = max_j A_ij over the visible pairs of a row (all sums below run
+over visible pairs):
 
-* a score: d products and sums, the scale, and the four roundings of a softcap, whose slope is at most 1:
+* a score: d products and sums, the scale, and the four roundings of a softcap, whose slope is at
+  most 1:
   |dS_ij| <= (d + 6) u A_ij;
-* an exponent S - m: twice that, and the subtraction of two numbers of at most a_i:  r_i = (2 (d + 6) + 2) a_i u + 4 u
-  (4 u: the exponential itself);
-* a weight P: its own exponential and those in the row sum, n additions, a division, and a rescale per block of keys:
-  w_i = 2 r_i + (2 n + 8) u, relative;
+* an exponent S - m: twice that, and the subtraction of two numbers of at most a_i:  r_i = (2 (d +
+  6) + 2) a_i u + 4 u (4 u: the exponential itself);
+* a weight P: its own exponential and those in the row sum, n additions, a division, and a rescale
+  per block of keys: w_i = 2 r_i + (2 n + 8) u, relative;
 * O: |dO| <= (w_i + (n + 2) u) sum_j P_ij |V_jd|;        LSE: r_i + (n + 4) u + 2 u (|LSE_i| + a_i).
 
-The backward recomputes P from the LSE, so its weights are off by p_i = r_i + dLSE_i + 4 u relative.  With B = |dO| |V|^T and
-D_i = sum_j P_ij B_ij, which bounds |rowsum(dO O)| too, each dS_ij is off by at most
+The backward recomputes P from the LSE, so its weights are off by p_i = r_i + dLSE_i + 4 u relative.
+With B = |dO| |V|^T and D_i = sum_j P_ij B_ij, which bounds |rowsum(dO O)| too, each dS_ij is off by
+at most
 
-    E_ij = P_ij (B_ij + D_i) (p_i + w_i + (n + 2 d_v + 12) u + 2 [softcap] (d + 8) u A_ij / softcap),
+    E_ij = P_ij (B_ij + D_i) (p_i + w_i + (n + 2 d_v + 12) u + 2 [softcap] (d + 8) u A_ij /
+    softcap),
 
-where the last term is the error of the slope 1 - tanh^2 <= 1.  The gradients add E against |K|, |Q| and their own sums:
-|softmax_scale| E |K|, |softmax_scale| E^T |Q| and (p_i + ...) P^T |dO|, plus m u relative for a sum over m pairs.
-Second-order terms are covered by a factor of 2 over the whole; the worst case at 1e4 has r_i near 1e-10.
+where the last term is the error of the slope 1 - tanh^2 <= 1.  The gradients add E against |K|, |Q|
+and their own sums:
+|softmax_scale| E |K|, |softmax_scale| E^T |Q| and (p_i + ...) P^T |dO|, plus m u relative for a sum
+over m pairs.
+Second-order terms are covered by a factor of 2 over the whole; the worst case at 1e4 has r_i near
+1e-10.
 """
 
 import math
@@ -36,7 +44,16 @@ from references.multiprecision import Operands
 
 U = 2.0**-53
 NAN, INF = math.nan, math.inf
-MASKS = (Full(), Causal(), Causal("tl"), Window(3, 1), Lengths((6, 0), (9, 4)), Documents((3, 0, 4)), Prefix(3), Dense(40, 3))
+MASKS = (
+    Full(),
+    Causal(),
+    Causal("tl"),
+    Window(3, 1),
+    Lengths((6, 0), (9, 4)),
+    Documents((3, 0, 4)),
+    Prefix(3),
+    Dense(40, 3),
+)
 
 
 @dataclass(frozen=True)
@@ -50,13 +67,17 @@ class Shape:
     head_dim_v: int = 3
 
 
-def operands(shape: Shape, attention: Attention, *, size: float = 1.0, dtype: torch.dtype = torch.float64) -> Operands:
+def operands(
+    shape: Shape, attention: Attention, *, size: float = 1.0, dtype: torch.dtype = torch.float64
+) -> Operands:
     """Normal inputs; `size` multiplies Q."""
     random = torch.Generator().manual_seed(11)
     s = shape
 
     def draw(heads: int, seqlen: int, dim: int) -> torch.Tensor:
-        return torch.randn(s.batch, heads, seqlen, dim, generator=random, dtype=torch.float64).to(dtype)
+        return torch.randn(s.batch, heads, seqlen, dim, generator=random, dtype=torch.float64).to(
+            dtype
+        )
 
     q, k = draw(s.heads_q, s.seqlen_q, s.head_dim) * size, draw(s.heads_kv, s.seqlen_kv, s.head_dim)
     v, dout = draw(s.heads_kv, s.seqlen_kv, s.head_dim_v), draw(s.heads_q, s.seqlen_q, s.head_dim_v)
@@ -78,7 +99,8 @@ def as_double(values: list) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Truth:
-    """Fifty digits rounded to fp64, and the tolerances of the module's docstring, in the same shapes."""
+    """Fifty digits rounded to fp64, and the tolerances of the module's docstring, in the same
+    shapes."""
 
     values: dict[str, torch.Tensor]
     tolerances: dict[str, torch.Tensor]
@@ -94,7 +116,10 @@ class Truth:
         assert bool((error <= self.tolerances[name]).all()), f"{name}: {worst:.3g} of the tolerance"
 
     def block(self, index: tuple[slice, slice]) -> "Truth":
-        values, tolerances = ({k: x[k].flatten(0, 1)[index] for k in ("out", "lse")} for x in (self.values, self.tolerances))
+        values, tolerances = (
+            {k: x[k].flatten(0, 1)[index] for k in ("out", "lse")}
+            for x in (self.values, self.tolerances)
+        )
         return Truth(values, tolerances)
 
 
@@ -146,7 +171,11 @@ PROBLEMS = {
     "one key head": (Shape(batch=1, heads_q=3, heads_kv=1), Attention(Causal(), 0.5), 1.0),
     "one key": (Shape(seqlen_kv=1), Attention(Full(), 0.5), 1.0),
     "wide values": (Shape(heads_q=2, head_dim=2, head_dim_v=8), Attention(Causal(), 0.5), 1.0),
-    "logits of 1e2, just over the limit of unshifted sums": (Shape(), Attention(Causal(), 0.5), 40.0),
+    "logits of 1e2, just over the limit of unshifted sums": (
+        Shape(),
+        Attention(Causal(), 0.5),
+        40.0,
+    ),
     "logits of 1e4": (Shape(), Attention(Causal(), 0.5), 1e4),
     "logits of 1e-9": (Shape(), Attention(Causal(), 0.5), 1e-9),
 }
@@ -191,15 +220,23 @@ def test_multiprecision_by_hand():
     found = multiprecision.attention(Operands(q, k, v, dout, Full(), math.log(3)))
     log3 = math.log(3)
     expected = {"probabilities": [0.25, 0.75], "out": [7.0], "lse": [math.log(4)], "dv": [0.5, 1.5]}
-    expected |= {"dq": [1.5 * log3], "dk": [-1.5 * log3, 1.5 * log3]}  # dP = (8, 16), D = 14: dS = (-1.5, 1.5)
+    # dP = (8, 16), D = 14: dS = (-1.5, 1.5)
+    expected |= {"dq": [1.5 * log3], "dk": [-1.5 * log3, 1.5 * log3]}
     for name, values in expected.items():
-        assert as_double(getattr(found, name)).flatten().tolist() == pytest.approx(values, rel=4 * U, abs=0)
+        assert as_double(getattr(found, name)).flatten().tolist() == pytest.approx(
+            values, rel=4 * U, abs=0
+        )
     assert isinstance(found.lse[0][0][0], mpf)
 
 
-@pytest.mark.parametrize("attention", [Attention(Causal(), 0.6, 2.0), Attention(Dense(50, 2), -0.6)], ids=str)
+@pytest.mark.parametrize(
+    "attention", [Attention(Causal(), 0.6, 2.0), Attention(Dense(50, 2), -0.6)], ids=str
+)
 def test_backward_is_the_finite_difference_of_forward(attention):
-    given = operands(Shape(batch=1, heads_q=2, heads_kv=1, seqlen_q=3, seqlen_kv=4, head_dim=2, head_dim_v=2), attention)
+    given = operands(
+        Shape(batch=1, heads_q=2, heads_kv=1, seqlen_q=3, seqlen_kv=4, head_dim=2, head_dim_v=2),
+        attention,
+    )
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -212,4 +249,6 @@ def test_backward_is_the_finite_difference_of_forward(attention):
             gradients = backward(*ctx.saved_tensors, dout, attention)
             return gradients.dq, gradients.dk, gradients.dv
 
-    assert torch.autograd.gradcheck(Function.apply, tuple(x.requires_grad_() for x in (given.q, given.k, given.v)))
+    assert torch.autograd.gradcheck(
+        Function.apply, tuple(x.requires_grad_() for x in (given.q, given.k, given.v))
+    )

@@ -15,7 +15,18 @@ from verify import cli
 from verify.campaign import runner as engine
 from verify.cell.discovery import Roster
 from verify.evidence import Evidence, NotRun, Recorder, load, strict_json
-from verify.report import Report, ReportError, build, dumps, parse, plots, read, statistics, tight, write
+from verify.report import (
+    Report,
+    ReportError,
+    build,
+    dumps,
+    parse,
+    plots,
+    read,
+    statistics,
+    tight,
+    write,
+)
 from verify.report import markdown as markdown_report
 from verify.report.text import intervals
 from verify.statistics import verdicts
@@ -41,23 +52,36 @@ class TestBuild:
         assert report["status"] == "red"
 
     def test_reasons_name_what_is_missing(self, report):
-        assert of(report, "ptx-mma")["reasons"] == ["float16: 6 of 8 coverage bins empty", "1 case launched but never judged"]
-        assert of(report, "gluon-hopper")["reasons"] == ["unavailable: needs compute capability 9.0"]
+        assert of(report, "ptx-mma")["reasons"] == [
+            "float16: 6 of 8 coverage bins empty",
+            "1 case launched but never judged",
+        ]
+        assert of(report, "gluon-hopper")["reasons"] == [
+            "unavailable: needs compute capability 9.0"
+        ]
         assert of(report, "ptx-mma")["dtypes"][0]["bins_missing"] == sorted(BINS[2:])
         assert report["reasons"] == ["cute-fa3 not run: nvidia-cutlass is not installed"]
 
     def test_a_dtype_that_was_not_run_keeps_a_variant_from_green(self):
         found = evidence()
         entries = tuple(
-            dataclasses.replace(e, support=e.support | {"dtypes": [*e.support["dtypes"], "float32"]}) for e in found.variants
+            dataclasses.replace(
+                e, support=e.support | {"dtypes": [*e.support["dtypes"], "float32"]}
+            )
+            for e in found.variants
         )
         report = build(
             dataclasses.replace(
-                found, variants=entries, not_run=(NotRun(variant="torch-flash", dtype="float32", reason="left out"),)
+                found,
+                variants=entries,
+                not_run=(NotRun(variant="torch-flash", dtype="float32", reason="left out"),),
             ),
             BINS,
         )
-        assert (of(report, "torch-flash")["status"], of(report, "torch-flash")["reasons"]) == ("grey", ["float32: left out"])
+        assert (of(report, "torch-flash")["status"], of(report, "torch-flash")["reasons"]) == (
+            "grey",
+            ["float32: left out"],
+        )
         assert of(report, "triton-fwd")["reasons"] == ["float32: not run"]
 
     def test_shrinking_counts_in_no_statistic_but_shows_the_smallest_failure(self, report):
@@ -86,7 +110,9 @@ class TestBuild:
         assert math.isnan(worst["r"])
 
     def test_bins_by_variant(self):
-        report = build(evidence(), lambda entry, dtype: BINS[:2] if entry.ref == "ptx-mma" else BINS)
+        report = build(
+            evidence(), lambda entry, dtype: BINS[:2] if entry.ref == "ptx-mma" else BINS
+        )
         assert of(report, "ptx-mma")["dtypes"][0]["status"] == "green"
 
     def test_evidence_of_two_devices(self):
@@ -99,40 +125,70 @@ class TestBuild:
 
     def test_several_sources_of_one_variant(self):
         found = dataclasses.replace(evidence(), changed=("torch-flash", "triton-fwd"))
-        with pytest.raises(ReportError, match="more than one source of torch-flash, triton-fwd: report those runs apart"):
+        with pytest.raises(
+            ReportError,
+            match="more than one source of torch-flash, triton-fwd: report those runs apart",
+        ):
             build(found, BINS)
 
     def test_a_missing_declaration_is_not_green(self):
         found = evidence()
-        found = dataclasses.replace(found, variants=tuple(e for e in found.variants if e.ref != "triton-fwd"))
+        found = dataclasses.replace(
+            found, variants=tuple(e for e in found.variants if e.ref != "triton-fwd")
+        )
         assert of(build(found, BINS), "triton-fwd")["status"] == "grey"
 
     def test_a_case_counts_once_in_a_bin(self):
         one = verdict("torch-flash", "float16", 4, bins=("gqa", "ragged_tail"))
-        found = [one, dataclasses.replace(one, oracle="repeat", bins=("gqa", "rescale")), dataclasses.replace(one, case="b")]
-        (dtype, *_) = of(build(dataclasses.replace(evidence(), verdicts=tuple(found)), BINS), "torch-flash")["dtypes"]
+        found = [
+            one,
+            dataclasses.replace(one, oracle="repeat", bins=("gqa", "rescale")),
+            dataclasses.replace(one, case="b"),
+        ]
+        (dtype, *_) = of(
+            build(dataclasses.replace(evidence(), verdicts=tuple(found)), BINS), "torch-flash"
+        )["dtypes"]
         assert dtype["bins"] == {"gqa": 2, "ragged_tail": 2, "rescale": 1}
 
     def test_the_last_reading_of_a_cases_clock_counts(self):
         one = verdict("torch-flash", "float16", 4)
-        found = [dataclasses.replace(one, oracle=str(i), seconds={"run": run}) for i, run in enumerate((1.0, 4.0, 2.0))]
+        found = [
+            dataclasses.replace(one, oracle=str(i), seconds={"run": run})
+            for i, run in enumerate((1.0, 4.0, 2.0))
+        ]
         found.append(dataclasses.replace(one, case="other", seconds={"run": 8.0}))
         assert statistics.timings(found) == {"run": {"median": 4.0, "maximum": 8.0, "total": 12.0}}
 
     def test_no_absolute_path_gets_in(self):
-        found = dataclasses.replace(evidence(), variants=(entry("mine", path="/home/someone/mine.py"),))
+        found = dataclasses.replace(
+            evidence(), variants=(entry("mine", path="/home/someone/mine.py"),)
+        )
         assert of(build(found, BINS), "mine")["path"] == "mine.py"
 
 
 class TestStatistics:
     def test_quantiles_are_members(self):
         found = statistics.distribution([float(i) for i in range(1, 101)], statistics.EDGES_ULP)
-        assert (found["minimum"], found["median"], found["p90"], found["p99"], found["maximum"]) == (1, 50, 90, 99, 100)
+        assert (
+            found["minimum"],
+            found["median"],
+            found["p90"],
+            found["p99"],
+            found["maximum"],
+        ) == (1, 50, 90, 99, 100)
 
     def test_histogram_adds_up_and_puts_edges_below(self):
-        found = statistics.distribution([0.0, 0.5, 1.0, 1.5, math.inf, math.nan], statistics.EDGES_R)
+        found = statistics.distribution(
+            [0.0, 0.5, 1.0, 1.5, math.inf, math.nan], statistics.EDGES_R
+        )
         counts = dict(zip(found["edges"][1:], found["histogram"], strict=True))
-        assert (counts[2**-10], counts[0.5], counts[1.0], counts[2.0], counts[math.inf]) == (1, 1, 1, 1, 2)
+        assert (counts[2**-10], counts[0.5], counts[1.0], counts[2.0], counts[math.inf]) == (
+            1,
+            1,
+            1,
+            1,
+            2,
+        )
         assert (sum(found["histogram"]), found["not_finite"]) == (6, 2)
 
     def test_samples_are_bounded_and_keep_the_worst(self):
@@ -155,24 +211,43 @@ class TestFiles:
         second = write(build(evidence(), BINS), tmp_path / "b")
         assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
         assert dumps(read(tmp_path / "a")) == first[0].read_text(encoding="utf-8")
-        assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["r.svg", "report.html", "report.json", "report.md"]
+        assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
+            "r.svg",
+            "report.html",
+            "report.json",
+            "report.md",
+        ]
 
     def test_a_plot_is_drawn_once(self, report, tmp_path, monkeypatch):
         drawn = []
-        monkeypatch.setattr(plots, "ratio_plot", lambda report: drawn.append(1) or '<svg style="x"></svg>')
+        monkeypatch.setattr(
+            plots, "ratio_plot", lambda report: drawn.append(1) or '<svg style="x"></svg>'
+        )
         page = write(report, tmp_path)[2].read_text(encoding="utf-8")
         assert len(drawn) == 1
         assert '<svg style="x"></svg>' in page
 
     def test_json_is_strict(self, report):
         data = json.loads(dumps(report), parse_constant=pytest.fail)
-        assert next(v for v in data["variants"] if v["ref"] == "torch-flash")["contract"]["empty_row_lse"] == "-inf"
+        assert (
+            next(v for v in data["variants"] if v["ref"] == "torch-flash")["contract"][
+                "empty_row_lse"
+            ]
+            == "-inf"
+        )
         assert of(parse(data), "torch-flash")["contract"]["empty_row_lse"] == -math.inf
 
     def test_from_disk(self, tmp_path):
         found = evidence(6)
         with Recorder(tmp_path, "gw0") as recorder:
-            records = (*found.runs, *found.variants, *found.lost, *found.verdicts, *found.drawn, *found.not_run)
+            records = (
+                *found.runs,
+                *found.variants,
+                *found.lost,
+                *found.verdicts,
+                *found.drawn,
+                *found.not_run,
+            )
             for record in (*records, *found.builds):
                 recorder.write(record)
         assert dumps(build(load(tmp_path), BINS)) == dumps(build(found, BINS))
@@ -180,11 +255,16 @@ class TestFiles:
     def test_large_campaigns_stay_small(self, tmp_path):
         paths = write(build(evidence(900), BINS), tmp_path)
         sizes = [path.stat().st_size for path in paths]
-        assert all(size < limit for size, limit in zip(sizes, (1_000_000, 1 << 20, 1_500_000), strict=True))
+        assert all(
+            size < limit for size, limit in zip(sizes, (1_000_000, 1 << 20, 1_500_000), strict=True)
+        )
 
     def test_markdown_has_a_limit(self, report):
         failure = of(report, "triton-tutorial")["failing"][0]
-        many = [failure | {"config": f"c{i}", "message": "x" * 5000, "replay": "y" * 20_000} for i in range(300)]
+        many = [
+            failure | {"config": f"c{i}", "message": "x" * 5000, "replay": "y" * 20_000}
+            for i in range(300)
+        ]
         swollen = report | {"variants": [v | {"failing": many} for v in report["variants"]]}
         assert len(markdown_report.render(swollen).encode()) < 1 << 20
 
@@ -210,7 +290,10 @@ class TestReading:
 
     def test_commands_refuse_another_version_in_one_line(self, tmp_path, monkeypatch, capsys):
         (tmp_path / "report.json").write_text('{"schema": 1}')
-        for command in (["compare", str(tmp_path), str(tmp_path)], ["recheck", str(tmp_path.parent)]):
+        for command in (
+            ["compare", str(tmp_path), str(tmp_path)],
+            ["recheck", str(tmp_path.parent)],
+        ):
             monkeypatch.setattr(sys, "argv", ["verify", *command])
             monkeypatch.setattr("verify.campaign.recheck.roster", lambda: Roster((), ()))
             assert cli.main() == engine.USAGE
@@ -225,7 +308,10 @@ class TestReading:
     def test_wrong_shape_names_the_place(self, report):
         data = strict_json.encode(report)
         data["variants"][0]["dtypes"] = [{"dtype": 16}]
-        with pytest.raises(ReportError, match=r"report\.variants\[0\]\.dtypes\[0\]\.dtype: got 16, but should be a string"):
+        with pytest.raises(
+            ReportError,
+            match=r"report\.variants\[0\]\.dtypes\[0\]\.dtype: got 16, but should be a string",
+        ):
             parse(data)
 
     def test_unknown_fields_are_ignored(self, report):
@@ -236,9 +322,14 @@ class TestVersions:
     def test_a_run_that_went_on_names_all_of_them(self):
         found = evidence()
         (run,) = found.runs
-        runs = tuple(dataclasses.replace(run, versions=run.versions | more) for more in ({}, {"judge": "aa"}, {"judge": "bb"}))
+        runs = tuple(
+            dataclasses.replace(run, versions=run.versions | more)
+            for more in ({}, {"judge": "aa"}, {"judge": "bb"})
+        )
         report = build(dataclasses.replace(found, runs=runs), BINS)
-        assert report["versions"] == dict(sorted(run.versions.items())) | {"judge": "unknown, aa, bb"}
+        assert report["versions"] == dict(sorted(run.versions.items())) | {
+            "judge": "unknown, aa, bb"
+        }
         assert (report["run"], "runs" in report) == (run.run, False)
 
 
@@ -247,11 +338,19 @@ class TestSeveralRuns:
         found = evidence()
         (run,) = found.runs
         second = dataclasses.replace(
-            run, run="second", started="2025-01-03", profile="gpu", device=run.device | {"driver": "590", "cores": 32}
+            run,
+            run="second",
+            started="2025-01-03",
+            profile="gpu",
+            device=run.device | {"driver": "590", "cores": 32},
         )
         again = dataclasses.replace(second, started="2025-01-04")
         built = build(dataclasses.replace(found, runs=(run, second, again)), BINS)
-        assert (built["run"], built["started"], built["profile"]) == (f"{run.run}, second", run.started, "ci, gpu")
+        assert (built["run"], built["started"], built["profile"]) == (
+            f"{run.run}, second",
+            run.started,
+            "ci, gpu",
+        )
         assert built["runs"] == [
             {"run": run.run, "started": run.started, "profile": "ci"},
             {"run": "second", "started": "2025-01-03", "profile": "gpu"},
@@ -287,27 +386,51 @@ class TestCommand:
         return done.return_value, done.output
 
     def test_two_runs_are_one_report(self, runs):
-        status, said = self.told("--run", "one", "--run", str(runs / ".verify" / "runs" / "two"), "--out", "pages")
+        status, said = self.told(
+            "--run", "one", "--run", str(runs / ".verify" / "runs" / "two"), "--out", "pages"
+        )
         built = read(runs / "pages" / DEVICE["slug"])
         whole = build(dataclasses.replace(evidence(8), lost=(), builds=(), not_run=()))
         assert built["failures"] > 0
         assert (status, built["run"]) == (engine.FAILED, "one, two")
         assert "one" in said
-        assert (built["cases"], built["failures"], built["lost"]) == (whole["cases"], whole["failures"], [])
-        grown = [{"group": g["group"], "drawn": 2 * g["drawn"], "refused": 2 * g["refused"]} for g in _groups(whole)]
+        assert (built["cases"], built["failures"], built["lost"]) == (
+            whole["cases"],
+            whole["failures"],
+            [],
+        )
+        grown = [
+            {"group": g["group"], "drawn": 2 * g["drawn"], "refused": 2 * g["refused"]}
+            for g in _groups(whole)
+        ]
         assert _groups(built) == grown
-        assert [_without_draws(v) for v in built["variants"]] == [_without_draws(v) for v in whole["variants"]]
+        assert [_without_draws(v) for v in built["variants"]] == [
+            _without_draws(v) for v in whole["variants"]
+        ]
 
     def test_what_does_not_belong_together_is_refused(self, runs):
         folder = runs / ".verify" / "runs"
         entry_ = evidence(8).variants[0]
-        for name, device, source in (("abroad", {"slug": "cpu"}, entry_.source_hash), ("changed", {}, "other")):
-            run = dataclasses.replace(evidence().run, run=name, started=name, device=DEVICE | device)
+        for name, device, source in (
+            ("abroad", {"slug": "cpu"}, entry_.source_hash),
+            ("changed", {}, "other"),
+        ):
+            run = dataclasses.replace(
+                evidence().run, run=name, started=name, device=DEVICE | device
+            )
             with Recorder(folder / name, "gw0") as recorder:
-                for item in (run, dataclasses.replace(entry_, source_hash=source), evidence(8).verdicts[0]):
+                for item in (
+                    run,
+                    dataclasses.replace(entry_, source_hash=source),
+                    evidence(8).verdicts[0],
+                ):
                     recorder.write(item)
-            assert self.told("--run", name, "--out", "alone")[0] == engine.INFRASTRUCTURE  # not all was judged
-        for name, message in (("abroad", "mixes devices: cpu, nvidia"), ("changed", f"more than one source of {entry_.ref}")):
+            # not all was judged
+            assert self.told("--run", name, "--out", "alone")[0] == engine.INFRASTRUCTURE
+        for name, message in (
+            ("abroad", "mixes devices: cpu, nvidia"),
+            ("changed", f"more than one source of {entry_.ref}"),
+        ):
             status, said = self.told("--run", "one", "--run", name, "--out", "pages")
             assert status == engine.USAGE
             assert message in said
@@ -316,7 +439,10 @@ class TestCommand:
     def test_what_cannot_be_reported_is_refused(self, runs):
         with Recorder(runs / "empty", "gw0") as recorder:
             recorder.write(evidence().run)
-        for name, message in (("three", "no run 'three' under"), ("empty", "nothing was judged in empty")):
+        for name, message in (
+            ("three", "no run 'three' under"),
+            ("empty", "nothing was judged in empty"),
+        ):
             status, said = self.told("--run", name, "--out", "pages")
             assert status == engine.USAGE
             assert message in said
@@ -331,16 +457,28 @@ class TestCommand:
 
     def test_the_whole_is_judged_and_the_evidence_left_alone(self, runs, monkeypatch):
         failed = dataclasses.replace(
-            evidence().verdicts[0], case="whole", oracle="statistics", group="campaign", outcome="fail", problem="-"
+            evidence().verdicts[0],
+            case="whole",
+            oracle="statistics",
+            group="campaign",
+            outcome="fail",
+            problem="-",
         )
         counts = []
-        monkeypatch.setattr(verdicts, "findings", lambda found: counts.append(len(found)) or [failed])
+        monkeypatch.setattr(
+            verdicts, "findings", lambda found: counts.append(len(found)) or [failed]
+        )
         before = {path: path.read_bytes() for path in (runs / ".verify" / "runs").glob("*/*")}
         assert self.told("--run", "one", "--run", "two", "--out", "pages")[0] == engine.FAILED
         assert counts == [len(evidence(8).verdicts)]
-        failing = [f["oracle"] for f in of(read(runs / "pages" / DEVICE["slug"]), failed.variant)["failing"]]
+        failing = [
+            f["oracle"]
+            for f in of(read(runs / "pages" / DEVICE["slug"]), failed.variant)["failing"]
+        ]
         assert "statistics" in failing
-        assert {path: path.read_bytes() for path in (runs / ".verify" / "runs").glob("*/*")} == before
+        assert {
+            path: path.read_bytes() for path in (runs / ".verify" / "runs").glob("*/*")
+        } == before
 
 
 def _groups(report: Report) -> list[Any]:
@@ -348,7 +486,10 @@ def _groups(report: Report) -> list[Any]:
 
 
 def _without_draws(variant: Any) -> Any:
-    dtypes = [{key: d[key] for key in d if key not in ("drawn", "refused", "groups")} for d in variant["dtypes"]]
+    dtypes = [
+        {key: d[key] for key in d if key not in ("drawn", "refused", "groups")}
+        for d in variant["dtypes"]
+    ]
     return strict_json.dumps({**variant, "dtypes": dtypes})
 
 

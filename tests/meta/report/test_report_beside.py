@@ -1,4 +1,5 @@
-"""What lies beside a report: probes that disagree are red and so is the report; sanitizers; what is not run is said."""
+"""What lies beside a report: probes that disagree are red and so is the report; sanitizers; what is
+not run is said."""
 
 from __future__ import annotations
 
@@ -29,10 +30,19 @@ ENTRIES = {
     "NaN": "verify/arithmetic/instructions.py: EXP[&#34;ex2.approx&#34;]",
 }
 SAID = {
-    "structure": ('<td class="bad">24<span class="wanted">table: 25</span>', '<td class="bad">24</td><td>25</td>'),
+    "structure": (
+        '<td class="bad">24<span class="wanted">table: 25</span>',
+        '<td class="bad">24</td><td>25</td>',
+    ),
     "special": ('<td class="bad">7fffffff</td><td>7fc00000</td>', "table: all of them"),
-    "bits": ('<td class="bad">3<span class="wanted">table: 0</span>', "device 3f800000, model 3f800001"),
-    "bound": ('<td class="bad">1.25<span class="wanted">table: at most 1</span>', "1.25 at 3f800001 (1)"),
+    "bits": (
+        '<td class="bad">3<span class="wanted">table: 0</span>',
+        "device 3f800000, model 3f800001",
+    ),
+    "bound": (
+        '<td class="bad">1.25<span class="wanted">table: at most 1</span>',
+        "1.25 at 3f800001 (1)",
+    ),
     "NaN": ("<pre>a NaN</pre>", ">DISAGREES<"),
 }
 
@@ -88,7 +98,12 @@ def account(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def written(report: Report, folder: Path, probes: ProbeReport | None = None, other: dict[str, Any] | None = None) -> str:
+def written(
+    report: Report,
+    folder: Path,
+    probes: ProbeReport | None = None,
+    other: dict[str, Any] | None = None,
+) -> str:
     """The page of a report in whose folder these lie."""
     folder.mkdir(exist_ok=True)
     if probes is not None:
@@ -103,7 +118,9 @@ def section(page: str, name: str, after: str) -> str:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_disagreement_is_red_and_the_report_with_it(name: str, green: Report, tmp_path: Path) -> None:
+def test_a_disagreement_is_red_and_the_report_with_it(
+    name: str, green: Report, tmp_path: Path
+) -> None:
     page = written(green, tmp_path, dataclasses.replace(REPORT, **WRONG[name]))
     report = read(tmp_path)
     assert report["status"] == "red"
@@ -119,7 +136,9 @@ def test_a_disagreement_is_red_and_the_report_with_it(name: str, green: Report, 
     assert all(said in part for said in SAID[name])
     lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
     assert lines[2].startswith("❌ **FAIL**")
-    assert [line for line in lines if line.startswith("- ❌ ") and "Entry: `verify/arithmetic/" in line]
+    assert [
+        line for line in lines if line.startswith("- ❌ ") and "Entry: `verify/arithmetic/" in line
+    ]
 
 
 def test_agreement_is_green(green: Report, tmp_path: Path) -> None:
@@ -132,9 +151,17 @@ def test_agreement_is_green(green: Report, tmp_path: Path) -> None:
     assert part.count('<span class="chip green">agrees</span>') == 2
     assert '<td class="good">0</td>' in part
     assert 'class="bad"' not in part
-    for said in ("<td>all 2^32</td>", "3f800001 (1)", "PTX ISA", "chain of 16 fused groups of 16", "only sm_90a has wgmma"):
+    for said in (
+        "<td>all 2^32</td>",
+        "3f800001 (1)",
+        "PTX ISA",
+        "chain of 16 fused groups of 16",
+        "only sm_90a has wgmma",
+    ):
         assert said in part
-    assert "nothing disagrees with the tables" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "nothing disagrees with the tables" in (tmp_path / "report.md").read_text(
+        encoding="utf-8"
+    )
     assert "❌" not in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
@@ -142,14 +169,21 @@ def test_without_probes_they_are_not_run_and_nothing_changes(green: Report, tmp_
     page = written(green, tmp_path)
     assert "beside" not in read(tmp_path)
     assert read(tmp_path)["status"] == "green"
-    assert "Not run: no probes.json lies beside this report" in section(page, "probes", "sanitizers")
-    assert "Not run: no sanitizer.json lies beside this report" in section(page, "sanitizers", "builds")
+    assert "Not run: no probes.json lies beside this report" in section(
+        page, "probes", "sanitizers"
+    )
+    assert "Not run: no sanitizer.json lies beside this report" in section(
+        page, "sanitizers", "builds"
+    )
     assert (tmp_path / "report.md").read_text(encoding="utf-8").count("⬜ not run: `") == 2
 
 
 def test_probes_that_found_no_gpu_are_not_run(green: Report, tmp_path: Path) -> None:
     none = dataclasses.replace(
-        REPORT, matrix=(), functions=(), not_run=(ProbeNotRun("wgmma", "no GPU"), ProbeNotRun("expf", "no GPU"))
+        REPORT,
+        matrix=(),
+        functions=(),
+        not_run=(ProbeNotRun("wgmma", "no GPU"), ProbeNotRun("expf", "no GPU")),
     )
     part = section(written(green, tmp_path, none), "probes", "sanitizers")
     assert read(tmp_path)["status"] == "green"
@@ -160,7 +194,10 @@ def test_probes_that_found_no_gpu_are_not_run(green: Report, tmp_path: Path) -> 
 
 
 def test_a_probe_that_failed_keeps_the_report_from_green(green: Report, tmp_path: Path) -> None:
-    failed = dataclasses.replace(REPORT, functions=(FUNCTION, dataclasses.replace(FUNCTION, name="expf", error="CompileError")))
+    failed = dataclasses.replace(
+        REPORT,
+        functions=(FUNCTION, dataclasses.replace(FUNCTION, name="expf", error="CompileError")),
+    )
     part = section(written(green, tmp_path, failed), "probes", "sanitizers")
     assert read(tmp_path)["status"] == "grey"
     assert "1 of 3 probes on sm_90a failed: expf" in part
@@ -168,9 +205,15 @@ def test_a_probe_that_failed_keeps_the_report_from_green(green: Report, tmp_path
     assert 'class="bad"' not in part
 
 
-def test_an_instruction_that_no_table_has_is_said_and_no_disagreement(green: Report, tmp_path: Path) -> None:
+def test_an_instruction_that_no_table_has_is_said_and_no_disagreement(
+    green: Report, tmp_path: Path
+) -> None:
     unknown = dataclasses.replace(MATRIX, guess=True, structure=(), agreement=None)
-    part = section(written(green, tmp_path, dataclasses.replace(REPORT, matrix=(unknown,))), "probes", "sanitizers")
+    part = section(
+        written(green, tmp_path, dataclasses.replace(REPORT, matrix=(unknown,))),
+        "probes",
+        "sanitizers",
+    )
     assert read(tmp_path)["status"] == "green"
     assert "1 are not in the tables." in part
     assert '<span class="chip grey">not in the table</span>' in part
@@ -178,7 +221,9 @@ def test_an_instruction_that_no_table_has_is_said_and_no_disagreement(green: Rep
 
 @pytest.mark.parametrize("file", ["probes.json", "sanitizer.json"])
 @pytest.mark.parametrize("content", ["{", "[]", '{"device": {"slug": "a"}, "matrix": 1}'])
-def test_a_file_that_cannot_be_read_is_named(file: str, content: str, green: Report, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    file: str, content: str, green: Report, tmp_path: Path
+) -> None:
     (tmp_path / file).write_text(content)
     page = written(green, tmp_path)
     assert read(tmp_path)["status"] == "grey"
@@ -188,7 +233,12 @@ def test_a_file_that_cannot_be_read_is_named(file: str, content: str, green: Rep
 
 def test_a_file_of_another_device_does_not_count(green: Report, tmp_path: Path) -> None:
     other = DEVICE | {"slug": "elsewhere"}
-    page = written(green, tmp_path, dataclasses.replace(REPORT, device=other, **WRONG["bits"]), account(device=other))
+    page = written(
+        green,
+        tmp_path,
+        dataclasses.replace(REPORT, device=other, **WRONG["bits"]),
+        account(device=other),
+    )
     assert read(tmp_path)["status"] == "grey"
     assert page.count("is of another device: elsewhere") == 4  # above, and in either section
     assert "DISAGREES" not in page
@@ -224,8 +274,12 @@ class TestSanitizers:
     def test_clean(self, green: Report, tmp_path: Path) -> None:
         part = section(written(green, tmp_path, None, account()), "sanitizers", "builds")
         assert read(tmp_path)["status"] == "green"
-        assert "0 records in 2 cases under memcheck and racecheck; 1 of 1 planted fault caught." in part
-        assert '<td class="good">clean</td>' not in part.split("Planted faults")[0]  # of another source, which shows
+        assert (
+            "0 records in 2 cases under memcheck and racecheck; 1 of 1 planted fault caught."
+            in part
+        )
+        # of another source, which shows
+        assert '<td class="good">clean</td>' not in part.split("Planted faults")[0]
         assert "of another source than this report" in part
         assert '<td class="good">caught</td>' in part
         assert "a library&#39;s kernel" in part
@@ -237,8 +291,12 @@ class TestSanitizers:
         assert '<td class="good">clean</td>' in part.split("Planted faults")[0]
         assert 'class="bad"' not in part
 
-    @pytest.mark.parametrize(("outcome", "status"), [("faulty", "red"), ("failed", "red"), ("inconclusive", "grey")])
-    def test_a_kernel_that_is_not_clean(self, outcome: str, status: str, green: Report, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("outcome", "status"), [("faulty", "red"), ("failed", "red"), ("inconclusive", "grey")]
+    )
+    def test_a_kernel_that_is_not_clean(
+        self, outcome: str, status: str, green: Report, tmp_path: Path
+    ) -> None:
         bad = account()
         bad["tried"][0]["cases"]["case one"] = outcome
         bad["tried"][0]["processes"][0]["total"] = 3
@@ -249,7 +307,9 @@ class TestSanitizers:
         assert "<pre>case one</pre>" in part
         assert f"1 of 2 {outcome}" in part
 
-    def test_a_tool_that_misses_its_fault_is_no_evidence(self, green: Report, tmp_path: Path) -> None:
+    def test_a_tool_that_misses_its_fault_is_no_evidence(
+        self, green: Report, tmp_path: Path
+    ) -> None:
         missed = copy.deepcopy(account())
         missed["planted"][1] |= {"holds": False, "outcome": "clean"}
         part = section(written(green, tmp_path, None, missed), "sanitizers", "builds")
@@ -267,9 +327,21 @@ def test_nothing_from_beside_becomes_markup(green: Report, tmp_path: Path) -> No
     hostile = dataclasses.replace(
         REPORT,
         arch=HOSTILE,
-        matrix=(dataclasses.replace(MATRIX, name=HOSTILE, table=HOSTILE, structure=(quantity,), error=HOSTILE),),
-        functions=(dataclasses.replace(FUNCTION, name=HOSTILE, table=HOSTILE, order=HOSTILE, wrong=HOSTILE),),
-        orders=(dataclasses.replace(REPORT.orders[0], variant=HOSTILE, order=HOSTILE, groups=(HOSTILE,)),),
+        matrix=(
+            dataclasses.replace(
+                MATRIX, name=HOSTILE, table=HOSTILE, structure=(quantity,), error=HOSTILE
+            ),
+        ),
+        functions=(
+            dataclasses.replace(
+                FUNCTION, name=HOSTILE, table=HOSTILE, order=HOSTILE, wrong=HOSTILE
+            ),
+        ),
+        orders=(
+            dataclasses.replace(
+                REPORT.orders[0], variant=HOSTILE, order=HOSTILE, groups=(HOSTILE,)
+            ),
+        ),
         not_run=(ProbeNotRun(HOSTILE, HOSTILE),),
     )
     words = account(run=HOSTILE, tools=[HOSTILE], not_run=[{"variant": HOSTILE, "reason": HOSTILE}])
@@ -280,14 +352,22 @@ def test_nothing_from_beside_becomes_markup(green: Report, tmp_path: Path) -> No
     page = written(green, tmp_path, hostile, words)
     tags = Elements(page).tags
     assert "script" not in {tag for tag, _ in tags}
-    assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"]
+    assert not [
+        name
+        for _, attributes in tags
+        for name in attributes
+        if name.startswith("on") or name == "src"
+    ]
     assert not {"\x1b", "\u202e"} & set(page + (tmp_path / "report.md").read_text(encoding="utf-8"))
     assert "&lt;script&gt;" in section(page, "probes", "sanitizers")
     assert "&lt;script&gt;" in section(page, "sanitizers", "builds")
 
 
 def test_the_command_writes_the_pages_again(
-    green: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    green: Report,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write(green, tmp_path)
     monkeypatch.setattr(sys, "argv", ["verify", "report", "--render", str(tmp_path)])

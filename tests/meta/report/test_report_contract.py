@@ -1,4 +1,5 @@
-"""The contract matrix: words of all dtypes and configs in one cell, contradictions marked, nothing from a kernel unescaped."""
+"""The contract matrix: words of all dtypes and configs in one cell, contradictions marked, nothing
+from a kernel unescaped."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from verify.report import contract
 
 
 def verdict(
-    dtype: str, observed: dict[str, str], *, oracle: str = "contract", phase: Phase = "generate", number: int = 0
+    dtype: str,
+    observed: dict[str, str],
+    *,
+    oracle: str = "contract",
+    phase: Phase = "generate",
+    number: int = 0,
 ) -> Verdict:
     return Verdict(
         case=f"a:default:{oracle}:{dtype}{number}",
@@ -28,14 +34,27 @@ def matrix() -> dict[str, dict[str, contract.Cell]]:
         [
             verdict("float16", {"LSE": "natural", "LSE:declared": "natural"}),
             verdict("bfloat16", {"LSE": "natural", "LSE:declared": "natural"}),
-            verdict("float16", {"P": "float16", "P:declared": "float16"}, oracle="declared_numerics"),
-            verdict("bfloat16", {"P": "bfloat16", "P:declared": "bfloat16"}, oracle="declared_numerics"),
+            verdict(
+                "float16", {"P": "float16", "P:declared": "float16"}, oracle="declared_numerics"
+            ),
+            verdict(
+                "bfloat16", {"P": "bfloat16", "P:declared": "bfloat16"}, oracle="declared_numerics"
+            ),
             verdict("bfloat16", {"LSE": "shrunk"}, phase="shrink", number=1),
             verdict("bfloat16", {"key": "another oracle's"}, oracle="bound"),
         ]
     )
-    wrong = {"LSE": "base <2>", "LSE:declared": "natural", "LSE:contradicts": "a row has 3, would be 2"}
-    bad = contract.cells([verdict("float16", wrong), verdict("bfloat16", {"LSE": "natural", "LSE:declared": "natural"})])
+    wrong = {
+        "LSE": "base <2>",
+        "LSE:declared": "natural",
+        "LSE:contradicts": "a row has 3, would be 2",
+    }
+    bad = contract.cells(
+        [
+            verdict("float16", wrong),
+            verdict("bfloat16", {"LSE": "natural", "LSE:declared": "natural"}),
+        ]
+    )
     return {"good": good, "not run": {}, "bad|one": bad}
 
 

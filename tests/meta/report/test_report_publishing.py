@@ -1,4 +1,5 @@
-"""Publishing: a report replaces another only if it covers at least as much, and every command says what it made."""
+"""Publishing: a report replaces another only if it covers at least as much, and every command says
+what it made."""
 
 from __future__ import annotations
 
@@ -55,11 +56,26 @@ class TestLosses:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            (lambda new: new["variants"].remove(of(new, "torch-flash")), "torch-flash: 40 cases, none in the new report"),
-            (lambda new: of(new, "torch-flash").update(cases=0), "torch-flash: 40 cases, none in the new report"),
-            (lambda new: of(new, "torch-flash")["dtypes"].pop(0), "torch-flash, float16: 20 cases, none in the new report"),
-            (lambda new: dtype(new, "torch-flash").update(cases=0), "torch-flash, float16: 20 cases, none in the new report"),
-            (lambda new: dtype(new, "torch-flash").update(cases=17), "torch-flash, float16: 17 cases, 20 before"),
+            (
+                lambda new: new["variants"].remove(of(new, "torch-flash")),
+                "torch-flash: 40 cases, none in the new report",
+            ),
+            (
+                lambda new: of(new, "torch-flash").update(cases=0),
+                "torch-flash: 40 cases, none in the new report",
+            ),
+            (
+                lambda new: of(new, "torch-flash")["dtypes"].pop(0),
+                "torch-flash, float16: 20 cases, none in the new report",
+            ),
+            (
+                lambda new: dtype(new, "torch-flash").update(cases=0),
+                "torch-flash, float16: 20 cases, none in the new report",
+            ),
+            (
+                lambda new: dtype(new, "torch-flash").update(cases=17),
+                "torch-flash, float16: 17 cases, 20 before",
+            ),
             (
                 lambda new: dtype(new, "torch-flash").update(oracles=[]),
                 "torch-flash, float16: nothing judged in bound, exact",
@@ -74,18 +90,27 @@ class TestLosses:
             ),
         ],
     )
-    def test_what_is_lost_is_named(self, old: Report, change: Callable[[Any], object], said: str) -> None:
+    def test_what_is_lost_is_named(
+        self, old: Report, change: Callable[[Any], object], said: str
+    ) -> None:
         assert losses(old, changed(old, change)) == [said]
 
     def test_draws_that_repeat_are_no_loss(self, old: Report) -> None:
-        assert losses(old, changed(old, lambda new: dtype(new, "torch-flash").update(cases=18))) == []
+        assert (
+            losses(old, changed(old, lambda new: dtype(new, "torch-flash").update(cases=18))) == []
+        )
 
     def test_what_was_not_judged_cannot_be_lost(self, old: Report) -> None:
-        assert losses(old, changed(old, lambda new: new["variants"].remove(of(new, "gluon-hopper")))) == [
-            "gluon-hopper: 1 builds for sm_90a, none in the new report"
-        ]
+        assert losses(
+            old, changed(old, lambda new: new["variants"].remove(of(new, "gluon-hopper")))
+        ) == ["gluon-hopper: 1 builds for sm_90a, none in the new report"]
         empty = changed(old, lambda new: of(new, "gluon-hopper").update(builds=[]))
-        assert losses(empty, changed(empty, lambda new: new["variants"].remove(of(new, "gluon-hopper")))) == []
+        assert (
+            losses(
+                empty, changed(empty, lambda new: new["variants"].remove(of(new, "gluon-hopper")))
+            )
+            == []
+        )
 
 
 class TestPublish:
@@ -106,7 +131,9 @@ class TestPublish:
         assert read(tmp_path)["cases"] == fewer["cases"]
 
     @pytest.mark.parametrize("content", ["{", '{"schema": 99}'])
-    def test_what_does_not_read_is_not_replaced_in_silence(self, old: Report, tmp_path: Path, content: str) -> None:
+    def test_what_does_not_read_is_not_replaced_in_silence(
+        self, old: Report, tmp_path: Path, content: str
+    ) -> None:
         (tmp_path / "report.json").write_text(content)
         with pytest.raises(LossError) as refusal:
             publish(old, tmp_path)
@@ -154,14 +181,18 @@ class TestCommand:
         status, said = self.told("--run", "two", "--publish")
         lines = " ".join(said.split())
         assert status == engine.USAGE
-        assert "covers more than the new report, which is not published; --replace publishes it all the same" in lines
+        assert (
+            "covers more than the new report, which is not published; --replace publishes it all"
+            " the same" in lines
+        )
         assert "mine, float16: " in said
         assert target.read_bytes() == before
         status, said = self.told("--run", "two", "--publish", "--replace")
         assert status == engine.INFRASTRUCTURE  # published, and as incomplete as it is
         assert "covered more, and was replaced. What is lost:" in said
         assert target.read_bytes() != before
-        assert self.told("--run", "one", "--run", "two", "--publish")[0] == engine.CLEAN  # together they cover it
+        # together they cover it
+        assert self.told("--run", "one", "--run", "two", "--publish")[0] == engine.CLEAN
 
     def test_what_lies_beside_the_published_report_counts(self, here: Path) -> None:
         self.record(here, campaign())
@@ -171,7 +202,9 @@ class TestCommand:
         assert "beside" not in read(here / ".verify" / "report" / SLUG)
         assert read(here / "reports" / SLUG)["beside"][0]["name"] == "sanitizer"
 
-    @pytest.mark.parametrize("words", [("--replace",), ("--render", "x", "--publish"), ("--render", "x", "--run", "one")])
+    @pytest.mark.parametrize(
+        "words", [("--replace",), ("--render", "x", "--publish"), ("--render", "x", "--run", "one")]
+    )
     def test_options_that_contradict_each_other(self, here: Path, words: tuple[str, ...]) -> None:
         status, said = self.told(*words)
         assert status == engine.USAGE
@@ -197,8 +230,12 @@ class TestCommand:
         self.record(here, campaign())
         assert self.told("--run", "one", "--strict")[0] == engine.CLEAN
 
-    def test_an_incomplete_run_is_no_success(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("verify.problem.coverage.bins_reachable", lambda support: ("never filled",))
+    def test_an_incomplete_run_is_no_success(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            "verify.problem.coverage.bins_reachable", lambda support: ("never filled",)
+        )
         self.record(here, campaign())
         status, said = self.told("--run", "one")
         assert status == engine.INFRASTRUCTURE
@@ -206,14 +243,18 @@ class TestCommand:
 
     def test_a_pass_beyond_its_bound_fails(self, here: Path) -> None:
         found = campaign()
-        tampered = tuple(dataclasses.replace(v, measures=v.measures | {"r_out": 1e6}) for v in found.verdicts[:1])
+        tampered = tuple(
+            dataclasses.replace(v, measures=v.measures | {"r_out": 1e6}) for v in found.verdicts[:1]
+        )
         self.record(here, dataclasses.replace(found, verdicts=tampered + found.verdicts[1:]))
         assert self.told("--run", "one")[0] == engine.FAILED
         assert read(here / ".verify" / "report" / SLUG)["status"] == "red"
 
     def test_words_that_no_encoding_holds_cost_no_report(self, here: Path) -> None:
         found = campaign()
-        failed = dataclasses.replace(found.verdicts[0], outcome="fail", config="\udc80\u202e\x1b[31m")
+        failed = dataclasses.replace(
+            found.verdicts[0], outcome="fail", config="\udc80\u202e\x1b[31m"
+        )
         broken = build(dataclasses.replace(found, verdicts=(failed, *found.verdicts[1:])), BINS)
         paths = write(broken, here / "pages")
         assert all(path.read_text(encoding="utf-8") for path in paths)
@@ -221,7 +262,9 @@ class TestCommand:
         assert failure["config"] == failed.config
         assert not {"\udc80", "\u202e", "\x1b"} & set(paths[1].read_text() + paths[2].read_text())
 
-    def test_an_error_of_a_page_costs_no_report(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_of_a_page_costs_no_report(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def fails(*_: object, **__: object) -> str:
             raise KeyError("<b>what\na kernel said</b>")
 
@@ -236,7 +279,9 @@ class TestCommand:
 
 def test_a_support_that_no_version_takes_is_refused_in_one_line(tmp_path: Path) -> None:
     found = campaign(support={"masks": ["banana"]})
-    with pytest.raises(ValueError, match="mine: its support on record is no declaration of this version") as refusal:
+    with pytest.raises(
+        ValueError, match="mine: its support on record is no declaration of this version"
+    ) as refusal:
         build(found)
     assert "\n" not in str(refusal.value)
     assert Support(dtypes=("float16",), head_dims=(64,)).masks

@@ -26,14 +26,36 @@ from verify.probes.report import as_data
 from verify.problem import Problem
 from verify.problem.case import Case
 from verify.problem.inputs import dequantised, dout, tensors
-from verify.report import Report, ReportError, WorstCase, build, dumps, parse, plots, read, worst_cases, write
+from verify.report import (
+    Report,
+    ReportError,
+    WorstCase,
+    build,
+    dumps,
+    parse,
+    plots,
+    read,
+    worst_cases,
+    write,
+)
 from verify.report.pages import disagreements
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Numerics
 
 CONFIG = "m64n64"
-FORWARD = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=9, seqlen_kv=17, head_dim=16, dtype="bfloat16", mask=Causal())
-QUANTISED = FORWARD.but(dtype="float8_e4m3fn", dtype_out="bfloat16", descaling="head", mask=Causal("tl"))
+FORWARD = Problem(
+    batch=2,
+    heads_q=4,
+    heads_kv=2,
+    seqlen_q=9,
+    seqlen_kv=17,
+    head_dim=16,
+    dtype="bfloat16",
+    mask=Causal(),
+)
+QUANTISED = FORWARD.but(
+    dtype="float8_e4m3fn", dtype_out="bfloat16", descaling="head", mask=Causal("tl")
+)
 BACKWARD = FORWARD.but(dtype="float32", dtype_out="float32", head_dim_v=24, softcap=3.0, seed=7)
 
 
@@ -41,12 +63,30 @@ def report(problem: Problem, **measures: float) -> Report:
     """A report with that one case; measures: {"dq_reference": 0.5, ...}."""
     found = evidence(0)
     group = "gradients" if {"dq_index", "dk_index", "dv_index"} & measures.keys() else "accuracy"
-    named = {f"worst_{what}_{tensor}": value for key, value in measures.items() for tensor, what in [key.split("_")]}
+    named = {
+        f"worst_{what}_{tensor}": value
+        for key, value in measures.items()
+        for tensor, what in [key.split("_")]
+    }
     named |= {f"r_{name.rsplit('_', 1)[1]}": 0.5 for name in named}
     case = Case("triton-fwd", CONFIG, group, problem).id
-    one = verdict("triton-fwd", problem.dtype, 0, case=case, config=CONFIG, problem=problem.name, measures=named)
-    entries = [dataclasses.replace(e, numerics=asdict(Numerics())) for e in found.variants if e.ref == "triton-fwd"]
-    return build(dataclasses.replace(found, verdicts=(one,), variants=tuple(entries), builds=()), ())
+    one = verdict(
+        "triton-fwd",
+        problem.dtype,
+        0,
+        case=case,
+        config=CONFIG,
+        problem=problem.name,
+        measures=named,
+    )
+    entries = [
+        dataclasses.replace(e, numerics=asdict(Numerics()))
+        for e in found.variants
+        if e.ref == "triton-fwd"
+    ]
+    return build(
+        dataclasses.replace(found, verdicts=(one,), variants=tuple(entries), builds=()), ()
+    )
 
 
 def only_worst(known: Report) -> WorstCase:
@@ -71,13 +111,19 @@ class TestForward:
         whole = truth(problem)
         at = int(whole.out.abs().argmax())
         reference, bound = float(whole.out.flatten()[at]), float(whole.out_bound.flatten()[at])
-        assert recheck.again(report(problem, out_index=at, out_reference=reference, out_bound=bound)) == (1, ())
+        assert recheck.again(
+            report(problem, out_index=at, out_reference=reference, out_bound=bound)
+        ) == (1, ())
 
     def test_another_reference_or_bound_is_seen(self, problem):
         whole = truth(problem)
         at = int(whole.out.abs().argmax())
         reference, bound = float(whole.out.flatten()[at]), float(whole.out_bound.flatten()[at])
-        for changed in ((reference + 1e-6 * bound, bound), (reference, bound * (1 + 1e-6)), (math.nan, bound)):
+        for changed in (
+            (reference + 1e-6 * bound, bound),
+            (reference, bound * (1 + 1e-6)),
+            (math.nan, bound),
+        ):
             measures = dict(zip(("out_reference", "out_bound"), changed, strict=True))
             count, (text,) = recheck.again(report(problem, out_index=at, **measures))
             assert count == 1
@@ -88,8 +134,17 @@ class TestForward:
         whole = truth(problem)
         at = int(whole.lse.abs().nan_to_num(posinf=0.0).argmax())
         reference, bound = float(whole.lse.flatten()[at]), float(whole.lse_bound.flatten()[at])
-        assert recheck.again(report(problem, lse_index=at, lse_reference=reference, lse_bound=bound)) == (1, ())
-        assert len(recheck.again(report(problem, lse_index=at, lse_reference=-reference, lse_bound=bound))[1]) == 1
+        assert recheck.again(
+            report(problem, lse_index=at, lse_reference=reference, lse_bound=bound)
+        ) == (1, ())
+        assert (
+            len(
+                recheck.again(
+                    report(problem, lse_index=at, lse_reference=-reference, lse_bound=bound)
+                )[1]
+            )
+            == 1
+        )
 
 
 class TestGradients:
@@ -98,7 +153,11 @@ class TestGradients:
     def test_any_element(self, tensor, where):
         whole = getattr(gradients(BACKWARD), tensor)
         at = int(where * whole.numel())
-        known = {f"{tensor}_index": at, f"{tensor}_bound": 1e-6, f"{tensor}_reference": float(whole.flatten()[at])}
+        known = {
+            f"{tensor}_index": at,
+            f"{tensor}_bound": 1e-6,
+            f"{tensor}_reference": float(whole.flatten()[at]),
+        }
         assert recheck.again(report(BACKWARD, **known)) == (1, ())
         known[f"{tensor}_reference"] += 1e-8
         count, (text,) = recheck.again(report(BACKWARD, **known))
@@ -108,12 +167,18 @@ class TestGradients:
     def test_the_bound_is_not_computed_again(self):
         value = float(gradients(BACKWARD).dk.flatten()[5])
         for bound in (1e-3, 1e3, math.inf):
-            assert recheck.again(report(BACKWARD, dk_index=5, dk_reference=value, dk_bound=bound))[1] == ()
+            assert (
+                recheck.again(report(BACKWARD, dk_index=5, dk_reference=value, dk_bound=bound))[1]
+                == ()
+            )
 
     def test_all_three_of_one_case(self):
         whole = gradients(BACKWARD)
         known = {f"{name}_index": 3.0 for name in ("dq", "dk", "dv")}
-        known |= {f"{name}_reference": float(getattr(whole, name).flatten()[3]) for name in ("dq", "dk", "dv")}
+        known |= {
+            f"{name}_reference": float(getattr(whole, name).flatten()[3])
+            for name in ("dq", "dk", "dv")
+        }
         assert recheck.again(report(BACKWARD, **known)) == (3, ())
 
 
@@ -127,7 +192,9 @@ class TestMissing:
     @pytest.mark.parametrize("tensor", ["out", "dq", "dk", "dv"])
     def test_no_such_element(self, tensor):
         problem = FORWARD if tensor == "out" else BACKWARD
-        (text,) = recheck.again(report(problem, **{f"{tensor}_index": 1e6, f"{tensor}_reference": 0.0}))[1]
+        (text,) = recheck.again(
+            report(problem, **{f"{tensor}_index": 1e6, f"{tensor}_reference": 0.0})
+        )[1]
         assert "1000000" in text
 
     def test_a_case_that_no_longer_parses(self):
@@ -143,7 +210,8 @@ class TestMissing:
 
     def test_nan_agrees_with_nan(self):
         problem = BACKWARD.but(distribution="normal", seqlen_q=1, seqlen_kv=0)
-        assert float(torch.nan_to_num(gradients(problem).dq).abs().sum()) == 0  # no key: exactly zero
+        # no key: exactly zero
+        assert float(torch.nan_to_num(gradients(problem).dq).abs().sum()) == 0
         assert recheck.again(report(problem, dq_index=0, dq_reference=0.0, dq_bound=0.0))[1] == ()
         worst = only_worst(report(problem, dq_index=0, dq_reference=math.nan))
         assert list(recheck._disagreement(worst, "reference", math.nan, math.nan, 0.0)) == []
@@ -155,7 +223,9 @@ class TestMissing:
 def test_a_folder_of_reports(tmp_path, monkeypatch):
     (tmp_path / "device").mkdir()
     value = float(gradients(BACKWARD).dq.flatten()[0])
-    (tmp_path / "device" / "report.json").write_text(dumps(report(BACKWARD, dq_index=0, dq_reference=value)))
+    (tmp_path / "device" / "report.json").write_text(
+        dumps(report(BACKWARD, dq_index=0, dq_reference=value))
+    )
     monkeypatch.setattr(recheck, "roster", lambda: type("Nobody", (), {"declarations": ()}))
     (found,) = recheck.recheck(tmp_path)
     assert (found.cases, found.disagreeing, found.stale) == (1, (), ("triton-fwd",))
@@ -175,7 +245,15 @@ class TestWhatIsNoReport:
 
     @pytest.mark.parametrize(
         "text",
-        ["[" * 200000, '{"schema":' + '{"a":' * 900 + "1" + "}" * 901, "null", "[2]", '{"schema": 2}', "\ud800", "1e999"],
+        [
+            "[" * 200000,
+            '{"schema":' + '{"a":' * 900 + "1" + "}" * 901,
+            "null",
+            "[2]",
+            '{"schema": 2}',
+            "\ud800",
+            "1e999",
+        ],
     )
     def test_what_does_not_read_is_one_line(self, tmp_path, text):
         (tmp_path / "device").mkdir()
@@ -266,7 +344,10 @@ class TestPages:
     def test_what_came_to_lie_beside_it_is_missed(self, folder):
         (folder / "sanitizer.json").write_text(json.dumps(account()))
         said = disagreements(read(folder), folder)
-        assert said[0].startswith("report.json: says nothing of sanitizer.json, but the file beside it makes green, '0 records")
+        assert said[0].startswith(
+            "report.json: says nothing of sanitizer.json, but the file beside it makes green, '0"
+            " records"
+        )
         assert [line.split(",")[0] for line in said[1:]] == ["report.md", "report.html"]
         assert "has '⬜ not run: `sanitizer.json`" in said[1]
         write(read(folder), folder)
@@ -310,7 +391,10 @@ class TestPages:
         known = read(folder)
         known["variants"][0]["dtypes"][0]["tensors"]["out"]["worst"]["r"] = 4.8e4
         (folder / "report.json").write_text(dumps(known))
-        assert "torch-flash, float16 is green, but the worst r of out is 48,000" in disagreements(read(folder), folder)[0]
+        assert (
+            "torch-flash, float16 is green, but the worst r of out is 48,000"
+            in disagreements(read(folder), folder)[0]
+        )
 
     def test_how_a_machine_draws_does_not_count(self, folder):
         page = (folder / "r.svg").read_text()
@@ -318,7 +402,9 @@ class TestPages:
         other = body.replace("\n", "\n ", 1)
         (folder / "r.svg").write_text(page.replace(body, other))
         assert disagreements(read(folder), folder)  # changed since it was drawn
-        (folder / "r.svg").write_text(page.replace(body, other).replace(plots._digest(body), plots._digest(other)))
+        (folder / "r.svg").write_text(
+            page.replace(body, other).replace(plots._digest(body), plots._digest(other))
+        )
         assert disagreements(read(folder), folder) == []
 
     def test_colours_do_not_count(self, folder):
@@ -329,7 +415,12 @@ class TestPages:
     def test_the_command_says_so(self, folder, monkeypatch):
         monkeypatch.setattr(recheck, "roster", lambda: type("Nobody", (), {"declarations": ()}))
         monkeypatch.setattr(recheck, "again", lambda report: (0, ()))
-        assert CliRunner().invoke(cli.app, ["recheck", str(folder)], standalone_mode=False).return_value == 0
+        assert (
+            CliRunner()
+            .invoke(cli.app, ["recheck", str(folder)], standalone_mode=False)
+            .return_value
+            == 0
+        )
         (folder / "report.md").write_text("# All is well\n")
         done = CliRunner().invoke(cli.app, ["recheck", str(folder)], standalone_mode=False)
         assert done.return_value == 1

@@ -31,7 +31,10 @@ class Elements(html.parser.HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-HOSTILE = "<script>alert(1)</script>'\"|`$x_1$\x1b[31m\u202e\n# {{ 7*7 }} @someone https://x.invalid <!-- -->"
+HOSTILE = (
+    "<script>alert(1)</script>'\"|`$x_1$\x1b[31m\u202e\n# {{ 7*7 }} @someone https://x.invalid"
+    " <!-- -->"
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,24 +42,66 @@ def hostile() -> Report:
     """A report whose every string from outside is markup."""
     found = evidence(9)
     rename = {"triton-tutorial": HOSTILE}
-    fields = {"config": HOSTILE, "oracle": HOSTILE, "group": HOSTILE, "case": HOSTILE, "problem": HOSTILE, "bins": (HOSTILE,)}
+    fields = {
+        "config": HOSTILE,
+        "oracle": HOSTILE,
+        "group": HOSTILE,
+        "case": HOSTILE,
+        "problem": HOSTILE,
+        "bins": (HOSTILE,),
+    }
     finding = Finding(
-        oracle=HOSTILE, message=HOSTILE, got=HOSTILE, bound=HOSTILE, where=HOSTILE, count=1, total=2, replay=HOSTILE
+        oracle=HOSTILE,
+        message=HOSTILE,
+        got=HOSTILE,
+        bound=HOSTILE,
+        where=HOSTILE,
+        count=1,
+        total=2,
+        replay=HOSTILE,
     )
-    declared = {"support": {HOSTILE: HOSTILE}, "numerics": {HOSTILE: HOSTILE}, "contract": {HOSTILE: [HOSTILE]}}
-    names = {"family": HOSTILE, "path": HOSTILE, "configs": (HOSTILE,), "source_hash": HOSTILE, "name": HOSTILE}
+    declared = {
+        "support": {HOSTILE: HOSTILE},
+        "numerics": {HOSTILE: HOSTILE},
+        "contract": {HOSTILE: [HOSTILE]},
+    }
+    names = {
+        "family": HOSTILE,
+        "path": HOSTILE,
+        "configs": (HOSTILE,),
+        "source_hash": HOSTILE,
+        "name": HOSTILE,
+    }
     names |= {"entries": (HOSTILE,), "gradients": {HOSTILE: HOSTILE}}
-    builds = [dataclasses.replace(b, variant=HOSTILE, arch=HOSTILE, build=f"{HOSTILE}{i}") for i, b in enumerate(found.builds)]
+    builds = [
+        dataclasses.replace(b, variant=HOSTILE, arch=HOSTILE, build=f"{HOSTILE}{i}")
+        for i, b in enumerate(found.builds)
+    ]
     builds = [dataclasses.replace(b, error=b.error and HOSTILE) for b in builds]
-    entries = [dataclasses.replace(e, ref=rename.get(e.ref, e.ref), **declared, **names) for e in found.variants]
-    verdicts = [dataclasses.replace(v, variant=HOSTILE, dtype=HOSTILE) for v in found.verdicts if v.variant in rename]
-    verdicts += [dataclasses.replace(verdicts[0], outcome="fail", finding=finding, seconds={HOSTILE: 1.0}, **fields)]
+    entries = [
+        dataclasses.replace(e, ref=rename.get(e.ref, e.ref), **declared, **names)
+        for e in found.variants
+    ]
+    verdicts = [
+        dataclasses.replace(v, variant=HOSTILE, dtype=HOSTILE)
+        for v in found.verdicts
+        if v.variant in rename
+    ]
+    verdicts += [
+        dataclasses.replace(
+            verdicts[0], outcome="fail", finding=finding, seconds={HOSTILE: 1.0}, **fields
+        )
+    ]
     return build(
         dataclasses.replace(
             found,
             runs=(
                 dataclasses.replace(
-                    found.runs[0], run=HOSTILE, profile=HOSTILE, device={"name": HOSTILE}, versions={HOSTILE: HOSTILE}
+                    found.runs[0],
+                    run=HOSTILE,
+                    profile=HOSTILE,
+                    device={"name": HOSTILE},
+                    versions={HOSTILE: HOSTILE},
                 ),
             ),
             variants=tuple(entries),
@@ -76,15 +121,29 @@ class TestEscaping:
         page = html_report.render(hostile)
         tags = Elements(page).tags
         assert not {"script", "iframe", "img", "link", "object", "embed"} & {tag for tag, _ in tags}
-        assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"]
-        links = [attributes["href"] for tag, attributes in tags if tag == "a" or "href" in attributes]
-        assert set(links) <= {f"#{attributes['id']}" for _, attributes in tags if "id" in attributes}
+        assert not [
+            name
+            for _, attributes in tags
+            for name in attributes
+            if name.startswith("on") or name == "src"
+        ]
+        links = [
+            attributes["href"] for tag, attributes in tags if tag == "a" or "href" in attributes
+        ]
+        assert set(links) <= {
+            f"#{attributes['id']}" for _, attributes in tags if "id" in attributes
+        }
         assert "<script" not in page
         assert not {"\x1b", "\u202e"} & set(page)
 
     def test_html_refers_to_nothing_outside(self, report):
         page = html_report.render(report)
-        references = [v for _, a in Elements(page).tags for k, v in a.items() if k in ("href", "src", "xlink:href")]
+        references = [
+            v
+            for _, a in Elements(page).tags
+            for k, v in a.items()
+            if k in ("href", "src", "xlink:href")
+        ]
         assert all(reference.startswith("#") for reference in references)
         assert "default-src 'none'" in page
         assert "@import" not in page
@@ -107,7 +166,14 @@ class TestEscaping:
                 prose.append(re.sub(r"`[^`]*`", "", line))
         assert not fence
         shown = "\n".join(prose)
-        assert set(re.findall(r"<[^>]*>", shown)) == {"<details>", "</details>", "<summary>", "</summary>", "<code>", "</code>"}
+        assert set(re.findall(r"<[^>]*>", shown)) == {
+            "<details>",
+            "</details>",
+            "<summary>",
+            "</summary>",
+            "<code>",
+            "</code>",
+        }
         assert not re.search(r"@\w|https?://", shown)
         assert not {"\x1b", "\u202e"} & set(page)
 
@@ -132,9 +198,14 @@ class TestPlots:
         assert all(plots.error_plot(v, "v") is None for v in empty["variants"])
 
     def test_exact_and_not_finite_cases_draw(self):
-        changes = [{"r_out": 0.0, "max_error_out": 0.0}, {"r_out": math.inf, "max_error_out": math.inf}, {"r_out": math.nan}]
+        changes = [
+            {"r_out": 0.0, "max_error_out": 0.0},
+            {"r_out": math.inf, "max_error_out": math.inf},
+            {"r_out": math.nan},
+        ]
         verdicts = tuple(
-            verdict("triton-fwd", "float16", 3 * i, measures={"seqlen_kv": 4.0} | c) for i, c in enumerate(changes)
+            verdict("triton-fwd", "float16", 3 * i, measures={"seqlen_kv": 4.0} | c)
+            for i, c in enumerate(changes)
         )
         report = build(dataclasses.replace(evidence(), verdicts=verdicts), BINS)
         assert "<svg" in plots.ratio_plot(report)
@@ -149,7 +220,10 @@ class TestPlots:
 
 
 def test_r_does_not_round_to_one():
-    shown = [text.ratio(value) for value in (1.0, 1.0004, 0.9996, 0.12345, 0.0, math.nan, -math.inf, None)]
+    shown = [
+        text.ratio(value)
+        for value in (1.0, 1.0004, 0.9996, 0.12345, 0.0, math.nan, -math.inf, None)
+    ]
     assert shown == ["1", "1.000400", "0.999600", "0.123", "0", "nan", "-inf", "–"]
 
 
@@ -160,7 +234,9 @@ def test_numbers_keep_what_people_read():
 
 
 def test_a_beginning_is_shown_if_it_is_a_time():
-    moments = [text.moment(one) for one in ("20261121T035403Z", "2025-01-01T00:00:00+00:00", "h100", "")]
+    moments = [
+        text.moment(one) for one in ("20261121T035403Z", "2025-01-01T00:00:00+00:00", "h100", "")
+    ]
     assert moments == ["2026-11-21 03:54 UTC", "2025-01-01 00:00 UTC", "", ""]
 
 

@@ -1,4 +1,5 @@
-"""What a reader must see beside a verdict: lenient, narrow and undeclared variants, claims, and gradients nobody judged."""
+"""What a reader must see beside a verdict: lenient, narrow and undeclared variants, claims, and
+gradients nobody judged."""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def campaign(
-    *, support: dict[str, Any] | None = None, numerics: dict[str, Any] | None = None, ratio: float = 2.0, **changes: Any
+    *,
+    support: dict[str, Any] | None = None,
+    numerics: dict[str, Any] | None = None,
+    ratio: float = 2.0,
+    **changes: Any,
 ) -> Evidence:
     """One variant of which everything holds.  ratio: of its bounds to the best ones."""
     claimed = asdict(Support(dtypes=DTYPES, head_dims=range(16, 129)))
@@ -57,10 +62,14 @@ def campaign(
     made = entry("mine", support=claimed, numerics=asdict(Numerics()) | (numerics or {}), **changes)
     verdicts = [verdict("mine", dtype, i) for dtype in claimed["dtypes"] for i in range(30)]
     verdicts = [
-        dataclasses.replace(v, measures=v.measures | ({"bound_ratio": ratio} if "bound_ratio" in v.measures else {}))
+        dataclasses.replace(
+            v, measures=v.measures | ({"bound_ratio": ratio} if "bound_ratio" in v.measures else {})
+        )
         for v in verdicts
     ]
-    return dataclasses.replace(found, variants=(made,), verdicts=tuple(verdicts), lost=(), not_run=(), builds=(), drawn=())
+    return dataclasses.replace(
+        found, variants=(made,), verdicts=tuple(verdicts), lost=(), not_run=(), builds=(), drawn=()
+    )
 
 
 def report(**declared: Any) -> Report:
@@ -81,7 +90,11 @@ def row(dtype: str, found: Evidence, of: Report, known: Xfails | None = None) ->
     outcome = Outcome(found, known or Xfails(), (), _shortfalls(of))
     stream = io.StringIO()
     Console(file=stream, width=200).print(table(list(outcome.lines()), Beside(of)))
-    (line,) = [line for line in stream.getvalue().splitlines() if line.startswith("│") and f" {dtype} " in line]
+    (line,) = [
+        line
+        for line in stream.getvalue().splitlines()
+        if line.startswith("│") and f" {dtype} " in line
+    ]
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
@@ -101,7 +114,9 @@ class TestNarrow:
             ({"head_dims": [1, 2]}, "narrow: head dim <= 2"),
         ],
     )
-    def test_a_claim_that_says_little_is_said_everywhere(self, support: dict[str, Any], said: str) -> None:
+    def test_a_claim_that_says_little_is_said_everywhere(
+        self, support: dict[str, Any], said: str
+    ) -> None:
         found = report(support=support)
         assert found["status"] == "green"
         assert strictly(found) == [f"mine: {said}"]
@@ -117,7 +132,12 @@ class TestNarrow:
         [
             {},
             {"max_seqlen": 129},
-            {"head_dims": [64], "dtypes": ["float16"], "masks": ["causal.square"], "cross_lengths": False},
+            {
+                "head_dims": [64],
+                "dtypes": ["float16"],
+                "masks": ["causal.square"],
+                "cross_lengths": False,
+            },
             {"min_seqlen": 1024},
             {"min_seqlen": 64, "max_seqlen": 1024},
             {"scales": "default", "layouts": "contiguous"},
@@ -142,11 +162,15 @@ class TestLenient:
     def test_counts_of_gradients_too(self) -> None:
         declared = asdict(GradientNumerics()) | {"gradient_roundings": 500}
         found = report(entries=("forward", "backward"), gradients=declared)
-        assert strictly(found) == ["mine: lenient: gradient_roundings is 500, honest kernels have at most 8"]
+        assert strictly(found) == [
+            "mine: lenient: gradient_roundings is 500, honest kernels have at most 8"
+        ]
 
     def test_bounds_far_above_the_best(self) -> None:
         found = report(ratio=107.0)
-        assert strictly(found) == [f"mine: lenient: bound 107x the best ({dtype})" for dtype in DTYPES]
+        assert strictly(found) == [
+            f"mine: lenient: bound 107x the best ({dtype})" for dtype in DTYPES
+        ]
         for page in everywhere(found):
             assert "lenient: bound 107x the best" in page
         assert row("bfloat16", campaign(), found)[-2:] == ["107", "holds, lenient"]
@@ -155,8 +179,12 @@ class TestLenient:
 
     def test_few_cases_say_little(self) -> None:
         few = campaign(ratio=107.0)
-        kept = {id(v) for v in [v for v in few.verdicts if "bound_ratio" in v.measures][: CASES - 1]}
-        verdicts = tuple(v for v in few.verdicts if "bound_ratio" not in v.measures or id(v) in kept)
+        kept = {
+            id(v) for v in [v for v in few.verdicts if "bound_ratio" in v.measures][: CASES - 1]
+        }
+        verdicts = tuple(
+            v for v in few.verdicts if "bound_ratio" not in v.measures or id(v) in kept
+        )
         assert strictly(build(dataclasses.replace(few, verdicts=verdicts), BINS)) == []
 
     @pytest.mark.parametrize(
@@ -176,7 +204,9 @@ class TestLenient:
             ({}, "float8_e4m3fn", "8 bits"),
         ],
     )
-    def test_honest_words_have_a_floor_of_their_own(self, numerics: dict[str, Any], dtype: str, wanted: str) -> None:
+    def test_honest_words_have_a_floor_of_their_own(
+        self, numerics: dict[str, Any], dtype: str, wanted: str
+    ) -> None:
         assert kind(asdict(Numerics()) | numerics, dtype) == wanted
 
     def test_weak_and_honest_words_are_claimed_and_not_lenient(self) -> None:
@@ -255,9 +285,13 @@ class TestCounts:
     def test_failing_cases_and_cases_count_the_same(self) -> None:
         """Shrunk failures are in neither number."""
         found = campaign()
-        problems = [Problem(seqlen_q=n, seqlen_kv=n, head_dim=64, dtype="float16") for n in range(1, 57)]
+        problems = [
+            Problem(seqlen_q=n, seqlen_kv=n, head_dim=64, dtype="float16") for n in range(1, 57)
+        ]
         phases = ["generate", *["shrink"] * 55]
-        failed: list[Verdict] = [failing("mine", "float16", 900 + i, p, phase=phases[i]) for i, p in enumerate(problems)]
+        failed: list[Verdict] = [
+            failing("mine", "float16", 900 + i, p, phase=phases[i]) for i, p in enumerate(problems)
+        ]
         judged = dataclasses.replace(found, verdicts=(*found.verdicts, *failed))
         known = build(judged, BINS)
         assert row("float16", judged, known)[2:4] == ["31", "1"]
@@ -293,7 +327,9 @@ class TestOutcome:
         problem = Problem(seqlen_q=5, seqlen_kv=7, head_dim=64, dtype="float16")
         failed = failing("mine", "float16", 900, problem)
         judged = dataclasses.replace(found, verdicts=(*found.verdicts, failed))
-        known = Xfails((Xfail(cases=".*", link="x", expires=datetime.date(2100, 1, 1), witness=failed.case),))
+        known = Xfails(
+            (Xfail(cases=".*", link="x", expires=datetime.date(2100, 1, 1), witness=failed.case),)
+        )
         assert outcome(build(judged, BINS)) == "failed"
         expected = build(judged, BINS, known)
         assert (expected["status"], outcome(expected)) == ("red", "clean")

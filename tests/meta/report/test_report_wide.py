@@ -65,11 +65,15 @@ class TestTensors:
         both = build(dataclasses.replace(found, verdicts=(*found.verdicts, *more)), BINS)
         d = of(both, "triton-fwd")["dtypes"][0]
         assert tuple(d["tensors"]) == TENSORS
-        assert [o["tensors"].keys() for o in d["oracles"] if o["oracle"] == "gradient_bound"] == [{"dq", "dk", "dv"}]
+        assert [o["tensors"].keys() for o in d["oracles"] if o["oracle"] == "gradient_bound"] == [
+            {"dq", "dk", "dv"}
+        ]
 
     def test_the_worst_case_carries_its_element(self, report):
         d = of(report, "triton-backward")["dtypes"][0]
-        found = [v for v in evidence().verdicts if (v.variant, v.dtype) == ("triton-backward", "float16")]
+        found = [
+            v for v in evidence().verdicts if (v.variant, v.dtype) == ("triton-backward", "float16")
+        ]
         top = max(found, key=lambda v: v.measures["r_dk"])
         worst = d["tensors"]["dk"]["worst"]
         assert worst == {
@@ -92,7 +96,11 @@ class TestTensors:
 
     def test_worst_cases_of_every_tensor(self, report):
         found = {(v["ref"], w["tensor"]) for v, w in worst_cases(report)}
-        both = {(ref, t) for ref in ("torch-flash", "triton-fwd", "triton-tutorial", "ptx-mma") for t in ("out", "lse")}
+        both = {
+            (ref, t)
+            for ref in ("torch-flash", "triton-fwd", "triton-tutorial", "ptx-mma")
+            for t in ("out", "lse")
+        }
         assert found == both | {("triton-fp8-forward", t) for t in ("out", "lse")} | {
             ("triton-backward", t) for t in ("dq", "dk", "dv")
         }
@@ -100,7 +108,11 @@ class TestTensors:
     def test_one_run_that_is_worst_in_two_tensors_is_named_once(self, report):
         d = of(report, "triton-backward")["dtypes"][0]
         one = d["tensors"]["dk"]["worst"]
-        d = d | {"tensors": {n: {"r": t["r"], "worst": one | {"tensor": n}} for n, t in d["tensors"].items()}}
+        d = d | {
+            "tensors": {
+                n: {"r": t["r"], "worst": one | {"tensor": n}} for n, t in d["tensors"].items()
+            }
+        }
         ((title, worst),) = tables.worst_of(d)
         assert title.startswith("Worst dQ, r = ")
         assert title.count(" and worst d") == 2
@@ -118,7 +130,15 @@ class TestBuilds:
         rows = of(report, "triton-fwd")["builds"]
         assert [row["arch"] for row in rows] == list(ARCHES)
         assert all((row["builds"], row["compiled"], row["failing"]) == (2, 2, []) for row in rows)
-        spilling = {row["arch"]: (row["spilling"], row["spill_build"], row["spill_stores"], row["spill_loads"]) for row in rows}
+        spilling = {
+            row["arch"]: (
+                row["spilling"],
+                row["spill_build"],
+                row["spill_stores"],
+                row["spill_loads"],
+            )
+            for row in rows
+        }
         assert spilling.pop("sm_90a") == (1, "m128n64-float16-d256", 96, 128)
         assert set(spilling.values()) == {(0, "", 0, 0)}
 
@@ -128,26 +148,44 @@ class TestBuilds:
             built("triton-fwd", "sm_80", "b", resources=needs(32, 99, 0, 0, 9)),
             built("triton-fwd", "sm_80", "c", resources=None, error="no"),
         ]
-        (row,) = of(build(dataclasses.replace(evidence(), builds=tuple(found)), BINS), "triton-fwd")["builds"]
+        (row,) = of(
+            build(dataclasses.replace(evidence(), builds=tuple(found)), BINS), "triton-fwd"
+        )["builds"]
         assert (row["registers"], row["shared"], row["stack"], row["seconds"]) == (64, 99, 8, 4.5)
-        assert (row["spilling"], row["spill_build"], row["spill_stores"], row["spill_loads"]) == (2, "b", 0, 9)
+        assert (row["spilling"], row["spill_build"], row["spill_stores"], row["spill_loads"]) == (
+            2,
+            "b",
+            0,
+            9,
+        )
 
     def test_a_failed_compile_is_red(self):
         found = evidence()
         broken = built("torch-flash", "sm_80", resources=None, error="ptxas: no")
         red = build(dataclasses.replace(found, builds=(broken,)), BINS)
         variant = of(red, "torch-flash")
-        assert (variant["status"], variant["reasons"], red["status"]) == ("red", ["sm_80: 1 of 1 fail to compile"], "red")
+        assert (variant["status"], variant["reasons"], red["status"]) == (
+            "red",
+            ["sm_80: 1 of 1 fail to compile"],
+            "red",
+        )
         assert all(d["status"] == "green" for d in variant["dtypes"])
-        assert (variant["builds"][0]["registers"], variant["builds"][0]["error"]) == (None, "ptxas: no")
+        assert (variant["builds"][0]["registers"], variant["builds"][0]["error"]) == (
+            None,
+            "ptxas: no",
+        )
 
     def test_a_failed_compile_of_a_variant_that_cannot_run_here_is_red(self):
         found = evidence()
         kept = tuple(v for v in found.verdicts if v.variant == "torch-flash")
         entries = tuple(e for e in found.variants if e.ref in ("torch-flash", "gluon-hopper"))
-        some = dataclasses.replace(found, variants=entries, verdicts=kept, lost=(), not_run=(), builds=())
+        some = dataclasses.replace(
+            found, variants=entries, verdicts=kept, lost=(), not_run=(), builds=()
+        )
         assert build(some, BINS)["status"] == "green"
-        broken = dataclasses.replace(some, builds=(built("gluon-hopper", "sm_90a", resources=None, error="no"),))
+        broken = dataclasses.replace(
+            some, builds=(built("gluon-hopper", "sm_90a", resources=None, error="no"),)
+        )
         red = build(broken, BINS)
         assert (red["status"], of(red, "gluon-hopper")["status"]) == ("red", "red")
         assert of(red, "gluon-hopper")["reasons"] == [
@@ -179,7 +217,9 @@ class TestPages:
         assert named["**triton-fwd**"][6:9] == ["–"] * 3
         assert named["**triton-fp8-forward**"][1] == "float8_e4m3fn"
         reasons = "6 of 8 coverage bins empty; 1 case launched but never judged"
-        assert [row[2] for row in rows if not row[0] and not row[1]] == [f"⬜ incomplete: {reasons}"]
+        assert [row[2] for row in rows if not row[0] and not row[1]] == [
+            f"⬜ incomplete: {reasons}"
+        ]
         assert reasons in html_report.render(report)
         assert [row[2] for row in rows if row[1] == "builds"] == ["❌ FAIL: 1 of 3 fail to compile"]
 
@@ -219,25 +259,34 @@ class TestPages:
         for render in (markdown_report.render, html_report.render):
             assert "Nothing was compiled in this run" in render(none)
             assert "builds compiled" not in render(none)
-        said = tables.not_built(build(dataclasses.replace(evidence(), builds=(built("triton-fwd", "sm_80"),)), BINS))
+        said = tables.not_built(
+            build(dataclasses.replace(evidence(), builds=(built("triton-fwd", "sm_80"),)), BINS)
+        )
         assert "gluon-hopper (needs compute capability 9.0)" in said
         assert "triton-fwd," not in said
-        assert tables.not_built(report) == "No build is on record of torch-flash, triton-fp8-forward."
+        assert (
+            tables.not_built(report) == "No build is on record of torch-flash, triton-fp8-forward."
+        )
 
     def test_declarations(self, report):
         found = {one.title: one for one in tables.declarations(report)}
-        assert [ref for ref, _ in found["Declared numerics of gradients"].rows] == ["triton-backward"]
+        assert [ref for ref, _ in found["Declared numerics of gradients"].rows] == [
+            "triton-backward"
+        ]
         assert found["Declared numerics of gradients"].whose == "triton-backward"
         assert "triton-backward" not in dict(found["Declared numerics"].rows)
         assert "triton-backward" in dict(found["Declared contract"].rows)
 
     def test_what_all_declare_alike_is_said_once(self, report):
         changed = [
-            v | {"contract": v["contract"] | {"lse": "base 2"}} if v["ref"] == "ptx-mma" else v for v in report["variants"]
+            v | {"contract": v["contract"] | {"lse": "base 2"}} if v["ref"] == "ptx-mma" else v
+            for v in report["variants"]
         ]
         one, *_ = tables.declarations(report | {"variants": changed})
         assert one.terms == ["lse"]
-        assert dict(one.rows) == {v["ref"]: ["base 2" if v["ref"] == "ptx-mma" else "natural"] for v in changed}
+        assert dict(one.rows) == {
+            v["ref"]: ["base 2" if v["ref"] == "ptx-mma" else "natural"] for v in changed
+        }
         assert ("deterministic", "yes") in one.alike
         assert one.whose == "All alike"
         for page in (markdown_report.render(report), html_report.render(report)):
@@ -257,7 +306,8 @@ class TestPages:
         tags = Elements(rows).tags
         columns = sum(tag == "th" for tag, _ in tags)
         spans = {int(a["colspan"]) for _, a in tags if "colspan" in a}
-        assert spans == {columns - 3, columns - 1}  # after variant, dtype and verdict; claims, after the variant
+        # after variant, dtype and verdict; claims, after the variant
+        assert spans == {columns - 3, columns - 1}
 
 
 class TestPlots:
@@ -275,14 +325,30 @@ class TestPlots:
 
     def test_error_plot_has_a_row_per_gradient(self, report):
         image = plots.error_plot(of(report, "triton-backward"), "v")
-        assert [f"largest error of {name}" in image for name in ("O", "dQ", "dK", "dV")] == [False, True, True, True]
+        assert [f"largest error of {name}" in image for name in ("O", "dQ", "dK", "dV")] == [
+            False,
+            True,
+            True,
+            True,
+        ]
         assert "largest error of O" in plots.error_plot(of(report, "triton-fwd"), "v")
 
     def test_a_tiny_error_does_not_squeeze_the_others(self):
         def lowest(tiny: float) -> float:
-            measures = [{"seqlen_kv": 4.0, "max_error_out": size, "error_bound_out": size} for size in (1e-3, tiny)]
-            made = [verdict("triton-fwd", "float16", 3 * i, measures=found) for i, found in enumerate(measures)]
-            image = plots.error_plot(of(build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS), "triton-fwd"), "v")
+            measures = [
+                {"seqlen_kv": 4.0, "max_error_out": size, "error_bound_out": size}
+                for size in (1e-3, tiny)
+            ]
+            made = [
+                verdict("triton-fwd", "float16", 3 * i, measures=found)
+                for i, found in enumerate(measures)
+            ]
+            image = plots.error_plot(
+                of(
+                    build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS), "triton-fwd"
+                ),
+                "v",
+            )
             return min(float(tick) for tick in re.findall(r">1?(\de-?\d+)<", image))
 
         assert lowest(1e-37) == lowest(1e-13)
@@ -290,8 +356,15 @@ class TestPlots:
         assert lowest(1e-6) > 1e-8
 
     def test_infinite_and_missing_gradients_draw(self):
-        changes = [{"r_dq": math.inf, "max_error_dq": math.inf}, {"r_dk": 0.0, "max_error_dk": 0.0}, {"r_dv": math.nan}]
-        made = [verdict("triton-fwd", "float16", 3 * i, measures={"seqlen_kv": 4.0} | c) for i, c in enumerate(changes)]
+        changes = [
+            {"r_dq": math.inf, "max_error_dq": math.inf},
+            {"r_dk": 0.0, "max_error_dk": 0.0},
+            {"r_dv": math.nan},
+        ]
+        made = [
+            verdict("triton-fwd", "float16", 3 * i, measures={"seqlen_kv": 4.0} | c)
+            for i, c in enumerate(changes)
+        ]
         found = build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS)
         assert "<svg" in plots.ratio_plot(found)
         assert plots.error_plot(of(found, "triton-fwd"), "v") is None
@@ -303,14 +376,30 @@ class TestPlots:
 class TestOracles:
     def test_mere_counts_of_several_groups_are_one_row(self):
         made = [
-            verdict("triton-fwd", "float16", 3 * i + 1, oracle="memory", group=group, outcome=outcome, measures={})
+            verdict(
+                "triton-fwd",
+                "float16",
+                3 * i + 1,
+                oracle="memory",
+                group=group,
+                outcome=outcome,
+                measures={},
+            )
             for i, (group, outcome) in enumerate(
                 [("exact", "pass"), ("bound", "pass"), ("bound", "inapplicable"), ("held", "fail")]
             )
         ]
-        made += [verdict("triton-fwd", "float16", 0), verdict("triton-fwd", "float16", 40, oracle="gather", measures={})]
-        d = of(build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS), "triton-fwd")["dtypes"][0]
-        rows = [(o["oracle"], o["group"], o["cases"], o["failures"], o["inapplicable"]) for o in tables.oracles_of(d)]
+        made += [
+            verdict("triton-fwd", "float16", 0),
+            verdict("triton-fwd", "float16", 40, oracle="gather", measures={}),
+        ]
+        d = of(build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS), "triton-fwd")[
+            "dtypes"
+        ][0]
+        rows = [
+            (o["oracle"], o["group"], o["cases"], o["failures"], o["inapplicable"])
+            for o in tables.oracles_of(d)
+        ]
         assert rows == [
             ("memory", "held", 1, 1, 0),
             ("forward", "bound", 1, 0, 0),
@@ -322,8 +411,14 @@ class TestOracles:
 class TestWorstCases:
     def test_the_largest_r_of_every_variant(self, report):
         found = {one.ref: one for one in tables.closest(report)}
-        assert list(found) == [v["ref"] for v in tables.ordered(report) if any(d["tensors"] for d in v["dtypes"])]
-        worst = max(t["worst"]["r"] for d in of(report, "triton-backward")["dtypes"] for t in d["tensors"].values())
+        assert list(found) == [
+            v["ref"] for v in tables.ordered(report) if any(d["tensors"] for d in v["dtypes"])
+        ]
+        worst = max(
+            t["worst"]["r"]
+            for d in of(report, "triton-backward")["dtypes"]
+            for t in d["tensors"].values()
+        )
         assert found["triton-backward"].case["r"] == worst
         assert math.isnan(found["triton-tutorial"].case["r"])  # of the LSE, beside an r of 7.1
 
@@ -338,8 +433,18 @@ class TestWorstCases:
         ],
     )
     def test_where_the_worst_element_is(self, tensor, index, where):
-        problem = Problem(heads_q=4, heads_kv=2, seqlen_q=65, seqlen_kv=333, head_dim=32, head_dim_v=64, dtype="float16")
-        measures = {f"r_{tensor}": 0.5} | ({} if index is None else {f"worst_index_{tensor}": float(index)})
+        problem = Problem(
+            heads_q=4,
+            heads_kv=2,
+            seqlen_q=65,
+            seqlen_kv=333,
+            head_dim=32,
+            head_dim_v=64,
+            dtype="float16",
+        )
+        measures = {f"r_{tensor}": 0.5} | (
+            {} if index is None else {f"worst_index_{tensor}": float(index)}
+        )
         made = verdict("triton-fwd", "float16", 0, problem=problem.name, measures=measures)
         found = build(dataclasses.replace(evidence(), verdicts=(made,)), BINS)
         assert [one.where for one in tables.closest(found)] == [where]
@@ -359,6 +464,11 @@ def test_a_reason_that_all_dtypes_share_is_said_once():
 def test_a_dtype_without_cases_names_its_reason():
     found = evidence()
     kept = tuple(v for v in found.verdicts if v.dtype != "float8_e4m3fn")
-    left = (*found.not_run, NotRun(variant="triton-fp8-forward", reason="needs compute capability 8.9"))
-    variant = of(build(dataclasses.replace(found, verdicts=kept, not_run=left), BINS), "triton-fp8-forward")
+    left = (
+        *found.not_run,
+        NotRun(variant="triton-fp8-forward", reason="needs compute capability 8.9"),
+    )
+    variant = of(
+        build(dataclasses.replace(found, verdicts=kept, not_run=left), BINS), "triton-fp8-forward"
+    )
     assert variant["reasons"] == ["float8_e4m3fn: needs compute capability 8.9"]

@@ -1,4 +1,5 @@
-"""The parts of the sanitizer lane: separate buffers, the tool's command, planted faults, problems."""
+"""The parts of the sanitizer lane: separate buffers, the tool's command, planted faults,
+problems."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def arena() -> Iterator[Arena]:
 
 
 def separated(arena: Arena, problem: Problem) -> tuple[Separate, torch.Tensor]:
-    where = plan(problem, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")})
+    where = plan(
+        problem, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
+    )
     arena.reserve(where.size)
     arena.bytes[:] = torch.arange(arena.capacity, dtype=torch.int64).to(torch.uint8).numpy()
     host = torch.from_numpy(arena.bytes)
@@ -62,19 +65,40 @@ def separated(arena: Arena, problem: Problem) -> tuple[Separate, torch.Tensor]:
 
 
 @pytest.mark.parametrize("problem", [STRIDED, STRIDED.but(seqlen_kv=0), STRIDED.but(seqlen_q=0)])
-def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(arena: Arena, problem: Problem) -> None:
+def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(
+    arena: Arena, problem: Problem
+) -> None:
     separate, host = separated(arena, problem)
-    for slot in plan(problem, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}).slots:
+    for slot in plan(
+        problem, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
+    ).slots:
         theirs, ours = slot.view(host), slot.view(separate)  # type: ignore[arg-type]
-        assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
-        assert torch.equal(ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8))
-        last = 1 + sum((n - 1) * s for n, s in zip(ours.shape, ours.stride(), strict=True)) if ours.numel() else 0
-        assert ours.untyped_storage().nbytes() == (ours.storage_offset() + last) * ours.element_size()
+        assert (ours.shape, ours.stride(), ours.dtype) == (
+            theirs.shape,
+            theirs.stride(),
+            theirs.dtype,
+        )
+        assert torch.equal(
+            ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)
+        )
+        last = (
+            1 + sum((n - 1) * s for n, s in zip(ours.shape, ours.stride(), strict=True))
+            if ours.numel()
+            else 0
+        )
+        assert (
+            ours.untyped_storage().nbytes() == (ours.storage_offset() + last) * ours.element_size()
+        )
 
 
 def test_what_a_run_writes_comes_back_and_what_it_writes_past_the_end_cannot(arena: Arena) -> None:
     separate, host = separated(arena, STRIDED)
-    where, before = plan(STRIDED, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}), host.clone()
+    where, before = (
+        plan(
+            STRIDED, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
+        ),
+        host.clone(),
+    )
     where["out"].view(separate).fill_(3.0)  # type: ignore[arg-type]
     assert torch.equal(host, before)
     separate.restore()
@@ -87,7 +111,11 @@ def test_what_a_run_writes_comes_back_and_what_it_writes_past_the_end_cannot(are
 def test_bytes_of_no_buffer_cannot_be_had(arena: Arena) -> None:
     separate, _ = separated(arena, STRIDED)
     where = plan(STRIDED, lse=True, workspace={})
-    for start, stop in ((0, 8), (where["lse"].start, where["lse"].end + 4), (where["lse"].start - 4, where["lse"].end)):
+    for start, stop in (
+        (0, 8),
+        (where["lse"].start, where["lse"].end + 4),
+        (where["lse"].start - 4, where["lse"].end),
+    ):
         with pytest.raises(IndexError):
             separate[start:stop]
 
@@ -105,7 +133,9 @@ def test_the_command_asks_for_records_and_an_exit_code_of_its_own(tmp_path: Path
     assert len({words[words.index("--port") + 1] for words in ports}) == len(ports)
 
 
-def test_a_tool_is_found_on_the_path_only_if_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_is_found_on_the_path_only_if_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
     broken = tmp_path / "compute-sanitizer"
@@ -142,11 +172,16 @@ def test_a_patch_changes_the_shipped_kernel_in_one_place(variant: str) -> None:
 
 
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
-def test_planted_kernels_compile_and_differ_from_what_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_kernels_compile_and_differ_from_what_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
     shipped = split_q.split_q.source(split_q.CONFIG, "float16", 64, False)
     sources = [tiny.source(name) for name in tiny.FAULTS]
-    sources += [shipped, *(replace(shipped, path=split_q.patched(name)) for name in split_q.PATCHES)]
+    sources += [
+        shipped,
+        *(replace(shipped, path=split_q.patched(name)) for name in split_q.PATCHES),
+    ]
     assert len({compile_source(source, "sm_90a").cubin for source in sources}) == len(sources)
 
 
@@ -192,12 +227,29 @@ def test_a_handful_of_small_problems_fills_the_edges(config: Config) -> None:
     chosen = select(WIDE, config, "float16")
     assert 4 <= len(chosen) <= MOST
     assert chosen == select(WIDE, config, "float16")
-    assert all(WIDE.support.refusal(problem) is None and problem.dtype == "float16" for problem in chosen)
-    assert all(0 < max(problem.seqlen_q, problem.seqlen_kv) <= 400 and problem.seqlen_q for problem in chosen)
+    assert all(
+        WIDE.support.refusal(problem) is None and problem.dtype == "float16" for problem in chosen
+    )
+    assert all(
+        0 < max(problem.seqlen_q, problem.seqlen_kv) <= 400 and problem.seqlen_q
+        for problem in chosen
+    )
     filled = set().union(*(coverage_bins(problem, config) for problem in chosen))
-    edges = {"ragged_tail", "empty_row", "grouped_heads", "strided", "seqlen_q<seqlen_kv", "seqlen_q>seqlen_kv", "misaligned"}
+    edges = {
+        "ragged_tail",
+        "empty_row",
+        "grouped_heads",
+        "strided",
+        "seqlen_q<seqlen_kv",
+        "seqlen_q>seqlen_kv",
+        "misaligned",
+    }
     assert edges <= filled
-    tiles = [problem for problem in chosen if -(-problem.seqlen_kv // (config.block_n or 0)) >= (config.num_stages or 0) + 2]
+    tiles = [
+        problem
+        for problem in chosen
+        if -(-problem.seqlen_kv // (config.block_n or 0)) >= (config.num_stages or 0) + 2
+    ]
     masks = set().union(*(coverage_bins(problem, config) for problem in tiles))
     assert {"mask:full", "mask:causal", "mask:window", "mask:lengths"} <= masks
     for low, high in ((8, 32), (33, 64), (65, 128)):
@@ -214,7 +266,10 @@ def test_quick_means_fewer() -> None:
 
 def test_a_square_support_without_masks_is_served_too() -> None:
     narrow = declared(
-        Support(dtypes=("float16",), head_dims=(64,), masks=("causal.square",), layouts="contiguous"), (Config(),)
+        Support(
+            dtypes=("float16",), head_dims=(64,), masks=("causal.square",), layouts="contiguous"
+        ),
+        (Config(),),
     )
     chosen = select(narrow, narrow.configs[0], "float16")
     assert chosen
@@ -224,33 +279,57 @@ def test_a_square_support_without_masks_is_served_too() -> None:
 # Whose record it was.
 
 CASES = tuple(
-    Case("accused", WIDE.configs[0].name, "sanitizer", Problem(seqlen_q=n, seqlen_kv=n, head_dim=8, dtype="float16"))
+    Case(
+        "accused",
+        WIDE.configs[0].name,
+        "sanitizer",
+        Problem(seqlen_q=n, seqlen_kv=n, head_dim=8, dtype="float16"),
+    )
     for n in (1, 2, 3)
 )
 SUBJECT = Subject(WIDE, WIDE.configs[0], "float16", CASES)
 
 
 class Oracle:
-    """Stands for a booth: says what a test wants of a process, by the number of its cases and of its first one's keys."""
+    """Stands for a booth: says what a test wants of a process, by the number of its cases and of
+    its first one's keys."""
 
     def __init__(self, outcomes: dict[tuple[int, int], str]) -> None:
         self.outcomes = outcomes
 
     def sanitize(self, tool: str, subject: Subject, lane: int, name: str) -> Session:
-        outcome = self.outcomes.get((len(subject.cases), subject.cases[0].problem.seqlen_kv), "clean")
-        records = (Record(tool=tool, kind="Precise", text="Invalid write"),) if outcome == "faulty" else ()
+        outcome = self.outcomes.get(
+            (len(subject.cases), subject.cases[0].problem.seqlen_kv), "clean"
+        )
+        records = (
+            (Record(tool=tool, kind="Precise", text="Invalid write"),)
+            if outcome == "faulty"
+            else ()
+        )
         heard = (Heard(subject.cases[0].id, "ok"),)  # the process stopped at the second case
-        facts = Facts(tool=tool, exit_code=0, summary=None, records=records, heard=heard, wanted=len(subject.cases))
-        return Session(tool, subject, Judgement(outcome, records=records, total=len(records)), 1.0, facts)
+        facts = Facts(
+            tool=tool,
+            exit_code=0,
+            summary=None,
+            records=records,
+            heard=heard,
+            wanted=len(subject.cases),
+        )
+        return Session(
+            tool, subject, Judgement(outcome, records=records, total=len(records)), 1.0, facts
+        )
 
 
 @pytest.mark.parametrize(
     ("outcomes", "expected", "processes"),
     [
         ({}, ["clean", "clean", "clean"], 1),
-        ({(3, 1): "faulty", (1, 3): "faulty"}, ["clean", "clean", "faulty"], 4),  # whose it is shows alone
-        ({(3, 1): "faulty"}, ["clean", "faulty", "clean"], 4),  # nobody's alone: the one at which the process stopped
-        ({(3, 1): "inconclusive"}, ["clean", "clean", "clean"], 4),  # each is proved clean by a process of its own
+        # whose it is shows alone
+        ({(3, 1): "faulty", (1, 3): "faulty"}, ["clean", "clean", "faulty"], 4),
+        # nobody's alone: the one at which the process stopped
+        ({(3, 1): "faulty"}, ["clean", "faulty", "clean"], 4),
+        # each is proved clean by a process of its own
+        ({(3, 1): "inconclusive"}, ["clean", "clean", "clean"], 4),
         ({(3, 1): "inconclusive", (1, 2): "inconclusive"}, ["clean", "inconclusive", "clean"], 4),
     ],
 )
@@ -263,7 +342,9 @@ def test_a_record_is_held_against_the_case_that_shows_it(
     assert [tried.outcomes[case.id] for case in CASES] == expected
     assert len(tried.sessions) == processes
     verdicts = {verdict.case: verdict for verdict in load(tmp_path).verdicts}
-    assert [verdicts[case.id].outcome for case in CASES] == ["pass" if word == "clean" else "fail" for word in expected]
+    assert [verdicts[case.id].outcome for case in CASES] == [
+        "pass" if word == "clean" else "fail" for word in expected
+    ]
     nobodys = outcomes == {(3, 1): "faulty"}
     for verdict in verdicts.values():
         if verdict.finding is not None:

@@ -1,7 +1,8 @@
 """The whole sanitizer lane, with a tool that is made of paper.
 
-It starts the program like the real one, but from a process that has torch loaded, and writes what kernels tell it to: a
-kernel that runs under it finds the file PAPER in its environment, and appends records and orders.
+It starts the program like the real one, but from a process that has torch loaded, and writes what
+kernels tell it to: a kernel that runs under it finds the file PAPER in its environment, and appends
+records and orders.
 """
 
 from __future__ import annotations
@@ -143,9 +144,19 @@ class Lane:
         self.faults = (
             PlantedFault(variant="right", file=self.planted, about="right"),
             PlantedFault(
-                variant="overruns", file=self.planted, about="o", caught_by=("memcheck",), shows=("overruns", "write")
+                variant="overruns",
+                file=self.planted,
+                about="o",
+                caught_by=("memcheck",),
+                shows=("overruns", "write"),
             ),
-            PlantedFault(variant="races", file=self.planted, about="r", caught_by=("racecheck",), shows=("races", "race")),
+            PlantedFault(
+                variant="races",
+                file=self.planted,
+                about="r",
+                caught_by=("racecheck",),
+                shows=("races", "race"),
+            ),
         )
 
     def file(self, name: str, variants: str) -> Path:
@@ -156,7 +167,9 @@ class Lane:
     def run(self, **wanted: object) -> Outcome:
         words = io.StringIO()
         environment = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),))
-        request = Request(**{"environment": environment, "faults": self.faults, "workers": "2", **wanted})  # type: ignore[arg-type]
+        request = Request(
+            **{"environment": environment, "faults": self.faults, "workers": "2", **wanted}
+        )  # type: ignore[arg-type]
         status = sanitize(request, Console(file=words, width=300))
         runs = sorted((self.folder / ".verify" / "runs").glob("*"))
         paths = [run / "sanitizer.json" for run in runs]
@@ -195,7 +208,9 @@ def name_of(ref: str) -> str:
 @pytest.mark.long(9)
 def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
     accused = lane.file("accused.py", ACCUSED)
-    found = lane.run(kernels=(accused,), quick=True, tools=("memcheck",), report_dir=lane.folder / "out")
+    found = lane.run(
+        kernels=(accused,), quick=True, tools=("memcheck",), report_dir=lane.folder / "out"
+    )
     assert found.status == FAILED
     assert found.evidence is not None
     assert not found.evidence.lost
@@ -218,7 +233,9 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
             assert verdict.finding.replay.startswith("python -m verify sanitize --case ")
             assert verdict.case in verdict.finding.replay
             assert INCONCLUSIVE.get(name_of(verdict.variant), "") in verdict.finding.message
-            assert verdict.finding.message.startswith("inconclusive") == (name_of(verdict.variant) in INCONCLUSIVE)
+            assert verdict.finding.message.startswith("inconclusive") == (
+                name_of(verdict.variant) in INCONCLUSIVE
+            )
     assert "Invalid __global__ read of size 4 bytes" in found.words
     page = (lane.folder / "out" / "sanitizer.md").read_text()
     assert "| overruns | o | caught |" in page
@@ -228,10 +245,14 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
 
 
 RIGHT = 'VARIANTS = [variant("right", lambda args, out: None)]'
-WAIVER = Waiver(tool="racecheck", kind="Precise", kernel="x", words="", reason="once needed", proof="none")
+WAIVER = Waiver(
+    tool="racecheck", kind="Precise", kernel="x", words="", reason="once needed", proof="none"
+)
 
 
-def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accused = lane.file("accused.py", RIGHT)
     monkeypatch.setattr(Request, "whole", True)
     lane.faults = lane.faults[2:]
@@ -248,7 +269,9 @@ def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(lane:
 
 
 @pytest.mark.parametrize(("mode", "says"), [("asleep", "got clean"), ("broken", "no such option")])
-def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(lane: Lane, mode: str, says: str) -> None:
+def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(
+    lane: Lane, mode: str, says: str
+) -> None:
     (lane.folder / "mode").write_text(mode)
     lane.faults = lane.faults[1:2]
     found = lane.run(kernels=(lane.file("accused.py", RIGHT),), quick=True, tools=("memcheck",))
@@ -266,7 +289,9 @@ def test_a_twin_that_is_accused_ends_the_run_too(lane: Lane) -> None:
     assert "wanted clean" in found.words
 
 
-def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("verify.cli.sanitize.environment_here", lambda: PLAIN_CPU)
     for wanted, says in (({"environment": None}, "no CUDA device"), ({}, "no compute-sanitizer")):
         if not wanted:

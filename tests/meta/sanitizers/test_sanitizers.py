@@ -1,4 +1,5 @@
-"""What the sanitizer lane reads of the tool, and what it believes: records, summaries, five facts."""
+"""What the sanitizer lane reads of the tool, and what it believes: records, summaries, five
+facts."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import pytest
 
 from verify.sanitizers.facts import Facts, Heard, Waiver, collect, judge
 from verify.sanitizers.lane import dead
-from verify.sanitizers.records import NotUnderstood, Record, Summary, complaints, read_records, read_summary
+from verify.sanitizers.records import (
+    NotUnderstood,
+    Record,
+    Summary,
+    complaints,
+    read_records,
+    read_summary,
+)
 from verify.sanitizers.tool import ERROR_EXIT, PRINT_LIMIT
 
 # What the tool writes.
@@ -22,7 +30,8 @@ PRECISE = """
   <what>
     <text>Invalid __global__ write of size 4 bytes
       Access at 0x7f00 is out of bounds</text>
-    <space>__global__</space><size>4</size><direction>write</direction><error>out of bounds</error><address>32512</address>
+    <space>__global__</space><size>4</size><direction>write</direction>
+    <error>out of bounds</error><address>32512</address>
   </what>
   <where><func>planted_overrun</func><path>tiny.cu</path><line>19</line><pc>0x1c0</pc></where>
   <hostStack><saveLocation>kernel launch time</saveLocation>
@@ -39,7 +48,10 @@ RACE = """
 
 
 def xml(*records: str) -> str:
-    return f'<?xml version="1.0" encoding="utf-8"?>\n<ComputeSanitizerOutput>{"".join(records)}</ComputeSanitizerOutput>\n'
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        f"<ComputeSanitizerOutput>{''.join(records)}</ComputeSanitizerOutput>\n"
+    )
 
 
 def test_a_memory_record_is_read_whole() -> None:
@@ -57,12 +69,20 @@ def test_a_memory_record_is_read_whole() -> None:
         address="0x7f00",
         size="4",
     )
-    assert record.place == "planted_overrun, at tiny.cu:19, thread (3, 0, 0), block (126, 0, 0), address 0x7f00"
+    assert (
+        record.place
+        == "planted_overrun, at tiny.cu:19, thread (3, 0, 0), block (126, 0, 0), address 0x7f00"
+    )
 
 
 def test_a_race_names_its_kernel_in_its_text() -> None:
     (record,) = read_records(xml(RACE), "racecheck")
-    assert (record.kind, record.level, record.kernel, record.unknown) == ("Analysis", "Error", "split_q", ())
+    assert (record.kind, record.level, record.kernel, record.unknown) == (
+        "Analysis",
+        "Error",
+        "split_q",
+        (),
+    )
 
 
 def test_a_stack_frame_is_not_the_place() -> None:
@@ -97,13 +117,17 @@ def test_what_is_no_report_is_not_understood(text: str, says: str) -> None:
 
 
 def memcheck_log(errors: int) -> str:
-    return f"========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: {errors} error{'s' * (errors != 1)}\n"
+    return (
+        f"========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: {errors}"
+        f" error{'s' * (errors != 1)}\n"
+    )
 
 
 def racecheck_log(errors: int, warnings: int = 0) -> str:
     return (
-        f"========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: {errors + warnings} hazard{'s' * (errors + warnings != 1)} "
-        f"displayed ({errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)})\n"
+        f"========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: {errors + warnings}"
+        f" hazard{'s' * (errors + warnings != 1)} displayed ({errors} error{'s' * (errors != 1)},"
+        f" {warnings} warning{'s' * (warnings != 1)})\n"
     )
 
 
@@ -111,7 +135,10 @@ def test_summaries_are_read() -> None:
     for count in (0, 1, 2, 133):
         assert read_summary(memcheck_log(count), "memcheck") == Summary(count)
         assert read_summary(racecheck_log(count, 1), "racecheck") == Summary(count, 1)
-    limited = "========= ERROR SUMMARY: 33 errors were not printed. Use --print-limit option to adjust the number\n"
+    limited = (
+        "========= ERROR SUMMARY: 33 errors were not printed. Use --print-limit option to adjust"
+        " the number\n"
+    )
     assert read_summary(memcheck_log(133) + limited, "memcheck") == Summary(133)
 
 
@@ -133,9 +160,9 @@ def test_a_log_without_one_summary_is_not_understood(log: str, tool: str) -> Non
 
 def test_the_tools_own_complaints_are_heard() -> None:
     log = (
-        "========= COMPUTE-SANITIZER\n"
-        "========= Internal Sanitizer Error: The Sanitizer encountered an error while running. Errors might go undetected\n"
-        "========= Error: Target application terminated before first instrumented API call\n" + memcheck_log(0)
+        "========= COMPUTE-SANITIZER\n========= Internal Sanitizer Error: The Sanitizer encountered"
+        " an error while running. Errors might go undetected\n========= Error: Target application"
+        " terminated before first instrumented API call\n" + memcheck_log(0)
     )
     assert len(complaints(log)) == 2
     assert complaints(memcheck_log(3)) == ()
@@ -147,17 +174,31 @@ CASE = "variant:default:sanitizer:problem"
 WRITE = "Invalid __global__ write"
 FAULTY_RECORD = Record(tool="memcheck", kind="Precise", text=WRITE, kernel="kernel", words=WRITE)
 CLEAN_FACTS = Facts(
-    tool="memcheck", exit_code=0, summary=Summary(0), records=(), heard=(Heard(CASE, "ok"), Heard(CASE, "ok")), wanted=2
+    tool="memcheck",
+    exit_code=0,
+    summary=Summary(0),
+    records=(),
+    heard=(Heard(CASE, "ok"), Heard(CASE, "ok")),
+    wanted=2,
 )
 FAULTY_FACTS = replace(
-    CLEAN_FACTS, exit_code=ERROR_EXIT, summary=Summary(1), records=(FAULTY_RECORD,), heard=(Heard(CASE, "raised", "error 719"),)
+    CLEAN_FACTS,
+    exit_code=ERROR_EXIT,
+    summary=Summary(1),
+    records=(FAULTY_RECORD,),
+    heard=(Heard(CASE, "raised", "error 719"),),
 )
 
 
 def test_five_facts_that_agree() -> None:
     assert judge(CLEAN_FACTS).outcome == "clean"
     found = judge(FAULTY_FACTS)
-    assert (found.outcome, found.records, found.total, found.reasons) == ("faulty", (FAULTY_RECORD,), 1, ())
+    assert (found.outcome, found.records, found.total, found.reasons) == (
+        "faulty",
+        (FAULTY_RECORD,),
+        1,
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,19 +215,29 @@ def test_five_facts_that_agree() -> None:
         ({"records": None}, "nothing of it"),
         ({"heard": (Heard(CASE, "ok"),)}, "1 of 2 cases"),
         ({"heard": (Heard(CASE, "ok"), Heard(CASE, "raised", "why"))}, "raised: why"),
-        ({"heard": (Heard(CASE, "ok"), Heard(CASE, "ok", "leaves 3 of 4 elements"))}, "prove a launch"),
+        (
+            {"heard": (Heard(CASE, "ok"), Heard(CASE, "ok", "leaves 3 of 4 elements"))},
+            "prove a launch",
+        ),
         ({"heard": (), "wanted": 0}, "no case"),
         ({"doubts": ("Internal Sanitizer Error",)}, "Internal"),
     ],
 )
-def test_one_fact_that_disagrees_makes_a_clean_process_inconclusive(change: dict[str, object], says: str) -> None:
+def test_one_fact_that_disagrees_makes_a_clean_process_inconclusive(
+    change: dict[str, object], says: str
+) -> None:
     found = judge(replace(CLEAN_FACTS, **change))  # type: ignore[arg-type]
     assert found.outcome == "inconclusive"
     assert says in "; ".join(found.reasons)
 
 
 def test_a_fault_that_two_facts_show_is_a_fault_whatever_else_is_in_doubt() -> None:
-    for change in ({"exit_code": 0}, {"exit_code": -6}, {"doubts": ("Internal Sanitizer Error",)}, {"summary": Summary(7)}):
+    for change in (
+        {"exit_code": 0},
+        {"exit_code": -6},
+        {"doubts": ("Internal Sanitizer Error",)},
+        {"summary": Summary(7)},
+    ):
         found = judge(replace(FAULTY_FACTS, **change))  # type: ignore[arg-type]
         assert found.outcome == "faulty"
         assert found.reasons
@@ -206,30 +257,49 @@ def test_warnings_count_though_the_tool_ends_with_0() -> None:
 
 
 def test_more_errors_than_are_printed_still_agree() -> None:
-    many = replace(FAULTY_FACTS, summary=Summary(PRINT_LIMIT + 50), records=(FAULTY_RECORD,) * PRINT_LIMIT)
-    assert (judge(many).outcome, judge(many).total, judge(many).reasons) == ("faulty", PRINT_LIMIT + 50, ())
+    many = replace(
+        FAULTY_FACTS, summary=Summary(PRINT_LIMIT + 50), records=(FAULTY_RECORD,) * PRINT_LIMIT
+    )
+    assert (judge(many).outcome, judge(many).total, judge(many).reasons) == (
+        "faulty",
+        PRINT_LIMIT + 50,
+        (),
+    )
 
 
-WAIVER = Waiver(tool="memcheck", kind="Precise", kernel="^kernel$", words="write", reason="known", proof="read")
+WAIVER = Waiver(
+    tool="memcheck", kind="Precise", kernel="^kernel$", words="write", reason="known", proof="read"
+)
 
 
 def test_a_waived_record_counts_as_none() -> None:
     facts = replace(FAULTY_FACTS, heard=CLEAN_FACTS.heard)
     found = judge(facts, (WAIVER,))
     assert (found.outcome, found.waived) == ("clean", (WAIVER,))
-    assert judge(replace(facts, exit_code=0), (WAIVER,)).outcome == "inconclusive"  # the other facts must still agree
-    assert judge(FAULTY_FACTS, (WAIVER,)).outcome == "inconclusive"  # nor does it excuse a case that raised
-    both = replace(facts, summary=Summary(2), records=(FAULTY_RECORD, replace(FAULTY_RECORD, words="a read")))
+    # the other facts must still agree
+    assert judge(replace(facts, exit_code=0), (WAIVER,)).outcome == "inconclusive"
+    # nor does it excuse a case that raised
+    assert judge(FAULTY_FACTS, (WAIVER,)).outcome == "inconclusive"
+    both = replace(
+        facts, summary=Summary(2), records=(FAULTY_RECORD, replace(FAULTY_RECORD, words="a read"))
+    )
     assert [record.words for record in judge(both, (WAIVER,)).records] == ["a read"]
 
 
 def test_a_waiver_covers_nothing_unseen_or_unknown() -> None:
     facts = replace(FAULTY_FACTS, heard=CLEAN_FACTS.heard)
-    beyond = replace(facts, summary=Summary(PRINT_LIMIT + 1), records=(FAULTY_RECORD,) * PRINT_LIMIT)
+    beyond = replace(
+        facts, summary=Summary(PRINT_LIMIT + 1), records=(FAULTY_RECORD,) * PRINT_LIMIT
+    )
     assert judge(beyond, (WAIVER,)).outcome == "inconclusive"
     strange = replace(facts, records=(replace(FAULTY_RECORD, unknown=("colour",)),))
     assert judge(strange, (WAIVER,)).outcome == "faulty"
-    for other in ({"kind": "Imprecise"}, {"kernel": "others"}, {"words": "read"}, {"tool": "racecheck"}):
+    for other in (
+        {"kind": "Imprecise"},
+        {"kernel": "others"},
+        {"words": "read"},
+        {"tool": "racecheck"},
+    ):
         assert judge(facts, (replace(WAIVER, **other),)).outcome == "faulty"
 
 

@@ -1,4 +1,5 @@
-"""Statistics of a campaign on trial: limits hold what they promise, pools count what they should, and what follows is told."""
+"""Statistics of a campaign on trial: limits hold what they promise, pools count what they should,
+and what follows is told."""
 
 from __future__ import annotations
 
@@ -34,14 +35,19 @@ def test_normal_rows_pass_the_limits_less_often_than_promised(rows: int, chance:
     assert squares <= chance
     assert means <= chance
     # Not much less often either: a limit that is far too wide would be safe, and blind.
-    assert square_limit(rows, chance) <= square_limit(rows, chance / 1e3) <= 2.5 * square_limit(rows, chance)
+    assert (
+        square_limit(rows, chance)
+        <= square_limit(rows, chance / 1e3)
+        <= 2.5 * square_limit(rows, chance)
+    )
     assert squares >= chance**2 / rows
     assert means >= chance**2
 
 
 @pytest.mark.parametrize("width", [1, 8])
 def test_uniform_errors_pass_the_limits_less_often_than_promised(width: int) -> None:
-    """10,000 campaigns of 50 rows, each row one sum of uniform errors seen in several columns, at a chance that can be seen."""
+    """10,000 campaigns of 50 rows, each row one sum of uniform errors seen in several columns, at a
+    chance that can be seen."""
     torch.manual_seed(width)
     campaigns, rows, chance = 10_000, 50, 0.02
     z = (torch.rand(campaigns, rows, width) * 2 - 1).sum(-1) / UNIFORM / width**0.5
@@ -51,7 +57,8 @@ def test_uniform_errors_pass_the_limits_less_often_than_promised(width: int) -> 
 
 
 def test_notes_come_late_enough() -> None:
-    """Rows of the least error seem to be of half of it less often than promised, where a note is first possible."""
+    """Rows of the least error seem to be of half of it less often than promised, where a note is
+    first possible."""
     torch.manual_seed(0)
     share = 0.9
     rows = math.ceil(rows_for_note(share))
@@ -136,15 +143,21 @@ def test_pools_add_rows_of_different_seeds() -> None:
 
 
 def test_cases_that_share_values_count_once() -> None:
-    """A seed's values are the same in every shape, and so may be whole rows; configs that err alike are no evidence."""
+    """A seed's values are the same in every shape, and so may be whole rows; configs that err alike
+    are no evidence."""
     twice = verdict(1, rows=100.0, z2=50.0)
-    assert only(verdict(1), replace(twice, problem=twice.problem.replace("sq=8", "sq=4"))) == only(verdict(1))
+    assert only(verdict(1), replace(twice, problem=twice.problem.replace("sq=8", "sq=4"))) == only(
+        verdict(1)
+    )
     assert only(verdict(1), verdict(1, "b", z2=1.6)).rms == pytest.approx(math.sqrt(1.2))
     assert only(verdict(1), verdict(1, "b")).rows == ROWS
 
 
 def test_cases_chosen_for_their_errors_do_not_count() -> None:
-    chosen_for_it = [replace(verdict(n, z2=9.0), phase=phase) for n, phase in enumerate(("shrink", "witness", "reuse"), 2)]
+    chosen_for_it = [
+        replace(verdict(n, z2=9.0), phase=phase)
+        for n, phase in enumerate(("shrink", "witness", "reuse"), 2)
+    ]
     assert only(verdict(1), *chosen_for_it) == only(verdict(1))
 
 
@@ -157,7 +170,9 @@ def test_cases_chosen_for_their_errors_do_not_count() -> None:
         ({"toward": 0.4}, "toward", "too large"),
     ],
 )
-def test_what_honest_arithmetic_does_not_do_is_found(sums: dict[str, float], test: str, words: str) -> None:
+def test_what_honest_arithmetic_does_not_do_is_found(
+    sums: dict[str, float], test: str, words: str
+) -> None:
     assert next(name for name, _, _ in only(verdict(**sums)).excesses) == test
     (found,) = findings([verdict(2), verdict(1, rows=4 * ROWS, **sums)])
     assert found.finding is not None
@@ -179,7 +194,8 @@ def test_smaller_errors_than_declared_are_noted_and_do_not_fail() -> None:
     assert not list(pool.excesses)
     assert not only(verdict(least=0.55, z2=0.4, rows=50.0)).too_good
     assert not only(verdict(least=0.95)).too_good
-    assert not only(verdict(least=0.0, share=0.0)).too_good  # nothing but the last rounding: nothing to be too good at
+    # nothing but the last rounding: nothing to be too good at
+    assert not only(verdict(least=0.0, share=0.0)).too_good
 
 
 # A run
@@ -187,13 +203,16 @@ def test_smaller_errors_than_declared_are_noted_and_do_not_fail() -> None:
 
 def record(run: CampaignRun, *verdicts: Verdict) -> None:
     with Recorder(run.directory) as recorder:
-        recorder.write(RunInfo(run="r", started="20260101T000000Z", profile="dev", device={"slug": "here"}))
+        recorder.write(
+            RunInfo(run="r", started="20260101T000000Z", profile="dev", device={"slug": "here"})
+        )
         for one in verdicts:
             recorder.write(one)
 
 
 def test_a_biased_campaign_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every case passes; the campaign does not, in evidence and report, and no known failure is made of it."""
+    """Every case passes; the campaign does not, in evidence and report, and no known failure is
+    made of it."""
     monkeypatch.chdir(tmp_path)
     run = CampaignRun(tmp_path / ".verify" / "runs" / "r", "dev", ())
     record(run, *(verdict(n, toward=-0.5) for n in range(4)))
@@ -201,7 +220,9 @@ def test_a_biased_campaign_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         said = campaign.report(run, tmp_path / "report")
         assert "1 failing" in said
     failing = [v for v in load(run.directory).verdicts if v.outcome == "fail"]
-    assert [(v.oracle, v.group, v.variant, v.dtype) for v in failing] == [("statistics", "campaign", "mine", "float16")]
+    assert [(v.oracle, v.group, v.variant, v.dtype) for v in failing] == [
+        ("statistics", "campaign", "mine", "float16")
+    ]
     assert not (tmp_path / ".verify" / "known-failures.txt").exists()
     report = parse(json.loads((tmp_path / "report" / "report.json").read_text()))
     (variant,) = report["variants"]
@@ -223,7 +244,13 @@ def test_reports_show_the_pools(tmp_path: Path) -> None:
     record(run, verdict(least=0.55, z2=0.4))
     report = build(load(run.directory))
     ((name, dtype, tensor, rows, *_, note),) = pooled.rows(report)
-    assert (name, dtype, tensor, rows, note) == ("mine", "float16", "O", "2,000", "more accurate than declared")
+    assert (name, dtype, tensor, rows, note) == (
+        "mine",
+        "float16",
+        "O",
+        "2,000",
+        "more accurate than declared",
+    )
     for page in (markdown.render(report), html.render(report)):
         assert "Statistics of the campaign" in page
         assert "more accurate than declared" in page

@@ -1,6 +1,8 @@
-"""Predicted errors on trial: emulated honest kernels err as much as predicted, and kernels that err otherwise are found out.
+"""Predicted errors on trial: emulated honest kernels err as much as predicted, and kernels that err
+otherwise are found out.
 
-Every fault here stays within the hard bound of every element, or nearly so: that is what statistics are for.
+Every fault here stays within the hard bound of every element, or nearly so: that is what statistics
+are for.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from verify.variant import Config, GradientNumerics, Numerics
 
 HALVES = ("float16", "bfloat16")
 ONLINE = Kernel("online, sm_90", Numerics(block_n=32))
-EAGER = Kernel("eager, normalised P", Numerics(operands="float32", normalised=True, exp="vexp", block_n=0), "cpu", "eager")
+EAGER = Kernel(
+    "eager, normalised P",
+    Numerics(operands="float32", normalised=True, exp="vexp", block_n=0),
+    "cpu",
+    "eager",
+)
 HONEST = (
     ONLINE,
     ONLINE.but(name="sm_80", arch="sm_80"),
@@ -37,10 +44,17 @@ HONEST = (
     Kernel("fused", Numerics(block_n=32, scale_roundings=3), style="fused"),
     Kernel("everything in fp32", Numerics(probability="float32", block_n=0)),
     Kernel("prescaled q", Numerics(prescale="q", block_n=32)),
-    Kernel("scores in the input's dtype", EAGER.but(scores="input", operands="input").numerics, "sm_90", "eager"),
+    Kernel(
+        "scores in the input's dtype",
+        EAGER.but(scores="input", operands="input").numerics,
+        "sm_90",
+        "eager",
+    ),
     Kernel("merged halves", Numerics(block_n=32, split_keys=True), style="split"),
 )
-EIGHT = Kernel("8 bits", Numerics(block_n=32, probability_scale=256.0, promotion=32), dtypes=("float8_e4m3fn",))
+EIGHT = Kernel(
+    "8 bits", Numerics(block_n=32, probability_scale=256.0, promotion=32), dtypes=("float8_e4m3fn",)
+)
 BACKWARD = BackwardKernel("one accumulator", GradientNumerics(block_m=16, block_n=32), ONLINE)
 HONEST_BACKWARDS = (
     BACKWARD,
@@ -49,7 +63,11 @@ HONEST_BACKWARDS = (
     BACKWARD.but(name="dS scaled before it is rounded", score_gradient_scaled=True),
     BACKWARD.but(name="dS of rounded P", score_gradient_of="rounded"),
 )
-SHAPES = ("b=2,hq=4,hkv=2,sq=8,skv=70,d=32", "hq=4,sq=16,skv=100,d=48,mask=causal", "hq=2,sq=32,skv=80,d=32,mask=window.40.0")
+SHAPES = (
+    "b=2,hq=4,hkv=2,sq=8,skv=70,d=32",
+    "hq=4,sq=16,skv=100,d=48,mask=causal",
+    "hq=2,sq=32,skv=80,d=32,mask=window.40.0",
+)
 SQUARE = ("sq=60,skv=64,d=32", "hq=4,hkv=2,sq=48,skv=48,d=16,mask=causal", "hq=2,sq=64,skv=40,d=32")
 PAIRS = [(kernel, "bfloat16") for kernel in HONEST] + [(kernel, "float16") for kernel in HONEST[:3]]
 BACKWARD_PAIRS = [(kernel, "bfloat16") for kernel in HONEST_BACKWARDS] + [(BACKWARD, "float16")]
@@ -94,7 +112,8 @@ def verdict(problem: Problem, measures: dict[str, float]) -> Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """What a kernel made of some rows, what is exact, what is predicted, and the hard bound (none of gradients)."""
+    """What a kernel made of some rows, what is exact, what is predicted, and the hard bound (none
+    of gradients)."""
 
     got: Tensor
     exact: Tensor
@@ -115,10 +134,14 @@ def forward_of(kernel: Kernel, problem: Problem, claimed: Kernel) -> dict[str, M
 
 
 @cache
-def backward_of(kernel: BackwardKernel, problem: Problem, claimed: BackwardKernel) -> dict[str, Made]:
+def backward_of(
+    kernel: BackwardKernel, problem: Problem, claimed: BackwardKernel
+) -> dict[str, Made]:
     saved, made = emulation_backward.emulate(problem, kernel)
     inputs = Inputs.of(problem)
-    given = gradients.given_of(problem, (inputs.q, inputs.k, inputs.v), inputs.dout, saved.out, saved.lse)
+    given = gradients.given_of(
+        problem, (inputs.q, inputs.k, inputs.v), inputs.dout, saved.out, saved.lse
+    )
     rows = chosen(problem.seqlen_q, problem.batch * problem.heads_q, 1.0, problem.seed)
     keys = chosen(problem.seqlen_kv, problem.batch * problem.heads_kv, 1.0, problem.seed)
     arithmetic = resolve_gradients(claimed.numerics, Config(), problem, claimed.arch)
@@ -131,50 +154,77 @@ def backward_of(kernel: BackwardKernel, problem: Problem, claimed: BackwardKerne
     return found
 
 
-def campaign_of(asked: list[Problem], cases: list[dict[str, Made]], change: Change | None) -> Judged:
+def campaign_of(
+    asked: list[Problem], cases: list[dict[str, Made]], change: Change | None
+) -> Judged:
     found, worst = [], 0.0
     for problem, case in zip(asked, cases, strict=True):
         measures: dict[str, float] = {}
         for name, made in case.items():
-            got = made.got if change is None or name == "lse" else change(made.got, made.exact, made.predicted)
+            got = (
+                made.got
+                if change is None or name == "lse"
+                else change(made.got, made.exact, made.predicted)
+            )
             measures |= summary(name, got, made.exact, made.predicted)
             if made.bound is not None:
-                worst = max(worst, float(((got - made.exact).abs() / made.bound).nan_to_num().max()))
+                worst = max(
+                    worst, float(((got - made.exact).abs() / made.bound).nan_to_num().max())
+                )
         found.append(verdict(problem, measures))
     return Judged({pool.tensor: pool for pool in pools(found)}, worst)
 
 
-def forwards(kernel: Kernel, asked: list[Problem], claimed: Kernel | None = None, change: Change | None = None) -> Judged:
+def forwards(
+    kernel: Kernel,
+    asked: list[Problem],
+    claimed: Kernel | None = None,
+    change: Change | None = None,
+) -> Judged:
     """A campaign of an emulated forward that claims to be `claimed`."""
-    return campaign_of(asked, [forward_of(kernel, problem, claimed or kernel) for problem in asked], change)
+    return campaign_of(
+        asked, [forward_of(kernel, problem, claimed or kernel) for problem in asked], change
+    )
 
 
 def backwards(
-    kernel: BackwardKernel, asked: list[Problem], claimed: BackwardKernel | None = None, change: Change | None = None
+    kernel: BackwardKernel,
+    asked: list[Problem],
+    claimed: BackwardKernel | None = None,
+    change: Change | None = None,
 ) -> Judged:
     """The same of an emulated backward."""
-    return campaign_of(asked, [backward_of(kernel, problem, claimed or kernel) for problem in asked], change)
+    return campaign_of(
+        asked, [backward_of(kernel, problem, claimed or kernel) for problem in asked], change
+    )
 
 
 # Honest kernels
 
 
-@pytest.mark.parametrize(("kernel", "dtype"), PAIRS, ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), PAIRS, ids=lambda value: value if isinstance(value, str) else value.name
+)
 def test_honest_forwards_err_as_predicted(kernel: Kernel, dtype: str) -> None:
     found = forwards(kernel, problems(dtype, SHAPES, 1))
     out = found.pools["out"]
     assert found.failing() == set()
     assert not out.too_good
     assert out.rows > 300
-    # Nearly all that is allowed is used: what a kernel errs beyond it is seen.  Where neither the place of P's last digit nor
-    # the correlation of what a prescale loses is known, a part is spare.
+    # Nearly all that is allowed is used: what a kernel errs beyond it is seen.  Where neither the
+    # place of P's last digit nor the correlation of what a prescale loses is known, a part is
+    # spare.
     assert 0.7 < out.rms < 1.02
     assert out.slack < 0.1
     assert abs(out.mean) < 0.15
     assert found.pools["lse"].rms < 1
 
 
-@pytest.mark.parametrize(("kernel", "dtype"), BACKWARD_PAIRS, ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    BACKWARD_PAIRS,
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
 def test_honest_backwards_err_as_predicted(kernel: BackwardKernel, dtype: str) -> None:
     found = backwards(kernel, problems(dtype, SQUARE, 1))
     assert found.failing() == set()
@@ -192,7 +242,8 @@ def test_eight_bits_err_no_more_than_predicted() -> None:
 
 
 def test_bad_luck_is_no_fault() -> None:
-    """Transcendental functions and divisions that err as much as they may, in the directions that add up in a column."""
+    """Transcendental functions and divisions that err as much as they may, in the directions that
+    add up in a column."""
     asked = problems("float16", SHAPES, 1)[:3]
     cases = [dict(forward_of(ONLINE, problem, ONLINE)) for problem in asked]
     for problem, case in zip(asked, cases, strict=True):
@@ -205,19 +256,32 @@ def test_bad_luck_is_no_fault() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"row_sum": "rounded"}, {"exp": "ex2.approx.f16"}, {"accumulator": "float16"}, {"rescale_exp": "__expf"}],
+    [
+        {"row_sum": "rounded"},
+        {"exp": "ex2.approx.f16"},
+        {"accumulator": "float16"},
+        {"rescale_exp": "__expf"},
+    ],
     ids=lambda changes: "-".join(changes.values()),
 )
 def test_forwards_that_are_not_derived_are_not_judged(changes: dict[str, str]) -> None:
     """Such kernels err more than predicted, and rightly so."""
     problem = problems("float16", SHAPES, 1)[0]
-    assert forward.underived(resolve(ONLINE.but(**changes).numerics, Config(), problem, ONLINE.arch)) is not None
+    assert (
+        forward.underived(resolve(ONLINE.but(**changes).numerics, Config(), problem, ONLINE.arch))
+        is not None
+    )
     assert forward.underived(resolve(ONLINE.numerics, Config(), problem, ONLINE.arch)) is None
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"delta": "input"}, {"exp": "ex2.approx.f16"}, {"prescale": "k"}, {"atomics": ("dq",), "atomics_dtype": "input"}],
+    [
+        {"delta": "input"},
+        {"exp": "ex2.approx.f16"},
+        {"prescale": "k"},
+        {"atomics": ("dq",), "atomics_dtype": "input"},
+    ],
     ids="-".join,
 )
 def test_backwards_that_are_not_derived_are_not_judged(changes: dict[str, object]) -> None:
@@ -241,7 +305,9 @@ def biased(sigmas: float) -> Change:
 def truncated(dtype: str) -> Change:
     """The exact result, cast toward zero."""
     bits = {"float16": 13, "bfloat16": 16}[dtype]
-    return lambda got, exact, predicted: (exact.float().view(torch.int32) & -(1 << bits)).view(torch.float32).double()
+    return lambda got, exact, predicted: (
+        (exact.float().view(torch.int32) & -(1 << bits)).view(torch.float32).double()
+    )
 
 
 def cut(x: Tensor, dtype: str) -> Tensor:
@@ -262,17 +328,27 @@ class _CutsPairs(emulation_backward._Backward):
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
     ("fault", "tests"),
-    [("errors 1.5 times as large", {"rms"}), ("a bias of 0.35 sigma", {"mean", "toward"}), ("O truncated", {"mean", "toward"})],
+    [
+        ("errors 1.5 times as large", {"rms"}),
+        ("a bias of 0.35 sigma", {"mean", "toward"}),
+        ("O truncated", {"mean", "toward"}),
+    ],
 )
 def test_wrong_results_within_the_bound(fault: str, tests: set[str], dtype: str) -> None:
     change = {"errors": scaled(1.5), "a bias": biased(0.35), "O": truncated(dtype)}
-    found = forwards(ONLINE, problems(dtype, SHAPES), change=next(f for name, f in change.items() if fault.startswith(name)))
+    found = forwards(
+        ONLINE,
+        problems(dtype, SHAPES),
+        change=next(f for name, f in change.items() if fault.startswith(name)),
+    )
     assert found.r < 1
     assert {name for name, _, _ in found.pools["out"].excesses} & tests
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_truncated_p_is_within_the_bound_and_found(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_p_is_within_the_bound_and_found(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(emulation, "Emulation", _CutsP)
     found = forwards(ONLINE.but(name="cuts P"), problems(dtype, SHAPES))
     assert found.r < 1
@@ -308,7 +384,9 @@ def test_a_row_sum_of_rounded_p_shows_in_lse(dtype: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
-    ("change", "test"), [(scaled(1.5), "rms"), (biased(0.35), "mean")], ids=["1.5 times as large", "a bias of 0.35 sigma"]
+    ("change", "test"),
+    [(scaled(1.5), "rms"), (biased(0.35), "mean")],
+    ids=["1.5 times as large", "a bias of 0.35 sigma"],
 )
 def test_wrong_gradients_within_the_bound(change: Change, test: str, dtype: str) -> None:
     found = backwards(BACKWARD, problems(dtype, SQUARE), change=change)
@@ -327,8 +405,12 @@ def test_wrong_gradients_within_the_bound(change: Change, test: str, dtype: str)
     ],
     ids=["delta rounded", "scale", "dS rounded", "P rounded"],
 )
-def test_wrong_backwards_are_found(claim: dict[str, str], fault: dict[str, str], tensors: set[str], dtype: str) -> None:
-    found = backwards(BACKWARD.but(**(claim | fault)), problems(dtype, SQUARE), BACKWARD.but(**claim))
+def test_wrong_backwards_are_found(
+    claim: dict[str, str], fault: dict[str, str], tensors: set[str], dtype: str
+) -> None:
+    found = backwards(
+        BACKWARD.but(**(claim | fault)), problems(dtype, SQUARE), BACKWARD.but(**claim)
+    )
     assert found.failing() == tensors
 
 
@@ -343,10 +425,19 @@ def test_truncated_pairs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_fp32_where_rounding_is_declared_is_noted(dtype: str) -> None:
-    """dV with P in fp32, and dQ and dK of an unrounded dS, or of the reference: within every limit, but not as declared."""
+    """dV with P in fp32, and dQ and dK of an unrounded dS, or of the reference: within every limit,
+    but not as declared."""
     for found in (
-        backwards(BACKWARD.but(probability="float32", score_gradient="float32"), problems(dtype, SQUARE, 3), BACKWARD),
-        backwards(BACKWARD, problems(dtype, SQUARE, 3), change=lambda got, exact, _: exact.to(getattr(torch, dtype)).double()),
+        backwards(
+            BACKWARD.but(probability="float32", score_gradient="float32"),
+            problems(dtype, SQUARE, 3),
+            BACKWARD,
+        ),
+        backwards(
+            BACKWARD,
+            problems(dtype, SQUARE, 3),
+            change=lambda got, exact, _: exact.to(getattr(torch, dtype)).double(),
+        ),
     ):
         assert found.failing() == set()
         assert all(pool.too_good for pool in found.pools.values())
@@ -354,6 +445,12 @@ def test_fp32_where_rounding_is_declared_is_noted(dtype: str) -> None:
 
 def test_honest_rows_are_not_too_good_and_the_reference_is() -> None:
     """O needs more rows than this: of the least that roundings give, P's part is small."""
-    found = forwards(EAGER, problems("bfloat16", SHAPES), change=lambda got, exact, _: exact.bfloat16().double()).pools["out"]
-    assert found.least < 1 - found.share / 2 < forwards(EAGER, problems("bfloat16", SHAPES)).pools["out"].least
+    found = forwards(
+        EAGER, problems("bfloat16", SHAPES), change=lambda got, exact, _: exact.bfloat16().double()
+    ).pools["out"]
+    assert (
+        found.least
+        < 1 - found.share / 2
+        < forwards(EAGER, problems("bfloat16", SHAPES)).pools["out"].least
+    )
     assert replace(found, rows=10**6).too_good

@@ -1,4 +1,5 @@
-"""Accumulators in bfloat16, forward and backward: honest kernels pass, and what they declare is held against them."""
+"""Accumulators in bfloat16, forward and backward: honest kernels pass, and what they declare is
+held against them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, nomi
 from tests.harness.emulation_backward import emulate as emulate_backward
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
-from tests.meta.tolerance.test_tolerance import ALL, SHAPES, bound_of, ratios, suits, truth_of, with_operands
+from tests.meta.tolerance.test_tolerance import (
+    ALL,
+    SHAPES,
+    bound_of,
+    ratios,
+    suits,
+    truth_of,
+    with_operands,
+)
 from tests.meta.tolerance.test_tolerance_backward import FULL, arithmetic, numerics, saver
 from tests.meta.tolerance.test_tolerance_backward import SHAPES as SHAPES_BACKWARD
 from tests.meta.tolerance.test_tolerance_backward import ratios as ratios_backward
@@ -132,7 +141,10 @@ def test_the_words_show_in_the_bounds() -> None:
     assert bool((found[1] > found[2]).all())
     problem = Problem.parse("sq=24,skv=24,d=16,dtype=bfloat16")
     saved, _ = emulate_backward(problem, BACKWARDS[1])
-    under = [tolerance_backward.resolve(numerics(**changes), Config(), problem, "cpu") for changes in (SUMS, {})]
+    under = [
+        tolerance_backward.resolve(numerics(**changes), Config(), problem, "cpu")
+        for changes in (SUMS, {})
+    ]
     truth = truth_of_backward(problem, saved, *under)
     assert truth.best_bounds is not None
     for name, best in zip(NAMES, truth.best_bounds, strict=True):

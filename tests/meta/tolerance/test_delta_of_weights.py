@@ -39,7 +39,9 @@ HONEST = (
         style="partial",
     ),
     BackwardKernel("fp32", numerics(**OF_WEIGHTS), saver(), natural=True, dtypes=("float32",)),
-    BackwardKernel("CPU, 16 bits", numerics(**OF_WEIGHTS, exp="fexp_u20"), saver("cpu", exp="exp_u20")),
+    BackwardKernel(
+        "CPU, 16 bits", numerics(**OF_WEIGHTS, exp="fexp_u20"), saver("cpu", exp="exp_u20")
+    ),
     BackwardKernel("__expf", numerics(**OF_WEIGHTS, exp="__expf"), saver()),
 )
 HALF = SQUARE.but(dtype="bfloat16")
@@ -58,7 +60,9 @@ FAULTS = {
 }
 
 
-def truth_of(problem: Problem, kernel: BackwardKernel, *run: object) -> tuple[dict[str, torch.Tensor], GradientTruth, Result]:
+def truth_of(
+    problem: Problem, kernel: BackwardKernel, *run: object
+) -> tuple[dict[str, torch.Tensor], GradientTruth, Result]:
     """Gradients of one emulated run, and their truth by the saved LSE and the exact O."""
     saved, found = emulate(problem, kernel, *run)
     start = replace(saved, out=exact(problem, Inputs.of(problem)).out)
@@ -91,7 +95,10 @@ def test_honest_kernels_stay_within_the_bound(kernel: BackwardKernel) -> None:
 def test_planted_faults_exceed_the_bound(fault: str) -> None:
     problem = Problem.parse("sq=48,skv=96,d=64,dtype=bfloat16")
     found, truth, _ = truth_of(problem, HONEST[0].but(fault=fault))
-    worst_of = max(compare(found[n], getattr(truth, n), getattr(truth, f"{n}_bound"), problem.format).worst for n in NAMES)
+    worst_of = max(
+        compare(found[n], getattr(truth, n), getattr(truth, f"{n}_bound"), problem.format).worst
+        for n in NAMES
+    )
     assert worst_of > 1
 
 
@@ -131,12 +138,17 @@ def test_the_word_shows_in_the_bounds() -> None:
     honest = numerics(**FULL)
     problem = Problem.parse("sq=33,skv=200,d=32,dtype=float16")
     saved, _ = emulate(problem, HONEST[1])
-    under = [resolve(replace(honest, delta_of=name), Config(), problem, "sm_90") for name in ("weights", "output")]
+    under = [
+        resolve(replace(honest, delta_of=name), Config(), problem, "sm_90")
+        for name in ("weights", "output")
+    ]
     found = exact_truth_of(problem, saved, *under)
     assert found.best_bounds is not None
     assert bool((found.dq_bound > found.best_bounds[0]).all())
 
 
 def test_an_illegal_value_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"gradients\.delta_of: 'scores' is none of output, weights"):
+    with pytest.raises(
+        ValueError, match=r"gradients\.delta_of: 'scores' is none of output, weights"
+    ):
         GradientNumerics(delta_of="scores")

@@ -1,5 +1,5 @@
-"""Maxima that are only upper bounds of a row's own, shared by a tile or rounded up: honest kernels pass,
-and what they declare is held against them."""
+"""Maxima that are only upper bounds of a row's own, shared by a tile or rounded up: honest kernels
+pass, and what they declare is held against them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from references.masks import Causal, Full, Lengths
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
-from tests.meta.tolerance.test_tolerance import ALL, SHAPES, blocks_of, bound_of, ratios, suits, truth_of, with_operands
+from tests.meta.tolerance.test_tolerance import (
+    ALL,
+    SHAPES,
+    blocks_of,
+    bound_of,
+    ratios,
+    suits,
+    truth_of,
+    with_operands,
+)
 from verify.oracles import gather
 from verify.oracles.long import long_offsets, long_whole
 from verify.oracles.numerics.oracle import asks
@@ -30,7 +39,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 E4M3 = ("float8_e4m3fn",)
 HONEST = (
     Kernel("a tile of 8 rows", Numerics(maximum_rows=8, block_n=32)),
-    Kernel("all rows, fused", Numerics(maximum_rows=0, block_n=32, scale_roundings=3), style="fused"),
+    Kernel(
+        "all rows, fused", Numerics(maximum_rows=0, block_n=32, scale_roundings=3), style="fused"
+    ),
     Kernel("rounded up to an integer", Numerics(maximum_excess=1.0, block_n=32)),
     Kernel("rounded up to bfloat16", Numerics(maximum_step=2.0**-7, block_n=16), dtypes=ALL),
     Kernel(
@@ -141,7 +152,8 @@ def test_what_tiles_are_touched() -> None:
 def test_tiles_come_from_the_config_where_nothing_is_declared() -> None:
     problem = Problem(seqlen_q=50, seqlen_kv=9, head_dim=16, dtype="float16")
     found = [
-        resolve(Numerics(maximum_rows=rows), Config(block_m=32), problem, "sm_90").maximum_rows for rows in (None, 0, 1, 8)
+        resolve(Numerics(maximum_rows=rows), Config(block_m=32), problem, "sm_90").maximum_rows
+        for rows in (None, 0, 1, 8)
     ]
     assert found == [32, 50, 1, 8]
 
@@ -149,7 +161,8 @@ def test_tiles_come_from_the_config_where_nothing_is_declared() -> None:
 def test_small_p_lose_more_the_further_the_maximum_leads() -> None:
     """Half of fp16's smallest number, times e^lead."""
     bounds = [
-        float(with_operands([0.0], [0.0] * 2, [1.0, 1.0], dtype="float16", maximum_excess=n).out[0]) for n in (0.0, 8.0, 16.0)
+        float(with_operands([0.0], [0.0] * 2, [1.0, 1.0], dtype="float16", maximum_excess=n).out[0])
+        for n in (0.0, 8.0, 16.0)
     ]
     for n, found in zip((8, 16), bounds[1:], strict=True):
         assert found - bounds[0] == pytest.approx(2.0**-25 * 2.0**n, rel=0.05)
@@ -188,7 +201,9 @@ def test_the_words_show_in_the_bounds() -> None:
     ],
     ids=str,
 )
-def test_what_is_illegal_or_not_derived_is_refused(changes: dict[str, object], message: str) -> None:
+def test_what_is_illegal_or_not_derived_is_refused(
+    changes: dict[str, object], message: str
+) -> None:
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
     with pytest.raises(ValueError, match=message):
         resolve(Numerics(**changes), Config(), problem, "sm_90")

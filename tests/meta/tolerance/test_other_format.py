@@ -1,4 +1,5 @@
-"""P in the other 16-bit format than the inputs', with V converted or not: honest kernels pass, others do not."""
+"""P in the other 16-bit format than the inputs', with V converted or not: honest kernels pass,
+others do not."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from references.masks import Causal, Lengths
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
-from tests.meta.tolerance.test_tolerance import SHAPES, bound_of, ratios, suits, truth_of, with_operands
+from tests.meta.tolerance.test_tolerance import (
+    SHAPES,
+    bound_of,
+    ratios,
+    suits,
+    truth_of,
+    with_operands,
+)
 from verify.oracles.numerics.oracle import asks
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
@@ -117,14 +125,20 @@ def test_what_a_conversion_of_v_costs() -> None:
 
 def test_the_words_show_in_the_bounds() -> None:
     text = "sq=20,skv=128,d=64,scale=0.02,dist=same_sign_v,dtype=float16"
-    found = [bound_of(text, Numerics(**changes)).out for changes in ({}, {**TO_BFLOAT, **AS_IT_IS}, TO_BFLOAT)]
+    found = [
+        bound_of(text, Numerics(**changes)).out
+        for changes in ({}, {**TO_BFLOAT, **AS_IT_IS}, TO_BFLOAT)
+    ]
     assert bool((found[0] < found[1]).all())
     assert bool((found[1] < found[2]).all())
 
 
 def test_statistics_predict_no_roundings_of_v() -> None:
     problem = Problem.parse("sq=20,skv=128,d=64,dtype=float16")
-    for numerics, said in ((Numerics(**TO_BFLOAT), "values"), (Numerics(**TO_BFLOAT, **AS_IT_IS), "None")):
+    for numerics, said in (
+        (Numerics(**TO_BFLOAT), "values"),
+        (Numerics(**TO_BFLOAT, **AS_IT_IS), "None"),
+    ):
         assert said in str(underived(resolve(numerics, Config(), problem, "sm_90")))
 
 
@@ -169,8 +183,12 @@ def test_a_right_kernel_passes(name: str, opened: Bench) -> None:
         assert verdict.outcome == "pass", verdict.finding
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("converts-in-secret", "float16"), ("rounds-to-bfloat16", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("converts-in-secret", "float16"), ("rounds-to-bfloat16", "bfloat16")]
+)
 def test_a_wrong_one_is_convicted(name: str, dtype: str, opened: Bench) -> None:
     problem = SQUARE.but(dtype=dtype, softmax_scale=4.0, seqlen_kv=4)
-    verdicts = [opened.verdict(name, "accuracy", "bound", problem.but(seed=seed)) for seed in range(4)]
+    verdicts = [
+        opened.verdict(name, "accuracy", "bound", problem.but(seed=seed)) for seed in range(4)
+    ]
     assert any(verdict.outcome == "fail" for verdict in verdicts)

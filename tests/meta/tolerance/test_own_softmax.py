@@ -1,4 +1,5 @@
-"""Backwards that make a softmax of their own, by autograd: a right one passes, and what it declares is held against it."""
+"""Backwards that make a softmax of their own, by autograd: a right one passes, and what it declares
+is held against it."""
 
 from __future__ import annotations
 
@@ -102,7 +103,9 @@ def own_trial(problem: Problem, numerics: GradientNumerics = OWN) -> Trial:
     """A trial with neither forward nor cell, whose gradients are exact."""
     trial = trial_of(problem, Contract(lse=None), gradients=numerics, entries=("backward",))
     trial.entry = "backward"
-    exact = {name: getattr(trial.gradients, name).to(problem.format.torch) for name in ("dq", "dk", "dv")}
+    exact = {
+        name: getattr(trial.gradients, name).to(problem.format.torch) for name in ("dq", "dk", "dv")
+    }
     trial.launches["first"] = Launch(trial.saved.reply, "nan", exact)
     return trial
 
@@ -127,7 +130,8 @@ def test_the_winner_of_a_row_has_all_its_weight() -> None:
 
 
 def test_columns_alone_say_too_little() -> None:
-    """A key's dK and dV owe their errors to rows of all keys, which are not looked at where keys are chosen."""
+    """A key's dK and dV owe their errors to rows of all keys, which are not looked at where keys
+    are chosen."""
     oracle = next(oracle for oracle in long_columns.ORACLES if oracle.name == "long_columns")
     assert oracle.excludes is not None
     assert "its own softmax" in str(oracle.excludes(own_trial(HALF).declaration))
@@ -140,16 +144,22 @@ def test_bounds_of_an_own_softmax_cost_little_precision() -> None:
 
 
 def test_what_all_weights_of_a_row_have_in_common_is_divided_out() -> None:
-    """Scores that are large and known badly, fp32 inside: one weight is near 1 however the scores err, and D near its dP."""
+    """Scores that are large and known badly, fp32 inside: one weight is near 1 however the scores
+    err, and D near its dP."""
     wide = replace(OWN, probability="float32", score_gradient="float32")
-    ratios = ratios_to_saved(HALF.but(head_dim=64, head_dim_v=64, softmax_scale=4.0, dtype="float16"), wide)
+    ratios = ratios_to_saved(
+        HALF.but(head_dim=64, head_dim_v=64, softmax_scale=4.0, dtype="float16"), wide
+    )
     assert ratios["dq"] <= 1.5
     assert ratios["dk"] <= 2
 
 
 def test_d_in_16_bits_is_rounded_where_o_is_0() -> None:
-    """P dP of two keys cancels but for its errors, which the cast of D rounds below the normal range."""
-    problem = Problem(seqlen_q=1, seqlen_kv=2, head_dim=1, head_dim_v=1, dtype="float16", softmax_scale=1.0)
+    """P dP of two keys cancels but for its errors, which the cast of D rounds below the normal
+    range."""
+    problem = Problem(
+        seqlen_q=1, seqlen_kv=2, head_dim=1, head_dim_v=1, dtype="float16", softmax_scale=1.0
+    )
     q, v = torch.full((1, 1, 1, 1), 2.0**12), torch.tensor([1.0, -1.0]).view(1, 1, 2, 1)
     k, out, lse = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1), 0.6931471)
     wide = replace(OWN, probability="float32", score_gradient="float32")
@@ -168,19 +178,36 @@ def test_d_in_16_bits_is_rounded_where_o_is_0() -> None:
 
 
 def ratios_to_saved(problem: Problem, numerics: GradientNumerics) -> dict[str, float]:
-    """Median ratio of each bound to that of a backward that starts from a saved LSE, which is exact."""
+    """Median ratio of each bound to that of a backward that starts from a saved LSE, which is
+    exact."""
     trial = own_trial(problem)
     q, k, v = trial.expanded
-    own, saved = (resolve(replace(numerics, softmax=name), Config(), problem, "sm_90") for name in ("own", "saved"))
+    own, saved = (
+        resolve(replace(numerics, softmax=name), Config(), problem, "sm_90")
+        for name in ("own", "saved")
+    )
     found = gradient_truth(problem, q, k, v, trial.dout, *trial.start, own, saved)
     assert found.best_bounds is not None
-    bounds = zip(("dq", "dk", "dv"), (found.dq_bound, found.dk_bound, found.dv_bound), found.best_bounds, strict=True)
+    bounds = zip(
+        ("dq", "dk", "dv"),
+        (found.dq_bound, found.dk_bound, found.dv_bound),
+        found.best_bounds,
+        strict=True,
+    )
     return {name: float((bound / other)[other > 0].median()) for name, bound, other in bounds}
 
 
 def test_an_overflow_anywhere_in_a_row_leaves_nothing_to_ask() -> None:
     """A masked dP or score that overflows is part of D and of the row sum, as 0 times infinity."""
-    problem = Problem(seqlen_q=2, seqlen_kv=2, head_dim=1, head_dim_v=1, dtype="bfloat16", mask=Causal(), softmax_scale=1.0)
+    problem = Problem(
+        seqlen_q=2,
+        seqlen_kv=2,
+        head_dim=1,
+        head_dim_v=1,
+        dtype="bfloat16",
+        mask=Causal(),
+        softmax_scale=1.0,
+    )
     one = torch.ones(1, 1, 2, 1, dtype=torch.float64)
     last = torch.tensor([1.0, 3e38], dtype=torch.float64).view(1, 1, 2, 1)
     under = resolve(OWN, Config(), problem, "sm_90")

@@ -1,7 +1,8 @@
-"""The bounds on trial: honest arithmetic stays inside, planted faults do not, and nothing is looser than it must be.
+"""The bounds on trial: honest arithmetic stays inside, planted faults do not, and nothing is looser
+than it must be.
 
-Emulations of correct kernels take the part of the hardware (`tests.harness.emulation`); a sample of distributions, shapes and
-luck is run here, deterministic and small.
+Emulations of correct kernels take the part of the hardware (`tests.harness.emulation`); a sample of
+distributions, shapes and luck is run here, deterministic and small.
 """
 
 from __future__ import annotations
@@ -34,9 +35,19 @@ HONEST = (
     Kernel("online, sm_70", Numerics(block_n=32), arch="sm_70", dtypes=("float16",)),
     Kernel("fused as FlashAttention-2", Numerics(block_n=32, scale_roundings=3), style="fused"),
     Kernel("fp32 by FMA", Numerics(block_n=16, scale_roundings=3), dtypes=("float32",)),
-    Kernel("fp32 by tf32", Numerics(block_n=32, float32_products="tf32"), arch="sm_80", dtypes=("float32",)),
+    Kernel(
+        "fp32 by tf32",
+        Numerics(block_n=32, float32_products="tf32"),
+        arch="sm_80",
+        dtypes=("float32",),
+    ),
     Kernel("everything in fp32", BEST, dtypes=("float16", "bfloat16")),
-    Kernel("torch's CPU flash, fp32", Numerics(exp="exp_u20", block_n=64), arch="cpu", dtypes=("float32",)),
+    Kernel(
+        "torch's CPU flash, fp32",
+        Numerics(exp="exp_u20", block_n=64),
+        arch="cpu",
+        dtypes=("float32",),
+    ),
     Kernel("torch's CPU flash, 16 bits", Numerics(exp="fexp_u20", block_n=64), arch="cpu"),
     Kernel(
         "torch's math",
@@ -45,11 +56,23 @@ HONEST = (
         style="eager",
         dtypes=ALL,
     ),
-    Kernel("torch's eager flex", Numerics(operands="float32", **EAGER), arch="cpu", style="eager", dtypes=ALL),
-    Kernel("eager in the input's dtype", Numerics(scores="input", scale_roundings=3, **EAGER), style="eager"),
+    Kernel(
+        "torch's eager flex",
+        Numerics(operands="float32", **EAGER),
+        arch="cpu",
+        style="eager",
+        dtypes=ALL,
+    ),
+    Kernel(
+        "eager in the input's dtype",
+        Numerics(scores="input", scale_roundings=3, **EAGER),
+        style="eager",
+    ),
     Kernel("prescaled q", Numerics(prescale="q", block_n=32)),
     Kernel("tanh.approx", Numerics(softcap_tanh="tanh.approx", block_n=32)),
-    Kernel("operands that are normalised", Numerics(block_n=32), dtypes=("float16",), normalises=True),
+    Kernel(
+        "operands that are normalised", Numerics(block_n=32), dtypes=("float16",), normalises=True
+    ),
 )
 SHAPES = (
     "sq=33,skv=70,d=32",
@@ -77,7 +100,8 @@ def truth_under(problem: Problem, arithmetic: ForwardArithmetic) -> Truth:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Error over bound: out (batch, heads_q, seqlen_q, head_dim_v), lse (batch, heads_q, seqlen_q); 0 in empty rows."""
+    """Error over bound: out (batch, heads_q, seqlen_q, head_dim_v), lse (batch, heads_q, seqlen_q);
+    0 in empty rows."""
 
     out: Tensor
     lse: Tensor
@@ -90,13 +114,18 @@ class Ratios:
 def ratios(problem: Problem, result: Result, truth: Truth) -> Ratios:
     live = ~truth.empty
     out = compare(result.out, truth.out, truth.out_bound, problem.format_out).ratio
-    lse = compare(result.lse, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")).ratio
+    lse = compare(
+        result.lse, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
+    ).ratio
     return Ratios(torch.where(live[..., None], out, 0.0), torch.where(live, lse, 0.0))
 
 
 def suits(kernel: Kernel, shape: str) -> bool:
-    """The fused style takes the maximum before it scales, so it is for positive scales, and has no softcap."""
-    return kernel.style != "fused" or not any(part in shape for part in ("scale=-", "scale=0.0", "softcap"))
+    """The fused style takes the maximum before it scales, so it is for positive scales, and has no
+    softcap."""
+    return kernel.style != "fused" or not any(
+        part in shape for part in ("scale=-", "scale=0.0", "softcap")
+    )
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,22 +145,44 @@ def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
             shape = shapes[next(turn) * 5 % len(shapes)]
             problem = Problem.parse(f"{shape},dtype={dtype},dist={distribution}")
             luck = next(lucks)
-            found = ratios(problem, emulate(problem, kernel, luck), truth_of(problem, kernel.numerics, kernel.arch))
-            assert found.worst <= 1, f"{kernel.name}, {luck.value}: r = {found.worst:.3g} for {problem.name}"
+            found = ratios(
+                problem,
+                emulate(problem, kernel, luck),
+                truth_of(problem, kernel.numerics, kernel.arch),
+            )
+            assert found.worst <= 1, (
+                f"{kernel.name}, {luck.value}: r = {found.worst:.3g} for {problem.name}"
+            )
 
 
 SPLIT = Kernel("split", Numerics(block_n=32), style="split")
 
 
 def test_honest_merges_by_lse_stay_within_the_bound_of_merges():
-    """Large logits show the fp32 rounding of each part's LSE: outside the bound of one pass over the keys, inside this one."""
+    """Large logits show the fp32 rounding of each part's LSE: outside the bound of one pass over
+    the keys, inside this one."""
     single, merged = 0.0, 0.0
-    for text, luck in itertools.product((SHAPES[5], "b=2,hq=4,hkv=2,sq=17,skv=40,d=16,mask=causal"), Luck):
-        for distribution, seed in (("below_sentinel", 3), ("large_logits", 0), ("v_mean", 0), ("one_hot_v", 0)):
+    for text, luck in itertools.product(
+        (SHAPES[5], "b=2,hq=4,hkv=2,sq=17,skv=40,d=16,mask=causal"), Luck
+    ):
+        for distribution, seed in (
+            ("below_sentinel", 3),
+            ("large_logits", 0),
+            ("v_mean", 0),
+            ("one_hot_v", 0),
+        ):
             problem = Problem.parse(f"{text},dtype=float16,dist={distribution},seed={seed}")
-            arithmetic, result = resolve(SPLIT.numerics, Config(), problem, SPLIT.arch), emulate(problem, SPLIT, luck)
+            arithmetic, result = (
+                resolve(SPLIT.numerics, Config(), problem, SPLIT.arch),
+                emulate(problem, SPLIT, luck),
+            )
             single = max(single, ratios(problem, result, truth_under(problem, arithmetic)).worst)
-            merged = max(merged, ratios(problem, result, truth_under(problem, replace(arithmetic, merged=True))).worst)
+            merged = max(
+                merged,
+                ratios(
+                    problem, result, truth_under(problem, replace(arithmetic, merged=True))
+                ).worst,
+            )
     assert single > 1 >= merged
 
 
@@ -148,7 +199,9 @@ def test_honest_kernels_use_much_of_the_bound(dtype: str, name: str, distributio
     worst = 0.0
     for shape, luck in itertools.product(SHAPES[:4], Luck):
         problem = Problem.parse(f"{shape},dtype={dtype},dist={distribution}")
-        found = ratios(problem, emulate(problem, kernel, luck), truth_of(problem, kernel.numerics, kernel.arch))
+        found = ratios(
+            problem, emulate(problem, kernel, luck), truth_of(problem, kernel.numerics, kernel.arch)
+        )
         worst = max(worst, float(found.out.max()))
     assert 0.3 <= worst <= 1
 
@@ -160,13 +213,21 @@ SINGLE = Kernel("single", Numerics(block_n=16), dtypes=("float32",))
 LONG = "sq=16,skv=96,d=64"
 FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
     "P in fp8": (HALF.but(probability="float8_e4m3fn"), HALF, f"{LONG},dtype=bfloat16"),
-    "P in bf16, declared fp16": (HALF.but(probability="bfloat16"), HALF, f"{LONG},dtype=float16,dist=one_hot_v"),
+    "P in bf16, declared fp16": (
+        HALF.but(probability="bfloat16"),
+        HALF,
+        f"{LONG},dtype=float16,dist=one_hot_v",
+    ),
     "scores rounded to fp16": (HALF.but(scores="input"), HALF, f"{LONG},dtype=float16,scale=1.0"),
     "scores rounded to bf16": (HALF.but(scores="input"), HALF, f"{LONG},dtype=bfloat16,scale=1.0"),
     "q prescaled in bf16": (HALF.but(prescale="q"), HALF, f"{LONG},dtype=bfloat16,scale=0.9"),
     "tf32, declared ieee": (SINGLE.but(float32_products="tf32"), SINGLE, f"{LONG},dtype=float32"),
     "a cubic exponential": (SINGLE.but(exp="fexp_u20"), SINGLE, f"{LONG},dtype=float32"),
-    "tanh.approx, declared tanhf": (SINGLE.but(softcap_tanh="tanh.approx"), SINGLE, f"{LONG},dtype=float32,softcap=20.0"),
+    "tanh.approx, declared tanhf": (
+        SINGLE.but(softcap_tanh="tanh.approx"),
+        SINGLE,
+        f"{LONG},dtype=float32,softcap=20.0",
+    ),
     "P in fp16 under fp32": (SINGLE.but(probability="float16"), SINGLE, f"{LONG},dtype=float32"),
     **{
         fault: (kernel.but(fault=fault), kernel, problem)
@@ -190,8 +251,11 @@ def test_planted_faults_exceed_the_bound(name: str):
     truth = truth_of(problem, declared.numerics, declared.arch)
     # The same problem computed as declared passes: it is the fault that is caught.
     assert ratios(problem, emulate(problem, declared, Luck.AGAINST), truth).worst <= 1
-    functions = [(kernel.numerics.exp, kernel.numerics.softcap_tanh) for kernel in (faulty, declared)]
-    luck = Luck.NEAREST if functions[0] == functions[1] else Luck.AGAINST  # where the function's error is the fault
+    functions = [
+        (kernel.numerics.exp, kernel.numerics.softcap_tanh) for kernel in (faulty, declared)
+    ]
+    # where the function's error is the fault
+    luck = Luck.NEAREST if functions[0] == functions[1] else Luck.AGAINST
     assert ratios(problem, emulate(problem, faulty, luck), truth).worst > 1
 
 
@@ -210,12 +274,24 @@ def bound_of(text: str, numerics: Numerics | None = None, arch: str = "sm_90") -
 
 
 def with_operands(
-    q: list[float], k: list[float], v: list[float], *, dtype: str, softmax_scale: float = 1.0, **numerics: object
+    q: list[float],
+    k: list[float],
+    v: list[float],
+    *,
+    dtype: str,
+    softmax_scale: float = 1.0,
+    **numerics: object,
 ) -> ForwardBound:
     """One head, head_dim 1: as many rows and keys as given."""
-    problem = Problem(seqlen_q=len(q), seqlen_kv=len(k), head_dim=1, dtype=dtype, softmax_scale=softmax_scale)
-    block = blocks_of(problem, *(torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in (q, k, v)))
-    return bound(block, resolve(Numerics(**numerics), Config(block_n=32), problem, "sm_90"), problem)
+    problem = Problem(
+        seqlen_q=len(q), seqlen_kv=len(k), head_dim=1, dtype=dtype, softmax_scale=softmax_scale
+    )
+    block = blocks_of(
+        problem, *(torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in (q, k, v))
+    )
+    return bound(
+        block, resolve(Numerics(**numerics), Config(block_n=32), problem, "sm_90"), problem
+    )
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "cpu"])
@@ -230,10 +306,14 @@ def test_bound_is_zero_where_the_result_is_exact(dtype: str, arch: str):
     assert bool((found.lse[:, ~empty] > 0).all())
 
 
-@pytest.mark.parametrize("kernel", [HONEST[0], HONEST[8], HONEST[9]], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [HONEST[0], HONEST[8], HONEST[9]], ids=lambda kernel: kernel.name
+)
 def test_bound_is_finite_and_positive(kernel: Kernel):
     names = [name for name in ordinary() if name != "range_edges"]  # whose scores may overflow
-    for dtype, distribution, shape in itertools.product(kernel.dtypes, names, (SHAPES[1], SHAPES[6])):
+    for dtype, distribution, shape in itertools.product(
+        kernel.dtypes, names, (SHAPES[1], SHAPES[6])
+    ):
         problem = Problem.parse(f"{shape},dtype={dtype},dist={distribution}")
         truth = truth_of(problem, kernel.numerics, kernel.arch)
         for tolerance in (truth.out_bound, truth.lse_bound):
@@ -250,51 +330,96 @@ def test_no_rows_and_no_keys(lengths: str):
 
 
 def test_infinite_only_where_a_product_may_overflow():
-    """fp16 scores past 65504 before they are scaled; Q K^T or un-normalised P V past fp32's range; nothing else."""
-    large = with_operands([300.0, 1.0], [300.0], [1.0], dtype="float16", softmax_scale=0.01, scores="input")
+    """fp16 scores past 65504 before they are scaled; Q K^T or un-normalised P V past fp32's range;
+    nothing else."""
+    large = with_operands(
+        [300.0, 1.0], [300.0], [1.0], dtype="float16", softmax_scale=0.01, scores="input"
+    )
     assert large.out[0, 0].isinf().all()
     assert large.lse[0, 0].isinf()
     assert large.out[0, 1].isfinite().all()
-    assert with_operands([300.0], [300.0], [1.0], dtype="float16", softmax_scale=0.01).out.isfinite().all()
-    assert with_operands([1.0], [1.0], [1.0], dtype="float16", softmax_scale=0.0, scores="input").out.isinf().all()
-    assert with_operands([1.0], [1.0], [1.0], dtype="float16", softmax_scale=2.0, prescale="q").out.isinf().all()
-    assert with_operands([1.0], [1.0], [1.0], dtype="bfloat16", softmax_scale=2.0, prescale="q").out.isfinite().all()
+    assert (
+        with_operands([300.0], [300.0], [1.0], dtype="float16", softmax_scale=0.01)
+        .out.isfinite()
+        .all()
+    )
+    assert (
+        with_operands([1.0], [1.0], [1.0], dtype="float16", softmax_scale=0.0, scores="input")
+        .out.isinf()
+        .all()
+    )
+    assert (
+        with_operands([1.0], [1.0], [1.0], dtype="float16", softmax_scale=2.0, prescale="q")
+        .out.isinf()
+        .all()
+    )
+    assert (
+        with_operands([1.0], [1.0], [1.0], dtype="bfloat16", softmax_scale=2.0, prescale="q")
+        .out.isfinite()
+        .all()
+    )
     huge = 3e38
     assert with_operands([huge], [2.0], [1.0], dtype="bfloat16").out.isinf().all()
     assert with_operands([0.0], [0.0, 0.0], [huge, huge], dtype="bfloat16").out.isinf().all()
-    assert with_operands([0.0], [0.0, 0.0], [huge, 0.0], dtype="bfloat16", normalised=True).out.isfinite().all()
+    assert (
+        with_operands([0.0], [0.0, 0.0], [huge, 0.0], dtype="bfloat16", normalised=True)
+        .out.isfinite()
+        .all()
+    )
     # Whole rows of them: no inf - inf and no 0 * inf on the way.
     for scale in (1e-30, 1.0, 1e30, 3e38):
         found = with_operands(
-            [huge, -huge, 0.0], [huge, -huge, 1e-38], [huge, 0.0, -huge], dtype="bfloat16", softmax_scale=scale
+            [huge, -huge, 0.0],
+            [huge, -huge, 1e-38],
+            [huge, 0.0, -huge],
+            dtype="bfloat16",
+            softmax_scale=scale,
         )
         assert not found.out.isnan().any()
         assert not found.lse.isnan().any()
 
 
 def test_hopeless_scores_leave_the_range_of_v():
-    """Where a score may be off by hundreds, O may be any average of V, and no more: a key far below may even win."""
+    """Where a score may be off by hundreds, O may be any average of V, and no more: a key far below
+    may even win."""
     problem = Problem(seqlen_q=1, seqlen_kv=2, head_dim=2, dtype="float32", softmax_scale=1.0)
     q, v = torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 1.0], [2.0, 5.0]])
-    k = torch.tensor([[0.0, 0.0], [1e12 - 65536.0, -1e12]])  # a logit near -65536 that is the difference of large products
+    # a logit near -65536 that is the difference of large products
+    k = torch.tensor([[0.0, 0.0], [1e12 - 65536.0, -1e12]])
     q, k, v = (x.double().view(1, 1, -1, 2) for x in (q, k, v))
-    found = bound(blocks_of(problem, q, k, v), resolve(Numerics(), Config(), problem, "cpu"), problem)
+    found = bound(
+        blocks_of(problem, q, k, v), resolve(Numerics(), Config(), problem, "cpu"), problem
+    )
     assert bool((found.out >= torch.tensor([1.0, 4.0])).all())
     assert bool((found.out <= torch.tensor([1.0, 4.0]) * 1.001).all())
     assert found.lse.isfinite().all()
 
 
 def test_range_of_v_leaves_out_keys_that_no_row_sees():
-    problem = Problem(seqlen_q=1, seqlen_kv=4, head_dim=2, dtype="float32", mask=Lengths((1,), (2,)), softmax_scale=1.0)
-    q, k, v = [[1.0, 1.0]], [[1e12, -1e12]] * 4, [[64.0, 65.0], [65.0, 65.0], [-9.0, -9.0], [-9.0, -9.0]]
+    problem = Problem(
+        seqlen_q=1,
+        seqlen_kv=4,
+        head_dim=2,
+        dtype="float32",
+        mask=Lengths((1,), (2,)),
+        softmax_scale=1.0,
+    )
+    q, k, v = (
+        [[1.0, 1.0]],
+        [[1e12, -1e12]] * 4,
+        [[64.0, 65.0], [65.0, 65.0], [-9.0, -9.0], [-9.0, -9.0]],
+    )
     q, k, v = (torch.tensor(x, dtype=torch.float64)[None, None] for x in (q, k, v))
-    found = bound(blocks_of(problem, q, k, v), resolve(Numerics(), Config(), problem, "cpu"), problem)
+    found = bound(
+        blocks_of(problem, q, k, v), resolve(Numerics(), Config(), problem, "cpu"), problem
+    )
     assert 1 <= float(found.out[0, 0, 0]) < 1.001
     assert float(found.out[0, 0, 1]) < 0.001
 
 
 def test_flushing_is_allowed_for_but_not_believed():
-    """V of fp32 subnormals may come out as 0 from arithmetic that flushes; V a thousand times larger may not."""
+    """V of fp32 subnormals may come out as 0 from arithmetic that flushes; V a thousand times
+    larger may not."""
     small, large = ([1e-39, 1e-39], [1e-34, 1e-34])
     assert float(with_operands([0.0], [0.0, 0.0], small, dtype="float32").out) > 1e-39
     assert float(with_operands([0.0], [0.0, 0.0], large, dtype="float32").out) < 1e-36
@@ -303,7 +428,8 @@ def test_flushing_is_allowed_for_but_not_believed():
 # Leniency has an order
 
 
-DIFFUSE = "sq=20,skv=64,d=64,scale=0.02,dist=same_sign_v"  # all P are normal in fp16, so that only unit roundoffs matter
+# all P are normal in fp16, so that only unit roundoffs matter
+DIFFUSE = "sq=20,skv=64,d=64,scale=0.02,dist=same_sign_v"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +447,9 @@ DIFFUSE = "sq=20,skv=64,d=64,scale=0.02,dist=same_sign_v"  # all P are normal in
     ],
     ids=str,
 )
-def test_more_lenient_declarations_give_larger_bounds(looser: dict[str, object], tighter: dict[str, object]):
+def test_more_lenient_declarations_give_larger_bounds(
+    looser: dict[str, object], tighter: dict[str, object]
+):
     problem = f"{DIFFUSE},dtype=float16"
     loose, tight = (bound_of(problem, Numerics(**changes)) for changes in (looser, tighter))
     assert bool((loose.out >= tight.out).all())
@@ -330,7 +458,10 @@ def test_more_lenient_declarations_give_larger_bounds(looser: dict[str, object],
 
 
 def test_older_units_give_larger_bounds():
-    bounds = [bound_of(f"{DIFFUSE},dtype=float16", arch=arch) for arch in ("sm_70", "sm_75", "sm_80", "sm_90")]
+    bounds = [
+        bound_of(f"{DIFFUSE},dtype=float16", arch=arch)
+        for arch in ("sm_70", "sm_75", "sm_80", "sm_90")
+    ]
     for loose, tight in itertools.pairwise(bounds):
         assert bool((loose.out >= tight.out).all())
         assert bool((loose.lse >= tight.lse).all())
@@ -340,7 +471,9 @@ def test_best_is_no_looser_than_any_declaration():
     best = bound_of(f"{DIFFUSE},dtype=bfloat16", BEST)
     for kernel in HONEST:
         if "bfloat16" in kernel.dtypes and kernel.arch == "sm_90":
-            assert bool((bound_of(f"{DIFFUSE},dtype=bfloat16", kernel.numerics).out >= best.out).all()), kernel.name
+            assert bool(
+                (bound_of(f"{DIFFUSE},dtype=bfloat16", kernel.numerics).out >= best.out).all()
+            ), kernel.name
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""The bounds of narrow and unusual arithmetic on trial: fp16 accumulators, cheap exponentials, lagging maxima, other row sums.
+"""The bounds of narrow and unusual arithmetic on trial: fp16 accumulators, cheap exponentials,
+lagging maxima, other row sums.
 
-As `tests.meta.tolerance.test_tolerance`: honest emulations stay inside, and what is worse than declared does not.
+As `tests.meta.tolerance.test_tolerance`: honest emulations stay inside, and what is worse than
+declared does not.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ import pytest
 import torch
 
 from tests.harness.emulation import Emulation, Kernel, Luck, emulate
-from tests.meta.tolerance.test_tolerance import SHAPES, blocks_of, bound_of, ratios, suits, truth_of, with_operands
+from tests.meta.tolerance.test_tolerance import (
+    SHAPES,
+    blocks_of,
+    bound_of,
+    ratios,
+    suits,
+    truth_of,
+    with_operands,
+)
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.problem.inputs import descales
@@ -26,8 +36,19 @@ LAZY = {"exp": "exp2_poly3", "rescale_exp": "ex2.approx", "lazy_rescale": 8.0}
 HALVES = {"exp": "ex2.approx.f16", "rescale_exp": "ex2.approx", "probability": "float16"}
 HONEST = (
     Kernel("fp16 accumulators, sm_90", Numerics(accumulator="float16", block_n=32), dtypes=HALF),
-    Kernel("fp16 accumulators, sm_80", Numerics(accumulator="float16", block_n=32), arch="sm_80", dtypes=HALF, style="fused"),
-    Kernel("fp16 accumulators, CPU", Numerics(accumulator="float16", exp="exp_u20", block_n=64), arch="cpu", dtypes=HALF),
+    Kernel(
+        "fp16 accumulators, sm_80",
+        Numerics(accumulator="float16", block_n=32),
+        arch="sm_80",
+        dtypes=HALF,
+        style="fused",
+    ),
+    Kernel(
+        "fp16 accumulators, CPU",
+        Numerics(accumulator="float16", exp="exp_u20", block_n=64),
+        arch="cpu",
+        dtypes=HALF,
+    ),
     Kernel("fp16 for scores alone", Numerics(score_accumulator="float16", block_n=32), dtypes=HALF),
     Kernel(
         "fp16 for P V, promoted",
@@ -35,20 +56,41 @@ HONEST = (
         dtypes=HALF,
     ),
     Kernel("FlashAttention-4", Numerics(**LAZY, block_n=32)),
-    Kernel("lagging maximum, fused", Numerics(lazy_rescale=8.0, block_n=16, scale_roundings=3), style="fused"),
+    Kernel(
+        "lagging maximum, fused",
+        Numerics(lazy_rescale=8.0, block_n=16, scale_roundings=3),
+        style="fused",
+    ),
     Kernel("__expf", Numerics(exp="__expf", block_n=32)),
     Kernel("ex2.approx.f16", Numerics(**HALVES, block_n=32), dtypes=HALF),
-    Kernel("ex2.approx.ftz.bf16", Numerics(exp="ex2.approx.ftz.bf16", block_n=32), dtypes=("bfloat16",)),
+    Kernel(
+        "ex2.approx.ftz.bf16", Numerics(exp="ex2.approx.ftz.bf16", block_n=32), dtypes=("bfloat16",)
+    ),
     Kernel("sum of rounded P", Numerics(row_sum="rounded", block_n=32)),
     Kernel("sum by mma", Numerics(row_sum="mma", block_n=32), style="fused"),
-    Kernel("sum by mma in fp16", Numerics(row_sum="mma", accumulator="float16", block_n=32), dtypes=HALF),
+    Kernel(
+        "sum by mma in fp16",
+        Numerics(row_sum="mma", accumulator="float16", block_n=32),
+        dtypes=HALF,
+    ),
     Kernel("lanes apart", Numerics(row_sum_lanes=4, row_sum_apart=True, block_n=32)),
     Kernel("lanes that go on", Numerics(row_sum_lanes=4, block_n=32), style="fused"),
     Kernel("IEEE division", Numerics(division="div.rn", probability="float32", block_n=32)),
-    Kernel("fp16 P of 8-bit inputs", Numerics(probability="float16", block_n=32, promotion=32), dtypes=E4M3),
-    Kernel("8 bits, sum by mma", Numerics(row_sum="mma", probability_scale=256.0, block_n=32), dtypes=E4M3, style="fused"),
+    Kernel(
+        "fp16 P of 8-bit inputs",
+        Numerics(probability="float16", block_n=32, promotion=32),
+        dtypes=E4M3,
+    ),
+    Kernel(
+        "8 bits, sum by mma",
+        Numerics(row_sum="mma", probability_scale=256.0, block_n=32),
+        dtypes=E4M3,
+        style="fused",
+    ),
     Kernel("8 bits, sum of rounded P", Numerics(row_sum="rounded", block_n=32), dtypes=E4M3),
-    Kernel("8 bits into fp16", Numerics(accumulator="float16", block_n=32), arch="sm_89", dtypes=E4M3),
+    Kernel(
+        "8 bits into fp16", Numerics(accumulator="float16", block_n=32), arch="sm_89", dtypes=E4M3
+    ),
 )
 
 
@@ -61,10 +103,16 @@ def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
     shapes = [shape for shape in SHAPES if suits(kernel, shape)]
     for turn, (dtype, distribution) in enumerate(itertools.product(kernel.dtypes, ordinary())):
         eight = ",out=bfloat16" if dtype == E4M3[0] else ""
-        problem = Problem.parse(f"{shapes[turn * 5 % len(shapes)]},dtype={dtype}{eight},dist={distribution}")
+        problem = Problem.parse(
+            f"{shapes[turn * 5 % len(shapes)]},dtype={dtype}{eight},dist={distribution}"
+        )
         luck = list(Luck)[turn % 2]
-        found = ratios(problem, emulate(problem, kernel, luck), truth_of(problem, kernel.numerics, kernel.arch))
-        assert found.worst <= 1, f"{kernel.name}, {luck.value}: r = {found.worst:.3g} for {problem.name}"
+        found = ratios(
+            problem, emulate(problem, kernel, luck), truth_of(problem, kernel.numerics, kernel.arch)
+        )
+        assert found.worst <= 1, (
+            f"{kernel.name}, {luck.value}: r = {found.worst:.3g} for {problem.name}"
+        )
 
 
 # Planted faults: (kernel as it computes, what it declares, problem)
@@ -75,18 +123,38 @@ EIGHT = Kernel("eight", Numerics(probability_scale=256.0, block_n=32, promotion=
 PROMOTED = HONEST[4]
 LONG = "sq=16,skv=96,d=64"
 FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
-    "P V in fp16": (PLAIN.but(accumulator="float16"), PLAIN, "sq=16,skv=256,d=64,dtype=float16,dist=v_mean"),
-    "scores in fp16": (PLAIN.but(score_accumulator="float16"), PLAIN, f"{LONG},dtype=float16,scale=1.0"),
+    "P V in fp16": (
+        PLAIN.but(accumulator="float16"),
+        PLAIN,
+        "sq=16,skv=256,d=64,dtype=float16,dist=v_mean",
+    ),
+    "scores in fp16": (
+        PLAIN.but(score_accumulator="float16"),
+        PLAIN,
+        f"{LONG},dtype=float16,scale=1.0",
+    ),
     "fp16, said to be promoted": (
         PROMOTED.but(promotion=0),
         PROMOTED,
         "sq=16,skv=2048,d=16,scale=0.01,dtype=float16,dist=v_mean",
     ),
     "a polynomial": (SINGLE.but(exp="exp2_poly3"), SINGLE, f"{LONG},dtype=float32"),
-    "a polynomial rescales": (SINGLE.but(rescale_exp="exp2_poly3"), SINGLE, f"{LONG},dtype=float32"),
+    "a polynomial rescales": (
+        SINGLE.but(rescale_exp="exp2_poly3"),
+        SINGLE,
+        f"{LONG},dtype=float32",
+    ),
     "ex2.approx.f16": (PLAIN.but(**HALVES), PLAIN, f"{LONG},dtype=float16"),
-    "bf16 exponential under fp16": (PLAIN.but(exp="ex2.approx.ftz.bf16"), PLAIN.but(**HALVES), f"{LONG},dtype=float16"),
-    "a maximum that lags": (EIGHT.but(lazy_rescale=8.0), EIGHT, f"{LONG},scale=0.5,dtype=float8_e4m3fn,out=bfloat16"),
+    "bf16 exponential under fp16": (
+        PLAIN.but(exp="ex2.approx.ftz.bf16"),
+        PLAIN.but(**HALVES),
+        f"{LONG},dtype=float16",
+    ),
+    "a maximum that lags": (
+        EIGHT.but(lazy_rescale=8.0),
+        EIGHT,
+        f"{LONG},scale=0.5,dtype=float8_e4m3fn,out=bfloat16",
+    ),
     "sum of rounded P": (PLAIN.but(row_sum="rounded"), PLAIN, f"{LONG},dtype=bfloat16"),
     "sum by a 13-bit mma": (
         EIGHT.but(row_sum="mma", promotion=0),
@@ -103,8 +171,11 @@ def test_planted_faults_exceed_the_bound(name: str):
     truth = truth_of(problem, declared.numerics, declared.arch)
     # The same problem computed as declared passes: it is the fault that is caught.
     assert ratios(problem, emulate(problem, declared, Luck.AGAINST), truth).worst <= 1
-    functions = [(kernel.numerics.exp, kernel.numerics.rescale_exp) for kernel in (faulty, declared)]
-    luck = Luck.NEAREST if functions[0] == functions[1] else Luck.AGAINST  # where the function's error is the fault
+    functions = [
+        (kernel.numerics.exp, kernel.numerics.rescale_exp) for kernel in (faulty, declared)
+    ]
+    # where the function's error is the fault
+    luck = Luck.NEAREST if functions[0] == functions[1] else Luck.AGAINST
     assert ratios(problem, emulate(problem, faulty, luck), truth).worst > 1
 
 
@@ -112,7 +183,8 @@ def test_planted_faults_exceed_the_bound(name: str):
 
 
 def test_a_chain_longer_than_declared_exceeds_the_bound():
-    """A sum of 1 and thousands of 2^-25 does not move in one chain; in lanes, a block at a time, it does."""
+    """A sum of 1 and thousands of 2^-25 does not move in one chain; in lanes, a block at a time, it
+    does."""
     keys = 4096
     problem = Problem(seqlen_q=1, seqlen_kv=keys, head_dim=1, dtype="float16", softmax_scale=1.0)
     q, k, v = torch.tensor([[17.328125]]), torch.full((keys, 1), -1.0), torch.zeros(keys, 1)
@@ -120,7 +192,10 @@ def test_a_chain_longer_than_declared_exceeds_the_bound():
     block = blocks_of(problem, *(x.double()[None, None] for x in (q, k, v)))
     kernel = Kernel("lanes", Numerics(row_sum_lanes=4, row_sum_apart=True, block_n=64))
     any_order = Numerics(block_n=64)
-    bounds = [bound(block, resolve(n, Config(), problem, "sm_90"), problem).lse.item() for n in (kernel.numerics, any_order)]
+    bounds = [
+        bound(block, resolve(n, Config(), problem, "sm_90"), problem).lse.item()
+        for n in (kernel.numerics, any_order)
+    ]
     errors = []
     for numerics, raw in ((kernel.numerics, False), (any_order, True)):
         emulation = Emulation(problem, kernel.but(**vars(numerics)), Luck.NEAREST, {})
@@ -141,11 +216,30 @@ def test_lsees_of_long_rows_are_known_better_from_shorter_chains():
 
 
 def test_infinite_where_an_fp16_accumulator_may_overflow():
-    for values, promotion, beyond in (([30000.0] * 3, 0, True), ([10000.0] * 3, 0, False), ([30000.0] * 3, 1, False)):
-        found = with_operands([0.0], [0.0] * 3, values, accumulator="float16", promotion=promotion, dtype="float16", **WIDE)
+    for values, promotion, beyond in (
+        ([30000.0] * 3, 0, True),
+        ([10000.0] * 3, 0, False),
+        ([30000.0] * 3, 1, False),
+    ):
+        found = with_operands(
+            [0.0],
+            [0.0] * 3,
+            values,
+            accumulator="float16",
+            promotion=promotion,
+            dtype="float16",
+            **WIDE,
+        )
         assert bool(found.out.isinf().all()) == beyond
         assert bool(found.lse.isfinite().all())
-    large = with_operands([300.0, 1.0], [300.0], [1.0], dtype="float16", softmax_scale=0.01, score_accumulator="float16")
+    large = with_operands(
+        [300.0, 1.0],
+        [300.0],
+        [1.0],
+        dtype="float16",
+        softmax_scale=0.01,
+        score_accumulator="float16",
+    )
     assert large.out[0].isinf().flatten().tolist() == [True, False]
     assert large.lse[0].isinf().tolist() == [True, False]
 
@@ -171,7 +265,9 @@ def test_infinite_where_an_fp16_accumulator_may_overflow():
     ],
     ids=str,
 )
-def test_more_lenient_declarations_give_larger_bounds(looser: dict[str, object], tighter: dict[str, object]):
+def test_more_lenient_declarations_give_larger_bounds(
+    looser: dict[str, object], tighter: dict[str, object]
+):
     problem = "sq=20,skv=128,d=64,scale=0.02,dist=same_sign_v,dtype=float16"
     loose, tight = (bound_of(problem, Numerics(**changes)) for changes in (looser, tighter))
     assert bool((loose.out >= tight.out).all())
@@ -200,18 +296,32 @@ def test_what_is_not_derived_is_refused(changes: dict[str, object], message: str
 def test_descales_below_one_hide_how_large_the_sums_were():
     """In fp16 what the unit adds up overflows, not what is left of it when it has been descaled."""
     kernel = HONEST[-1]
-    text = "sq=2,skv=300,d=128,dtype=float8_e4m3fn,out=bfloat16,scale=0.01,descale=head,dist=negative_lse,seed=98"
+    text = (
+        "sq=2,skv=300,d=128,dtype=float8_e4m3fn,out=bfloat16,scale=0.01,descale=head,"
+        "dist=negative_lse,seed=98"
+    )
     problem = Problem.parse(text)
     result = emulate(problem, kernel, Luck.NEAREST)
     assert not bool(result.lse.isfinite().all())
     assert ratios(problem, result, truth_of(problem, kernel.numerics, kernel.arch)).worst <= 1
     for seed, overflows in ((2, True), (3, True), (3, False)):
-        problem = Problem.parse(f"sq=1,skv=2,d=16,dv=1,dtype=float8_e5m2,out=bfloat16,descale=tensor,scale=0.0,seed={seed}")
+        problem = Problem.parse(
+            f"sq=1,skv=2,d=16,dv=1,dtype=float8_e5m2,out=bfloat16,descale=tensor,scale=0.0,seed={seed}"
+        )
         factor = float(descales(problem)["descale_v"])
         v = torch.full((2, 1), (40960.0 if overflows else 28672.0) * factor)
-        block = blocks_of(problem, *(x.double()[None, None] for x in (torch.ones(1, 16), torch.ones(2, 16), v)))
+        block = blocks_of(
+            problem, *(x.double()[None, None] for x in (torch.ones(1, 16), torch.ones(2, 16), v))
+        )
         found = bound(
-            block, resolve(Numerics(accumulator="float16", score_accumulator="float32"), Config(), problem, "sm_89"), problem
+            block,
+            resolve(
+                Numerics(accumulator="float16", score_accumulator="float32"),
+                Config(),
+                problem,
+                "sm_89",
+            ),
+            problem,
         )
         assert bool(found.out.isinf().all()) == overflows
         assert bool(found.lse.isfinite().all())
@@ -233,10 +343,19 @@ def test_formats_that_the_inputs_do_not_fit_are_refused(dtype: str, field: str, 
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype=dtype)
     with pytest.raises(ValueError, match=f"numerics.{field}: .*'{value}'"):
         resolve(Numerics(**{field: value}), Config(), problem, "sm_90")
-    assert resolve(Numerics(**{field: "float32"}), Config(), problem, "sm_90").output == problem.format_out
+    assert (
+        resolve(Numerics(**{field: "float32"}), Config(), problem, "sm_90").output
+        == problem.format_out
+    )
 
 
 def test_formats_hold_one_another():
-    assert holding("float8_e4m3fn") == ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
+    assert holding("float8_e4m3fn") == (
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+    )
     assert holding("float16") == ("float64", "float32", "float16")
     assert holding("bfloat16") == ("float64", "float32", "bfloat16")

@@ -1,5 +1,5 @@
-"""Subnormal operands in the bounds: sums that the bit-accurate units cut too early stay inside, and only with what is allowed
-for it; ordinary inputs have the bounds that they would have without."""
+"""Subnormal operands in the bounds: sums that the bit-accurate units cut too early stay inside, and
+only with what is allowed for it; ordinary inputs have the bounds that they would have without."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ def normalising(unit: Unit) -> Unit:
 def without(a: ForwardArithmetic) -> ForwardArithmetic:
     """The arithmetic of a unit that normalises."""
     operands = replace(a.operands, unit=normalising(a.operands.unit), lost=0.0)
-    return replace(a, operands=operands, weighted=replace(a.weighted, unit=normalising(a.weighted.unit)))
+    return replace(
+        a, operands=operands, weighted=replace(a.weighted, unit=normalising(a.weighted.unit))
+    )
 
 
 def crafted(kind: str, unit: Unit, groups: int) -> tuple[Tensor, Tensor]:
-    """Operands, (groups * L,): the first product of each group has a subnormal factor, and the others have what it cuts off."""
+    """Operands, (groups * L,): the first product of each group has a subnormal factor, and the
+    others have what it cuts off."""
     dtype = dtype_named(kind)
     big = 2.0 ** math.floor(math.log2(dtype.max))
     tail = (1 - 2 * dtype.unit_roundoff) * 2.0 ** (dtype.emin - unit.fraction) * big
@@ -60,7 +63,9 @@ CASES = [
 ]
 
 
-def lse_bounds(problem: Problem, q: Tensor, k: Tensor, *arithmetics: ForwardArithmetic) -> list[float]:
+def lse_bounds(
+    problem: Problem, q: Tensor, k: Tensor, *arithmetics: ForwardArithmetic
+) -> list[float]:
     """Of one row and one key."""
     q, k, v = q.view(1, 1, 1, -1), k.view(1, 1, 1, -1), torch.ones(1, 1, 1, 1, dtype=torch.float64)
     (block,) = row_blocks(q, k, v, Attention(problem.mask, problem.scale))
@@ -74,7 +79,15 @@ def test_scores_of_subnormal_operands(arch: str, kind: str, swapped: bool):
     unit = unit_for(arch, kind)
     q, k = crafted(kind, unit, 2)[:: -1 if swapped else 1]
     eight = {"dtype_out": "bfloat16"} if kind.startswith("float8") else {}
-    problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=len(q), head_dim_v=1, dtype=kind, softmax_scale=64.0, **eight)
+    problem = Problem(
+        seqlen_q=1,
+        seqlen_kv=1,
+        head_dim=len(q),
+        head_dim_v=1,
+        dtype=kind,
+        softmax_scale=64.0,
+        **eight,
+    )
     a = resolve(Numerics(block_n=32), Config(), problem, arch)
     stored = (x.to(dtype_named(kind).torch)[None] for x in (q, k))
     error = 64 * abs(float(fused_dot(*stored, torch.zeros(1), unit)) - float(q @ k))
@@ -97,12 +110,16 @@ def test_scores_of_descaled_subnormal_operands():
         descaling="tensor",
         softmax_scale=4.0,
     )
-    a = resolve(Numerics(block_n=32, scale_roundings=3, output_roundings=1), Config(), problem, "sm_90")
+    a = resolve(
+        Numerics(block_n=32, scale_roundings=3, output_roundings=1), Config(), problem, "sm_90"
+    )
     factor = {name: float(x) for name, x in descales(problem).items()}
     stored = (x.to(torch.float8_e4m3fn)[None] for x in (q, k))
     scale = 4.0 * factor["descale_q"] * factor["descale_k"]
     error = scale * abs(float(fused_dot(*stored, torch.zeros(1), unit)) - float(q @ k))
-    loose, tight = lse_bounds(problem, q * factor["descale_q"], k * factor["descale_k"], a, without(a))
+    loose, tight = lse_bounds(
+        problem, q * factor["descale_q"], k * factor["descale_k"], a, without(a)
+    )
     assert tight < error <= loose
     assert error > 0.2 * loose
 
@@ -114,10 +131,15 @@ def test_operands_that_the_scale_makes_subnormal(prescale: str):
     by_q, by_k = {"q": (scale, 1.0), "sqrt": (2.0**-10, 2.0**-10)}[prescale]
     q, k = torch.full((2, 16), 1.0, dtype=torch.float64)
     q[:], k[:] = 3.3125 / by_q * 2.0**-24, 2.0**15
-    problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, head_dim_v=1, dtype="float16", softmax_scale=scale)
+    problem = Problem(
+        seqlen_q=1, seqlen_kv=1, head_dim=16, head_dim_v=1, dtype="float16", softmax_scale=scale
+    )
     a = resolve(Numerics(block_n=32, prescale=prescale), Config(), problem, "sm_90")
     stored = [(x * by).half()[None] for x, by in ((q, by_q), (k, by_k))]
-    error = abs(float(fused_dot(*stored, torch.zeros(1), unit_for("sm_90", "float16"))) - scale * float(q @ k))
+    error = abs(
+        float(fused_dot(*stored, torch.zeros(1), unit_for("sm_90", "float16")))
+        - scale * float(q @ k)
+    )
     loose, tight = lse_bounds(problem, q, k, a, without(a))
     assert tight < error <= loose
 
@@ -128,42 +150,70 @@ def test_gradients_of_subnormal_operands(arch: str, swapped: bool):
     """Of one key, dP is D and dS is 0; what the unit cuts off dP is all that dK = dS Q shows."""
     unit = unit_for(arch, "float16")
     out_gradient, v = crafted("float16", unit, 2)[:: -1 if swapped else 1]
-    problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=1, head_dim_v=len(v), dtype="float16", softmax_scale=1.0)
-    a = resolve_backward(GradientNumerics(probability="float32", score_gradient="float32"), Config(), problem, arch)
+    problem = Problem(
+        seqlen_q=1, seqlen_kv=1, head_dim=1, head_dim_v=len(v), dtype="float16", softmax_scale=1.0
+    )
+    a = resolve_backward(
+        GradientNumerics(probability="float32", score_gradient="float32"), Config(), problem, arch
+    )
     a = replace(a, output=dtype_named("float32"))
-    q, k, values, d = (x.view(1, 1, 1, -1) for x in (torch.ones(1).double(), torch.zeros(1).double(), v, out_gradient))
-    error = abs(float(fused_dot(out_gradient.half()[None], v.half()[None], torch.zeros(1), unit)) - float(out_gradient @ v))
+    q, k, values, d = (
+        x.view(1, 1, 1, -1)
+        for x in (torch.ones(1).double(), torch.zeros(1).double(), v, out_gradient)
+    )
+    error = abs(
+        float(fused_dot(out_gradient.half()[None], v.half()[None], torch.zeros(1), unit))
+        - float(out_gradient @ v)
+    )
 
     def dk_bound(a: GradientArithmetic) -> float:
-        return float(gradient_truth(problem, q, k, values, d, values, torch.zeros(1, 1, 1).double(), a).dk_bound)
+        return float(
+            gradient_truth(
+                problem, q, k, values, d, values, torch.zeros(1, 1, 1).double(), a
+            ).dk_bound
+        )
 
     tight = dk_bound(replace(a, factors=replace(a.factors, unit=normalising(a.factors.unit))))
     assert tight < error <= dk_bound(a)
 
 
 def sums(kind: str, unit: Unit, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Weights as fp32 has them and operands, (600, 4 L): a large share of both subnormal, of one sign or both."""
+    """Weights as fp32 has them and operands, (600, 4 L): a large share of both subnormal, of one
+    sign or both."""
     dtype = dtype_named(kind)
     low = dtype.emin - dtype.precision
     shape = 600, 4 * unit.products
     found = []
     for top in (0, min(8, math.floor(math.log2(dtype.max)))):
-        exponent = low + (top - low) * torch.rand(shape[0], 1, generator=generator) * torch.rand(shape, generator=generator)
-        found.append((1 + torch.rand(shape, generator=generator)).double() * torch.exp2(exponent.floor().double()))
-    signs = 1 - 2 * torch.randint(0, 2, shape, generator=generator) * torch.randint(0, 2, (600, 1), generator=generator)
+        exponent = low + (top - low) * torch.rand(shape[0], 1, generator=generator) * torch.rand(
+            shape, generator=generator
+        )
+        found.append(
+            (1 + torch.rand(shape, generator=generator)).double()
+            * torch.exp2(exponent.floor().double())
+        )
+    signs = 1 - 2 * torch.randint(0, 2, shape, generator=generator) * torch.randint(
+        0, 2, (600, 1), generator=generator
+    )
     return found[0].clamp(max=1.0), (found[1] * signs).to(dtype.torch).double()
 
 
 @pytest.mark.parametrize(("arch", "kind"), CASES)
 def test_weighted_sums_lose_no_more_than_is_allowed(arch: str, kind: str):
     """P V and its like, beyond kappa of what was rounded."""
-    unit, dtype, generator = unit_for(arch, kind), dtype_named(kind), torch.Generator().manual_seed(7)
+    unit, dtype, generator = (
+        unit_for(arch, kind),
+        dtype_named(kind),
+        torch.Generator().manual_seed(7),
+    )
     weights, operand = sums(kind, unit, generator)
     crafts = [crafted(kind, unit, 4), crafted(kind, unit, 4)[::-1]]
     weights = torch.cat([weights, *(a[None] / max(1.0, float(a.max())) for a, _ in crafts)])
     operand = torch.cat([operand, *(b[None] for _, b in crafts)])
     rounded = weights.to(dtype.torch).double()
-    got = fused_dot(rounded.to(dtype.torch), operand.to(dtype.torch), torch.zeros(len(weights)), unit).double()
+    got = fused_dot(
+        rounded.to(dtype.torch), operand.to(dtype.torch), torch.zeros(len(weights)), unit
+    ).double()
     error, n = (got - (rounded * operand).sum(-1)).abs(), weights.shape[1]
     size = (rounded * operand.abs()).sum(-1)
     terms = ((rounded * operand) != 0).sum(-1).double()
@@ -176,7 +226,12 @@ def test_weighted_sums_lose_no_more_than_is_allowed(arch: str, kind: str):
     assert bool((error <= alone + allowed).all())
     assert bool((error > alone).any()), "what is allowed for misalignment is idle"
     least = torch.where(operand == 0, torch.inf, operand.abs()).amin(-1)
-    assert bool((error <= alone + found.loss(terms, weights.sum(-1), reach, lost, least < found.threshold)).all())
+    assert bool(
+        (
+            error
+            <= alone + found.loss(terms, weights.sum(-1), reach, lost, least < found.threshold)
+        ).all()
+    )
 
 
 def test_sizes_leave_out_what_is_not_finite():
@@ -191,7 +246,10 @@ def test_a_row_of_normal_numbers_loses_nothing():
     """Nor one of zeros: what is exact stays so."""
     unit, dtype = unit_for("sm_89", "float8_e4m3fn"), dtype_named("float8_e4m3fn")
     operands = Operands(unit, dtype)
-    normal, zero = Sizes.of(torch.tensor([[2.0**-6, 448.0, 0.0]]), -1), Sizes.of(torch.zeros(1, 3), -1)
+    normal, zero = (
+        Sizes.of(torch.tensor([[2.0**-6, 448.0, 0.0]]), -1),
+        Sizes.of(torch.zeros(1, 3), -1),
+    )
     small = Sizes.of(torch.tensor([[2.0**-9, 0.0]]), -1)
     assert float(operands.loss(16, normal, normal)) == float(operands.loss(16, zero, normal)) == 0.0
     assert float(operands.loss(16, small, normal)) == unit.misalignment(16, dtype, 448.0)
@@ -232,10 +290,12 @@ SHAPE = "hq=4,hkv=2,sq=40,skv=90,d=64,mask=causal"
     ],
 )
 def test_ordinary_inputs_have_the_bounds_that_they_had(text: str, arch: str, most: float):
-    """8 bits of N(0, 1) are subnormal in every hundredth element; 16 bits hardly ever.  (Of a row, other keys may be taken
-    exactly: an element is allowed to have a tighter bound.)"""
+    """8 bits of N(0, 1) are subnormal in every hundredth element; 16 bits hardly ever.  (Of a row,
+    other keys may be taken exactly: an element is allowed to have a tighter bound.)"""
     eight = {"probability_scale": 256.0, "promotion": 32} if "float8" in text else {}
-    out, plain, lse, plain_lse = forward_bounds(f"{SHAPE},{text}", arch, Numerics(block_n=32, **eight))
+    out, plain, lse, plain_lse = forward_bounds(
+        f"{SHAPE},{text}", arch, Numerics(block_n=32, **eight)
+    )
     for one, other in ((out, plain), (lse, plain_lse)):
         ratio = (one / other).nan_to_num(nan=1.0)
         assert 1 - most / 2 <= float(ratio.min()) <= float(ratio.max()) <= 1 + most
@@ -255,7 +315,14 @@ def test_ordinary_gradients_have_the_bounds_that_they_had():
         )
         q, k, v = dequantised(problem, tensors(problem))
         (block,) = row_blocks(q, k, v, Attention(problem.mask, problem.scale))
-        given = (q, k, v, dout(problem), block.out.view(problem.shape_out), block.lse.view(problem.shape_out[:3]))
+        given = (
+            q,
+            k,
+            v,
+            dout(problem),
+            block.out.view(problem.shape_out),
+            block.lse.view(problem.shape_out[:3]),
+        )
         one, other = (gradient_truth(problem, *given, x) for x in (a, plain))
         for name in ("dq_bound", "dk_bound", "dv_bound"):
             ratio = (getattr(one, name) / getattr(other, name)).nan_to_num(nan=1.0)

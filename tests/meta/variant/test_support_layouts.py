@@ -1,4 +1,5 @@
-"""Support.check and check_backward on tensors that lie as no Problem can: head_dim not innermost, or a single column."""
+"""Support.check and check_backward on tensors that lie as no Problem can: head_dim not innermost,
+or a single column."""
 
 from __future__ import annotations
 
@@ -39,5 +40,7 @@ def test_a_head_dim_that_is_not_innermost_is_refused(layouts: str) -> None:
 
 def test_a_single_column_is_innermost_whatever_its_stride() -> None:
     column = torch.zeros(32).as_strided((1, 1, 4, 1), (8, 8, 2, 2))
-    args = AttentionArgs(column, column, column, mask=Full(), softmax_scale=1.0, softcap=0.0, config=Config())
+    args = AttentionArgs(
+        column, column, column, mask=Full(), softmax_scale=1.0, softcap=0.0, config=Config()
+    )
     Support(dtypes=("float32",), head_dims=(1,)).check(args, column)

@@ -1,4 +1,5 @@
-"""What a declaration may hold: each field has a rule, nonsense is one line that names the field, what is honest passes."""
+"""What a declaration may hold: each field has a rule, nonsense is one line that names the field,
+what is honest passes."""
 
 from __future__ import annotations
 
@@ -98,8 +99,12 @@ NONSENSE: list[tuple[str, str, object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("owner", "name", "value", "words"), NONSENSE, ids=lambda value: str(value)[:30])
-def test_nonsense_is_one_line_that_names_its_field(owner: str, name: str, value: object, words: str) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "words"), NONSENSE, ids=lambda value: str(value)[:30]
+)
+def test_nonsense_is_one_line_that_names_its_field(
+    owner: str, name: str, value: object, words: str
+) -> None:
     kind, given = OWNERS[owner]
     with pytest.raises(DeclarationError) as refusal:
         kind(**(given | {name: value}))
@@ -126,13 +131,22 @@ def test_every_field_has_a_rule_and_every_rule_a_field() -> None:
 
 def test_lists_are_taken_for_the_tuples_that_they_mean() -> None:
     support = Support(dtypes=["float16", "bfloat16"], head_dims=[64], masks=["full"])  # type: ignore[arg-type]
-    assert (support.dtypes, support.head_dims, support.masks) == (("float16", "bfloat16"), (64,), ("full",))
+    assert (support.dtypes, support.head_dims, support.masks) == (
+        ("float16", "bfloat16"),
+        (64,),
+        ("full",),
+    )
     assert hash(support) == hash(replace(support, dtypes=("float16", "bfloat16")))
     assert Support(dtypes=("float16",), head_dims=range(16, 257)).head_dims == range(16, 257)
     assert Config(options=[["split", 4]]).options == (("split", 4),)  # type: ignore[arg-type,list-item]
 
 
-PLAIN: dict[str, Any] = {"name": "x", "family": "torch", "forward": print, "support": Support(**SUPPORT)}
+PLAIN: dict[str, Any] = {
+    "name": "x",
+    "family": "torch",
+    "forward": print,
+    "support": Support(**SUPPORT),
+}
 
 
 @pytest.mark.parametrize(
@@ -146,12 +160,17 @@ PLAIN: dict[str, Any] = {"name": "x", "family": "torch", "forward": print, "supp
         ({"name": 7}, "7: name: 7 is no str"),
         (
             {"support": Support(dtypes=("float64",), head_dims=(64,))},
-            "support.dtypes: 'float64' is none of float16, bfloat16, float32, float8_e4m3fn, float8_e5m2",
+            (
+                "support.dtypes: 'float64' is none of float16, bfloat16, float32, float8_e4m3fn,"
+                " float8_e5m2"
+            ),
         ),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_variant_is_made_of_the_parts_that_it_names(changes: dict[str, object], words: str) -> None:
+def test_a_variant_is_made_of_the_parts_that_it_names(
+    changes: dict[str, object], words: str
+) -> None:
     assert Variant(**PLAIN)
     with pytest.raises(DeclarationError, match=words):
         Variant(**(PLAIN | changes))

@@ -11,7 +11,17 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from references.masks import Causal, Dense, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from references.masks import (
+    Causal,
+    Dense,
+    Documents,
+    Full,
+    Lengths,
+    Mask,
+    Prefix,
+    Window,
+    intersect,
+)
 from verify.problem import Layout, Problem
 from verify.variant import (
     MASK_KINDS,
@@ -29,9 +39,16 @@ from verify.variant import (
 torch.set_num_threads(1)
 
 NARROW = Support(
-    dtypes=("float16",), head_dims=(64, 128), masks=("full", "causal"), min_seqlen=2, max_seqlen=100, scales="default"
+    dtypes=("float16",),
+    head_dims=(64, 128),
+    masks=("full", "causal"),
+    min_seqlen=2,
+    max_seqlen=100,
+    scales="default",
 )
-INSIDE = Problem(batch=2, heads_q=2, heads_kv=2, seqlen_q=8, seqlen_kv=9, head_dim=64, dtype="float16")
+INSIDE = Problem(
+    batch=2, heads_q=2, heads_kv=2, seqlen_q=8, seqlen_kv=9, head_dim=64, dtype="float16"
+)
 
 
 # Support: the rules.
@@ -56,7 +73,12 @@ REFUSED = [
     ({"mask": Causal("tl")}, {}, "mask", "causal.tl"),
     ({"mask": Window(1, 1)}, {}, "mask", "window.1.1"),
     ({"mask": Causal()}, {"masks": ("full", "causal.square")}, "mask", "causal"),
-    ({"mask": intersect(Causal(), Prefix(3))}, {"masks": ("causal", "prefix")}, "mask", "intersection"),
+    (
+        {"mask": intersect(Causal(), Prefix(3))},
+        {"masks": ("causal", "prefix")},
+        "mask",
+        "intersection",
+    ),
     ({"mask": intersect(Causal(), Prefix(3))}, {"intersections": True}, "mask", "prefix"),
     ({"softmax_scale": 0.25}, {}, "softmax_scale", "head_dim ** -0.5"),
     ({"softmax_scale": 0.0}, {"scales": "positive"}, "softmax_scale", "not positive"),
@@ -65,8 +87,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "support", "argument", "words"), REFUSED, ids=lambda value: str(value)[:40])
-def test_each_rule_names_its_argument(change: dict, support: dict, argument: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "support", "argument", "words"), REFUSED, ids=lambda value: str(value)[:40]
+)
+def test_each_rule_names_its_argument(
+    change: dict, support: dict, argument: str, words: str
+) -> None:
     refused = replace(NARROW, **support).refusal(INSIDE.but(**change))
     assert refused is not None
     assert refused[0] == argument
@@ -106,7 +132,9 @@ def test_every_mask_kind_allows_itself_and_nothing_else() -> None:
     assert set(MASKS) == set(MASK_KINDS) - {"causal.square"}
     for kind in MASKS:
         support = replace(NARROW, masks=(kind,))
-        accepted = {name for name, mask in MASKS.items() if support.refusal(INSIDE.but(mask=mask)) is None}
+        accepted = {
+            name for name, mask in MASKS.items() if support.refusal(INSIDE.but(mask=mask)) is None
+        }
         assert accepted == {kind}
 
 
@@ -120,14 +148,25 @@ def test_square_causal_is_either_alignment_where_lengths_are_equal() -> None:
 
 
 def test_an_unknown_word_in_a_support_is_an_error() -> None:
-    for wrong, words in (({"masks": ("causl",)}, "causl"), ({"scales": "all"}, "all"), ({"layouts": "dense"}, "dense")):
+    for wrong, words in (
+        ({"masks": ("causl",)}, "causl"),
+        ({"scales": "all"}, "all"),
+        ({"layouts": "dense"}, "dense"),
+    ):
         with pytest.raises(ValueError, match=rf"support\..*{words}.* none of "):
             replace(NARROW, **wrong)
 
 
 def test_rows_that_cannot_all_be_aligned_are_not_promised() -> None:
-    for dtypes, dims in ((("float16",), range(16, 257)), (("float32", "bfloat16"), (64, 68)), (("float8_e4m3fn",), (64, 72))):
-        with pytest.raises(ValueError, match=r"support\.head_dims: rows of (17|68|72) (float16|bfloat16|float8_e4m3fn) cannot"):
+    for dtypes, dims in (
+        (("float16",), range(16, 257)),
+        (("float32", "bfloat16"), (64, 68)),
+        (("float8_e4m3fn",), (64, 72)),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"support\.head_dims: rows of (17|68|72) (float16|bfloat16|float8_e4m3fn) cannot",
+        ):
             replace(ODD, support=Support(dtypes=dtypes, head_dims=dims, layouts="aligned"))
         replace(ODD, support=Support(dtypes=dtypes, head_dims=dims))
     replace(ODD, support=Support(dtypes=("float32",), head_dims=(64, 68), layouts="aligned"))
@@ -137,7 +176,8 @@ def test_rows_that_cannot_all_be_aligned_are_not_promised() -> None:
 
 
 def arguments(problem: Problem) -> tuple[AttentionArgs, torch.Tensor]:
-    """Tensors that lie as the problem says, in allocations that begin at a multiple of 512 bytes."""
+    """Tensors that lie as the problem says, in allocations that begin at a multiple of 512
+    bytes."""
 
     def tensor(name: str) -> torch.Tensor:
         layout, shape = problem.layouts[name], problem.shapes[name]
@@ -154,7 +194,11 @@ def refused(support: Support, problem: Problem) -> str | None:
     try:
         support.check(*arguments(problem))
     except Unsupported as refusal:
-        return refusal.argument if str(refusal) == f"{refusal.argument}: {refusal.reason}" else f"unreadable: {refusal}"
+        return (
+            refusal.argument
+            if str(refusal) == f"{refusal.argument}: {refusal.reason}"
+            else f"unreadable: {refusal}"
+        )
     return None
 
 
@@ -181,23 +225,37 @@ def test_check_sees_in_tensors_what_refusal_sees_in_a_problem() -> None:
 def test_layouts(name: str, layout: Layout, any_: bool, aligned: bool, contiguous: bool) -> None:
     problem = INSIDE.but(**{f"layout_{name}": layout})
     for kind, accepted in (("any", any_), ("aligned", aligned), ("contiguous", contiguous)):
-        assert refused(replace(NARROW, layouts=kind), problem) == (None if accepted else f"layout_{name}")
+        assert refused(replace(NARROW, layouts=kind), problem) == (
+            None if accepted else f"layout_{name}"
+        )
 
 
 def test_an_empty_or_single_row_tensor_is_always_aligned() -> None:
     support = replace(NARROW, layouts="aligned", min_seqlen=0)
     assert refused(support, INSIDE.but(seqlen_q=0, layout_q=Layout(pitch=1))) is None
-    assert refused(support, INSIDE.but(batch=1, heads_q=1, heads_kv=1, seqlen_q=1, layout_q=Layout(pitch=1))) is None
+    assert (
+        refused(
+            support,
+            INSIDE.but(batch=1, heads_q=1, heads_kv=1, seqlen_q=1, layout_q=Layout(pitch=1)),
+        )
+        is None
+    )
 
 
 # Configs.
 
 
 @pytest.mark.parametrize("present", list(itertools.product((False, True), repeat=4)))
-@pytest.mark.parametrize("options", [(), (("split", 4),), (("acc", "fp16"), ("swizzle", 128)), (("two_words", 3),)])
-def test_config_names_parse_back(present: tuple[bool, ...], options: tuple[tuple[str, int | str], ...]) -> None:
+@pytest.mark.parametrize(
+    "options", [(), (("split", 4),), (("acc", "fp16"), ("swizzle", 128)), (("two_words", 3),)]
+)
+def test_config_names_parse_back(
+    present: tuple[bool, ...], options: tuple[tuple[str, int | str], ...]
+) -> None:
     names = ("block_m", "block_n", "num_warps", "num_stages")
-    numbers = {name: value for name, value, has in zip(names, (128, 64, 4, 3), present, strict=True) if has}
+    numbers = {
+        name: value for name, value, has in zip(names, (128, 64, 4, 3), present, strict=True) if has
+    }
     config = Config(**numbers, options=options)
     assert Config.parse(config.name) == config
     assert re.fullmatch(r"[a-z0-9_-]+", config.name)
@@ -209,7 +267,10 @@ def test_config_names_are_as_documented() -> None:
     assert Config(options=(("split", 4),)).name == "default-split_4"
 
 
-@pytest.mark.parametrize("name", ["", "m", "m128x3", "x3", "128", "m1m2", "m-1", "default-", "m128-split", "m12 8", "M128"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "m", "m128x3", "x3", "128", "m1m2", "m-1", "default-", "m128-split", "m12 8", "M128"],
+)
 def test_what_is_no_config_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"not a config's name|unpack|not enough"):
         Config.parse(name)
@@ -218,7 +279,12 @@ def test_what_is_no_config_name_is_refused(name: str) -> None:
 # Descriptions.
 
 
-def nothing(args: AttentionArgs, out: torch.Tensor, lse: torch.Tensor | None, workspace: dict[str, torch.Tensor]) -> None:
+def nothing(
+    args: AttentionArgs,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    workspace: dict[str, torch.Tensor],
+) -> None:
     """No kernel at all."""
 
 
@@ -321,14 +387,24 @@ ODD = Variant(
 
 
 @pytest.mark.parametrize(
-    "variant", [ODD, Variant(name="plain", family="torch", forward=nothing, support=NARROW)], ids=lambda v: v.name
+    "variant",
+    [ODD, Variant(name="plain", family="torch", forward=nothing, support=NARROW)],
+    ids=lambda v: v.name,
 )
 def test_a_description_survives_json(variant: Variant) -> None:
     data = json.loads(json.dumps(variant.describe()))
     found = declaration_from(data, ref="ref", path="/x.py", source_hash="abc")
     assert (found.ref, found.path, found.source_hash) == ("ref", "/x.py", "abc")
     assert found.support == replace(variant.support, head_dims=tuple(variant.support.head_dims))
-    for name in ("name", "family", "numerics", "gradients", "contract", "allocates_outputs", "head_dim_buckets"):
+    for name in (
+        "name",
+        "family",
+        "numerics",
+        "gradients",
+        "contract",
+        "allocates_outputs",
+        "head_dim_buckets",
+    ):
         assert getattr(found, name) == getattr(variant, name)
     assert found.configs == tuple(variant.configs)
     assert found.witness == tuple(variant.witness)
@@ -344,30 +420,50 @@ def test_a_description_survives_json(variant: Variant) -> None:
 
 
 def test_every_declared_field_is_tried_above() -> None:
-    """A field added to a declaration must be added to ODD, or the round trip proves nothing of it."""
+    """A field added to a declaration must be added to ODD, or the round trip proves nothing of
+    it."""
     for declared, plain in (
         (ODD.support, Support(dtypes=("float32",), head_dims=(1,))),
         (ODD.numerics, Numerics()),
         (ODD.contract, Contract()),
         (ODD.gradients, GradientNumerics()),
     ):
-        same = [f.name for f in fields(declared) if getattr(declared, f.name) == getattr(plain, f.name)]
+        same = [
+            f.name for f in fields(declared) if getattr(declared, f.name) == getattr(plain, f.name)
+        ]
         assert same == []
 
 
 def test_not_a_number_is_a_possible_promise() -> None:
     variant = replace(ODD, contract=Contract(empty_row_out=math.nan, lse=None))
-    found = declaration_from(json.loads(json.dumps(variant.describe())), ref="", path="", source_hash="")
+    found = declaration_from(
+        json.loads(json.dumps(variant.describe())), ref="", path="", source_hash=""
+    )
     assert math.isnan(found.contract.empty_row_out)
     assert found.contract.lse is None
 
 
 def test_a_backward_names_what_saves_its_tensors() -> None:
-    """Without a forward of its own it is judged by the numerics and the contract of the forward that it names."""
-    saver = Variant(name="saver", family="torch", forward=nothing, support=NARROW, contract=Contract(lse="base2"))
-    alone = {"name": "alone", "family": "torch", "support": NARROW, "backward": nothing, "gradients": GradientNumerics()}
+    """Without a forward of its own it is judged by the numerics and the contract of the forward
+    that it names."""
+    saver = Variant(
+        name="saver",
+        family="torch",
+        forward=nothing,
+        support=NARROW,
+        contract=Contract(lse="base2"),
+    )
+    alone = {
+        "name": "alone",
+        "family": "torch",
+        "support": NARROW,
+        "backward": nothing,
+        "gradients": GradientNumerics(),
+    }
     variant = Variant(**alone, saved_by=saver, contract=Contract(deterministic_backward=False))
-    found = declaration_from(json.loads(json.dumps(variant.describe())), ref="", path="", source_hash="")
+    found = declaration_from(
+        json.loads(json.dumps(variant.describe())), ref="", path="", source_hash=""
+    )
     assert found.entries == ("backward",)
     assert (found.contract.lse, found.contract.deterministic_backward) == ("base2", False)
     assert found.saved_config == saver.configs[0]

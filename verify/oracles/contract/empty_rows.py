@@ -1,4 +1,5 @@
-"""Empty rows: what O and the raw LSE hold where a query sees no key, by a mask or by a length of zero."""
+"""Empty rows: what O and the raw LSE hold where a query sees no key, by a mask or by a length of
+zero."""
 
 from __future__ import annotations
 
@@ -29,21 +30,30 @@ def measure(trial: Trial) -> list[Measured]:
         title, promised = declared[name]
         rows = tensor[empty]
         means = _means(trial)[empty] if name == "out" else None
-        word = _word(rows, means, p) if _same(rows, again.outputs[name][empty]) else "whatever the memory held"
+        word = (
+            _word(rows, means, p)
+            if _same(rows, again.outputs[name][empty])
+            else "whatever the memory held"
+        )
         found.append(
             Measured(
                 name=f"{title} of {kind}",
                 word=word,
                 declared=number(promised),
                 contradicts=word != number(promised),
-                evidence=f"{p.mask.name}: {int(empty.sum())} rows, the first holds {number(float(rows.flatten()[0]))}",
+                evidence=(
+                    f"{p.mask.name}: {int(empty.sum())} rows, the first holds"
+                    f" {number(float(rows.flatten()[0]))}"
+                ),
             )
         )
     return found
 
 
 def _no_keys(problem: Problem) -> bool:
-    return not problem.seqlen_kv or any(isinstance(m, Lengths) and 0 in m.kv_lengths for m in problem.mask.atoms)
+    return not problem.seqlen_kv or any(
+        isinstance(m, Lengths) and 0 in m.kv_lengths for m in problem.mask.atoms
+    )
 
 
 def _same(rows: Tensor, again: Tensor) -> bool:
@@ -52,9 +62,14 @@ def _same(rows: Tensor, again: Tensor) -> bool:
 
 
 def _means(trial: Trial) -> Tensor:
-    """The mean of V over all keys, (batch, heads_q, seqlen_q, head_dim_v): a softmax of equal scores, masked or not."""
+    """The mean of V over all keys, (batch, heads_q, seqlen_q, head_dim_v): a softmax of equal
+    scores, masked or not."""
     p, v = trial.problem, trial.expanded[2].double()
-    means = v.mean(2, keepdim=True) if p.seqlen_kv else torch.full_like(v.sum(2, keepdim=True), math.nan)
+    means = (
+        v.mean(2, keepdim=True)
+        if p.seqlen_kv
+        else torch.full_like(v.sum(2, keepdim=True), math.nan)
+    )
     return means.repeat_interleave(p.group, 1).expand(p.shape_out)
 
 

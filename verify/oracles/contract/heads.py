@@ -1,4 +1,5 @@
-"""Heads: which key head each query head reads, for K and for V, by one winning key and one value per head."""
+"""Heads: which key head each query head reads, for K and for V, by one winning key and one value
+per head."""
 
 from __future__ import annotations
 
@@ -7,13 +8,21 @@ import torch
 from verify.judging.measuring import Measured, make_inputs, plain, result, run_probe
 from verify.judging.trial import Trial
 
-_GAIN = 8.0  # exact in every format; its square times head_dim ** 0.5 is a gap of 250 already at head_dim 16
+# exact in every format; its square times head_dim ** 0.5 is a gap of 250 already at head_dim 16
+_GAIN = 8.0
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """The map from query heads to key heads; key g wins in key head g, so that O names both heads that were read."""
+    """The map from query heads to key heads; key g wins in key head g, so that O names both heads
+    that were read."""
     p = trial.problem
-    if p.heads_q == p.heads_kv or not plain(trial) or p.seqlen_kv < p.heads_kv or p.head_dim_v < 2 or not p.seqlen_q:
+    if (
+        p.heads_q == p.heads_kv
+        or not plain(trial)
+        or p.seqlen_kv < p.heads_kv
+        or p.head_dim_v < 2
+        or not p.seqlen_q
+    ):
         return []
     k = torch.zeros(1, p.heads_kv, p.seqlen_kv, p.head_dim)
     v = torch.zeros(1, p.heads_kv, p.seqlen_kv, p.head_dim_v)
@@ -26,10 +35,21 @@ def measure(trial: Trial) -> list[Measured]:
         0, :, -1, :2
     ].double()  # the last row sees every key
     wanted = (torch.arange(p.heads_q) // p.group).tolist()
-    word = "; ".join(f"{name} {_map(row, p.heads_kv, p.group)}" for name, row in (("V", got[:, 0]), ("K", got[:, 1])))
+    word = "; ".join(
+        f"{name} {_map(row, p.heads_kv, p.group)}"
+        for name, row in (("V", got[:, 0]), ("K", got[:, 1]))
+    )
     declared = f"V {_name(wanted, p.heads_kv, p.group)}; K {_name(wanted, p.heads_kv, p.group)}"
     evidence = f"{p.heads_q} query heads, {p.heads_kv} key heads"
-    return [Measured(name="key head", word=word, declared=declared, contradicts=word != declared, evidence=evidence)]
+    return [
+        Measured(
+            name="key head",
+            word=word,
+            declared=declared,
+            contradicts=word != declared,
+            evidence=evidence,
+        )
+    ]
 
 
 def _map(row: torch.Tensor, heads_kv: int, group: int) -> str:

@@ -30,7 +30,8 @@ def measure(trial: Trial) -> list[Measured]:
 
 
 def repetition(trial: Trial, promised: bool, name: str = "repetition") -> Measured:
-    """`_RUNS` runs in all, on the same inputs, over different garbage in outputs and workspaces (see `execution.memory`)."""
+    """`_RUNS` runs in all, on the same inputs, over different garbage in outputs and workspaces
+    (see `execution.memory`)."""
     kinds = list(POISONS) if promised else ["nan"]
     strays: list[str] = []
     for number in range(1, _RUNS):
@@ -38,7 +39,10 @@ def repetition(trial: Trial, promised: bool, name: str = "repetition") -> Measur
         for output, before in trial.first.outputs.items():
             count = int(different(before, run.outputs[output]).sum())
             if count:
-                strays.append(f"run {number + 1} differs from the first in {count} of {before.numel()} elements of {output}")
+                strays.append(
+                    f"run {number + 1} differs from the first in {count} of {before.numel()}"
+                    f" elements of {output}"
+                )
     return Measured(
         name=name,
         word=f"{_DIFFERENT if strays else _SAME} in {_RUNS} runs",
@@ -50,7 +54,8 @@ def repetition(trial: Trial, promised: bool, name: str = "repetition") -> Measur
 
 @dataclass(frozen=True)
 class Placement:
-    """A part of the batch as a problem of its own: which sequences, in which order, and which key heads (None: all)."""
+    """A part of the batch as a problem of its own: which sequences, in which order, and which key
+    heads (None: all)."""
 
     sequences: Sequence[int]
     head: int | None = None
@@ -62,7 +67,12 @@ class Placement:
 
 def _batches(trial: Trial) -> list[Placement]:
     last = trial.problem.batch - 1
-    return [Placement([0]), Placement([last]), Placement([last, 0]), Placement([0, *range(last, -1, -1), 0])]
+    return [
+        Placement([0]),
+        Placement([last]),
+        Placement([last, 0]),
+        Placement([0, *range(last, -1, -1), 0]),
+    ]
 
 
 def _heads(trial: Trial) -> list[Placement]:
@@ -80,8 +90,13 @@ def placement(trial: Trial, name: str, placements: Sequence[Placement], promised
             count = int(different(got, wanted[output]).sum())
             if count:
                 where = f"sequences {list(part.sequences)}, {other.problem.heads_q} heads"
-                strays.append(f"{where}: {count} of {got.numel()} elements of {output} differ from those in the batch")
-    word = f"{_DIFFERENT} in {len(set(strays))} of {len(placements)} placements" if strays else _SAME
+                strays.append(
+                    f"{where}: {count} of {got.numel()} elements of {output} differ from those in"
+                    " the batch"
+                )
+    word = (
+        f"{_DIFFERENT} in {len(set(strays))} of {len(placements)} placements" if strays else _SAME
+    )
     steady = trial.declaration.contract.deterministic
     return Measured(
         name=name,
@@ -96,9 +111,15 @@ def _part(trial: Trial, tag: str, part: Placement) -> Trial:
     p = trial.problem
     heads = part.heads(p.heads_kv)
     problem = p.but(batch=len(part.sequences), heads_kv=len(heads), heads_q=len(heads) * p.group)
-    stored = {name: tensor for name, tensor in trial.inputs.named.items() if name in ("q", "k", "v")}
+    stored = {
+        name: tensor for name, tensor in trial.inputs.named.items() if name in ("q", "k", "v")
+    }
     others = {
-        name: tensor if tensor.shape == (1, 1) and p.descaling == "tensor" else tensor[list(part.sequences)][:, heads]
+        name: (
+            tensor
+            if tensor.shape == (1, 1) and p.descaling == "tensor"
+            else tensor[list(part.sequences)][:, heads]
+        )
         for name, tensor in trial.inputs.others.items()
     }
     taken = _taken(trial, stored, part)
@@ -106,7 +127,8 @@ def _part(trial: Trial, tag: str, part: Placement) -> Trial:
 
 
 def _taken(trial: Trial, tensors: Mapping[str, Tensor], part: Placement) -> dict[str, Tensor]:
-    """Those sequences and heads of tensors (batch, heads_q or heads_kv, ...), by what shares a key head."""
+    """Those sequences and heads of tensors (batch, heads_q or heads_kv, ...), by what shares a key
+    head."""
     p = trial.problem
     found = {}
     for name, tensor in tensors.items():

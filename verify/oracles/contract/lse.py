@@ -1,6 +1,7 @@
 """LSE: its base, sign, scale and parts, by the nearest of many hypotheses.
 
-Where the declared arithmetic is too coarse to tell the declared convention from another, nothing contradicts it.
+Where the declared arithmetic is too coarse to tell the declared convention from another, nothing
+contradicts it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _DECLARED = {"natural": "natural", "base2": "base 2"}
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What an LSE may hold, (rows that see a key,) in fp64, and how far an honest kernel's may be from it."""
+    """What an LSE may hold, (rows that see a key,) in fp64, and how far an honest kernel's may be
+    from it."""
 
     word: str
     value: Tensor
@@ -34,11 +36,16 @@ class Hypothesis:
     def distance(self, got: Tensor) -> float:
         """Of the row that is farthest off, in units of the tolerance."""
         apart = (got - self.value).abs()
-        return float(torch.where(apart == 0, 0.0, apart / self.tolerance).nan_to_num(nan=math.inf, posinf=math.inf).max())
+        return float(
+            torch.where(apart == 0, 0.0, apart / self.tolerance)
+            .nan_to_num(nan=math.inf, posinf=math.inf)
+            .max()
+        )
 
 
 def hypotheses(trial: Trial) -> list[Hypothesis]:
-    """Conventions first, then mistakes; what no row tells from an earlier one is left out, unless it is declared.
+    """Conventions first, then mistakes; what no row tells from an earlier one is left out, unless
+    it is declared.
 
     Tolerances are the bound of LSE times what each hypothesis multiplies it by.
     """
@@ -72,7 +79,9 @@ def hypotheses(trial: Trial) -> list[Hypothesis]:
     found: list[Hypothesis] = []
     declared = _DECLARED.get(trial.declaration.contract.lse or "")
     for word, (value, tolerance) in named.items():
-        if word == declared or all(bool(((value - h.value).abs() > tolerance + h.tolerance).any()) for h in found):
+        if word == declared or all(
+            bool(((value - h.value).abs() > tolerance + h.tolerance).any()) for h in found
+        ):
             found.append(Hypothesis(word, value, tolerance))
     return found
 
@@ -80,13 +89,23 @@ def hypotheses(trial: Trial) -> list[Hypothesis]:
 def _nearest(possible: list[Hypothesis], got: Tensor) -> str:
     """A convention that is plainly meant, but missed."""
     distance, word = min((h.distance(got), h.word) for h in possible)
-    return f"{word}, but {distance:.3g} times as far off as is allowed" if distance < _MEANT else "something else"
+    return (
+        f"{word}, but {distance:.3g} times as far off as is allowed"
+        if distance < _MEANT
+        else "something else"
+    )
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """Which of the hypotheses the raw LSE is; rows without a key are the business of `empty_rows`."""
+    """Which of the hypotheses the raw LSE is; rows without a key are the business of
+    `empty_rows`."""
     declared = trial.declaration.contract.lse
-    if declared is None or trial.first.lse is None or not plain(trial) or bool(torch.all(trial.truth.empty)):
+    if (
+        declared is None
+        or trial.first.lse is None
+        or not plain(trial)
+        or bool(torch.all(trial.truth.empty))
+    ):
         return []
     got = trial.first.lse[~trial.truth.empty].double()
     possible = hypotheses(trial)
@@ -96,4 +115,12 @@ def measure(trial: Trial) -> list[Measured]:
     values = ", ".join(f"{h.word} {float(h.value[at]):.6g}" for h in possible[:2])
     evidence = f"a row has {float(got[at]):.6g}, would be {values}"
     promised = _DECLARED[declared]
-    return [Measured(name="LSE", word=word, declared=promised, contradicts=promised not in matching, evidence=evidence)]
+    return [
+        Measured(
+            name="LSE",
+            word=word,
+            declared=promised,
+            contradicts=promised not in matching,
+            evidence=evidence,
+        )
+    ]

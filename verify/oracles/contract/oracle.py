@@ -1,4 +1,5 @@
-"""Contract: what a kernel promises, measured on designed problems from raw outputs, and compared with what it declares."""
+"""Contract: what a kernel promises, measured on designed problems from raw outputs, and compared
+with what it declares."""
 
 from __future__ import annotations
 
@@ -28,19 +29,38 @@ def judge(trial: Trial) -> Ruling:
 
 def asks(declaration: Declaration, dtype: str) -> list[Problem]:
     """Problems on which contracts show; what lies outside the support is not asked."""
-    return [problem for problem in _problems(declaration, dtype) if declaration.support.refusal(problem) is None]
+    return [
+        problem
+        for problem in _problems(declaration, dtype)
+        if declaration.support.refusal(problem) is None
+    ]
 
 
 def _problems(declaration: Declaration, dtype: str) -> Iterator[Problem]:
     support = declaration.support
     groups = 2 if support.grouped_heads else 1
 
-    def made(seqlen_q: int, seqlen_kv: int, mask: Mask, *, batch: int = 1, heads: int = 1, cap: float = 0.0) -> Problem:
-        shape = {"batch": batch, "heads_q": heads * groups, "heads_kv": heads, "seqlen_q": seqlen_q, "seqlen_kv": seqlen_kv}
+    def made(
+        seqlen_q: int,
+        seqlen_kv: int,
+        mask: Mask,
+        *,
+        batch: int = 1,
+        heads: int = 1,
+        cap: float = 0.0,
+    ) -> Problem:
+        shape = {
+            "batch": batch,
+            "heads_q": heads * groups,
+            "heads_kv": heads,
+            "seqlen_q": seqlen_q,
+            "seqlen_kv": seqlen_kv,
+        }
         return probe_problem(declaration, dtype, **shape, mask=mask, softcap=cap)
 
     yield made(5, 75, open_mask(support), batch=2 if declaration.interpreted else 3, heads=2)
-    # Every alignment on a shape that tells it from the other, and with rows that see nothing beside rows that do.
+    # Every alignment on a shape that tells it from the other, and with rows that see nothing beside
+    # rows that do.
     for alignment in ("br", "tl"):
         causal = Causal(alignment)
         yield made(6, 11, causal)
@@ -53,15 +73,28 @@ def _problems(declaration: Declaration, dtype: str) -> Iterator[Problem]:
     if support.min_seqlen == 0:
         yield made(5, 0, Full())
     yield made(7, 30, Full(), cap=_CAP)
-    yield made(7, 30, Lengths((7, 7), (30, 12)) if "lengths" in support.masks else Causal(), batch=2, cap=_CAP)
+    yield made(
+        7,
+        30,
+        Lengths((7, 7), (30, 12)) if "lengths" in support.masks else Causal(),
+        batch=2,
+        cap=_CAP,
+    )
 
 
-GROUP = Group(name="contract", about="designed problems on which promises beyond numbers show in raw outputs", asks=asks)
+GROUP = Group(
+    name="contract",
+    about="designed problems on which promises beyond numbers show in raw outputs",
+    asks=asks,
+)
 
 ORACLE = Oracle(
     name="contract",
     group="contract",
-    catches="an LSE of another base, other contents of empty rows, alignment, window ends, order of the softcap, NaN that "
-    "is lost or reaches rows which do not read it, other bits in another run or batch, all against what is declared",
+    catches=(
+        "an LSE of another base, other contents of empty rows, alignment, window ends, order of the"
+        " softcap, NaN that is lost or reaches rows which do not read it, other bits in another run"
+        " or batch, all against what is declared"
+    ),
     judge=judge,
 )

@@ -1,10 +1,19 @@
-"""Backward contract: repetition, batch invariance and gradients of empty rows, measured on designed problems."""
+"""Backward contract: repetition, batch invariance and gradients of empty rows, measured on designed
+problems."""
 
 from __future__ import annotations
 
 from references.masks import Causal, Lengths
 from verify.judging.findings import Ruling
-from verify.judging.measuring import Measured, SpoiledError, number, open_mask, plain, probe_problem, ruling_of
+from verify.judging.measuring import (
+    Measured,
+    SpoiledError,
+    number,
+    open_mask,
+    plain,
+    probe_problem,
+    ruling_of,
+)
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.contract import invariance
@@ -24,7 +33,11 @@ def judge(trial: Trial) -> Ruling:
 def _invariance(trial: Trial) -> list[Measured]:
     if not plain(trial):
         return []
-    return [invariance.repetition(trial, trial.declaration.contract.deterministic_backward, "gradients, repetition")]
+    return [
+        invariance.repetition(
+            trial, trial.declaration.contract.deterministic_backward, "gradients, repetition"
+        )
+    ]
 
 
 def _empty(trial: Trial) -> list[Measured]:
@@ -42,7 +55,11 @@ def _empty(trial: Trial) -> list[Measured]:
         word = number(float(odd[0])) if len(odd) else "0"
         evidence = f"{p.mask.name}: {len(odd)} of {len(values)} elements"
         what = f"{name} of {'empty rows' if name == 'dq' else 'keys that nobody sees'}"
-        found.append(Measured(name=what, word=word, declared="0", contradicts=bool(len(odd)), evidence=evidence))
+        found.append(
+            Measured(
+                name=what, word=word, declared="0", contradicts=bool(len(odd)), evidence=evidence
+            )
+        )
     return found
 
 
@@ -51,10 +68,24 @@ def asks(declaration: Declaration, dtype: str) -> list[Problem]:
     support = declaration.support
     heads = {"heads_q": 4, "heads_kv": 2 if support.grouped_heads else 4}
     problems = [
-        probe_problem(declaration, dtype, batch=2, **heads, seqlen_q=40, seqlen_kv=75, mask=open_mask(support)),
-        probe_problem(declaration, dtype, batch=1, **heads, seqlen_q=11, seqlen_kv=6, mask=Causal()),
-        probe_problem(declaration, dtype, batch=1, **heads, seqlen_q=6, seqlen_kv=11, mask=Causal("tl")),
-        probe_problem(declaration, dtype, batch=2, **heads, seqlen_q=7, seqlen_kv=20, mask=Lengths((7, 5), (13, 0))),
+        probe_problem(
+            declaration, dtype, batch=2, **heads, seqlen_q=40, seqlen_kv=75, mask=open_mask(support)
+        ),
+        probe_problem(
+            declaration, dtype, batch=1, **heads, seqlen_q=11, seqlen_kv=6, mask=Causal()
+        ),
+        probe_problem(
+            declaration, dtype, batch=1, **heads, seqlen_q=6, seqlen_kv=11, mask=Causal("tl")
+        ),
+        probe_problem(
+            declaration,
+            dtype,
+            batch=2,
+            **heads,
+            seqlen_q=7,
+            seqlen_kv=20,
+            mask=Lengths((7, 5), (13, 0)),
+        ),
     ]
     return [problem for problem in problems if support.refusal(problem) is None]
 
@@ -69,6 +100,9 @@ GROUP = Group(
 ORACLE = Oracle(
     name="contract_backward",
     group="contract_backward",
-    catches="other bits of gradients in another run, against the declaration; garbage for empty rows and hidden keys",
+    catches=(
+        "other bits of gradients in another run, against the declaration; garbage for empty rows"
+        " and hidden keys"
+    ),
     judge=judge,
 )

@@ -1,6 +1,8 @@
-"""Softcap: its form, its order with the scale, and its order with the mask, by the nearest of many hypotheses.
+"""Softcap: its form, its order with the scale, and its order with the mask, by the nearest of many
+hypotheses.
 
-Where the declared arithmetic is too coarse to tell the declared form from another, nothing contradicts it.
+Where the declared arithmetic is too coarse to tell the declared form from another, nothing
+contradicts it.
 """
 
 from __future__ import annotations
@@ -45,22 +47,44 @@ def measure(trial: Trial) -> list[Measured]:
     right = _FORMS[_FORM](raw * p.scale, raw, p.softcap)
     if bool(seen.all()):
         name, declared = "softcap", _FORM
-        weights = {word: torch.softmax(form(raw * p.scale, raw, p.softcap), -1) for word, form in _FORMS.items()}
+        weights = {
+            word: torch.softmax(form(raw * p.scale, raw, p.softcap), -1)
+            for word, form in _FORMS.items()
+        }
     else:
         name, declared = "softcap and mask", "the cap, then the mask"
         weights = {
             declared: torch.softmax(right.masked_fill(~seen, -math.inf), -1).nan_to_num(0.0),
-            "the mask, then the cap: masked keys weigh exp(-c)": torch.softmax(right.masked_fill(~seen, -p.softcap), -1),
+            "the mask, then the cap: masked keys weigh exp(-c)": torch.softmax(
+                right.masked_fill(~seen, -p.softcap), -1
+            ),
             "no mask": torch.softmax(right, -1),
         }
     possible = {word: w @ v for word, w in weights.items()}
     ratios = {word: _ratio(other, value) for word, value in possible.items()}
-    # The bounds are those of the declared form, so that a mistaken one may be a little outside of them.
+    # The bounds are those of the declared form, so that a mistaken one may be a little outside of
+    # them.
     nearest = min(ratios, key=ratios.__getitem__)
     holding = [said for said, ratio in ratios.items() if ratio <= 1]
-    word = UNDECIDED if len(holding) > 1 else "something else" if nearest == declared and not holding else nearest
-    evidence = "O is off by " + ", ".join(f"{ratio:.3g} bounds from {said}" for said, ratio in ratios.items())
-    return [Measured(name=name, word=word, declared=declared, contradicts=declared not in holding, evidence=evidence)]
+    word = (
+        UNDECIDED
+        if len(holding) > 1
+        else "something else"
+        if nearest == declared and not holding
+        else nearest
+    )
+    evidence = "O is off by " + ", ".join(
+        f"{ratio:.3g} bounds from {said}" for said, ratio in ratios.items()
+    )
+    return [
+        Measured(
+            name=name,
+            word=word,
+            declared=declared,
+            contradicts=declared not in holding,
+            evidence=evidence,
+        )
+    ]
 
 
 def _asked(trial: Trial) -> Trial:
@@ -70,7 +94,8 @@ def _asked(trial: Trial) -> Trial:
 
 
 def _ratio(other: Trial, value: Tensor) -> float:
-    """The largest error of O against a hypothesis, in units of the bound, over rows that see a key."""
+    """The largest error of O against a hypothesis, in units of the bound, over rows that see a
+    key."""
     truth, out = other.truth, other.first.out
     assert out is not None
     ratio = compare(out, value, truth.out_bound, dtype_named(other.problem.dtype_out)).ratio

@@ -1,7 +1,8 @@
-"""NaN and infinity: how far they reach from Q, K and V that rows read, and from keys that a mask hides.
+"""NaN and infinity: how far they reach from Q, K and V that rows read, and from keys that a mask
+hides.
 
-A NaN that a row reads must come out as the contract says.  No kernel promises what becomes of an infinity; but a row that does
-not read one, or a NaN, must not change.
+A NaN that a row reads must come out as the contract says.  No kernel promises what becomes of an
+infinity; but a row that does not read one, or a NaN, must not change.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _NONE = "no effect"
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """NaN in one query, key and value, infinities, and NaN at keys that some rows of a tile do not see."""
+    """NaN in one query, key and value, infinities, and NaN at keys that some rows of a tile do not
+    see."""
     p = trial.problem
     if p.softcap or p.seqlen_kv <= _KEY or not p.seqlen_q:
         return []
@@ -39,7 +41,8 @@ def _visible(trial: Trial) -> list[Measured]:
     """Of the first key head's second key, and of a query that reads it."""
     p, inputs = trial.problem, trial.inputs
     heads = slice(0, p.group)
-    near = torch.zeros(p.shape_q[:3], dtype=torch.bool)  # rows that read that key, or may through a tile
+    # rows that read that key, or may through a tile
+    near = torch.zeros(p.shape_q[:3], dtype=torch.bool)
     near[0, heads] = True
     readers = near & p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)[..., _KEY]
     if not bool(readers.any()):
@@ -51,8 +54,21 @@ def _visible(trial: Trial) -> list[Measured]:
     far = ~whole_tiles(one, a.maximum_rows)  # from rows with which it shares a maximum
     found = [
         _reach(trial, "NaN in Q", replace(inputs, q=_put(inputs.q, row, math.nan)), one, far),
-        _reach(trial, "NaN in K", replace(inputs, k=_put(inputs.k, (0, 0, _KEY), math.nan)), readers, ~near),
-        _reach(trial, "NaN in V", replace(inputs, v=_put(inputs.v, (0, 0, _KEY), math.nan)), readers, ~near, column=True),
+        _reach(
+            trial,
+            "NaN in K",
+            replace(inputs, k=_put(inputs.k, (0, 0, _KEY), math.nan)),
+            readers,
+            ~near,
+        ),
+        _reach(
+            trial,
+            "NaN in V",
+            replace(inputs, v=_put(inputs.v, (0, 0, _KEY), math.nan)),
+            readers,
+            ~near,
+            column=True,
+        ),
     ]
     if p.format.has_infinity:
         spoiled = replace(inputs, v=_put(inputs.v, (0, 0, _KEY), math.inf))
@@ -77,8 +93,17 @@ def _bits_of(value: float, like: Tensor) -> Tensor:
     return bits(torch.tensor(value).to(like.dtype))
 
 
-def _reach(trial: Trial, name: str, inputs: Inputs, readers: Tensor, others: Tensor, *, column: bool = False) -> Measured:
-    """What the rows that read a special value hold, and whether it reaches `others`, which do not."""
+def _reach(
+    trial: Trial,
+    name: str,
+    inputs: Inputs,
+    readers: Tensor,
+    others: Tensor,
+    *,
+    column: bool = False,
+) -> Measured:
+    """What the rows that read a special value hold, and whether it reaches `others`, which do
+    not."""
     run = run_probe(trial, name, trial.problem, inputs).first
     got = result(run).double()
     leaks = ~got[others].isfinite()
@@ -88,8 +113,17 @@ def _reach(trial: Trial, name: str, inputs: Inputs, readers: Tensor, others: Ten
     if column and got.shape[-1] > 1:
         word += "" if bool(got[readers][:, 1:].isfinite().all()) else ", and its whole rows"
     if bool(leaks.any()):
-        promised, evidence = "no row but those that read it", f"{int(leaks.any(-1).sum())} other rows are no longer finite"
-        return Measured(name=name, word=f"{word}; reaches other rows", declared=promised, contradicts=True, evidence=evidence)
+        promised, evidence = (
+            "no row but those that read it",
+            f"{int(leaks.any(-1).sum())} other rows are no longer finite",
+        )
+        return Measured(
+            name=name,
+            word=f"{word}; reaches other rows",
+            declared=promised,
+            contradicts=True,
+            evidence=evidence,
+        )
     contract = trial.declaration.contract.nan
     if not name.startswith(_NAN) or contract == "any":
         return Measured(name=name, word=word)

@@ -1,4 +1,5 @@
-"""Visibility: which keys each row reads, measured with equal scores and one-hot values; alignment and inclusivity follow."""
+"""Visibility: which keys each row reads, measured with equal scores and one-hot values; alignment
+and inclusivity follow."""
 
 from __future__ import annotations
 
@@ -16,9 +17,15 @@ _ALIGNED = {"br": "bottom-right", "tl": "top-left"}
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """The alignment of a causal mask; the alignment of a window and whether its ends belong to it."""
+    """The alignment of a causal mask; the alignment of a window and whether its ends belong to
+    it."""
     p = trial.problem
-    if p.softcap or not isinstance(p.mask, Causal | Window) or not 0 < p.seqlen_kv <= p.head_dim_v or not p.seqlen_q:
+    if (
+        p.softcap
+        or not isinstance(p.mask, Causal | Window)
+        or not 0 < p.seqlen_kv <= p.head_dim_v
+        or not p.seqlen_q
+    ):
         return []
     name = p.mask.kind if isinstance(p.mask, Causal) else "window"
     if p.mask.alignment == "tl":
@@ -40,15 +47,24 @@ def measure(trial: Trial) -> list[Measured]:
     rows = [i for i in range(p.seqlen_q) if bool(wanted[i].any())]
     at = next((i for i in rows if not seen[0, 0, i].equal(wanted[i])), rows[0])
     keys = [int(j) for j in seen[0, 0, at].nonzero()]
-    evidence = f"{p.mask.name}, {p.seqlen_q} queries, {p.seqlen_kv} keys: row {at} reads keys {keys}"
-    return [Measured(name=name, word=word, declared=declared, contradicts=word != declared, evidence=evidence)]
+    evidence = (
+        f"{p.mask.name}, {p.seqlen_q} queries, {p.seqlen_kv} keys: row {at} reads keys {keys}"
+    )
+    return [
+        Measured(
+            name=name, word=word, declared=declared, contradicts=word != declared, evidence=evidence
+        )
+    ]
 
 
 def read(trial: Trial) -> Tensor:
-    """Which keys reach O, (batch, heads_q, seqlen_q, seqlen_kv): with q = 0 every key that is read weighs the same."""
+    """Which keys reach O, (batch, heads_q, seqlen_q, seqlen_kv): with q = 0 every key that is read
+    weighs the same."""
     p = trial.problem
     one_hot = torch.eye(p.seqlen_kv, p.head_dim_v)
-    other = run_probe(trial, "visibility", p, make_inputs(p, torch.zeros(1), trial.expanded[1], one_hot))
+    other = run_probe(
+        trial, "visibility", p, make_inputs(p, torch.zeros(1), trial.expanded[1], one_hot)
+    )
     return result(other.first)[..., : p.seqlen_kv].double() > 0.5 / p.seqlen_kv
 
 
@@ -57,7 +73,8 @@ def _dense(problem: Problem, mask: Mask) -> Tensor:
 
 
 def _matches(seen: Tensor, mask: Tensor) -> bool:
-    """Whether the rows that see something under a mask read just that; an empty row's O says nothing of visibility."""
+    """Whether the rows that see something under a mask read just that; an empty row's O says
+    nothing of visibility."""
     live = mask.any(-1)
     return bool(live.any()) and seen[live].equal(mask[live])
 
@@ -85,7 +102,14 @@ def _window(p: Problem, window: Window) -> Iterator[tuple[str, Mask]]:
         start = "" if square else f"{_ALIGNED[alignment]}, "
         for left, said_left in moves.items():
             for right, said_right in moves.items():
-                sides = (None if left is None else window.left + left, None if right is None else window.right + right)
-                both = f"both ends {said_left}" if left == right else f"left end {said_left}, right end {said_right}"
+                sides = (
+                    None if left is None else window.left + left,
+                    None if right is None else window.right + right,
+                )
+                both = (
+                    f"both ends {said_left}"
+                    if left == right
+                    else f"left end {said_left}, right end {said_right}"
+                )
                 yield f"{start}{both}", Window(*sides, alignment)  # type: ignore[arg-type]
         yield f"{start}sides swapped", Window(window.right, window.left, alignment)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Long columns: chosen rows of dQ and chosen keys of dK and dV of a long sequence, around the gradients of what was saved.
+"""Long columns: chosen rows of dQ and chosen keys of dK and dV of a long sequence, around the
+gradients of what was saved.
 
 See docs/long-sequences.md.
 """
@@ -29,7 +30,11 @@ def judge(trial: Trial) -> Ruling:
     finding, measures = judge_rows("long_columns", trial, trial.saved, "saved ")
     if finding is not None:
         return Ruling(finding, measures)
-    a, rows, keys = resolve(declared, trial.config, p, trial.arch), positions(p, "rows"), positions(p, "keys")
+    a, rows, keys = (
+        resolve(declared, trial.config, p, trial.arch),
+        positions(p, "rows"),
+        positions(p, "keys"),
+    )
     heads = p.batch * p.heads_q * (p.head_dim + p.head_dim_v)
     device = device_for(3.0 * heads * (len(rows) * p.seqlen_kv + len(keys) * p.seqlen_q))
     given = Given(*(tensor.to(device) for tensor in (*trial.expanded, trial.dout, *trial.start)))
@@ -39,7 +44,9 @@ def judge(trial: Trial) -> Ruling:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
     for one in chosen:
-        finding, measures[f"long_r_{one.name}"] = one.judge("long_columns", trial.first.outputs[one.name])
+        finding, measures[f"long_r_{one.name}"] = one.judge(
+            "long_columns", trial.first.outputs[one.name]
+        )
         found = found or finding
     return Ruling(found, measures)
 
@@ -54,7 +61,10 @@ def _applies(declaration: Declaration) -> str | None:
 
 GROUP = Group(
     name="long_gradients",
-    about="gradients of sequences past 131072: chosen rows and keys, and all of them where one key wins",
+    about=(
+        "gradients of sequences past 131072: chosen rows and keys, and all of them where one key"
+        " wins"
+    ),
     entry="backward",
     asks=backward_problems,
     admits=lambda problem, support: True,  # what is asked depends on the machine
@@ -64,7 +74,10 @@ ORACLES = (
     Oracle(
         name="long_columns",
         group="long_gradients",
-        catches="rows or keys of a gradient past 15, 16 or 31 bits that are lost, doubled or taken for others",
+        catches=(
+            "rows or keys of a gradient past 15, 16 or 31 bits that are lost, doubled or taken for"
+            " others"
+        ),
         judge=judge,
         excludes=_applies,
         concerns=lambda trial: trial.problem.distribution != "gather_integers",

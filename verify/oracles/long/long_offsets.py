@@ -1,4 +1,5 @@
-"""Long offsets: rows of K, and of O, lie so far apart in memory that offsets pass 31 bits; each must still be the right one.
+"""Long offsets: rows of K, and of O, lie so far apart in memory that offsets pass 31 bits; each
+must still be the right one.
 
 See docs/long-sequences.md.
 """
@@ -25,7 +26,8 @@ _TENSORS = ("k", "out")  # one that is read, one that is written
 
 
 def far(problem: Problem, name: str) -> Problem:
-    """A small problem of `gather` whose tensor of that name has its last row beyond REACH, by the stride of rows alone."""
+    """A small problem of `gather` whose tensor of that name has its last row beyond REACH, by the
+    stride of rows alone."""
     small = problem.but(seqlen_q=min(problem.seqlen_q, problem.seqlen_kv), distribution="gather")
     heads, rows, dim = small.shapes[name][1:]
     step = (REACH // (heads * (rows - 1)) // _UNIT + 1) * _UNIT
@@ -48,21 +50,30 @@ def judge(trial: Trial) -> Ruling:
                 trial.arena.close()
                 trial.cell.restart()  # the life holds a copy on its device
         if ruling.finding is not None:
-            message = f"the last row of {name} lies {REACH} elements from the first: {ruling.finding.message}"
-            return Ruling(replace(ruling.finding, oracle="long_offsets", message=message), observed=observed)
+            message = (
+                f"the last row of {name} lies {REACH} elements from the first:"
+                f" {ruling.finding.message}"
+            )
+            return Ruling(
+                replace(ruling.finding, oracle="long_offsets", message=message), observed=observed
+            )
         observed[f"far_{name}"] = "right"
     return Ruling(observed=observed)
 
 
 def _room(size: int) -> bool:
-    """Whether there is memory for an arena of so many bytes, which doubles, its image, and its copy on a device."""
+    """Whether there is memory for an arena of so many bytes, which doubles, its image, and its copy
+    on a device."""
     words = Path("/proc/meminfo").read_text(encoding="ascii").split()
     host = int(words[words.index("MemAvailable:") + 1]) << 10
-    return host > 4 * size and (not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] > 3 * size)
+    return host > 4 * size and (
+        not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] > 3 * size
+    )
 
 
 def _concerns(trial: Trial) -> bool:
-    """One problem of a variant, of its narrowest dtype, and where there is the memory of a machine with a GPU."""
+    """One problem of a variant, of its narrowest dtype, and where there is the memory of a machine
+    with a GPU."""
     p, support = trial.problem, trial.declaration.support
     narrowest = min(support.dtypes, key=lambda name: (getattr(torch, name).itemsize, name))
     return (
@@ -78,7 +89,10 @@ def _concerns(trial: Trial) -> bool:
 ORACLE = Oracle(
     name="long_offsets",
     group="long",
-    catches="offsets of rows that wrap at 31 bits, in elements or in bytes, where a tensor is read or written",
+    catches=(
+        "offsets of rows that wrap at 31 bits, in elements or in bytes, where a tensor is read or"
+        " written"
+    ),
     judge=judge,
     excludes=gather.excludes,
     concerns=_concerns,

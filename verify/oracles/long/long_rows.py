@@ -1,4 +1,5 @@
-"""Long rows: chosen rows of O and LSE of a long sequence against fp64, each within its own derived bound.
+"""Long rows: chosen rows of O and LSE of a long sequence against fp64, each within its own derived
+bound.
 
 See docs/long-sequences.md.
 """
@@ -14,16 +15,23 @@ from verify.judging.trial import Trial
 from verify.oracles import Oracle
 
 
-def judge_rows(oracle: str, trial: Trial, run: Launch, what: str = "") -> tuple[Finding | None, dict[str, float]]:
-    """The chosen rows of O and LSE, where they see a key, against reference and bounds.  what: words before a tensor's name."""
+def judge_rows(
+    oracle: str, trial: Trial, run: Launch, what: str = ""
+) -> tuple[Finding | None, dict[str, float]]:
+    """The chosen rows of O and LSE, where they see a key, against reference and bounds.  what:
+    words before a tensor's name."""
     p, rows = trial.problem, positions(trial.problem, "rows")
     truth = trial.truth_at(rows)
     live, float32 = ~truth.empty, dtype_named("float32")
     assert run.out is not None
-    checked = [(Chosen(f"{what}out", rows, truth.out, truth.out_bound, p.format_out, live), run.out)]
+    checked = [
+        (Chosen(f"{what}out", rows, truth.out, truth.out_bound, p.format_out, live), run.out)
+    ]
     if run.lse is not None:
         natural = trial.natural_lse(run.lse)
-        checked.append((Chosen(f"{what}lse", rows, truth.lse, truth.lse_bound, float32, live), natural))
+        checked.append(
+            (Chosen(f"{what}lse", rows, truth.lse, truth.lse_bound, float32, live), natural)
+        )
     found: Finding | None = None
     measures: dict[str, float] = {}
     for chosen, whole in checked:
@@ -41,7 +49,10 @@ def judge(trial: Trial) -> Ruling:
 ORACLE = Oracle(
     name="long_rows",
     group="long",
-    catches="indices that wrap at 15, 16 or 31 bits, keys and rows past them, tails of the last tile: in the chosen rows",
+    catches=(
+        "indices that wrap at 15, 16 or 31 bits, keys and rows past them, tails of the last tile:"
+        " in the chosen rows"
+    ),
     judge=judge,
     concerns=lambda trial: trial.problem.distribution != "gather",
     rank=20,

@@ -1,4 +1,5 @@
-"""Long sequences as a whole: every row finite, its LSE between two that need no score, and O known where one key wins.
+"""Long sequences as a whole: every row finite, its LSE between two that need no score, and O known
+where one key wins.
 
 See docs/long-sequences.md.
 """
@@ -25,8 +26,13 @@ _U64 = 2.0**-53
 
 
 def judge(trial: Trial) -> Ruling:
-    """Every row that sees a key has a finite O, and an LSE between two that no score need be known for."""
-    p, run, a = trial.problem, trial.first, resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch)
+    """Every row that sees a key has a finite O, and an LSE between two that no score need be known
+    for."""
+    p, run, a = (
+        trial.problem,
+        trial.first,
+        resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch),
+    )
     assert run.out is not None
     live, reached = live_rows(p), _reach(trial)
     slack = forward_slack(p, a, reached, trial.expanded)
@@ -35,7 +41,10 @@ def judge(trial: Trial) -> Ruling:
     if bool(bad.any()):
         at = first(bad)
         got = float(run.out[at])
-        message = f"out is {got} at {place('out', at)}; {int(bad.sum())} of {bad.numel()} elements are not finite"
+        message = (
+            f"out is {got} at {place('out', at)}; {int(bad.sum())} of {bad.numel()} elements are"
+            " not finite"
+        )
         return convict("long_whole", message, name="out", bad=bad, got=got, bound="finite")
     if run.lse is None:
         return Ruling()
@@ -46,18 +55,27 @@ def judge(trial: Trial) -> Ruling:
         return Ruling()
     at = first(bad)
     message = (
-        f"lse is {float(natural[at]):.9g} at {place('lse', at)}, but the mean and the size of the row's scores and the number "
-        f"of its keys put it between {float(low[at]):.9g} and {float(high[at]):.9g}, give or take {float(slack.lse[at]):.3g}; "
-        f"{int(bad.sum())} of {bad.numel()} rows are wrong"
+        f"lse is {float(natural[at]):.9g} at {place('lse', at)}, but the mean and the size of the"
+        f" row's scores and the number of its keys put it between {float(low[at]):.9g} and"
+        f" {float(high[at]):.9g}, give or take {float(slack.lse[at]):.3g}; {int(bad.sum())} of"
+        f" {bad.numel()} rows are wrong"
     )
-    return convict("long_whole", message, name="lse", bad=bad, got=float(natural[at]), bound=float(slack.lse[at]))
+    return convict(
+        "long_whole",
+        message,
+        name="lse",
+        bad=bad,
+        got=float(natural[at]),
+        bound=float(slack.lse[at]),
+    )
 
 
 def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the greatest LSE that a row may have, fp64 (batch, heads_q, seqlen_q).
 
-    Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen).  The mean of scores is the score of
-    the mean key, whose sums over intervals are differences of running ones; behind a softcap only -r is known.
+    Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen).  The
+    mean of scores is the score of the mean key, whose sums over intervals are differences of
+    running ones; behind a softcap only -r is known.
     """
     p, (q, k, _) = trial.problem, trial.expanded
     found = intervals(p)
@@ -84,14 +102,17 @@ def _reach(trial: Trial) -> Tensor:
 
 def _gather(trial: Trial) -> Ruling:
     """Every row of O is the row of V that it selects, bit for bit."""
-    trial.__dict__["truth"] = gathered_truth(trial)  # the cached property, which would compute all scores
+    # the cached property, which would compute all scores
+    trial.__dict__["truth"] = gathered_truth(trial)
     return gather.judge(trial)
 
 
 def gathered_truth(trial: Trial) -> Truth:
-    """What a problem of `gather` gives, whose winners leave all other weights 0: no scores but theirs are computed.
+    """What a problem of `gather` gives, whose winners leave all other weights 0: no scores but
+    theirs are computed.
 
-    Out is exact; the LSE's bound is that of the row's largest score, +inf for numerics of which no such bound is derived.
+    Out is exact; the LSE's bound is that of the row's largest score, +inf for numerics of which no
+    such bound is derived.
     """
     p, (q, k, v) = trial.problem, trial.expanded
     targets = gather_targets(p)
@@ -116,7 +137,10 @@ def _applies(declaration: Declaration) -> str | None:
 
 GROUP = Group(
     name="long",
-    about="sequences past 131072, more sequences than a grid is wide: chosen rows, and invariants of all",
+    about=(
+        "sequences past 131072, more sequences than a grid is wide: chosen rows, and invariants"
+        " of all"
+    ),
     asks=forward_problems,
     admits=lambda problem, support: True,  # what is asked depends on the machine
 )

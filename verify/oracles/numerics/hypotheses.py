@@ -1,8 +1,10 @@
-"""Claims: declared numerics, put to inputs on which a false claim shows.  One file per kind of claim.
+"""Claims: declared numerics, put to inputs on which a false claim shows.  One file per kind of
+claim.
 
-A probe emulates what the kernel would give under each of several arithmetics and looks which one it gave.  A claim is false
-only if two things meet: O or LSE is outside the bound of the declared arithmetic, and some other arithmetic explains it better.
-A kernel that is better than it says keeps its claim, and the word that is observed shows the leniency.
+A probe emulates what the kernel would give under each of several arithmetics and looks which one it
+gave.  A claim is false only if two things meet: O or LSE is outside the bound of the declared
+arithmetic, and some other arithmetic explains it better. A kernel that is better than it says keeps
+its claim, and the word that is observed shows the leniency.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ NARROW = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Claim:
-    """One declared item: the arithmetic that a kernel shows and the one that it declares, in the same words.
+    """One declared item: the arithmetic that a kernel shows and the one that it declares, in the
+    same words.
 
-    ratio: the largest error in units of the declared arithmetic's bound.  worse: whether another arithmetic than the declared
-    one (or a better one) explains the results best.
+    ratio: the largest error in units of the declared arithmetic's bound.  worse: whether another
+    arithmetic than the declared one (or a better one) explains the results best.
     """
 
     name: str
@@ -47,8 +50,11 @@ class Claim:
         return self.worse and not self.ratio <= 1
 
 
-def run_if_supported(trial: Trial, tag: str, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Trial | None:
-    """The trial of a probe whose first run is there; None where the support does not have the problem."""
+def run_if_supported(
+    trial: Trial, tag: str, problem: Problem, q: Tensor, k: Tensor, v: Tensor
+) -> Trial | None:
+    """The trial of a probe whose first run is there; None where the support does not have the
+    problem."""
     if trial.declaration.support.refusal(problem) is not None:
         return None
     return run_probe(trial, tag, problem, make_inputs(problem, q, k, v))
@@ -60,23 +66,32 @@ def exact_probabilities(trial: Trial) -> Truth:
 
 
 def bounded(trial: Trial, **changes: Any) -> Truth:
-    """The truth, with the bounds of the declared arithmetic but for some of what `ForwardArithmetic` holds."""
-    resolved = tolerance.resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch)
+    """The truth, with the bounds of the declared arithmetic but for some of what
+    `ForwardArithmetic` holds."""
+    resolved = tolerance.resolve(
+        trial.declaration.numerics, trial.config, trial.problem, trial.arch
+    )
     return compute_truth(trial.problem, trial.expanded, [replace(resolved, **changes)], trial.clock)
 
 
 def excess(trial: Trial, where: Tensor, truth: Truth | None = None, *, lse: bool = False) -> float:
-    """The largest error over its bound, of O where `where` (its shape, boolean) says so, and of the LSE of all rows."""
+    """The largest error over its bound, of O where `where` (its shape, boolean) says so, and of the
+    LSE of all rows."""
     truth = truth or trial.truth
-    found = compare(result(trial.first), truth.out, truth.out_bound, trial.problem.format_out).ratio[where]
+    found = compare(
+        result(trial.first), truth.out, truth.out_bound, trial.problem.format_out
+    ).ratio[where]
     if lse and trial.first.lse is not None:
         natural = trial.natural_lse(trial.first.lse)
-        found = torch.cat([found, compare(natural, truth.lse, truth.lse_bound, FLOAT32).ratio.flatten()])
+        found = torch.cat(
+            [found, compare(natural, truth.lse, truth.lse_bound, FLOAT32).ratio.flatten()]
+        )
     return float(found.max())
 
 
 def nearest(got: Tensor, possible: Mapping[str, Tensor], limit: float) -> str:
-    """The name of the prediction with the least mean distance to `got`; what is not finite, or farther away, counts `limit`."""
+    """The name of the prediction with the least mean distance to `got`; what is not finite, or
+    farther away, counts `limit`."""
 
     def distance(value: Tensor) -> float:
         apart = (got - value).abs()
@@ -87,6 +102,7 @@ def nearest(got: Tensor, possible: Mapping[str, Tensor], limit: float) -> str:
 
 
 def logit_difference(trial: Trial) -> Tensor:
-    """ln(O[.., 1] / O[.., 0]): where V is one-hot, how much more key 1 weighs than key 0, (batch, heads_q, seqlen_q)."""
+    """ln(O[.., 1] / O[.., 0]): where V is one-hot, how much more key 1 weighs than key 0, (batch,
+    heads_q, seqlen_q)."""
     out = result(trial.first).double()
     return torch.log(out[..., 1]) - torch.log(out[..., 0])

@@ -1,4 +1,5 @@
-"""Declared numerics: accumulators, score roundings, prescaling, P's format, row sum and exponential, each put to a probe."""
+"""Declared numerics: accumulators, score roundings, prescaling, P's format, row sum and
+exponential, each put to a probe."""
 
 from __future__ import annotations
 
@@ -28,13 +29,20 @@ def judge(trial: Trial) -> Ruling:
     finding = None
     if false:
         message = "; ".join(
-            f"declares {c.name} {c.declared}; behaves like {c.word} ({c.ratio:.3g} times the bound: {c.evidence})"
+            f"declares {c.name} {c.declared}; behaves like {c.word} ({c.ratio:.3g} times the bound:"
+            f" {c.evidence})"
             for c in false
         )
         finding = Finding(
-            oracle="declared_numerics", message=message, got=false[0].word, bound=false[0].declared, where=false[0].name
+            oracle="declared_numerics",
+            message=message,
+            got=false[0].word,
+            bound=false[0].declared,
+            where=false[0].name,
         )
-    words = {claim.name: claim.word for claim in found} | {f"{claim.name}:declared": claim.declared for claim in found}
+    words = {claim.name: claim.word for claim in found} | {
+        f"{claim.name}:declared": claim.declared for claim in found
+    }
     words |= {f"{claim.name}:contradicts": claim.evidence for claim in false}
     return Ruling(finding, {f"r {claim.name}": claim.ratio for claim in found}, words)
 
@@ -63,8 +71,8 @@ def _claims(trial: Trial) -> Iterator[Claim]:
 def _weights(trial: Trial, rows: probability.Rows) -> Iterator[Claim]:
     """The row sum, the exponential where that does not hide it, and P's format.
 
-    The LSE knows the exponential apart from P.  Without one, a format that explains the rows is to blame before an exponential,
-    and an exponential before no format in particular.
+    The LSE knows the exponential apart from P.  Without one, a format that explains the rows is to
+    blame before an exponential, and an exponential before no format in particular.
     """
     total = probability.row_sum(trial, rows)
     if total is not None:
@@ -72,7 +80,9 @@ def _weights(trial: Trial, rows: probability.Rows) -> Iterator[Claim]:
     hidden = total is not None and total.word != probability.BEFORE
     measured = None if hidden else probability.exponential(trial, rows)
     alone = rows.probe.first.lse is not None
-    claim = probability.probability(trial, rows, measured[1] if measured is not None and alone else 0.0)
+    claim = probability.probability(
+        trial, rows, measured[1] if measured is not None and alone else 0.0
+    )
     if measured is not None and measured[0].false and claim.word == probability.NONE:
         claim = replace(claim, word=UNDECIDED, worse=False)
     yield claim
@@ -81,21 +91,36 @@ def _weights(trial: Trial, rows: probability.Rows) -> Iterator[Claim]:
 
 
 def asks(declaration: Declaration, dtype: str) -> list[Problem]:
-    """One problem per build that computes differently, where that costs little: the probes are asked beside it."""
+    """One problem per build that computes differently, where that costs little: the probes are
+    asked beside it."""
     support = declaration.support
     buckets = (64,) if declaration.interpreted else (64, *declaration.head_dim_buckets)
     shape = {"batch": 1, "heads_q": 1, "heads_kv": 1, "seqlen_q": _LENGTH, "seqlen_kv": _LENGTH}
-    problems = {probe_problem(declaration, dtype, head_dim=bucket, **shape).head_dim: bucket for bucket in buckets}
-    found = [probe_problem(declaration, dtype, head_dim=bucket, **shape) for bucket in problems.values()]
+    problems = {
+        probe_problem(declaration, dtype, head_dim=bucket, **shape).head_dim: bucket
+        for bucket in buckets
+    }
+    found = [
+        probe_problem(declaration, dtype, head_dim=bucket, **shape) for bucket in problems.values()
+    ]
     return [problem for problem in found if support.refusal(problem) is None]
 
 
-GROUP = Group(name="declared_numerics", about="inputs on which a false claim about the arithmetic shows", asks=asks)
+GROUP = Group(
+    name="declared_numerics",
+    about="inputs on which a false claim about the arithmetic shows",
+    asks=asks,
+)
 
 ORACLE = Oracle(
     name="declared_numerics",
     group="declared_numerics",
-    catches="an accumulator, score, P, row sum or exponential of less precision than declared, operands scaled before",
+    catches=(
+        "an accumulator, score, P, row sum or exponential of less precision than declared, operands"
+        " scaled before"
+    ),
     judge=judge,
-    excludes=lambda declaration: None if "full" in declaration.support.masks else "no support for rows that see all keys",
+    excludes=lambda declaration: (
+        None if "full" in declaration.support.masks else "no support for rows that see all keys"
+    ),
 )

@@ -1,8 +1,9 @@
-"""Probability: the format of P, what the row sum adds up, and the exponential, from rows of two keys.
+"""Probability: the format of P, what the row sum adds up, and the exponential, from rows of two
+keys.
 
-The first key's score is 0 and the other's -x_i, so P is 1 and p_i = exp(-x_i) before any division, and LSE = log1p(p_i).
-Row i is read in column i of V, which is -c_i and 1, c_i being p_i in few bits: O (1 + p_i) = P_i - c_i P_0 is small, and its
-rounding does not hide that of P.
+The first key's score is 0 and the other's -x_i, so P is 1 and p_i = exp(-x_i) before any division,
+and LSE = log1p(p_i). Row i is read in column i of V, which is -c_i and 1, c_i being p_i in few
+bits: O (1 + p_i) = P_i - c_i P_0 is small, and its rounding does not hide that of P.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from verify.arithmetic.rounding import to_bits, to_format
 from verify.judging.comparison import compare
 from verify.judging.measuring import result
 from verify.judging.trial import Trial
-from verify.oracles.numerics.hypotheses import FLOAT32, Claim, bounded, exact_probabilities, excess, run_if_supported
+from verify.oracles.numerics.hypotheses import (
+    FLOAT32,
+    Claim,
+    bounded,
+    exact_probabilities,
+    excess,
+    run_if_supported,
+)
 
 _ROWS = 64
 _LN2 = math.log(2)
@@ -47,7 +55,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Rounding:
-    """One way to round P: its format, its scale, whether it was divided before, and whether the row sum is of rounded P."""
+    """One way to round P: its format, its scale, whether it was divided before, and whether the row
+    sum is of rounded P."""
 
     format: str
     normalised: bool
@@ -98,8 +107,11 @@ def probability(trial: Trial, found: Rows, exponential: float) -> Claim:
     word = best.format if shares[best] >= _MOST else NONE
     own = max(share for way, share in shares.items() if way.format == declared)
     ratio = excess(found.probe, _read(found))
-    coarser = word != declared and (word not in _FORMATS or dtype_named(word).precision < dtype_named(declared).precision)
-    # A format that explains every row where the declared one explains few is proof as good as a bound.
+    coarser = word != declared and (
+        word not in _FORMATS or dtype_named(word).precision < dtype_named(declared).precision
+    )
+    # A format that explains every row where the declared one explains few is proof as good as a
+    # bound.
     if coarser and word in _FORMATS and own < 1 - _MOST:
         ratio = max(ratio, math.inf)
     evidence = f"{word} explains {shares[best]:.0%} of {len(found.rows)} rows, {declared} {own:.0%}"
@@ -115,11 +127,16 @@ def _ways() -> Iterator[Rounding]:
 
 
 def _share(found: Rows, way: Rounding, others: Tensor, error: float) -> float:
-    """The share of rows that one way of rounding explains, of a p that the exponential may have moved across a middle.
+    """The share of rows that one way of rounding explains, of a p that the exponential may have
+    moved across a middle.
 
-    `others` hold the rounding of the right O; that of what the format makes of it, which may be larger, is added.
+    `others` hold the rounding of the right O; that of what the format makes of it, which may be
+    larger, is added.
     """
-    last, explained = found.probe.problem.format_out.unit_roundoff, torch.zeros_like(found.got, dtype=torch.bool)
+    last, explained = (
+        found.probe.problem.format_out.unit_roundoff,
+        torch.zeros_like(found.got, dtype=torch.bool),
+    )
     for p in (found.p * (1 - error), found.p, found.p * (1 + error)):
         out = way.out(p, found.c)
         explained |= (found.got - out).abs() <= others + last * out.abs()
@@ -138,25 +155,35 @@ def _exp_error(trial: Trial, found: Rows) -> float:
 
 
 def row_sum(trial: Trial, found: Rows) -> Claim | None:
-    """Whether the LSE's row sum is that of P as rounded for the product; None where P is not rounded or there is no LSE."""
+    """Whether the LSE's row sum is that of P as rounded for the product; None where P is not
+    rounded or there is no LSE."""
     lse, numerics = found.probe.first.lse, trial.declaration.numerics
     if lse is None or _declared(trial) == "float32":
         return None
     natural, exact = found.probe.natural_lse(lse)[0, 0, found.rows], torch.log1p(found.p)
     close = bounded(found.probe, row_sum="unrounded").lse_bound[0, 0, found.rows]
-    possible = {f"of P rounded to {name}": torch.log1p(to_format(name)(found.p)) for name in _FORMATS[1:]}
-    fits = {name: float(((natural - value).abs() <= close).double().mean()) for name, value in possible.items()}
+    possible = {
+        f"of P rounded to {name}": torch.log1p(to_format(name)(found.p)) for name in _FORMATS[1:]
+    }
+    fits = {
+        name: float(((natural - value).abs() <= close).double().mean())
+        for name, value in possible.items()
+    }
     best = max(fits, key=fits.__getitem__)
     own = float(((natural - exact).abs() <= close).double().mean())
     word = best if fits[best] >= _MOST and fits[best] > own else BEFORE
     declared = BEFORE if numerics.row_sum == "unrounded" else f"of P rounded to {_declared(trial)}"
-    evidence = f"LSE is as near as it can be to log1p(p) in {own:.0%} of the rows, to that {best} in {fits[best]:.0%}"
+    evidence = (
+        f"LSE is as near as it can be to log1p(p) in {own:.0%} of the rows, to that {best} in"
+        f" {fits[best]:.0%}"
+    )
     ratio = compare(natural, exact, found.probe.truth.lse_bound[0, 0, found.rows], FLOAT32).worst
     return Claim("row sum", word, declared, ratio, word not in (BEFORE, declared), evidence)
 
 
 def exponential(trial: Trial, found: Rows) -> tuple[Claim, float] | None:
-    """How far the row sum is off, by the LSE, or p itself, by O where P stays fp32; None where P's rounding hides it.
+    """How far the row sum is off, by the LSE, or p itself, by O where P stays fp32; None where P's
+    rounding hides it.
 
     The error that was found comes along.
     """
@@ -164,7 +191,13 @@ def exponential(trial: Trial, found: Rows) -> tuple[Claim, float] | None:
     truth, at = found.probe.truth, (0, 0, found.rows)
     if lse is not None:
         natural, exact = found.probe.natural_lse(lse)[at], torch.log1p(found.p)
-        if min((1.0, _LN2, 1 / _LN2), key=lambda factor: float((natural * factor - exact).abs().sum())) != 1.0:
+        if (
+            min(
+                (1.0, _LN2, 1 / _LN2),
+                key=lambda factor: float((natural * factor - exact).abs().sum()),
+            )
+            != 1.0
+        ):
             return None  # an LSE of another base than declared says nothing of the exponential
         error = (natural - exact).abs()
         ratio, what = compare(natural, truth.lse[at], truth.lse_bound[at], FLOAT32).worst, "row sum"
@@ -175,8 +208,16 @@ def exponential(trial: Trial, found: Rows) -> tuple[Claim, float] | None:
         return None
     largest, promised = float(error.nan_to_num(nan=math.inf).max()), _exp_error(trial, found)
     bits = min(21, math.floor(-math.log2(max(largest, 2.0**-30)))) if largest < 1 else 0
-    evidence = f"the {what} has a relative error of {largest:.3g}, {numerics.exp} of {promised:.3g} at most"
-    return Claim("exponential", f"within 2^-{bits}", numerics.exp, ratio, largest > promised, evidence), largest
+    evidence = (
+        f"the {what} has a relative error of {largest:.3g}, {numerics.exp} of {promised:.3g} at"
+        " most"
+    )
+    return (
+        Claim(
+            "exponential", f"within 2^-{bits}", numerics.exp, ratio, largest > promised, evidence
+        ),
+        largest,
+    )
 
 
 def _read(found: Rows) -> Tensor:

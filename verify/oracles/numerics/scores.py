@@ -1,4 +1,5 @@
-"""Scores: whether they are rounded to 16 bits, whether operands were scaled and rounded before, and tf32 instead of fp32."""
+"""Scores: whether they are rounded to 16 bits, whether operands were scaled and rounded before, and
+tf32 instead of fp32."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from torch import Tensor
 
 from verify.arithmetic.rounding import to_bits, to_format
 from verify.judging.trial import Trial
-from verify.oracles.numerics.hypotheses import NARROW, Claim, excess, logit_difference, nearest, run_if_supported
+from verify.oracles.numerics.hypotheses import (
+    NARROW,
+    Claim,
+    excess,
+    logit_difference,
+    nearest,
+    run_if_supported,
+)
 from verify.problem import Problem
 from verify.problem.distributions import Source
 
@@ -20,7 +28,8 @@ _LOG2_E = math.log2(math.e)
 
 
 def rounding(trial: Trial) -> Claim | None:
-    """Raw scores of two keys near 4096, some 16 apart, in steps of 1/4: 16 bits put them onto a grid of 4 or of 32."""
+    """Raw scores of two keys near 4096, some 16 apart, in steps of 1/4: 16 bits put them onto a
+    grid of 4 or of 32."""
     p = trial.problem
     if p.head_dim < 8:
         return None
@@ -39,12 +48,15 @@ def rounding(trial: Trial) -> Claim | None:
         rounded = to_format(name)
         possible[name] = rounded(raw) * p.scale
         possible[f"{name}, scaled and rounded"] = rounded(raw * p.scale)
-        possible[f"{name}, scaled for base 2 and rounded"] = rounded(raw * p.scale * _LOG2_E) / _LOG2_E
+        possible[f"{name}, scaled for base 2 and rounded"] = (
+            rounded(raw * p.scale * _LOG2_E) / _LOG2_E
+        )
     return _claim(probe, "scores", trial.declaration.numerics.scores, "float32", possible)
 
 
 def prescaling(trial: Trial) -> Claim | None:
-    """Two products of different 16-bit numbers that nearly cancel: a rounding of q or k before the product shows."""
+    """Two products of different 16-bit numbers that nearly cancel: a rounding of q or k before the
+    product shows."""
     p = trial.problem
     if p.head_dim < 8 or p.format.itemsize == 1:
         return None
@@ -52,7 +64,10 @@ def prescaling(trial: Trial) -> Claim | None:
         p = p.but(softmax_scale=_SCALE)
     bits = 24 if p.dtype == "float32" else p.format.precision
     exact, source = to_bits(bits), Source(p)
-    q, k = torch.zeros(_ROWS, p.head_dim, dtype=torch.float64), torch.zeros(_ROWS, p.head_dim, dtype=torch.float64)
+    q, k = (
+        torch.zeros(_ROWS, p.head_dim, dtype=torch.float64),
+        torch.zeros(_ROWS, p.head_dim, dtype=torch.float64),
+    )
     mantissas = torch.from_numpy(source.integers("q", "prescaling", 0, 65536, (_ROWS, 2))).double()
     fine = torch.from_numpy(source.integers("k", "prescaling", 0, 65536, (_ROWS, 2))).double()
     q[:, :2] = exact(64 + (mantissas + fine / 65536) / 1024)
@@ -102,14 +117,20 @@ def _one_hot(p: Problem) -> Tensor:
 
 
 def _claim(probe: Trial, name: str, declared: str, honest: str, logits: dict[str, Tensor]) -> Claim:
-    """Which of the pairs of logits (rows, 2) the rows show; the first row is left out, since a causal one sees one key."""
+    """Which of the pairs of logits (rows, 2) the rows show; the first row is left out, since a
+    causal one sees one key."""
     got = logit_difference(probe)[0, 0, 1:]
-    possible = {said: (pair[1:, 1] - pair[1:, 0]).clamp(-_LIMIT, _LIMIT) for said, pair in logits.items()}
+    possible = {
+        said: (pair[1:, 1] - pair[1:, 0]).clamp(-_LIMIT, _LIMIT) for said, pair in logits.items()
+    }
     got = got.clamp(-_LIMIT, _LIMIT)
     word = nearest(got, possible, _LIMIT)
     where = torch.zeros(probe.problem.shape_out, dtype=torch.bool)
     where[:, :, 1:, :2] = True
     apart = (got - possible[honest]).abs()
     at = int(apart.nan_to_num(nan=math.inf).argmax())
-    evidence = f"row {at + 1} has a logit difference of {float(got[at]):.4g}, should be {float(possible[honest][at]):.4g}"
+    evidence = (
+        f"row {at + 1} has a logit difference of {float(got[at]):.4g}, should be"
+        f" {float(possible[honest][at]):.4g}"
+    )
     return Claim(name, word, declared, excess(probe, where), word != honest, evidence)
