@@ -225,14 +225,14 @@ def dealt(items: list[_T], seconds: Callable[[_T], float], shares: int) -> list[
 
 @pytest.fixture(scope="session")
 def judge(pytestconfig: pytest.Config) -> Iterator[Judge]:
-    """The court of this worker."""
+    """The judge of this worker."""
     judge = pytestconfig.stash[_RUN].judge(_WORKER or "main")
     yield judge
     judge.close()
 
 
-@pytest.fixture(scope="session", name="workshop")
-def _workshop(pytestconfig: pytest.Config) -> Iterator[builder.Builder]:
+@pytest.fixture(scope="session", name="builder")
+def _builder(pytestconfig: pytest.Config) -> Iterator[builder.Builder]:
     """The compilers of this worker."""
     opened = pytestconfig.stash[_RUN].builder(_WORKER or "main")
     yield opened
@@ -247,7 +247,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed and call.excinfo is not None:
         _tell(item, report, call.excinfo.value)
-    judge = getattr(item, "funcargs", {}).get("court")
+    judge = getattr(item, "funcargs", {}).get("judge")
     if report.when == "call" and judge is not None:
         met, judge.met = list(dict.fromkeys(entry.told for entry in judge.met)), []
         if met and report.passed:

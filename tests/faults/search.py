@@ -20,7 +20,7 @@ from verify.problem.sampling import draws
 from verify.variant import Config, Declaration, Support
 
 HELD = ("execution", "memory")  # what every run must hold, before any oracle is asked
-# groups that hear the agenda too, as the suite has it, and are asked longest
+# groups that hear the list of edge cases too, as the suite has it, and are asked longest
 _LEADING = ("accuracy", "gradients")
 _SAMPLE = 8  # cases that they hear in any case, so that each of their oracles may speak
 _LONGEST = 300  # cases after which a leading group gives up
@@ -185,7 +185,7 @@ class _Accused:
 
 @cache
 def _candidates(accused: _Accused, group: str) -> tuple[tuple[Config, Problem], ...]:
-    """The cases for a kernel, in a fixed order: the agenda of the finest config, or what the group
+    """The cases for a kernel, in a fixed order: the list of edge cases of the finest config, or what the group
     asks, then draws for all."""
     declaration, leading = accused.declaration, group in _LEADING
     config, dtypes = finest(declaration), declaration.support.dtypes

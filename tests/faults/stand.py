@@ -1,4 +1,4 @@
-"""The stand: faulty and shipped kernels before the court, without a campaign."""
+"""The stand: faulty and shipped kernels before the judge, without a campaign."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from verify.variant import Config, Declaration, Numerics, declaration_from
 # What a test's `torch.zeros_like` leaves in an output.  The judge never fills one with it: it would
 # hide what is not written.
 _POISONS = memory.POISONS | {"zero": 0}
-_LIVES = 3  # as a court keeps
+_LIVES = 3  # as a judge keeps
 _SHARED = ("inputs", "expanded", "dout", "truth")  # what of a trial no run of a kernel changes
 
 
@@ -42,7 +42,7 @@ def finest(declaration: Declaration) -> Config:
 
 @dataclass
 class Stand:
-    """One court, and the declarations of every kernel that was brought before it.  A context
+    """One judge, and the declarations of every kernel that was brought before it.  A context
     manager."""
 
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="faults-")))
@@ -135,7 +135,7 @@ class Stand:
         )
 
     def _cell(self, path: str) -> Cell:
-        """The cell of that file among the court's; a declaration is read where the kernel will
+        """The cell of that file among the judge's; a declaration is read where the kernel will
         run."""
         cells = self.judge.cells
         if path not in cells:

@@ -1,4 +1,4 @@
-"""Whole trials of the accused kernels of relations: one case at a time, by the court, in a cell."""
+"""Whole trials of the accused kernels of relations: one case at a time, by the judge, in a cell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCUSED = ROOT / "tests" / "sample_kernels"
 
 @dataclass(frozen=True)
 class Bench:
-    """A court, and the variants of one accused file by name."""
+    """A judge, and the variants of one accused file by name."""
 
     judge: Judge
     variants: dict[str, Declaration]

@@ -1,7 +1,7 @@
 """A kernel by hand, forward and backward, in the arithmetic that `trials.DECLARED` declares, with
 room for one fault.
 
-FlashAttention-2's algorithms on the CPU, blocks of 32 keys, fp32 but for P and dS.  `court` makes
+FlashAttention-2's algorithms on the CPU, blocks of 32 keys, fp32 but for P and dS.  `judge` makes
 trials whose runs it makes.
 """
 

@@ -1,8 +1,8 @@
-"""One process of an environment for all tests of a worker that load kernels or open a court.
+"""One process of an environment for all tests of a worker that load kernels or open a judge.
 
-Each court and each roster starts a zygote, which imports torch: a second of CPU time, where a test
+Each judge and each roster starts a fork server, which imports torch: a second of CPU time, where a test
 asks for three launches.  Lives begin in the directory of the test that started the process, so
-that accused kernels name files by absolute paths.  Tests of the zygote itself (test_cell*.py)
+that accused kernels name files by absolute paths.  Tests of the fork server itself (test_cell*.py)
 start their own.
 """
 
@@ -23,7 +23,7 @@ from verify.machine.places import state_directory
 
 @dataclass(frozen=True)
 class _Key:
-    """What the process of a zygote has from its start: its environment, and the variables."""
+    """What the process of a fork server has from its start: its environment, and the variables."""
 
     environment: Environment
     variables: frozenset[tuple[str, str]]
@@ -43,8 +43,8 @@ _MOST = 2  # of those that are parked: each has torch loaded
 _parked: dict[_Key, _Parked] = {}
 
 
-class SharedZygote(ForkServer):
-    """A zygote that goes on with the process of one that was closed, if there is one like it."""
+class SharedForkServer(ForkServer):
+    """A fork server that goes on with the process of one that was closed, if there is one like it."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -109,12 +109,12 @@ def end_all() -> None:
 
 
 def _end(key: _Key) -> None:
-    fork_server = SharedZygote(key.environment)
+    fork_server = SharedForkServer(key.environment)
     fork_server._take(_parked.pop(key))
     fork_server.close()
 
 
 def _variables() -> frozenset[tuple[str, str]]:
-    """What of the environment a zygote's process is given."""
+    """What of the environment a fork server's process is given."""
     told = {name for name in os.environ if name.startswith("PYTEST_")} | set(settings.INTERNAL)
     return frozenset((name, value) for name, value in os.environ.items() if name not in told)

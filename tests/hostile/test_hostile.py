@@ -77,7 +77,7 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
-    """All of them before one court, in a directory of their own."""
+    """All of them before one judge, in a directory of their own."""
     folder, version = tmp_path_factory.mktemp("hostile"), judge_hash()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.harness.accused_files import ENVIRONMENT, FILL, Accused, kernel
-from tests.harness.shared_fork_server import SharedZygote, end_all
+from tests.harness.shared_fork_server import SharedForkServer, end_all
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 
 
@@ -72,9 +72,9 @@ def _shared() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def courts_share_a_zygote(_shared: None) -> Iterator[None]:
-    """What imports torch is started once for all courts and rosters of a worker."""
+def courts_share_a_fork_server(_shared: None) -> Iterator[None]:
+    """What imports torch is started once for all judges and rosters of a worker."""
     with contextlib.ExitStack() as patches:
         for place in ("verify.cell.discovery", "verify.campaign.judge"):
-            patches.enter_context(mock.patch(f"{place}.ForkServer", SharedZygote))
+            patches.enter_context(mock.patch(f"{place}.ForkServer", SharedForkServer))
         yield

@@ -1,6 +1,6 @@
 """What an attention kernel must hold.  Each test hears every variant, config and dtype; the
 problems are drawn inside what the variant declares (for the last one, just outside).  `target`
-comes from the variants found, `court` from conftest."""
+comes from the variants found, `judge` from conftest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workshop: kernels compiled without a GPU, for the architectures that the profile asks for, and
+"""Builds: kernels compiled without a GPU, for the architectures that the profile asks for, and
 what the compiler says.
 
 Profile dev asks for one, the others for all (`arches`).  Where time is short only the first builds

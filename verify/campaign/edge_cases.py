@@ -1,4 +1,4 @@
-"""Agenda: the few problems that fill every coverage bin of a target, chosen among many that are
+"""Edge cases: the few problems that fill every coverage bin of a target, chosen among many that are
 drawn and not judged, and those at edges that no bin names and that random lengths hardly ever meet.
 """
 

@@ -45,7 +45,7 @@ class Judge:
     """Hears cases one at a time; close it at the end.
 
     remembered: an earlier run's evidence, whose passes stand.  xfails: known defects; met: those
-    that showed (see `guilty`). zygote: what its cells are forked from, which it closes.
+    that showed (see `guilty`). fork server: what its cells are forked from, which it closes.
     """
 
     recorder: Recorder

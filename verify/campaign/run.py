@@ -86,7 +86,7 @@ class CampaignRun:
     """A run that is being made: its directory, profile, and the kernel files on trial (none: the
     collection).
 
-    zygote: what the roster's lives and then the court's are forked from, for its owner to close;
+    fork server: what the roster's lives and then the judge's are forked from, for its owner to close;
     None: each has one of its own.
     """
 
@@ -191,11 +191,11 @@ class CampaignRun:
         return tuple(d for d in self.roster.declarations if d.compiles and d.uncompilable is None)
 
     def builder(self, worker: str) -> Builder:
-        """A workshop that records under that worker's name."""
+        """A builder that records under that worker's name."""
         return Builder(Recorder(self.directory, f"{worker}-builds"), self.profile)
 
     def judge(self, worker: str) -> Judge:
-        """A court that records under that worker's name and remembers what this run has judged
+        """A judge that records under that worker's name and remembers what this run has judged
         before."""
         remembered = load(self.directory) if any(self.directory.glob("*.jsonl")) else None
         fork_server = self.fork_server or ForkServer(environment())

@@ -1,6 +1,6 @@
 """The child's side of a cell.
 
-The process that the judge starts is a *zygote*: it imports torch once and forks a *life* per
+The process that the judge starts is a *fork server*: it imports torch once and forks a *life* per
 request, so that a cell that was killed or crashed is back within milliseconds.  A life loads kernel
 files, maps the judge's arena and runs kernels in it, until its socket closes.  Nothing here knows a
 Problem, a reference or a test.
@@ -49,7 +49,7 @@ _DEATH = 10.0  # seconds that a killed life may take to end: a GPU's memory has 
 
 
 def main() -> None:
-    """Serve as a zygote on the control socket whose descriptor is argv[1]."""
+    """Serve as a fork server on the control socket whose descriptor is argv[1]."""
     control = socket.socket(fileno=int(sys.argv[1]))
     preload()
     become_subreaper()
@@ -121,7 +121,7 @@ def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) 
         os.close(peer)
         os.close(log)
         return pid, scratch
-    # The life: it must not outlive the zygote, and must not return into the zygote's loop whatever
+    # The life: it must not outlive the fork server, and must not return into the fork server's loop whatever
     # happens.
     try:
         die_with(fork_server)

@@ -96,7 +96,7 @@ def environment() -> Environment:
 def roster(files: list[Path] | None = None, shared: ForkServer | None = None) -> Roster:
     """Load the files (default: the collection), each in a life of its own.
 
-    shared: the zygote that forks these lives, and stays open; by default one of its own.
+    shared: the fork server that forks these lives, and stays open; by default one of its own.
     """
     fork_server = ForkServer(environment()) if shared is None else shared
     entries: list[dict[str, Any]] = []

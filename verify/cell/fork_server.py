@@ -23,7 +23,7 @@ from verify.machine import settings
 from verify.machine.places import state_directory
 
 ROOT = bundle.ROOT
-_START_TIMEOUT = 180.0  # seconds for a zygote to import torch on a busy machine
+_START_TIMEOUT = 180.0  # seconds for a fork server to import torch on a busy machine
 # seconds for one that runs to fork, or to wait for the end of what was killed
 _CONTROL_TIMEOUT = 20.0
 _END_TIMEOUT = 15.0  # seconds to end its lives when the judge hangs up
@@ -82,7 +82,7 @@ class ForkServer:
                     life, pid = self._fork(log)
                 except (Closed, TimeoutError) as error:
                     raise InfrastructureError(
-                        f"the {self.environment.name} zygote is gone: {error}"
+                        f"the {self.environment.name} fork server is gone: {error}"
                     ) from error
         try:
             life.settimeout(_CONTROL_TIMEOUT)
@@ -126,7 +126,7 @@ class ForkServer:
                 return answer
 
     def reap(self, pid: int) -> int | None:
-        """Exit status of a life that has ended (negative: a signal), or None if the zygote cannot
+        """Exit status of a life that has ended (negative: a signal), or None if the fork server cannot
         say.
 
         What the life has left running is killed, and its scratch is removed.
@@ -193,7 +193,7 @@ class ForkServer:
                 words.seek(0)
                 text = visible(words.read()[-2000:].decode(errors="replace"))
                 raise InfrastructureError(
-                    f"the {self.environment.name} zygote did not start: {text}"
+                    f"the {self.environment.name} fork server did not start: {text}"
                 ) from error
         mine.settimeout(_CONTROL_TIMEOUT)
         self._control = mine

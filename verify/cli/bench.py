@@ -73,7 +73,9 @@ def warm(declaration: Declaration, count: int) -> tuple[int, float]:
     benches: SimpleQueue[tuple[Cell, Arena]] = SimpleQueue()
     made = [(Cell(fork_server), Arena()) for _ in range(count)]
     for cell, _ in made:
-        cell.load(declaration.path)  # one after the other: a zygote serves one caller at a time
+        cell.load(
+            declaration.path
+        )  # one after the other: a fork server serves one caller at a time
     for pair in made:
         benches.put(pair)
 

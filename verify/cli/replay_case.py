@@ -48,7 +48,7 @@ def replay(case: Case, console: Console) -> int:
     if at and run.roster.unusable:
         say(console, f"verify: {run.roster.unusable}")
         return USAGE
-    target = _docket(run, case, console)
+    target = _target(run, case, console)
     if isinstance(target, int):
         return target
     # before this replay leaves a record of its own
@@ -72,7 +72,7 @@ def _nonsense(case: Case, file: Path | None) -> str | None:
     return too_large(case.problem)
 
 
-def _docket(run: CampaignRun, case: Case, console: Console) -> Target | int:
+def _target(run: CampaignRun, case: Case, console: Console) -> Target | int:
     """The target that hears the case, or an exit code where there is none, and why is said."""
     known = {declaration.ref: declaration for declaration in run.roster.declarations}
     if case.variant not in known:

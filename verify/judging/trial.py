@@ -1,4 +1,4 @@
-"""Trial: one case in court.  One run and one reference serve all oracles that judge the same
+"""Trial: one case on trial.  One run and one reference serve all oracles that judge the same
 case."""
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from verify.problem import Problem
 
 
 class Bench:
-    """A court of which each long problem is guilty, or that breaks on it."""
+    """A judge of which each long problem is guilty, or that breaks on it."""
 
     guilty = Judge.guilty
 

@@ -115,7 +115,7 @@ def test_a_killed_command_leaves_no_process_and_no_lock(
         wait_for(
             lambda: worker.is_file() and '"begin"' in worker.read_text(), 240, "no case was begun"
         )
-        # pytest, a worker, a zygote and a life
+        # pytest, a worker, a fork server and a life
         wait_for(lambda: len(descendants(run.pid)) >= 4, 60, "no cell has a life")
         below = descendants(run.pid)
         assert command(monkeypatch, "run", "-n", "0", "--run-id", "mine", "sleeps.py") == USAGE

@@ -82,7 +82,7 @@ HEARD_BY = {
 # Right ones among the wrong, which nobody may convict.
 RIGHT = ("gradients.py@right", "false_promises.py@as-declared")
 
-# The agenda and the long sequences would take longer than all that is drawn.
+# The list of edge cases and the long sequences would take longer than all that is drawn.
 DRAWN = "(not coverage_bins and not long_sequences)"
 
 _FILES = list(dict.fromkeys(name.partition(".py@")[0] for name in WRONG))  # a file is tried whole

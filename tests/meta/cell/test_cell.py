@@ -300,7 +300,7 @@ def test_fifty_lives_leak_nothing(
     accused: Accused,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No descriptor, here or in the zygote, and no process; and a respawn is cheap."""
+    """No descriptor, here or in the fork server, and no process; and a respawn is cheap."""
     cell = Cell(fork_server)
     good, bad = accused(FILL), accused("os._exit(1)")
     assert works(cell, good, arena)
@@ -330,7 +330,7 @@ def test_fifty_lives_leak_nothing(
     assert respawn < 0.5, "a fork of a warm process, not a start of a new one"
 
 
-def test_a_killed_zygote_is_replaced(
+def test_a_killed_fork_server_is_replaced(
     arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_CONFINE", "0")  # a confined life cannot kill it
@@ -344,12 +344,12 @@ def test_a_killed_zygote_is_replaced(
         assert len(lives) == 2
         reply = run(cell, accused("os.kill(os.getppid(), signal.SIGKILL); time.sleep(30)"), arena)
         assert reply.status == "crash"
-        assert all(ends(life) for life in lives), "lives must not outlive their zygote"
+        assert all(ends(life) for life in lives), "lives must not outlive their fork server"
         with contextlib.suppress(InfrastructureError):
             works(cell, good, arena)
         assert works(cell, good, arena)
         assert works(bystander, good, arena), (
-            "what one kernel did to the zygote is no crash of another's"
+            "what one kernel did to the fork server is no crash of another's"
         )
     finally:
         for one in (cell, bystander):
@@ -357,13 +357,13 @@ def test_a_killed_zygote_is_replaced(
         fork_server.close()
 
 
-def test_a_zygote_that_cannot_start_says_why() -> None:
+def test_a_fork_server_that_cannot_start_says_why() -> None:
     fork_server = ForkServer(Environment("broken", "cpu", (("PYTHONHOME", "/nowhere"),)))
     cell = Cell(fork_server)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(
         InfrastructureError,
-        match=r"broken zygote did not start: [\s\S]*(encodings|PYTHONHOME|prefix)",
+        match=r"broken fork server did not start: [\s\S]*(encodings|PYTHONHOME|prefix)",
     ):
         cell.arch()
     fork_server.close()

@@ -135,7 +135,9 @@ def test_a_reply_that_drips_ends_at_the_deadline(
     assert run(cell, accused()).ok
 
 
-def test_a_stopped_zygote_is_replaced(accused: Accused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_fork_server_is_replaced(
+    accused: Accused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("verify.cell.fork_server._CONTROL_TIMEOUT", 2.0)
     monkeypatch.setattr("verify.cell.fork_server._END_TIMEOUT", 5.0)
     fork_server = ForkServer(ENVIRONMENT)

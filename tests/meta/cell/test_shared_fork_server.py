@@ -1,4 +1,4 @@
-"""What the tests' courts share: a process that is well, and was started with the same variables."""
+"""What the tests' judges share: a process that is well, and was started with the same variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.shared_fork_server import SharedZygote, end_all
+from tests.harness.shared_fork_server import SharedForkServer, end_all
 from verify.cell.process import PLAIN_CPU, Cell
 
 
@@ -20,8 +20,8 @@ def _alone() -> Iterator[None]:
 
 
 def process_after_a_life() -> int:
-    """The process of a zygote that had a life, which nobody ended, and was closed."""
-    fork_server = SharedZygote(PLAIN_CPU)
+    """The process of a fork server that had a life, which nobody ended, and was closed."""
+    fork_server = SharedForkServer(PLAIN_CPU)
     assert Cell(fork_server).arch() == "cpu"
     assert fork_server._process is not None
     pid = fork_server._process.pid

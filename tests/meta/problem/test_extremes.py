@@ -13,11 +13,11 @@ from verify.problem.inputs import tensors
 from verify.problem.sampling import draws
 from verify.problem.strategies import EXTREME_SCALES
 
-DOCKET = Target(DECLARED, DECLARED.configs[0], "float32", "accuracy")
+TARGET = Target(DECLARED, DECLARED.configs[0], "float32", "accuracy")
 
 
 def test_some_draws_are_extreme_and_most_are_not() -> None:
-    drawn = draws(DOCKET.problems, 400)
+    drawn = draws(TARGET.problems, 400)
     found = [problem for problem in drawn if extreme(problem)]
     assert 0.04 < len(found) / len(drawn) < 0.5
     assert {problem.distribution for problem in found} > {"range_edges"}
@@ -25,10 +25,10 @@ def test_some_draws_are_extreme_and_most_are_not() -> None:
 
 
 def test_extreme_problems_differ_and_come_again() -> None:
-    found = list(extremes(DOCKET, 12, pairs=4000))
+    found = list(extremes(TARGET, 12, pairs=4000))
     assert len({problem.name for problem in found}) == 12
     assert all(extreme(problem) and problem.pairs <= 4000 for problem in found)
-    assert [problem.name for problem in islice(extremes(DOCKET, 12, pairs=4000), 4)] == [
+    assert [problem.name for problem in islice(extremes(TARGET, 12, pairs=4000), 4)] == [
         p.name for p in found[:4]
     ]
     assert Problem.parse(found[-1].name) == found[-1]

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from references.masks import Causal
-from tests.harness.shared_fork_server import SharedZygote
+from tests.harness.shared_fork_server import SharedForkServer
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE
 from verify.cell.process import PLAIN_CPU, ROOT
 from verify.cli.sanitize import Request, sanitize
@@ -197,7 +197,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def lane(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
-    monkeypatch.setattr("verify.sanitizers.lane.ForkServer", SharedZygote)
+    monkeypatch.setattr("verify.sanitizers.lane.ForkServer", SharedForkServer)
     return Lane(tmp_path, tools, monkeypatch)
 
 

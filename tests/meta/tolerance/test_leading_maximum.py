@@ -209,7 +209,7 @@ def test_what_is_illegal_or_not_derived_is_refused(
         resolve(Numerics(**changes), Config(), problem, "sm_90")
 
 
-# In court
+# On trial
 
 
 @pytest.fixture(scope="module")
