@@ -72,6 +72,8 @@ def of(file: str, function: str, shows: str) -> Place:
 
 HERE = "test_documented_commands"
 SANITIZE = (HERE, "test_sanitize_reaches_the_lane_with_its_options")
+RUN = (HERE, "test_run_is_told_its_options")
+TERMS = ("test_verdict_page", "test_the_terms_are_what_the_command_prints")
 
 RUNS = {
     "verify": wheel('verify, "--version"'),
@@ -81,6 +83,8 @@ RUNS = {
     "verify run --examples": wheel('"right.py", "--examples"'),
     "verify run -k": of("test_guide", "test_the_declared_kernel_of_the_guide_is_acquitted", '"-k"'),
     "verify run -x": wheel('"run", "wrong.py", "-x"'),
+    "verify run --seed": of(*RUN, '"--seed"'),
+    "verify run -n": of(*RUN, '"-n"'),
     "verify fuzz": wheel('"fuzz", "wrong.py"'),
     "verify fuzz --max-time": wheel('"--max-time"'),
     "verify fuzz --keep-going": of(HERE, "test_fuzz_keeps_going", '"--keep-going"'),
@@ -101,6 +105,9 @@ RUNS = {
     "verify probe": of("test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'),
     "verify test": ci("python3 -m verify test --profile ci"),
     "references.masks": of(HERE, "test_masks_are_drawn", '"references.masks"'),
+    "tests.bound_terms": of(*TERMS, "bound_terms.main(words)"),
+    "tests.bound_terms --index": of(*TERMS, "bound_terms.main(words)"),
+    "tests.bound_terms --arch": of(*TERMS, "bound_terms.main(words)"),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests.faults"'),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
@@ -238,6 +245,18 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     verify(monkeypatch, "sanitize", "--case", case)
     assert [request.quick for request in asked] == [True, False]
     assert [request.case for request in asked] == [None, Case.parse(case)]
+
+
+def test_run_is_told_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They reach the campaign as they were given."""
+    asked: list[Order] = []
+    monkeypatch.setattr("verify.cli.run.carry_out", lambda order, console: asked.append(order))
+    monkeypatch.setattr("verify.cli.run.conclude", lambda order, search, **how: search())
+    kernel = tmp_path / "my_attention.py"
+    kernel.touch()
+    verify(monkeypatch, "run", str(kernel), "-x", "--seed", "2", "-n", "0")
+    (order,) = asked
+    assert (order.exit_first, order.seed, order.workers) == (True, 2, "0")
 
 
 def test_fuzz_keeps_going(monkeypatch: pytest.MonkeyPatch) -> None:
