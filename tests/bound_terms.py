@@ -102,9 +102,8 @@ def element_of(case: Case, declaration: Declaration, index: int, arch: str) -> E
     size = math.prod(p.shape_out)
     if not 0 <= index < size:
         raise UnexplainedError(f"--index: {index} is not from 0 to {size - 1}")
-    batch, head, row, column = (
-        int(i) for i in torch.unravel_index(torch.tensor(index), p.shape_out)
-    )
+    place_in_out = torch.unravel_index(torch.tensor(index), p.shape_out)
+    batch, head, row, column = (int(i) for i in place_in_out)
     q, k, v = dequantised(p, tensors(p))
     blocks = list(row_blocks(q, k, v, Attention(p.mask, p.scale, p.softcap)))
     if len(blocks) != 1:

@@ -1,4 +1,4 @@
-"""Every command that README.md or docs/ names is run somewhere: by a step of .ci/run, or by a test.
+"""Every command that README.md, CONTRIBUTING.md or docs/ names is run somewhere: by a step of .ci/run, or by a test.
 
 A command counts as run where RUNS says, and RUNS is held against the file and the function that it
 names.  Whoever documents a new command, or a new option of one, runs it in a test and adds a line.
@@ -27,7 +27,7 @@ from verify.engine import FAILED, Order
 from verify.sanitizers.command import Request
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = ("", "sh", "bash", "console", "text")
 
 # "python3 -m verify run", "verify run", "tox -e gpu", "pytest -n auto", "pip install -e .", ...

@@ -48,14 +48,17 @@ def last_place(number: str) -> float:
     return 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
 
 
+def near(one: str, other: str) -> bool:
+    """Whether two numbers are within two units of the last place of the coarser one."""
+    return abs(float(one) - float(other)) <= 2.001 * max(last_place(one), last_place(other))
+
+
 def same(printed: str, again: str) -> bool:
-    """Whether the words are the same, and each number is within two units of its last place."""
+    """Whether the words are the same, and the numbers near."""
     if NUMBER.sub("#", printed).split() != NUMBER.sub("#", again).split():
         return False
     pairs = zip(NUMBER.findall(printed), NUMBER.findall(again), strict=True)
-    return all(
-        abs(float(a) - float(b)) <= 2.001 * max(last_place(a), last_place(b)) for a, b in pairs
-    )
+    return all(near(one, other) for one, other in pairs)
 
 
 def test_numbers_are_compared_to_their_last_place() -> None:
@@ -155,9 +158,8 @@ def test_a_bound_that_it_cannot_take_apart_is_refused(
 @PAGES
 def test_the_equations_hold(page: Path) -> None:
     text = text_of(page)
-    known = {
-        number.lstrip("-") for block in blocks(text, "text") for number in NUMBER.findall(block)
-    }
+    printed = NUMBER.findall("\n".join(blocks(text, "text")))
+    known = {number.lstrip("-") for number in printed}
     equations = EQUATION.findall(text)
     assert len(equations) >= 4
     for expression, result in equations:
