@@ -29,7 +29,7 @@ from verify.evidence import Finding
 from verify.inputs import dequantised, tensors
 from verify.oracles.bound import compare, excess
 from verify.problem import Problem
-from verify.tolerance.forward import resolve
+from verify.tolerance.forward import BEST, resolve
 from verify.trial import Truth, compute_truth
 from verify.variant import AttentionArgs, Config, Declaration
 
@@ -104,11 +104,18 @@ def config_of(declaration: Declaration, name: str) -> Config:
 
 
 def truth_of(case: Case) -> Truth:
-    """Reference and bounds, as a trial on a CPU has them."""
+    """Reference and bounds, the best ones too, as a trial on a CPU has them."""
     declaration, problem = declaration_of(case.variant), case.problem
     config = config_of(declaration, case.config)
-    arithmetic = resolve(declaration.numerics, config, problem, "cpu")
-    return compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
+    inputs = dequantised(problem, tensors(problem))
+    both = [resolve(numerics, config, problem, "cpu") for numerics in (declaration.numerics, BEST)]
+    return compute_truth(problem, inputs, both)
+
+
+def bound_ratio(truth: Truth) -> float:
+    """How many times as wide as the best ones the bounds are."""
+    assert truth.best_out_bound is not None
+    return float((truth.out_bound / truth.best_out_bound).median())
 
 
 def the_case_that_passes() -> tuple[Case, str]:
@@ -217,6 +224,7 @@ def test_the_replay_is_of_that_truth_and_bound() -> None:
     error = abs(-1526 / 4096 - float(truth.out.flatten()[95]))
     assert error == pytest.approx(got["max_error_out"], 1e-3)
     assert error / float(truth.out_bound.flatten()[95]) == pytest.approx(got["r_out"], 1e-3)
+    assert bound_ratio(truth) == pytest.approx(got["bound_ratio"], 1e-3)
     line = next(line for line in text_of(PAGE).splitlines() if line.startswith("| **triton"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     named = [got[name] for name in ("r_out", "r_lse", "lse_ulp", "bound_ratio")]
@@ -250,6 +258,8 @@ def test_the_case_that_fails_fails_as_shown(my_attention: Path) -> None:
     assert lines["how"] == f"many {finding.count} of {finding.total}"
     case = Case(lines["variant"], lines["config"], "accuracy", problem)
     assert lines["replay"] == replay_command(case.id)
+    wide = f"The bound is {bound_ratio(truth_of(case)):.0f} times as wide as that of the best"
+    assert wide in " ".join(text.split())
 
 
 def test_the_search_goes_as_shown(my_attention: Path) -> None:
