@@ -13,8 +13,8 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
-from verify import device, leash  # imports no torch
-from verify import settings as variables
+from verify.machine import device, leash  # imports no torch
+from verify.machine import settings as variables
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _T = TypeVar("_T")
@@ -24,7 +24,8 @@ if _WORKER or _PARENT:  # it must not outlive the process that gave it work, wha
 
 
 def _pin_gpu(worker: str) -> None:
-    """Give each worker one GPU of the caller's mask (of the machine, if there is no mask), in turn, before CUDA begins."""
+    """Give each worker one GPU of the caller's mask (of the machine, if there is no mask), in turn,
+    before CUDA begins."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not worker.startswith("gw"):
         return
@@ -35,10 +36,15 @@ def _pin_gpu(worker: str) -> None:
 
 _pin_gpu(_WORKER)
 
-from verify import campaign, errors, halt, workshop  # noqa: E402 - after the mask
-from verify.court import Court  # noqa: E402
-from verify.engine import NO_SPACE  # noqa: E402
-from verify.xfails import XfailsError, at_start, begin_with  # noqa: E402
+from verify.campaign import builds as builder  # noqa: E402
+from verify.campaign import halt  # noqa: E402
+from verify.campaign import run as campaign  # noqa: E402 - after the mask
+from verify.campaign.judge import Judge  # noqa: E402
+from verify.campaign.runner import NO_SPACE  # noqa: E402
+from verify.cell.discovery import environment  # noqa: E402
+from verify.cell.process import ForkServer  # noqa: E402
+from verify.evidence import errors  # noqa: E402
+from verify.evidence.known_failures import XfailsError, at_start, begin_with  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has deadlines of its own
@@ -55,18 +61,51 @@ settings.register_profile("nightly", max_examples=2000, verbosity=Verbosity.quie
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("verify")
-    group.addoption("--kernel", action="append", default=[], metavar="FILE", help="try this kernel file, not the collection")
-    group.addoption("--profile", default=None, choices=("dev", "ci", "gpu", "nightly"), help="how many cases, how random")
-    group.addoption("--examples", type=int, default=None, help="cases per docket, instead of the profile's number")
-    group.addoption("--run-id", default=None, help="continue that run: what it has judged is not judged again")
-    group.addoption("--report-dir", default=None, help="where the accuracy report goes (default: .verify/report/<device>)")
+    group.addoption(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="try this kernel file, not the collection",
+    )
+    group.addoption(
+        "--profile",
+        default=None,
+        choices=("dev", "ci", "gpu", "nightly"),
+        help="how many cases, how random",
+    )
+    group.addoption(
+        "--examples",
+        type=int,
+        default=None,
+        help="cases per target, instead of the profile's number",
+    )
+    group.addoption(
+        "--run-id", default=None, help="continue that run: what it has judged is not judged again"
+    )
+    group.addoption(
+        "--report-dir",
+        default=None,
+        help="where the accuracy report goes (default: .verify/report/<device>)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "hears(group): the property test of one group of oracles, for every docket")
-    config.addinivalue_line("markers", "hears_family(family): the property test of several groups; it draws each case's group")
-    config.addinivalue_line("markers", "compiles: a test for every variant that compiles without a GPU, and every architecture")
-    config.addinivalue_line("markers", "long(seconds): a test that workers begin with, so that none is left alone with it")
+    config.addinivalue_line(
+        "markers", "hears(group): the property test of one group of oracles, for every target"
+    )
+    config.addinivalue_line(
+        "markers",
+        "hears_family(family): the property test of several groups; it draws each case's group",
+    )
+    config.addinivalue_line(
+        "markers",
+        "compiles: a test for every variant that compiles without a GPU, and every architecture",
+    )
+    config.addinivalue_line(
+        "markers",
+        "long(seconds): a test that workers begin with, so that none is left alone with it",
+    )
     config.addinivalue_line("markers", "covers: a test for every variant, config and dtype")
     try:
         variables.check()
@@ -83,6 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
     run = config.stash[_RUN] = campaign.open_run(profile, files, run_id)
+    run.fork_server = ForkServer(environment())  # it starts when it is first asked
     marker = run.directory.absolute() / "failed" if config.getoption("maxfail") == 1 else None
     halt.stop_at_first_failure(marker)
     if hasattr(config, "workerinput"):
@@ -114,27 +154,40 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = metafunc.config.stash[_RUN]
     marker = metafunc.definition.get_closest_marker("hears")
     if marker is not None:
-        dockets = run.dockets(marker.args[0])
-        metafunc.parametrize("docket", [pytest.param(docket, id=docket.id) for docket in dockets])
+        targets = run.targets(marker.args[0])
+        metafunc.parametrize("target", [pytest.param(target, id=target.id) for target in targets])
     marker = metafunc.definition.get_closest_marker("hears_family")
     if marker is not None:
         families = run.families(marker.args[0])
-        metafunc.parametrize("dockets", [pytest.param(dockets, id=dockets[0].id) for dockets in families])
+        metafunc.parametrize(
+            "targets", [pytest.param(targets, id=targets[0].id) for targets in families]
+        )
     if metafunc.definition.get_closest_marker("covers") is not None:
-        heard = [docket for group in ("accuracy", "gradients") for docket in run.dockets(group)]
-        metafunc.parametrize("docket", [pytest.param(docket, id=f"{docket.group}-{docket.id}") for docket in heard])
+        heard = [target for group in ("accuracy", "gradients") for target in run.targets(group)]
+        metafunc.parametrize(
+            "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in heard]
+        )
     if metafunc.definition.get_closest_marker("compiles") is not None:
-        pairs = [(declaration, arch) for declaration in run.compiled for arch in workshop.arches(run.profile)]
+        pairs = [
+            (declaration, arch)
+            for declaration in run.compiled
+            for arch in builder.arches(run.profile)
+        ]
         ids = [f"{declaration.ref}-{arch}" for declaration, arch in pairs]
         metafunc.parametrize(("declaration", "arch"), pairs, ids=ids)
     if "unloadable" in metafunc.fixturenames:
-        metafunc.parametrize("unloadable", [pytest.param(failure, id=failure.ref) for failure in run.roster.failures])
+        metafunc.parametrize(
+            "unloadable", [pytest.param(failure, id=failure.ref) for failure in run.roster.failures]
+        )
     if "witness" in metafunc.fixturenames:
-        metafunc.parametrize("witness", [pytest.param(pair, id=pair[1]) for pair in run.witnesses()])
+        metafunc.parametrize(
+            "witness", [pytest.param(pair, id=pair[1]) for pair in run.witnesses()]
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test with nothing to hear (no known failure, no file that does not load) is not a skipped test: there is none."""
+    """A test with nothing to hear (no known failure, no file that does not load) is not a skipped
+    test: there is none."""
     idle = [item for item in items if item.name.endswith("[NOTSET]")]
     if idle:
         config.hook.pytest_deselected(items=idle)
@@ -143,7 +196,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: without it each of Python's collections of garbage is cheap."""
+    """What is imported by now stays: without it each of Python's collections of garbage is
+    cheap."""
     gc.collect()
     gc.freeze()
 
@@ -170,17 +224,17 @@ def dealt(items: list[_T], seconds: Callable[[_T], float], shares: int) -> list[
 
 
 @pytest.fixture(scope="session")
-def court(pytestconfig: pytest.Config) -> Iterator[Court]:
+def judge(pytestconfig: pytest.Config) -> Iterator[Judge]:
     """The court of this worker."""
-    court = pytestconfig.stash[_RUN].court(_WORKER or "main")
-    yield court
-    court.close()
+    judge = pytestconfig.stash[_RUN].judge(_WORKER or "main")
+    yield judge
+    judge.close()
 
 
 @pytest.fixture(scope="session", name="workshop")
-def _workshop(pytestconfig: pytest.Config) -> Iterator[workshop.Workshop]:
+def _workshop(pytestconfig: pytest.Config) -> Iterator[builder.Builder]:
     """The compilers of this worker."""
-    opened = pytestconfig.stash[_RUN].workshop(_WORKER or "main")
+    opened = pytestconfig.stash[_RUN].builder(_WORKER or "main")
     yield opened
     opened.close()
 
@@ -193,50 +247,64 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed and call.excinfo is not None:
         _tell(item, report, call.excinfo.value)
-    court = getattr(item, "funcargs", {}).get("court")
-    if report.when == "call" and court is not None:
-        met, court.met = list(dict.fromkeys(entry.told for entry in court.met)), []
+    judge = getattr(item, "funcargs", {}).get("court")
+    if report.when == "call" and judge is not None:
+        met, judge.met = list(dict.fromkeys(entry.told for entry in judge.met)), []
         if met and report.passed:
             report.outcome, report.wasxfail = "skipped", "; ".join(met)
     return report
 
 
 def _tell(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
-    """Stop all processes if that was asked for; have the first process record what is no verdict (see `_Errors`)."""
+    """Stop all processes if that was asked for; have the first process record what is no verdict
+    (see `_Errors`)."""
     halt.failed()
     if isinstance(error, OSError) and error.errno in NO_SPACE:
         item.session.shouldstop = f"cannot write evidence: {error}"
     judged = type(error).__name__.startswith("Guilty") or "unloadable" in item.fixturenames
     if not judged:
-        message = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        message = (
+            str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        )
         report.user_properties.append((_ERROR, errors.shortened(message)))
 
 
 class _Errors:
-    """Hears of every failed test in the first process, and records those that failed without a verdict."""
+    """Hears of every failed test in the first process, and records those that failed without a
+    verdict."""
 
-    def __init__(self, run: campaign.OpenRun) -> None:
+    def __init__(self, run: campaign.CampaignRun) -> None:
         self.run = run
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         message = dict(report.user_properties).get(_ERROR)
-        if report.failed and message is None and report.when == "???":  # a worker that crashed, as xdist reports it
+        # a worker that crashed, as xdist reports it
+        if report.failed and message is None and report.when == "???":
             message = errors.shortened(report.longreprtext)
         if message is None or not self.run.directory.is_dir():
             return
         refs = [declaration.ref for declaration in self.run.roster.declarations]
-        error = errors.JudgeError(errors.variant_in(report.nodeid, refs), report.nodeid, str(message))
+        error = errors.JudgeError(
+            errors.variant_in(report.nodeid, refs), report.nodeid, str(message)
+        )
         with contextlib.suppress(OSError):
             errors.record(self.run.directory, error)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A campaign that ends at its first failure ends in all workers, not where that worker's tests are over."""
+    """A campaign that ends at its first failure ends in all workers, not where that worker's tests
+    are over."""
     done = yield
     if halt.stopped():
         item.session.shouldstop = "stopping at the first failure"
     return done
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    run = config.stash.get(_RUN, None)
+    if run is not None and run.fork_server is not None:
+        run.fork_server.close()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -262,14 +330,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     text = config.stash.get(_REPORT, None)
     if text:
         terminalreporter.section("accuracy report")
         terminalreporter.write_line(text)
 
 
-_RUN: pytest.StashKey[campaign.OpenRun] = pytest.StashKey()
+_RUN: pytest.StashKey[campaign.CampaignRun] = pytest.StashKey()
 _REPORT: pytest.StashKey[str] = pytest.StashKey()
 _LOCK: pytest.StashKey[object] = pytest.StashKey()
 _ERROR = "error of the judge"

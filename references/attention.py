@@ -6,17 +6,19 @@ For one head, over the visible pairs alone:
     m_i = max_j S_ij        l_i = sum_j exp(S_ij - m_i)        LSE_i = m_i + ln l_i
     P_ij = exp(S_ij - m_i) / l_i = exp(S_ij - LSE_i)           O = P V
 
-    dV = P^T dO        dP = dO V^T        D_i = sum_d dO_id O_id        dS = P (dP - D) [1 - tanh^2(S / c)]
-    dQ = softmax_scale dS K               dK = softmax_scale dS^T Q
+    dV = P^T dO        dP = dO V^T        D_i = sum_d dO_id O_id        dS = P (dP - D) [1 -
+    tanh^2(S / c)] dQ = softmax_scale dS K               dK = softmax_scale dS^T Q
 
-(Vaswani et al., arXiv 1706.03762; blocked as in Dao et al., arXiv 2205.14135, and Dao, arXiv 2307.08691.)  A query that sees
-no key has O = 0, LSE = -inf and zero gradients.  What a masked pair holds, NaN and infinity included, has no effect; nor has a
-visible score of -inf, whose weight is 0.  Every other visible pair has a positive weight, so that a visible infinity in V
-reaches O even where its weight is too small for a double.
+(Vaswani et al., arXiv 1706.03762; blocked as in Dao et al., arXiv 2205.14135, and Dao, arXiv
+2307.08691.)  A query that sees no key has O = 0, LSE = -inf and zero gradients.  What a masked pair
+holds, NaN and infinity included, has no effect; nor has a visible score of -inf, whose weight is 0.
+Every other visible pair has a positive weight, so that a visible infinity in V reaches O even where
+its weight is too small for a double.
 
-Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv, head_dim), v (batch, heads_kv, seqlen_kv,
-head_dim_v), of any float dtype and strides, on one device.  Query head h reads key head h // group, group = heads_q //
-heads_kv.  Inputs are converted to fp64, which is exact, one block at a time; results are fp64 on the inputs' device.
+Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv, head_dim), v (batch,
+heads_kv, seqlen_kv, head_dim_v), of any float dtype and strides, on one device.  Query head h reads
+key head h // group, group = heads_q // heads_kv.  Inputs are converted to fp64, which is exact, one
+block at a time; results are fp64 on the inputs' device.
 """
 
 from __future__ import annotations
@@ -29,24 +31,26 @@ import torch
 from torch import Tensor
 
 from references.blocks import Block, Inputs, Size, Tile
-from references.masks import Full, Mask
-from references.positions import Choice, Positions, Sizes, largest_norm, positions, slices, take, tensor
+from references.definition import Attention
+from references.masks import Full
+from references.positions import (
+    Choice,
+    Positions,
+    Sizes,
+    largest_norm,
+    positions,
+    slices,
+    take,
+    tensor,
+)
 
 _LOWEST = torch.finfo(torch.float64).min
 
 
-@dataclass(frozen=True)
-class Attention:
-    """The mathematics of one problem.  softmax_scale may be zero or negative; softcap 0 means none."""
-
-    mask: Mask
-    softmax_scale: float
-    softcap: float = 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """out (batch, heads_q, rows, head_dim_v) and the natural-log lse (batch, heads_q, rows), both fp64."""
+    """out (batch, heads_q, rows, head_dim_v) and the natural-log lse (batch, heads_q, rows), both
+    fp64."""
 
     out: Tensor
     lse: Tensor
@@ -54,7 +58,8 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """dq (batch, heads_q, seqlen_q, head_dim), dk and dv (batch, heads_kv, columns, head_dim or head_dim_v), all fp64."""
+    """dq (batch, heads_q, seqlen_q, head_dim), dk and dv (batch, heads_kv, columns, head_dim or
+    head_dim_v), all fp64."""
 
     dq: Tensor
     dk: Tensor
@@ -63,18 +68,21 @@ class Backward:
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Some rows of some query heads against all keys, or chosen ones: every quantity of the softmax in fp64, for error bounds.
+    """Some rows of some query heads against all keys, or chosen ones: every quantity of the softmax
+    in fp64, for error bounds.
 
-    `index` puts a result where it belongs: `whole.flatten(0, 1)[block.index] = part`, whole being (batch, heads_q, rows, ...).
-    Shapes: scores, uncapped, magnitude, visible (bool), probabilities (heads, rows, keys); row_max, row_sum, lse
-    (heads, rows); out (heads, rows, head_dim_v); values (heads, keys, head_dim_v).  `visible` may be an expanded view.
-    Sizes: of each row of Q, (heads, rows, 1); of each column of K and V, (heads, 1, head_dim) and (heads, 1, head_dim_v).
+    `index` puts a result where it belongs: `whole.flatten(0, 1)[block.index] = part`, whole being
+    (batch, heads_q, rows, ...). Shapes: scores, uncapped, magnitude, visible (bool), probabilities
+    (heads, rows, keys); row_max, row_sum, lse (heads, rows); out (heads, rows, head_dim_v); values
+    (heads, keys, head_dim_v).  `visible` may be an expanded view. Sizes: of each row of Q, (heads,
+    rows, 1); of each column of K and V, (heads, 1, head_dim) and (heads, 1, head_dim_v).
     """
 
     index: tuple[slice, slice]  # into (batch * heads_q, the chosen rows)
     rows: Tensor  # positions of these rows in seqlen_q, int64, on the CPU
     scores: Tensor  # scaled and capped; -inf where masked
-    uncapped: Tensor  # scaled, before the softcap; -inf where masked; `scores` itself without a softcap
+    # scaled, before the softcap; -inf where masked; `scores` itself without a softcap
+    uncapped: Tensor
     magnitude: Tensor  # |softmax_scale| |Q| |K|^T; 0 where masked
     visible: Tensor
     probabilities: Tensor  # 0 where masked
@@ -90,13 +98,23 @@ class RowBlock:
 
 
 _BUDGET = {"cpu": 2**21, "cuda": 2**26}  # elements of one tensor of `row_blocks`
-_NO_SHIFT = 100.0  # up to this |S| the row maximum need not be subtracted: exp(+-100) = 1e+-43 is far inside fp64's range
+# up to this |S| the row maximum need not be subtracted: exp(+-100) = 1e+-43 is far inside fp64's
+# range
+_NO_SHIFT = 100.0
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, attention: Attention, *, rows: Choice = None, block_q: Size = None, block_kv: Size = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attention: Attention,
+    *,
+    rows: Choice = None,
+    block_q: Size = None,
+    block_kv: Size = None,
 ) -> Forward:
-    """O and LSE of the chosen rows, blocked over rows and keys: memory for one tile of scores, the inputs and the outputs.
+    """O and LSE of the chosen rows, blocked over rows and keys: memory for one tile of scores, the
+    inputs and the outputs.
 
     block_q: rows of one head at once; block_kv: keys at once.
     Raises ValueError for shapes that do not fit each other, and for rows out of range.
@@ -109,14 +127,23 @@ def forward(
     small = math.isfinite(bound) and min(bound, attention.softcap or bound) <= _NO_SHIFT
     for heads, at, part, tiles in inputs.blocks(chosen, range(inputs.seqlen_kv), block_q, block_kv):
         q_block = inputs.rows(inputs.q, heads, at) * attention.softmax_scale
-        o, row_lse = _online_softmax(inputs, q_block, tiles, shift=not (small and finite), finite=finite)
+        o, row_lse = _online_softmax(
+            inputs, q_block, tiles, shift=not (small and finite), finite=finite
+        )
         out[heads, :, part], lse[heads, :, part] = inputs.unfold(o), inputs.unfold(row_lse)
-    return Forward(out.view(*q.shape[:2], len(chosen), v.shape[-1]), lse.view(*q.shape[:2], len(chosen)))
+    return Forward(
+        out.view(*q.shape[:2], len(chosen), v.shape[-1]), lse.view(*q.shape[:2], len(chosen))
+    )
 
 
-def _online_softmax(inputs: Inputs, q: Tensor, tiles: list[Tile], *, shift: bool, finite: bool) -> tuple[Tensor, Tensor]:
-    """O and LSE (last dimension 1) of folded rows; q is scaled.  Without `shift` m = 0; finite: V has no NaN or infinity."""
-    out, special, row_sum = (q.new_zeros((*q.shape[:-1], n)) for n in (inputs.v.shape[-1], inputs.v.shape[-1], 1))
+def _online_softmax(
+    inputs: Inputs, q: Tensor, tiles: list[Tile], *, shift: bool, finite: bool
+) -> tuple[Tensor, Tensor]:
+    """O and LSE (last dimension 1) of folded rows; q is scaled.  Without `shift` m = 0; finite: V
+    has no NaN or infinity."""
+    out, special, row_sum = (
+        q.new_zeros((*q.shape[:-1], n)) for n in (inputs.v.shape[-1], inputs.v.shape[-1], 1)
+    )
     row_max = torch.full_like(row_sum, -math.inf if shift else 0.0)
     for tile in tiles:
         k, v = tile.load(inputs.k), tile.load(inputs.v)
@@ -126,7 +153,10 @@ def _online_softmax(inputs: Inputs, q: Tensor, tiles: list[Tile], *, shift: bool
             v = v.nan_to_num(0.0, 0.0, 0.0)
         if shift:
             # Kept finite where nothing is visible yet, so that -inf - row_max stays -inf.
-            previous, row_max = row_max, torch.maximum(row_max, scores.amax(-1, keepdim=True)).clamp_(min=_LOWEST)
+            previous, row_max = (
+                row_max,
+                torch.maximum(row_max, scores.amax(-1, keepdim=True)).clamp_(min=_LOWEST),
+            )
             rescale = (previous - row_max).exp_()
             out.mul_(rescale)
             row_sum.mul_(rescale)
@@ -149,15 +179,19 @@ def row_blocks(
     budget: Size = None,
     passing: bool = False,
 ) -> Iterator[RowBlock]:
-    """The chosen rows in the textbook's form, whole rows of scores at once, as many heads and rows as `budget` allows.
+    """The chosen rows in the textbook's form, whole rows of scores at once, as many heads and rows
+    as `budget` allows.
 
-    columns: the keys that there are; all quantities are of these alone, under the mask of all.  budget: elements of one tensor
-    of scores; at least one row of one group of heads is taken.  passing: a block is read before the next one is asked for,
-    whose memory is the same, and the keys at both ends that none of its rows sees are left out.
-    Raises ValueError as `forward` does.
+    columns: the keys that there are; all quantities are of these alone, under the mask of all.
+    budget: elements of one tensor of scores; at least one row of one group of heads is taken.
+    passing: a block is read before the next one is asked for, whose memory is the same, and the
+    keys at both ends that none of its rows sees are left out. Raises ValueError as `forward` does.
     """
     inputs = Inputs(q, k, v, attention)
-    chosen, keys = positions(rows, inputs.seqlen_q, "rows"), positions(columns, inputs.seqlen_kv, "columns")
+    chosen, keys = (
+        positions(rows, inputs.seqlen_q, "rows"),
+        positions(columns, inputs.seqlen_kv, "columns"),
+    )
     budget = budget or _BUDGET[q.device.type]
     row_size = inputs.group * max(len(keys), 1)
     block_q = min(max(budget // row_size, 1), max(len(chosen), 1))
@@ -168,12 +202,18 @@ def row_blocks(
     for heads in slices(inputs.total, together):
         whole = _Keys.of(inputs, heads, keys, memory)
         for part in slices(len(chosen), block_q):
-            yield _row_block(inputs, heads, (chosen, part), whole.seen(inputs, heads, chosen[part]) if passing else whole)
+            yield _row_block(
+                inputs,
+                heads,
+                (chosen, part),
+                whole.seen(inputs, heads, chosen[part]) if passing else whole,
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class _Keys:
-    """Some keys, by their positions in seqlen_kv, and what they hold of K and V, in fp64; part, sizes: as in `RowBlock`.
+    """Some keys, by their positions in seqlen_kv, and what they hold of K and V, in fp64; part,
+    sizes: as in `RowBlock`.
 
     memory: for four tensors of scores, or without elements.
     """
@@ -204,7 +244,9 @@ class _Keys:
         return memory[:size].view(shape)
 
 
-def _row_block(inputs: Inputs, heads: slice, chosen: tuple[Positions, slice], loaded: _Keys) -> RowBlock:
+def _row_block(
+    inputs: Inputs, heads: slice, chosen: tuple[Positions, slice], loaded: _Keys
+) -> RowBlock:
     scale, group, rows = inputs.attention.softmax_scale, inputs.group, chosen[0][chosen[1]]
     keys, k, v = loaded.at, loaded.k, loaded.v
     q = inputs.rows(inputs.q, heads, rows)
@@ -213,22 +255,32 @@ def _row_block(inputs: Inputs, heads: slice, chosen: tuple[Positions, slice], lo
     hidden = None if isinstance(inputs.attention.mask, Full) else ~visible
     folded = len(k), group * len(rows), len(keys)
     uncapped = torch.bmm(q, k.mT, out=loaded.room(0, folded)).mul_(scale).view(shape)
-    magnitude = torch.bmm(q.abs().mul_(abs(scale)), k.abs().mT, out=loaded.room(1, folded)).view(shape)
-    scores = inputs.cap_(loaded.room(2, shape).copy_(uncapped)) if inputs.attention.softcap else uncapped
+    magnitude = torch.bmm(q.abs().mul_(abs(scale)), k.abs().mT, out=loaded.room(1, folded)).view(
+        shape
+    )
+    scores = (
+        inputs.cap_(loaded.room(2, shape).copy_(uncapped)) if inputs.attention.softcap else uncapped
+    )
     values = v.unsqueeze(1).expand(-1, group, -1, -1).flatten(0, 1)
     if hidden is not None:
         scores.masked_fill_(hidden, -math.inf)
         uncapped.masked_fill_(hidden, -math.inf)
         magnitude.masked_fill_(hidden, 0.0)
         values = torch.where(visible.any(-2).unsqueeze(-1), values, 0.0)
-    row_max = scores.amax(-1, keepdim=True) if shape[-1] else scores.new_full((*shape[:-1], 1), -math.inf)
+    row_max = (
+        scores.amax(-1, keepdim=True) if shape[-1] else scores.new_full((*shape[:-1], 1), -math.inf)
+    )
     p = torch.sub(scores, row_max.clamp(min=_LOWEST), out=loaded.room(3, shape)).exp_()
     row_sum = p.sum(-1, keepdim=True)
     p.div_(torch.where(row_sum == 0, 1.0, row_sum))
     if hidden is not None and math.isnan(row_sum.sum()):
         p.masked_fill_(hidden, 0.0)  # a NaN row is NaN where it is visible alone
     out = _contract(p, values, None if math.isfinite(values.sum()) else scores != -math.inf)
-    row_max, row_sum, index = row_max[..., 0], row_sum[..., 0], (slice(heads.start * group, heads.stop * group), chosen[1])
+    row_max, row_sum, index = (
+        row_max[..., 0],
+        row_sum[..., 0],
+        (slice(heads.start * group, heads.stop * group), chosen[1]),
+    )
     lse = row_max + row_sum.log()
     sizes = Sizes.of(q.view(shape[0], shape[1], -1), -1), *(x.repeated(group) for x in loaded.sizes)
     softmax = scores, uncapped, magnitude, visible, p, row_max, row_sum, out, lse, values
@@ -248,21 +300,32 @@ def backward(
 ) -> Backward:
     """dQ, dK and dV for dout (batch, heads_q, seqlen_q, head_dim_v), blocked as `forward` is.
 
-    columns: the keys whose dK and dV are wanted; dQ, which needs every key, then has no rows (see `query_gradient`).
-    Raises ValueError as `forward` does.
+    columns: the keys whose dK and dV are wanted; dQ, which needs every key, then has no rows (see
+    `query_gradient`). Raises ValueError as `forward` does.
     """
     inputs = Inputs(q, k, v, attention, dout)
     keys = positions(columns, inputs.seqlen_kv, "columns")
     saved = forward(q, k, v, attention, block_q=block_q, block_kv=block_kv)
     dq = inputs.zeros(inputs.seqlen_q if columns is None else 0, q.shape[-1])
-    dk, dv = (x.new_zeros((len(x), len(keys), x.shape[-1]), dtype=torch.float64) for x in (inputs.k, inputs.v))
+    dk, dv = (
+        x.new_zeros((len(x), len(keys), x.shape[-1]), dtype=torch.float64)
+        for x in (inputs.k, inputs.v)
+    )
     blocks = inputs.blocks(range(inputs.seqlen_q), keys, block_q, block_kv)
     _add_gradients(inputs, saved, blocks, dq if columns is None else None, (dk, dv))
-    return Backward(*(x.view(*like.shape[:2], *x.shape[1:]) for x, like in ((dq.flatten(0, 1), q), (dk, k), (dv, v))))
+    return Backward(
+        *(
+            x.view(*like.shape[:2], *x.shape[1:])
+            for x, like in ((dq.flatten(0, 1), q), (dk, k), (dv, v))
+        )
+    )
 
 
-def query_gradient(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, attention: Attention, *, rows: Choice = None) -> Tensor:
-    """dQ of the chosen rows alone, (batch, heads_q, rows, head_dim), fp64; raises ValueError as `forward` does."""
+def query_gradient(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, attention: Attention, *, rows: Choice = None
+) -> Tensor:
+    """dQ of the chosen rows alone, (batch, heads_q, rows, head_dim), fp64; raises ValueError as
+    `forward` does."""
     inputs = Inputs(q, k, v, attention, dout)
     chosen = positions(rows, inputs.seqlen_q, "rows")
     dq = inputs.zeros(len(chosen), q.shape[-1])
@@ -272,12 +335,21 @@ def query_gradient(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, attention: Att
 
 
 def _add_gradients(
-    inputs: Inputs, saved: Forward, blocks: Iterator[Block], dq: Tensor | None, dkv: tuple[Tensor, Tensor] | None
+    inputs: Inputs,
+    saved: Forward,
+    blocks: Iterator[Block],
+    dq: Tensor | None,
+    dkv: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Add each tile's share to dq and (dk, dv), those that are wanted; `saved` and `dq` hold the chosen rows in order."""
+    """Add each tile's share to dq and (dk, dv), those that are wanted; `saved` and `dq` hold the
+    chosen rows in order."""
     scale, softcap = inputs.attention.softmax_scale, inputs.attention.softcap
-    finite = all(math.isfinite(largest_norm(x)) for x in (inputs.q, inputs.k, inputs.v, inputs.dout))
-    out, lse = (x.view(*inputs.q.shape[:2], *x.shape[2:]) for x in (saved.out, saved.lse.unsqueeze(-1)))
+    finite = all(
+        math.isfinite(largest_norm(x)) for x in (inputs.q, inputs.k, inputs.v, inputs.dout)
+    )
+    out, lse = (
+        x.view(*inputs.q.shape[:2], *x.shape[2:]) for x in (saved.out, saved.lse.unsqueeze(-1))
+    )
     lse = torch.where(lse == -math.inf, math.inf, lse)  # an empty row: exp(S - inf) = 0
     for heads, at, part, tiles in blocks:
         q, do = inputs.rows(inputs.q, heads, at) * scale, inputs.rows(inputs.dout, heads, at)
@@ -302,15 +374,23 @@ def _add_gradients(
 
 
 def _contract(weights: Tensor, factor: Tensor, seen: Tensor | None) -> Tensor:
-    """weights @ factor over the seen pairs; None: every factor is finite, so that a weight of zero suffices."""
+    """weights @ factor over the seen pairs; None: every factor is finite, so that a weight of zero
+    suffices."""
     if seen is None:
         return torch.bmm(weights, factor)
     return torch.bmm(weights, factor.nan_to_num(0.0, 0.0, 0.0)) + _special(seen, factor)
 
 
 def _special(seen: Tensor, values: Tensor) -> Tensor:
-    """What the NaN and infinities of `values` (n, keys, d) add to sums over the seen pairs (n, rows, keys)."""
+    """What the NaN and infinities of `values` (n, keys, d) add to sums over the seen pairs (n,
+    rows, keys)."""
     total = values.new_zeros((*seen.shape[:-1], values.shape[-1]))
-    for value, found in ((math.inf, values == math.inf), (-math.inf, values == -math.inf), (math.nan, values.isnan())):
-        total += torch.where(torch.bmm(seen.to(torch.float64), found.to(torch.float64)) > 0, value, 0.0)
+    for value, found in (
+        (math.inf, values == math.inf),
+        (-math.inf, values == -math.inf),
+        (math.nan, values.isnan()),
+    ):
+        total += torch.where(
+            torch.bmm(seen.to(torch.float64), found.to(torch.float64)) > 0, value, 0.0
+        )
     return total

@@ -15,12 +15,12 @@ from references.masks import Mask, intersect
 from references.positions import LOADED, Positions, slices, take, tensor
 
 if TYPE_CHECKING:
-    from references.attention import Attention
+    from references.definition import Attention
 
 Size = int | None  # None: what suits the device
 
-# A tile of scores is folded rows x keys: few enough launches and rows enough to keep an H100's fp64 matrix units busy (the
-# best of 8192..32768 x 384..2048 measured there); on a CPU, 4 MiB.
+# A tile of scores is folded rows x keys: few enough launches and rows enough to keep an H100's fp64
+# matrix units busy (the best of 8192..32768 x 384..2048 measured there); on a CPU, 4 MiB.
 _ROWS, _COLUMNS = {"cpu": 1024, "cuda": 8192}, {"cpu": 512, "cuda": 2048}
 
 
@@ -46,30 +46,46 @@ class Tile:
         return scores
 
 
-Block = tuple[slice, Positions, slice, list[Tile]]  # key heads, the rows' positions, their place among the chosen, tiles
+# key heads, the rows' positions, their place among the chosen, tiles
+Block = tuple[slice, Positions, slice, list[Tile]]
 
 
 class Inputs:
     """One checked problem, cut into blocks of key heads, rows and keys.
 
-    Heads are flattened: q and dout are (batch * heads_kv, group, seqlen_q, ...), k and v (batch * heads_kv, seqlen_kv, ...).
-    A block's rows are folded, (key heads, group * rows, ...): one product serves the group, and no key is repeated.
+    Heads are flattened: q and dout are (batch * heads_kv, group, seqlen_q, ...), k and v (batch *
+    heads_kv, seqlen_kv, ...). A block's rows are folded, (key heads, group * rows, ...): one
+    product serves the group, and no key is repeated.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, attention: Attention, dout: Tensor | None = None) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, attention: Attention, dout: Tensor | None = None
+    ) -> None:
         self.batch, heads_q, self.seqlen_q, head_dim = q.shape
         self.heads_kv, self.seqlen_kv = k.shape[1:3]
         dout = v.new_zeros(1).expand(*q.shape[:3], v.shape[-1]) if dout is None else dout
         shape_k, shape_dout = (self.batch, *k.shape[1:3], head_dim), (*q.shape[:3], v.shape[-1])
-        for name, x, shape in (("k", k, shape_k), ("v", v, (*shape_k[:3], v.shape[-1])), ("dout", dout, shape_dout)):
+        for name, x, shape in (
+            ("k", k, shape_k),
+            ("v", v, (*shape_k[:3], v.shape[-1])),
+            ("dout", dout, shape_dout),
+        ):
             if x.shape != shape:
-                raise ValueError(f"{name}: shape {tuple(x.shape)}, where {shape} fits the other inputs")
+                raise ValueError(
+                    f"{name}: shape {tuple(x.shape)}, where {shape} fits the other inputs"
+                )
         if heads_q % self.heads_kv:
-            raise ValueError(f"q: {heads_q} heads are no multiple of the {self.heads_kv} heads of k")
+            raise ValueError(
+                f"q: {heads_q} heads are no multiple of the {self.heads_kv} heads of k"
+            )
         if attention.softcap < 0:
             raise ValueError(f"softcap: {attention.softcap} is negative (0 means none)")
         attention.mask.check(self.batch)
-        self.attention, self.group, self.total = attention, heads_q // self.heads_kv, self.batch * self.heads_kv
+        self.attention, self.group, self.total = (
+            attention,
+            heads_q // self.heads_kv,
+            self.batch * self.heads_kv,
+        )
         self.q, self.dout = (x.reshape(self.total, self.group, *x.shape[2:]) for x in (q, dout))
         self.k, self.v = k.flatten(0, 1), v.flatten(0, 1)
         self._mod = attention.mask.mod(self.seqlen_q, self.seqlen_kv, q.device)
@@ -91,15 +107,27 @@ class Inputs:
 
     def visible(self, heads: slice, rows: Positions, keys: Positions) -> Tensor:
         """The mask, broadcastable to (key heads, group, rows, keys)."""
-        device, flat = self.q.device, torch.arange(heads.start, heads.stop, device=self.q.device)[:, None, None, None]
-        h = flat % self.heads_kv * self.group + torch.arange(self.group, device=device)[:, None, None]
-        return self._mod(flat // self.heads_kv, h, tensor(rows, device)[:, None], tensor(keys, device))
+        device, flat = (
+            self.q.device,
+            torch.arange(heads.start, heads.stop, device=self.q.device)[:, None, None, None],
+        )
+        h = (
+            flat % self.heads_kv * self.group
+            + torch.arange(self.group, device=device)[:, None, None]
+        )
+        return self._mod(
+            flat // self.heads_kv, h, tensor(rows, device)[:, None], tensor(keys, device)
+        )
 
     @cached_property
     def intervals(self) -> list[Mask]:
         """The parts of the mask under which each row sees one interval."""
         zero = torch.zeros(1, dtype=torch.int64)
-        return [atom for atom in self.attention.mask.atoms if atom.interval(1, 1, zero, zero) is not None]
+        return [
+            atom
+            for atom in self.attention.mask.atoms
+            if atom.interval(1, 1, zero, zero) is not None
+        ]
 
     @cached_property
     def _row_bounds(self) -> tuple[Tensor, Tensor]:
@@ -107,7 +135,10 @@ class Inputs:
 
     def bounds(self, heads: slice, rows: Positions) -> tuple[Tensor, Tensor]:
         """[low, high) outside which a row sees no key, (batches, rows)."""
-        batches, at = slice(heads.start // self.heads_kv, (heads.stop - 1) // self.heads_kv + 1), tensor(rows)
+        batches, at = (
+            slice(heads.start // self.heads_kv, (heads.stop - 1) // self.heads_kv + 1),
+            tensor(rows),
+        )
         low, high = self._row_bounds
         return low[batches][:, at], high[batches][:, at]
 
@@ -117,22 +148,40 @@ class Inputs:
         low, high = low[low < high], high[low < high]
         return slice(int(low.min()), int(high.max())) if len(low) else slice(0, 0)
 
-    def blocks(self, rows: Positions, keys: Positions, block_q: Size, block_kv: Size) -> Iterator[Block]:
-        """The chosen rows, a block at a time, each with the tiles of those chosen keys that some row of it may see."""
+    def blocks(
+        self, rows: Positions, keys: Positions, block_q: Size, block_kv: Size
+    ) -> Iterator[Block]:
+        """The chosen rows, a block at a time, each with the tiles of those chosen keys that some
+        row of it may see."""
         device = self.q.device.type
-        block_q, block_kv = block_q or max(_ROWS[device] // self.group, 1), block_kv or _COLUMNS[device]
+        block_q, block_kv = (
+            block_q or max(_ROWS[device] // self.group, 1),
+            block_kv or _COLUMNS[device],
+        )
         count = _ROWS[device] // max(self.group * min(block_q, len(rows)), 1)
         loaded = LOADED[device] // (block_kv * (self.k.shape[-1] + self.v.shape[-1]))
         whole = len(self.intervals) == len(self.attention.mask.atoms)
-        pieces = [(piece, keys[piece], tensor(keys[piece]).aminmax()) for piece in slices(len(keys), block_kv)]
+        pieces = [
+            (piece, keys[piece], tensor(keys[piece]).aminmax())
+            for piece in slices(len(keys), block_kv)
+        ]
         ends = [(piece, at, int(first), int(last)) for piece, at, (first, last) in pieces]
         for heads in slices(self.total, max(min(count, loaded), 1)):
             for part in slices(len(rows), block_q):
                 low, high = self.bounds(heads, rows[part])
-                uncut = slice(int(low.max()), int(high.min())) if whole else slice(self.seqlen_kv, 0)
+                uncut = (
+                    slice(int(low.max()), int(high.min())) if whole else slice(self.seqlen_kv, 0)
+                )
                 seen = self.seen(heads, rows[part])
                 tiles = [
-                    Tile(self, heads, rows[part], columns, at, first < uncut.start or last >= uncut.stop)
+                    Tile(
+                        self,
+                        heads,
+                        rows[part],
+                        columns,
+                        at,
+                        first < uncut.start or last >= uncut.stop,
+                    )
                     for columns, at, first, last in ends
                     if first < seen.stop and last >= seen.start
                 ]

@@ -1,8 +1,10 @@
-"""Attention and its gradients of one tiny problem with mpmath, in fifty digits: what `references.attention` is tested against.
+"""Attention and its gradients of one tiny problem with mpmath, in fifty digits: what
+`references.attention` is tested against.
 
-Loops over nested lists and nothing else, so that it can be read beside the formulas.  It shares no code with
-`references.attention`, subtracts no maximum (mpmath's exponent has no bounds) and takes the softmax's Jacobian as it stands,
-dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik), where the other uses rowsum(dO O).
+Loops over nested lists and nothing else, so that it can be read beside the formulas.  It shares no
+code with `references.attention`, subtracts no maximum (mpmath's exponent has no bounds) and takes
+the softmax's Jacobian as it stands, dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik), where the other uses
+rowsum(dO O).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Lists = list[Any]  # nested, (batch, heads, seqlen, head_dim) of mpf as far as n
 
 @dataclass(frozen=True)
 class Operands:
-    """q, k, v and dout, the gradient of the output, shaped as `references.attention` says; any float dtype, taken exactly."""
+    """q, k, v and dout, the gradient of the output, shaped as `references.attention` says; any
+    float dtype, taken exactly."""
 
     q: Tensor
     k: Tensor
@@ -35,7 +38,8 @@ class Operands:
 
 @dataclass(frozen=True)
 class Result:
-    """probabilities (batch, heads_q, seqlen_q, seqlen_kv), out, lse (batch, heads_q, seqlen_q) and gradients, lists of mpf."""
+    """probabilities (batch, heads_q, seqlen_q, seqlen_kv), out, lse (batch, heads_q, seqlen_q) and
+    gradients, lists of mpf."""
 
     probabilities: Lists
     out: Lists
@@ -52,7 +56,9 @@ def attention(operands: Operands) -> Result:
 
 
 def _attention(operands: Operands) -> Result:
-    q, k, v, dout = (_exact(x.tolist()) for x in (operands.q, operands.k, operands.v, operands.dout))
+    q, k, v, dout = (
+        _exact(x.tolist()) for x in (operands.q, operands.k, operands.v, operands.dout)
+    )
     batch, heads_q, seqlen_q, _ = operands.q.shape
     heads_kv, seqlen_kv = operands.k.shape[1:3]
     visible = operands.mask.dense(batch, heads_q, seqlen_q, seqlen_kv).tolist()
@@ -63,7 +69,12 @@ def _attention(operands: Operands) -> Result:
             g = h // (heads_q // heads_kv)
             for i in range(seqlen_q):
                 seen = [j for j in range(seqlen_kv) if visible[b][h][i][j]]
-                row = _Row(q[b][h][i], [k[b][g][j] for j in seen], [v[b][g][j] for j in seen], dout[b][h][i])
+                row = _Row(
+                    q[b][h][i],
+                    [k[b][g][j] for j in seen],
+                    [v[b][g][j] for j in seen],
+                    dout[b][h][i],
+                )
                 weights, out[b][h][i], lse[b][h][i] = _forward_row(row, operands)
                 p[b][h][i] = _scatter(weights, seen, seqlen_kv)
                 ds = _score_gradient(row, weights, operands)
@@ -89,16 +100,23 @@ def _forward_row(row: _Row, operands: Operands) -> tuple[Lists, Lists, mpf]:
     exps = [mp.exp(_capped(_scaled(row.q, key, operands), operands)) for key in row.keys]
     total = mp.fsum(exps)
     weights = [e / total for e in exps]
-    out = [mp.fsum(w * value[d] for w, value in zip(weights, row.values, strict=True)) for d in range(len(row.dout))]
+    out = [
+        mp.fsum(w * value[d] for w, value in zip(weights, row.values, strict=True))
+        for d in range(len(row.dout))
+    ]
     return weights, out, mp.log(total) if exps else -mp.inf
 
 
 def _score_gradient(row: _Row, weights: Lists, operands: Operands) -> Lists:
-    """The derivative of dout . O with respect to q . k, for every visible key: scale and softcap included."""
+    """The derivative of dout . O with respect to q . k, for every visible key: scale and softcap
+    included."""
     dp = [_dot(row.dout, value) for value in row.values]
     mean = _dot(weights, dp)
     return [
-        w * (x - mean) * _slope(_scaled(row.q, key, operands), operands) * mpf(operands.softmax_scale)
+        w
+        * (x - mean)
+        * _slope(_scaled(row.q, key, operands), operands)
+        * mpf(operands.softmax_scale)
         for w, x, key in zip(weights, dp, row.keys, strict=True)
     ]
 

@@ -11,22 +11,34 @@ from torch import Tensor
 Choice = Tensor | slice | None  # positions along one dimension; None: all of them
 Positions = range | Tensor
 
-LOADED = {"cpu": 2**21, "cuda": 2**25}  # elements of keys and values (or of inputs being measured) in fp64 at once
+# elements of keys and values (or of inputs being measured) in fp64 at once
+LOADED = {"cpu": 2**21, "cuda": 2**25}
 
 
 def positions(choice: Choice, length: int, name: str) -> Positions:
-    """The chosen positions out of `length`: a range where it can be one, which costs nothing to cut; else int64 on the CPU."""
+    """The chosen positions out of `length`: a range where it can be one, which costs nothing to
+    cut; else int64 on the CPU."""
     if choice is None or isinstance(choice, slice):
         return range(length)[choice or slice(None)]
-    chosen, integers = choice.to("cpu", torch.int64), choice.dtype != torch.bool and not choice.is_floating_point()
+    chosen, integers = (
+        choice.to("cpu", torch.int64),
+        choice.dtype != torch.bool and not choice.is_floating_point(),
+    )
     if choice.ndim != 1 or not integers or bool(((chosen < 0) | (chosen >= length)).any()):
-        raise ValueError(f"{name}: give a slice, or integer positions in 0..{length - 1} in a one-dimensional tensor")
+        raise ValueError(
+            f"{name}: give a slice, or integer positions in 0..{length - 1} in a one-dimensional"
+            " tensor"
+        )
     return chosen
 
 
 def tensor(p: Positions, device: torch.device | str = "cpu") -> Tensor:
     """Positions as int64, (n,)."""
-    return p.to(device) if isinstance(p, Tensor) else torch.arange(p.start, p.stop, p.step, device=device)
+    return (
+        p.to(device)
+        if isinstance(p, Tensor)
+        else torch.arange(p.start, p.stop, p.step, device=device)
+    )
 
 
 def slices(length: int, step: int) -> Iterator[slice]:
@@ -42,17 +54,22 @@ def take(x: Tensor, at: Positions) -> Tensor:
 
 
 def largest_norm(x: Tensor) -> float:
-    """The largest Euclidean norm over the last dimension; NaN or inf if an element is, or if it overflows."""
+    """The largest Euclidean norm over the last dimension; NaN or inf if an element is, or if it
+    overflows."""
     if not x.numel():
         return 0.0
     step = max(LOADED[x.device.type] * x.shape[-2] // x.numel(), 1)
-    parts = [torch.linalg.vector_norm(x[..., part, :].to(torch.float64), dim=-1).amax() for part in slices(x.shape[-2], step)]
+    parts = [
+        torch.linalg.vector_norm(x[..., part, :].to(torch.float64), dim=-1).amax()
+        for part in slices(x.shape[-2], step)
+    ]
     return float(torch.stack(parts).amax())
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """The least |x| that is not 0, +inf if there is none, and the largest, 0 if there is none; NaN and infinities left out."""
+    """The least |x| that is not 0, +inf if there is none, and the largest, 0 if there is none; NaN
+    and infinities left out."""
 
     least: Tensor
     most: Tensor

@@ -17,18 +17,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from references.attention import Attention, RowBlock, row_blocks
-from verify.case import Case, CaseError
-from verify.discovery import collection, roster
-from verify.inputs import dequantised, tensors
+from references.attention import RowBlock, row_blocks
+from references.definition import Attention
+from verify.cell.discovery import collection, roster
+from verify.judging.findings import place
 from verify.problem import Problem
+from verify.problem.case import Case, CaseError
+from verify.problem.inputs import dequantised, tensors
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, relative, resolve
 from verify.tolerance.averages import Values
 from verify.tolerance.forward import bound
-from verify.tolerance.room import room_on
+from verify.tolerance.scratch import room_on
 from verify.tolerance.subnormals import Lost
 from verify.tolerance.weights import Weights, loss_of, weights_of
-from verify.trial import place
 from verify.variant import Declaration
 
 _SHOWN = 4  # keys of a row, and numbers of Q

@@ -1,8 +1,9 @@
-"""Bootstrap: make `python -m verify` work on a fresh clone that has only Python, pip and git.  Standard library alone.
+"""Bootstrap: make `python -m verify` work on a fresh clone that has only Python, pip and git.
+Standard library alone.
 
-If a required package is missing, an environment is made in `.venv` beside the sources, with the versions that
-constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns this off.  An
-installed wheel sets up nothing: it says what is missing.
+If a required package is missing, an environment is made in `.venv` beside the sources, with the
+versions that constraints.txt pins, and the command is run again there.  VERIFY_BOOTSTRAP=0 turns
+this off.  An installed wheel sets up nothing: it says what is missing.
 
 `python -m verify.bootstrap headers` is for tox: it installs CUTLASS's headers into the environment
 that tox has made.
@@ -26,7 +27,8 @@ _IMPORT_NAMES = {"pytest-xdist": "xdist"}
 
 
 def groups() -> dict[str, list[str]]:
-    """What the commands need, as pyproject.toml lists it: the project's dependencies ("") and its dependency groups."""
+    """What the commands need, as pyproject.toml lists it: the project's dependencies ("") and its
+    dependency groups."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)
     return {"": project["project"]["dependencies"], **project["dependency-groups"]}
@@ -43,13 +45,17 @@ def missing() -> list[str]:
     names = [_name(requirement) for requirement in requirements()]
     if not sys.platform.startswith("linux"):
         names.remove("triton")
-    # ml_dtypes is an independent witness in tests only; a machine that lacks it lists those tests as not run.
+    # ml_dtypes is an independent witness in tests only; a machine that lacks it lists those tests
+    # as not run.
     needed = [name for name in names if name != "ml_dtypes"]
-    return [name for name in needed if importlib.util.find_spec(_IMPORT_NAMES.get(name, name)) is None]
+    return [
+        name for name in needed if importlib.util.find_spec(_IMPORT_NAMES.get(name, name)) is None
+    ]
 
 
 def ensure() -> None:
-    """Return if everything is here; else set up `.venv`, run this command again in it, and exit with its status."""
+    """Return if everything is here; else set up `.venv`, run this command again in it, and exit
+    with its status."""
     absent = missing()
     if not absent:
         return
@@ -60,10 +66,18 @@ def ensure() -> None:
     home = ROOT / ".venv"
     python = home / "bin" / "python"
     if os.environ.get("VERIFY_BOOTSTRAP") == "0" or os.environ.get("VERIFY_BOOTSTRAPPED") == "1":
-        print(f"verify: missing {', '.join(absent)}; install them with: pip install -c constraints.txt -e .", file=sys.stderr)
+        print(
+            f"verify: missing {', '.join(absent)}; install them with: pip install -c"
+            " constraints.txt -e .",
+            file=sys.stderr,
+        )
         raise SystemExit(3)
     if not _complete(python):
-        print(f"verify: {', '.join(absent)} not found; setting up {home.name}/ with the pinned versions (once) ...", flush=True)
+        print(
+            f"verify: {', '.join(absent)} not found; setting up {home.name}/ with the pinned"
+            " versions (once) ...",
+            flush=True,
+        )
         venv.create(home, with_pip=True)
         pip = _pip(str(python))
         found = groups()
@@ -85,7 +99,12 @@ def _complete(python: Path) -> bool:
     if (ROOT / ".venv" / "complete").exists():
         return True
     probe = "from verify import bootstrap; raise SystemExit(bool(bootstrap.missing()))"
-    return subprocess.run([str(python), "-c", probe], cwd=ROOT, check=False, capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            [str(python), "-c", probe], cwd=ROOT, check=False, capture_output=True
+        ).returncode
+        == 0
+    )
 
 
 def headers() -> int:
@@ -106,7 +125,15 @@ def headers() -> int:
 def _pip(python: str) -> list[str]:
     """The first words of an installation of pinned versions."""
     # Modules are compiled when they are imported: most of what is installed never is.
-    words = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    words = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-compile",
+    ]
     return [*words, "--constraint", str(ROOT / "constraints.txt")]
 
 

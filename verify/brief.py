@@ -1,4 +1,5 @@
-"""Brief: values cut short for one-line messages.  Imports nothing, so that cells and commands can have it alike."""
+"""Brief: values cut short for one-line messages.  Imports nothing, so that cells and commands can
+have it alike."""
 
 from __future__ import annotations
 

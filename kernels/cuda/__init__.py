@@ -1,1 +1,2 @@
-"""What kernels written in CUDA C++ share: the PTX wrappers (ptx.cuh), compilation with NVRTC and launching (compile.py)."""
+"""What the CUDA C++ variants share: the PTX wrappers (ptx.cuh), and how their forwards are launched
+(family.py)."""

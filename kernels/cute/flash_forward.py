@@ -1,35 +1,44 @@
-"""FlashAttention-2 forward with log-sum-exp in CuTe: mma.sync, ldmatrix and cp.async of sm_80, as layouts say.
+"""FlashAttention-2 forward with log-sum-exp in CuTe: mma.sync, ldmatrix and cp.async of sm_80, as
+layouts say.
 
-A block of four warps owns BLOCK_M query rows of one head and walks over the keys in blocks of BLOCK_N (Dao, arXiv 2307.08691,
-algorithm 1):
+A block of four warps owns BLOCK_M query rows of one head and walks over the keys in blocks of
+BLOCK_N (Dao, arXiv 2307.08691, algorithm 1):
 
-    x     = (softmax_scale log2 e) (q . k)          one fp32 product per score, so that x - m is exactly 0 at the maximum
-    m'    = max(m, max x)
-    p     = 2^(x - m'),  alpha = 2^(m - m')         ex2.approx
-    l     = alpha l + sum p                         p in fp32, before it is rounded
-    acc   = alpha acc + round(p) v                  p rounded to v's dtype, products accumulated in fp32
-    O     = acc (1 / l),  LSE = ln 2 (m + log2 l)   once, at the end
+    x     = (softmax_scale log2 e) (q . k)          one fp32 product per score, so that x - m is
+    exactly 0 at the maximum m'    = max(m, max x) p     = 2^(x - m'),  alpha = 2^(m - m')
+    ex2.approx l     = alpha l + sum p                         p in fp32, before it is rounded acc
+    = alpha acc + round(p) v                  p rounded to v's dtype, products accumulated in fp32 O
+    = acc (1 / l),  LSE = ln 2 (m + log2 l)   once, at the end
 
-Every supported mask shows row r the keys below min(seqlen_kv, r + diagonal + 1), so a mask is a number, not a build.  Keys that
-no row of the tile sees are never read; blocks that every row sees whole come first and need no comparison.
+Every supported mask shows row r the keys below min(seqlen_kv, r + diagonal + 1), so a mask is a
+number, not a build.  Keys that no row of the tile sees are never read; blocks that every row sees
+whole come first and need no comparison.
 
 **Atoms and layouts** (CuTe's concepts: CUTLASS 4.2, media/docs/cpp/cute).
 
-- `SM80_16x8x16_F32{F16F16,BF16BF16}F32_TN`, four warps along the rows.  `Tile<_64, _16, _16>` puts two atoms side by side, so
-  that one `SM75_U32x4_LDSM_N` (ldmatrix.x4) fills an operand.  A lane holds two rows of an atom; four lanes share them.
-- Q, K and V lie in shared memory in rows of 64 elements, 8 x 64 being the unit under `Swizzle<3, 3, 3>`: chunk c (16 bytes) of
-  row r is kept at c ^ (r % 8), so that neither ldmatrix nor the copies meet a bank conflict.
-- V is the right operand of P V: the same places under a transposed layout, read by `SM75_U16x8_LDSM_T` (ldmatrix.trans).
-- Two accumulators of S side by side, exponentiated and rounded, are register for register one left operand of P V.
-- `SM80_CP_ASYNC_CACHEGLOBAL_ZFILL`, 16 bytes a thread, 16 rows of 64 elements at once; what lies past the end is zero-filled.
-- Which row and key a register holds is asked of an identity tensor, partitioned as the accumulator is.
+- `SM80_16x8x16_F32{F16F16,BF16BF16}F32_TN`, four warps along the rows.  `Tile<_64, _16, _16>` puts
+  two atoms side by side, so that one `SM75_U32x4_LDSM_N` (ldmatrix.x4) fills an operand.  A lane
+  holds two rows of an atom; four lanes share them.
+- Q, K and V lie in shared memory in rows of 64 elements, 8 x 64 being the unit under `Swizzle<3, 3,
+  3>`: chunk c (16 bytes) of row r is kept at c ^ (r % 8), so that neither ldmatrix nor the copies
+  meet a bank conflict.
+- V is the right operand of P V: the same places under a transposed layout, read by
+  `SM75_U16x8_LDSM_T` (ldmatrix.trans).
+- Two accumulators of S side by side, exponentiated and rounded, are register for register one left
+  operand of P V.
+- `SM80_CP_ASYNC_CACHEGLOBAL_ZFILL`, 16 bytes a thread, 16 rows of 64 elements at once; what lies
+  past the end is zero-filled.
+- Which row and key a register holds is asked of an identity tensor, partitioned as the accumulator
+  is.
 
-**Copies.**  Two stages of K and of V.  K(i + 1) travels from S(i) to S(i + 1) and V(i + 1) from P V(i) to P V(i + 1).  Two
-barriers per block make the copies of all threads visible to all; the first also keeps the next copies from overwriting what a
-slower warp still reads.  O leaves through the memory of Q, as whole rows.
+**Copies.**  Two stages of K and of V.  K(i + 1) travels from S(i) to S(i + 1) and V(i + 1) from P
+V(i) to P V(i + 1).  Two barriers per block make the copies of all threads visible to all; the first
+also keeps the next copies from overwriting what a slower warp still reads.  O leaves through the
+memory of Q, as whole rows.
 
-A build is chosen by dtype, head dim and blocks; lengths, strides, diagonal, scale and heads are plain arguments.  NVRTC takes
-some 20 s for each, most of it to read the headers: those of CUTLASS_PATH, or of the package nvidia-cutlass.
+A build is chosen by dtype, head dim and blocks; lengths, strides, diagonal, scale and heads are
+plain arguments.  NVRTC takes some 20 s for each, most of it to read the headers: those of
+CUTLASS_PATH, or of the package nvidia-cutlass.
 """
 
 from __future__ import annotations
@@ -44,11 +53,31 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cuda.arguments import Arguments
-from kernels.cuda.compile import CompileError, Kernel, Source, compile_source, device_arch, launch, load, toolkit_includes
-from kernels.cuda.compile import available as cuda_available
-from kernels.cuda.compile import compilable as cuda_compilable
-from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Unsupported, Variant, Workspace
+from kernels.cuda.family import Arguments
+from verify.cuda.compile import (
+    CompileError,
+    Kernel,
+    Source,
+    compile_source,
+    device_arch,
+    launch,
+    load,
+    toolkit_includes,
+)
+from verify.cuda.compile import available as cuda_available
+from verify.cuda.compile import compilable as cuda_compilable
+from verify.variant import (
+    AttentionArgs,
+    Build,
+    Config,
+    Contract,
+    Numerics,
+    Resources,
+    Support,
+    Unsupported,
+    Variant,
+    Workspace,
+)
 
 WARPS = 4
 STAGES = 2
@@ -57,7 +86,8 @@ ELEMENTS = {"float16": "half_t", "bfloat16": "bfloat16_t"}
 
 
 def headers() -> Path | None:
-    """The directory that holds cute/ and cutlass/: of CUTLASS_PATH, itself or its include/, else of nvidia-cutlass."""
+    """The directory that holds cute/ and cutlass/: of CUTLASS_PATH, itself or its include/, else of
+    nvidia-cutlass."""
     chosen = os.environ.get("CUTLASS_PATH")
     roots = [Path(chosen), Path(chosen) / "include"] if chosen else []
     package = importlib.util.find_spec("cutlass_library")
@@ -78,8 +108,12 @@ def compilable() -> str | None:
 
 def _headers_missing() -> str | None:
     if headers() is None:
-        return "no CuTe headers: set CUTLASS_PATH, or install nvidia-cutlass without its dependencies"
-    if not any((directory / "cuda" / "std" / "limits").is_file() for directory in toolkit_includes()):
+        return (
+            "no CuTe headers: set CUTLASS_PATH, or install nvidia-cutlass without its dependencies"
+        )
+    if not any(
+        (directory / "cuda" / "std" / "limits").is_file() for directory in toolkit_includes()
+    ):
         return "no CCCL headers, which CuTe includes: install nvidia-cuda-cccl"
     return None
 
@@ -89,7 +123,12 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
     directory, missing = headers(), _headers_missing()
     if directory is None or missing is not None:
         raise CompileError(missing or "")
-    defines = {"ELEMENT": ELEMENTS[dtype], "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    defines = {
+        "ELEMENT": ELEMENTS[dtype],
+        "HEAD_DIM": head_dim,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+    }
     return Source(
         Path(__file__).with_name("flash_forward.cu"),
         "flash_forward",
@@ -116,7 +155,10 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
     """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
     SUPPORT.check(args, out)
     if args.config not in CONFIGS:
-        raise Unsupported("config", f"{args.config.name} is none of {', '.join(config.name for config in CONFIGS)}")
+        raise Unsupported(
+            "config",
+            f"{args.config.name} is none of {', '.join(config.name for config in CONFIGS)}",
+        )
     if args.seqlen_q == 0:
         return
     assert lse is not None
@@ -129,9 +171,11 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
 
 
 def builds(arch: str) -> list[Build]:
-    """Every build for Hopper; elsewhere two, which between them meet both dtypes, head dims and configs.
+    """Every build for Hopper; elsewhere two, which between them meet both dtypes, head dims and
+    configs.
 
-    The code is the same for every architecture, only ptxas differs, and one build takes as long as hundreds of other kernels'.
+    The code is the same for every architecture, only ptxas differs, and one build takes as long as
+    hundreds of other kernels'.
     """
 
     def build(config: Config, dtype: str, head_dim: int) -> Build:
@@ -142,7 +186,12 @@ def builds(arch: str) -> list[Build]:
         return Build(f"{config.name}-{dtype}-d{head_dim}", compile_)
 
     telling = [(CONFIGS[1], "float16", 128), (CONFIGS[0], "bfloat16", 64)]
-    every = [(config, dtype, head_dim) for config in CONFIGS for dtype in ELEMENTS for head_dim in HEAD_DIMS]
+    every = [
+        (config, dtype, head_dim)
+        for config in CONFIGS
+        for dtype in ELEMENTS
+        for head_dim in HEAD_DIMS
+    ]
     rest = [choice for choice in every if choice not in telling] if arch == "sm_90a" else []
     return [build(*choice) for choice in telling + rest]
 
@@ -183,7 +232,8 @@ VARIANT = Variant(
         empty_row_out=0.0,
         empty_row_lse=-math.inf,
         deterministic=True,
-        # NaN in V at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile that do not.
+        # NaN in V at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that
+        # tile that do not.
         masked_values="finite",
         batch_invariant=True,
     ),

@@ -1,24 +1,32 @@
-"""torch's blocked attention on the CPU, `aten::_scaled_dot_product_flash_attention_for_cpu`, with its log-sum-exp.
+"""torch's blocked attention on the CPU, `aten::_scaled_dot_product_flash_attention_for_cpu`, with
+its log-sum-exp.
 
-Two dtype classes, because the exponentials differ, and two ways to say "causal", because only one of them is right for every
-scale.  Read off the operator's results (torch 2.13, x86 with AVX-512, MKL) and ATen/cpu/vec/vec512/vec512_float.h:
+Two dtype classes, because the exponentials differ, and two ways to say "causal", because only one
+of them is right for every scale.  Read off the operator's results (torch 2.13, x86 with AVX-512,
+MKL) and ATen/cpu/vec/vec512/vec512_float.h:
 - Keys come in blocks of 512, queries in blocks of 32 (seqlen_q < 192), 64 (< 768) or 256.
-- Products accumulate in fp32 and stay fp32, also for fp16 and bf16: a score of 114.125 comes back unrounded as an LSE, and
-  +A and -A in different key blocks of V cancel exactly.  fp16 and bf16 round un-normalised P to the input's dtype before PV;
-  the row sum is of unrounded P.  (Without MKL's or oneDNN's mixed-precision products ATen would round each to the input.)
-- fp32: `exp_u20`.  5.5 ulp at most, relative error 3.9e-7 = 2^-21.3, over 4,000,000 arguments in each of five intervals of
-  [-86.9, 0], by an emulation that equals the operator bitwise on 400,000 of them; 0 below -86.99 = -125.5 ln 2.
-- fp16, bf16: `fexp_u20`, a cubic in place of the mantissa.  985 ulp at most, relative error 1.125e-4 = 2^-13.1, and
-  fexp_u20(0) = 0.99995; 0 below -87.34.  Through the operator, by LSEs on [-2, -0.5]: -1.10e-4 to +1.00e-4.
+- Products accumulate in fp32 and stay fp32, also for fp16 and bf16: a score of 114.125 comes back
+  unrounded as an LSE, and +A and -A in different key blocks of V cancel exactly.  fp16 and bf16
+  round un-normalised P to the input's dtype before PV; the row sum is of unrounded P.  (Without
+  MKL's or oneDNN's mixed-precision products ATen would round each to the input.)
+- fp32: `exp_u20`.  5.5 ulp at most, relative error 3.9e-7 = 2^-21.3, over 4,000,000 arguments in
+  each of five intervals of [-86.9, 0], by an emulation that equals the operator bitwise on 400,000
+  of them; 0 below -86.99 = -125.5 ln 2.
+- fp16, bf16: `fexp_u20`, a cubic in place of the mantissa.  985 ulp at most, relative error
+  1.125e-4 = 2^-13.1, and fexp_u20(0) = 0.99995; 0 below -87.34.  Through the operator, by LSEs on
+  [-2, -0.5]: -1.10e-4 to +1.00e-4.
 - Keys past the last full vector, and the factor of a rescale, take the C library's exp.
-- An empty row gives O = 0 and LSE = 0, not -inf.  A row whose scores are *all* NaN does so too if seqlen_kv is less than a
-  vector (16), because the maximum drops NaN there.
+- An empty row gives O = 0 and LSE = 0, not -inf.  A row whose scores are *all* NaN does so too if
+  seqlen_kv is less than a vector (16), because the maximum drops NaN there.
 - A score of +inf gives O = 0 in fp16 and bf16 (LSE = +inf), NaN in fp32.
-- `is_causal` writes -inf into scores before they are scaled: a scale of zero makes NaN of the masked half, a negative one
-  +inf.  The public scaled_dot_product_attention does the same.  So the "-causal" variants take the default scale only; the
-  others hand every mask over as a bias, which is added after the scale.
-- seqlen_q = 0 and seqlen_kv = 0 kill the process (integer division by zero); the front end sends them elsewhere.
-- With more than one thread, a single-head problem may differ in the last bit from the same head within a batch (MKL).
+- `is_causal` writes -inf into scores before they are scaled: a scale of zero makes NaN of the
+  masked half, a negative one +inf.  The public scaled_dot_product_attention does the same.  So the
+  "-causal" variants take the default scale only; the others hand every mask over as a bias, which
+  is added after the scale.
+- seqlen_q = 0 and seqlen_kv = 0 kill the process (integer division by zero); the front end sends
+  them elsewhere.
+- With more than one thread, a single-head problem may differ in the last bit from the same head
+  within a batch (MKL).
 """
 
 from dataclasses import replace
@@ -37,9 +45,17 @@ BIAS_SUPPORT = Support(
     grouped_heads=True,
     devices=("cpu",),
 )
-FLAG_SUPPORT = replace(BIAS_SUPPORT, masks=("full", "causal.tl", "causal.square"), intersections=False, scales="positive")
+FLAG_SUPPORT = replace(
+    BIAS_SUPPORT,
+    masks=("full", "causal.tl", "causal.square"),
+    intersections=False,
+    scales="positive",
+)
 # Dtypes and the exponential that they get.
-DTYPE_CLASSES = {"float32": (("float32",), "exp_u20"), "16bit": (("float16", "bfloat16"), "fexp_u20")}
+DTYPE_CLASSES = {
+    "float32": (("float32",), "exp_u20"),
+    "16bit": (("float16", "bfloat16"), "fexp_u20"),
+}
 
 
 def _variant(suffix: str, support: Support, exp: str) -> Variant:

@@ -1,13 +1,16 @@
-"""The backward of torch's blocked attention on the CPU, `aten::_scaled_dot_product_flash_attention_for_cpu_backward`.
+"""The backward of torch's blocked attention on the CPU,
+`aten::_scaled_dot_product_flash_attention_for_cpu_backward`.
 
-It starts from what `cpu_flash` saved.  Read off ATen/native/cpu/FlashAttentionKernel.cpp and the operator's results (torch
-2.13, x86 with AVX-512, MKL):
-- Queries in blocks of 32 (seqlen_q < 192), 64 (< 768) or 256, keys in blocks of 512; S, dP and delta are fp32.
-- The scale is handed to the products.  sgemm multiplies an operand of fp32 by it: scores of 0 come back as 3e-8.
-- P = exp(S - LSE) by the exponential of 1 ulp, not by the forward's faster one.  fp16 and bf16 round P and dS for the products;
-  dS is made of the P before that.
-- Each block's share of dQ, dK and dV is scaled and added to the result as it lies in memory: in fp16 and bf16 every 512 keys
-  round dQ, every 32 to 256 rows round dK and dV.
+It starts from what `cpu_flash` saved.  Read off ATen/native/cpu/FlashAttentionKernel.cpp and the
+operator's results (torch 2.13, x86 with AVX-512, MKL):
+- Queries in blocks of 32 (seqlen_q < 192), 64 (< 768) or 256, keys in blocks of 512; S, dP and
+  delta are fp32.
+- The scale is handed to the products.  sgemm multiplies an operand of fp32 by it: scores of 0 come
+  back as 3e-8.
+- P = exp(S - LSE) by the exponential of 1 ulp, not by the forward's faster one.  fp16 and bf16
+  round P and dS for the products; dS is made of the P before that.
+- Each block's share of dQ, dK and dV is scaled and added to the result as it lies in memory: in
+  fp16 and bf16 every 512 keys round dQ, every 32 to 256 rows round dK and dV.
 - One head of K per head of Q: with fewer the operator reads and writes past their end.
 - A row without a key gives dQ = 0: its LSE is 0, and exp(-inf - 0) too.
 - `is_causal`, scales and lengths of 0: as in `cpu_flash`.
@@ -20,18 +23,30 @@ from torch import Tensor
 
 from kernels.torch import cpu_flash
 from kernels.torch.common import flag_or_bias, missing_operator
-from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients, Saved, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    GradientNumerics,
+    Gradients,
+    Saved,
+    Variant,
+    Workspace,
+)
 
 
 def _variant(saver: Variant) -> Variant:
     support = replace(saver.support, grouped_heads=False)
 
-    def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
+    def backward(
+        args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace
+    ) -> None:
         """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
         support.check_backward(args, saved, dout, gradients)
         causal, bias = flag_or_bias(args, flag=not support.intersections)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *(dout, args.q, args.k, args.v, saved.out, saved.lse, 0.0, causal), attn_mask=bias, scale=args.softmax_scale
+            *(dout, args.q, args.k, args.v, saved.out, saved.lse, 0.0, causal),
+            attn_mask=bias,
+            scale=args.softmax_scale,
         )
         gradients.copy_(*found)
 

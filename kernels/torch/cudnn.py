@@ -1,23 +1,26 @@
 """cuDNN's fused attention through torch, `aten::_scaled_dot_product_cudnn_attention`.
 
-cuDNN is closed: the arithmetic is what its manual and torch's wrapper say, the rest was seen on an H100 with torch 2.11 and
-cuDNN 9.19:
+cuDNN is closed: the arithmetic is what its manual and torch's wrapper say, the rest was seen on an
+H100 with torch 2.11 and cuDNN 9.19:
 - fp16 and bf16.  fp32 and fp64 raise nothing and return NaN and garbage.
-- Head dims are multiples of 8 (others raise), with any mask right from 8 to 512; those above 256 are left out, because a
-  graph takes seconds to build there.  V's head dim may differ, but where q is expanded over the batch torch then allocates O
-  with strides that cuDNN refuses, or the process dies with SIGSEGV: hence one head dim.
-- The graph is scores, scale, mask, softmax, PV, each in fp32 but for P, which enters PV in the input's dtype; 64 keys per
-  rescale or more.  A graph is built per shape (0.3 to 2 s the first time), its engine chosen by heuristics: no promise that a
-  slice of a batch has the batch's bits, though it had at 65 x 100, 1 x 4000 and 1000 x 1000.  With one query and 400 keys or
-  more the LSE of two runs may differ in its last bit, with a bias too; all other repeats agreed.
-- Without a bias a scale of zero or less is wrong where FlashAttention-2's is: NaN for causal and ragged shapes.  Hence
-  positive scales; from 0.001 to 30 they are right.  With a bias every scale is right.  So the "-bias" variant hands every mask
-  over as a bias, the full one as zeros.
+- Head dims are multiples of 8 (others raise), with any mask right from 8 to 512; those above 256
+  are left out, because a graph takes seconds to build there.  V's head dim may differ, but where q
+  is expanded over the batch torch then allocates O with strides that cuDNN refuses, or the process
+  dies with SIGSEGV: hence one head dim.
+- The graph is scores, scale, mask, softmax, PV, each in fp32 but for P, which enters PV in the
+  input's dtype; 64 keys per rescale or more.  A graph is built per shape (0.3 to 2 s the first
+  time), its engine chosen by heuristics: no promise that a slice of a batch has the batch's bits,
+  though it had at 65 x 100, 1 x 4000 and 1000 x 1000.  With one query and 400 keys or more the LSE
+  of two runs may differ in its last bit, with a bias too; all other repeats agreed.
+- Without a bias a scale of zero or less is wrong where FlashAttention-2's is: NaN for causal and
+  ragged shapes.  Hence positive scales; from 0.001 to 30 they are right.  With a bias every scale
+  is right.  So the "-bias" variant hands every mask over as a bias, the full one as zeros.
 - `is_causal` is aligned to the top left corner.
-- The LSE is natural, (batch, heads_q, seqlen_q, 1).  A row whose bias is all -inf gives O = 0 and LSE = -inf.
+- The LSE is natural, (batch, heads_q, seqlen_q, 1).  A row whose bias is all -inf gives O = 0 and
+  LSE = -inf.
 - A length of 0 returns no tensors at all.  A batch or a head count of 70000 raises.
-- Rows must begin at multiples of 16 bytes: others raise nothing and give wrong results.  Any strides that keep to 16 bytes,
-  expanded ones too, are right; the bias may have any pitch.
+- Rows must begin at multiples of 16 bytes: others raise nothing and give wrong results.  Any
+  strides that keep to 16 bytes, expanded ones too, are right; the bias may have any pitch.
 - A NaN or infinity at a masked key spreads; huge finite values there change no bit.
 """
 
@@ -26,7 +29,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.torch.common import BIAS_MASKS, additive_bias, check_grid, missing_cuda, takes_causal_flag
+from kernels.torch.common import (
+    BIAS_MASKS,
+    additive_bias,
+    check_grid,
+    missing_cuda,
+    takes_causal_flag,
+)
 from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
 
 FLAG_SUPPORT = Support(

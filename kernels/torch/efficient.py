@@ -1,18 +1,25 @@
-"""torch's memory-efficient attention on CUDA (CUTLASS, from xFormers), `aten::_scaled_dot_product_efficient_attention`.
+"""torch's memory-efficient attention on CUDA (CUTLASS, from xFormers),
+`aten::_scaled_dot_product_efficient_attention`.
 
-The arithmetic is that of its source as torch carries it, the rest was seen on an H100 with torch 2.11:
-- fp16, bf16 and fp32 (fp64 raises).  fp32 products are three tf32 products each (CUTLASS OpMultiplyAddFastF32), with errors of
-  4e-7 to 2e-6 on normal values; subnormals keep no more than tf32's quantum, 2^-136.
-- Head dims are multiples of 8 (others raise) with no largest one, 512 seen; V's may differ; grouped heads raise.
-- Scores accumulate in fp32.  With a bias they are scaled, the bias (in the input's dtype) is added and the maximum taken;
-  without one they are scaled by float(scale * log2 e) inside the softmax.  Exponential ex2.approx, P un-normalised in the
-  input's dtype for PV, row sum unrounded, 64 or 128 keys per rescale.  Every scale is right, negative ones and zero included,
-  with `is_causal` too.
-- `is_causal` is aligned to the top left corner: the "-causal" variant takes it, and skips blocks of keys; the other one hands
-  every mask over as a bias.  A bias raises unless its rows are a multiple of 8 elements apart; here, as in the front end, 16.
-- The LSE's seqlen is padded to a multiple of 32.  A row whose bias is all -inf gives O = 0 and LSE = 0, not -inf.  With
-  seqlen_kv = 0 O is 0, but the LSE is whatever was in memory: lengths from 1 on.
-- Rows must begin at multiples of 16 bytes.  Others raise or, those of V and some of Q and K, are misaligned-address faults.
+The arithmetic is that of its source as torch carries it, the rest was seen on an H100 with torch
+2.11:
+- fp16, bf16 and fp32 (fp64 raises).  fp32 products are three tf32 products each (CUTLASS
+  OpMultiplyAddFastF32), with errors of 4e-7 to 2e-6 on normal values; subnormals keep no more than
+  tf32's quantum, 2^-136.
+- Head dims are multiples of 8 (others raise) with no largest one, 512 seen; V's may differ; grouped
+  heads raise.
+- Scores accumulate in fp32.  With a bias they are scaled, the bias (in the input's dtype) is added
+  and the maximum taken; without one they are scaled by float(scale * log2 e) inside the softmax.
+  Exponential ex2.approx, P un-normalised in the input's dtype for PV, row sum unrounded, 64 or 128
+  keys per rescale.  Every scale is right, negative ones and zero included, with `is_causal` too.
+- `is_causal` is aligned to the top left corner: the "-causal" variant takes it, and skips blocks of
+  keys; the other one hands every mask over as a bias.  A bias raises unless its rows are a multiple
+  of 8 elements apart; here, as in the front end, 16.
+- The LSE's seqlen is padded to a multiple of 32.  A row whose bias is all -inf gives O = 0 and LSE
+  = 0, not -inf.  With seqlen_kv = 0 O is 0, but the LSE is whatever was in memory: lengths from 1
+  on.
+- Rows must begin at multiples of 16 bytes.  Others raise or, those of V and some of Q and K, are
+  misaligned-address faults.
 - 70000 heads are an invalid launch; a batch of 70000 is right.
 - Repeats, and slices of a batch, agree bitwise: 65 x 100, 1 x 4000, 1000 x 1000.
 - A NaN or infinity at a masked key spreads; huge finite values there change no bit.
@@ -36,7 +43,9 @@ BIAS_SUPPORT = Support(
     devices=("cuda",),
     capability=(8, 0),
 )
-FLAG_SUPPORT = replace(BIAS_SUPPORT, masks=("full", "causal.tl", "causal.square"), intersections=False)
+FLAG_SUPPORT = replace(
+    BIAS_SUPPORT, masks=("full", "causal.tl", "causal.square"), intersections=False
+)
 BIAS_PITCH = 16
 
 
@@ -65,4 +74,7 @@ def _variant(name: str, support: Support) -> Variant:
     )
 
 
-VARIANTS = [_variant("torch-efficient", BIAS_SUPPORT), _variant("torch-efficient-causal", FLAG_SUPPORT)]
+VARIANTS = [
+    _variant("torch-efficient", BIAS_SUPPORT),
+    _variant("torch-efficient-causal", FLAG_SUPPORT),
+]

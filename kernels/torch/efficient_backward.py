@@ -1,16 +1,20 @@
-"""The backward of torch's memory-efficient attention on CUDA, `aten::_scaled_dot_product_efficient_attention_backward`.
+"""The backward of torch's memory-efficient attention on CUDA,
+`aten::_scaled_dot_product_efficient_attention_backward`.
 
-It starts from what `efficient` saved.  The arithmetic is that of its source as torch carries it (CUTLASS, from xFormers):
-- S, dP and delta are fp32; S is scaled, the bias added, P = exp(S - LSE).  P is kept in shared memory in the input's dtype, and
-  dS = P (dP - delta) is made of that rounded P.
+It starts from what `efficient` saved.  The arithmetic is that of its source as torch carries it
+(CUTLASS, from xFormers):
+- S, dP and delta are fp32; S is scaled, the bias added, P = exp(S - LSE).  P is kept in shared
+  memory in the input's dtype, and dS = P (dP - delta) is made of that rounded P.
 - The scale multiplies dS before it is rounded to the input's dtype.
-- Sums are fp32 over blocks of 32 to 128 rows and keys, in registers or, for dQ, in a workspace where blocks of keys that run
-  side by side add in turn: the order is free, and dQ need not repeat.
+- Sums are fp32 over blocks of 32 to 128 rows and keys, in registers or, for dQ, in a workspace
+  where blocks of keys that run side by side add in turn: the order is free, and dQ need not repeat.
 - Products of fp32 operands are three tf32 products each, as in the forward.
-- fp16 and bf16 read O as the forward leaves it, (batch, seqlen_q, heads, dim) without gaps, whatever its strides say: on an
-  H100 with torch 2.11 any other layout gives a wrong dQ and dK (see docs/findings.md).  So O is copied into that one.
+- fp16 and bf16 read O as the forward leaves it, (batch, seqlen_q, heads, dim) without gaps,
+  whatever its strides say: on an H100 with torch 2.11 any other layout gives a wrong dQ and dK (see
+  docs/findings.md).  So O is copied into that one.
 - LSEs are read up to a multiple of 32 rows; the rest must be +inf, so that P is 0 there.
-- Head dims, masks, biases and alignment: as in `efficient`.  A row without a key has an LSE of 0, and exp(-inf - 0) is 0.
+- Head dims, masks, biases and alignment: as in `efficient`.  A row without a key has an LSE of 0,
+  and exp(-inf - 0) is 0.
 """
 
 import math
@@ -20,7 +24,15 @@ from torch import Tensor
 
 from kernels.torch import efficient
 from kernels.torch.common import check_grid, flag_or_bias, missing_cuda
-from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients, Saved, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    GradientNumerics,
+    Gradients,
+    Saved,
+    Variant,
+    Workspace,
+)
 
 _LSE_ROWS = 32
 
@@ -28,16 +40,33 @@ _LSE_ROWS = 32
 def _variant(saver: Variant) -> Variant:
     support = saver.support
 
-    def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
+    def backward(
+        args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace
+    ) -> None:
         """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
         support.check_backward(args, saved, dout, gradients)
         check_grid(args, "heads_q")
-        causal, bias = flag_or_bias(args, flag=not support.intersections, pitch_multiple=efficient.BIAS_PITCH)
+        causal, bias = flag_or_bias(
+            args, flag=not support.intersections, pitch_multiple=efficient.BIAS_PITCH
+        )
         out = saved.out.transpose(1, 2).contiguous().transpose(1, 2)
         lse = torch.nn.functional.pad(saved.lse, (0, -args.seqlen_q % _LSE_ROWS), value=math.inf)
         seed, offset = (args.q.new_zeros((), dtype=torch.int64) for _ in range(2))
         found = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            *(dout, args.q, args.k, args.v, bias, out, lse, seed, offset, 0.0, [True, True, True, False], causal),
+            *(
+                dout,
+                args.q,
+                args.k,
+                args.v,
+                bias,
+                out,
+                lse,
+                seed,
+                offset,
+                0.0,
+                [True, True, True, False],
+                causal,
+            ),
             scale=args.softmax_scale,
         )
         gradients.copy_(*found[:3])

@@ -1,12 +1,17 @@
-"""The backward of torch's FlashAttention-2 on CUDA, `aten::_scaled_dot_product_flash_attention_backward`.
+"""The backward of torch's FlashAttention-2 on CUDA,
+`aten::_scaled_dot_product_flash_attention_backward`.
 
-It starts from what `flash` saved.  The arithmetic is that of FlashAttention-2's source as torch carries it:
-- S and dP accumulate in fp32; P = ex2.approx(S sigma - LSE log2 e), delta and dS = P (dP - delta) are fp32; P and dS are
-  rounded to the input's dtype for their products.
-- A block of 32 to 128 keys keeps its dK and dV in registers, in fp32, over blocks of 64 or 128 rows.  Its share of dQ is added
-  to an fp32 buffer by atomics: the order of addition is free, and dQ does not repeat.  The scale multiplies finished sums.
-- dK and dV of grouped heads are rounded to the input's dtype for each query head, and summed by torch.
-- Head dims, scales, masks and alignment: as in `flash`.  A row without a key has an LSE of +inf, hence P = 0.
+It starts from what `flash` saved.  The arithmetic is that of FlashAttention-2's source as torch
+carries it:
+- S and dP accumulate in fp32; P = ex2.approx(S sigma - LSE log2 e), delta and dS = P (dP - delta)
+  are fp32; P and dS are rounded to the input's dtype for their products.
+- A block of 32 to 128 keys keeps its dK and dV in registers, in fp32, over blocks of 64 or 128
+  rows.  Its share of dQ is added to an fp32 buffer by atomics: the order of addition is free, and
+  dQ does not repeat.  The scale multiplies finished sums.
+- dK and dV of grouped heads are rounded to the input's dtype for each query head, and summed by
+  torch.
+- Head dims, scales, masks and alignment: as in `flash`.  A row without a key has an LSE of +inf,
+  hence P = 0.
 """
 
 from dataclasses import replace
@@ -16,18 +21,39 @@ from torch import Tensor
 
 from kernels.torch import flash
 from kernels.torch.common import check_grid, missing_cuda, takes_causal_flag
-from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients, Saved, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    GradientNumerics,
+    Gradients,
+    Saved,
+    Variant,
+    Workspace,
+)
 
 SUPPORT = replace(flash.SUPPORT, min_seqlen=1)
 
 
-def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
+def backward(
+    args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace
+) -> None:
     """dQ, dK and dV from O and natural LSE; raises `Unsupported`."""
     SUPPORT.check_backward(args, saved, dout, gradients)
     check_grid(args, "batch", "heads_q")
     seed, offset = args.q.new_zeros(2, dtype=torch.uint64), args.q.new_zeros((), dtype=torch.uint64)
     found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-        *(dout, args.q, args.k, args.v, saved.out, saved.lse, None, None, args.seqlen_q, args.seqlen_kv),
+        *(
+            dout,
+            args.q,
+            args.k,
+            args.v,
+            saved.out,
+            saved.lse,
+            None,
+            None,
+            args.seqlen_q,
+            args.seqlen_kv,
+        ),
         *(0.0, takes_causal_flag(args, "br"), seed, offset),
         scale=args.softmax_scale,
     )
@@ -45,7 +71,9 @@ VARIANT = Variant(
     backward=backward,
     saved_by=flash.VARIANT,
     support=SUPPORT,
-    gradients=GradientNumerics(block_m=64, block_n=32, scale_roundings=3, atomics=("dq",), group="cast"),
+    gradients=GradientNumerics(
+        block_m=64, block_n=32, scale_roundings=3, atomics=("dq",), group="cast"
+    ),
     contract=Contract(deterministic_backward=False),
     allocates_outputs=True,
     available=available,

@@ -1,25 +1,32 @@
-"""FlexAttention as its users run it: `torch.compile(flex_attention)` on CUDA, which fills in torch's Triton template.
+"""FlexAttention as its users run it: `torch.compile(flex_attention)` on CUDA, which fills in
+torch's Triton template.
 
 From torch's template (`_inductor/kernel/flex`) and as seen on an H100 with torch 2.11:
-- QK^T in fp32 (tl.dot), times the scale, score_mod, mask, times log2 e; exp2 (ex2.approx); P un-normalised in V's dtype; the
-  row sum of unrounded P; one division at the end.  Every scale is right, negative ones and zero included.
-- 64 keys per rescale is the smallest tile among the defaults for 16-bit dtypes and head dims 64 and 128; 128 on an H100 at 64.
-- Keys outside every block of the mask are not read; within a block 0 * NaN spreads from a masked value, but not from a key.
-- An empty row gives O = 0 and LSE = -inf.  A length of 0 and a head dim below 16 are refused by torch; fp16 at head dim 512
-  asks for more shared memory than there is.
+- QK^T in fp32 (tl.dot), times the scale, score_mod, mask, times log2 e; exp2 (ex2.approx); P
+  un-normalised in V's dtype; the row sum of unrounded P; one division at the end.  Every scale is
+  right, negative ones and zero included.
+- 64 keys per rescale is the smallest tile among the defaults for 16-bit dtypes and head dims 64 and
+  128; 128 on an H100 at 64.
+- Keys outside every block of the mask are not read; within a block 0 * NaN spreads from a masked
+  value, but not from a key.
+- An empty row gives O = 0 and LSE = -inf.  A length of 0 and a head dim below 16 are refused by
+  torch; fp16 at head dim 512 asks for more shared memory than there is.
 
-A build takes 3 s, in fp32 6 s, and torch builds anew whenever a guard fails.  So calls differ in as few of the guarded things
-as possible, and the support ends where yet another build would begin:
-- Head counts, which flex_attention marks static: the key heads of all sequences are laid end to end and taken two at a time.
+A build takes 3 s, in fp32 6 s, and torch builds anew whenever a guard fails.  So calls differ in as
+few of the guarded things as possible, and the support ends where yet another build would begin:
+- Head counts, which flex_attention marks static: the key heads of all sequences are laid end to end
+  and taken two at a time.
 - Group sizes: groups are filled up to a multiple of 8, with repeated queries.
-- Sizes of 1: there are at least two pairs of heads, two blocks of queries and two of keys; surplus heads repeat the last one,
-  surplus blocks are visited by no row.  Lengths begin at 2.
+- Sizes of 1: there are at least two pairs of heads, two blocks of queries and two of keys; surplus
+  heads repeat the last one, surplus blocks are visited by no row.  Lengths begin at 2.
 - Sizes that happen to agree: Dynamo is told not to take them for the same one ("duck shapes").
 - Bases and offsets of views: tensors go through DLPack, which knows neither and copies nothing.
-- Masks: one mask_mod reads each row's interval of keys from tensors; dense masks would need another.
-- Scale and softcap: one score_mod reads both from tensors; flex_attention's own scale is baked in, and always 1.
-What is left: 2 dtypes x 2 head dims x (one query head per key head, or groups) = 8 graphs; Inductor builds each twice, because
-it guards on seqlen_q < 128, and generates the same kernel both times.
+- Masks: one mask_mod reads each row's interval of keys from tensors; dense masks would need
+  another.
+- Scale and softcap: one score_mod reads both from tensors; flex_attention's own scale is baked in,
+  and always 1.
+What is left: 2 dtypes x 2 head dims x (one query head per key head, or groups) = 8 graphs; Inductor
+builds each twice, because it guards on seqlen_q < 128, and generates the same kernel both times.
 """
 
 import functools
@@ -34,7 +41,15 @@ from torch.nn.functional import pad
 from torch.utils.dlpack import from_dlpack
 
 from kernels.torch.common import BIAS_MASKS, GRID, missing_cuda
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Unsupported, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    Numerics,
+    Support,
+    Unsupported,
+    Variant,
+    Workspace,
+)
 
 SUPPORT = Support(
     dtypes=("float16", "bfloat16"),
@@ -77,7 +92,8 @@ def _scaled_and_capped(scale: Tensor, cap: Tensor) -> Callable[..., Tensor]:
 
 
 def _filled(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """That tensor with its last entry along `dim` repeated until there are `size`; itself if there are."""
+    """That tensor with its last entry along `dim` repeated until there are `size`; itself if there
+    are."""
     surplus = size - tensor.shape[dim]
     if surplus <= 0:
         return tensor
@@ -87,7 +103,8 @@ def _filled(tensor: Tensor, dim: int, size: int) -> Tensor:
 
 
 def _paired(tensor: Tensor, width: int, count: int) -> Tensor:
-    """(key heads, group, ...) as (pairs, 2 * width, ...): the group filled up to `width`, the key heads to `count`."""
+    """(key heads, group, ...) as (pairs, 2 * width, ...): the group filled up to `width`, the key
+    heads to `count`."""
     filled = _filled(_filled(tensor, 1, width), 0, count)
     return from_dlpack(filled.reshape(count // PAIR, PAIR * width, *tensor.shape[2:]))
 
@@ -97,11 +114,14 @@ def _block_mask(low: Tensor, high: Tensor, seqlen_kv: int) -> flex.BlockMask:
     pairs, heads, seqlen_q = low.shape
     mod = _interval(low, high)
     made = flex.create_block_mask(mod, pairs, heads, seqlen_q, seqlen_kv, device=low.device)
-    # (pairs, heads, query blocks) and (pairs, heads, query blocks, key blocks); the surplus counts no block.
+    # (pairs, heads, query blocks) and (pairs, heads, query blocks, key blocks); the surplus counts
+    # no block.
     queries, keys = (max(2 - size, 0) for size in made.kv_indices.shape[-2:])
     parts = (made.kv_num_blocks, made.kv_indices, made.full_kv_num_blocks, made.full_kv_indices)
     counts, indices, full_counts, full_indices = (
-        pad(part, (0, queries) if part.dim() == 3 else (0, keys, 0, queries)) for part in parts if part is not None
+        pad(part, (0, queries) if part.dim() == 3 else (0, keys, 0, queries))
+        for part in parts
+        if part is not None
     )
     return flex.BlockMask.from_kv_blocks(
         counts,
@@ -134,7 +154,9 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
         q,
         k,
         v,
-        score_mod=_scaled_and_capped(*(q.new_tensor(x, dtype=torch.float32) for x in (args.softmax_scale, args.softcap))),
+        score_mod=_scaled_and_capped(
+            *(q.new_tensor(x, dtype=torch.float32) for x in (args.softmax_scale, args.softcap))
+        ),
         block_mask=_block_mask(low, high, args.seqlen_kv),
         scale=1.0,
         enable_gqa=group > 1,
@@ -142,7 +164,9 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
         return_aux=flex.AuxRequest(lse=True),
     )
     for found, wanted in ((found_out, out), (aux.lse, lse)):
-        wanted.copy_(found.reshape(count, width, *wanted.shape[2:])[:heads, :group].reshape(wanted.shape))
+        wanted.copy_(
+            found.reshape(count, width, *wanted.shape[2:])[:heads, :group].reshape(wanted.shape)
+        )
 
 
 def available() -> str | None:

@@ -1,18 +1,24 @@
-"""FlexAttention without a compiler: `torch.nn.attention.flex_attention.flex_attention` called eagerly, on the CPU.
+"""FlexAttention without a compiler: `torch.nn.attention.flex_attention.flex_attention` called
+eagerly, on the CPU.
 
-The reference arithmetic that FlexAttention's users debug with; read off torch's Python (`_higher_order_ops/flex_attention.py`,
-`math_attention`) and its results (torch 2.13, CPU):
-- 2.13 raises q and k to fp32 before the product; older releases round the scores to the input's dtype, and are declared so.
-- The scale multiplies fp32 scores; softcap and mask follow, each element by element: NaN in a masked key has no effect.
-- P is divided by the row sum, rounded to the input's dtype (bitwise torch.softmax(fp32).to(dtype)), then meets V in a product
-  of that dtype with an fp32 accumulator.  0 * NaN: NaN in a masked value spreads.
-- In bf16 on CPUs with AVX512_BF16 that product (oneDNN, VDPBF16PS) takes subnormal operands for zero and flushes subnormal
-  results: a V of -1.2e-38 gives O = 0.  The blocked CPU kernel's product, MKL's, does not.
-- LSE = logsumexp / ln 2 * ln 2, one division and one product more than a plain one; -inf for an empty row, whose O is 0.
+The reference arithmetic that FlexAttention's users debug with; read off torch's Python
+(`_higher_order_ops/flex_attention.py`, `math_attention`) and its results (torch 2.13, CPU):
+- 2.13 raises q and k to fp32 before the product; older releases round the scores to the input's
+  dtype, and are declared so.
+- The scale multiplies fp32 scores; softcap and mask follow, each element by element: NaN in a
+  masked key has no effect.
+- P is divided by the row sum, rounded to the input's dtype (bitwise torch.softmax(fp32).to(dtype)),
+  then meets V in a product of that dtype with an fp32 accumulator.  0 * NaN: NaN in a masked value
+  spreads.
+- In bf16 on CPUs with AVX512_BF16 that product (oneDNN, VDPBF16PS) takes subnormal operands for
+  zero and flushes subnormal results: a V of -1.2e-38 gives O = 0.  The blocked CPU kernel's
+  product, MKL's, does not.
+- LSE = logsumexp / ln 2 * ln 2, one division and one product more than a plain one; -inf for an
+  empty row, whose O is 0.
 - seqlen_q = 0 or seqlen_kv = 0 raises IndexError in torch, or returns no LSE.
 
-Called eagerly, torch would trace through Dynamo for every new shape (0.2 s).  The flag that torch offers to debug score_mods
-skips that and changes no bit of the result.
+Called eagerly, torch would trace through Dynamo for every new shape (0.2 s).  The flag that torch
+offers to debug score_mods skips that and changes no bit of the result.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +46,9 @@ SUPPORT = Support(
 RAISES_OPERANDS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
-def softcap(cap: float | Tensor, score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def softcap(
+    cap: float | Tensor, score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor
+) -> Tensor:
     """The score_mod cap * tanh(score / cap)."""
     return cap * torch.tanh(score / cap)
 
@@ -68,7 +76,9 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
         mod = args.mask.mod(*lengths, args.q.device)
         batch, heads = args.batch if by_sequence else None, args.heads_q if by_head else None
         block_mask = flex.create_block_mask(mod, batch, heads, *lengths, device=args.q.device)
-    score_mod: Callable[..., Tensor] | None = partial(softcap, args.softcap) if args.softcap else None
+    score_mod: Callable[..., Tensor] | None = (
+        partial(softcap, args.softcap) if args.softcap else None
+    )
     with _untraced():
         found_out, aux = flex.flex_attention(
             args.q,
@@ -89,7 +99,11 @@ def available() -> str | None:
     """Why this torch cannot run it, or None."""
     parts = ("AuxRequest", "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG")
     missing = [name for name in parts if not hasattr(flex, name)]
-    return f"torch {torch.__version__}: flex_attention has no {' and no '.join(missing)}" if missing else None
+    return (
+        f"torch {torch.__version__}: flex_attention has no {' and no '.join(missing)}"
+        if missing
+        else None
+    )
 
 
 VARIANT = Variant(

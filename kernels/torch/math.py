@@ -1,18 +1,27 @@
-"""torch's composite attention, `aten::_scaled_dot_product_attention_math`: two matrix products around a softmax, in fp32.
+"""torch's composite attention, `aten::_scaled_dot_product_attention_math`: two matrix products
+around a softmax, in fp32.
 
-Read off the operator's results (torch 2.13 on a CPU, 2.11 on an H100) and its source; one declaration holds for both devices:
-- fp16 and bf16 inputs are raised to fp32 first, unless torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) was called;
-  on CUDA the fp32 products are IEEE unless TF32 was allowed (errors of 5e-7 to 9e-7 in fp32).
-- q and k are each multiplied by sqrt|scale| in fp32, and q by the sign of the scale too: zero and negative scales are right.
-- P is divided by the row sum before it meets V, and stays fp32; one rounding to q's dtype at the end.
-- exp measured through the operator on a CPU, 200,000 arguments in [-87.3, -17.4]: at most 0.96 ulp, subnormal results included.
-  On CUDA it is CUDA's expf, 2 ulp: the same bound.
-- A boolean mask would be *added* to the scores: the front end turns it into a bias before, and so does this file.
+Read off the operator's results (torch 2.13 on a CPU, 2.11 on an H100) and its source; one
+declaration holds for both devices:
+- fp16 and bf16 inputs are raised to fp32 first, unless
+  torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) was called; on CUDA the fp32 products
+  are IEEE unless TF32 was allowed (errors of 5e-7 to 9e-7 in fp32).
+- q and k are each multiplied by sqrt|scale| in fp32, and q by the sign of the scale too: zero and
+  negative scales are right.
+- P is divided by the row sum before it meets V, and stays fp32; one rounding to q's dtype at the
+  end.
+- exp measured through the operator on a CPU, 200,000 arguments in [-87.3, -17.4]: at most 0.96 ulp,
+  subnormal results included. On CUDA it is CUDA's expf, 2 ulp: the same bound.
+- A boolean mask would be *added* to the scores: the front end turns it into a bias before, and so
+  does this file.
 - `is_causal` is aligned to the top left corner.
 - The softmax is the "safe" one: a row without a key, or seqlen_kv = 0, gives exactly 0.
-- On CUDA any head dim (4 to 512 seen), any strides and offsets, grouped heads, and 70000 sequences or heads are right too.
-- A masked NaN spreads, and so does a masked key whose product with a query overflows fp32: (+inf) + (-inf).
-- Batch slices differ from the batch in the last bit on a CPU: the BLAS behind it chooses its kernel by shape and alignment.
+- On CUDA any head dim (4 to 512 seen), any strides and offsets, grouped heads, and 70000 sequences
+  or heads are right too.
+- A masked NaN spreads, and so does a masked key whose product with a query overflows fp32: (+inf) +
+  (-inf).
+- Batch slices differ from the batch in the last bit on a CPU: the BLAS behind it chooses its kernel
+  by shape and alignment.
 """
 
 import torch
@@ -33,7 +42,8 @@ SUPPORT = Support(
 
 
 def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
-    """O by aten::_scaled_dot_product_attention_math, which returns no log-sum-exp; raises `Unsupported`."""
+    """O by aten::_scaled_dot_product_attention_math, which returns no log-sum-exp; raises
+    `Unsupported`."""
     SUPPORT.check(args, out)
     causal, bias = flag_or_bias(args)
     out.copy_(
@@ -48,7 +58,14 @@ VARIANT = Variant(
     family="torch",
     forward=forward,
     support=SUPPORT,
-    numerics=Numerics(operands="float32", prescale="sqrt", probability="float32", normalised=True, exp="vexp", block_n=0),
+    numerics=Numerics(
+        operands="float32",
+        prescale="sqrt",
+        probability="float32",
+        normalised=True,
+        exp="vexp",
+        block_n=0,
+    ),
     contract=Contract(lse=None, batch_invariant=False),
     allocates_outputs=True,
     available=lambda: missing_operator("_scaled_dot_product_attention_math"),

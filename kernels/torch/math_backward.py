@@ -1,12 +1,16 @@
-"""The backward of torch's composite attention: autograd through `aten::_scaled_dot_product_attention_math`.
+"""The backward of torch's composite attention: autograd through
+`aten::_scaled_dot_product_attention_math`.
 
-A composite has no backward kernel: autograd differentiates the two matrix products and the softmax between them, which its own
-forward makes again.  Read off torch's derivatives (`tools/autograd/derivatives.yaml`, `aten/src/ATen/native/SoftMax.cpp`,
-`cuda/SoftMax.cu`) and its results:
-- Everything between the casts is fp32, as in `math`: q and k times sqrt|scale| are what S, dQ and dK are products of.
-- P is the softmax that the forward divided by its row sum.  dP = dO V^T, D = rowsum(P dP) rather than rowsum(dO O), and
-  dS = P (dP - D) on a CPU, P dP - P D on CUDA.  No saved O or LSE is read.
-- Heads of a group read copies of one key head, in fp32; their gradients are summed in fp32, and everything is rounded once.
+A composite has no backward kernel: autograd differentiates the two matrix products and the softmax
+between them, which its own forward makes again.  Read off torch's derivatives
+(`tools/autograd/derivatives.yaml`, `aten/src/ATen/native/SoftMax.cpp`, `cuda/SoftMax.cu`) and its
+results:
+- Everything between the casts is fp32, as in `math`: q and k times sqrt|scale| are what S, dQ and
+  dK are products of.
+- P is the softmax that the forward divided by its row sum.  dP = dO V^T, D = rowsum(P dP) rather
+  than rowsum(dO O), and dS = P (dP - D) on a CPU, P dP - P D on CUDA.  No saved O or LSE is read.
+- Heads of a group read copies of one key head, in fp32; their gradients are summed in fp32, and
+  everything is rounded once.
 - A row without a key has P = 0 exactly, hence no part in any gradient.
 - A dP that overflows spreads to its whole row, from a masked key too: D adds 0 times infinity.
 """
@@ -18,12 +22,22 @@ from torch import Tensor
 
 from kernels.torch import math
 from kernels.torch.common import flag_or_bias
-from verify.variant import AttentionArgs, Contract, GradientNumerics, Gradients, Saved, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    GradientNumerics,
+    Gradients,
+    Saved,
+    Variant,
+    Workspace,
+)
 
 SUPPORT = replace(math.SUPPORT)
 
 
-def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
+def backward(
+    args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace
+) -> None:
     """dQ, dK and dV by autograd; raises `Unsupported`."""
     SUPPORT.check_backward(args, saved, dout, gradients)
     causal, bias = flag_or_bias(args)

@@ -1,4 +1,5 @@
-"""What the Triton variants share on the host: head-dim buckets, masks as a kernel takes them, the aligned bit, a launch."""
+"""What the Triton variants share on the host: head-dim buckets, masks as a kernel takes them, the
+aligned bit, a launch."""
 
 import math
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a jitted kernel over `programs` programs: its arguments in order, and its keywords (constexprs, options).
+    """One launch of a jitted kernel over `programs` programs: its arguments in order, and its
+    keywords (constexprs, options).
 
-    Made of tensors on the "meta" device it can be compiled and not run (see `kernels.triton.compile`).
+    Made of tensors on the "meta" device it can be compiled and not run (see
+    `kernels.triton.compile`).
     """
 
     kernel: Any
@@ -38,8 +41,8 @@ def head_dim_bucket(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class MaskBuild:
-    """A mask as the kernel takes it: its kind, and for "causal" and "window" the keys that row r sees:
-    r + diagonal_low <= key <= r + diagonal_high.
+    """A mask as the kernel takes it: its kind, and for "causal" and "window" the keys that row r
+    sees: r + diagonal_low <= key <= r + diagonal_high.
     """
 
     kind: str
@@ -48,7 +51,8 @@ class MaskBuild:
 
 
 def mask_build(args: AttentionArgs) -> MaskBuild:
-    """Fold causal and window parts into one band; anything else is read from a table of intervals."""
+    """Fold causal and window parts into one band; anything else is read from a table of
+    intervals."""
     lows: list[int] = []
     highs: list[int] = []
     for atom in args.mask.atoms:
@@ -68,7 +72,8 @@ def mask_build(args: AttentionArgs) -> MaskBuild:
 
 
 def mask_tables(args: AttentionArgs, mask: MaskBuild) -> tuple[Tensor | None, Tensor | None]:
-    """The visible keys [low, high) of every row, two contiguous int32 (batch, seqlen_q); None but for kind "interval"."""
+    """The visible keys [low, high) of every row, two contiguous int32 (batch, seqlen_q); None but
+    for kind "interval"."""
     if mask.kind != "interval":
         return None, None
     low, high = args.mask.row_bounds(args.batch, args.seqlen_q, args.seqlen_kv, args.q.device)
@@ -76,7 +81,8 @@ def mask_tables(args: AttentionArgs, mask: MaskBuild) -> tuple[Tensor | None, Te
 
 
 def is_aligned(args: AttentionArgs, *others: Tensor) -> bool:
-    """Whether the build may count on 16-byte pointers and on strides and head dims that are multiples of 16 elements.
+    """Whether the build may count on 16-byte pointers and on strides and head dims that are
+    multiples of 16 elements.
 
     others: the tensors that the kernel reads or writes beside q, k and v.
     """

@@ -1,8 +1,9 @@
 """Compiles a launch of a Triton kernel without a GPU, and reads what ptxas says that it needs.
 
-Triton's own binder turns the launch's arguments, tensors on the "meta" device, into signature and specialisation: the binary
-is that which such a launch would use on the target.  It lies in Triton's cache as after a launch.  Needs no driver.  Holds for
-Triton 3.6 and 3.7, whose binder, `_pack_args` and `make_cubin` are not public.
+Triton's own binder turns the launch's arguments, tensors on the "meta" device, into signature and
+specialisation: the binary is that which such a launch would use on the target.  It lies in Triton's
+cache as after a launch.  Needs no driver.  Holds for Triton 3.6 and 3.7, whose binder, `_pack_args`
+and `make_cubin` are not public.
 """
 
 import contextlib
@@ -26,22 +27,30 @@ _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 
 
 def compiled(launch: Launch, arch: str) -> Any:
-    """Triton's CompiledKernel of that launch for one of COMPILED_ARCHES: `.asm["ptx"]`, `.asm["cubin"]`, `.metadata`.
+    """Triton's CompiledKernel of that launch for one of COMPILED_ARCHES: `.asm["ptx"]`,
+    `.asm["cubin"]`, `.metadata`.
 
-    Raises RuntimeError where Triton interprets, ValueError for another arch, and what Triton or ptxas raise.
+    Raises RuntimeError where Triton interprets, ValueError for another arch, and what Triton or
+    ptxas raise.
     """
     kernel, backend = launch.kernel, make_backend(target(arch))
     if not isinstance(kernel, JITFunction):
-        raise RuntimeError("Triton interprets here and compiles nothing: unset TRITON_INTERPRET before it is imported")
+        raise RuntimeError(
+            "Triton interprets here and compiles nothing: unset TRITON_INTERPRET before it is"
+            " imported"
+        )
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(*launch.arguments, **launch.keywords)
-    options, signature, constants, attributes = kernel._pack_args(backend, launch.keywords, bound, specialization, options)
+    options, signature, constants, attributes = kernel._pack_args(
+        backend, launch.keywords, bound, specialization, options
+    )
     source = ASTSource(kernel, signature, constants, attributes)
     return triton.compile(source, target=backend.target, options=options.__dict__)
 
 
 def resources(launch: Launch, arch: str) -> Resources:
-    """What the binary of `compiled` needs; raises as that does, and ValueError if ptxas does not say."""
+    """What the binary of `compiled` needs; raises as that does, and ValueError if ptxas does not
+    say."""
     with _ptxas_log() as log:
         kernel = compiled(launch, arch)
         if not log.getvalue():  # it was in the cache: assemble its PTX again, with the same options
@@ -50,13 +59,17 @@ def resources(launch: Launch, arch: str) -> Resources:
             backend.make_cubin(kernel.asm["ptx"], {}, options, backend.target.arch)
     used, frame = _USED.search(log.getvalue()), _FRAME.search(log.getvalue())
     if used is None or frame is None:
-        raise ValueError(f"ptxas -v did not say what {launch.kernel.__name__} needs on {arch}: {log.getvalue()!r}")
+        raise ValueError(
+            f"ptxas -v did not say what {launch.kernel.__name__} needs on {arch}:"
+            f" {log.getvalue()!r}"
+        )
     stack, stores, loads = map(int, frame.groups())
     return Resources(int(used[1]), kernel.metadata.shared, stack, stores, loads)
 
 
 def target(arch: str) -> GPUTarget:
-    """Triton's target for one of COMPILED_ARCHES; it adds the "a" of "sm_90a" itself.  Raises ValueError."""
+    """Triton's target for one of COMPILED_ARCHES; it adds the "a" of "sm_90a" itself.  Raises
+    ValueError."""
     if arch not in COMPILED_ARCHES:
         raise ValueError(f"arch: {arch!r} is none of {', '.join(COMPILED_ARCHES)}")
     return GPUTarget("cuda", int(arch.removeprefix("sm_").removesuffix("a")), 32)
@@ -80,15 +93,23 @@ MASKS: dict[str, Mask] = {
 
 
 def meta(shape: tuple[int, ...], dtype: str, *, aligned: bool = True) -> Tensor:
-    """A tensor without memory; if not aligned, each row is followed by one element that is not its own."""
-    tensor = torch.empty((*shape[:-1], shape[-1] + (0 if aligned else 1)), dtype=getattr(torch, dtype), device="meta")
+    """A tensor without memory; if not aligned, each row is followed by one element that is not its
+    own."""
+    tensor = torch.empty(
+        (*shape[:-1], shape[-1] + (0 if aligned else 1)), dtype=getattr(torch, dtype), device="meta"
+    )
     return tensor[..., : shape[-1]]
 
 
-def arguments(config: Config, dtype: str, head_dim: int, kind: str, *, aligned: bool = True) -> AttentionArgs:
-    """Arguments without memory that lead to the build of that dtype, head dim, key of MASKS and alignment.
+def arguments(
+    config: Config, dtype: str, head_dim: int, kind: str, *, aligned: bool = True
+) -> AttentionArgs:
+    """Arguments without memory that lead to the build of that dtype, head dim, key of MASKS and
+    alignment.
 
     Triton specialises nothing else, so that sizes and scale are any.
     """
     q, k, v = (meta((2, heads, 1024, head_dim), dtype, aligned=aligned) for heads in (4, 2, 2))
-    return AttentionArgs(q=q, k=k, v=v, mask=MASKS[kind], softmax_scale=0.1, softcap=0.0, config=config)
+    return AttentionArgs(
+        q=q, k=k, v=v, mask=MASKS[kind], softmax_scale=0.1, softcap=0.0, config=config
+    )

@@ -1,6 +1,7 @@
 """FlashAttention-2 backward in Triton: dQ, dK and dV from the O and LSE that `flash_forward` saved.
 
-Three kernels (Dao, arXiv 2307.08691, algorithm 2, with dQ in a kernel of its own instead of atomic adds):
+Three kernels (Dao, arXiv 2307.08691, algorithm 2, with dQ in a kernel of its own instead of atomic
+adds):
 
     delta = rowsum(dO O)                            in fp32, into a workspace
     for a block of keys, over the rows of every query head of the group that see one of them:
@@ -9,16 +10,19 @@ Three kernels (Dao, arXiv 2307.08691, algorithm 2, with dQ in a kernel of its ow
         dS = P (dO V^T - delta)                     dK += round(dS)^T Q
     for a block of rows, over the keys that they see: the same dS, dQ += round(dS) K
 
-round() is to the inputs' dtype.  Every sum is one fp32 chain in a fixed order, that of dK and dV through all heads of the
-group, so that the result repeats bit for bit; dQ and dK are multiplied by softmax_scale once, at the end.  The block of keys
-is computed transposed, K Q^T and V dO^T: P^T and dS^T then lie in registers as the next products take them.
+round() is to the inputs' dtype.  Every sum is one fp32 chain in a fixed order, that of dK and dV
+through all heads of the group, so that the result repeats bit for bit; dQ and dK are multiplied by
+softmax_scale once, at the end.  The block of keys is computed transposed, K Q^T and V dO^T: P^T and
+dS^T then lie in registers as the next products take them.
 
-Compiled without fp fusion, as the forward is: fused, x - lse log2 e would hold another x than that whose sum the LSE is.
+Compiled without fp fusion, as the forward is: fused, x - lse log2 e would hold another x than that
+whose sum the LSE is.
 
-Masks, buckets and the aligned bit are the forward's.  Blocks that are seen whole come first and need no mask, then the
-blocks at the edges; in a table of intervals every block counts as an edge, and a block of keys looks up first which rows see
-it.  Rows that see no key of a block are not loaded there, nor are keys that no row of a tile sees; where the mask hides a
-pair, P and dS are set to 0, so that what lies there enters a sum as 0 times a number that the contract has finite.
+Masks, buckets and the aligned bit are the forward's.  Blocks that are seen whole come first and
+need no mask, then the blocks at the edges; in a table of intervals every block counts as an edge,
+and a block of keys looks up first which rows see it.  Rows that see no key of a block are not
+loaded there, nor are keys that no row of a tile sees; where the mask hides a pair, P and dS are set
+to 0, so that what lies there enters a sum as 0 times a number that the contract has finite.
 """
 
 from dataclasses import dataclass
@@ -66,8 +70,8 @@ _DELTA_ROWS = 32  # rows per program of the first kernel
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a config becomes for one dtype and head dim: the keys (or rows) that a program owns, and the rows (or keys) of one
-    step of its walk."""
+    """What a config becomes for one dtype and head dim: the keys (or rows) that a program owns, and
+    the rows (or keys) of one step of its walk."""
 
     owned: int
     walked: int
@@ -75,10 +79,17 @@ class Blocks:
     num_stages: int
 
 
-# What is launched instead of a config as declared, by its block_n.  A step holds four operands in registers, so that more
-# rows spill.  32 keys (or rows) of their own keep builds that are not software-pipelined to mma.sync (see `flash_forward`).
-_WIDE = {128: Blocks(128, 16, num_warps=8, num_stages=2), 64: Blocks(64, 16, num_warps=8, num_stages=2)}
-_NARROW = {128: Blocks(32, 32, num_warps=8, num_stages=2), 64: Blocks(32, 16, num_warps=8, num_stages=2)}
+# What is launched instead of a config as declared, by its block_n.  A step holds four operands in
+# registers, so that more rows spill.  32 keys (or rows) of their own keep builds that are not
+# software-pipelined to mma.sync (see `flash_forward`).
+_WIDE = {
+    128: Blocks(128, 16, num_warps=8, num_stages=2),
+    64: Blocks(64, 16, num_warps=8, num_stages=2),
+}
+_NARROW = {
+    128: Blocks(32, 32, num_warps=8, num_stages=2),
+    64: Blocks(32, 16, num_warps=8, num_stages=2),
+}
 # fp32 products are FMA chains, not MMA: smaller blocks, by (bucket, block_n).
 _FLOAT32 = {
     (64, 128): Blocks(64, 32, num_warps=8, num_stages=2),
@@ -91,14 +102,18 @@ _FLOAT32 = {
 
 
 def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Blocks:
-    """The blocks launched for a config, which must name all four; `bucket` is that of the larger head dim.
+    """The blocks launched for a config, which must name all four; `bucket` is that of the larger
+    head dim.
 
-    dK and dV: a program owns block_n keys and walks block_m rows at a time.  dQ is the mirror image: it owns block_n rows and
-    walks block_m keys.  A config is launched as declared for 16-bit dtypes, aligned, up to bucket 64.
+    dK and dV: a program owns block_n keys and walks block_m rows at a time.  dQ is the mirror
+    image: it owns block_n rows and walks block_m keys.  A config is launched as declared for 16-bit
+    dtypes, aligned, up to bucket 64.
     """
     chosen = config.block_n, config.block_m, config.num_warps, config.num_stages
     if None in chosen:
-        raise ValueError(f"config: {config.name} must name block_m, block_n, num_warps and num_stages")
+        raise ValueError(
+            f"config: {config.name} must name block_m, block_n, num_warps and num_stages"
+        )
     declared = Blocks(*chosen)
     if dtype == "float32":
         return _FLOAT32.get((max(bucket, 64), declared.owned), declared)
@@ -122,11 +137,24 @@ def launches(
     numbers = mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E, args.softmax_scale
     group = args.heads_q // args.heads_kv
 
-    def walk(kernel: Any, heads: int, seqlen: int, sides: tuple[int, int], *outputs: Tensor) -> Launch:
+    def walk(
+        kernel: Any, heads: int, seqlen: int, sides: tuple[int, int], *outputs: Tensor
+    ) -> Launch:
         return Launch(
             kernel,
             args.batch * heads * triton.cdiv(seqlen, blocks.owned),
-            (*inputs, *outputs, saved.lse, delta, *tables, *steps(*inputs, *outputs), heads, group, *sizes, *numbers),
+            (
+                *inputs,
+                *outputs,
+                saved.lse,
+                delta,
+                *tables,
+                *steps(*inputs, *outputs),
+                heads,
+                group,
+                *sizes,
+                *numbers,
+            ),
             {
                 "KIND": mask.kind,
                 "BLOCK_M": sides[0],
@@ -143,7 +171,15 @@ def launches(
         Launch(
             row_sums_aligned if fast else row_sums,
             args.batch * args.heads_q * triton.cdiv(args.seqlen_q, _DELTA_ROWS),
-            (saved.out, dout, delta, *steps(saved.out, dout), args.heads_q, args.seqlen_q, args.head_dim_v),
+            (
+                saved.out,
+                dout,
+                delta,
+                *steps(saved.out, dout),
+                args.heads_q,
+                args.seqlen_q,
+                args.head_dim_v,
+            ),
             {"ROWS": _DELTA_ROWS, "BLOCK_DV": bucket, "num_warps": 4, "enable_fp_fusion": False},
         ),
         walk(
@@ -164,8 +200,11 @@ def launches(
     )
 
 
-def backward(args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace) -> None:
-    """Write dQ, dK and dV from the O and natural-log LSE of `flash_forward`; raises `Unsupported` outside SUPPORT."""
+def backward(
+    args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace
+) -> None:
+    """Write dQ, dK and dV from the O and natural-log LSE of `flash_forward`; raises `Unsupported`
+    outside SUPPORT."""
     kernels = launches(args, saved, dout, gradients, workspace["delta"])
     with torch.cuda.device_of(args.q):
         for kernel in kernels:
@@ -178,12 +217,18 @@ def backward_workspace(args: AttentionArgs) -> dict[str, tuple[tuple[int, ...], 
 
 
 def builds(arch: str) -> list[Build]:
-    """Both walks of each dtype by config, bucket, mask and alignment, so that each occurs, and the sums of rows."""
+    """Both walks of each dtype by config, bucket, mask and alignment, so that each occurs, and the
+    sums of rows."""
     found = []
     for kernel, number, dtype, head_dim, kind, aligned in _BUILDS:
         config = VARIANT.configs[number]
-        name = f"{_KERNELS[kernel]}, {config.name}, {dtype}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
-        found.append(Build(name, partial(_compile, kernel, config, dtype, head_dim, kind, aligned, arch)))
+        name = (
+            f"{_KERNELS[kernel]}, {config.name}, {dtype}, d {head_dim},"
+            f" {kind}{'' if aligned else ', unaligned'}"
+        )
+        found.append(
+            Build(name, partial(_compile, kernel, config, dtype, head_dim, kind, aligned, arch))
+        )
     return found
 
 
@@ -204,11 +249,18 @@ _BUILDS = (
 )
 
 
-def _compile(kernel: int, config: Config, dtype: str, head_dim: int, kind: str, aligned: bool, arch: str) -> Resources:
+def _compile(
+    kernel: int, config: Config, dtype: str, head_dim: int, kind: str, aligned: bool, arch: str
+) -> Resources:
     args = arguments(config, dtype, head_dim, kind, aligned=aligned)
-    out, dout, dq, dk, dv = (meta(tuple(x.shape), dtype, aligned=aligned) for x in (args.q, args.q, args.q, args.k, args.v))
+    out, dout, dq, dk, dv = (
+        meta(tuple(x.shape), dtype, aligned=aligned)
+        for x in (args.q, args.q, args.q, args.k, args.v)
+    )
     lse, delta = (meta(tuple(args.q.shape[:3]), "float32") for _ in range(2))
-    return resources(launches(args, Saved(out, lse), dout, Gradients(dq, dk, dv), delta)[kernel], arch)
+    return resources(
+        launches(args, Saved(out, lse), dout, Gradients(dq, dk, dv), delta)[kernel], arch
+    )
 
 
 SUPPORT = flash_forward.SUPPORT

@@ -1,9 +1,10 @@
 """The kernels of `flash_backward`, which says what they compute.
 
-Tensors are (batch, heads, seqlen, head_dim) with any strides but the innermost, which is 1; lse and delta float32 (batch,
-heads_q, seqlen_q) and the tables row_low and row_high int32 (batch, seqlen_q), contiguous.  The tables are None but for KIND
-"interval"; for "causal" and "window" row r sees the keys from r + diagonal_low (window) to r + diagonal_high, inclusive.
-group: query heads per key head.  One grid axis each, so that batch x heads may exceed 65535.
+Tensors are (batch, heads, seqlen, head_dim) with any strides but the innermost, which is 1; lse and
+delta float32 (batch, heads_q, seqlen_q) and the tables row_low and row_high int32 (batch,
+seqlen_q), contiguous.  The tables are None but for KIND "interval"; for "causal" and "window" row r
+sees the keys from r + diagonal_low (window) to r + diagonal_high, inclusive. group: query heads per
+key head.  One grid axis each, so that batch x heads may exceed 65535.
 """
 
 import inspect
@@ -13,7 +14,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _seen_keys(row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND: tl.constexpr):
+def _seen_keys(
+    row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND: tl.constexpr
+):
     """The keys [low, high) that each row sees; the tables are those of the row's batch."""
     if KIND == "interval":
         low = tl.load(tables_low + row)
@@ -30,7 +33,8 @@ def _seen_keys(row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_h
 
 @triton.jit
 def _shift(lse):
-    """What is subtracted from x.  A row of which every score is -inf has LSE = -inf, and P = 2^(-inf - 0) = 0."""
+    """What is subtracted from x.  A row of which every score is -inf has LSE = -inf, and P =
+    2^(-inf - 0) = 0."""
     return tl.where(lse == float("-inf"), 0.0, lse * 1.4426950408889634)
 
 
@@ -58,8 +62,16 @@ def _row_sums(  # noqa: PLR0917
     dims_v = tl.arange(0, BLOCK_DV)[None, :]
     rows_64 = rows.to(tl.int64)[:, None]
     mask = (rows < seqlen_q)[:, None] & (dims_v < head_dim_v)
-    o_tile = tl.load(out + batch_64 * stride_ob + head_64 * stride_oh + rows_64 * stride_os + dims_v, mask=mask, other=0.0)
-    do_tile = tl.load(dout + batch_64 * stride_gb + head_64 * stride_gh + rows_64 * stride_gs + dims_v, mask=mask, other=0.0)
+    o_tile = tl.load(
+        out + batch_64 * stride_ob + head_64 * stride_oh + rows_64 * stride_os + dims_v,
+        mask=mask,
+        other=0.0,
+    )
+    do_tile = tl.load(
+        dout + batch_64 * stride_gb + head_64 * stride_gh + rows_64 * stride_gs + dims_v,
+        mask=mask,
+        other=0.0,
+    )
     sums = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     tl.store(delta + (batch_64 * heads_q + head_64) * seqlen_q + rows, sums, mask=rows < seqlen_q)
 
@@ -123,7 +135,8 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
         tables_low += batch_64 * seqlen_q
         tables_high += batch_64 * seqlen_q
 
-    # Rows [first, last) hold those that see a key of this block; of these, [inner_first, inner_last) see all of it.
+    # Rows [first, last) hold those that see a key of this block; of these, [inner_first,
+    # inner_last) see all of it.
     if KIND == "interval":
         SCANNED: tl.constexpr = 1024
         firsts = tl.zeros([SCANNED], tl.int32) + seqlen_q
@@ -157,15 +170,24 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
     edges_left = inner_begin - begin
     edges = edges_left + end - inner_end
 
-    # Keys past the end are 0 here.  What they become is not stored, and each key's sums are its own.
+    # Keys past the end are 0 here.  What they become is not stored, and each key's sums are its
+    # own.
     key = key_begin + tl.arange(0, BLOCK_N)
     key_64 = key.to(tl.int64)[:, None]
     dims = tl.arange(0, BLOCK_D)[None, :]
     dims_v = tl.arange(0, BLOCK_DV)[None, :]
     k_mask = (key < seqlen_kv)[:, None] & (dims < head_dim)
     v_mask = (key < seqlen_kv)[:, None] & (dims_v < head_dim_v)
-    k_tile = tl.load(k + batch_64 * stride_kb + head_kv_64 * stride_kh + key_64 * stride_ks + dims, mask=k_mask, other=0.0)
-    v_tile = tl.load(v + batch_64 * stride_vb + head_kv_64 * stride_vh + key_64 * stride_vs + dims_v, mask=v_mask, other=0.0)
+    k_tile = tl.load(
+        k + batch_64 * stride_kb + head_kv_64 * stride_kh + key_64 * stride_ks + dims,
+        mask=k_mask,
+        other=0.0,
+    )
+    v_tile = tl.load(
+        v + batch_64 * stride_vb + head_kv_64 * stride_vh + key_64 * stride_vs + dims_v,
+        mask=v_mask,
+        other=0.0,
+    )
 
     dk_tile = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_tile = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
@@ -188,7 +210,9 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
                 q_mask = dims < head_dim
                 do_mask = dims_v < head_dim_v
                 if EDGE == 1:
-                    low, high = _seen_keys(row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND)
+                    low, high = _seen_keys(
+                        row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND
+                    )
                     high = tl.where(rows < seqlen_q, high, 0)
                     sees = tl.maximum(low, key_begin) < tl.minimum(high, key_end)
                     q_mask = q_mask & sees[:, None]
@@ -204,7 +228,9 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
                 if EDGE == 1:
                     p = tl.where(visible, p, 0.0)
                 dv_tile = tl.dot(p.to(do_tile.dtype), do_tile, dv_tile, input_precision="ieee")
-                ds = p * (tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee") - delta_row[None, :])
+                ds = p * (
+                    tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee") - delta_row[None, :]
+                )
                 if EDGE == 1:
                     ds = tl.where(visible, ds, 0.0)
                 dk_tile = tl.dot(ds.to(q_tile.dtype), q_tile, dk_tile, input_precision="ieee")
@@ -212,8 +238,12 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
     dk_rows = dk + batch_64 * stride_dkb + head_kv_64 * stride_dkh + key_64 * stride_dks
     dv_rows = dv + batch_64 * stride_dvb + head_kv_64 * stride_dvh + key_64 * stride_dvs
     written = (key < key_end)[:, None]
-    tl.store(dk_rows + dims, (dk_tile * scale).to(dk.dtype.element_ty), mask=written & (dims < head_dim))
-    tl.store(dv_rows + dims_v, dv_tile.to(dv.dtype.element_ty), mask=written & (dims_v < head_dim_v))
+    tl.store(
+        dk_rows + dims, (dk_tile * scale).to(dk.dtype.element_ty), mask=written & (dims < head_dim)
+    )
+    tl.store(
+        dv_rows + dims_v, dv_tile.to(dv.dtype.element_ty), mask=written & (dims_v < head_dim_v)
+    )
 
 
 def _query_gradients(  # noqa: PLR0915, PLR0917
@@ -273,7 +303,9 @@ def _query_gradients(  # noqa: PLR0915, PLR0917
     # Which blocks of keys are walked, and which need a mask: as in the forward.
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = tl.minimum(rows, seqlen_q - 1)
-    low, high = _seen_keys(row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND)
+    low, high = _seen_keys(
+        row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND
+    )
     some = low < high
     first = tl.min(tl.where(some, low, seqlen_kv), 0)
     last = tl.max(tl.where(some, high, 0), 0)
@@ -335,8 +367,8 @@ _COUNTS = ["heads_q", "heads_kv", "group", "seqlen_q", "seqlen_kv", "diagonal_lo
 
 
 def _twice(kernel):
-    """The kernel for aligned tensors, which promises that their pointers, strides and head dims are multiples of 16, and in
-    general (see `flash_forward`)."""
+    """The kernel for aligned tensors, which promises that their pointers, strides and head dims are
+    multiples of 16, and in general (see `flash_forward`)."""
     names = list(inspect.signature(kernel).parameters)
     counts = [name for name in names if name in _COUNTS]
     tables = [name for name in names if name in _TABLES]
@@ -344,7 +376,11 @@ def _twice(kernel):
     tensors = [name for name in names if name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")]
     return (
         triton.jit(kernel, do_not_specialize=counts, do_not_specialize_on_alignment=tables),
-        triton.jit(kernel, do_not_specialize=[*counts, *sizes], do_not_specialize_on_alignment=[*tables, *tensors]),
+        triton.jit(
+            kernel,
+            do_not_specialize=[*counts, *sizes],
+            do_not_specialize_on_alignment=[*tables, *tensors],
+        ),
     )
 
 

@@ -1,24 +1,25 @@
 """FlashAttention-2 forward with log-sum-exp, in Triton.
 
-One program owns BLOCK_M query rows of one head and walks over the keys in blocks of BLOCK_N, keeping per row the running
-maximum m, the running denominator l and the un-normalised output acc (Dao, arXiv 2307.08691, algorithm 1):
+One program owns BLOCK_M query rows of one head and walks over the keys in blocks of BLOCK_N,
+keeping per row the running maximum m, the running denominator l and the un-normalised output acc
+(Dao, arXiv 2307.08691, algorithm 1):
 
-    x     = (softmax_scale log2 e) (q . k)          one fp32 product per score, so that x - m is exactly 0 at the maximum
-    m'    = max(m, max x)
-    p     = 2^(x - m'),  alpha = 2^(m - m')
-    l     = alpha l + sum p                         p in fp32, before it is rounded
-    acc   = alpha acc + round(p) v                  p rounded to v's dtype, products accumulated in fp32
-    O     = acc / l,  LSE = ln 2 (m + log2 l)       one division and one rounding at the end
+    x     = (softmax_scale log2 e) (q . k)          one fp32 product per score, so that x - m is
+    exactly 0 at the maximum m'    = max(m, max x) p     = 2^(x - m'),  alpha = 2^(m - m') l     =
+    alpha l + sum p                         p in fp32, before it is rounded acc   = alpha acc +
+    round(p) v                  p rounded to v's dtype, products accumulated in fp32 O     = acc /
+    l,  LSE = ln 2 (m + log2 l)       one division and one rounding at the end
 
-Compiled without fp fusion: a fused q.k * scale - m would subtract a rounded product from an exact one, and the largest
-probability would no longer be exactly 1.
+Compiled without fp fusion: a fused q.k * scale - m would subtract a rounded product from an exact
+one, and the largest probability would no longer be exactly 1.
 
-Every supported mask shows each row one interval of keys [low, high), found by comparison with a diagonal (causal, window) or
-read from a table (everything else).  Blocks that every row of the tile sees whole need no mask and come first, then the
-blocks at the edges; blocks that no row sees are never loaded, nor are keys outside the tile's own [min low, max high).
+Every supported mask shows each row one interval of keys [low, high), found by comparison with a
+diagonal (causal, window) or read from a table (everything else).  Blocks that every row of the tile
+sees whole need no mask and come first, then the blocks at the edges; blocks that no row sees are
+never loaded, nor are keys outside the tile's own [min low, max high).
 
-A build is chosen by dtype, head-dim bucket, mask kind (`full`, `causal`, `window`, `interval`), blocks and one bit,
-"aligned"; lengths, offsets, scale and head counts are plain arguments.
+A build is chosen by dtype, head-dim bucket, mask kind (`full`, `causal`, `window`, `interval`),
+blocks and one bit, "aligned"; lengths, offsets, scale and head counts are plain arguments.
 """
 
 import math
@@ -41,11 +42,23 @@ from kernels.triton.common import (
     steps,
 )
 from kernels.triton.compile import arguments, meta, resources
-from verify.variant import AttentionArgs, Build, Config, Contract, Numerics, Resources, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Build,
+    Config,
+    Contract,
+    Numerics,
+    Resources,
+    Support,
+    Variant,
+    Workspace,
+)
 
 
 def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat as Triton takes them
-    q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1; so k, v and out
+    # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1; so k, v and
+    # out
+    q,
     k,
     v,
     out,
@@ -79,7 +92,8 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    # One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows grow longer.
+    # One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows
+    # grow longer.
     tiles = tl.cdiv(seqlen_q, BLOCK_M)
     program = tl.program_id(0)
     tile = tiles - 1 - program % tiles
@@ -89,7 +103,8 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
     head_64 = head.to(tl.int64)
     head_kv_64 = (head // group).to(tl.int64)
 
-    # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of bounds.
+    # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of
+    # bounds.
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = tl.minimum(rows, seqlen_q - 1)
     if KIND == "interval":
@@ -103,8 +118,9 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
         if KIND == "window":
             low = tl.maximum(row + diagonal_low, 0)
 
-    # Blocks [begin, end) hold a key that some row sees; of these, [inner_begin, inner_end) are seen whole by every row.
-    # An empty row has max(low) >= low >= high >= min(high), which leaves no inner block.
+    # Blocks [begin, end) hold a key that some row sees; of these, [inner_begin, inner_end) are seen
+    # whole by every row. An empty row has max(low) >= low >= high >= min(high), which leaves no
+    # inner block.
     some = low < high
     first = tl.min(tl.where(some, low, seqlen_kv), 0)
     last = tl.max(tl.where(some, high, 0), 0)
@@ -138,7 +154,8 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
             k_mask = dims[None, :] < head_dim
             v_mask = dims_v[None, :] < head_dim_v
             if EDGE == 1:
-                # A key that no row sees is not loaded: whatever lies there, NaN included, cannot enter P V as 0 * NaN.
+                # A key that no row sees is not loaded: whatever lies there, NaN included, cannot
+                # enter P V as 0 * NaN.
                 loaded = (key >= first) & (key < last)
                 k_mask = k_mask & loaded[:, None]
                 v_mask = v_mask & loaded[:, None]
@@ -147,7 +164,11 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
             k_tile = tl.load(k_rows + dims[None, :], mask=k_mask, other=0.0)
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale_log2
             if EDGE == 1:
-                x = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), x, float("-inf"))
+                x = tl.where(
+                    (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]),
+                    x,
+                    float("-inf"),
+                )
 
             m_new = tl.maximum(m, tl.max(x, 1))
             # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
@@ -166,7 +187,9 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
     o_tile = acc / denominator[:, None]
     lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
     valid = rows < seqlen_q
-    o_rows = out + batch_64 * stride_ob + head_64 * stride_oh + row.to(tl.int64)[:, None] * stride_os
+    o_rows = (
+        out + batch_64 * stride_ob + head_64 * stride_oh + row.to(tl.int64)[:, None] * stride_os
+    )
     o_mask = valid[:, None] & (dims_v[None, :] < head_dim_v)
     tl.store(o_rows + dims_v[None, :], o_tile.to(out.dtype.element_ty), mask=o_mask)
     tl.store(lse + (batch_64 * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
@@ -176,9 +199,12 @@ _STRIDES = [f"stride_{tensor}{dim}" for tensor in "qkvo" for dim in "bhs"]
 _SIZES = ["heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"]
 _TABLES = ["lse", "row_low", "row_high"]
 
-# The same function twice.  Without the promise that pointers and strides are multiples of 16, Triton loads element by element
-# and cannot copy asynchronously; with it baked in, only some tensors would do.
-aligned = triton.jit(_flash_forward, do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TABLES)
+# The same function twice.  Without the promise that pointers and strides are multiples of 16,
+# Triton loads element by element and cannot copy asynchronously; with it baked in, only some
+# tensors would do.
+aligned = triton.jit(
+    _flash_forward, do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TABLES
+)
 general = triton.jit(
     _flash_forward,
     do_not_specialize=[*_SIZES, *_STRIDES, "head_dim", "head_dim_v"],
@@ -188,7 +214,8 @@ general = triton.jit(
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a config becomes for one dtype and head dim; block_n, the keys per rescale, is always the config's."""
+    """What a config becomes for one dtype and head dim; block_n, the keys per rescale, is always
+    the config's."""
 
     block_m: int
     block_n: int
@@ -196,8 +223,8 @@ class Blocks:
     num_stages: int
 
 
-# fp32 products are FMA chains, not MMA: fewer rows and more warps, or the accumulators spill.  By (bucket, config's block_n).
-# With 64 keys at bucket 256 they still do.
+# fp32 products are FMA chains, not MMA: fewer rows and more warps, or the accumulators spill.  By
+# (bucket, config's block_n). With 64 keys at bucket 256 they still do.
 _FLOAT32 = {
     (64, 64): Blocks(32, 64, num_warps=8, num_stages=2),
     (64, 32): Blocks(32, 32, num_warps=4, num_stages=2),
@@ -209,15 +236,19 @@ _FLOAT32 = {
 
 
 def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Blocks:
-    """The blocks launched for a config, which must name all four; `bucket` is that of the larger head dim.
+    """The blocks launched for a config, which must name all four; `bucket` is that of the larger
+    head dim.
 
-    A config is launched as declared for 16-bit dtypes, aligned, up to bucket 128.  Elsewhere it would spill, or outgrow the
-    99 KiB of shared memory of sm_86, 89 and 120.  On Hopper 32 rows also keep to mma.sync: the ptxas that Triton 3.6 and 3.7
-    ship (12.8) gives wgmma a wrong descriptor of V where the loop is not software-pipelined, as unaligned loads never are.
+    A config is launched as declared for 16-bit dtypes, aligned, up to bucket 128.  Elsewhere it
+    would spill, or outgrow the 99 KiB of shared memory of sm_86, 89 and 120.  On Hopper 32 rows
+    also keep to mma.sync: the ptxas that Triton 3.6 and 3.7 ship (12.8) gives wgmma a wrong
+    descriptor of V where the loop is not software-pipelined, as unaligned loads never are.
     """
     chosen = config.block_m, config.block_n, config.num_warps, config.num_stages
     if None in chosen:
-        raise ValueError(f"config: {config.name} must name block_m, block_n, num_warps and num_stages")
+        raise ValueError(
+            f"config: {config.name} must name block_m, block_n, num_warps and num_stages"
+        )
     declared = Blocks(*chosen)
     if dtype == "float32":
         return _FLOAT32.get((max(bucket, 64), declared.block_n), declared)
@@ -230,7 +261,8 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT."""
     SUPPORT.check(args, out)
     mask = mask_build(args)
-    # One bucket for both head dims: a fifth of the builds that two would need, for padding where they differ.
+    # One bucket for both head dims: a fifth of the builds that two would need, for padding where
+    # they differ.
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
     fast = is_aligned(args, out)
     blocks = effective_blocks(args.config, args.dtype, bucket, fast)
@@ -238,8 +270,23 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
         aligned if fast else general,
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
         (
-            *(args.q, args.k, args.v, out, lse, *mask_tables(args, mask), *steps(args.q, args.k, args.v, out)),
-            *(args.heads_q, args.heads_q // args.heads_kv, args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v),
+            *(
+                args.q,
+                args.k,
+                args.v,
+                out,
+                lse,
+                *mask_tables(args, mask),
+                *steps(args.q, args.k, args.v, out),
+            ),
+            *(
+                args.heads_q,
+                args.heads_q // args.heads_kv,
+                args.seqlen_q,
+                args.seqlen_kv,
+                args.head_dim,
+                args.head_dim_v,
+            ),
             *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
         ),
         {
@@ -263,7 +310,8 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
 
 
 def builds(arch: str) -> list[Build]:
-    """Each config and dtype at two head dims, so that each kind of mask occurs, and two builds for unaligned rows."""
+    """Each config and dtype at two head dims, so that each kind of mask occurs, and two builds for
+    unaligned rows."""
     found = []
     for number, dtype, head_dim, kind, aligned in _BUILDS:
         config = VARIANT.configs[number]
@@ -288,9 +336,14 @@ _BUILDS = (
 )
 
 
-def _compile(config: Config, dtype: str, head_dim: int, kind: str, aligned: bool, arch: str) -> Resources:
+def _compile(
+    config: Config, dtype: str, head_dim: int, kind: str, aligned: bool, arch: str
+) -> Resources:
     args = arguments(config, dtype, head_dim, kind, aligned=aligned)
-    out, lse = meta(tuple(args.q.shape), dtype, aligned=aligned), meta(tuple(args.q.shape[:3]), "float32")
+    out, lse = (
+        meta(tuple(args.q.shape), dtype, aligned=aligned),
+        meta(tuple(args.q.shape[:3]), "float32"),
+    )
     return resources(launch(args, out, lse), arch)
 
 
@@ -328,7 +381,8 @@ VARIANT = Variant(
         empty_row_out=0.0,
         empty_row_lse=-math.inf,
         deterministic=True,
-        # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile that do not.
+        # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile
+        # that do not.
         masked_values="finite",
         batch_invariant=True,
     ),

@@ -1,27 +1,31 @@
-"""FlashAttention-2 forward of e4m3 inputs with log-sum-exp, in Triton; output in bfloat16 or float16.
+"""FlashAttention-2 forward of e4m3 inputs with log-sum-exp, in Triton; output in bfloat16 or
+float16.
 
-The algorithm is that of `flash_forward` (Dao, arXiv 2307.08691, algorithm 1) with both products in 8 bits, as in
-FlashAttention-3 (Shah et al., arXiv 2407.08608, section 3.3).  q, k and v may come with factors dq, dk and dv (per tensor, or
-per batch and key head), and the attention is that of q dq, k dk and v dv:
+The algorithm is that of `flash_forward` (Dao, arXiv 2307.08691, algorithm 1) with both products in
+8 bits, as in FlashAttention-3 (Shah et al., arXiv 2407.08608, section 3.3).  q, k and v may come
+with factors dq, dk and dv (per tensor, or per batch and key head), and the attention is that of q
+dq, k dk and v dv:
 
-    x     = (softmax_scale log2 e dq dk) (q . k)    the factor in fp32: three roundings, and one more for the product
-    m'    = max(m, max x)
-    p     = 2^(x - m'),  alpha = 2^(m - m')
-    l     = alpha l + sum p                         p in fp32, before it is rounded
-    acc   = alpha acc + round(256 p) v              256 p rounded to e4m3, which spends its range on p from 1 to 2^-17
-    O     = acc / l (dv / 256),  LSE = ln 2 (m + log2 l)
+    x     = (softmax_scale log2 e dq dk) (q . k)    the factor in fp32: three roundings, and one
+    more for the product m'    = max(m, max x) p     = 2^(x - m'),  alpha = 2^(m - m') l     = alpha
+    l + sum p                         p in fp32, before it is rounded acc   = alpha acc + round(256
+    p) v              256 p rounded to e4m3, which spends its range on p from 1 to 2^-17 O     = acc
+    / l (dv / 256),  LSE = ln 2 (m + log2 l)
 
-FlashAttention-3 writes 256 p as 2^(x - (m' - 8)).  Where m is large that rounds m' - 8, and 256 p may leave e4m3's range;
-p is multiplied here instead, which is exact, keeps 256 p at most 256, and leaves l and LSE free of the factor.
+FlashAttention-3 writes 256 p as 2^(x - (m' - 8)).  Where m is large that rounds m' - 8, and 256 p
+may leave e4m3's range; p is multiplied here instead, which is exact, keeps 256 p at most 256, and
+leaves l and LSE free of the factor.
 
-Compiled without fp fusion: a fused q.k * factor - m would subtract a rounded product from an exact one, and the largest
-probability would no longer be exactly 1.
+Compiled without fp fusion: a fused q.k * factor - m would subtract a rounded product from an exact
+one, and the largest probability would no longer be exactly 1.
 
-The 8-bit matrix units of sm_89 and sm_90 keep 13 fraction bits of a sum.  On sm_90 `max_num_imprecise_acc=32` has Triton start
-each wgmma (32 products) at zero and add its result to an accumulator in fp32; with 0 it would widen the operands to fp16, as it
-does wherever wgmma does not fit (tiles of 32 rows).  On sm_89 Triton ignores that argument and chains, so operands are widened
-here.  On sm_100 and sm_120 it ignores it too, and need not heed it: their units keep 25 bits.  Both 8-bit operands of wgmma and
-of mma.sync must run along the sum, which V does not: Triton transposes its tile on the way, in registers.
+The 8-bit matrix units of sm_89 and sm_90 keep 13 fraction bits of a sum.  On sm_90
+`max_num_imprecise_acc=32` has Triton start each wgmma (32 products) at zero and add its result to
+an accumulator in fp32; with 0 it would widen the operands to fp16, as it does wherever wgmma does
+not fit (tiles of 32 rows).  On sm_89 Triton ignores that argument and chains, so operands are
+widened here.  On sm_100 and sm_120 it ignores it too, and need not heed it: their units keep 25
+bits.  Both 8-bit operands of wgmma and of mma.sync must run along the sum, which V does not: Triton
+transposes its tile on the way, in registers.
 
 Masks, walk over the keys and builds are those of `flash_forward`.
 """
@@ -45,21 +49,36 @@ from kernels.triton.common import (
     steps,
 )
 from kernels.triton.compile import arguments, meta, resources
-from verify.variant import AttentionArgs, Build, Config, Contract, Descales, Numerics, Resources, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Build,
+    Config,
+    Contract,
+    Descales,
+    Numerics,
+    Resources,
+    Support,
+    Variant,
+    Workspace,
+)
 
 BUCKETS = (32, 64, 128, 256)  # an 8-bit product is 32 deep
 PROMOTION = 32
 
 
 def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments flat as Triton takes them
-    q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1; so k, v and out
+    # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1; so k, v and
+    # out
+    q,
     k,
     v,
     out,
     lse,  # float32 (batch, heads_q, seqlen_q), contiguous
     row_low,  # int32 (batch, seqlen_q), contiguous; None but for KIND "interval"
     row_high,
-    descale_q,  # float32 (batch, heads_kv), any strides; None if there are no factors; so descale_k and descale_v
+    # float32 (batch, heads_kv), any strides; None if there are no factors; so descale_k and
+    # descale_v
+    descale_q,
     descale_k,
     descale_v,
     stride_qb: tl.int64,
@@ -97,7 +116,8 @@ def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    # One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows grow longer.
+    # One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows
+    # grow longer.
     tiles = tl.cdiv(seqlen_q, BLOCK_M)
     program = tl.program_id(0)
     tile = tiles - 1 - program % tiles
@@ -106,7 +126,8 @@ def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments
     head_64 = head.to(tl.int64)
     head_kv_64 = (head // group).to(tl.int64)
 
-    # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of bounds.
+    # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of
+    # bounds.
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = tl.minimum(rows, seqlen_q - 1)
     if KIND == "interval":
@@ -120,8 +141,9 @@ def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments
         if KIND == "window":
             low = tl.maximum(row + diagonal_low, 0)
 
-    # Blocks [begin, end) hold a key that some row sees; of these, [inner_begin, inner_end) are seen whole by every row.
-    # An empty row has max(low) >= low >= high >= min(high), which leaves no inner block.
+    # Blocks [begin, end) hold a key that some row sees; of these, [inner_begin, inner_end) are seen
+    # whole by every row. An empty row has max(low) >= low >= high >= min(high), which leaves no
+    # inner block.
     some = low < high
     first = tl.min(tl.where(some, low, seqlen_kv), 0)
     last = tl.max(tl.where(some, high, 0), 0)
@@ -164,7 +186,8 @@ def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments
             k_mask = dims[None, :] < head_dim
             v_mask = dims_v[None, :] < head_dim_v
             if EDGE == 1:
-                # A key that no row sees is not loaded: whatever lies there, NaN included, cannot enter P V as 0 * NaN.
+                # A key that no row sees is not loaded: whatever lies there, NaN included, cannot
+                # enter P V as 0 * NaN.
                 loaded = (key >= first) & (key < last)
                 k_mask = k_mask & loaded[:, None]
                 v_mask = v_mask & loaded[:, None]
@@ -175,7 +198,11 @@ def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments
                 k_tile = k_tile.to(tl.float16)
             x = tl.dot(q_tile, tl.trans(k_tile), max_num_imprecise_acc=IMPRECISE) * factor
             if EDGE == 1:
-                x = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), x, float("-inf"))
+                x = tl.where(
+                    (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]),
+                    x,
+                    float("-inf"),
+                )
 
             m_new = tl.maximum(m, tl.max(x, 1))
             # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
@@ -198,7 +225,9 @@ def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments
     o_tile = acc / denominator[:, None] * factor_v
     lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
     valid = rows < seqlen_q
-    o_rows = out + batch_64 * stride_ob + head_64 * stride_oh + row.to(tl.int64)[:, None] * stride_os
+    o_rows = (
+        out + batch_64 * stride_ob + head_64 * stride_oh + row.to(tl.int64)[:, None] * stride_os
+    )
     o_mask = valid[:, None] & (dims_v[None, :] < head_dim_v)
     tl.store(o_rows + dims_v[None, :], o_tile.to(out.dtype.element_ty), mask=o_mask)
     tl.store(lse + (batch_64 * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
@@ -209,7 +238,8 @@ _SIZES = ["heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal
 _SIZES += [f"stride_d{tensor}{dim}" for tensor in "qkv" for dim in "bh"]
 _TABLES = ["lse", "row_low", "row_high", "descale_q", "descale_k", "descale_v"]
 
-# The same function twice, with and without the promise that pointers and strides are multiples of 16: see `flash_forward`.
+# The same function twice, with and without the promise that pointers and strides are multiples of
+# 16: see `flash_forward`.
 aligned = triton.jit(_fp8_forward, do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TABLES)
 general = triton.jit(
     _fp8_forward,
@@ -220,7 +250,8 @@ general = triton.jit(
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a config becomes for one head-dim bucket; block_n, the keys per rescale, is always the config's."""
+    """What a config becomes for one head-dim bucket; block_n, the keys per rescale, is always the
+    config's."""
 
     block_m: int
     block_n: int
@@ -229,14 +260,18 @@ class Blocks:
 
 
 def effective_blocks(config: Config, bucket: int, aligned: bool = True) -> Blocks:
-    """The blocks launched for a config, which must name all four; `bucket` is that of the larger head dim.
+    """The blocks launched for a config, which must name all four; `bucket` is that of the larger
+    head dim.
 
-    A config is launched as declared where the tensors are aligned, up to bucket 128.  Elsewhere it would spill, and 32 rows or
-    fewer also keep to mma.sync on Hopper: see `flash_forward.effective_blocks`.
+    A config is launched as declared where the tensors are aligned, up to bucket 128.  Elsewhere it
+    would spill, and 32 rows or fewer also keep to mma.sync on Hopper: see
+    `flash_forward.effective_blocks`.
     """
     chosen = config.block_m, config.block_n, config.num_warps, config.num_stages
     if None in chosen:
-        raise ValueError(f"config: {config.name} must name block_m, block_n, num_warps and num_stages")
+        raise ValueError(
+            f"config: {config.name} must name block_m, block_n, num_warps and num_stages"
+        )
     if aligned and bucket <= 128:
         return Blocks(*chosen)
     return Blocks(32 if aligned or bucket <= 128 else 16, chosen[1], num_warps=8, num_stages=2)
@@ -263,7 +298,14 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool)
         (
             *(args.q, args.k, args.v, out, lse, *mask_tables(args, mask), *factors),
             *(*steps(args.q, args.k, args.v, out), *factor_steps),
-            *(args.heads_q, args.heads_q // args.heads_kv, args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v),
+            *(
+                args.heads_q,
+                args.heads_q // args.heads_kv,
+                args.seqlen_q,
+                args.seqlen_kv,
+                args.head_dim,
+                args.head_dim_v,
+            ),
             *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
         ),
         {
@@ -290,7 +332,8 @@ def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Wor
 
 
 def builds(arch: str) -> list[Build]:
-    """Every config by head-dim bucket with factors per head, each mask once, and a build for unaligned rows; from sm_89 on."""
+    """Every config by head-dim bucket with factors per head, each mask once, and a build for
+    unaligned rows; from sm_89 on."""
     if arch in ("sm_80", "sm_86"):
         return []
     found = []
@@ -301,13 +344,22 @@ def builds(arch: str) -> list[Build]:
     return found
 
 
-_BUILDS = ((128, "full", True), (64, "causal", True), (256, "window", True), (32, "interval", True), (72, "causal", False))
+_BUILDS = (
+    (128, "full", True),
+    (64, "causal", True),
+    (256, "window", True),
+    (32, "interval", True),
+    (72, "causal", False),
+)
 
 
 def _compile(config: Config, head_dim: int, kind: str, aligned: bool, arch: str) -> Resources:
     args = arguments(config, "float8_e4m3fn", head_dim, kind, aligned=aligned)
     factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
-    out, lse = meta(tuple(args.q.shape), "bfloat16", aligned=aligned), meta(tuple(args.q.shape[:3]), "float32")
+    out, lse = (
+        meta(tuple(args.q.shape), "bfloat16", aligned=aligned),
+        meta(tuple(args.q.shape[:3]), "float32"),
+    )
     return resources(launch(replace(args, descales=factors), out, lse, widen=arch == "sm_89"), arch)
 
 
@@ -342,7 +394,8 @@ VARIANT = Variant(
         output_roundings=1,
     ),
     contract=Contract(
-        # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile that do not.
+        # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile
+        # that do not.
         masked_values="finite",
         batch_invariant=True,
     ),

@@ -68,7 +68,7 @@ class Causal(Atom):
 
     @classmethod
     def gallery(cls) -> tuple[Mask, ...]:
-        return Causal(), Causal("tl")
+        return Causal(), Causal("tl"), Causal() & Window(4, 0)
 
     def sibling(self, seqlen_q: int, seqlen_kv: int) -> Mask:
         return Causal("tl" if self.alignment == "br" else "br")

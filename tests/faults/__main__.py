@@ -1,4 +1,5 @@
-"""`python -m tests.faults [NAME...]`: search again, for all faults or these, and write verdicts.json and docs/sensitivity.md.
+"""`python -m tests.faults [NAME...]`: search again, for all faults or these, and write
+verdicts.json and docs/sensitivity.md.
 
 About an hour for all of them on two cores.
 """
@@ -32,7 +33,11 @@ def main(names: list[str]) -> None:
             entries[fault.name] = Entry(catches, said)
             save(entries)
             oracles = ", ".join(dict.fromkeys(catch.oracle for catch in catches)) or "NOBODY"
-            print(f"{fault.name}: {oracles} ({time.monotonic() - begun:.0f} s); " + ", ".join(said.values()), flush=True)
+            print(
+                f"{fault.name}: {oracles} ({time.monotonic() - begun:.0f} s); "
+                + ", ".join(said.values()),
+                flush=True,
+            )
         for line in sorted(gallery.refused):
             print(f"a rule fails a shipped kernel: {line}")
 

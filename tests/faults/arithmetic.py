@@ -1,4 +1,5 @@
-"""Faults of the arithmetic of the Triton forward: LSE, rescaling, dtypes, exponentials, epsilons, clamps."""
+"""Faults of the arithmetic of the Triton forward: LSE, rescaling, dtypes, exponentials, epsilons,
+clamps."""
 
 from tests.faults.fault import TRITON_FORWARD, Fault
 from tests.faults.masks import SQUARE
@@ -11,10 +12,9 @@ _SUM = "l = l * alpha + tl.sum(p, 1)"
 _PROBABILITY = "p = tl.exp2(x - shift[:, None])"
 _PRODUCT = 'acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")'
 _POLYNOMIAL = (
-    "t = tl.maximum(x - shift[:, None], -127.0)\n"
-    "            f = t - tl.floor(t)\n"
-    "            p = tl.exp2(tl.floor(t)) * (1.0 + f * (0.695146 + f * (0.227564 + f * 0.077119)))\n"
-    '            p = tl.where(x == float("-inf"), 0.0, p)'
+    "t = tl.maximum(x - shift[:, None], -127.0)\n            f = t - tl.floor(t)\n            p ="
+    " tl.exp2(tl.floor(t)) * (1.0 + f * (0.695146 + f * (0.227564 + f * 0.077119)))\n            p"
+    ' = tl.where(x == float("-inf"), 0.0, p)'
 )
 _LSE = "lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))"
 _DIVISION = "o_tile = acc / denominator[:, None]"
@@ -38,15 +38,24 @@ FAULTS = (
     ),
     Fault(
         name="lse-grouped-stale-maximum",
-        about="with grouped heads and one key in the last block, the LSE takes the maximum of the blocks before",
+        about=(
+            "with grouped heads and one key in the last block, the LSE takes the maximum of the"
+            " blocks before"
+        ),
         source="xformers 41646dbb",
         file=TRITON_FORWARD,
         edits=(
             ("            m = m_new\n", "            stale = m\n            m = m_new\n"),
-            ("m = tl.full([BLOCK_M]", 'stale = tl.full([BLOCK_M], float("-inf"), tl.float32)\n    m = tl.full([BLOCK_M]'),
+            (
+                "m = tl.full([BLOCK_M]",
+                'stale = tl.full([BLOCK_M], float("-inf"), tl.float32)\n    m = tl.full([BLOCK_M]',
+            ),
             (
                 "(m + tl.log2(denominator))",
-                "(tl.where((group > 1) & (seqlen_kv % BLOCK_N == 1), stale, m) + tl.log2(denominator))",
+                (
+                    "(tl.where((group > 1) & (seqlen_kv % BLOCK_N == 1), stale, m) +"
+                    " tl.log2(denominator))"
+                ),
             ),
         ),
         common=SQUARE,
@@ -80,7 +89,12 @@ FAULTS = (
         about="the reciprocal of the denominator is rounded to fp16",
         source="none known",
         file=TRITON_FORWARD,
-        edits=((_DIVISION, "o_tile = acc * (1.0 / denominator).to(tl.float16).to(tl.float32)[:, None]"),),
+        edits=(
+            (
+                _DIVISION,
+                "o_tile = acc * (1.0 / denominator).to(tl.float16).to(tl.float32)[:, None]",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -88,7 +102,9 @@ FAULTS = (
         about="O is rounded to bf16 before it is rounded to its own dtype",
         source="none known",
         file=TRITON_FORWARD,
-        edits=(("o_tile.to(out.dtype.element_ty)", "o_tile.to(tl.bfloat16).to(out.dtype.element_ty)"),),
+        edits=(
+            ("o_tile.to(out.dtype.element_ty)", "o_tile.to(tl.bfloat16).to(out.dtype.element_ty)"),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -128,7 +144,12 @@ FAULTS = (
         about="Q K^T accumulates in fp16, though fp32 is declared",
         source="SageAttention #93",
         file=TRITON_FORWARD,
-        edits=((_SCORES, _SCORES.replace(" * scale_log2", ".to(tl.float16).to(tl.float32) * scale_log2")),),
+        edits=(
+            (
+                _SCORES,
+                _SCORES.replace(" * scale_log2", ".to(tl.float16).to(tl.float32) * scale_log2"),
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -155,8 +176,11 @@ FAULTS = (
         edits=(
             (
                 _PRODUCT,
-                'rounding: tl.constexpr = None if v_tile.dtype == tl.float32 else "rtz"\n            '
-                + _PRODUCT.replace("p.to(v_tile.dtype)", "p.to(v_tile.dtype, fp_downcast_rounding=rounding)"),
+                'rounding: tl.constexpr = None if v_tile.dtype == tl.float32 else "rtz"\n       '
+                "     "
+                + _PRODUCT.replace(
+                    "p.to(v_tile.dtype)", "p.to(v_tile.dtype, fp_downcast_rounding=rounding)"
+                ),
             ),
         ),
         common=SQUARE,
@@ -166,7 +190,12 @@ FAULTS = (
         about="probabilities below the least normal fp16 number are flushed to 0",
         source="none known",
         file=TRITON_FORWARD,
-        edits=((_PROBABILITY, f"{_PROBABILITY}\n            p = tl.where(p < 6.103515625e-05, 0.0, p)"),),
+        edits=(
+            (
+                _PROBABILITY,
+                f"{_PROBABILITY}\n            p = tl.where(p < 6.103515625e-05, 0.0, p)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -179,13 +208,17 @@ FAULTS = (
     ),
     Fault(
         name="exp-by-block",
-        about="blocks at an edge take that polynomial, those inside ex2.approx, so that a row's bits depend on its tile",
+        about=(
+            "blocks at an edge take that polynomial, those inside ex2.approx, so that a row's bits"
+            " depend on its tile"
+        ),
         source="flash-attention c2006099",
         file=TRITON_FORWARD,
         edits=(
             (
                 _PROBABILITY,
-                f"{_PROBABILITY}\n            if EDGE == 1:\n                " + _POLYNOMIAL.replace("\n", "\n    "),
+                f"{_PROBABILITY}\n            if EDGE == 1:\n                "
+                + _POLYNOMIAL.replace("\n", "\n    "),
             ),
         ),
         common=SQUARE,
@@ -195,7 +228,9 @@ FAULTS = (
         about="scores are clamped to [-1000, 1000]",
         source="none known",
         file=TRITON_FORWARD,
-        edits=((_SCORES, f"{_SCORES}\n            x = tl.minimum(tl.maximum(x, -1000.0), 1000.0)"),),
+        edits=(
+            (_SCORES, f"{_SCORES}\n            x = tl.minimum(tl.maximum(x, -1000.0), 1000.0)"),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -203,7 +238,15 @@ FAULTS = (
         about="Q is multiplied by the scale, and rounded, before the product",
         source="triton tutorial 06 (its backward forms k * scale / ln 2 in 16 bits)",
         file=TRITON_FORWARD,
-        edits=((_SCORES, 'x = tl.dot((q_tile * scale_log2).to(q_tile.dtype), tl.trans(k_tile), input_precision="ieee")'),),
+        edits=(
+            (
+                _SCORES,
+                (
+                    "x = tl.dot((q_tile * scale_log2).to(q_tile.dtype), tl.trans(k_tile),"
+                    ' input_precision="ieee")'
+                ),
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -224,7 +267,10 @@ FAULTS = (
     ),
     Fault(
         name="maximum-of-unscaled-scores",
-        about="the maximum is taken before the scale is applied, so that a scale of 0 or less makes NaN or infinity",
+        about=(
+            "the maximum is taken before the scale is applied, so that a scale of 0 or less makes"
+            " NaN or infinity"
+        ),
         source="FlashAttention-2 as torch 2.11 carries it",
         file=TRITON_FORWARD,
         edits=(

@@ -6,7 +6,10 @@ SQUARE = "hq=2,hkv=2,sq=64,skv=64,d=64,dtype=float16"
 CAUSAL = f"{SQUARE},mask=causal"
 
 _MASKED_P = "                if EDGE == 1:\n                    p = tl.where(visible, p, 0.0)\n"
-_DV = '                dv_tile = tl.dot(p.to(do_tile.dtype), do_tile, dv_tile, input_precision="ieee")\n'
+_DV = (
+    "                dv_tile = tl.dot(p.to(do_tile.dtype), do_tile, dv_tile,"
+    ' input_precision="ieee")\n'
+)
 
 FAULTS = (
     Fault(
@@ -17,38 +20,61 @@ FAULTS = (
         edits=(
             (
                 "    mask = mask_build(args)\n",
-                '    mask = mask_build(replace(args, mask=Causal()) if args.mask.kind == "full" else args)\n',
+                (
+                    '    mask = mask_build(replace(args, mask=Causal()) if args.mask.kind == "full"'
+                    " else args)\n"
+                ),
             ),
             ("from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n"),
-            ("from verify.variant import (", "from references.masks import Causal\nfrom verify.variant import ("),
+            (
+                "from verify.variant import (",
+                "from references.masks import Causal\nfrom verify.variant import (",
+            ),
         ),
         common=CAUSAL,
     ),
     Fault(
         name="backward-top-left",
-        about="the backward counts the diagonal from the top left corner, the forward from the last key",
+        about=(
+            "the backward counts the diagonal from the top left corner, the forward from the"
+            " last key"
+        ),
         source="ffpa-attn PR #300",
         file=TRITON_BACKWARD,
         edits=(
             (
                 "numbers = mask.diagonal_low, mask.diagonal_high,",
-                "numbers = mask.diagonal_low, mask.diagonal_high - (args.seqlen_kv - args.seqlen_q),",
+                (
+                    "numbers = mask.diagonal_low, mask.diagonal_high - (args.seqlen_kv -"
+                    " args.seqlen_q),"
+                ),
             ),
         ),
         common=CAUSAL,
     ),
     Fault(
         name="backward-skips-key-bound",
-        about="the diagonal alone bounds a causal row, so that rows past the last key see keys that are not there",
+        about=(
+            "the diagonal alone bounds a causal row, so that rows past the last key see keys that"
+            " are not there"
+        ),
         source="flash-attention c65b5106, #443",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)", "high = row + (diagonal_high + 1)"),),
+        edits=(
+            (
+                "high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)",
+                "high = row + (diagonal_high + 1)",
+            ),
+        ),
         common=CAUSAL,
     ),
     Fault(
         name="dq-padding-overflows",
-        about="hidden scores are multiplied by 0, not replaced: 2^(0 - LSE) overflows and gives NaN in dQ",
+        about=(
+            "hidden scores are multiplied by 0, not replaced: 2^(0 - LSE) overflows and gives NaN"
+            " in dQ"
+        ),
         source="pytorch #196678",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
@@ -62,7 +88,10 @@ FAULTS = (
     ),
     Fault(
         name="dv-padding-overflows",
-        about="hidden probabilities are multiplied by 0, not replaced: NaN in dV and dK where the LSE is very low",
+        about=(
+            "hidden probabilities are multiplied by 0, not replaced: NaN in dV and dK where the LSE"
+            " is very low"
+        ),
         source="cudnn-frontend #1072",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
@@ -94,17 +123,28 @@ FAULTS = (
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
         edits=(
-            ("last = tl.minimum(key_end - diagonal_low, seqlen_q)", "last = tl.minimum(key_begin - diagonal_low, seqlen_q)"),
+            (
+                "last = tl.minimum(key_end - diagonal_low, seqlen_q)",
+                "last = tl.minimum(key_begin - diagonal_low, seqlen_q)",
+            ),
         ),
         common=CAUSAL,
     ),
     Fault(
         name="first-row-off-by-one",
-        about="a block of keys starts one row behind the first that sees it, which shows where that row ends a block of rows",
+        about=(
+            "a block of keys starts one row behind the first that sees it, which shows where that"
+            " row ends a block of rows"
+        ),
         source="none known",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("first = tl.maximum(key_begin - diagonal_high, 0)", "first = tl.maximum(key_begin + 1 - diagonal_high, 0)"),),
+        edits=(
+            (
+                "first = tl.maximum(key_begin - diagonal_high, 0)",
+                "first = tl.maximum(key_begin + 1 - diagonal_high, 0)",
+            ),
+        ),
         common=CAUSAL,
     ),
     Fault(
@@ -127,16 +167,26 @@ FAULTS = (
         source="pytorch #153799",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("for start in range(0, seqlen_q, SCANNED):", "for start in range(0, 1, SCANNED):"),),
+        edits=(
+            ("for start in range(0, seqlen_q, SCANNED):", "for start in range(0, 1, SCANNED):"),
+        ),
         common=SQUARE,
     ),
     Fault(
         name="scan-drops-last-row",
-        about="the last row that sees a block of keys is dropped, which shows where it begins a block of rows",
+        about=(
+            "the last row that sees a block of keys is dropped, which shows where it begins a block"
+            " of rows"
+        ),
         source="none known",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("lasts = tl.where(sees, scanned + 1, lasts)", "lasts = tl.where(sees, scanned, lasts)"),),
+        edits=(
+            (
+                "lasts = tl.where(sees, scanned + 1, lasts)",
+                "lasts = tl.where(sees, scanned, lasts)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -148,7 +198,10 @@ FAULTS = (
         edits=(
             (
                 "            k_mask = dims < head_dim\n            v_mask = dims_v < head_dim_v\n",
-                "            k_mask = dims < head_dim // 32 * 32\n            v_mask = dims_v < head_dim_v\n",
+                (
+                    "            k_mask = dims < head_dim // 32 * 32\n            v_mask = dims_v <"
+                    " head_dim_v\n"
+                ),
             ),
         ),
         common=SQUARE,
@@ -159,7 +212,7 @@ FAULTS = (
         source="flash-attention #2552",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("mask=written & (dims_v < head_dim_v))", "mask=written & (dims_v < head_dim))"),),
+        edits=(("mask=written & (dims_v < head_dim_v)", "mask=written & (dims_v < head_dim)"),),
         common=SQUARE,
     ),
     Fault(
@@ -177,8 +230,8 @@ FAULTS = (
         file=TRITON_BACKWARD,
         edits=(
             (
-                "*steps(*inputs, *outputs), heads,",
-                "*steps(*inputs, *((args.k, args.v) if len(outputs) == 2 else outputs)), heads,",
+                "*steps(*inputs, *outputs),",
+                "*steps(*inputs, *((args.k, args.v) if len(outputs) == 2 else outputs)),",
             ),
         ),
         common=SQUARE,
@@ -192,7 +245,10 @@ FAULTS = (
         edits=(
             (
                 "                delta_row = tl.load(delta + sums + row)\n",
-                "                delta_row = tl.load(delta + sums + (row - (block - begin) * BLOCK_M))\n",
+                (
+                    "                delta_row = tl.load(delta + sums + (row - (block - begin) *"
+                    " BLOCK_M))\n"
+                ),
             ),
         ),
         common="hq=2,hkv=2,sq=16,skv=128,d=64,dtype=float16",
@@ -226,19 +282,28 @@ FAULTS = (
         source="HipKittens PR #22",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("head_kv_64 = (head // group).to(tl.int64)", "head_kv_64 = (head % (heads_q // group)).to(tl.int64)"),),
+        edits=(
+            (
+                "head_kv_64 = (head // group).to(tl.int64)",
+                "head_kv_64 = (head % (heads_q // group)).to(tl.int64)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
         name="no-queries-no-gradients",
-        about="the host returns at once where there are no queries, and leaves dK and dV as they were",
+        about=(
+            "the host returns at once where there are no queries, and leaves dK and dV as they were"
+        ),
         source="flash-attention #2562",
         file=TRITON_BACKWARD,
         edits=(
             (
                 '    kernels = launches(args, saved, dout, gradients, workspace["delta"])\n',
-                "    if not args.seqlen_q:\n        return\n"
-                '    kernels = launches(args, saved, dout, gradients, workspace["delta"])\n',
+                (
+                    "    if not args.seqlen_q:\n        return\n"
+                    '    kernels = launches(args, saved, dout, gradients, workspace["delta"])\n'
+                ),
             ),
         ),
         common=SQUARE,

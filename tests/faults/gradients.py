@@ -8,11 +8,19 @@ _DQ_STORE = "tl.store(dq_rows + dims, (dq_tile * scale).to(dq.dtype.element_ty),
 FAULTS = (
     Fault(
         name="delta-in-bf16",
-        about="delta is rounded to bf16: small against normal inputs, not where dP and delta nearly cancel",
+        about=(
+            "delta is rounded to bf16: small against normal inputs, not where dP and delta nearly"
+            " cancel"
+        ),
         source="TransformerEngine #3216",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("do_tile.to(tl.float32), 1)", "do_tile.to(tl.float32), 1).to(tl.bfloat16).to(tl.float32)"),),
+        edits=(
+            (
+                "do_tile.to(tl.float32), 1)",
+                "do_tile.to(tl.float32), 1).to(tl.bfloat16).to(tl.float32)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -31,7 +39,10 @@ FAULTS = (
     ),
     Fault(
         name="delta-of-last-tile-unwritten",
-        about="delta is stored by whole tiles of rows only, and read from scratch memory that nobody wrote",
+        about=(
+            "delta is stored by whole tiles of rows only, and read from scratch memory that nobody"
+            " wrote"
+        ),
         source="flashinfer ee3a7e822",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
@@ -80,7 +91,10 @@ FAULTS = (
         edits=(
             (
                 'x = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * scale_log2',
-                'x = tl.dot((k_tile * scale_log2).to(k_tile.dtype), tl.trans(q_tile), input_precision="ieee")',
+                (
+                    "x = tl.dot((k_tile * scale_log2).to(k_tile.dtype), tl.trans(q_tile),"
+                    ' input_precision="ieee")'
+                ),
             ),
         ),
         common=SQUARE,
@@ -91,7 +105,12 @@ FAULTS = (
         source="none known",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("lse * 1.4426950408889634)", "lse.to(tl.float16).to(tl.float32) * 1.4426950408889634)"),),
+        edits=(
+            (
+                "lse * 1.4426950408889634)",
+                "lse.to(tl.float16).to(tl.float32) * 1.4426950408889634)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -100,35 +119,50 @@ FAULTS = (
         source="none known",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=(("tl.dot(ds.to(k_tile.dtype), k_tile", "tl.dot(ds.to(tl.bfloat16).to(k_tile.dtype), k_tile"),),
+        edits=(
+            (
+                "tl.dot(ds.to(k_tile.dtype), k_tile",
+                "tl.dot(ds.to(tl.bfloat16).to(k_tile.dtype), k_tile",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
         name="dq-half-block-unmasked",
-        about="without a mask a block of keys counts as full where half of it is: 2^(0 - LSE) overflows in dQ",
+        about=(
+            "without a mask a block of keys counts as full where half of it is: 2^(0 - LSE)"
+            " overflows in dQ"
+        ),
         source="cuDNN (docs/findings.md)",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
         edits=(
             (
                 "                ds = tl.where(visible, ds, 0.0)\n            dq_tile",
-                '                even = (seqlen_kv % (BLOCK_N // 2) == 0) & (KIND == "full")\n'
-                "                ds = tl.where(visible | even, ds, 0.0)\n            dq_tile",
+                (
+                    '                even = (seqlen_kv % (BLOCK_N // 2) == 0) & (KIND == "full")\n'
+                    "                ds = tl.where(visible | even, ds, 0.0)\n            dq_tile"
+                ),
             ),
         ),
         common="hq=2,hkv=2,sq=64,skv=56,d=64,dtype=float16",
     ),
     Fault(
         name="dv-half-block-unmasked",
-        about="without a mask a block of rows counts as full where half of it is: 2^(0 - LSE) overflows in dV and dK",
+        about=(
+            "without a mask a block of rows counts as full where half of it is: 2^(0 - LSE)"
+            " overflows in dV and dK"
+        ),
         source="none known",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
         edits=(
             (
                 "                    p = tl.where(visible, p, 0.0)\n",
-                '                    even = (seqlen_q % (BLOCK_M // 2) == 0) & (KIND == "full")\n'
-                "                    p = tl.where(visible | even, p, 0.0)\n",
+                (
+                    "                    even = (seqlen_q % (BLOCK_M // 2) == 0) & (KIND =="
+                    ' "full")\n                    p = tl.where(visible | even, p, 0.0)\n'
+                ),
             ),
         ),
         common="hq=2,hkv=2,sq=56,skv=64,d=64,dtype=float16",

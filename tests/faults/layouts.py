@@ -17,7 +17,9 @@ FAULTS = (
         about="rows of O are taken to lie head_dim_v apart",
         source="flash-attention bdda7481",
         file=TRITON_FORWARD,
-        edits=(("row.to(tl.int64)[:, None] * stride_os", "row.to(tl.int64)[:, None] * head_dim_v"),),
+        edits=(
+            ("row.to(tl.int64)[:, None] * stride_os", "row.to(tl.int64)[:, None] * head_dim_v"),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -35,22 +37,33 @@ FAULTS = (
     ),
     Fault(
         name="head-offset-by-division",
-        about="the head's offset goes through a division by the row's stride, which is 0 where heads lie inside rows",
+        about=(
+            "the head's offset goes through a division by the row's stride, which is 0 where heads"
+            " lie inside rows"
+        ),
         source="attorch #14",
         file=TRITON_FORWARD,
-        edits=(("head_64 * stride_qh + row", "head_64 * (stride_qh // stride_qs * stride_qs) + row"),),
+        edits=(
+            ("head_64 * stride_qh + row", "head_64 * (stride_qh // stride_qs * stride_qs) + row"),
+        ),
         common=SQUARE,
     ),
     Fault(
         name="stride-zero-is-unset",
-        about="a stride of 0 is taken for one that was not given, so that expanded tensors are read beside their memory",
+        about=(
+            "a stride of 0 is taken for one that was not given, so that expanded tensors are read"
+            " beside their memory"
+        ),
         source="pytorch #191937",
         file=TRITON_FORWARD,
         helper=TRITON_COMMON,
         edits=(
             (
                 "tuple(stride for tensor in tensors for stride in tensor.stride()[:3])",
-                "tuple(stride or tensor.shape[2] * tensor.shape[3] for tensor in tensors for stride in tensor.stride()[:3])",
+                (
+                    "tuple(stride or tensor.shape[2] * tensor.shape[3] for tensor in tensors for"
+                    " stride in tensor.stride()[:3])"
+                ),
             ),
         ),
         common=SQUARE,
@@ -84,7 +97,9 @@ FAULTS = (
         about="a scale of 0 is taken for one that was not given",
         source="none known",
         file=TRITON_FORWARD,
-        edits=(("args.softmax_scale * LOG2_E", "(args.softmax_scale or args.head_dim**-0.5) * LOG2_E"),),
+        edits=(
+            ("args.softmax_scale * LOG2_E", "(args.softmax_scale or args.head_dim**-0.5) * LOG2_E"),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -95,7 +110,10 @@ FAULTS = (
         edits=(
             (
                 "args.softmax_scale * LOG2_E",
-                "_SCALES.setdefault((args.q.shape, args.k.shape, args.dtype), args.softmax_scale * LOG2_E)",
+                (
+                    "_SCALES.setdefault((args.q.shape, args.k.shape, args.dtype),"
+                    " args.softmax_scale * LOG2_E)"
+                ),
             ),
             ("_STRIDES = [", "_SCALES: dict = {}\n_STRIDES = ["),
         ),
@@ -103,10 +121,18 @@ FAULTS = (
     ),
     Fault(
         name="reads-past-head-dim",
-        about="rows of Q are loaded as wide as the tile; K's zeros meet what lies behind them as 0 * NaN",
+        about=(
+            "rows of Q are loaded as wide as the tile; K's zeros meet what lies behind them as 0"
+            " * NaN"
+        ),
         source="flashinfer cb5462df0",
         file=TRITON_FORWARD,
-        edits=(("mask=dims[None, :] < head_dim, other=0.0)", "mask=dims[None, :] < BLOCK_D, other=0.0)"),),
+        edits=(
+            (
+                "mask=dims[None, :] < head_dim, other=0.0)",
+                "mask=dims[None, :] < BLOCK_D, other=0.0)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -114,7 +140,12 @@ FAULTS = (
         about="rows of O are stored as wide as the tile",
         source="flash-attention #2552",
         file=TRITON_FORWARD,
-        edits=(("valid[:, None] & (dims_v[None, :] < head_dim_v)", "valid[:, None] & (dims_v[None, :] < BLOCK_DV)"),),
+        edits=(
+            (
+                "valid[:, None] & (dims_v[None, :] < head_dim_v)",
+                "valid[:, None] & (dims_v[None, :] < BLOCK_DV)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -125,8 +156,11 @@ FAULTS = (
         edits=(
             (
                 "tl.store(o_rows + dims_v[None, :], o_tile.to(out.dtype.element_ty), mask=o_mask)",
-                "before = tl.load(o_rows + dims_v[None, :], mask=o_mask, other=0.0).to(tl.float32)\n"
-                "    tl.store(o_rows + dims_v[None, :], (before + o_tile).to(out.dtype.element_ty), mask=o_mask)",
+                (
+                    "before = tl.load(o_rows + dims_v[None, :], mask=o_mask,"
+                    " other=0.0).to(tl.float32)\n    tl.store(o_rows + dims_v[None, :], (before +"
+                    " o_tile).to(out.dtype.element_ty), mask=o_mask)"
+                ),
             ),
         ),
         common=SQUARE,

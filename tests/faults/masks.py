@@ -5,7 +5,11 @@ from tests.faults.fault import TRITON_COMMON, TRITON_FORWARD, Fault
 SQUARE = "hq=2,hkv=2,sq=128,skv=128,d=64,dtype=float16"
 CAUSAL = f"{SQUARE},mask=causal"
 
-_SEEN = "x = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), x, "
+# As the shipped kernel has it, line breaks included.
+_SEEN = """x = tl.where(
+                    (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]),
+                    x,
+                    """
 
 FAULTS = (
     Fault(
@@ -14,31 +18,47 @@ FAULTS = (
         source="flash-attention 9e5e8bc9",
         file=TRITON_FORWARD,
         helper=TRITON_COMMON,
-        edits=(('offset = args.seqlen_kv - args.seqlen_q if atom.alignment == "br" else 0', "offset = 0"),),
+        edits=(
+            (
+                'offset = args.seqlen_kv - args.seqlen_q if atom.alignment == "br" else 0',
+                "offset = 0",
+            ),
+        ),
         common=CAUSAL,
     ),
     Fault(
         name="guard-inverted",
-        about="the host's guard refuses causal problems with more keys than queries, the valid ones",
+        about=(
+            "the host's guard refuses causal problems with more keys than queries, the valid ones"
+        ),
         source="flashinfer 8c8afabd2",
         file=TRITON_FORWARD,
         helper=TRITON_COMMON,
         edits=(
             (
                 "        if isinstance(atom, Causal | Window):",
-                "        if isinstance(atom, Causal) and args.seqlen_kv > args.seqlen_q:\n"
-                '            raise Unsupported("seqlen_kv", "more keys than queries")\n'
-                "        if isinstance(atom, Causal | Window):",
+                (
+                    "        if isinstance(atom, Causal) and args.seqlen_kv > args.seqlen_q:\n"
+                    '            raise Unsupported("seqlen_kv", "more keys than queries")\n'
+                    "        if isinstance(atom, Causal | Window):"
+                ),
             ),
         ),
         common=CAUSAL,
     ),
     Fault(
         name="causal-skips-key-bound",
-        about="the diagonal alone bounds a causal row, so that rows past the last key read beyond it",
+        about=(
+            "the diagonal alone bounds a causal row, so that rows past the last key read beyond it"
+        ),
         source="flash-attention c65b5106, #443",
         file=TRITON_FORWARD,
-        edits=(("high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)", "high = row + (diagonal_high + 1)"),),
+        edits=(
+            (
+                "high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)",
+                "high = row + (diagonal_high + 1)",
+            ),
+        ),
         common=CAUSAL,
     ),
     Fault(
@@ -46,7 +66,12 @@ FAULTS = (
         about="a window loses its leftmost key",
         source="vllm #3385",
         file=TRITON_FORWARD,
-        edits=(("low = tl.maximum(row + diagonal_low, 0)", "low = tl.maximum(row + (diagonal_low + 1), 0)"),),
+        edits=(
+            (
+                "low = tl.maximum(row + diagonal_low, 0)",
+                "low = tl.maximum(row + (diagonal_low + 1), 0)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -64,7 +89,12 @@ FAULTS = (
         source="TransformerEngine #3528",
         file=TRITON_FORWARD,
         helper=TRITON_COMMON,
-        edits=(("else (atom.left, atom.right)", "else (-1 if atom.left is None else atom.left, atom.right)"),),
+        edits=(
+            (
+                "else (atom.left, atom.right)",
+                "else (-1 if atom.left is None else atom.left, atom.right)",
+            ),
+        ),
         common=f"{SQUARE},mask=window.16.0",
     ),
     Fault(
@@ -96,7 +126,12 @@ FAULTS = (
         about="without a mask the keys past the end keep the score 0, which scales O down",
         source="flashinfer 7f33b2084",
         file=TRITON_FORWARD,
-        edits=((f"if EDGE == 1:\n                {_SEEN}", f'if EDGE == 1 and KIND != "full":\n                {_SEEN}'),),
+        edits=(
+            (
+                f"if EDGE == 1:\n                {_SEEN}",
+                f'if EDGE == 1 and KIND != "full":\n                {_SEEN}',
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -109,13 +144,18 @@ FAULTS = (
     ),
     Fault(
         name="tail-of-k-read",
-        about="rows of K past the end are loaded; their scores are masked, so that no result shows it",
+        about=(
+            "rows of K past the end are loaded; their scores are masked, so that no result shows it"
+        ),
         source="xformers 3e4a1b4b",
         file=TRITON_FORWARD,
         edits=(("                k_mask = k_mask & loaded[:, None]\n", ""),),
         common=SQUARE,
-        escapes="a read that changes no result; memcheck sees one on a GPU, where each tensor ends its allocation "
-        "(docs/sanitizers.md, planted-overread), and the interpreter has no such bounds",
+        escapes=(
+            "a read that changes no result; memcheck sees one on a GPU, where each tensor ends its"
+            " allocation (docs/sanitizers.md, planted-overread), and the interpreter has no such"
+            " bounds"
+        ),
     ),
     Fault(
         name="empty-tile-unwritten",
@@ -130,7 +170,9 @@ FAULTS = (
         about="a row without a key gets the LSE 0",
         source="flashinfer #4452",
         file=TRITON_FORWARD,
-        edits=(("(m + tl.log2(denominator))", "(tl.where(l == 0.0, 0.0, m) + tl.log2(denominator))"),),
+        edits=(
+            ("(m + tl.log2(denominator))", "(tl.where(l == 0.0, 0.0, m) + tl.log2(denominator))"),
+        ),
         common=CAUSAL,
     ),
     Fault(
@@ -138,7 +180,7 @@ FAULTS = (
         about="masked scores are -1e30, so that a row without a key becomes the mean of V",
         source="onnxruntime #28904",
         file=TRITON_FORWARD,
-        edits=((f'{_SEEN}float("-inf"))', f"{_SEEN}-1.0e30)"),),
+        edits=((f'{_SEEN}float("-inf")', f"{_SEEN}-1.0e30"),),
         common=CAUSAL,
     ),
     Fault(
@@ -146,7 +188,7 @@ FAULTS = (
         about="masked scores are -5e4, which valid scores fall below",
         source="flashinfer #4267",
         file=TRITON_FORWARD,
-        edits=((f'{_SEEN}float("-inf"))', f"{_SEEN}-5.0e4)"),),
+        edits=((f'{_SEEN}float("-inf")', f"{_SEEN}-5.0e4"),),
         common=CAUSAL,
     ),
     Fault(
@@ -154,7 +196,12 @@ FAULTS = (
         about="the running maximum starts at 0, so that rows with low scores only underflow",
         source="pytorch #193893",
         file=TRITON_FORWARD,
-        edits=(('m = tl.full([BLOCK_M], float("-inf"), tl.float32)', "m = tl.zeros([BLOCK_M], tl.float32)"),),
+        edits=(
+            (
+                'm = tl.full([BLOCK_M], float("-inf"), tl.float32)',
+                "m = tl.zeros([BLOCK_M], tl.float32)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(
@@ -170,7 +217,12 @@ FAULTS = (
         about="every sequence ends where the first one does",
         source="none known",
         file=TRITON_FORWARD,
-        edits=(("high = tl.load(row_high + batch_64 * seqlen_q + row)", "high = tl.load(row_high + row)"),),
+        edits=(
+            (
+                "high = tl.load(row_high + batch_64 * seqlen_q + row)",
+                "high = tl.load(row_high + row)",
+            ),
+        ),
         common=SQUARE,
     ),
     Fault(

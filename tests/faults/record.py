@@ -1,4 +1,5 @@
-"""The record: what was found of every fault, as JSON that a test replays, and as the table of docs/sensitivity.md."""
+"""The record: what was found of every fault, as JSON that a test replays, and as the table of
+docs/sensitivity.md."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.faults.classes import UNPLANTED
 from tests.faults.fault import Fault
 from tests.faults.rivals import RIVALS
 from tests.faults.search import Catch, cheapest
-from verify.cell.cell import ROOT
+from verify.cell.process import ROOT
 from verify.problem import Problem
 
 PATH = Path(__file__).with_name("verdicts.json")
@@ -23,7 +24,8 @@ _SHORT = {"caught": "caught", "passed": "**passed**", "not asked": "–"}
 
 @dataclass(frozen=True)
 class Entry:
-    """catches: the oracles that caught a fault, each with its first case; rivals: by name, what each said."""
+    """catches: the oracles that caught a fault, each with its first case; rivals: by name, what
+    each said."""
 
     catches: tuple[Catch, ...]
     rivals: dict[str, str]
@@ -39,13 +41,19 @@ def load() -> dict[str, Entry]:
     if not PATH.exists():
         return {}
     data = json.loads(PATH.read_text(encoding="utf-8"))
-    return {name: Entry(tuple(map(Catch.parse, entry["caught"])), entry["rivals"]) for name, entry in data.items()}
+    return {
+        name: Entry(tuple(map(Catch.parse, entry["caught"])), entry["rivals"])
+        for name, entry in data.items()
+    }
 
 
 def save(entries: dict[str, Entry]) -> None:
     """Write both files; faults that are no longer in the catalogue are dropped."""
     known = {fault.name: entries[fault.name] for fault in FAULTS if fault.name in entries}
-    data = {name: {"caught": [c.id for c in entry.catches], "rivals": entry.rivals} for name, entry in known.items()}
+    data = {
+        name: {"caught": [c.id for c in entry.catches], "rivals": entry.rivals}
+        for name, entry in known.items()
+    }
     PATH.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     DOCUMENT.write_text(document(known), encoding="utf-8")
 
@@ -60,25 +68,39 @@ def document(entries: dict[str, Entry]) -> str:
     parts = [
         "# Sensitivity",
         "",
-        "Which faults the oracles notice.  Written by `python -m tests.faults`; replayed by `tests/meta/test_faults.py`.",
+        (
+            "Which faults the oracles notice.  Written by `python -m tests.faults`; replayed by"
+            " `tests/meta/campaign/test_faults.py`."
+        ),
         "",
-        f"{len(faults)} faults are planted, one at a time, into the source of the kernels (`tests/faults/`), {named} of them "
-        "of a class that a public project really had.  Each passes `allclose(atol=1e-2, rtol=0)` against fp64 on N(0, 1) "
-        f"inputs of a common shape.  **{caught} are caught, {asked} of them only on a problem that a GPU is asked; "
-        f"{len(escaped)} escape{'s' * (len(escaped) == 1)}.**",
+        (
+            f"{len(faults)} faults are planted, one at a time, into the source of the kernels"
+            f" (`tests/faults/`), {named} of them of a class that a public project really had. "
+            " Each passes `allclose(atol=1e-2, rtol=0)` against fp64 on N(0, 1) inputs of a common"
+            f" shape.  **{caught} are caught, {asked} of them only on a problem that a GPU is"
+            f" asked; {len(escaped)} escape{'s' * (len(escaped) == 1)}.**"
+        ),
         "",
-        "The kernels run on a CPU: Triton's in the interpreter, the others in torch.  `tests/faults/kernels/split_kv.py` is "
-        "there only to be broken: no kernel of the collection splits the keys or has a decode path.",
+        (
+            "The kernels run on a CPU: Triton's in the interpreter, the others in torch. "
+            " `tests/faults/kernels/split_kv.py` is there only to be broken: no kernel of the"
+            " collection splits the keys or has a decode path."
+        ),
         "",
         *_rivals_section(faults, entries),
         *_oracles_section(entries),
         "## Faults",
         "",
-        "An oracle is named where it convicted on one of the few cases that its group heard; that it is absent does not mean "
-        "that it never would.  The source is where a kernel had a bug of that class.  †: caught on a problem that campaigns "
-        "on a GPU ask (`verify/long.py`); an interpreter takes too long for it.",
+        (
+            "An oracle is named where it convicted on one of the few cases that its group heard;"
+            " that it is absent does not mean that it never would.  The source is where a kernel"
+            " had a bug of that class.  †: caught on a problem that campaigns on a GPU ask"
+            " (`verify/oracles/long/problems.py`); an interpreter takes too long for it."
+        ),
         "",
-        "| fault | what is wrong | source | caught by | " + " | ".join(rival.name for rival in RIVALS) + " |",
+        "| fault | what is wrong | source | caught by | "
+        + " | ".join(rival.name for rival in RIVALS)
+        + " |",
         "|" + " --- |" * (4 + len(RIVALS)),
         *(_row(fault, entries[fault.name]) for fault in faults),
         "",
@@ -94,12 +116,17 @@ def _row(fault: Fault, entry: Entry) -> str:
     oracles = ", ".join(dict.fromkeys(catch.oracle for catch in entry.catches)) or "**nobody**"
     oracles += " †" if _only_asked(fault, entry) else ""
     said = " | ".join(_SHORT[entry.rivals[rival.name]] for rival in RIVALS)
-    return f"| {fault.name} | {fault.about.replace('|', '&#124;')} | {fault.source} | {oracles} | {said} |"
+    return (
+        f"| {fault.name} | {fault.about.replace('|', '&#124;')} | {fault.source} | {oracles} |"
+        f" {said} |"
+    )
 
 
 def _only_asked(fault: Fault, entry: Entry) -> bool:
     """Whether nothing caught it that a machine without a GPU is asked."""
-    return bool(fault.asked) and any(catch.problem == Problem.parse(fault.asked).name for catch in entry.catches)
+    return bool(fault.asked) and any(
+        catch.problem == Problem.parse(fault.asked).name for catch in entry.catches
+    )
 
 
 def _rivals_section(faults: list[Fault], entries: dict[str, Entry]) -> list[str]:
@@ -111,11 +138,15 @@ def _rivals_section(faults: list[Fault], entries: dict[str, Entry]) -> list[str]
     return [
         "## Beside other suites' checks",
         "",
-        "Rules and inputs from public sources, named in `tests/faults/rivals.py`; lengths, batches and heads are scaled down "
-        "to what the interpreter runs.  *passed*: a tensor that the rule compares differs from the right kernel's, and the "
-        "rule accepts it.  *not asked* (–): the inputs never reach the fault, or what it spoils is not compared.  A rule that "
-        "tests gradients hears a faulty Triton forward together with the shipped backward behind it.  A problem on which a "
-        "rule fails a shipped kernel is left out for that kernel.",
+        (
+            "Rules and inputs from public sources, named in `tests/faults/rivals.py`; lengths,"
+            " batches and heads are scaled down to what the interpreter runs.  *passed*: a tensor"
+            " that the rule compares differs from the right kernel's, and the rule accepts it. "
+            " *not asked* (–): the inputs never reach the fault, or what it spoils is not compared."
+            "  A rule that tests gradients hears a faulty Triton forward together with the shipped"
+            " backward behind it.  A problem on which a rule fails a shipped kernel is left out for"
+            " that kernel."
+        ),
         "",
         "| rule | caught | passed | not asked |",
         "| --- | ---: | ---: | ---: |",
@@ -126,9 +157,13 @@ def _rivals_section(faults: list[Fault], entries: dict[str, Entry]) -> list[str]
 
 
 def _oracles_section(entries: dict[str, Entry]) -> list[str]:
-    total = Counter(name for entry in entries.values() for name in {catch.oracle for catch in entry.catches})
+    total = Counter(
+        name for entry in entries.values() for name in {catch.oracle for catch in entry.catches}
+    )
     alone = Counter(
-        next(iter(names)) for entry in entries.values() if len(names := {catch.oracle for catch in entry.catches}) == 1
+        next(iter(names))
+        for entry in entries.values()
+        if len(names := {catch.oracle for catch in entry.catches}) == 1
     )
     rows = [
         f"| {name} | {count} | {alone[name] or ''} |"

@@ -1,19 +1,23 @@
 """What other suites' checks say of a faulty kernel, on inputs of their own kind.
 
-Each rival is a rule and the problems that it is asked on, both from its public sources (read in 2026).  Lengths, batches and
-heads are scaled down to what Triton's interpreter runs in a second; nothing else is.  A rival that tests gradients also runs
-the shipped backward behind a faulty Triton forward, since a wrong LSE shows there.
+Each rival is a rule and the problems that it is asked on, both from its public sources (read in
+2026).  Lengths, batches and heads are scaled down to what Triton's interpreter runs in a second;
+nothing else is.  A rival that tests gradients also runs the shipped backward behind a faulty Triton
+forward, since a wrong LSE shows there.
 
-- FlashAttention, tests/test_flash_attn.py and hopper/test_flash_attn.py: N(0, 1), (batch, seqlen, heads, head_dim) tensors;
-  max|x - ref| <= 2 max|pt - ref| + 2 max|(ref + 0.3 - 0.3) - ref| for O, with 3 for gradients, where pt is eager torch in the
-  inputs' dtype with the scale applied to K.  The LSE is not compared.  8-bit inputs with descales: pt rounds P to 8 bits.
-- PyTorch, test/test_transformers.py, test_flash_attention_vs_math_ref_grads: U[0, 1); max|x - ref| <= max(1e-5, f max|lp -
-  ref|) with f = 4, 180, 16, 4 for O, dQ, dK, dV, where lp is the math backend in the inputs' dtype.
-- cuDNN frontend, test/python/sdpa/fp16.py: integers in [-2, 2], 80 % of them 0, and rows with scores near -200; random
-  strides, lengths and windows; margins and outputs filled with NaN; |x - ref| <= 2e-2 + 2e-2 |ref| for O, LSE and
-  gradients, 7e-2 for dK and dV in bf16.  Its tests of 8-bit inputs are left out.
-- Triton, python/tutorials/06-fused-attention.py, test_op: N(0, 1/4), one causal shape, scale 0.5; |x - ref| <= 1e-2, and
-  3 for 8-bit inputs, which are e5m2 there and e4m3 here.
+- FlashAttention, tests/test_flash_attn.py and hopper/test_flash_attn.py: N(0, 1), (batch, seqlen,
+  heads, head_dim) tensors; max|x - ref| <= 2 max|pt - ref| + 2 max|(ref + 0.3 - 0.3) - ref| for O,
+  with 3 for gradients, where pt is eager torch in the inputs' dtype with the scale applied to K.
+  The LSE is not compared.  8-bit inputs with descales: pt rounds P to 8 bits.
+- PyTorch, test/test_transformers.py, test_flash_attention_vs_math_ref_grads: U[0, 1); max|x - ref|
+  <= max(1e-5, f max|lp - ref|) with f = 4, 180, 16, 4 for O, dQ, dK, dV, where lp is the math
+  backend in the inputs' dtype.
+- cuDNN frontend, test/python/sdpa/fp16.py: integers in [-2, 2], 80 % of them 0, and rows with
+  scores near -200; random strides, lengths and windows; margins and outputs filled with NaN; |x -
+  ref| <= 2e-2 + 2e-2 |ref| for O, LSE and gradients, 7e-2 for dK and dV in bf16.  Its tests of
+  8-bit inputs are left out.
+- Triton, python/tutorials/06-fused-attention.py, test_op: N(0, 1/4), one causal shape, scale 0.5;
+  |x - ref| <= 1e-2, and 3 for 8-bit inputs, which are e5m2 there and e4m3 here.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.faults.fault import TRITON_FORWARD, Fault
 from tests.faults.stand import Stand, finished
-from verify.memory import bits
+from verify.cell.arena import bits
 from verify.problem import Problem
 from verify.variant import Declaration
 
@@ -41,14 +45,21 @@ GRADIENTS = ("dq", "dk", "dv")
 
 
 def _shaped(problem: Problem, draw: Callable[[tuple[int, ...]], Tensor]) -> dict[str, Tensor]:
-    shapes = {"q": problem.shape_q, "k": problem.shape_k, "v": problem.shape_v, "dout": problem.shape_dout}
+    shapes = {
+        "q": problem.shape_q,
+        "k": problem.shape_k,
+        "v": problem.shape_v,
+        "dout": problem.shape_dout,
+    }
     return {name: draw(shape) for name, shape in shapes.items()}
 
 
 def _cast(problem: Problem, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """In the problem's dtypes."""
     dtypes = {"dout": problem.format_out.torch}
-    return {name: tensor.to(dtypes.get(name, problem.format.torch)) for name, tensor in values.items()}
+    return {
+        name: tensor.to(dtypes.get(name, problem.format.torch)) for name, tensor in values.items()
+    }
 
 
 def _randn(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
@@ -56,7 +67,10 @@ def _randn(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
     values["q"] *= problem.softcap / 4 if problem.softcap else 1.0
     found = _cast(problem, values)
     if problem.descaling != "none":
-        found |= {f"descale_{n}": 2 * torch.rand(problem.batch, problem.heads_kv, generator=generator) for n in "qkv"}
+        found |= {
+            f"descale_{n}": 2 * torch.rand(problem.batch, problem.heads_kv, generator=generator)
+            for n in "qkv"
+        }
     return found
 
 
@@ -92,12 +106,18 @@ def _dense(problem: Problem) -> Tensor:
     return problem.mask.dense(problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_kv)
 
 
-def _eager(problem: Problem, given: Tensors, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> dict[str, Tensor]:
-    """O, LSE and gradients by plain torch in that dtype; `rounded`: what P is rounded to on its way to V."""
+def _eager(
+    problem: Problem, given: Tensors, dtype: torch.dtype, *, rounded: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """O, LSE and gradients by plain torch in that dtype; `rounded`: what P is rounded to on its way
+    to V."""
     q, k, v = (given[name].to(dtype) for name in "qkv")
     if problem.descaling != "none":
         q, k, v = (
-            x * given[f"descale_{n}"].to(dtype).repeat_interleave(x.shape[1] // problem.heads_kv, 1)[..., None, None]
+            x
+            * given[f"descale_{n}"]
+            .to(dtype)
+            .repeat_interleave(x.shape[1] // problem.heads_kv, 1)[..., None, None]
             for n, x in (("q", q), ("k", k), ("v", v))
         )
     leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
@@ -112,7 +132,9 @@ def _eager(problem: Problem, given: Tensors, dtype: torch.dtype, *, rounded: tor
     out = (p if rounded is None else p.to(rounded).to(dtype)) @ value
     found = {"out": out.detach(), "lse": torch.logsumexp(scores.detach(), -1)}
     if rounded is None:
-        found |= zip(GRADIENTS, torch.autograd.grad(out, leaves, given["dout"].to(dtype)), strict=True)
+        found |= zip(
+            GRADIENTS, torch.autograd.grad(out, leaves, given["dout"].to(dtype)), strict=True
+        )
     return found
 
 
@@ -122,7 +144,12 @@ def _math_backend(problem: Problem, given: Tensors) -> dict[str, Tensor]:
     causal = problem.mask.kind == "causal"
     with sdpa_kernel(backends=[SDPBackend.MATH]):
         out = scaled_dot_product_attention(
-            leaves[0], leaves[1], leaves[2], is_causal=causal, scale=problem.scale, enable_gqa=problem.group > 1
+            leaves[0],
+            leaves[1],
+            leaves[2],
+            is_causal=causal,
+            scale=problem.scale,
+            enable_gqa=problem.group > 1,
         )
     return {"out": out.detach(), **zip_gradients(out, leaves, given)}
 
@@ -137,7 +164,8 @@ def zip_gradients(out: Tensor, leaves: list[Tensor], given: Tensors) -> dict[str
 
 @dataclass(frozen=True)
 class Asked:
-    """One problem of a rival, its inputs and the exact result; `low`: the baseline in low precision, where the rule has one."""
+    """One problem of a rival, its inputs and the exact result; `low`: the baseline in low
+    precision, where the rule has one."""
 
     problem: Problem
     given: Tensors
@@ -163,7 +191,9 @@ _FUDGE = {"out": 4.0, "dq": 180.0, "dk": 16.0, "dv": 4.0}
 def _fudged(asked: Asked, name: str, got: Tensor) -> bool:
     gold = asked.exact[name]
     error, baseline = _furthest(got, gold), _furthest(asked.low[name], gold)
-    return not (math.isnan(error) and not math.isnan(baseline)) and not error > max(1e-5, _FUDGE[name] * baseline)
+    return not (math.isnan(error) and not math.isnan(baseline)) and not error > max(
+        1e-5, _FUDGE[name] * baseline
+    )
 
 
 def _two_percent(asked: Asked, name: str, got: Tensor) -> bool:
@@ -184,8 +214,9 @@ def _pt(problem: Problem, given: Tensors) -> Tensors:
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """problems: names of what it asks; fill: their values; accepts: its rule for one tensor; low: its baseline, if it has one;
-    lse: whether it looks at it; margins: whether it fills outputs with NaN and looks at what lies around them."""
+    """problems: names of what it asks; fill: their values; accepts: its rule for one tensor; low:
+    its baseline, if it has one; lse: whether it looks at it; margins: whether it fills outputs with
+    NaN and looks at what lies around them."""
 
     name: str
     problems: tuple[str, ...]
@@ -203,7 +234,10 @@ class Rival:
                 continue
             given = self.fill(problem, torch.Generator().manual_seed(number))
             yield Asked(
-                problem, given, _eager(problem, given, torch.float64), {} if self.low is None else self.low(problem, given)
+                problem,
+                given,
+                _eager(problem, given, torch.float64),
+                {} if self.low is None else self.low(problem, given),
             )
 
 
@@ -277,12 +311,14 @@ class Gallery:
     """Asks the rivals; keeps what they ask and what the shipped kernels answered."""
 
     stand: Stand
-    refused: set[str] = field(default_factory=set)  # what a rule holds against a shipped kernel: not asked
+    # what a rule holds against a shipped kernel: not asked
+    refused: set[str] = field(default_factory=set)
     _asked: dict[tuple[str, str], list[Asked]] = field(default_factory=dict)
     _answers: dict[tuple[str, str, str], Tensors | None] = field(default_factory=dict)
 
     def verdict(self, rival: Rival, fault: Fault) -> str:
-        """ "caught"; "passed", though a tensor that is compared differs from the shipped kernel's; or "not asked"."""
+        """ "caught"; "passed", though a tensor that is compared differs from the shipped kernel's;
+        or "not asked"."""
         shipped = self.stand.shipped(fault)
         found, touched = self._verdict(rival, shipped, self.stand.planted(fault), None)
         if found == "caught" or fault.file != TRITON_FORWARD or not touched:
@@ -290,8 +326,11 @@ class Gallery:
         behind, _ = self._verdict(rival, *self.stand.pair(fault), touched)
         return behind if behind != "not asked" else found
 
-    def _verdict(self, rival: Rival, shipped: Declaration, planted: Declaration, only: set[str] | None) -> tuple[str, set[str]]:
-        """That of one kernel, and the problems on which any output differs from the shipped one's; `only` those are asked."""
+    def _verdict(
+        self, rival: Rival, shipped: Declaration, planted: Declaration, only: set[str] | None
+    ) -> tuple[str, set[str]]:
+        """That of one kernel, and the problems on which any output differs from the shipped one's;
+        `only` those are asked."""
         key, touched, compared = (rival.name, shipped.ref), set(), False
         if key not in self._asked:
             self._asked[key] = list(rival.asked(shipped))

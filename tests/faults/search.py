@@ -1,4 +1,5 @@
-"""The search: every group of oracles is asked about a faulty kernel, until each has caught it or had its say."""
+"""The search: every group of oracles is asked about a faulty kernel, until each has caught it or
+had its say."""
 
 from __future__ import annotations
 
@@ -9,27 +10,31 @@ from functools import cache
 from references.masks import Full
 from tests.faults.fault import Fault
 from tests.faults.stand import Stand, finest
-from verify.agenda import agenda
-from verify.case import Case, CaseError
-from verify.court import Docket, inapplicable
-from verify.draws import draws
+from verify.campaign.edge_cases import edge_cases
+from verify.campaign.targets import Target, excludes_group
+from verify.judging.run_checks import held
 from verify.oracles import groups, of_group
-from verify.oracles.execution import held
 from verify.problem import Problem
+from verify.problem.case import Case, CaseError
+from verify.problem.sampling import draws
 from verify.variant import Config, Declaration, Support
 
 HELD = ("execution", "memory")  # what every run must hold, before any oracle is asked
-_LEADING = ("accuracy", "gradients")  # groups that hear the agenda too, as the suite has it, and are asked longest
+# groups that hear the agenda too, as the suite has it, and are asked longest
+_LEADING = ("accuracy", "gradients")
 _SAMPLE = 8  # cases that they hear in any case, so that each of their oracles may speak
 _LONGEST = 300  # cases after which a leading group gives up
 _OTHERS = 8  # the same of any other group, if no leading group has caught the fault
-_HINTS = 1  # problems that convicted in a leading group, the cheapest, which are what the others are asked
-_LARGEST = 300_000  # pairs times head dims of one problem, of those that are drawn for others than leading groups
+# problems that convicted in a leading group, the cheapest, which are what the others are asked
+_HINTS = 1
+# pairs times head dims of one problem, of those that are drawn for others than leading groups
+_LARGEST = 300_000
 
 
 @dataclass(frozen=True)
 class Catch:
-    """An oracle that convicts, and the first case on which it does: config and problem by their names."""
+    """An oracle that convicts, and the first case on which it does: config and problem by their
+    names."""
 
     group: str
     oracle: str
@@ -54,9 +59,12 @@ class Catch:
     def cost(self) -> int:
         """What a replay takes, roughly."""
         problem, group = Problem.parse(self.problem), groups()[self.group]
-        rows, keys, dims = (max(-(-n // 64), 1) for n in (problem.seqlen_q, problem.seqlen_kv, problem.head_dim))
+        rows, keys, dims = (
+            max(-(-n // 64), 1) for n in (problem.seqlen_q, problem.seqlen_kv, problem.head_dim)
+        )
         tiles = problem.batch * problem.heads_q * rows * (keys + dims)
-        asked = 1 if self.oracle in HELD or group.name in _LEADING else 3  # a relation, or a known answer, has two problems
+        # a relation, or a known answer, has two problems
+        asked = 1 if self.oracle in HELD or group.name in _LEADING else 3
         return tiles * asked * (3 if group.entry == "backward" else 1)
 
 
@@ -64,17 +72,23 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
     """The oracles that catch a fault, leading groups first, each with its first case."""
     shipped, planted = stand.shipped(fault), stand.planted(fault)
     found: list[Catch] = []
-    leading = [group for group in _LEADING if not inapplicable(shipped, group)]
+    leading = [group for group in _LEADING if not excludes_group(shipped, group)]
     for group in leading:
         found += _heard(stand, planted, group, _candidates(_Accused(shipped), group), _SAMPLE)
         if not found and fault.asked:
-            found += _heard(stand, planted, group, [(finest(shipped), Problem.parse(fault.asked))], 1)
+            found += _heard(
+                stand, planted, group, [(finest(shipped), Problem.parse(fault.asked))], 1
+            )
     hints = sorted({(catch.cost, catch.config, catch.problem) for catch in found})[:_HINTS]
     configs = {config.name: config for config in shipped.configs}
     for group in groups():
-        if group in leading or inapplicable(shipped, group):
+        if group in leading or excludes_group(shipped, group):
             continue
-        asked = [(configs[name], p) for _, name, text in hints for p in _as_asked(Problem.parse(text), group, shipped.support)]
+        asked = [
+            (configs[name], p)
+            for _, name, text in hints
+            for p in _as_asked(Problem.parse(text), group, shipped.support)
+        ]
         cases = asked if hints else _candidates(_Accused(shipped), group)
         found += _heard(stand, planted, group, cases, 0)
     first = {(catch.group, catch.oracle): catch for catch in reversed(found)}
@@ -82,9 +96,11 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
 
 
 def _by_themselves(stand: Stand, planted: Declaration, found: Sequence[Catch]) -> Sequence[Catch]:
-    """Those that convict in a process that has seen nothing else: all of them, if the cheapest does.
+    """Those that convict in a process that has seen nothing else: all of them, if the cheapest
+    does.
 
-    What a fault keeps from one launch to the next may convict it in a campaign by the luck of what was asked before.
+    What a fault keeps from one launch to the next may convict it in a campaign by the luck of what
+    was asked before.
     """
     if not found or convicts(stand, stand.afresh(planted), cheapest(found)[0]):
         return found
@@ -96,14 +112,24 @@ def cheapest(catches: Iterable[Catch]) -> list[Catch]:
     return sorted(catches, key=lambda catch: (catch.cost, catch.id))
 
 
-def _heard(stand: Stand, planted: Declaration, group: str, cases: Sequence[tuple[Config, Problem]], least: int) -> list[Catch]:
+def _heard(
+    stand: Stand,
+    planted: Declaration,
+    group: str,
+    cases: Sequence[tuple[Config, Problem]],
+    least: int,
+) -> list[Catch]:
     """What one group's oracles say until one has convicted and at least so many cases are heard."""
     found: list[Catch] = []
     for number, (config, problem) in enumerate(cases):
         if found and number >= least:
             break
-        verdicts = stand.hear(planted, config, group, problem)
-        found += [Catch(group, v.oracle, config.name, problem.name) for v in verdicts if v.outcome == "fail"]
+        verdicts = stand.judge(planted, config, group, problem)
+        found += [
+            Catch(group, v.oracle, config.name, problem.name)
+            for v in verdicts
+            if v.outcome == "fail"
+        ]
     return found
 
 
@@ -114,16 +140,26 @@ def _as_asked(problem: Problem, name: str, support: Support) -> list[Problem]:
         return []
     changes: dict[str, object] = {}
     if group.distributions is not None:
-        changes = {"distribution": group.distributions[0], "softcap": 0.0, "layout_q": replace(problem.layout_q, expand="")}
+        changes = {
+            "distribution": group.distributions[0],
+            "softcap": 0.0,
+            "layout_q": replace(problem.layout_q, expand=""),
+        }
     found: Problem | None = problem.but(**changes)
     if group.adapt is not None and found is not None:
         found = group.adapt(found, support)
     refused = found is None or support.refusal(found) is not None
-    return [] if refused or (group.impossible is not None and group.impossible(found) is not None) else [found]
+    return (
+        []
+        if refused
+        or (group.excludes_problem is not None and group.excludes_problem(found) is not None)
+        else [found]
+    )
 
 
 def convicts(stand: Stand, declaration: Declaration, catch: Catch) -> bool:
-    """Whether that oracle convicts a kernel on that case, as `Court.hear` would, but that no other oracle is asked."""
+    """Whether that oracle convicts a kernel on that case, as `Judge.hear` would, but that no other
+    oracle is asked."""
     config = next(config for config in declaration.configs if config.name == catch.config)
     trial = stand.trial(declaration, config, groups()[catch.group], Problem.parse(catch.problem))
     if not trial.refuses:
@@ -149,26 +185,40 @@ class _Accused:
 
 @cache
 def _candidates(accused: _Accused, group: str) -> tuple[tuple[Config, Problem], ...]:
-    """The cases for a kernel, in a fixed order: the agenda of the finest config, or what the group asks, then draws for all."""
+    """The cases for a kernel, in a fixed order: the agenda of the finest config, or what the group
+    asks, then draws for all."""
     declaration, leading = accused.declaration, group in _LEADING
     config, dtypes = finest(declaration), declaration.support.dtypes
     most = _LONGEST if leading else _OTHERS
-    dockets = [Docket(declaration, config, dtype, group) for config in declaration.configs for dtype in dtypes]
+    targets = [
+        Target(declaration, config, dtype, group)
+        for config in declaration.configs
+        for dtype in dtypes
+    ]
     found: list[tuple[Config, Problem]] = []
     if leading:
-        found = _in_turn([[(config, p) for p in agenda(Docket(declaration, config, dtype, group))] for dtype in dtypes])
+        found = _in_turn(
+            [
+                [(config, p) for p in edge_cases(Target(declaration, config, dtype, group))]
+                for dtype in dtypes
+            ]
+        )
     if groups()[group].asks is not None:
-        found += _in_turn([[(docket.config, p) for p in docket.asked] for docket in dockets])
+        found += _in_turn([[(target.config, p) for p in target.asked] for target in targets])
     else:  # one seed draws for all of them: each takes another part
-        drawn = [draws(docket.problems, 2 * most) for docket in dockets]
+        drawn = [draws(target.problems, 2 * most) for target in targets]
         found += [
-            (docket.config, p)
+            (target.config, p)
             for number in range(2 * most)
-            for docket, problems in [(dockets[number % len(dockets)], drawn[number % len(dockets)])]
+            for target, problems in [(targets[number % len(targets)], drawn[number % len(targets)])]
             for p in problems[number : number + 1]
         ]
     whole = leading or groups()[group].asks is not None
-    small = {(c.name, p.name): (c, p) for c, p in found if whole or 0 < p.pairs * (p.head_dim + p.head_dim_v) <= _LARGEST}
+    small = {
+        (c.name, p.name): (c, p)
+        for c, p in found
+        if whole or 0 < p.pairs * (p.head_dim + p.head_dim_v) <= _LARGEST
+    }
     return tuple(small.values())[:most]
 
 

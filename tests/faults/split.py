@@ -1,4 +1,5 @@
-"""Faults of torch-level kernels: split-KV, its merge and its decode path; softcap; torch's own kernels and their masks."""
+"""Faults of torch-level kernels: split-KV, its merge and its decode path; softcap; torch's own
+kernels and their masks."""
 
 from tests.faults.fault import SPLIT_KV, Fault
 
@@ -12,9 +13,16 @@ ONE_PART = "hq=2,hkv=2,sq=64,skv=16,d=64,dtype=float16"
 SQUARE = "hq=2,hkv=2,sq=128,skv=128,d=64,dtype=float16"
 
 _MERGE_SHIFT = "maximum = lses.amax(0)\n    shift = maximum.masked_fill(maximum == -math.inf, 0.0)"
-_PART_SHIFT = "maximum = scores.amax(-1)\n    shift = maximum.masked_fill(maximum == -math.inf, 0.0)"
-_MERGED = "    out = (weights[..., None] * outs).sum(0)\n    return out / total.masked_fill(total == 0, 1.0)[..., None], "
-_SOFTCAP = "    if args.softcap:\n        scores = args.softcap * torch.tanh(scores / args.softcap)\n"
+_PART_SHIFT = (
+    "maximum = scores.amax(-1)\n    shift = maximum.masked_fill(maximum == -math.inf, 0.0)"
+)
+_MERGED = (
+    "    out = (weights[..., None] * outs).sum(0)\n    return out / total.masked_fill(total == 0,"
+    " 1.0)[..., None], "
+)
+_SOFTCAP = (
+    "    if args.softcap:\n        scores = args.softcap * torch.tanh(scores / args.softcap)\n"
+)
 _MASKED = "    scores = scores.masked_fill(~seen, -math.inf)\n"
 
 FAULTS = (
@@ -48,7 +56,10 @@ FAULTS = (
         source="flash-attention 26d7d92f",
         file=SPLIT_KV,
         edits=(
-            (f"{_MERGED}maximum + torch.log(total)", f"{_MERGED}(shift + torch.log(total)).masked_fill(total == 0, math.inf)"),
+            (
+                f"{_MERGED}maximum + torch.log(total)",
+                f"{_MERGED}(shift + torch.log(total)).masked_fill(total == 0, math.inf)",
+            ),
         ),
         common=PLAIN,
     ),
@@ -62,15 +73,24 @@ FAULTS = (
     ),
     Fault(
         name="parts-rounded-down",
-        about="the length of a part is rounded down to a tile, so that the last keys belong to none",
+        about=(
+            "the length of a part is rounded down to a tile, so that the last keys belong to none"
+        ),
         source="flashinfer 16cb9e493",
         file=SPLIT_KV,
-        edits=(("-(-args.seqlen_kv // (splits * TILE)) * TILE", "max(args.seqlen_kv // (splits * TILE), 1) * TILE"),),
+        edits=(
+            (
+                "-(-args.seqlen_kv // (splits * TILE)) * TILE",
+                "max(args.seqlen_kv // (splits * TILE), 1) * TILE",
+            ),
+        ),
         common="hq=2,hkv=2,sq=64,skv=160,d=64,dtype=float16",
     ),
     Fault(
         name="idle-parts-unwritten",
-        about="parts without keys leave their scratch memory as it was, and are merged all the same",
+        about=(
+            "parts without keys leave their scratch memory as it was, and are merged all the same"
+        ),
         source="flashinfer ee3a7e822, flash-attention 1c275eb0",
         file=SPLIT_KV,
         edits=(("            outs[split], lses[split] = 0.0, -math.inf\n", ""),),
@@ -92,7 +112,10 @@ FAULTS = (
         edits=(
             (
                 "maximum + torch.log(total)\n\n\ndef merge",
-                "maximum + torch.log(total.roll(-1, 2) if args.seqlen_q == 1 else total)\n\n\ndef merge",
+                (
+                    "maximum + torch.log(total.roll(-1, 2) if args.seqlen_q == 1 else"
+                    " total)\n\n\ndef merge"
+                ),
             ),
         ),
         common=PLAIN,
@@ -121,7 +144,10 @@ FAULTS = (
         edits=(
             (
                 "    seen = args.mask.dense(args.batch, args.heads_q, 1, args.seqlen_kv)\n",
-                "    seen = torch.ones(args.batch, args.heads_q, 1, args.seqlen_kv, dtype=torch.bool)\n",
+                (
+                    "    seen = torch.ones(args.batch, args.heads_q, 1, args.seqlen_kv,"
+                    " dtype=torch.bool)\n"
+                ),
             ),
         ),
         common="hq=2,hkv=2,sq=1,skv=128,d=64,dtype=float16",
@@ -134,7 +160,10 @@ FAULTS = (
         edits=(
             (
                 "args.q.float().reshape(args.batch, args.heads_kv, group, args.head_dim),",
-                "args.q.float().reshape(args.batch, group, args.heads_kv, args.head_dim).transpose(1, 2),",
+                (
+                    "args.q.float().reshape(args.batch, group, args.heads_kv,"
+                    " args.head_dim).transpose(1, 2),"
+                ),
             ),
         ),
         common="hq=4,hkv=4,sq=1,skv=128,d=64,dtype=float16",
@@ -155,8 +184,10 @@ FAULTS = (
         edits=(
             (
                 "    out.copy_(merged)\n",
-                "    for index in range(min(args.batch * args.heads_q, 65535)):\n"
-                "        out[divmod(index, args.heads_q)] = merged[divmod(index, args.heads_q)]\n",
+                (
+                    "    for index in range(min(args.batch * args.heads_q, 65535)):\n       "
+                    " out[divmod(index, args.heads_q)] = merged[divmod(index, args.heads_q)]\n"
+                ),
             ),
         ),
         common=PLAIN,
@@ -172,13 +203,18 @@ FAULTS = (
     ),
     Fault(
         name="block-mask-stale",
-        about="a block mask is kept by its kind and lengths, and serves other masks of the same kind",
+        about=(
+            "a block mask is kept by its kind and lengths, and serves other masks of the same kind"
+        ),
         source="flashinfer 82784bb11",
         file=FLEX,
         edits=(
             (
                 "mod = args.mask.mod(*lengths, args.q.device)",
-                "mod = _MODS.setdefault((args.mask.kind, lengths), args.mask.mod(*lengths, args.q.device))",
+                (
+                    "mod = _MODS.setdefault((args.mask.kind, lengths), args.mask.mod(*lengths,"
+                    " args.q.device))"
+                ),
             ),
             ("RAISES_OPERANDS =", "_MODS: dict = {}\nRAISES_OPERANDS ="),
         ),
@@ -186,12 +222,20 @@ FAULTS = (
     ),
     Fault(
         name="mask-of-finfo-min",
-        about="masked scores are the least finite number, so that a row without a key becomes the mean of V",
+        about=(
+            "masked scores are the least finite number, so that a row without a key becomes the"
+            " mean of V"
+        ),
         source="pytorch #109517",
         file=CPU_FLASH,
         variant="torch-cpu-flash-16bit",
         helper=TORCH_COMMON,
-        edits=(("device=args.q.device), -math.inf)", "device=args.q.device), torch.finfo(bias.dtype).min)"),),
+        edits=(
+            (
+                "device=args.q.device), -math.inf)",
+                "device=args.q.device), torch.finfo(bias.dtype).min)",
+            ),
+        ),
         common=f"{SQUARE},mask=causal",
     ),
     Fault(
@@ -206,11 +250,21 @@ FAULTS = (
     ),
     Fault(
         name="causal-flag-for-any-causal",
-        about="every causal mask is handed over as is_causal, which is aligned to the top left corner",
+        about=(
+            "every causal mask is handed over as is_causal, which is aligned to the top left corner"
+        ),
         source="flash-attention 9e5e8bc9",
         file=MATH,
         helper=TORCH_COMMON,
-        edits=((" and (args.mask.alignment == alignment or args.seqlen_q == args.seqlen_kv)", ""),),
+        edits=(
+            (
+                (
+                    " and (\n        args.mask.alignment == alignment or args.seqlen_q =="
+                    " args.seqlen_kv\n    )"
+                ),
+                "",
+            ),
+        ),
         common=f"{SQUARE},mask=causal",
     ),
 )

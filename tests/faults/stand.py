@@ -13,19 +13,23 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from references.attention import Attention, backward, forward
+from references.attention import backward, forward
+from references.definition import Attention
 from tests.faults.fault import TRITON_BACKWARD, Fault
-from verify import memory
-from verify.cell.cell import ROOT, Cell
-from verify.court import Court, Docket
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
+from verify.cell import arena as memory
+from verify.cell.process import ROOT, Cell
 from verify.evidence import Recorder, Verdict
-from verify.inputs import Inputs, dequantised, dout, tensors
+from verify.judging.launch import Launch
+from verify.judging.trial import Trial
 from verify.oracles import Group
 from verify.problem import Problem
-from verify.trial import Run, Trial
+from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.variant import Config, Declaration, Numerics, declaration_from
 
-# What a test's `torch.zeros_like` leaves in an output.  The judge never fills one with it: it would hide what is not written.
+# What a test's `torch.zeros_like` leaves in an output.  The judge never fills one with it: it would
+# hide what is not written.
 _POISONS = memory.POISONS | {"zero": 0}
 _LIVES = 3  # as a court keeps
 _SHARED = ("inputs", "expanded", "dout", "truth")  # what of a trial no run of a kernel changes
@@ -38,20 +42,26 @@ def finest(declaration: Declaration) -> Config:
 
 @dataclass
 class Stand:
-    """One court, and the declarations of every kernel that was brought before it.  A context manager."""
+    """One court, and the declarations of every kernel that was brought before it.  A context
+    manager."""
 
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="faults-")))
     _declared: dict[str, Declaration] = field(default_factory=dict)
     _tried: dict[tuple[Problem, Config, str, Numerics], Trial] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.court = Court(Recorder(self.folder, "faults"))
+        self.judge = Judge(Recorder(self.folder, "faults"))
 
     def __enter__(self) -> Stand:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.court.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.judge.close()
 
     def shipped(self, fault: Fault) -> Declaration:
         """The kernel as it is."""
@@ -63,7 +73,9 @@ class Stand:
 
     def pair(self, fault: Fault) -> tuple[Declaration, Declaration]:
         """The shipped Triton backward, and the same behind the forward with the fault."""
-        return self._load(ROOT / TRITON_BACKWARD, ""), self._load(fault.plant_pair(self.folder / "pairs"), "")
+        return self._load(ROOT / TRITON_BACKWARD, ""), self._load(
+            fault.plant_pair(self.folder / "pairs"), ""
+        )
 
     def _load(self, path: Path, variant: str) -> Declaration:
         key = f"{path}@{variant}"
@@ -73,56 +85,76 @@ class Stand:
                 raise ValueError(f"{path} does not load: {reply.status}: {reply.message}")
             found = [data for data in reply.data["variants"] if variant in ("", data["name"])]
             if len(found) != 1:
-                raise ValueError(f"{path} holds {', '.join(data['name'] for data in found)}: name one")
-            self._declared[key] = declaration_from(found[0], ref=found[0]["name"], path=str(path), source_hash="")
+                raise ValueError(
+                    f"{path} holds {', '.join(data['name'] for data in found)}: name one"
+                )
+            self._declared[key] = declaration_from(
+                found[0], ref=found[0]["name"], path=str(path), source_hash=""
+            )
         return self._declared[key]
 
     def afresh(self, declaration: Declaration) -> Declaration:
         """The same kernel, which will run in a process that has not seen it."""
-        cell = self.court.cells.pop(declaration.path, None)
+        cell = self.judge.cells.pop(declaration.path, None)
         if cell is not None:
             cell.close()
         return declaration
 
-    def hear(self, declaration: Declaration, config: Config, group: str, problem: Problem) -> list[Verdict]:
+    def judge(
+        self, declaration: Declaration, config: Config, group: str, problem: Problem
+    ) -> list[Verdict]:
         """The verdicts of one case."""
-        return self.court.hear(Docket(declaration, config, problem.dtype, group), problem)
+        return self.judge.judge(Target(declaration, config, problem.dtype, group), problem)
 
-    def trial(self, declaration: Declaration, config: Config, group: Group, problem: Problem) -> Trial:
-        """One case, of which nothing is asked yet; what it shares with an earlier one of equal declarations is known."""
+    def trial(
+        self, declaration: Declaration, config: Config, group: Group, problem: Problem
+    ) -> Trial:
+        """One case, of which nothing is asked yet; what it shares with an earlier one of equal
+        declarations is known."""
         key = (problem, config, group.entry, declaration.numerics)
         before, found = self._tried.get(key), self._trial(declaration, config, group.entry, problem)
         found.refuses = group.outside
         if before is not None:
-            found.__dict__ |= {name: before.__dict__[name] for name in _SHARED if name in before.__dict__}
+            found.__dict__ |= {
+                name: before.__dict__[name] for name in _SHARED if name in before.__dict__
+            }
         self._tried[key] = found
         return found
 
-    def _trial(self, declaration: Declaration, config: Config, entry: str, problem: Problem) -> Trial:
+    def _trial(
+        self, declaration: Declaration, config: Config, entry: str, problem: Problem
+    ) -> Trial:
         return Trial(
             declaration=declaration,
             config=config,
             problem=problem,
             cell=self._cell(declaration.path),
-            arena=self.court.arena,
-            arch=self.court.arch,
+            arena=self.judge.arena,
+            arch=self.judge.arch,
             entry=entry,
         )
 
     def _cell(self, path: str) -> Cell:
-        """The cell of that file among the court's; a declaration is read where the kernel will run."""
-        cells = self.court.cells
+        """The cell of that file among the court's; a declaration is read where the kernel will
+        run."""
+        cells = self.judge.cells
         if path not in cells:
             while len(cells) >= _LIVES:
                 cells.popitem(last=False)[1].close()
-            cells[path] = Cell(self.court._zygote)
+            cells[path] = Cell(self.judge.fork_server)
         cells.move_to_end(path)
         return cells[path]
 
     def run(
-        self, declaration: Declaration, problem: Problem, *, given: Mapping[str, Tensor] | None = None, poison: str
+        self,
+        declaration: Declaration,
+        problem: Problem,
+        *,
+        given: Mapping[str, Tensor] | None = None,
+        poison: str,
     ) -> Trial:
-        """One run on the finest config over outputs filled with `poison`; `given` replaces q, k, v and dout.
+        """One run on the finest config over outputs filled with `poison`; `given` replaces q, k, v
+        and dout.
 
         Whatever came of it is in the trial's run "common" and, of a backward, its run `saved`.
         """
@@ -137,16 +169,19 @@ class Stand:
         return trial
 
 
-def finished(trial: Trial) -> Run | None:
+def finished(trial: Trial) -> Launch | None:
     """The run of `Stand.run`, if there is one that ended well."""
-    run = trial._runs.get("common")
+    run = trial.launches.get("common")
     return run if run is not None and run.reply.ok else None
 
 
 @cache
 def exact(problem: Problem, entry: str) -> Mapping[str, Tensor]:
     """The fp64 values of what a test compares: O of a forward, dQ, dK and dV of a backward."""
-    inputs, attention = dequantised(problem, tensors(problem)), Attention(problem.mask, problem.scale, problem.softcap)
+    inputs, attention = (
+        dequantised(problem, tensors(problem)),
+        Attention(problem.mask, problem.scale, problem.softcap),
+    )
     if entry == "forward":
         return {"out": forward(*inputs, attention).out}
     found = backward(*inputs, dout(problem), attention)
@@ -154,9 +189,13 @@ def exact(problem: Problem, entry: str) -> Mapping[str, Tensor]:
 
 
 def passes_allclose(trial: Trial, atol: float = 1e-2) -> bool:
-    """Whether a test that compares with `torch.allclose(atol=atol, rtol=0)` passes; it does not look at the LSE."""
+    """Whether a test that compares with `torch.allclose(atol=atol, rtol=0)` passes; it does not
+    look at the LSE."""
     run = finished(trial)
     if run is None:
         return False
     wanted = exact(trial.problem, trial.entry)
-    return all(torch.allclose(run.outputs[name].double(), want, atol=atol, rtol=0) for name, want in wanted.items())
+    return all(
+        torch.allclose(run.outputs[name].double(), want, atol=atol, rtol=0)
+        for name, want in wanted.items()
+    )

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from verify.campaign import OpenRun, changed, publish
-from verify.cell import confine
-from verify.court import Docket
+from verify.campaign.run import CampaignRun, changed, publish
+from verify.campaign.targets import Target
+from verify.cell import confinement as confine
 from verify.evidence import Evidence, Verdict, load
-from verify.judge import judge_hash
+from verify.evidence.judge_version import judge_hash
 from verify.problem import Problem
 from verify.report import build
 from verify.report.schema import Report
@@ -26,7 +26,8 @@ from verify.report.states import states
 KERNELS = Path(__file__).parent / "kernels"
 NAMES = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "hostile_base")
 PROBLEM = Problem(heads_q=2, heads_kv=2, seqlen_q=20, seqlen_kv=33, head_dim=16, dtype="float32")
-TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # the direction of what follows
+# the direction of what follows
+TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 TIMES = 3  # cases of each kernel, on inputs of their own: some attacks need an earlier one
 
 pytestmark = pytest.mark.skipif(not confine.wanted(), reason=f"cells are {confine.state()}")
@@ -36,7 +37,8 @@ pytestmark = pytest.mark.skipif(not confine.wanted(), reason=f"cells are {confin
 class Must:
     """What a kernel's docstring says must happen.  fate: "fail", "not load" or "pass".
 
-    oracles: one of them convicts.  words: of the finding or the reason.  state: what the report marks it with.
+    oracles: one of them convicts.  words: of the finding or the reason.  state: what the report
+    marks it with.
     """
 
     fate: str
@@ -46,8 +48,15 @@ class Must:
 
 
 def must(name: str) -> Must:
-    text = ast.get_docstring(ast.parse((KERNELS / f"{name}.py").read_text(encoding="utf-8")), clean=True) or ""
-    found = re.fullmatch(r"Must: (fail|not load|pass)(?: ([a-z_ ]+))?(?:, (\w+))?(?:: (.+))?", text.splitlines()[-1])
+    text = (
+        ast.get_docstring(
+            ast.parse((KERNELS / f"{name}.py").read_text(encoding="utf-8")), clean=True
+        )
+        or ""
+    )
+    found = re.fullmatch(
+        r"Must: (fail|not load|pass)(?: ([a-z_ ]+))?(?:, (\w+))?(?:: (.+))?", text.splitlines()[-1]
+    )
     assert found is not None, f"{name}: its docstring's last line says not what must happen"
     return Must(found[1], tuple((found[2] or "").split(" or ")), found[4] or "", found[3] or "")
 
@@ -57,37 +66,43 @@ class Heard:
     """What became of every kernel, and where."""
 
     folder: Path
-    run: OpenRun
+    run: CampaignRun
     verdicts: dict[str, list[Verdict]]
     refused: dict[str, str]
     evidence: Evidence
     report: Report
     orphans: list[int]
-    judge: str
+    version: str
 
 
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
     """All of them before one court, in a directory of their own."""
-    folder, judge = tmp_path_factory.mktemp("hostile"), judge_hash()
+    folder, version = tmp_path_factory.mktemp("hostile"), judge_hash()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("VERIFY_DEADLINE", "6")
-        run = OpenRun(Path(".verify/runs/hostile"), "dev", tuple(KERNELS / f"{name}.py" for name in NAMES))
+        run = CampaignRun(
+            Path(".verify/runs/hostile"), "dev", tuple(KERNELS / f"{name}.py" for name in NAMES)
+        )
         verdicts: dict[str, list[Verdict]] = {}
-        court = run.court("main")
+        judge = run.judge("main")
         try:
             for declaration in run.here:
-                docket = Docket(declaration, declaration.configs[0], "float32", "accuracy")
+                target = Target(declaration, declaration.configs[0], "float32", "accuracy")
                 most = declaration.support.max_seqlen or PROBLEM.seqlen_kv
-                problem = PROBLEM.but(seqlen_q=min(PROBLEM.seqlen_q, most), seqlen_kv=min(PROBLEM.seqlen_kv, most))
-                found = [court.hear(docket, problem.but(seed=i)) for i in range(TIMES)]
-                verdicts[Path(declaration.path).stem] = [verdict for each in found for verdict in each]
+                problem = PROBLEM.but(
+                    seqlen_q=min(PROBLEM.seqlen_q, most), seqlen_kv=min(PROBLEM.seqlen_kv, most)
+                )
+                found = [judge.judge(target, problem.but(seed=i)) for i in range(TIMES)]
+                verdicts[Path(declaration.path).stem] = [
+                    verdict for each in found for verdict in each
+                ]
         finally:
-            court.close()
+            judge.close()
         refused = {Path(failure.path).stem: failure.message for failure in run.roster.failures}
         evidence = load(run.directory)
-        yield Heard(folder, run, verdicts, refused, evidence, build(evidence), orphans(), judge)
+        yield Heard(folder, run, verdicts, refused, evidence, build(evidence), orphans(), version)
 
 
 def orphans() -> list[int]:
@@ -111,12 +126,16 @@ def test_a_hostile_kernel_ends_as_it_must(name: str, heard: Heard) -> None:
     if wanted.fate == "pass":
         assert not failing, failing[0].finding
         (variant,) = (v for v in heard.report["variants"] if v["path"] == f"{name}.py")
-        assert [state.name for state in states(variant)][:1] == ([wanted.state] if wanted.state else [])
+        assert [state.name for state in states(variant)][:1] == (
+            [wanted.state] if wanted.state else []
+        )
         return
     by_case = {verdict.case: [v for v in failing if v.case == verdict.case] for verdict in failing}
     assert len(by_case) == TIMES, "every time"
     for found in by_case.values():
-        messages = [v.finding.message for v in found if v.finding is not None and v.oracle in wanted.oracles]
+        messages = [
+            v.finding.message for v in found if v.finding is not None and v.oracle in wanted.oracles
+        ]
         assert messages, f"convicted by {[v.oracle for v in found]} alone"
         assert any(wanted.words in message for message in messages), messages
 
@@ -130,16 +149,22 @@ def test_nothing_is_left_behind(heard: Heard) -> None:
     assert not heard.orphans
     assert {path.name for path in heard.folder.iterdir()} == {".verify"}
     assert {path.stem for path in KERNELS.iterdir()} - {"__pycache__", "hostile_base"} == set(NAMES)
-    assert judge_hash() == heard.judge
+    assert judge_hash() == heard.version
     assert changed(heard.run) is None
 
 
 def test_the_report_is_written_and_can_be_shown(heard: Heard, tmp_path: Path) -> None:
     said = publish(heard.evidence, "hostile", tmp_path, tmp_path / "report")
-    written = [path for path in (tmp_path / "report").iterdir() if path.suffix in (".json", ".md", ".html")]
+    written = [
+        path for path in (tmp_path / "report").iterdir() if path.suffix in (".json", ".md", ".html")
+    ]
     assert len(written) >= 3
     for text in [said, *(path.read_text(encoding="utf-8") for path in written)]:
-        hidden = {c for c in text if unicodedata.category(c) in ("Cc", "Cs") or unicodedata.bidirectional(c) in TURNING}
+        hidden = {
+            c
+            for c in text
+            if unicodedata.category(c) in ("Cc", "Cs") or unicodedata.bidirectional(c) in TURNING
+        }
         assert not hidden - {"\n", "\t"}
     report = (tmp_path / "report" / "report.json").read_text(encoding="utf-8")
     assert "confined by Landlock" in report

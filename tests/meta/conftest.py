@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.meta.lives import ENVIRONMENT, FILL, Accused, kernel
-from tests.meta.zygotes import SharedZygote, end_all
-from verify.cell.cell import PLAIN_CPU, Cell, Zygote
+from tests.harness.accused_files import ENVIRONMENT, FILL, Accused, kernel
+from tests.harness.shared_fork_server import SharedZygote, end_all
+from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
 def kernels_run_on_the_cpu() -> Iterator[None]:
     """On a machine with a GPU, too: the kernels that these tests put on trial are written for a
     CPU, and what is held against them is on record from one."""
-    places = ("verify.discovery", "verify.court", "verify.long")
+    places = ("verify.cell.discovery", "verify.campaign.judge", "verify.oracles.long.problems")
     with contextlib.ExitStack() as patches:
         for place in places:
             patches.enter_context(mock.patch(f"{place}.environment", return_value=PLAIN_CPU))
@@ -48,19 +48,19 @@ def accused(tmp_path: Path) -> Accused:
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """One whose lives may write where these tests keep their files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VERIFY_WRITABLE", str(tmp_path_factory.getbasetemp()))
-        zygote = Zygote(ENVIRONMENT)
-        yield zygote
-        zygote.close()
+        fork_server = ForkServer(ENVIRONMENT)
+        yield fork_server
+        fork_server.close()
 
 
 @pytest.fixture
-def cell(zygote: Zygote) -> Iterator[Cell]:
+def cell(fork_server: ForkServer) -> Iterator[Cell]:
     """A cell, closed at the end."""
-    cell = Cell(zygote)
+    cell = Cell(fork_server)
     yield cell
     cell.close()
 
@@ -75,6 +75,6 @@ def _shared() -> Iterator[None]:
 def courts_share_a_zygote(_shared: None) -> Iterator[None]:
     """What imports torch is started once for all courts and rosters of a worker."""
     with contextlib.ExitStack() as patches:
-        for place in ("verify.discovery", "verify.court"):
-            patches.enter_context(mock.patch(f"{place}.Zygote", SharedZygote))
+        for place in ("verify.cell.discovery", "verify.campaign.judge"):
+            patches.enter_context(mock.patch(f"{place}.ForkServer", SharedZygote))
         yield

@@ -1,4 +1,5 @@
-"""A tiny CUDA kernel, right and with one fault each (tiny.cu).  It computes no attention: only sanitizers are asked of it."""
+"""A tiny CUDA kernel, right and with one fault each (tiny.cu).  It computes no attention: only
+sanitizers are asked of it."""
 
 import ctypes
 from collections.abc import Callable
@@ -7,10 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cuda.compile import Source, available, compile_source, device_arch, launch, load
+from verify.cuda.compile import Source, available, compile_source, device_arch, launch, load
 from verify.variant import AttentionArgs, Support, Variant, Workspace
 
-SUPPORT = Support(dtypes=("float32",), head_dims=(40,), masks=("full",), layouts="contiguous", devices=("cuda",))
+SUPPORT = Support(
+    dtypes=("float32",), head_dims=(40,), masks=("full",), layouts="contiguous", devices=("cuda",)
+)
 # By variant: its kernel's name, which is what a record of it names, and its FAULT.
 FAULTS = {
     "planted-correct": ("planted_correct", "NOTHING"),
@@ -36,11 +39,23 @@ def forward_of(variant: str) -> Callable[[AttentionArgs, Tensor, Tensor | None, 
             kernel = load(compile_source(source(variant), device_arch(out.device)))
             blocks = out.numel() // 128 + 1  # the last one has a thread behind the last element
             sizes = (ctypes.c_int(out.numel()), ctypes.c_int(lse.numel()))
-            launch(kernel, (blocks,), (128,), 0, args.q.data_ptr(), out.data_ptr(), lse.data_ptr(), *sizes)
+            launch(
+                kernel,
+                (blocks,),
+                (128,),
+                0,
+                args.q.data_ptr(),
+                out.data_ptr(),
+                lse.data_ptr(),
+                *sizes,
+            )
 
     return forward
 
 
 VARIANTS = [
-    Variant(name=name, family="planted", forward=forward_of(name), support=SUPPORT, available=available) for name in FAULTS
+    Variant(
+        name=name, family="planted", forward=forward_of(name), support=SUPPORT, available=available
+    )
+    for name in FAULTS
 ]

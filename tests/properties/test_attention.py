@@ -1,5 +1,6 @@
-"""What an attention kernel must hold.  Each test hears every variant, config and dtype; the problems are drawn inside what the
-variant declares (for the last one, just outside).  `docket` comes from the variants found, `court` from conftest."""
+"""What an attention kernel must hold.  Each test hears every variant, config and dtype; the
+problems are drawn inside what the variant declares (for the last one, just outside).  `target`
+comes from the variants found, `court` from conftest."""
 
 from __future__ import annotations
 
@@ -7,118 +8,137 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.guilt import Guilty, check_all_are_heard, hold
-from verify.agenda import agenda
-from verify.court import Court, Docket
-from verify.discovery import Unloadable
+from tests.properties.property_runner import Guilty, check_all_are_heard, hold
+from verify.campaign.edge_cases import edge_cases
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
+from verify.cell.discovery import Unloadable
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.mark.hears("accuracy")
 @given(data=st.data())
-def test_is_within_its_bounds_and_contract(docket: Docket, court: Court, data: st.DataObject) -> None:
-    """O and LSE lie within their derived tolerances, empty rows are as promised, nothing else is touched, twice the same."""
-    hold(court, docket, data)
+def test_is_within_its_bounds_and_contract(
+    target: Target, judge: Judge, data: st.DataObject
+) -> None:
+    """O and LSE lie within their derived tolerances, empty rows are as promised, nothing else is
+    touched, twice the same."""
+    hold(judge, target, data)
 
 
 @pytest.mark.long(10)
 @pytest.mark.covers
-def test_fills_its_coverage_bins(docket: Docket, court: Court) -> None:
+def test_fills_its_coverage_bins(target: Target, judge: Judge) -> None:
     """Every edge that the support allows is visited, however few random problems there are."""
-    for problem in agenda(docket):
-        hold(court, docket, problem)
+    for problem in edge_cases(target):
+        hold(judge, target, problem)
 
 
 @pytest.mark.hears("counting")
 @given(data=st.data())
-def test_counts_the_visible_keys(docket: Docket, court: Court, data: st.DataObject) -> None:
+def test_counts_the_visible_keys(target: Target, judge: Judge, data: st.DataObject) -> None:
     """With Q = 0, O and LSE count keys: every mask, window, length and alignment, exactly."""
-    hold(court, docket, data)
+    hold(judge, target, data)
 
 
 @pytest.mark.hears("gather")
 @given(data=st.data())
-def test_gathers_the_right_row(docket: Docket, court: Court, data: st.DataObject) -> None:
+def test_gathers_the_right_row(target: Target, judge: Judge, data: st.DataObject) -> None:
     """With one winning key per row, O is that row of V, bit for bit."""
-    hold(court, docket, data)
+    hold(judge, target, data)
 
 
 @pytest.mark.hears("poison")
 @given(data=st.data())
-def test_ignores_what_is_masked(docket: Docket, court: Court, data: st.DataObject) -> None:
+def test_ignores_what_is_masked(target: Target, judge: Judge, data: st.DataObject) -> None:
     """NaN or huge values where no query looks change no bit."""
-    hold(court, docket, data)
+    hold(judge, target, data)
 
 
 @pytest.mark.hears_family("exact")
 @given(data=st.data())
-def test_answers_exactly(dockets: tuple[Docket, ...], court: Court, data: st.DataObject) -> None:
+def test_answers_exactly(targets: tuple[Target, ...], judge: Judge, data: st.DataObject) -> None:
     """Inputs whose results are known, or scale, bit for bit give just these."""
-    hold(court, data.draw(st.sampled_from(dockets), label="question"), data)
+    hold(judge, data.draw(st.sampled_from(targets), label="question"), data)
 
 
 @pytest.mark.hears_family("relations")
 @given(data=st.data())
-def test_holds_its_relations(dockets: tuple[Docket, ...], court: Court, data: st.DataObject) -> None:
-    """Related inputs have related results: one relation a case, bitwise or within the bounds of both results."""
-    hold(court, data.draw(st.sampled_from(dockets), label="relation"), data)
+def test_holds_its_relations(
+    targets: tuple[Target, ...], judge: Judge, data: st.DataObject
+) -> None:
+    """Related inputs have related results: one relation a case, bitwise or within the bounds of
+    both results."""
+    hold(judge, data.draw(st.sampled_from(targets), label="relation"), data)
 
 
 @pytest.mark.hears("contract")
-def test_keeps_its_contract(docket: Docket, court: Court) -> None:
-    """What raw outputs show of LSE, empty rows, alignment, softcap, NaN, heads, repetition and batches is what is declared."""
-    _hold_each(court, docket)
+def test_keeps_its_contract(target: Target, judge: Judge) -> None:
+    """What raw outputs show of LSE, empty rows, alignment, softcap, NaN, heads, repetition and
+    batches is what is declared."""
+    _hold_each(judge, target)
 
 
 @pytest.mark.hears("declared_numerics")
-def test_computes_as_declared(docket: Docket, court: Court) -> None:
-    """Accumulators, scores, P, row sum and exponential are no worse than what is declared of them."""
-    _hold_each(court, docket)
+def test_computes_as_declared(target: Target, judge: Judge) -> None:
+    """Accumulators, scores, P, row sum and exponential are no worse than what is declared of
+    them."""
+    _hold_each(judge, target)
 
 
 @pytest.mark.hears("long")
-def test_is_right_over_long_sequences(docket: Docket, court: Court) -> None:
-    """Past 131072 rows and keys: chosen rows within their bounds, and what costs no square on all of them."""
-    _hold_each(court, docket)
+def test_is_right_over_long_sequences(target: Target, judge: Judge) -> None:
+    """Past 131072 rows and keys: chosen rows within their bounds, and what costs no square on all
+    of them."""
+    _hold_each(judge, target)
 
 
 @pytest.mark.hears("refusal")
 @given(data=st.data())
-def test_refuses_what_it_does_not_support(docket: Docket, court: Court, data: st.DataObject) -> None:
-    """Just outside its support a kernel raises Unsupported, names the argument, and touches nothing."""
-    hold(court, docket, data)
+def test_refuses_what_it_does_not_support(
+    target: Target, judge: Judge, data: st.DataObject
+) -> None:
+    """Just outside its support a kernel raises Unsupported, names the argument, and touches
+    nothing."""
+    hold(judge, target, data)
 
 
 @pytest.mark.hears("gradients")
 @given(data=st.data())
-def test_gradients_are_within_their_bounds(docket: Docket, court: Court, data: st.DataObject) -> None:
-    """dQ, dK and dV, made from what a real forward saved, lie within their derived tolerances; nothing else is touched."""
-    hold(court, docket, data)
+def test_gradients_are_within_their_bounds(
+    target: Target, judge: Judge, data: st.DataObject
+) -> None:
+    """dQ, dK and dV, made from what a real forward saved, lie within their derived tolerances;
+    nothing else is touched."""
+    hold(judge, target, data)
 
 
 @pytest.mark.hears("contract_backward")
-def test_backward_keeps_its_contract(docket: Docket, court: Court) -> None:
+def test_backward_keeps_its_contract(target: Target, judge: Judge) -> None:
     """Gradients repeat bit for bit where that is declared, and are zero where nothing is seen."""
-    _hold_each(court, docket)
+    _hold_each(judge, target)
 
 
 @pytest.mark.hears("long_gradients")
-def test_gradients_are_right_over_long_sequences(docket: Docket, court: Court) -> None:
+def test_gradients_are_right_over_long_sequences(target: Target, judge: Judge) -> None:
     """Past 131072: chosen rows and keys, and all of them where one key wins."""
-    _hold_each(court, docket)
+    _hold_each(judge, target)
 
 
 @pytest.mark.hears("gradient_refusal")
 @given(data=st.data())
-def test_backward_refuses_what_it_does_not_support(docket: Docket, court: Court, data: st.DataObject) -> None:
-    """A backward, too, raises Unsupported just outside its support, names the argument, and touches nothing."""
-    hold(court, docket, data)
+def test_backward_refuses_what_it_does_not_support(
+    target: Target, judge: Judge, data: st.DataObject
+) -> None:
+    """A backward, too, raises Unsupported just outside its support, names the argument, and touches
+    nothing."""
+    hold(judge, target, data)
 
 
-def test_holds_where_it_was_worst(witness: tuple[Docket, str], court: Court) -> None:
+def test_holds_where_it_was_worst(witness: tuple[Target, str], judge: Judge) -> None:
     """Declared worst cases, and cases that failed before."""
-    hold(court, *witness)
+    hold(judge, *witness)
 
 
 def test_loads(unloadable: Unloadable) -> None:
@@ -126,13 +146,14 @@ def test_loads(unloadable: Unloadable) -> None:
     pytest.fail(f"{unloadable.ref} does not load: {unloadable.message}", pytrace=False)
 
 
-def _hold_each(court: Court, docket: Docket) -> None:
-    """Hear every problem that the group asks, while the kernel runs; then the first failing verdict fails the test."""
+def _hold_each(judge: Judge, target: Target) -> None:
+    """Hear every problem that the group asks, while the kernel runs; then the first failing verdict
+    fails the test."""
     __tracebackhide__ = True
     found = []
-    for problem in docket.asked:
+    for problem in target.asked:
         try:
-            hold(court, docket, problem)
+            hold(judge, target, problem)
         except Guilty as guilty:
             found.append(guilty)
             if type(guilty).__name__.endswith("execution"):

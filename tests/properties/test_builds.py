@@ -1,16 +1,18 @@
-"""What every kernel's source must hold on any machine: it compiles for every architecture that it claims."""
+"""What every kernel's source must hold on any machine: it compiles for every architecture that it
+claims."""
 
 from __future__ import annotations
 
 import pytest
 
+from verify.campaign.builds import Builder
 from verify.variant import Declaration
-from verify.workshop import Workshop
 
 
 @pytest.mark.long(25)  # CuTe's headers
 @pytest.mark.compiles
-def test_compiles(declaration: Declaration, arch: str, workshop: Workshop) -> None:
-    """Every build that the variant lists, without a GPU; registers, shared memory and spills go into the report."""
-    failures = workshop.compile(declaration, arch)
+def test_compiles(declaration: Declaration, arch: str, builder: Builder) -> None:
+    """Every build that the variant lists, without a GPU; registers, shared memory and spills go
+    into the report."""
+    failures = builder.compile(declaration, arch)
     assert not failures, "\n".join(failures)

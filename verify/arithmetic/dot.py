@@ -1,7 +1,9 @@
-"""Matrix units bit for bit: the truncated fused dot-add of `verify.arithmetic.unit.Unit`, vectorised in 64-bit integers.
+"""Matrix units bit for bit: the truncated fused dot-add of `verify.arithmetic.unit.Unit`,
+vectorised in 64-bit integers.
 
-A number is held as an integer significand and the exponent of its quantum, value = significand * 2**exponent.  Nothing is
-rounded before the two places where the unit does: the alignment and the conversion.
+A number is held as an integer significand and the exponent of its quantum, value = significand *
+2**exponent.  Nothing is rounded before the two places where the unit does: the alignment and the
+conversion.
 """
 
 from __future__ import annotations
@@ -26,16 +28,20 @@ _LONGEST = 62  # shifts of an int64 by more are undefined
 
 
 def fused_dot(a: Tensor, b: Tensor, c: Tensor, unit: Unit) -> Tensor:
-    """c + sum of a * b over the last dimension, as `unit` adds it: instructions of L products, chained through c.
+    """c + sum of a * b over the last dimension, as `unit` adds it: instructions of L products,
+    chained through c.
 
-    a, b: (..., k) operands as stored: float16, bfloat16, float8_e4m3fn, float8_e5m2, or float32, of which a fused unit reads
-    tf32 and drops the low 13 bits; a `NearestChain` adds product after product by fused multiply-adds in c's dtype.
-    c: (...,) in the unit's accumulator; for a `Promoted`, in the dtype of its total.  Returns (...,) of c's dtype.
-    A last group of fewer than L products is added alone.  Raises ValueError if the dtypes are not the unit's, if k is no
+    a, b: (..., k) operands as stored: float16, bfloat16, float8_e4m3fn, float8_e5m2, or float32, of
+    which a fused unit reads tf32 and drops the low 13 bits; a `NearestChain` adds product after
+    product by fused multiply-adds in c's dtype. c: (...,) in the unit's accumulator; for a
+    `Promoted`, in the dtype of its total.  Returns (...,) of c's dtype. A last group of fewer than
+    L products is added alone.  Raises ValueError if the dtypes are not the unit's, if k is no
     multiple of the length of `Wiring.order`, and for an `Envelope`, which has no bits.
     """
     if isinstance(unit, Envelope):
-        raise ValueError(f"unit: a bound of several ways to add ({unit.source}); name the instruction")
+        raise ValueError(
+            f"unit: a bound of several ways to add ({unit.source}); name the instruction"
+        )
     total = "float32" if isinstance(unit, Promoted) and not unit.own else unit.accumulator
     if c.dtype != DTYPES[total].torch:
         raise ValueError(f"c: {c.dtype} is not the unit's {total}")
@@ -55,15 +61,21 @@ def fused_dot(a: Tensor, b: Tensor, c: Tensor, unit: Unit) -> Tensor:
 
 def mma(a: Tensor, b: Tensor, c: Tensor, unit: Unit) -> Tensor:
     """c (m, n) + a (m, k) @ b (k, n), every element by `fused_dot`."""
-    return fused_dot(a[:, None, :].expand(-1, b.shape[1], -1), b.mT[None].expand(len(a), -1, -1), c, unit)
+    return fused_dot(
+        a[:, None, :].expand(-1, b.shape[1], -1), b.mT[None].expand(len(a), -1, -1), c, unit
+    )
 
 
 def _fused(a: Tensor, b: Tensor, c: Tensor, unit: Unit) -> Tensor:
     depth = len(unit.wiring.order)
     if depth:
         if a.shape[-1] % depth:
-            raise ValueError(f"k: {a.shape[-1]} is no multiple of {depth}, the length of the unit's order")
-        order = torch.tensor([at + i for at in range(0, a.shape[-1], depth) for i in unit.wiring.order])
+            raise ValueError(
+                f"k: {a.shape[-1]} is no multiple of {depth}, the length of the unit's order"
+            )
+        order = torch.tensor(
+            [at + i for at in range(0, a.shape[-1], depth) for i in unit.wiring.order]
+        )
         a, b = a[..., order], b[..., order]
     for at in range(0, a.shape[-1], unit.products):
         part = slice(at, at + unit.products)
@@ -89,8 +101,13 @@ def _group(a: Tensor, b: Tensor, c: Tensor, unit: Unit) -> Tensor:
     total = _shifted(products, unit.fraction - bits + places - most[..., None]).sum(-1)
     if wiring.addend == "after":
         own = torch.where(total == 0, most, most - unit.fraction + _length(total) - 1)
-        total, most = _shifted(total, most - torch.maximum(own, carry_place)), torch.maximum(own, carry_place)
-    total = total + _shifted(carry, unit.fraction - (accumulator.precision - 1) + carry_place - most)
+        total, most = (
+            _shifted(total, most - torch.maximum(own, carry_place)),
+            torch.maximum(own, carry_place),
+        )
+    total = total + _shifted(
+        carry, unit.fraction - (accumulator.precision - 1) + carry_place - most
+    )
     return _special(a, b, c, _converted(total, most - unit.fraction, unit), unit)
 
 
@@ -108,14 +125,17 @@ def _operand(dtype: torch.dtype) -> DType:
 
 
 def _split(x: Tensor, dtype: DType, normalises: bool) -> tuple[Tensor, Tensor]:
-    """Signed significand of `precision` bits, and exponent, of what is stored; of infinities and NaN anything.
+    """Signed significand of `precision` bits, and exponent, of what is stored; of infinities and
+    NaN anything.
 
     tf32 is stored as fp32.  Subnormals have the smallest exponent, unless they are normalised.
     """
     stored = 23 if x.dtype == torch.float32 else dtype.precision - 1
     word = x.view(_WORDS[x.element_size()]).long()
     field = (word >> stored) & ((1 << (8 * x.element_size() - 1 - stored)) - 1)
-    significand = ((word & ((1 << stored) - 1)) | ((field > 0).long() << stored)) >> (stored + 1 - dtype.precision)
+    significand = ((word & ((1 << stored) - 1)) | ((field > 0).long() << stored)) >> (
+        stored + 1 - dtype.precision
+    )
     exponent = field.clamp(min=1) + (dtype.emin - 1)
     if normalises:
         up = (dtype.precision - _length(significand)) * (significand != 0)
@@ -147,7 +167,10 @@ def _converted(total: Tensor, quantum: Tensor, unit: Unit) -> Tensor:
     size, by = total.abs(), last - quantum
     kept = _shifted(size, -by)
     if unit.rounding == "nearest":
-        rest, half = size - (kept << by.clamp(0, _LONGEST)), torch.ones_like(size) << (by - 1).clamp(0, _LONGEST)
+        rest, half = (
+            size - (kept << by.clamp(0, _LONGEST)),
+            torch.ones_like(size) << (by - 1).clamp(0, _LONGEST),
+        )
         up = (rest > half) | ((rest == half) & (kept & 1 == 1))
         # What is shorter than the shift is less than half a place.
         kept = kept + (up & (by > 0) & (by < _LONGEST))
@@ -180,11 +203,16 @@ def _with_nan(result: Tensor, nan: Tensor, wiring: Wiring) -> Tensor:
     word = _WORDS[result.element_size()]
     ones = torch.iinfo(word).max
     quiet = {torch.int16: 0x7E00, torch.int32: 0x7FC00000, torch.int64: 0x7FF8 << 48}[word]
-    return torch.where(nan, ones if wiring.nan == "ones" else quiet, result.view(word)).to(word).view(result.dtype)
+    return (
+        torch.where(nan, ones if wiring.nan == "ones" else quiet, result.view(word))
+        .to(word)
+        .view(result.dtype)
+    )
 
 
 def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
-    """x * 2**exponent in fp64 where that is exact, in two steps so that neither factor leaves the range."""
+    """x * 2**exponent in fp64 where that is exact, in two steps so that neither factor leaves the
+    range."""
     half = exponent >> 1
     return x * _power(half) * _power(exponent - half)
 
@@ -203,9 +231,11 @@ def _chain(a: Tensor, b: Tensor, c: Tensor, wiring: Wiring) -> Tensor:
 
 
 def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """x * y + z of fp32 values in fp64: the product is exact, the sum rounded to odd, so that the cast that follows is right.
+    """x * y + z of fp32 values in fp64: the product is exact, the sum rounded to odd, so that the
+    cast that follows is right.
 
-    Boldo and Melquiond, Emulation of a FMA and correctly rounded sums, IEEE Transactions on Computers 57(4), 2008.
+    Boldo and Melquiond, Emulation of a FMA and correctly rounded sums, IEEE Transactions on
+    Computers 57(4), 2008.
     """
     product = x * y
     total = product + z
@@ -226,7 +256,8 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _fma64(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """x * y + z of fp64 values, by the C library, whose fma is correctly rounded (ISO C, section 7.12.13).
+    """x * y + z of fp64 values, by the C library, whose fma is correctly rounded (ISO C, section
+    7.12.13).
 
     Of several NaN the processor chooses which one is kept.
     """

@@ -1,6 +1,8 @@
-"""Number formats: precision, range and rounding unit of every dtype that a kernel may read, write or cast to.
+"""Number formats: precision, range and rounding unit of every dtype that a kernel may read, write
+or cast to.
 
-Sources: IEEE 754-2019 (binary16/32/64), the bfloat16 and OCP 8-bit floating point (OFP8, revision 1.0) formats.
+Sources: IEEE 754-2019 (binary16/32/64), the bfloat16 and OCP 8-bit floating point (OFP8, revision
+1.0) formats.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import torch
 
 @dataclass(frozen=True)
 class DType:
-    """A binary floating point format with `precision` significant bits (the hidden one included)."""
+    """A binary floating point format with `precision` significant bits (the hidden one
+    included)."""
 
     name: str
     precision: int
@@ -29,7 +32,8 @@ class DType:
 
     @property
     def unit_roundoff(self) -> float:
-        """u: round-to-nearest has a relative error of at most u = 2**-precision in the normal range."""
+        """u: round-to-nearest has a relative error of at most u = 2**-precision in the normal
+        range."""
         return 2.0**-self.precision
 
     @property
@@ -38,7 +42,8 @@ class DType:
 
     @property
     def has_infinity(self) -> bool:
-        """Whether the exponent field's last value is kept for infinity and NaN, as in IEEE 754; float8_e4m3fn uses it."""
+        """Whether the exponent field's last value is kept for infinity and NaN, as in IEEE 754;
+        float8_e4m3fn uses it."""
         return math.frexp(self.max)[1] - self.emin < (1 << (8 * self.itemsize - self.precision)) - 1
 
     @property
@@ -48,7 +53,10 @@ class DType:
 
     def holds(self, other: DType) -> bool:
         """Whether every finite number of the other format is one of this."""
-        finer = self.precision >= other.precision and self.smallest_subnormal <= other.smallest_subnormal
+        finer = (
+            self.precision >= other.precision
+            and self.smallest_subnormal <= other.smallest_subnormal
+        )
         return finer and self.max >= other.max
 
 

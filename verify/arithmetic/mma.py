@@ -1,10 +1,11 @@
-"""Matrix units: which one multiplies what, per architecture; what is known of it and what is guessed.
+"""Matrix units: which one multiplies what, per architecture; what is known of it and what is
+guessed.
 
-The model is in `verify.arithmetic.unit`, the table with its sources in `verify.arithmetic.units`.  A CPU, and Triton's
-interpreter, add in fp32 with round-to-nearest in an order of their own.
+The model is in `verify.arithmetic.unit`, the table with its sources in `verify.arithmetic.units`.
+A CPU, and Triton's interpreter, add in fp32 with round-to-nearest in an order of their own.
 
-The 8-bit units of sm_89 and sm_90 keep 13 fraction bits, of the accumulator too.  A kernel may *promote*: begin at zero after
-so many products and add what it had to an accumulator in fp32.
+The 8-bit units of sm_89 and sm_90 keep 13 fraction bits, of the accumulator too.  A kernel may
+*promote*: begin at zero after so many products and add what it had to an accumulator in fp32.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ _ROUNDED = {
 
 
 def unit_for(arch: str, operands: str, accumulator: str = "float32", instruction: str = "") -> Unit:
-    """The unit that multiplies `operands` on `arch` ("sm_90", "cpu"): "float16", "bfloat16", "tf32", "float8_e4m3fn"...
+    """The unit that multiplies `operands` on `arch` ("sm_90", "cpu"): "float16", "bfloat16",
+    "tf32", "float8_e4m3fn"...
 
     accumulator: "float32", "float16" or, rounded after every product, "bfloat16"; that of fp64
-    operands is fp64.  instruction: "mma.sync", "mma.sync.m16n8k16" (8 bits),
-    "wgmma" or "tcgen05"; "" for the most pessimistic that the architecture has.
-    An unknown generation ("sm_999"), or a type that its table lacks, gets the most pessimistic entry of that type; see
-    `provenance`.  Raises ValueError for a word that names no architecture, operands that no table has with that accumulator,
-    or an instruction that the arch has not for them.
+    operands is fp64.  instruction: "mma.sync", "mma.sync.m16n8k16" (8 bits), "wgmma" or "tcgen05";
+    "" for the most pessimistic that the architecture has. An unknown generation ("sm_999"), or a
+    type that its table lacks, gets the most pessimistic entry of that type; see `provenance`.
+    Raises ValueError for a word that names no architecture, operands that no table has with that
+    accumulator, or an instruction that the arch has not for them.
     """
     arch = _named(arch)
     if accumulator == "bfloat16" and operands in _ROUNDED:
@@ -69,12 +71,16 @@ def unit_for(arch: str, operands: str, accumulator: str = "float32", instruction
     if row is None:
         return _pessimist(operands, accumulator)[1]
     if instruction not in row:
-        raise ValueError(f"no {instruction!r} is known for {operands} on {arch}, only {', '.join(filter(None, row))}")
+        raise ValueError(
+            f"no {instruction!r} is known for {operands} on {arch}, only"
+            f" {', '.join(filter(None, row))}"
+        )
     return row[instruction]
 
 
 def _named(arch: str) -> str:
-    """The arch, without the letter of what only its own generation has ("sm_90a"); raises ValueError for what is no arch."""
+    """The arch, without the letter of what only its own generation has ("sm_90a"); raises
+    ValueError for what is no arch."""
     generation = re.fullmatch(r"(sm_\d{2,3})[af]?", arch, re.ASCII)
     if generation is None and arch not in ARCHES:
         raise ValueError(f"arch: {arch!r} is none of {', '.join(ARCHES)}, nor another sm_<number>")
@@ -86,21 +92,30 @@ def _rows(operands: str, accumulator: str) -> dict[str, dict[str, Unit]]:
     try:
         return UNITS[kind, accumulator]
     except KeyError:
-        message = f"no matrix unit is known for operands of type {operands!r} that accumulates in {accumulator}"
+        message = (
+            f"no matrix unit is known for operands of type {operands!r} that accumulates in"
+            f" {accumulator}"
+        )
         raise ValueError(message) from None
 
 
 def _pessimist(operands: str, accumulator: str) -> tuple[str, Unit]:
     """The GPU's entry with the largest kappa, and whose it is."""
-    rows = {arch: row[""] for arch, row in _rows(operands, accumulator).items() if arch.startswith("sm_")}
+    rows = {
+        arch: row[""]
+        for arch, row in _rows(operands, accumulator).items()
+        if arch.startswith("sm_")
+    }
     return max(rows.items(), key=lambda item: item[1].kappa(1024))
 
 
 def accumulated(unit: Unit, promotion: int, block: int = 0, blocks: int = 1) -> Unit:
-    """The unit as a kernel uses it whose sums go over `blocks` of `block` terms each, and whose accumulator is rescaled between
-    them, in its own dtype; promotion: products after which it is added to one in fp32, 0 for never.
+    """The unit as a kernel uses it whose sums go over `blocks` of `block` terms each, and whose
+    accumulator is rescaled between them, in its own dtype; promotion: products after which it is
+    added to one in fp32, 0 for never.
 
-    A unit that keeps fp32's bits of its accumulator is returned as it is: promoted or not, it errs by no more than one chain.
+    A unit that keeps fp32's bits of its accumulator is returned as it is: promoted or not, it errs
+    by no more than one chain.
     """
     narrow = DTYPES[unit.accumulator].precision < DTYPES["float32"].precision
     if isinstance(unit, (NearestChain, Promoted)):
@@ -111,7 +126,11 @@ def accumulated(unit: Unit, promotion: int, block: int = 0, blocks: int = 1) -> 
         # What is rescaled has the accumulator's bits: fp16's are never more than F.
         return unit if narrow else replace(unit, restarts=blocks - 1)
     # Parts that do not fit into the blocks a whole number of times may run over their ends.
-    restarts = 0 if narrow or blocks == 1 or block % promotion == 0 else min(math.ceil(promotion / block), blocks - 1)
+    restarts = (
+        0
+        if narrow or blocks == 1 or block % promotion == 0
+        else min(math.ceil(promotion / block), blocks - 1)
+    )
     own = {f.name: getattr(unit, f.name) for f in fields(Unit)} | {"restarts": restarts}
     return Promoted(**own, every=promotion)
 
@@ -123,7 +142,8 @@ def known(arch: str) -> bool:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a unit is from.  kind: "table", "borrowed" from an arch that is the same, or "guess".  sentence: for a report."""
+    """Where a unit is from.  kind: "table", "borrowed" from an arch that is the same, or "guess".
+    sentence: for a report."""
 
     kind: str
     sentence: str
@@ -144,8 +164,21 @@ def provenance(arch: str, operands: str, accumulator: str = "float32") -> Proven
     if arch in SAME_AS:
         kind, (source, why) = "borrowed", SAME_AS[arch]
     if source not in _rows(operands, accumulator):
-        lacks = f"the tables have no unit of {arch} for {what}" if known(arch) else f"the tables do not know {arch}"
-        return Provenance("guess", f"{lacks}: the most pessimistic, {_pessimist(operands, accumulator)[0]}'s, is taken")
-    sums = f"fused sums of {unit.products} with {unit.fraction} fraction bits, {unit.output} of them kept"
-    told = f"{arch}, {what}: {'fp additions to nearest' if isinstance(unit, NearestChain) else sums} ({unit.source})"
+        lacks = (
+            f"the tables have no unit of {arch} for {what}"
+            if known(arch)
+            else f"the tables do not know {arch}"
+        )
+        return Provenance(
+            "guess",
+            f"{lacks}: the most pessimistic, {_pessimist(operands, accumulator)[0]}'s, is taken",
+        )
+    sums = (
+        f"fused sums of {unit.products} with {unit.fraction} fraction bits, {unit.output} of them"
+        " kept"
+    )
+    told = (
+        f"{arch}, {what}: {'fp additions to nearest' if isinstance(unit, NearestChain) else sums}"
+        f" ({unit.source})"
+    )
     return Provenance(kind, f"{told}, as on {source}: {why}" if why else told)

@@ -1,8 +1,9 @@
-"""What a matrix unit is: how one product-sum adds, the error bounds that follow, and what only the bits depend on.
+"""What a matrix unit is: how one product-sum adds, the error bounds that follow, and what only the
+bits depend on.
 
-The model is the truncated fused dot-add: a unit takes L exact products and the accumulator, aligns them to the largest
-exponent, truncates each to F fraction bits, adds exactly, and converts once to p fraction bits.  A longer product is a chain.
-With G = sum |a||b| over all products,
+The model is the truncated fused dot-add: a unit takes L exact products and the accumulator, aligns
+them to the largest exponent, truncates each to F fraction bits, adds exactly, and converts once to
+p fraction bits.  A longer product is a chain. With G = sum |a||b| over all products,
 
     |computed - exact| <= kappa(n) G + underflow(n) + misalignment(n, ...)    while G < domain(n).
 
@@ -26,16 +27,18 @@ _U = 2.0**-24  # unit roundoff of the fp32 additions that follow a promotion
 class Wiring:
     """What kappa does not depend on, but every bit does.
 
-    addend: "aligned", the accumulator is one of the aligned terms; "after", the exact sum of the aligned products and the
+    addend: "aligned", the accumulator is one of the aligned terms; "after", the exact sum of the
+    aligned products and the
         accumulator are aligned once more, to the larger of the two, and truncated to F bits.
-    normalises: a subnormal operand counts with the exponent of its leading bit, not with its format's smallest.
-    zero: the exponent that a product or an accumulator of zero brings to the alignment; None if none.
-    order: which of an instruction's products stand in which place of its chain, len(order) of them; () for as they come.
-    via: format that the operands are converted to before, exactly; "" for their own.
-    zeros: "positive", an exact zero is +0, and so is a result too small for the format; "signed", the latter keeps its sign;
+    normalises: a subnormal operand counts with the exponent of its leading bit, not with its
+    format's smallest. zero: the exponent that a product or an accumulator of zero brings to the
+    alignment; None if none. order: which of an instruction's products stand in which place of its
+    chain, len(order) of them; () for as they come. via: format that the operands are converted to
+    before, exactly; "" for their own. zeros: "positive", an exact zero is +0, and so is a result
+    too small for the format; "signed", the latter keeps its sign;
         "ieee", as "signed", but a sum of nothing except -0 is -0.
-    overflow: "infinity" or "saturate", to the largest finite number.
-    nan: "ones", every bit but the sign; "quiet", IEEE 754's positive quiet NaN without payload; "kept", an operand's NaN made
+    overflow: "infinity" or "saturate", to the largest finite number. nan: "ones", every bit but the
+    sign; "quiet", IEEE 754's positive quiet NaN without payload; "kept", an operand's NaN made
         quiet, and the negative quiet NaN where there was none.
     """
 
@@ -57,13 +60,16 @@ class Wiring:
             ("nan", ("ones", "quiet", "kept")),
         ):
             if getattr(self, name) not in possible:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(map(repr, possible))}")
+                raise ValueError(
+                    f"{name}: {getattr(self, name)!r} is none of {', '.join(map(repr, possible))}"
+                )
         if sorted(self.order) != list(range(len(self.order))):
             raise ValueError(f"order: {self.order} is no permutation")
 
 
 def spilled(bound: Tensor) -> Tensor:
-    """Bounds (..., rows, columns) of products by a unit that `spills`: +inf also in a row whose next row has one."""
+    """Bounds (..., rows, columns) of products by a unit that `spills`: +inf also in a row whose
+    next row has one."""
     lost = bound.isinf().any(-1, keepdim=True)
     before = torch.zeros_like(lost)
     before[..., :-1, :] = lost[..., 1:, :]
@@ -74,18 +80,19 @@ def spilled(bound: Tensor) -> Tensor:
 class Unit:
     """One matrix unit.  products, fraction, output: L, F and p of the module's docstring.
 
-    operand_error: relative error of each operand before it is multiplied (tf32 drops the low 13 bits of fp32).
-    flush: what an operand may lose because subnormals count as zero.
-    restarts: how often the accumulator comes with fp32's 23 fraction bits although F is less, see `mma.accumulated`.
-    accumulator: dtype of the accumulator and of the result.  rounding: of the conversion to it, "zero" or "nearest" (even).
-    spills: a row of the left operand can be multiplied together with the first elements of the next row, these by 0: NaN and
-    infinity come into it from there (see `spilled`).
-    source: where the entry is from.
+    operand_error: relative error of each operand before it is multiplied (tf32 drops the low 13
+    bits of fp32). flush: what an operand may lose because subnormals count as zero. restarts: how
+    often the accumulator comes with fp32's 23 fraction bits although F is less, see
+    `mma.accumulated`. accumulator: dtype of the accumulator and of the result.  rounding: of the
+    conversion to it, "zero" or "nearest" (even). spills: a row of the left operand can be
+    multiplied together with the first elements of the next row, these by 0: NaN and infinity come
+    into it from there (see `spilled`). source: where the entry is from.
 
-    Of the L + 1 terms of one instruction the largest is aligned with itself and has no more than F fraction bits, so at most
-    L lose anything, each less than 2**-F of the largest.  Zero products lose nothing, nor does an instruction that has no
-    other.  Where the conversion truncates, no partial sum grows past sum |a||b|, so the bound is of the first order and
-    exact; where it rounds to nearest, u = 2**-(p + 1), each of the m conversions may let the sum grow by 1 + u.
+    Of the L + 1 terms of one instruction the largest is aligned with itself and has no more than F
+    fraction bits, so at most L lose anything, each less than 2**-F of the largest.  Zero products
+    lose nothing, nor does an instruction that has no other.  Where the conversion truncates, no
+    partial sum grows past sum |a||b|, so the bound is of the first order and exact; where it rounds
+    to nearest, u = 2**-(p + 1), each of the m conversions may let the sum grow by 1 + u.
     """
 
     products: int
@@ -101,37 +108,50 @@ class Unit:
     source: str = field(default="", compare=False)
 
     def kappa(self, n: int) -> float:
-        """Bound on |computed - exact| / sum |a||b| for a product-sum of n terms, but for what is absolute."""
+        """Bound on |computed - exact| / sum |a||b| for a product-sum of n terms, but for what is
+        absolute."""
         if self.rounding == "nearest":
             return (1 + n * 2.0**-self.fraction) * (1 + self._growth(n)) - 1
         chain = n * 2.0**-self.fraction + self._conversions(n) * 2.0**-self.output
         return chain + self.restarts * 2.0**-self.fraction + 2.0 * self.operand_error
 
     def kappas(self, used: Tensor, n: int) -> Tensor:
-        """kappa, elementwise, of product-sums of n terms of which only `used` (fp64, any shape) are not zero, wherever."""
+        """kappa, elementwise, of product-sums of n terms of which only `used` (fp64, any shape) are
+        not zero, wherever."""
         conversions = used.clamp(max=self._conversions(n))
         if self.rounding == "nearest":
-            return (1 + used * 2.0**-self.fraction) * torch.exp(conversions * math.log1p(2.0 ** -(self.output + 1))) - 1
+            return (1 + used * 2.0**-self.fraction) * torch.exp(
+                conversions * math.log1p(2.0 ** -(self.output + 1))
+            ) - 1
         chain = used * 2.0**-self.fraction + conversions * 2.0**-self.output
-        return chain + used.clamp(max=self.restarts) * 2.0**-self.fraction + 2.0 * self.operand_error
+        return (
+            chain + used.clamp(max=self.restarts) * 2.0**-self.fraction + 2.0 * self.operand_error
+        )
 
     def underflow(self, n: int) -> float:
-        """What a product-sum of n terms may lose below the accumulator's normal range, whatever their magnitudes.
+        """What a product-sum of n terms may lose below the accumulator's normal range, whatever
+        their magnitudes.
 
-        A subnormal accumulator is aligned as 2**emin, and a conversion there errs by a subnormal's place, or half of it.
+        A subnormal accumulator is aligned as 2**emin, and a conversion there errs by a subnormal's
+        place, or half of it.
         """
         emin, growth = DTYPES[self.accumulator].emin, 1 + self._growth(n)
         place = 2.0 ** (emin - self.output) / (2 if self.rounding == "nearest" else 1)
-        return growth * (n * 2.0 ** (max(emin, self.wiring.zero or emin) - self.fraction) + self._conversions(n) * place)
+        return growth * (
+            n * 2.0 ** (max(emin, self.wiring.zero or emin) - self.fraction)
+            + self._conversions(n) * place
+        )
 
     def threshold(self, operands: DType) -> float:
-        """What the unit aligns every smaller operand of that format as, except zero; 0 if each has its own exponent."""
+        """What the unit aligns every smaller operand of that format as, except zero; 0 if each has
+        its own exponent."""
         if self.wiring.normalises:
             return 0.0
         return 2.0 ** (DTYPES[self.wiring.via] if self.wiring.via else operands).emin
 
     def misalignment(self, n: int, operands: DType, largest: float) -> float:
-        """What alignment may cost beyond kappa where an operand of that format is subnormal; largest: of any |a| or |b|."""
+        """What alignment may cost beyond kappa where an operand of that format is subnormal;
+        largest: of any |a| or |b|."""
         least = self.threshold(operands)
         return (1 + self._growth(n)) * n * 2.0**-self.fraction * least * max(largest, least)
 
@@ -148,7 +168,8 @@ class Unit:
         return accumulator.overflow / (1 + self._growth(n))
 
     def _conversions(self, n: int) -> int:
-        """Results that are converted in a chain of n products; products dealt out by `order` occupy every part of it."""
+        """Results that are converted in a chain of n products; products dealt out by `order` occupy
+        every part of it."""
         depth = len(self.wiring.order)
         if not depth:
             return math.ceil(n / self.products)
@@ -163,21 +184,24 @@ class Unit:
 
 @dataclass(frozen=True)
 class Envelope(Unit):
-    """A bound of several ways to add, for a kernel of which it is not known, or does not matter, which one it takes.
+    """A bound of several ways to add, for a kernel of which it is not known, or does not matter,
+    which one it takes.
 
     No instruction adds like this, so that it has no bits.
     """
 
     @property
     def group(self) -> int:
-        """As `Unit.group`: `products` are those of the unit that converts most often; no known one aligns more than these."""
+        """As `Unit.group`: `products` are those of the unit that converts most often; no known one
+        aligns more than these."""
         return 32
 
 
 @dataclass(frozen=True)
 class NearestChain(Unit):
-    """Additions (fused with their products or not) rounded to nearest, in any order: at most one product's rounding and
-    n - 1 additions lie on any path, so (1 + u)^n - 1 bounds the error, u = 2**-fraction (Higham 2002, section 3.1)."""
+    """Additions (fused with their products or not) rounded to nearest, in any order: at most one
+    product's rounding and n - 1 additions lie on any path, so (1 + u)^n - 1 bounds the error, u =
+    2**-fraction (Higham 2002, section 3.1)."""
 
     rounding: str = "nearest"
 
@@ -202,11 +226,11 @@ class NearestChain(Unit):
 
 @dataclass(frozen=True)
 class Promoted(Unit):
-    """A unit that begins at zero after `every` products, and whose sum is then added to one in fp32, to nearest; with
-    `own`, to one in the accumulator's dtype.
+    """A unit that begins at zero after `every` products, and whose sum is then added to one in
+    fp32, to nearest; with `own`, to one in the accumulator's dtype.
 
-    Each part errs by kappa(every) of its own magnitudes, and all of them together by that of the whole; the additions follow,
-    of which the first, to zero, is exact.
+    Each part errs by kappa(every) of its own magnitudes, and all of them together by that of the
+    whole; the additions follow, of which the first, to zero, is exact.
     """
 
     every: int = 1
@@ -219,7 +243,9 @@ class Promoted(Unit):
     def kappas(self, used: Tensor, n: int) -> Tensor:
         """As `Unit.kappas`."""
         chain = super().kappas(used.clamp(max=self.every), min(n, self.every))
-        return (1 + chain) * torch.exp(used.clamp(max=max(self._parts(n) - 1, 0)) * math.log1p(self._u)) - 1
+        return (1 + chain) * torch.exp(
+            used.clamp(max=max(self._parts(n) - 1, 0)) * math.log1p(self._u)
+        ) - 1
 
     def underflow(self, n: int) -> float:
         """As `Unit.underflow`, in every part; sums of subnormals are exact."""
@@ -231,7 +257,8 @@ class Promoted(Unit):
         return self._later(n) * super().misalignment(part, operands, largest) * (n / max(part, 1))
 
     def domain(self, n: int) -> float:
-        """As `Unit.domain`: every part within the unit's, and the sum of them within that of its own dtype."""
+        """As `Unit.domain`: every part within the unit's, and the sum of them within that of its
+        own dtype."""
         return min(super().domain(min(n, self.every)), self._total.overflow / (1 + self.kappa(n)))
 
     @property

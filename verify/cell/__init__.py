@@ -1,1 +1,2 @@
-"""Cells: child processes in which kernels run, so that the accused is never in the judge's process."""
+"""Cells: child processes in which kernels run, so that the accused is never in the judge's
+process."""

@@ -1,8 +1,9 @@
 """The child's side of a cell.
 
-The process that the judge starts is a *zygote*: it imports torch once and forks a *life* per request, so that a cell that was
-killed or crashed is back within milliseconds.  A life loads kernel files, maps the judge's arena and runs kernels in it, until
-its socket closes.  Nothing here knows a Problem, a reference or a test.
+The process that the judge starts is a *zygote*: it imports torch once and forks a *life* per
+request, so that a cell that was killed or crashed is back within milliseconds.  A life loads kernel
+files, maps the judge's arena and runs kernels in it, until its socket closes.  Nothing here knows a
+Problem, a reference or a test.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ import torch
 from torch import Tensor
 
 from references.masks import parse_mask
-from verify.cell import isolation
-from verify.cell.confine import Confinement, confine
+from verify.cell import closed_imports as isolation
+from verify.cell.arena import Slot, slots_from
+from verify.cell.concurrent import Streams, run_together
+from verify.cell.confinement import Confinement, confine
 from verify.cell.descendants import become_subreaper, bury
 from verify.cell.device_memory import DeviceMemory
 from verify.cell.loading import Breach, line_of, load
-from verify.cell.together import Streams, run_together
-from verify.cell.wire import Closed, receive, send
-from verify.leash import die_with
-from verify.memory import Slot, slots_from
+from verify.cell.protocol import Closed, receive, send
+from verify.machine.leash import die_with
 from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
 
-_OURS = ("run", "arena", "device")  # requests in which an exception is the judge's, but for a kernel's entry point
+# requests in which an exception is the judge's, but for a kernel's entry point
+_OURS = ("run", "arena", "device")
 _LEAST_ARENA = 16 << 20  # bytes on a device, below which nothing is gained by giving them back
 _SPARE = 4
 _DEATH = 10.0  # seconds that a killed life may take to end: a GPU's memory has to be given back
@@ -79,7 +81,8 @@ def main() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
     with contextlib.suppress(OSError):
         os.rmdir(folder)
-    os._exit(0)  # nothing is left to tidy up, and to take torch down is half as much work as to import it
+    # nothing is left to tidy up, and to take torch down is half as much work as to import it
+    os._exit(0)
 
 
 def _reap(pid: int) -> int | None:
@@ -97,10 +100,11 @@ def _reap(pid: int) -> int | None:
 
 
 def preload() -> None:
-    """What every life needs and must not wait for: one thread for torch and, where Triton interprets, a mended interpreter."""
+    """What every life needs and must not wait for: one thread for torch and, where Triton
+    interprets, a mended interpreter."""
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from verify.cell.interpreter import repair
+        from verify.cell.triton_interpreter import repair
 
         with contextlib.suppress(ImportError):
             repair()
@@ -111,15 +115,16 @@ def preload() -> None:
 
 def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:
     scratch = tempfile.mkdtemp(prefix="life-", dir=message["scratch"])
-    zygote = os.getpid()
+    fork_server = os.getpid()
     pid = os.fork()
     if pid:
         os.close(peer)
         os.close(log)
         return pid, scratch
-    # The life: it must not outlive the zygote, and must not return into the zygote's loop whatever happens.
+    # The life: it must not outlive the zygote, and must not return into the zygote's loop whatever
+    # happens.
     try:
-        die_with(zygote)
+        die_with(fork_server)
         os.setsid()
         become_subreaper()
         control.close()
@@ -182,14 +187,21 @@ class Life:
                 try:
                     reply = self._answer(message, fds)
                 except Unsupported as refusal:
-                    reply = {"status": "unsupported", "argument": refusal.argument, "reason": refusal.reason}
+                    reply = {
+                        "status": "unsupported",
+                        "argument": refusal.argument,
+                        "reason": refusal.reason,
+                    }
                 except Breach as breach:
                     reply = {"status": "breach", "message": str(breach)}
                 except torch.OutOfMemoryError as error:
                     torch.cuda.empty_cache()
                     reply = {"status": "out of memory", "message": _first_line(error)}
                 except MemoryError as error:
-                    reply = {"status": "out of memory", "message": _first_line(error) or "MemoryError"}
+                    reply = {
+                        "status": "out of memory",
+                        "message": _first_line(error) or "MemoryError",
+                    }
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
                     reply = {
                         "status": "raised",
@@ -199,13 +211,18 @@ class Life:
                         # A device's error shows behind the launch.
                         "judge": not (turn.kernels or self.poisoned),
                     }
-                send(self.sock, reply | {"poisoned": self.poisoned, "request": message.get("request")})
+                send(
+                    self.sock,
+                    reply | {"poisoned": self.poisoned, "request": message.get("request")},
+                )
 
     def _answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         match message["op"]:
             case "load":
                 loaded = load(Path(message["path"]), message["package_root"])
-                self.variants.update({variant.name: variant for variant in (*loaded.variants, *loaded.unheard)})
+                self.variants.update(
+                    {variant.name: variant for variant in (*loaded.variants, *loaded.unheard)}
+                )
                 extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}
                 described = [variant.describe() | extra for variant in loaded.variants]
                 return {"status": "ok", "variants": described, "sources": list(loaded.sources)}
@@ -218,18 +235,33 @@ class Life:
                 variant = self.variants[message["variant"]]
                 buffers = _buffers(message, torch.empty(0, dtype=torch.uint8, device="meta"))
                 workspace_of = variant.entry(message["entry"])[1]
-                wanted = workspace_of(_arguments(message, variant, buffers)) if workspace_of is not None else {}
+                wanted = (
+                    workspace_of(_arguments(message, variant, buffers))
+                    if workspace_of is not None
+                    else {}
+                )
                 for name in wanted:
                     if not str(name).isprintable():
                         raise Breach(f"workspace: {name!r} is no name: use letters, digits and _")
-                return {"status": "ok", "workspace": {name: [list(shape), dtype] for name, (shape, dtype) in wanted.items()}}
+                return {
+                    "status": "ok",
+                    "workspace": {
+                        name: [list(shape), dtype] for name, (shape, dtype) in wanted.items()
+                    },
+                }
             case "builds":
                 return {"status": "ok", "builds": [build.name for build in self._builds(message)]}
             case "compile":
-                build = next(build for build in self._builds(message) if build.name == message["build"])
+                build = next(
+                    build for build in self._builds(message) if build.name == message["build"]
+                )
                 begun = time.perf_counter()
                 resources = asdict(build.compile())
-                return {"status": "ok", "resources": resources, "seconds": time.perf_counter() - begun}
+                return {
+                    "status": "ok",
+                    "resources": resources,
+                    "seconds": time.perf_counter() - begun,
+                }
             case "run" if message.get("together"):
                 return {"status": "ok"} | self._run_together(message)
             case "run":
@@ -242,7 +274,8 @@ class Life:
 
     def _map(self, fd: int, capacity: int) -> None:
         if self.pinned:
-            # Before its memory goes: the next mapping may lie at the same address, which CUDA would take for pinned already.
+            # Before its memory goes: the next mapping may lie at the same address, which CUDA would
+            # take for pinned already.
             torch.cuda.cudart().cudaHostUnregister(self.host.data_ptr())  # type: ignore[no-untyped-call]
         memory = mmap.mmap(fd, capacity)
         os.close(fd)
@@ -251,7 +284,8 @@ class Life:
         self.pinned = torch.cuda.is_available() and self._pin(capacity)
 
     def _pin(self, capacity: int) -> bool:
-        """Pinned, the whole arena moves in one fast copy each way; unpinned it would still be right."""
+        """Pinned, the whole arena moves in one fast copy each way; unpinned it would still be
+        right."""
         status = torch.cuda.cudart().cudaHostRegister(self.host.data_ptr(), capacity, 0)  # type: ignore[no-untyped-call]
         if int(status):
             print(f"the arena could not be pinned: {status}", flush=True)
@@ -273,13 +307,15 @@ class Life:
             return {"held": run_together(arena.view(-1, size).unbind(), run, self.streams)}
 
     def _device_arena(self, size: int) -> Tensor:
-        """Bytes on the device for a run, kept for the next ones; given back where far less is needed, since other
-        processes share the device."""
+        """Bytes on the device for a run, kept for the next ones; given back where far less is
+        needed, since other processes share the device."""
         held = self.device_bytes.numel() if self.device_bytes is not None else 0
         if held < size or held > _SPARE * max(size, _LEAST_ARENA):
             self.device_bytes = None
             torch.cuda.empty_cache()
-            self.device_bytes = torch.empty(max(size, _LEAST_ARENA), dtype=torch.uint8, device="cuda")
+            self.device_bytes = torch.empty(
+                max(size, _LEAST_ARENA), dtype=torch.uint8, device="cuda"
+            )
         assert self.device_bytes is not None
         return self.device_bytes[:size]
 
@@ -296,8 +332,8 @@ class Life:
             yield arena
         finally:
             try:
-                # After a refusal too: it must have touched nothing.  One wait for all three: where many processes share a
-                # GPU, each wait costs a round of its time slices.
+                # After a refusal too: it must have touched nothing.  One wait for all three: where
+                # many processes share a GPU, each wait costs a round of its time slices.
                 self.host[:size].copy_(arena, non_blocking=True)
                 torch.cuda.synchronize()
             except RuntimeError:
@@ -306,16 +342,23 @@ class Life:
 
 
 def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
-    """Run the entry that the message names on views of `arena`, a uint8 tensor; raises Breach where the variant lacks it."""
+    """Run the entry that the message names on views of `arena`, a uint8 tensor; raises Breach where
+    the variant lacks it."""
     buffers = _buffers(message, arena)
     args = _arguments(message, variant, buffers)
     if variant.allocates_outputs:
         # Whatever the kernel allocates next is likely to be this memory: leave poison in it.
         for slot in message["slots"]:
             if slot["role"] == "output":
-                torch.full_like(buffers[slot["name"]], float("nan"), memory_format=torch.contiguous_format)
+                torch.full_like(
+                    buffers[slot["name"]], float("nan"), memory_format=torch.contiguous_format
+                )
     prefix = "workspace."
-    workspace = {name.removeprefix(prefix): tensor for name, tensor in buffers.items() if name.startswith(prefix)}
+    workspace = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in buffers.items()
+        if name.startswith(prefix)
+    }
     entry, _ = variant.entry(message["entry"])
     if entry is None:
         raise Breach(f"{variant.name} has no {message['entry']}")
@@ -330,7 +373,8 @@ def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
 
 
 def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
-    """Every buffer of a run by name: views of the arena, or shapes without memory where that is on "meta"."""
+    """Every buffer of a run by name: views of the arena, or shapes without memory where that is on
+    "meta"."""
 
     def tensor(slot: Slot) -> Tensor:
         if arena.device.type == "meta":
@@ -341,8 +385,12 @@ def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
     return {slot.name: tensor(slot) for slot in slots_from(message["slots"])}
 
 
-def _arguments(message: dict[str, Any], variant: Variant, buffers: dict[str, Tensor]) -> AttentionArgs:
-    descales = Descales(*(buffers[f"descale_{n}"] for n in "qkv")) if "descale_q" in buffers else None
+def _arguments(
+    message: dict[str, Any], variant: Variant, buffers: dict[str, Tensor]
+) -> AttentionArgs:
+    descales = (
+        Descales(*(buffers[f"descale_{n}"] for n in "qkv")) if "descale_q" in buffers else None
+    )
     return AttentionArgs(
         q=buffers["q"],
         k=buffers["k"],

@@ -1,18 +1,29 @@
-"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe, oracles, test.
+"""The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe,
+oracles, test.
 
-Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is incomplete; docs/command-line.md
-tells them, the commands and the environment.  What takes a second to import is imported by the command that needs it.
+Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
+incomplete; docs/command-line.md tells them, the commands and the environment.  What takes a second
+to import is imported by the command that needs it.
 """
 
 from __future__ import annotations
 
 import click
 
-from verify import __version__, settings
+from verify import __version__
+from verify.campaign.runner import (
+    CLEAN,
+    INFRASTRUCTURE,
+    NO_SPACE,
+    USAGE,
+    Interrupted,
+    RunnerError,
+    say,
+)
 from verify.cli import replay, report, run, tools
 from verify.cli.options import UsageError, console
-from verify.engine import CLEAN, INFRASTRUCTURE, NO_SPACE, USAGE, EngineError, Interrupted, say
-from verify.xfails import XfailsError
+from verify.evidence.known_failures import XfailsError
+from verify.machine import settings
 
 __all__ = ["USAGE", "UsageError", "app", "console", "main"]
 
@@ -22,13 +33,15 @@ __all__ = ["USAGE", "UsageError", "app", "console", "main"]
 def app() -> None:
     """Decides whether an attention kernel is right, and shows why.
 
-    Start with `verify report` (an accuracy report of this machine), `verify run my_kernel.py` (your own kernel on trial) or
-    `verify list` (who is on trial here).
+    Start with `verify report` (an accuracy report of this machine), `verify run my_kernel.py` (your
+    own kernel on trial) or `verify list` (who is on trial here).
 
-    Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is incomplete.
+    Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
+    incomplete.
 
-    Environment: VERIFY_DEADLINE, VERIFY_BUILD_DEADLINE, VERIFY_LIFE_MEMORY, VERIFY_CONFINE, VERIFY_WRITABLE,
-    VERIFY_SEARCH_SECONDS, VERIFY_SHRINK_SECONDS, VERIFY_CUDA_CACHE, VERIFY_BOOTSTRAP; see docs/command-line.md.
+    Environment: VERIFY_DEADLINE, VERIFY_BUILD_DEADLINE, VERIFY_LIFE_MEMORY, VERIFY_CONFINE,
+    VERIFY_WRITABLE, VERIFY_SEARCH_SECONDS, VERIFY_SHRINK_SECONDS, VERIFY_CUDA_CACHE,
+    VERIFY_BOOTSTRAP; see docs/command-line.md.
     """
     try:
         settings.check()
@@ -63,7 +76,7 @@ def main() -> int:
     except XfailsError as error:
         say(console, f"verify: {error}")
         return USAGE
-    except EngineError as error:
+    except RunnerError as error:
         say(console, f"verify: {error}")
         return error.status
     except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):

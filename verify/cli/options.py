@@ -1,4 +1,5 @@
-"""What commands share: options, arguments, usage errors and the terminal.  Imports nothing heavy."""
+"""What commands share: options, arguments, usage errors and the terminal.  Imports nothing
+heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from verify.engine import USAGE
+from verify.campaign.runner import USAGE
 from verify.evidence import is_plain, new_run_id
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
@@ -33,18 +34,24 @@ def _run_named(context: click.Context, parameter: click.Parameter, name: str | N
     if name is None:
         return new_run_id()
     if not is_plain(name):
-        raise UsageError(f"--run-id: {name!r} is not a plain name (letters, digits, _ . and -, the first no . or -)")
+        raise UsageError(
+            f"--run-id: {name!r} is not a plain name (letters, digits, _ . and -, the first no ."
+            " or -)"
+        )
     return name
 
 
 def _processes(context: click.Context, parameter: click.Parameter, count: str) -> str:
     if count != "auto" and not re.fullmatch(r"\d{1,4}", count, re.ASCII):
-        raise UsageError(f"--workers: {count!r} is neither auto nor a number of processes (0: none but this one)")
+        raise UsageError(
+            f"--workers: {count!r} is neither auto nor a number of processes (0: none but this one)"
+        )
     return count
 
 
 def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    """What pytest -k would take, by its own compiler; it is asked at once and not after a minute of set-up."""
+    """What pytest -k would take, by its own compiler; it is asked at once and not after a minute of
+    set-up."""
     if not text:
         return text
     from _pytest.mark import expression
@@ -53,7 +60,9 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str) -
         expression.Expression.compile(text)
     except (SyntaxError, getattr(expression, "ParseError", SyntaxError)) as error:
         reason = getattr(error, "msg", None) or error
-        raise UsageError(f"-k: {text!r} is not an expression of names, and, or, not and ( ): {reason}") from None
+        raise UsageError(
+            f"-k: {text!r} is not an expression of names, and, or, not and ( ): {reason}"
+        ) from None
     return text
 
 
@@ -82,12 +91,18 @@ select = click.option(
     default="",
     metavar="EXPRESSION",
     callback=_expression,
-    help="Only dockets whose id matches, as pytest -k.",
+    help="Only targets whose id matches, as pytest -k.",
 )
 seed = click.option("--seed", type=click.IntRange(min=0), help="Seed of the random search.")
-run_id = click.option("--run-id", callback=_run_named, help="Name the run, or go on with the one so named.")
-exit_first = click.option("--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict.")
-strict = click.option("--strict", is_flag=True, help="Exit with 1 where a declaration is lenient or narrow.")
+run_id = click.option(
+    "--run-id", callback=_run_named, help="Name the run, or go on with the one so named."
+)
+exit_first = click.option(
+    "--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict."
+)
+strict = click.option(
+    "--strict", is_flag=True, help="Exit with 1 where a declaration is lenient or narrow."
+)
 
 
 def existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -99,6 +114,7 @@ def existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def case_shaped(case: str | None) -> None:
-    """Raise UsageError for what is no case id at a glance, before anything that takes a second is imported."""
+    """Raise UsageError for what is no case id at a glance, before anything that takes a second is
+    imported."""
     if case is not None and case.count(":") < 3:
         raise UsageError(f"{case!r} is not a case id (variant:config:group:problem)")

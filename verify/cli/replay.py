@@ -11,14 +11,16 @@ from verify.cli.options import UsageError, console
 @click.command()
 @click.argument("case")
 def replay(case: str) -> int:
-    """Judge one CASE again, by the id that a failing verdict prints: alone, then after the cases before it on record.
+    """Judge one CASE again, by the id that a failing verdict prints: alone, then after the cases
+    before it on record.
 
-    Ends with FAILED (exit code 1), FIXED or HOLDS (0), or NOT REPRODUCED (3): it failed on record, and nothing has changed.
+    Ends with FAILED (exit code 1), FIXED or HOLDS (0), or NOT REPRODUCED (3): it failed on record,
+    and nothing has changed.
     """
     options.case_shaped(case)
-    from verify.case import Case
-    from verify.inputs import check_distribution
-    from verify.replay import replay as again
+    from verify.cli.replay_case import replay as again
+    from verify.problem.case import Case
+    from verify.problem.inputs import check_distribution
 
     try:
         parsed = Case.parse(case)

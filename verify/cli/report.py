@@ -1,4 +1,5 @@
-"""`verify report`, `verify compare` and `verify recheck`: make reports, and hold them against others and the judge."""
+"""`verify report`, `verify compare` and `verify recheck`: make reports, and hold them against
+others and the judge."""
 
 from __future__ import annotations
 
@@ -8,18 +9,19 @@ from typing import Any
 
 import click
 
+from verify.campaign.runner import CLEAN, FAILED, USAGE, RunRequest, execute, say
 from verify.cli import options
 from verify.cli.options import UsageError, console
 from verify.cli.summary import conclude, objections, report_of, status_of
-from verify.engine import CLEAN, FAILED, USAGE, Order, carry_out, say
 from verify.evidence import EvidenceError, load
-from verify.places import published_parent, report_parent, state_directory
-from verify.xfails import XfailsError
+from verify.evidence.known_failures import XfailsError
+from verify.machine.places import published_parent, report_parent, state_directory
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where reports go.  directory: the parent that was named, or None; publish, replace: as the options say."""
+    """Where reports go.  directory: the parent that was named, or None; publish, replace: as the
+    options say."""
 
     directory: Path | None
     publish: bool
@@ -31,7 +33,8 @@ class _Place:
         return report_parent(self.directory, self.publish)
 
     def published(self, folder: Path, status: int) -> int:
-        """Publish the report in a folder if that was asked for; the exit code, which is USAGE if it is refused."""
+        """Publish the report in a folder if that was asked for; the exit code, which is USAGE if it
+        is refused."""
         from verify.report import read
         from verify.report.publishing import LossError, publish
 
@@ -43,7 +46,10 @@ class _Place:
         except OSError as error:
             raise UsageError(f"{target}: {error.strerror or error}") from None
         except LossError as error:
-            say(console, f"verify: {error}; --replace publishes it all the same. What would be lost:")
+            say(
+                console,
+                f"verify: {error}; --replace publishes it all the same. What would be lost:",
+            )
             for line in error.losses:
                 say(console, f"  {line}")
             return USAGE
@@ -62,8 +68,14 @@ class _Place:
     type=click.Path(path_type=Path),
     help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
 )
-@click.option("--publish", is_flag=True, help="Write it to reports/<device>/ too, if it covers what lies there.")
-@click.option("--replace", is_flag=True, help="Publish it although it covers less than what lies there.")
+@click.option(
+    "--publish",
+    is_flag=True,
+    help="Write it to reports/<device>/ too, if it covers what lies there.",
+)
+@click.option(
+    "--replace", is_flag=True, help="Publish it although it covers less than what lies there."
+)
 @options.examples
 @options.profile
 @options.seed
@@ -75,9 +87,16 @@ class _Place:
     "from_runs",
     multiple=True,
     metavar="NAME",
-    help="Build it from the evidence of that run, or of several together, judging nothing; a directory of evidence will do.",
+    help=(
+        "Build it from the evidence of that run, or of several together, judging nothing; a"
+        " directory of evidence will do."
+    ),
 )
-@click.option("--render", type=click.Path(path_type=Path), help="Write that folder's pages again, with what lies beside them.")
+@click.option(
+    "--render",
+    type=click.Path(path_type=Path),
+    help="Write that folder's pages again, with what lies beside them.",
+)
 def report(
     directory: Path | None,
     publish: bool,
@@ -89,29 +108,33 @@ def report(
 ) -> int:
     """Judge the collection on this machine and write its accuracy report.
 
-    It is written to .verify/report/<device>/report.{json,md,html}. --publish writes it to reports/<device>/ too, where it
-    replaces another one only if it covers at least as much: variants, dtypes, groups of oracles, coverage bins, cases.
+    It is written to .verify/report/<device>/report.{json,md,html}. --publish writes it to
+    reports/<device>/ too, where it replaces another one only if it covers at least as much:
+    variants, dtypes, groups of oracles, coverage bins, cases.
     """
     if replace and not publish:
         raise UsageError("--replace: says how to --publish, and nothing without it")
     if render is not None and (publish or from_runs):
-        raise UsageError("--render: writes a folder's pages again; --run and --publish make another report")
+        raise UsageError(
+            "--render: writes a folder's pages again; --run and --publish make another report"
+        )
     if render is not None:
         return _render(render)
     place = _Place(directory, publish, replace)
     if from_runs:
         return _report_of(from_runs, place, strict)
-    from verify import device
+    from verify.machine import device
 
     where = place.parent / device.slug()
-    order = Order(report_dir=where, **chosen)
-    status = conclude(order, lambda: carry_out(order, console), where, strict=strict)
+    order = RunRequest(report_dir=where, **chosen)
+    status = conclude(order, lambda: execute(order, console), where, strict=strict)
     return place.published(where, status) if report_of(where, order.run_id) is not None else status
 
 
 def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
-    """Write the report of runs that were judged before, and say where it is; the exit code says what it says."""
-    from verify.campaign import publish, remember_failures
+    """Write the report of runs that were judged before, and say where it is; the exit code says
+    what it says."""
+    from verify.campaign.run import publish, remember_failures
     from verify.report import ReportError, read
     from verify.report.terminal import notes
     from verify.statistics.verdicts import findings
@@ -160,12 +183,15 @@ def _render(folder: Path) -> int:
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 def compare(old: Path, new: Path) -> int:
-    """Show what two reports (report.json, or its folder) differ in; exits 1 if anything is newly failing."""
+    """Show what two reports (report.json, or its folder) differ in; exits 1 if anything is newly
+    failing."""
     from verify.report import ReportError, read, render_comparison
     from verify.report import compare as comparison
 
     try:
-        before, after = (read(path / "report.json" if path.is_dir() else path) for path in (old, new))
+        before, after = (
+            read(path / "report.json" if path.is_dir() else path) for path in (old, new)
+        )
     except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None
     found = comparison(before, after)
@@ -176,13 +202,14 @@ def compare(old: Path, new: Path) -> int:
 @click.command()
 @click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
 def recheck(folder: Path) -> int:
-    """Compute the worst cases of all reports in FOLDER again, reference and bound, without running any kernel.
+    """Compute the worst cases of all reports in FOLDER again, reference and bound, without running
+    any kernel.
 
-    Of gradients the reference alone: their bounds depend on what the kernel's forward saved. Pages that are not those of their
-    report.json and of what lies beside it are named too, probes.md and sanitizer.md among them.
-    Exits 1 if anything disagrees.
+    Of gradients the reference alone: their bounds depend on what the kernel's forward saved. Pages
+    that are not those of their report.json and of what lies beside it are named too, probes.md and
+    sanitizer.md among them. Exits 1 if anything disagrees.
     """
-    from verify.recheck import recheck as again
+    from verify.campaign.recheck import recheck as again
     from verify.report import ReportError
 
     try:
@@ -190,11 +217,19 @@ def recheck(folder: Path) -> int:
     except ReportError as error:
         raise UsageError(str(error)) from None
     for one in found:
-        console.print(f"{one.path}: {one.cases} worst cases computed again, {len(one.disagreeing)} disagree", highlight=False)
+        console.print(
+            f"{one.path}: {one.cases} worst cases computed again, {len(one.disagreeing)} disagree",
+            highlight=False,
+        )
         for text in one.disagreeing:
             say(console, f"  {text}")
         for ref in one.stale:
-            console.print(f"  stale: the source of {ref} has changed since", style="yellow", markup=False, highlight=False)
+            console.print(
+                f"  stale: the source of {ref} has changed since",
+                style="yellow",
+                markup=False,
+                highlight=False,
+            )
         for text in one.contradicting:
             say(console, f"  {text}")
         if one.contradicting:

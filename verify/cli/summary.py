@@ -1,4 +1,5 @@
-"""What a run ends with on the terminal: every variant with its state, the failures, how to go on, the report."""
+"""What a run ends with on the terminal: every variant with its state, the failures, how to go on,
+the report."""
 
 from __future__ import annotations
 
@@ -14,13 +15,23 @@ from click.core import ParameterSource
 from rich.table import Column, Table
 from rich.text import Text
 
+from verify.campaign.runner import (
+    CLEAN,
+    FAILED,
+    INFRASTRUCTURE,
+    USAGE,
+    Interrupted,
+    RunRequest,
+    evidence_of,
+    failing,
+    say,
+)
 from verify.cli.options import console
-from verify.engine import CLEAN, FAILED, INFRASTRUCTURE, USAGE, Interrupted, Order, evidence_of, failing, say
-from verify.errors import JudgeError
-from verify.errors import read as errors_of
 from verify.evidence import Evidence, Verdict
-from verify.explanation import explain
-from verify.xfails import FILE, Xfails, changed_since, xfails_in
+from verify.evidence.errors import JudgeError
+from verify.evidence.errors import read as errors_of
+from verify.evidence.explanation import explain
+from verify.evidence.known_failures import FILE, Xfails, changed_since, xfails_in
 
 if TYPE_CHECKING:
     from verify.report import Report
@@ -28,7 +39,13 @@ if TYPE_CHECKING:
 
 WRONG, HOLDS, KNOWN = "wrong", "holds", "known defect"
 INCOMPLETE, JUDGE_ERROR, NOT_RUN = "incomplete", "judge error", "not run"
-_STYLES = {WRONG: "bold red", HOLDS: "green", KNOWN: "yellow", JUDGE_ERROR: "bold red", INCOMPLETE: "yellow"}
+_STYLES = {
+    WRONG: "bold red",
+    HOLDS: "green",
+    KNOWN: "yellow",
+    JUDGE_ERROR: "bold red",
+    INCOMPLETE: "yellow",
+}
 _LINES = 8  # kinds of failures, or errors, that are told in full
 
 
@@ -47,8 +64,8 @@ class Line:
 class Outcome:
     """What a run has come to.
 
-    shortfalls: (variant, dtype) -> what the report misses of it; None where this run made no report, so that nothing is
-    known to be complete.  errors: what failed and is no verdict.
+    shortfalls: (variant, dtype) -> what the report misses of it; None where this run made no
+    report, so that nothing is known to be complete.  errors: what failed and is no verdict.
     """
 
     evidence: Evidence
@@ -83,7 +100,9 @@ class Outcome:
         if error is not None:
             return Line(variant, dtype, JUDGE_ERROR, error, verdicts)
         if self.shortfalls is None:
-            return Line(variant, dtype, INCOMPLETE, "the campaign did not come to its end", verdicts)
+            return Line(
+                variant, dtype, INCOMPLETE, "the campaign did not come to its end", verdicts
+            )
         shortfall = self.shortfalls.get((variant, dtype))
         if shortfall is not None:
             return Line(variant, dtype, INCOMPLETE, shortfall, verdicts)
@@ -95,12 +114,16 @@ class Outcome:
 
 
 def conclude(
-    order: Order, judge: Callable[[], int], where: Path | None = None, whole: bool = True, strict: bool = False
+    order: RunRequest,
+    judge: Callable[[], int],
+    where: Path | None = None,
+    whole: bool = True,
+    strict: bool = False,
 ) -> int:
     """Have a campaign judged, say what came out, and return the exit code.
 
-    where: the folder of its report, if it is not the usual one.  whole: whether an incomplete campaign is less than was
-    asked for.  strict: whether a lenient or narrow declaration fails.
+    where: the folder of its report, if it is not the usual one.  whole: whether an incomplete
+    campaign is less than was asked for.  strict: whether a lenient or narrow declaration fails.
     """
     try:
         status = judge()
@@ -109,7 +132,13 @@ def conclude(
     return finish(order, status, where, whole, strict)
 
 
-def finish(order: Order, status: int, where: Path | None = None, whole: bool = True, strict: bool = False) -> int:
+def finish(
+    order: RunRequest,
+    status: int,
+    where: Path | None = None,
+    whole: bool = True,
+    strict: bool = False,
+) -> int:
     """Print what came out of a run that has ended, and return the exit code."""
     evidence = evidence_of(order)
     if status == USAGE or evidence is None or not evidence.verdicts:
@@ -122,13 +151,24 @@ def finish(order: Order, status: int, where: Path | None = None, whole: bool = T
     outcome = Outcome(evidence, xfails_in(evidence), errors_of(order.directory), shortfalls)
     lines = _show(outcome, report)
     if changed_since():
-        say(console, f"{FILE} has changed while this command ran: look at it before the next one, from which on it counts")
+        say(
+            console,
+            f"{FILE} has changed while this command ran: look at it before the next one, from which"
+            " on it counts",
+        )
     if stopped:
-        console.print("stopped at the first failure; without -x all of it is judged", style="yellow", highlight=False)
+        console.print(
+            "stopped at the first failure; without -x all of it is judged",
+            style="yellow",
+            highlight=False,
+        )
     if report is not None:
         console.print(f"run {order.run_id}; report: {folder / 'report.html'}", highlight=False)
     else:
-        console.print(f"run {order.run_id}; verify report --run {order.run_id} makes its report", highlight=False)
+        console.print(
+            f"run {order.run_id}; verify report --run {order.run_id} makes its report",
+            highlight=False,
+        )
     if status == CLEAN and whole and any(line.state in (INCOMPLETE, JUDGE_ERROR) for line in lines):
         status = INFRASTRUCTURE
     if report is None:
@@ -160,15 +200,26 @@ def objections(report: Report) -> bool:
     return bool(found)
 
 
-def _interrupted(order: Order) -> int:
-    """Say how far a run came that somebody ended, and how it goes on; a failure that is on record still counts."""
+def _interrupted(order: RunRequest) -> int:
+    """Say how far a run came that somebody ended, and how it goes on; a failure that is on record
+    still counts."""
     evidence = evidence_of(order)
-    cases = 0 if evidence is None else len({verdict.case for verdict in evidence.verdicts if verdict.counted})
+    cases = (
+        0
+        if evidence is None
+        else len({verdict.case for verdict in evidence.verdicts if verdict.counted})
+    )
     failed = evidence is not None and bool(evidence.verdicts) and failing(evidence)
     if evidence is not None and evidence.verdicts:
         _show(Outcome(evidence, xfails_in(evidence), errors_of(order.directory)))
-    console.print(f"interrupted after {cases} case{'' if cases == 1 else 's'}", style="bold yellow", highlight=False)
-    console.print(f"go on with: {going_on(order.run_id)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"interrupted after {cases} case{'' if cases == 1 else 's'}",
+        style="bold yellow",
+        highlight=False,
+    )
+    console.print(
+        f"go on with: {going_on(order.run_id)}", markup=False, highlight=False, soft_wrap=True
+    )
     return FAILED if failed else INFRASTRUCTURE
 
 
@@ -178,7 +229,10 @@ def going_on(run_id: str) -> str:
     words = ["verify", str(context.info_name)]
     for parameter in context.command.params:
         name = str(parameter.name)
-        if name == "run_id" or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+        if (
+            name == "run_id"
+            or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+        ):
             continue
         value = context.params[name]
         if isinstance(parameter, click.Argument):
@@ -202,7 +256,8 @@ def report_of(folder: Path, run_id: str) -> Report | None:
 
 
 def _shortfalls(report: Report) -> dict[tuple[str, str], str]:
-    """(variant, dtype) -> the report's reasons, of those that were judged and not all that can be asked of them was."""
+    """(variant, dtype) -> the report's reasons, of those that were judged and not all that can be
+    asked of them was."""
     found = {}
     for variant in report["variants"]:
         lost = [reason for reason in variant["reasons"] if "never judged" in reason]
@@ -226,10 +281,17 @@ def _show(outcome: Outcome, report: Report | None = None) -> list[Line]:
             told[line.state, line.variant, line.reason].append(line.dtype)
     for (state, variant, reason), dtypes in told.items():
         named = "" if dtypes == ["-"] else f" ({', '.join(dtypes)})"
-        console.print(f"{state}: {variant}{named}: {reason}", style="dim", markup=False, highlight=False)
+        console.print(
+            f"{state}: {variant}{named}: {reason}", style="dim", markup=False, highlight=False
+        )
     for entry in outcome.evidence.not_run:
         if entry.dtype:
-            console.print(f"not run: {entry.variant}: {entry.reason}", style="dim", markup=False, highlight=False)
+            console.print(
+                f"not run: {entry.variant}: {entry.reason}",
+                style="dim",
+                markup=False,
+                highlight=False,
+            )
     _print_errors(outcome.errors)
     _print_failures(outcome)
     return lines
@@ -237,15 +299,21 @@ def _show(outcome: Outcome, report: Report | None = None) -> list[Line]:
 
 def _print_errors(errors: tuple[JudgeError, ...]) -> None:
     for error in errors[:_LINES]:
-        say(console, f"judge error: {error.variant or error.test}: {error.message} (in {error.test})")
+        say(
+            console,
+            f"judge error: {error.variant or error.test}: {error.message} (in {error.test})",
+        )
     if len(errors) > _LINES:
         say(console, f"... and {len(errors) - _LINES} more errors of the judge")
 
 
 def _print_failures(outcome: Outcome) -> None:
-    """The known defects that showed, and the smallest case of each (variant, config, oracle) that fails otherwise."""
+    """The known defects that showed, and the smallest case of each (variant, config, oracle) that
+    fails otherwise."""
     verdicts = outcome.evidence.verdicts
-    for told in dict.fromkeys(entry.told for entry in map(outcome.xfails.expecting, verdicts) if entry):
+    for told in dict.fromkeys(
+        entry.told for entry in map(outcome.xfails.expecting, verdicts) if entry
+    ):
         console.print(f"known defect: {told}", markup=False, highlight=False)
     smallest: dict[tuple[str, str, str], Verdict] = {}
     for verdict in outcome.xfails.unexpected(verdicts):
@@ -256,7 +324,9 @@ def _print_failures(outcome: Outcome) -> None:
         say(console, f"\n{explain(verdict)}")
     if len(smallest) > _LINES:
         more = len(smallest) - _LINES
-        console.print(f"\n... and {more} more kinds of failures; the report has them all", style="red")
+        console.print(
+            f"\n... and {more} more kinds of failures; the report has them all", style="red"
+        )
 
 
 def table(lines: list[Line], beside: Beside) -> Table:
@@ -284,10 +354,14 @@ def table(lines: list[Line], beside: Beside) -> Table:
         marks = beside.marks(line.variant)
         style = "bold yellow" if marks and line.state == HOLDS else _STYLES.get(line.state, "dim")
         state = Text(line.state + marks, style=style)
-        found.add_row(Text(line.variant), line.dtype, str(len(cases)), str(len(failed)), *shown, state)
+        found.add_row(
+            Text(line.variant), line.dtype, str(len(cases)), str(len(failed)), *shown, state
+        )
     return found
 
 
 def _worst(verdicts: list[Verdict], names: tuple[str, ...]) -> str:
-    measured = [verdict.measures[name] for verdict in verdicts for name in names if name in verdict.measures]
+    measured = [
+        verdict.measures[name] for verdict in verdicts for name in names if name in verdict.measures
+    ]
     return f"{max(measured):.3g}" if measured else "-"

@@ -1,4 +1,5 @@
-"""Commands beside the trial itself: `verify list`, `oracles`, `bench`, `probe`, `sanitize` and `test`."""
+"""Commands beside the trial itself: `verify list`, `oracles`, `bench`, `probe`, `sanitize` and
+`test`."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from pathlib import Path
 import click
 
 from verify.bundle import INSTALLED, ROOT
+from verify.campaign.runner import CLEAN, FAILED, say
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
-from verify.engine import CLEAN, FAILED, say
-from verify.places import published_parent, report_parent
+from verify.machine.places import published_parent, report_parent
 
 _TOOLS = ("memcheck", "racecheck")
 
@@ -24,8 +25,8 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     files = existing(kernels)
     from rich.table import Table
 
-    from verify.court import not_here
-    from verify.discovery import roster
+    from verify.campaign.targets import excludes_here
+    from verify.cell.discovery import roster
 
     found = roster(list(files) or None)
     if files and found.unusable:
@@ -35,9 +36,17 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
         support = declaration.support
         dims = f"{min(support.head_dims)}..{max(support.head_dims)}"
         names = ", ".join(config.name for config in declaration.configs)
-        reason = not_here(declaration) or "yes"
+        reason = excludes_here(declaration) or "yes"
         masks = ", ".join(support.masks) + (" and intersections" if support.intersections else "")
-        table.add_row(declaration.ref, declaration.family, ", ".join(support.dtypes), dims, masks, names, reason)
+        table.add_row(
+            declaration.ref,
+            declaration.family,
+            ", ".join(support.dtypes),
+            dims,
+            masks,
+            names,
+            reason,
+        )
     console.print(table)
     for failure in found.failures:
         say(console, f"{failure.ref} does not load: {failure.message}")
@@ -45,10 +54,15 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
 
 
 @click.command()
-@click.option("--table", "write", is_flag=True, help="Write docs/applicability.md: which oracle judges which variant.")
+@click.option(
+    "--table",
+    "write",
+    is_flag=True,
+    help="Write docs/applicability.md: which oracle judges which variant.",
+)
 def oracles(write: bool) -> int:
     """List the oracles: what each catches, and in which group it sits."""
-    from verify.applicability import list_oracles
+    from verify.campaign.applicability import list_oracles
 
     return list_oracles(write)
 
@@ -64,8 +78,9 @@ def oracles(write: bool) -> int:
 @options.workers
 @options.select
 def bench(seconds: float, workers: str, select: str) -> int:
-    """Measure this suite itself: builds, judged cases per second with their breakdown, and the fp64 reference's rate."""
-    from verify.bench import bench as measure
+    """Measure this suite itself: builds, judged cases per second with their breakdown, and the fp64
+    reference's rate."""
+    from verify.cli.bench import bench as measure
 
     return measure(console, seconds, workers, select)
 
@@ -79,16 +94,19 @@ def bench(seconds: float, workers: str, select: str) -> int:
     help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
 )
 @click.option("--publish", is_flag=True, help="Write it to reports/<device>/ too.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON in place of tables.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the report as JSON in place of tables."
+)
 def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_json: bool) -> int:
-    """Measure the device: matrix units, approximations, and the order in which KERNELS (the collection if none) add P V.
+    """Measure the device: matrix units, approximations, and the order in which KERNELS (the
+    collection if none) add P V.
 
     Writes .verify/report/<device>/probes.{json,md}; --publish writes them to reports/<device>/ too.
     Exits 1 if anything disagrees with the tables that bounds rely on.
     """
-    from verify import device
-    from verify.probes.command import Request
-    from verify.probes.command import probe as measure
+    from verify.cli.probe import Request
+    from verify.cli.probe import probe as measure
+    from verify.machine import device
 
     if publish and kernels:
         raise UsageError("--publish: publishes the probes of the collection, so name no KERNELS")
@@ -99,11 +117,25 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
 
 @click.command()
 @options.kernels
-@click.option("--tool", "tools", multiple=True, type=click.Choice(_TOOLS), default=_TOOLS, show_default=True)
-@click.option("--variant", "variants", multiple=True, metavar="NAME", help="Only this one; a library's kernel too.")
+@click.option(
+    "--tool", "tools", multiple=True, type=click.Choice(_TOOLS), default=_TOOLS, show_default=True
+)
+@click.option(
+    "--variant",
+    "variants",
+    multiple=True,
+    metavar="NAME",
+    help="Only this one; a library's kernel too.",
+)
 @click.option("--case", metavar="ID", help="Only this case, which a failing verdict prints.")
-@click.option("--quick", is_flag=True, help="One config and dtype of each variant, at most four problems.")
-@click.option("--report-dir", type=click.Path(path_type=Path), help="Where sanitizer.json and sanitizer.md go as well.")
+@click.option(
+    "--quick", is_flag=True, help="One config and dtype of each variant, at most four problems."
+)
+@click.option(
+    "--report-dir",
+    type=click.Path(path_type=Path),
+    help="Where sanitizer.json and sanitizer.md go as well.",
+)
 @options.workers
 def sanitize(
     kernels: tuple[Path, ...],
@@ -114,12 +146,13 @@ def sanitize(
     report_dir: Path | None,
     workers: str,
 ) -> int:
-    """Run KERNELS (the collection if none is given) under compute-sanitizer, planted faults before them."""
+    """Run KERNELS (the collection if none is given) under compute-sanitizer, planted faults before
+    them."""
     files = existing(kernels)
     options.case_shaped(case)
-    from verify.case import Case
-    from verify.sanitizers.command import Request
-    from verify.sanitizers.command import sanitize as again
+    from verify.cli.sanitize import Request
+    from verify.cli.sanitize import sanitize as again
+    from verify.problem.case import Case
 
     try:
         parsed = Case.parse(case) if case is not None else None
@@ -142,6 +175,9 @@ def sanitize(
 def test(arguments: tuple[str, ...]) -> int:
     """Run the whole test suite (pytest -n auto); further arguments go to pytest."""
     if INSTALLED:
-        raise UsageError("test: an installed wheel holds no test suite; run this command in a checkout or an unpacked sdist")
+        raise UsageError(
+            "test: an installed wheel holds no test suite; run this command in a checkout or an"
+            " unpacked sdist"
+        )
     words = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
     return subprocess.run(words, cwd=ROOT, check=False).returncode

@@ -1,8 +1,9 @@
-"""Oracles: one file each.  A file that defines ORACLE, or ORACLES, is found by itself; nothing else has to be touched.
+"""Oracles: one file each.  A file that defines ORACLE, or ORACLES, is found by itself; nothing else
+has to be touched.
 
-Oracles of one group judge the same cases, and so share runs and references.  The group also says which problems are drawn
-and which entry point of a kernel answers them.  Most groups are defined here; an oracle that shares its cases with no other
-defines its own, GROUP, in its file.
+Oracles of one group judge the same cases, and so share runs and references.  The group also says
+which problems are drawn and which entry point of a kernel answers them.  Most groups are defined
+here; an oracle that shares its cases with no other defines its own, GROUP, in its file.
 """
 
 from __future__ import annotations
@@ -14,23 +15,27 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-from verify.distributions import DISTRIBUTIONS
-from verify.known_answers import gather_possible
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
 from verify.problem import Problem
-from verify.trial import Ruling, Trial
+from verify.problem.distributions import DISTRIBUTIONS
+from verify.problem.known_answers import gather_possible
 from verify.variant import ENTRIES, Declaration, Support
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Oracles that judge the same cases.  about: what they are asked, in one line; entry: the entry point on trial.
+    """Oracles that judge the same cases.  about: what they are asked, in one line; entry: the entry
+    point on trial.
 
-    outside: problems are drawn from just outside the support.  distributions: names to draw from, by default all ordinary
-    ones.  masked: only problems with a mask, where the support has one.  impossible: the reason why a problem that was drawn
-    cannot be used, or None.  adapt: makes of a problem that was drawn one that the group can ask, or None; what it makes must
-    lie inside the support, or is not asked.  asks: the problems of that dtype, in place of drawn ones.
-    admits: whether a problem of an id can be asked; by default one that `adapt` leaves as it is, or that is among `asks`.
-    family: groups of one family are heard by one property test, which draws the group of each case.
+    outside: problems are drawn from just outside the support.  distributions: names to draw from,
+    by default all ordinary ones.  masked: only problems with a mask, where the support has one.
+    impossible: the reason why a problem that was drawn cannot be used, or None.  adapt: makes of a
+    problem that was drawn one that the group can ask, or None; what it makes must lie inside the
+    support, or is not asked.  asks: the problems of that dtype, in place of drawn ones. admits:
+    whether a problem of an id can be asked; by default one that `adapt` leaves as it is, or that is
+    among `asks`. family: groups of one family are heard by one property test, which draws the group
+    of each case.
     """
 
     name: str
@@ -39,7 +44,7 @@ class Group:
     outside: bool = False
     distributions: tuple[str, ...] | None = None
     masked: bool = False
-    impossible: Callable[[Problem], str | None] | None = None
+    excludes_problem: Callable[[Problem], str | None] | None = None
     adapt: Callable[[Problem, Support], Problem | None] | None = None
     asks: Callable[[Declaration, str], Sequence[Problem]] | None = None
     admits: Callable[[Problem, Support], bool] | None = None
@@ -48,7 +53,9 @@ class Group:
     def __post_init__(self) -> None:
         """Raise ValueError for an entry point or a distribution that does not exist."""
         if self.entry not in ENTRIES:
-            raise ValueError(f"group {self.name}: entry: {self.entry!r} is none of {', '.join(ENTRIES)}")
+            raise ValueError(
+                f"group {self.name}: entry: {self.entry!r} is none of {', '.join(ENTRIES)}"
+            )
         for name in self.distributions or ():
             if name not in DISTRIBUTIONS:
                 known = ", ".join(DISTRIBUTIONS)
@@ -66,11 +73,15 @@ _SHARED = (
         name="gather",
         about="one key wins every row by 160 powers of two: O is a row of V, bit for bit",
         distributions=("gather",),
-        impossible=gather_possible,
+        excludes_problem=gather_possible,
     ),
     Group(name="poison", about="NaN or huge values where no query looks", masked=True),
     Group(name="refusal", about="one argument just outside the declared support", outside=True),
-    Group(name="gradients", about="dQ, dK and dV of random problems, from what a real forward saved", entry="backward"),
+    Group(
+        name="gradients",
+        about="dQ, dK and dV of random problems, from what a real forward saved",
+        entry="backward",
+    ),
     Group(
         name="gradient_refusal",
         about="one argument just outside the declared support of a backward",
@@ -82,21 +93,23 @@ _SHARED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle:
-    """name and group; what it catches, in one line; `applies` gives the reason why it does not judge a variant, or None;
-    `judge` rules on a trial; `concerns` says whether a problem is its business at all; `rank` orders a group's oracles."""
+    """name and group; what it catches, in one line; `applies` gives the reason why it does not
+    judge a variant, or None; `judge` rules on a trial; `concerns` says whether a problem is its
+    business at all; `rank` orders a group's oracles."""
 
     name: str
     group: str
     catches: str
     judge: Callable[[Trial], Ruling]
-    applies: Callable[[Declaration], str | None] = lambda declaration: None
+    excludes: Callable[[Declaration], str | None] = lambda declaration: None
     concerns: Callable[[Trial], bool] = lambda trial: True
     rank: int = 50
 
 
 @cache
 def _modules() -> tuple[ModuleType, ...]:
-    return tuple(importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
+    names = (info.name for info in pkgutil.walk_packages(__path__, f"{__name__}."))
+    return tuple(importlib.import_module(name) for name in names)
 
 
 @cache
@@ -135,12 +148,16 @@ def ordered(several: Sequence[Oracle], known: Mapping[str, Group]) -> tuple[Orac
     seen = set()
     for oracle in several:
         if oracle.group not in known:
-            raise ValueError(f"oracle {oracle.name}: group: {oracle.group!r} is none of {', '.join(known)}")
+            raise ValueError(
+                f"oracle {oracle.name}: group: {oracle.group!r} is none of {', '.join(known)}"
+            )
         if (oracle.name, oracle.group) in seen:
             raise ValueError(f"oracle {oracle.name}: group {oracle.group} has two of that name")
         seen.add((oracle.name, oracle.group))
     order = list(known)
-    return tuple(sorted(several, key=lambda oracle: (order.index(oracle.group), oracle.rank, oracle.name)))
+    return tuple(
+        sorted(several, key=lambda oracle: (order.index(oracle.group), oracle.rank, oracle.name))
+    )
 
 
 def of_group(group: str) -> tuple[Oracle, ...]:
@@ -150,5 +167,6 @@ def of_group(group: str) -> tuple[Oracle, ...]:
 
 @cache
 def leading_oracle(group: str) -> str:
-    """The oracle whose verdicts say which coverage bins a group's cases fill; none where problems are outside a support."""
+    """The oracle whose verdicts say which coverage bins a group's cases fill; none where problems
+    are outside a support."""
     return "" if groups()[group].outside else of_group(group)[0].name

@@ -1,47 +1,21 @@
-"""Bound: every element of O and LSE against fp64, within its own derived tolerance, NaN and Inf exact."""
+"""Bound: every element of O and LSE against fp64, within its own derived tolerance, NaN and Inf
+exact."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
-from verify.arithmetic.dtypes import DType, dtype_named
-from verify.evidence import Finding
+from verify.arithmetic.dtypes import dtype_named
+from verify.judging.comparison import Comparison, compare, excess, summary
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.statistics.forward import forward_measures
-from verify.trial import Ruling, Trial, place
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One tensor against its truth: error and ratio r = error / bound, elementwise (r = inf: NaN or Inf out of place)."""
-
-    error: Tensor
-    ratio: Tensor
-
-    @property
-    def worst(self) -> float:
-        return float(self.ratio.max()) if self.ratio.numel() else 0.0
-
-
-def compare(got: Tensor, want: Tensor, bound: Tensor, output: DType) -> Comparison:
-    """Compare raw output (any dtype) with fp64 truth.  An infinity is right where truth and bound reach past overflow."""
-    value = got.double()
-    error = (value - want).abs()
-    # On either side of 0, whatever the truth's own sign: sums that cancel may be further off than they are large.
-    overflowed = (value == torch.inf) & (want + bound >= output.overflow)
-    overflowed |= (value == -torch.inf) & (want - bound <= -output.overflow)
-    overflowed |= bound == torch.inf  # outside the declared arithmetic: anything goes
-    error = torch.where(overflowed, 0.0, error)
-    ratio = torch.where(error == 0, 0.0, error / bound)
-    ratio = torch.where(value.isfinite() | overflowed, ratio, torch.inf)
-    return Comparison(error, ratio)
 
 
 def judge(trial: Trial) -> Ruling:
-    """r <= 1 for every element of O and LSE; rows without a key are the business of the empty-row oracle."""
+    """r <= 1 for every element of O and LSE; rows without a key are the business of the empty-row
+    oracle."""
     run, truth = trial.first, trial.truth
     assert run.out is not None
     live = ~truth.empty
@@ -54,51 +28,23 @@ def judge(trial: Trial) -> Ruling:
     if truth.best_out_bound is not None and bool(live.any()):
         positive = truth.best_out_bound > 0
         if bool(positive.any()):
-            measures["bound_ratio"] = float((truth.out_bound[positive] / truth.best_out_bound[positive]).median())
+            measures["bound_ratio"] = float(
+                (truth.out_bound[positive] / truth.best_out_bound[positive]).median()
+            )
     if run.lse is not None:
         natural = trial.natural_lse(run.lse)
-        lse = compare(natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32"))
+        lse = compare(
+            natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
+        )
         lse = Comparison(*(torch.where(live, part, 0.0) for part in (lse.error, lse.ratio)))
         finding = finding or excess("bound", "lse", natural, truth.lse, truth.lse_bound, lse)
         measures |= summary("lse", lse, truth.lse, truth.lse_bound)
         if bool(live.any()):
-            size = truth.lse[live].abs().clamp(min=1.0)  # around 0 an ulp says nothing: LSE is the sum of two larger terms
+            # around 0 an ulp says nothing: LSE is the sum of two larger terms
+            size = truth.lse[live].abs().clamp(min=1.0)
             ulp = torch.exp2(torch.floor(torch.log2(size)) - 23)
             measures["lse_ulp"] = float((lse.error[live] / ulp).nan_to_num(nan=torch.inf).max())
     return Ruling(finding, measures | forward_measures(trial))
-
-
-def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dict[str, float]:
-    """What a report needs of one tensor: worst r and where, largest error and its bound, the share of elements that nothing is
-    asked of; by the tensor's name."""
-    found = {f"r_{name}": compared.worst}
-    if compared.error.numel():
-        at = int(compared.error.nan_to_num(nan=torch.inf).argmax())
-        found |= {f"max_error_{name}": float(compared.error.flatten()[at]), f"error_bound_{name}": float(bound.flatten()[at])}
-        at = int(compared.ratio.argmax())
-        found |= {f"worst_index_{name}": float(at), f"worst_reference_{name}": float(want.flatten()[at])}
-        found[f"worst_bound_{name}"] = float(bound.flatten()[at])
-        found[f"unasked_{name}"] = float((bound == torch.inf).double().mean())
-    return found
-
-
-def excess(oracle: str, name: str, got: Tensor, want: Tensor, bound: Tensor, compared: Comparison) -> Finding | None:
-    """The finding against the element with the greatest r, if any r exceeds 1."""
-    bad = ~(compared.ratio <= 1)
-    count = int(bad.sum())
-    if not count:
-        return None
-    at = int(compared.ratio.nan_to_num(nan=torch.inf).argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), compared.ratio.shape))
-    value, truth, limit = float(got[index]), float(want[index]), float(bound[index])
-    ratio = float(compared.ratio[index])
-    message = (
-        f"{name} is off by {abs(value - truth):.4g}, the bound is {limit:.4g} (r = {ratio:.3g}): got {value:.9g}, "
-        f"should be {truth:.9g} at {place(name, index)}; {count} of {bad.numel()} elements are out of bounds"
-    )
-    return Finding(
-        oracle=oracle, message=message, got=value, bound=limit, where=place(name, index), count=count, total=bad.numel()
-    )
 
 
 ORACLE = Oracle(

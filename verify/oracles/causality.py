@@ -10,19 +10,29 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
-from verify.distributions import Source
-from verify.inputs import cast
-from verify.memory import bits
+from verify.arithmetic.rounding import cast
+from verify.cell.arena import bits
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import (
+    RelatedResult,
+    beyond_arithmetic,
+    check_same_bits,
+    check_within_bounds,
+    failed,
+    forward_pairs,
+    forward_results,
+)
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Related, beyond_arithmetic, compared, failed, forward_pairs, forward_results, identical
+from verify.problem.distributions import Source
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
-from verify.trial import Ruling, Trial
 
 
 def changed(tensor: Tensor, at: int, dtype: DType) -> Tensor:
-    """A stored tensor with other ordinary numbers in row `at` of every sequence and head: its negative, 1 where that is 0."""
+    """A stored tensor with other ordinary numbers in row `at` of every sequence and head: its
+    negative, 1 where that is 0."""
     row = tensor[:, :, at].double().numpy()
     found = tensor.clone()
     bits(found)[:, :, at] = bits(cast(np.where(row == 0, 1.0, -row), dtype))
@@ -30,7 +40,8 @@ def changed(tensor: Tensor, at: int, dtype: DType) -> Tensor:
 
 
 def hidden_key(problem: Problem, seen: Tensor) -> int | None:
-    """A key that some row does not see, and another does if there is one; seen: the mask's booleans."""
+    """A key that some row does not see, and another does if there is one; seen: the mask's
+    booleans."""
     some, every = seen.flatten(0, 2).any(0), seen.flatten(0, 2).all(0)
     for among in (some & ~every, ~every):
         keys = among.nonzero().flatten()
@@ -55,7 +66,9 @@ def judge(trial: Trial) -> Ruling:
     if key is not None:
         untouched &= ~seen[..., key]
         what.append(f"key {key}")
-        values = replace(values, k=changed(values.k, key, p.format), v=changed(values.v, key, p.format))
+        values = replace(
+            values, k=changed(values.k, key, p.format), v=changed(values.v, key, p.format)
+        )
     shared = resolve(trial.declaration.numerics, trial.config, p, trial.arch).maximum_rows
     untouched = ~whole_tiles(~untouched, shared)  # rows that share a maximum look at each other
     other, when = trial.beside("changed", p, inputs=values), f"with {' and '.join(what)} changed"
@@ -64,9 +77,11 @@ def judge(trial: Trial) -> Ruling:
         return found
     # Rows of a tile may vote on whether a lagging maximum is caught up with.
     if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:
-        return compared("causality", when, _within(trial, other, untouched))
+        return check_within_bounds("causality", when, _within(trial, other, untouched))
     asked = dict.fromkeys(trial.first.outputs, untouched)
-    return identical("causality", when, forward_pairs(trial, other), asked, lambda name: _beyond(trial, other))
+    return check_same_bits(
+        "causality", when, forward_pairs(trial, other), asked, lambda name: _beyond(trial, other)
+    )
 
 
 def _beyond(trial: Trial, other: Trial) -> Tensor:
@@ -74,16 +89,24 @@ def _beyond(trial: Trial, other: Trial) -> Tensor:
     return beyond_arithmetic(trial) | beyond_arithmetic(other)
 
 
-def _within(trial: Trial, other: Trial, untouched: Tensor) -> Iterator[Related]:
+def _within(trial: Trial, other: Trial, untouched: Tensor) -> Iterator[RelatedResult]:
     for r in forward_results(trial, other):
         yield replace(r, asked=untouched & ~trial.truth.empty)
 
 
-GROUP = Group(name="causality", about="a key, value and query that a row does not look at", family="relations", masked=True)
+GROUP = Group(
+    name="causality",
+    about="a key, value and query that a row does not look at",
+    family="relations",
+    masked=True,
+)
 ORACLE = Oracle(
     name="causality",
     group="causality",
-    catches="rows that look at a key just behind their mask's edge, at a masked one a little, or at each other",
+    catches=(
+        "rows that look at a key just behind their mask's edge, at a masked one a little, or at"
+        " each other"
+    ),
     judge=judge,
     concerns=lambda trial: trial.problem.seqlen_q > 0,
 )

@@ -1,23 +1,28 @@
-"""Concurrent: a launch gives the same bits beside others, each on a stream and in buffers of its own, as alone."""
+"""Concurrent: a launch gives the same bits beside others, each on a stream and in buffers of its
+own, as alone."""
 
 from __future__ import annotations
 
-from verify.cell.together import LAUNCHES
-from verify.memory import Plan, different, side_name
+from verify.cell.arena import Plan, different, side_name
+from verify.cell.concurrent import LAUNCHES
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.execution import fault
 from verify.oracles.repeat import backward_applies, forward_applies
-from verify.trial import Ruling, Trial, convict, first, place
 
 _ONE_IN = 8  # cases
-_LARGEST = 32 << 20  # bytes of one run's buffers, of which as many copies as launches live at once beside them
+# bytes of one run's buffers, of which as many copies as launches live at once beside them
+_LARGEST = 32 << 20
 
 
 def judge(trial: Trial) -> Ruling:
-    """Half of the launches have the case's inputs, half others, so that what they share shows; each is compared with a lone
-    one.  "concurrent_held" is 1 where none began before the last was queued."""
+    """Half of the launches have the case's inputs, half others, so that what they share shows; each
+    is compared with a lone one.  "concurrent_held" is 1 where none began before the last was
+    queued."""
     run = trial.concurrent
-    if run.reply.status == "out of memory":  # so many launches may need more than other processes leave
+    # so many launches may need more than other processes leave
+    if run.reply.status == "out of memory":
         return Ruling(measures={"concurrent_held": 0.0})
     for each in (trial.negated, run):
         ruling = fault(trial, each)
@@ -32,8 +37,9 @@ def judge(trial: Trial) -> Ruling:
                 at = first(changed)
                 got, want = float(beside[at]), float(alone[at])
                 message = (
-                    f"{name} is {want:.9g} alone, and {got:.9g} beside {LAUNCHES - 1} other launches at "
-                    f"{place(name, at)}; {int(changed.sum())} of {changed.numel()} elements differ"
+                    f"{name} is {want:.9g} alone, and {got:.9g} beside {LAUNCHES - 1} other"
+                    f" launches at {place(name, at)}; {int(changed.sum())} of {changed.numel()}"
+                    " elements differ"
                 )
                 found = convict("concurrent", message, name=name, bad=changed, got=got, bound=want)
                 return Ruling(found.finding, measures)
@@ -51,11 +57,14 @@ ORACLES = tuple(
     Oracle(
         name="concurrent",
         group=group,
-        catches="scratch buffers, counters and semaphores that launches share, work that is left on another stream",
+        catches=(
+            "scratch buffers, counters and semaphores that launches share, work that is left on"
+            " another stream"
+        ),
         judge=judge,
-        applies=applies,
+        excludes=excludes,
         concerns=_concerns,
         rank=45,
     )
-    for group, applies in (("accuracy", forward_applies), ("gradients", backward_applies))
+    for group, excludes in (("accuracy", forward_applies), ("gradients", backward_applies))
 )

@@ -1,58 +1,73 @@
-"""Convexity: O is an average of the V that its row sees, so it lies between the least and the greatest, without a reference."""
+"""Convexity: O is an average of the V that its row sees, so it lies between the least and the
+greatest, without a reference."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from verify.invariants import KNOWN, beyond, forward_slack, reach
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
+from verify.problem.visibility import live_rows, measurable, visible_range
 from verify.tolerance.arithmetic import FP32_MAX, resolve
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
-from verify.visible import live_rows, measurable, visible_range
 
 
 def judge(trial: Trial) -> Ruling:
-    """min V - slack <= O <= max V + slack; where V is constant, O is that constant.  Only roundings make the slack."""
+    """min V - slack <= O <= max V + slack; where V is constant, O is that constant.  Only roundings
+    make the slack."""
     p, run = trial.problem, trial.first
     assert run.out is not None
     per_head = (p.batch, p.heads_kv, p.group, p.seqlen_q)
     live = live_rows(p).reshape(*per_head, 1)
     low, high = (x[:, :, None] for x in visible_range(p, trial.expanded[2]))
     got = run.out.view(*per_head, p.head_dim_v).double()
-    if bool((((got >= low) & (got <= high)) | ~live).all()):  # nearly always, and then no slack is needed
+    # nearly always, and then no slack is needed
+    if bool((((got >= low) & (got <= high)) | ~live).all()):
         return Ruling(measures={"convexity_r": 0.0})
     off, asked = _slack(trial, torch.maximum(low.abs(), high.abs()), per_head)
     asked = asked & live
     outside = torch.maximum(low - got, got - high).clamp(min=0.0)
     # An infinity of the right sign is what a number too large for the output becomes.
     overflow = p.format_out.overflow
-    fits = (got == torch.inf) & (high + off >= overflow) | (got == -torch.inf) & (low - off <= -overflow)
-    ratio = torch.where(~asked | fits | (outside == 0), 0.0, outside / off).nan_to_num(nan=torch.inf)
+    fits = (got == torch.inf) & (high + off >= overflow) | (got == -torch.inf) & (
+        low - off <= -overflow
+    )
+    ratio = torch.where(~asked | fits | (outside == 0), 0.0, outside / off).nan_to_num(
+        nan=torch.inf
+    )
     measures = {"convexity_r": float(ratio.max())}
     bad = ~(ratio <= 1).view(run.out.shape)
     if not bool(bad.any()):
         return Ruling(measures=measures)
     at = first(bad)
-    least, most, limit = (float(x.expand(got.shape).reshape(run.out.shape)[at]) for x in (low, high, off))
+    least, most, limit = (
+        float(x.expand(got.shape).reshape(run.out.shape)[at]) for x in (low, high, off)
+    )
     value = float(run.out[at])
     message = (
-        f"out is {value:.9g} at {place('out', at)}, but the row sees only V between {least:.9g} and {most:.9g}; "
-        f"{int(bad.sum())} of {bad.numel()} elements are no averages"
+        f"out is {value:.9g} at {place('out', at)}, but the row sees only V between {least:.9g} and"
+        f" {most:.9g}; {int(bad.sum())} of {bad.numel()} elements are no averages"
     )
     return convict("convexity", message, name="out", bad=bad, got=value, bound=limit)
 
 
-def _slack(trial: Trial, size: Tensor, per_head: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-    """How far an average of V no larger than `size` may be missed, and which elements are asked at all; 0 where V is 0."""
+def _slack(
+    trial: Trial, size: Tensor, per_head: tuple[int, int, int, int]
+) -> tuple[Tensor, Tensor]:
+    """How far an average of V no larger than `size` may be missed, and which elements are asked at
+    all; 0 where V is 0."""
     p = trial.problem
     a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
     q, k, _ = trial.expanded
     slack = forward_slack(p, a, reach(p, q, k), trial.expanded)
     off = slack.average.view(*per_head, 1) * size + slack.absolute.view(*per_head, 1)
     off = off + a.output.unit_roundoff * (size + off) + a.output.smallest_subnormal / 2
-    asked = ~slack.beyond.view(*per_head, 1) & (4 * p.seqlen_kv * a.probability_scale * size < FP32_MAX)
+    asked = ~slack.beyond.view(*per_head, 1) & (
+        4 * p.seqlen_kv * a.probability_scale * size < FP32_MAX
+    )
     return off * (size > 0), asked
 
 
@@ -63,9 +78,14 @@ def _applies(declaration: Declaration) -> str | None:
 ORACLE = Oracle(
     name="convexity",
     group="accuracy",
-    catches="outputs that are not normalised, rescales that are lost, keys of another row's range, garbage; at any length",
+    catches=(
+        "outputs that are not normalised, rescales that are lost, keys of another row's range,"
+        " garbage; at any length"
+    ),
     judge=judge,
-    applies=_applies,
-    concerns=lambda trial: trial.problem.seqlen_q > 0 and trial.problem.seqlen_kv > 0 and measurable(trial.problem),
+    excludes=_applies,
+    concerns=lambda trial: (
+        trial.problem.seqlen_q > 0 and trial.problem.seqlen_kv > 0 and measurable(trial.problem)
+    ),
     rank=25,
 )

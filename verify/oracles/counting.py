@@ -1,4 +1,5 @@
-"""Counting: with Q = 0 every visible key weighs the same, so O = hits / visible and LSE = ln visible."""
+"""Counting: with Q = 0 every visible key weighs the same, so O = hits / visible and LSE = ln
+visible."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.instructions import EXP, LOG_ERROR, ULP
-from verify.claims import exact_probabilities
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.metamorphic import beyond_arithmetic
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.oracles.integer_scores import exact_below
-from verify.relations import beyond_arithmetic
+from verify.oracles.numerics.hypotheses import exact_probabilities
 from verify.tolerance.arithmetic import resolve
-from verify.trial import Ruling, Trial, convict, first, place
 
 
 def judge(trial: Trial) -> Ruling:
-    """The counts come from the mask alone, in integers; only division, exponential and output rounding may err."""
+    """The counts come from the mask alone, in integers; only division, exponential and output
+    rounding may err."""
     p, run = trial.problem, trial.first
     assert run.out is not None
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
@@ -28,7 +31,8 @@ def judge(trial: Trial) -> Ruling:
     want = hits / visible.clamp(min=1)[..., None]
     logs = torch.log(visible.clamp(min=1).double())
     bound, limit = _bounds(trial, want, logs)
-    error = (run.out.double() - want).abs().nan_to_num(nan=math.inf)  # where the bound is infinite, anything goes
+    # where the bound is infinite, anything goes
+    error = (run.out.double() - want).abs().nan_to_num(nan=math.inf)
     bad = live[..., None] & ~(error <= bound)
     if bool(bad.any()):
         bad &= ~beyond_arithmetic(trial)[..., None]
@@ -36,8 +40,9 @@ def judge(trial: Trial) -> Ruling:
         at = first(bad)
         got, expected = float(run.out[at]), float(want[at])
         message = (
-            f"out is {got:.7g} at {place('out', at)}, should be {int(hits[at])} hits / {int(visible[at[:3]])} visible keys = "
-            f"{expected:.7g}; {int(bad.sum())} of {bad.numel()} elements miscount"
+            f"out is {got:.7g} at {place('out', at)}, should be {int(hits[at])} hits /"
+            f" {int(visible[at[:3]])} visible keys = {expected:.7g}; {int(bad.sum())} of"
+            f" {bad.numel()} elements miscount"
         )
         return convict("counting", message, name="out", bad=bad, got=got, bound=float(bound[at]))
     if run.lse is None:
@@ -51,30 +56,43 @@ def judge(trial: Trial) -> Ruling:
     at = first(bad)
     counted = math.exp(min(float(lse[at]), 700.0))
     message = (
-        f"lse counts {counted:.6g} keys at {place('lse', at)}, should be {int(visible[at])}: got {float(lse[at]):.9g}, "
-        f"should be {float(logs[at]):.9g}; {int(bad.sum())} of {bad.numel()} rows miscount"
+        f"lse counts {counted:.6g} keys at {place('lse', at)}, should be {int(visible[at])}: got"
+        f" {float(lse[at]):.9g}, should be {float(logs[at]):.9g}; {int(bad.sum())} of {bad.numel()}"
+        " rows miscount"
     )
-    return convict("counting", message, name="lse", bad=bad, got=float(lse[at]), bound=float(limit[at]))
+    return convict(
+        "counting", message, name="lse", bad=bad, got=float(lse[at]), bound=float(limit[at])
+    )
 
 
 def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
     """How far O and LSE may be off.
 
-    Where every weight is 1 and so are all factors of rescales, sums of them are exact, and O is a division.  Nothing says that
-    exp(0) is 1, but where it was measured; what merges parts by their LSE is no exp(0).  Elsewhere the forward's own bounds
-    hold, without the rounding of P where that can only be to 1.
+    Where every weight is 1 and so are all factors of rescales, sums of them are exact, and O is a
+    division.  Nothing says that exp(0) is 1, but where it was measured; what merges parts by their
+    LSE is no exp(0).  Elsewhere the forward's own bounds hold, without the rounding of P where that
+    can only be to 1.
     """
     p, numerics = trial.problem, trial.declaration.numerics
     a = resolve(numerics, trial.config, p, trial.arch)
     names = {numerics.exp, numerics.rescale_exp or numerics.exp}
     apart = not (a.normalised or a.by_lse or a.excess)  # P is exp(0)
-    measured = apart and not a.merged and all(trial.arch in EXP[name].exact_at_integers for name in names)
+    measured = (
+        apart and not a.merged and all(trial.arch in EXP[name].exact_at_integers for name in names)
+    )
     if measured and a.values.accumulator == "float32" and p.seqlen_kv < exact_below(a.values):
         error = 2 * max(EXP[name].error for name in names)
         rounding = 3 * ULP + error + a.output.unit_roundoff
-        return want * rounding + a.output.smallest_subnormal / 2, LOG_ERROR * (1 + logs) + error + ULP * (2 + logs)
+        return want * rounding + a.output.smallest_subnormal / 2, LOG_ERROR * (
+            1 + logs
+        ) + error + ULP * (2 + logs)
     # Just below 1, numbers of P's dtype lie its unit roundoff apart.
-    ones = apart and not a.values.operand_error and a.exponential.uniform and a.exp < a.probability_roundoff / 2
+    ones = (
+        apart
+        and not a.values.operand_error
+        and a.exponential.uniform
+        and a.exp < a.probability_roundoff / 2
+    )
     truth = exact_probabilities(trial) if ones else trial.truth
     return truth.out_bound, truth.lse_bound
 
@@ -82,6 +100,9 @@ def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
 ORACLE = Oracle(
     name="counting",
     group="counting",
-    catches="every off-by-one in masks, windows, lengths and alignments; wrong LSE base; a lost or doubled key",
+    catches=(
+        "every off-by-one in masks, windows, lengths and alignments; wrong LSE base; a lost or"
+        " doubled key"
+    ),
     judge=judge,
 )

@@ -1,14 +1,23 @@
-"""Decode step: the last query rows alone, as a decoder asks for them, are the last rows of the prefill."""
+"""Decode step: the last query rows alone, as a decoder asks for them, are the last rows of the
+prefill."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from verify.coverage import square_only
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import (
+    check_within_bounds,
+    failed,
+    forward_pairs,
+    forward_results,
+    same_bits,
+)
+from verify.judging.parts import Part, with_mask
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Part, compared, failed, forward_pairs, forward_results, same_bits, with_mask
-from verify.trial import Ruling, Trial
+from verify.problem.coverage import square_only
 from verify.variant import Declaration, Support
 
 _ROWS = (1, 1, 1, 2, 7, 16)  # a token, a few tokens of a speculative decoder, a chunk
@@ -21,14 +30,20 @@ def last(problem: Problem, support: Support) -> Part:
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
-    """A few rows where there would be one; a mask that the last rows alone do not have, such as a random one, gives way."""
+    """A few rows where there would be one; a mask that the last rows alone do not have, such as a
+    random one, gives way."""
     if problem.seqlen_q < 2:
         problem = problem.but(seqlen_q=2 + problem.seed % 32)
-    return with_mask(problem, support, lambda candidate: last(candidate, support).problem(candidate, support) is not None)
+    return with_mask(
+        problem,
+        support,
+        lambda candidate: last(candidate, support).problem(candidate, support) is not None,
+    )
 
 
 def judge(trial: Trial) -> Ruling:
-    """Within bounds, for a kernel may go another way with few rows; how many bits are the same is measured."""
+    """Within bounds, for a kernel may go another way with few rows; how many bits are the same is
+    measured."""
     support = trial.declaration.support
     part = last(trial.problem, support)
     problem = part.problem(trial.problem, support)
@@ -40,10 +55,10 @@ def judge(trial: Trial) -> Ruling:
     # Rows that share a maximum with others alone than in the whole have other bounds.
     shared = trial.declaration.numerics.maximum_rows != 1
     results = forward_results(trial, other, move, own_bounds=shared)
-    return found or compared("decode_step", when, results)
+    return found or check_within_bounds("decode_step", when, results)
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Reason why no variant can be asked for its last rows alone, or None."""
     if square_only(declaration.support):
         return "supports no lengths that differ"
@@ -54,8 +69,11 @@ GROUP = Group(name="decode_step", about="the last rows alone", family="relations
 ORACLE = Oracle(
     name="decode_step",
     group="decode_step",
-    catches="alignment of masks where few rows meet many keys, paths of their own for short queries, rows past the last tile",
+    catches=(
+        "alignment of masks where few rows meet many keys, paths of their own for short queries,"
+        " rows past the last tile"
+    ),
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.seqlen_q > 1 and trial.problem.seqlen_kv > 0,
 )

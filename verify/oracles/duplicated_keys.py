@@ -10,31 +10,45 @@ import torch
 from torch import Tensor
 
 from references.masks import Atom, Full, Mask, intersect, kind_of
-from verify.inputs import Inputs
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import (
+    RelatedResult,
+    check_within_bounds,
+    failed,
+    forward_results,
+    taken,
+)
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Related, compared, failed, forward_results, inside, taken
-from verify.trial import Ruling, Trial
+from verify.problem.inputs import Inputs
+from verify.problem.refusal import inside
 from verify.variant import Declaration, Support
 
 
 @dataclass(frozen=True)
 class Doubled:
-    """The problem with every key twice.  rows: where queries are, too: key j becomes 2 j and 2 j + 1, query i likewise, and
-    row 2 i + 1 sees exactly both copies of what row i saw, since masks go by distances along a diagonal."""
+    """The problem with every key twice.  rows: where queries are, too: key j becomes 2 j and 2 j +
+    1, query i likewise, and row 2 i + 1 sees exactly both copies of what row i saw, since masks go
+    by distances along a diagonal."""
 
     problem: Problem
     rows: bool
 
     def positions(self, length: int) -> Tensor:
-        """Where each of the doubled keys comes from.  Without a mask the copies lie apart, in other blocks."""
+        """Where each of the doubled keys comes from.  Without a mask the copies lie apart, in other
+        blocks."""
         keys = torch.arange(length)
         return torch.cat((keys, keys)) if self.problem.mask == Full() else keys.repeat_interleave(2)
 
     def inputs(self, given: Inputs) -> Inputs:
         """The values, doubled."""
         order = self.positions(given.k.shape[2])
-        q = taken(given.q, torch.arange(given.q.shape[2]).repeat_interleave(2)) if self.rows else given.q
+        q = (
+            taken(given.q, torch.arange(given.q.shape[2]).repeat_interleave(2))
+            if self.rows
+            else given.q
+        )
         return replace(given, q=q, k=taken(given.k, order), v=taken(given.v, order))
 
 
@@ -42,7 +56,9 @@ def doubled(problem: Problem) -> Doubled:
     """The doubled problem; raises ValueError for a mask that goes by numbers of keys alone."""
     rows = any(atom.by_row for atom in problem.mask.atoms)
     mask = intersect(*(_doubled(atom, rows) for atom in problem.mask.atoms))
-    twice = problem.but(seqlen_q=problem.seqlen_q * (1 + rows), seqlen_kv=2 * problem.seqlen_kv, mask=mask)
+    twice = problem.but(
+        seqlen_q=problem.seqlen_q * (1 + rows), seqlen_kv=2 * problem.seqlen_kv, mask=mask
+    )
     return Doubled(twice, rows)
 
 
@@ -69,7 +85,8 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
     atoms = [atom for atom in problem.mask.atoms if _doubles(atom)]
     least = max(support.min_seqlen, 1)
     half = {
-        name: max((n + 1) // 2, min(n, least)) for name, n in (("seqlen_q", problem.seqlen_q), ("seqlen_kv", problem.seqlen_kv))
+        name: max((n + 1) // 2, min(n, least))
+        for name, n in (("seqlen_q", problem.seqlen_q), ("seqlen_kv", problem.seqlen_kv))
     }
     found = problem.but(**half, mask=intersect(*(atom.halved() for atom in atoms)))
     for candidate in (found, found.but(mask=Full())):
@@ -83,23 +100,27 @@ def judge(trial: Trial) -> Ruling:
     twice = doubled(trial.problem)
     other = trial.beside("doubled", twice.problem, inputs=twice.inputs(trial.inputs))
     if twice.rows:
-        return failed(other) or compared("duplicated_keys", "with every row and key doubled", _odd(trial, other))
-    return failed(other) or compared("duplicated_keys", "with every key doubled", _whole(trial, other))
+        return failed(other) or check_within_bounds(
+            "duplicated_keys", "with every row and key doubled", _odd(trial, other)
+        )
+    return failed(other) or check_within_bounds(
+        "duplicated_keys", "with every key doubled", _whole(trial, other)
+    )
 
 
-def _whole(trial: Trial, other: Trial) -> Iterator[Related]:
+def _whole(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
     for r in forward_results(trial, other, own_bounds=True):
         more = math.log(2) if r.name == "lse" else 0.0
         yield replace(r, before=r.before + more, truth=r.truth + more)
 
 
-def _odd(trial: Trial, other: Trial) -> Iterator[Related]:
+def _odd(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
     """The rows that see both copies."""
     for r in _whole(trial, other):
         yield replace(r, after=r.after[:, :, 1::2], after_bound=r.after_bound[:, :, 1::2])
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Reason why no problem of a variant can be doubled, or None."""
     found = any(map(_word_doubles, declaration.support.masks))
     return None if found else "supports random masks alone"
@@ -120,8 +141,11 @@ GROUP = Group(
 ORACLE = Oracle(
     name="duplicated_keys",
     group="duplicated_keys",
-    catches="a normaliser that loses keys or blocks, ties of the maximum, LSE that does not grow with the number of keys",
+    catches=(
+        "a normaliser that loses keys or blocks, ties of the maximum, LSE that does not grow with"
+        " the number of keys"
+    ),
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.pairs > 0,
 )

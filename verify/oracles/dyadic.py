@@ -1,4 +1,5 @@
-"""Dyadic: integer scores under a scale of ln 2 make every weight a power of two, so O is one division and one rounding."""
+"""Dyadic: integer scores under a scale of ln 2 make every weight a power of two, so O is one
+division and one rounding."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.instructions import LOG_ERROR, exp_error_at_integers
-from verify.inputs import cast
-from verify.invariants import KNOWN, beyond
-from verify.known_answers import DYADIC_RANGE
+from verify.arithmetic.rounding import cast
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.invariants import KNOWN, beyond
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.integer_scores import exact_below
 from verify.problem import Problem
+from verify.problem.known_answers import DYADIC_RANGE
 from verify.tolerance.arithmetic import U, relative, resolve
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration, Support
 
 _BASE_2 = ("ex2.approx", "exp2f")
@@ -24,8 +26,8 @@ _BASE_2 = ("ex2.approx", "exp2f")
 
 @dataclass(frozen=True)
 class Answer:
-    """fp64, (batch, heads_q, seqlen_q, head_dim_v) or (batch, heads_q, seqlen_q): what is exact, and how far it may be missed
-    before the last rounding."""
+    """fp64, (batch, heads_q, seqlen_q, head_dim_v) or (batch, heads_q, seqlen_q): what is exact,
+    and how far it may be missed before the last rounding."""
 
     out: Tensor
     slack: Tensor
@@ -35,7 +37,8 @@ class Answer:
 
 
 def answer(trial: Trial) -> Answer:
-    """Exact sums of powers of two; the slack is that of the exponential, if it errs at integers, and of the division."""
+    """Exact sums of powers of two; the slack is that of the exponential, if it errs at integers,
+    and of the division."""
     p, numerics = trial.problem, trial.declaration.numerics
     a = resolve(numerics, trial.config, p, trial.arch)
     q, k, v = (x.double() for x in trial.expanded)
@@ -48,15 +51,21 @@ def answer(trial: Trial) -> Answer:
     weights = torch.exp2(scores - top[..., None])
     total = torch.where(live, weights.sum(-1), 1.0)
     out, carried = (weights @ x / total[..., None] for x in (v, v.abs()))
-    stored = trial.inputs.v.expand(p.shape_v).double().abs().repeat_interleave(p.group, 1)  # without descales
-    # Multiples of 2^-DYADIC_RANGE of the row's largest weight, whatever was the maximum when they were added: exact while they
-    # and their sums fit into a significand.
+    # without descales
+    stored = trial.inputs.v.expand(p.shape_v).double().abs().repeat_interleave(p.group, 1)
+    # Multiples of 2^-DYADIC_RANGE of the row's largest weight, whatever was the maximum when they
+    # were added: exact while they and their sums fit into a significand.
     exp = exp_error_at_integers(numerics.exp, trial.arch)
     each = math.expm1(-a.blocks * math.log1p(-exp))
     sums = weights.sum(-1) * 2.0**DYADIC_RANGE >= 2.0**24
     ls = relative(p.seqlen_kv + a.blocks, U) * (sums | (each > 0))
     coarse = a.probability_roundoff * (each >= a.probability_roundoff / 2)
-    terms = ((1 + each) * (1 + coarse) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + relative(2 * a.blocks, U))) - 1
+    terms = (
+        (1 + each)
+        * (1 + coarse)
+        * (1 + a.values.kappa(p.seqlen_kv))
+        * (1 + relative(2 * a.blocks, U))
+    ) - 1
     inexact = (weights @ stored * 2.0**DYADIC_RANGE >= exact_below(a.values)) | (each > 0)
     missed = terms * inexact * carried
     row = ((1 + each) * (1 + ls) - 1)[..., None]
@@ -69,7 +78,8 @@ def answer(trial: Trial) -> Answer:
 
 
 def judge(trial: Trial) -> Ruling:
-    """O is what some number within the slack rounds to: all but bit for bit.  LSE to fp32 rounding."""
+    """O is what some number within the slack rounds to: all but bit for bit.  LSE to fp32
+    rounding."""
     run, want = trial.first, answer(trial)
     assert run.out is not None
     low, high = (_rounded(want.out + side * want.slack, trial) for side in (-1, 1))
@@ -78,10 +88,13 @@ def judge(trial: Trial) -> Ruling:
     if bool(bad.any()):
         at = first(bad)
         message = (
-            f"out is {float(got[at]):.9g} at {place('out', at)}, should be {float(want.out[at]):.9g}, rounded to "
-            f"{trial.problem.dtype_out}: all weights are powers of two; {int(bad.sum())} of {bad.numel()} elements are wrong"
+            f"out is {float(got[at]):.9g} at {place('out', at)}, should be"
+            f" {float(want.out[at]):.9g}, rounded to {trial.problem.dtype_out}: all weights are"
+            f" powers of two; {int(bad.sum())} of {bad.numel()} elements are wrong"
         )
-        return convict("dyadic", message, name="out", bad=bad, got=float(got[at]), bound=float(want.slack[at]))
+        return convict(
+            "dyadic", message, name="out", bad=bad, got=float(got[at]), bound=float(want.slack[at])
+        )
     if run.lse is None:
         return Ruling()
     natural = trial.natural_lse(run.lse)
@@ -90,10 +103,18 @@ def judge(trial: Trial) -> Ruling:
         return Ruling()
     at = first(bad)
     message = (
-        f"lse is {float(natural[at]):.9g} at {place('lse', at)}, should be {float(want.lse[at]):.9g} within "
-        f"{float(want.lse_slack[at]):.3g}; {int(bad.sum())} of {bad.numel()} rows are wrong"
+        f"lse is {float(natural[at]):.9g} at {place('lse', at)}, should be"
+        f" {float(want.lse[at]):.9g} within {float(want.lse_slack[at]):.3g}; {int(bad.sum())} of"
+        f" {bad.numel()} rows are wrong"
     )
-    return convict("dyadic", message, name="lse", bad=bad, got=float(natural[at]), bound=float(want.lse_slack[at]))
+    return convict(
+        "dyadic",
+        message,
+        name="lse",
+        bad=bad,
+        got=float(natural[at]),
+        bound=float(want.lse_slack[at]),
+    )
 
 
 def _rounded(values: Tensor, trial: Trial) -> Tensor:
@@ -106,18 +127,27 @@ def _ln_2(problem: Problem, support: Support) -> Problem:
 
 def _applies(declaration: Declaration) -> str | None:
     numerics, support = declaration.numerics, declaration.support
-    # float32(ln 2 * log2 e) is 1, and so is the product of the two in fp32; descales multiply it by powers of two.
+    # float32(ln 2 * log2 e) is 1, and so is the product of the two in fp32; descales multiply it by
+    # powers of two.
     descales = 2 * (set(support.descalings) != {"none"})
     reasons = {
         f"declares {numerics.exp}, no exponential in base 2": numerics.exp not in _BASE_2,
-        "does not declare that it scales by one factor, rounded once": numerics.scale_roundings - descales != 1,
-        f"declares {numerics.prescale} to be scaled before the product": numerics.prescale != "none",
+        "does not declare that it scales by one factor, rounded once": (
+            numerics.scale_roundings - descales != 1
+        ),
+        f"declares {numerics.prescale} to be scaled before the product": (
+            numerics.prescale != "none"
+        ),
         "declares 16-bit scores": numerics.scores != "float32",
-        "declares P to be normalised before the product": numerics.normalised or numerics.normaliser != "sum",
+        "declares P to be normalised before the product": (
+            numerics.normalised or numerics.normaliser != "sum"
+        ),
         "merges parts by a rounded LSE": numerics.split_keys,
         "takes the default scale only": support.scales == "default",
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or beyond(numerics, KNOWN)
+    return next((reason for reason, holds in reasons.items() if holds), None) or beyond(
+        numerics, KNOWN
+    )
 
 
 GROUP = Group(
@@ -131,7 +161,10 @@ GROUP = Group(
 ORACLE = Oracle(
     name="dyadic",
     group="dyadic",
-    catches="low precision exponentials, sums and accumulators, lost rescales, mixed bases, truncated or twice rounded outputs",
+    catches=(
+        "low precision exponentials, sums and accumulators, lost rescales, mixed bases, truncated"
+        " or twice rounded outputs"
+    ),
     judge=judge,
-    applies=_applies,
+    excludes=_applies,
 )

@@ -1,4 +1,5 @@
-"""Empty rows: a query that sees no key gets exactly what the contract says, in O and in the raw LSE."""
+"""Empty rows: a query that sees no key gets exactly what the contract says, in O and in the raw
+LSE."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import math
 
 import torch
 
+from verify.judging.findings import Ruling, convict, first, first_place
+from verify.judging.metamorphic import beyond_arithmetic
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.relations import beyond_arithmetic
-from verify.trial import Ruling, Trial, convict, first, first_place
 
 
 def judge(trial: Trial) -> Ruling:
@@ -28,8 +30,8 @@ def judge(trial: Trial) -> Ruling:
         if bool(bad.any()):
             got = float(tensor[first(bad)])
             message = (
-                f"{name} of a row without a visible key is {got}, the contract says {promised}; {int(bad.sum())} elements "
-                f"differ (first: {first_place(name, bad)})"
+                f"{name} of a row without a visible key is {got}, the contract says {promised};"
+                f" {int(bad.sum())} elements differ (first: {first_place(name, bad)})"
             )
             return convict("empty_rows", message, name=name, bad=bad, got=got, bound=promised)
     return Ruling()
@@ -38,7 +40,9 @@ def judge(trial: Trial) -> Ruling:
 ORACLE = Oracle(
     name="empty_rows",
     group="accuracy",
-    catches="(-inf) - (-inf), 0 / 0, finite sentinels and unwritten rows where a query sees nothing",
+    catches=(
+        "(-inf) - (-inf), 0 / 0, finite sentinels and unwritten rows where a query sees nothing"
+    ),
     judge=judge,
     concerns=lambda trial: bool(trial.truth.empty.any()),
     rank=30,

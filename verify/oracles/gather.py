@@ -1,4 +1,5 @@
-"""Gather: one key wins every row by 160 powers of two, so O is that row of V, bit for bit, and LSE is its logit."""
+"""Gather: one key wins every row by 160 powers of two, so O is that row of V, bit for bit, and LSE
+is its logit."""
 
 from __future__ import annotations
 
@@ -6,20 +7,23 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.known_answers import gather_targets
+from verify.judging.comparison import compare
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.metamorphic import beyond_arithmetic
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.bound import compare
-from verify.relations import beyond_arithmetic
+from verify.problem.known_answers import gather_targets
 from verify.tolerance.arithmetic import resolve
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
 
-_KEPT = 8  # significant bits of V's patterns: an output that need not be exact is compared after rounding to as many
+# significant bits of V's patterns: an output that need not be exact is compared after rounding to
+# as many
+_KEPT = 8
 
 
 def judge(trial: Trial) -> Ruling:
-    """All other weights underflow to zero, the winner's is near exp(0), which 16 bits round to 1: 16-bit outputs must equal V
-    bitwise, unless tf32 cuts the winner's weight instead."""
+    """All other weights underflow to zero, the winner's is near exp(0), which 16 bits round to 1:
+    16-bit outputs must equal V bitwise, unless tf32 cuts the winner's weight instead."""
     p, run = trial.problem, trial.first
     assert run.out is not None
     targets = gather_targets(p)
@@ -37,24 +41,36 @@ def judge(trial: Trial) -> Ruling:
         at = first(bad)
         b, h, i, _ = at
         message = (
-            f"out[b={b}, h={h}, q={i}] should be row {int(targets[b, h, i])} of V"
-            f"{_which(got[b, h, i], per_head[b, h])}; {int(bad.any(-1).sum())} of {live.numel()} rows are wrong "
-            f"(first element {place('out', at)}: got {float(run.out[at]):.9g}, should be {float(want[at]):.9g})"
+            f"out[b={b}, h={h}, q={i}] should be row {int(targets[b, h, i])} of"
+            f" V{_which(got[b, h, i], per_head[b, h])}; {int(bad.any(-1).sum())} of {live.numel()}"
+            f" rows are wrong (first element {place('out', at)}: got {float(run.out[at]):.9g},"
+            f" should be {float(want[at]):.9g})"
         )
-        return convict("gather", message, name="out", bad=bad, got=float(run.out[at]), bound=float(want[at]))
+        return convict(
+            "gather", message, name="out", bad=bad, got=float(run.out[at]), bound=float(want[at])
+        )
     if run.lse is None:
         return Ruling()
     natural, truth = trial.natural_lse(run.lse), trial.truth
-    compared = compare(natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32"))
+    compared = compare(
+        natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
+    )
     wrong = live & ~(compared.ratio <= 1)
     if not bool(wrong.any()):
         return Ruling()
     at = first(wrong)
     message = (
-        f"lse is {float(natural[at]):.9g} at {place('lse', at)}, should be the winning logit {float(truth.lse[at]):.9g}; "
-        f"{int(wrong.sum())} of {wrong.numel()} rows are wrong"
+        f"lse is {float(natural[at]):.9g} at {place('lse', at)}, should be the winning logit"
+        f" {float(truth.lse[at]):.9g}; {int(wrong.sum())} of {wrong.numel()} rows are wrong"
     )
-    return convict("gather", message, name="lse", bad=wrong, got=float(natural[at]), bound=float(truth.lse_bound[at]))
+    return convict(
+        "gather",
+        message,
+        name="lse",
+        bad=wrong,
+        got=float(natural[at]),
+        bound=float(truth.lse_bound[at]),
+    )
 
 
 def _rounded(tensor: Tensor) -> Tensor:
@@ -70,7 +86,7 @@ def _which(row: Tensor, values: Tensor) -> str:
     return f", is row {int(hits[0])}" if len(hits) else ""
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Why O need not be a row of V bit for bit, or None."""
     numerics = declaration.numerics
     up = numerics.maximum_excess or numerics.maximum_step
@@ -82,5 +98,5 @@ ORACLE = Oracle(
     group="gather",
     catches="wrong indexing: layouts, strides, tails, swizzles, head maps, page tables",
     judge=judge,
-    applies=applies,
+    excludes=excludes,
 )

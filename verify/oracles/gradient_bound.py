@@ -1,4 +1,5 @@
-"""Gradient bound: every element of dQ, dK and dV against fp64, within its own derived tolerance, NaN and Inf exact."""
+"""Gradient bound: every element of dQ, dK and dV against fp64, within its own derived tolerance,
+NaN and Inf exact."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
+from verify.judging.comparison import compare, excess, summary
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.bound import compare, excess, summary
 from verify.statistics.gradients import gradient_measures
-from verify.trial import Ruling, Trial
 
 
 def judge(trial: Trial) -> Ruling:
-    """r <= 1 for every element.  What the saved O and LSE were off by is known and allowed for, if it is allowed itself."""
+    """r <= 1 for every element.  What the saved O and LSE were off by is known and allowed for, if
+    it is allowed itself."""
     finding = None if trial.own_softmax else _saved(trial)
     if finding is not None:
         return Ruling(finding)
@@ -37,7 +40,12 @@ def _saved(trial: Trial) -> Finding | None:
     live = ~truth.empty
     natural = torch.where(live, trial.natural_lse(saved.lse), 0.0)
     lse = truth.lse.nan_to_num(neginf=0.0)
-    compared = compare(saved.out, truth.out, torch.where(live[..., None], truth.out_bound, torch.inf), trial.problem.format_out)
+    compared = compare(
+        saved.out,
+        truth.out,
+        torch.where(live[..., None], truth.out_bound, torch.inf),
+        trial.problem.format_out,
+    )
     finding = excess("gradient_bound", "saved out", saved.out, truth.out, truth.out_bound, compared)
     compared = compare(natural, lse, truth.lse_bound, dtype_named("float32"))
     return finding or excess("gradient_bound", "saved lse", natural, lse, truth.lse_bound, compared)
@@ -46,13 +54,20 @@ def _saved(trial: Trial) -> Finding | None:
 def _leniency(bound: Tensor, best: Tensor) -> dict[str, float]:
     """How much wider the declared arithmetic's bound is than that of the best honest one."""
     comparable = (best > 0) & best.isfinite() & bound.isfinite()
-    return {"bound_ratio": float((bound[comparable] / best[comparable]).median())} if bool(comparable.any()) else {}
+    return (
+        {"bound_ratio": float((bound[comparable] / best[comparable]).median())}
+        if bool(comparable.any())
+        else {}
+    )
 
 
 ORACLE = Oracle(
     name="gradient_bound",
     group="gradients",
-    catches="wrong gradients of any size above honest rounding: delta, scale, masks, head sums, NaN and Inf out of place",
+    catches=(
+        "wrong gradients of any size above honest rounding: delta, scale, masks, head sums, NaN and"
+        " Inf out of place"
+    ),
     judge=judge,
     rank=20,
 )

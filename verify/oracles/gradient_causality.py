@@ -1,5 +1,5 @@
-"""Gradient causality: a row whose dO is 0 gives nothing to any gradient, and nothing goes between rows and keys that are hidden
-from each other."""
+"""Gradient causality: a row whose dO is 0 gives nothing to any gradient, and nothing goes between
+rows and keys that are hidden from each other."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from verify.distributions import Source
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.metamorphic import (
+    Pair,
+    check_same_bits,
+    check_within_bounds,
+    failed,
+    gradient_results,
+    spread,
+)
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.causality import changed, hidden_key, visible
 from verify.problem import Problem
-from verify.relations import Pair, compared, failed, gradient_results, identical, spread
-from verify.trial import Ruling, Trial, convict, first, place
+from verify.problem.distributions import Source
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Where dQ (batch, heads_q, seqlen_q) and dK and dV (batch, heads_kv, seqlen_kv) keep their bits."""
+    """Where dQ (batch, heads_q, seqlen_q) and dK and dV (batch, heads_kv, seqlen_kv) keep their
+    bits."""
 
     dq: Tensor
     dkv: Tensor
@@ -38,12 +47,16 @@ def judge(trial: Trial) -> Ruling:
 
 
 def _without_rows(trial: Trial, seen: Tensor) -> Ruling:
-    """dO = 0 from some row on: dQ is exactly 0 there, and so are dK and dV of keys that only those rows see."""
+    """dO = 0 from some row on: dQ is exactly 0 there, and so are dK and dV of keys that only those
+    rows see."""
     p = trial.problem
     start = int(Source(p).raw("out", "live", 1)[0]) % (p.seqlen_q + 1)
     dout = trial.dout.clone()
     dout[:, :, start:] = 0
-    other, when = trial.beside("fewer rows", p, inputs=trial.inputs, dout=dout), f"with dO = 0 from row {start} on"
+    other, when = (
+        trial.beside("fewer rows", p, inputs=trial.inputs, dout=dout),
+        f"with dO = 0 from row {start} on",
+    )
     found = failed(other)
     if found is not None:
         return found
@@ -58,11 +71,19 @@ def _without_rows(trial: Trial, seen: Tensor) -> Ruling:
         if bool(bad.any()):
             at = first(bad)
             message = (
-                f"{when}: {name} should be 0 at {place(name, at)}, is {float(tensor[at]):.9g}; {int(bad.sum())} of "
-                f"{bad.numel()} elements are not 0"
+                f"{when}: {name} should be 0 at {place(name, at)}, is {float(tensor[at]):.9g};"
+                f" {int(bad.sum())} of {bad.numel()} elements are not 0"
             )
-            return convict("gradient_causality", message, name=name, bad=bad, got=float(tensor[at]), bound=0.0)
-    return _unchanged(trial, other, when, Scope(live, ~_of_keys(p, (seen & ~live[..., None]).any(2))), same_forward=True)
+            return convict(
+                "gradient_causality", message, name=name, bad=bad, got=float(tensor[at]), bound=0.0
+            )
+    return _unchanged(
+        trial,
+        other,
+        when,
+        Scope(live, ~_of_keys(p, (seen & ~live[..., None]).any(2))),
+        same_forward=True,
+    )
 
 
 def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
@@ -82,26 +103,38 @@ def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
     # `causality`.
     numerics = trial.declaration.numerics
     same = not numerics.lazy_rescale and numerics.maximum_rows == 1
-    return _unchanged(trial, other, f"with key {key} changed", Scope(~looking, ~together), same_forward=same)
+    return _unchanged(
+        trial, other, f"with key {key} changed", Scope(~looking, ~together), same_forward=same
+    )
 
 
 def _of_keys(problem: Problem, found: Tensor) -> Tensor:
-    """Booleans per query head and key, as booleans per key head and key: true for any head of the group."""
+    """Booleans per query head and key, as booleans per key head and key: true for any head of the
+    group."""
     return found.reshape(problem.batch, problem.heads_kv, problem.group, problem.seqlen_kv).any(2)
 
 
-def _unchanged(trial: Trial, other: Trial, when: str, scope: Scope, *, same_forward: bool) -> Ruling:
-    """Bitwise where forward and backward repeat bitwise, and these rows of both forwards are the same; else within bounds."""
+def _unchanged(
+    trial: Trial, other: Trial, when: str, scope: Scope, *, same_forward: bool
+) -> Ruling:
+    """Bitwise where forward and backward repeat bitwise, and these rows of both forwards are the
+    same; else within bounds."""
     contract = trial.declaration.contract
     if same_forward and contract.deterministic and contract.deterministic_backward:
         excused = partial(_unbounded, trial, other)
-        return identical("gradient_causality", when, _pairs(trial, other), scope.named, excused)
-    results = (replace(r, asked=scope.named[r.name]) for r in gradient_results(trial, other, lambda name, tensor: tensor))
-    return compared("gradient_causality", when, results)
+        return check_same_bits(
+            "gradient_causality", when, _pairs(trial, other), scope.named, excused
+        )
+    results = (
+        replace(r, asked=scope.named[r.name])
+        for r in gradient_results(trial, other, lambda name, tensor: tensor)
+    )
+    return check_within_bounds("gradient_causality", when, results)
 
 
 def _unbounded(trial: Trial, other: Trial, name: str) -> Tensor:
-    """Elements that a row outside the declared arithmetic can reach in either question: inf * 0 is NaN."""
+    """Elements that a row outside the declared arithmetic can reach in either question: inf * 0 is
+    NaN."""
     bounds: list[Tensor] = [getattr(asked.gradients, f"{name}_bound") for asked in (trial, other)]
     return ~(bounds[0].isfinite() & bounds[1].isfinite())
 
@@ -121,7 +154,10 @@ GROUP = Group(
 ORACLE = Oracle(
     name="gradient_causality",
     group="gradient_causality",
-    catches="gradients of masked pairs, of rows past a block's edge and of padding; delta of another row; sums not cleared",
+    catches=(
+        "gradients of masked pairs, of rows past a block's edge and of padding; delta of another"
+        " row; sums not cleared"
+    ),
     judge=judge,
     concerns=lambda trial: trial.problem.pairs > 0,
 )

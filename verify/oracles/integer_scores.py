@@ -1,4 +1,5 @@
-"""Integer scores: Q K^T is exact in any order, so O and LSE are held to a bound whose scores err by nothing but the scale."""
+"""Integer scores: Q K^T is exact in any order, so O and LSE are held to a bound whose scores err by
+nothing but the scale."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.mma import Unit
+from verify.judging.comparison import compare, excess
+from verify.judging.findings import Ruling
+from verify.judging.trial import Trial
+from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
-from verify.oracles.bound import compare, excess
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
-from verify.trial import Ruling, Trial, Truth, compute_truth
 from verify.variant import Support
 
 
@@ -49,8 +52,8 @@ def exact_below(unit: Unit) -> float:
 
 
 def rescaled(problem: Problem, support: Support) -> Problem:
-    """The problem with a scale that is a power of four, where any scale may be asked for: multiplying by it, or both operands
-    by its square root, is exact."""
+    """The problem with a scale that is a power of four, where any scale may be asked for:
+    multiplying by it, or both operands by its square root, is exact."""
     if support.scales == "default":
         return problem
     power = 4.0 ** round(math.log(abs(problem.scale) or problem.head_dim**-0.5, 4))
@@ -59,24 +62,33 @@ def rescaled(problem: Problem, support: Support) -> Problem:
 
 def _exact_scores(trial: Trial) -> ForwardArithmetic:
     """The declared arithmetic, but for Q K^T."""
-    arithmetic = tolerance.resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch)
+    arithmetic = tolerance.resolve(
+        trial.declaration.numerics, trial.config, trial.problem, trial.arch
+    )
     own = {field.name: getattr(arithmetic.scores, field.name) for field in fields(Unit)}
-    return replace(arithmetic, scores=ExactUnit(**(own | {"operand_error": 0.0, "flush": 0.0})), operand_roundings=0.0)
+    return replace(
+        arithmetic,
+        scores=ExactUnit(**(own | {"operand_error": 0.0, "flush": 0.0})),
+        operand_roundings=0.0,
+    )
 
 
-# Exponentials of base e.  Before one of base 2 operands may be multiplied by the scale times log2(e), which is no power of two.
+# Exponentials of base e.  Before one of base 2 operands may be multiplied by the scale times
+# log2(e), which is no power of two.
 _BASE_E = ("expf", "__expf", "vexp", "exp_u20", "fexp_u20")
 
 
 def concerns(trial: Trial) -> bool:
-    """Whether the sums are exact: small enough for the unit, and operands multiplied by nothing but a power of two."""
+    """Whether the sums are exact: small enough for the unit, and operands multiplied by nothing but
+    a power of two."""
     p = trial.problem
     q, k, _ = trial.expanded
     if not q.numel() or not k.numel():
         return True
     unit = tolerance.resolve(trial.declaration.numerics, trial.config, p, trial.arch).scores
     norm_q, norm_k = (x.double().norm(dim=-1).amax(-1) for x in (q, k))
-    largest = float((norm_q * norm_k.repeat_interleave(p.group, 1)).max())  # no less than any sum of |q k|
+    # no less than any sum of |q k|
+    largest = float((norm_q * norm_k.repeat_interleave(p.group, 1)).max())
     fraction, exponent = math.frexp(abs(p.scale))
     numerics = trial.declaration.numerics
     power = fraction == 0.5 and numerics.exp in _BASE_E
@@ -87,7 +99,9 @@ def concerns(trial: Trial) -> bool:
 def exact_truth(trial: Trial) -> Truth:
     """Reference and bounds where the scores are exact, made once."""
     if "integer_scores" not in trial.notes:
-        trial.notes["integer_scores"] = compute_truth(trial.problem, trial.expanded, [_exact_scores(trial)], trial.clock)
+        trial.notes["integer_scores"] = compute_truth(
+            trial.problem, trial.expanded, [_exact_scores(trial)], trial.clock
+        )
     found = trial.notes["integer_scores"]
     assert isinstance(found, Truth)
     return found
@@ -98,7 +112,9 @@ def judge(trial: Trial) -> Ruling:
     run, truth = trial.first, exact_truth(trial)
     assert run.out is not None
     live = ~truth.empty
-    pairs = [("out", run.out, truth.out, truth.out_bound, trial.problem.format_out, live[..., None])]
+    pairs = [
+        ("out", run.out, truth.out, truth.out_bound, trial.problem.format_out, live[..., None])
+    ]
     if run.lse is not None:
         natural, want = trial.natural_lse(run.lse), truth.lse.nan_to_num(neginf=0.0)
         pairs.append(("lse", natural, want, truth.lse_bound, dtype_named("float32"), live))
@@ -112,7 +128,10 @@ def judge(trial: Trial) -> Ruling:
 
 GROUP = Group(
     name="integer_scores",
-    about="integers in Q and K whose partial sums are large and whose scores are small, all of them exact",
+    about=(
+        "integers in Q and K whose partial sums are large and whose scores are small, all of them"
+        " exact"
+    ),
     family="exact",
     distributions=("integer_scores", "small_integers"),
     adapt=rescaled,

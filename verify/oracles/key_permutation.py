@@ -8,18 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.distributions import Source
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import check_within_bounds, failed, forward_results, taken
+from verify.judging.parts import no_full_mask, with_mask
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import compared, failed, forward_results, no_full_mask, taken, with_mask
-from verify.trial import Ruling, Trial
+from verify.problem.distributions import Source
 from verify.variant import Declaration, Support
 
 
 def permutation(problem: Problem) -> Tensor:
-    """A random order of the keys, (seqlen_kv,) int64, in which each stays among those that exactly the same rows see.
+    """A random order of the keys, (seqlen_kv,) int64, in which each stays among those that exactly
+    the same rows see.
 
-    The edges of the rows' intervals cut the keys into such runs; one order serves every sequence and head, which may share K.
+    The edges of the rows' intervals cut the keys into such runs; one order serves every sequence
+    and head, which may share K.
     """
     keys = np.arange(problem.seqlen_kv)
     try:
@@ -44,28 +48,38 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
 
 def asked(trial: Trial) -> bool:
     """Whether there is anything to move, and a row that could notice."""
-    return trial.problem.seqlen_q > 0 and bool((permutation(trial.problem) != torch.arange(trial.problem.seqlen_kv)).any())
+    return trial.problem.seqlen_q > 0 and bool(
+        (permutation(trial.problem) != torch.arange(trial.problem.seqlen_kv)).any()
+    )
 
 
 def judge(trial: Trial) -> Ruling:
-    """Softmax and P V are sums over keys, in any order; so are the bounds, which therefore serve both."""
+    """Softmax and P V are sums over keys, in any order; so are the bounds, which therefore serve
+    both."""
     order, values = permutation(trial.problem), trial.inputs
     moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
     other = trial.beside("permuted", trial.problem, inputs=moved)
-    return failed(other) or compared("key_permutation", "with its keys permuted", forward_results(trial, other))
+    return failed(other) or check_within_bounds(
+        "key_permutation", "with its keys permuted", forward_results(trial, other)
+    )
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """See `no_full_mask`."""
     return no_full_mask(declaration.support)
 
 
-GROUP = Group(name="key_permutation", about="the keys in another order", family="relations", adapt=adapt)
+GROUP = Group(
+    name="key_permutation", about="the keys in another order", family="relations", adapt=adapt
+)
 ORACLE = Oracle(
     name="key_permutation",
     group="key_permutation",
-    catches="weights that depend on a key's place: first and last blocks, tails, a maximum that lags, skipped rescales",
+    catches=(
+        "weights that depend on a key's place: first and last blocks, tails, a maximum that lags,"
+        " skipped rescales"
+    ),
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=asked,
 )

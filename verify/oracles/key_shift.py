@@ -1,4 +1,5 @@
-"""Key shift: K + 1 w^T adds the same to every score of a row, so O stays and LSE grows by scale q . w."""
+"""Key shift: K + 1 w^T adds the same to every score of a row, so O stays and LSE grows by scale q .
+w."""
 
 from __future__ import annotations
 
@@ -8,24 +9,30 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verify.distributions import Source
-from verify.inputs import cast, dequantised
+from verify.arithmetic.rounding import cast
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, forward_results
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Related, compared, failed, forward_results
-from verify.trial import Ruling, Trial
+from verify.problem.distributions import Source
+from verify.problem.inputs import dequantised
 from verify.variant import Support
 
 
 def shifted(trial: Trial) -> Tensor:
-    """K, as stored, with one integer vector per stored head added to all of its keys, which changes no bit but exactly.
+    """K, as stored, with one integer vector per stored head added to all of its keys, which changes
+    no bit but exactly.
 
-    K holds integers in [-2, 2], w multiples of a power of two: large enough that scores beside 0 become all large.
+    K holds integers in [-2, 2], w multiples of a power of two: large enough that scores beside 0
+    become all large.
     """
     problem = trial.problem
     step = 2 ** min(problem.format.precision - 2, 6)
     batch, heads, _, dim = Source(problem).shape("k")
-    w = step * Source(problem).integers("k", "shift", -2, 2, (batch, heads, 1, dim)).astype("float64")
+    w = step * Source(problem).integers("k", "shift", -2, 2, (batch, heads, 1, dim)).astype(
+        "float64"
+    )
     return cast(trial.inputs.k.double().numpy() + w, problem.format)
 
 
@@ -39,11 +46,13 @@ def judge(trial: Trial) -> Ruling:
     w = (moved[:, :, :1].double() - k[:, :, :1].double()).repeat_interleave(p.group, 1)
     rise = p.scale * (q.double() * w).sum(-1)
 
-    def results() -> Iterator[Related]:
+    def results() -> Iterator[RelatedResult]:
         for r in forward_results(trial, other, own_bounds=True):
             yield replace(r, before=r.before + rise, truth=r.truth + rise) if r.name == "lse" else r
 
-    return failed(other) or compared("key_shift", "with one vector added to every key", results())
+    return failed(other) or check_within_bounds(
+        "key_shift", "with one vector added to every key", results()
+    )
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
@@ -65,7 +74,10 @@ GROUP = Group(
 ORACLE = Oracle(
     name="key_shift",
     group="key_shift",
-    catches="a maximum that is not subtracted, or clamped; a shift that the LSE forgets; scores that saturate",
+    catches=(
+        "a maximum that is not subtracted, or clamped; a shift that the LSE forgets; scores that"
+        " saturate"
+    ),
     judge=judge,
     concerns=_asked,
 )

@@ -1,4 +1,5 @@
-"""Linearity: O is linear in V, so the O of V's leading bits and that of the rest add up; LSE does not look at V."""
+"""Linearity: O is linear in V, so the O of V's leading bits and that of the rest add up; LSE does
+not look at V."""
 
 from __future__ import annotations
 
@@ -7,27 +8,45 @@ from dataclasses import replace
 
 import torch
 
-from verify.inputs import dequantised
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import (
+    RelatedResult,
+    check_same_bits,
+    check_within_bounds,
+    failed,
+    leading_bit,
+    part_bound,
+)
+from verify.judging.trial import Trial
+from verify.judging.truth import Truth, compute_truth
 from verify.oracles import Group, Oracle
-from verify.relations import Related, compared, failed, identical, leading_bit, part_bound
+from verify.problem.inputs import dequantised
 from verify.tolerance import forward as tolerance
-from verify.trial import Ruling, Trial, Truth, compute_truth
 
 
 def truths(trials: list[Trial]) -> list[Truth]:
-    """Reference and bounds of trials that differ in V alone, from one pass over their scores: as columns of one wider V."""
+    """Reference and bounds of trials that differ in V alone, from one pass over their scores: as
+    columns of one wider V."""
     one = trials[0]
     p, width = one.problem, one.problem.head_dim_v
     arithmetic = tolerance.resolve(one.declaration.numerics, one.config, p, one.arch)
     q, k, _ = one.expanded
     columns = torch.cat([dequantised(p, trial.inputs)[2].double() for trial in trials], -1)
-    whole = compute_truth(p.but(head_dim_v=width * len(trials)), (q, k, columns), [arithmetic], one.clock)
-    outs, bounds = (x.view(*x.shape[:-1], len(trials), width).unbind(-2) for x in (whole.out, whole.out_bound))
-    return [Truth(out, whole.lse, bound, whole.lse_bound) for out, bound in zip(outs, bounds, strict=True)]
+    whole = compute_truth(
+        p.but(head_dim_v=width * len(trials)), (q, k, columns), [arithmetic], one.clock
+    )
+    outs, bounds = (
+        x.view(*x.shape[:-1], len(trials), width).unbind(-2) for x in (whole.out, whole.out_bound)
+    )
+    return [
+        Truth(out, whole.lse, bound, whole.lse_bound)
+        for out, bound in zip(outs, bounds, strict=True)
+    ]
 
 
 def judge(trial: Trial) -> Ruling:
-    """O(V) = O(V1) + O(V2), V = V1 + V2 exactly: within the bounds of all three.  LSE keeps its bits."""
+    """O(V) = O(V1) + O(V2), V = V1 + V2 exactly: within the bounds of all three.  LSE keeps its
+    bits."""
     v1, v2 = leading_bit(trial.inputs.v, trial.problem.format)
     lead, rest = (
         trial.beside(tag, trial.problem, inputs=replace(trial.inputs, v=v))
@@ -35,27 +54,49 @@ def judge(trial: Trial) -> Ruling:
     )
     for other in (lead, rest):
         found = failed(other)
-        if found is None and trial.declaration.contract.deterministic and trial.first.lse is not None:
+        if (
+            found is None
+            and trial.declaration.contract.deterministic
+            and trial.first.lse is not None
+        ):
             assert other.first.lse is not None
-            found = identical("linearity", "with another V", [("lse", trial.first.lse, other.first.lse)])
+            found = check_same_bits(
+                "linearity", "with another V", [("lse", trial.first.lse, other.first.lse)]
+            )
         if found is not None and found.finding is not None:
             return found
-    return compared("linearity", "as the sum of the results of V's leading bits and of the rest", _results([trial, lead, rest]))
+    return check_within_bounds(
+        "linearity",
+        "as the sum of the results of V's leading bits and of the rest",
+        _results([trial, lead, rest]),
+    )
 
 
-def _results(trials: list[Trial]) -> Iterator[Related]:
+def _results(trials: list[Trial]) -> Iterator[RelatedResult]:
     (whole, *bounds), outs = truths(trials), [trial.first.out for trial in trials]
     first, *others = [out.double() for out in outs if out is not None]
     output = trials[0].problem.format_out
     one, two = (part_bound(part.out_bound, part.out, output) for part in bounds)
-    yield Related("out", first, whole.out_bound, others[0] + others[1], one + two, whole.out, output, ~whole.empty)
+    yield RelatedResult(
+        "out",
+        first,
+        whole.out_bound,
+        others[0] + others[1],
+        one + two,
+        whole.out,
+        output,
+        ~whole.empty,
+    )
 
 
 GROUP = Group(name="linearity", about="V in two parts that add up to it", family="relations")
 ORACLE = Oracle(
     name="linearity",
     group="linearity",
-    catches="values that are clamped, flushed, or taken for a sign of something; an LSE that V leaks into",
+    catches=(
+        "values that are clamped, flushed, or taken for a sign of something; an LSE that V leaks"
+        " into"
+    ),
     judge=judge,
     concerns=lambda trial: trial.problem.pairs > 0,
 )

@@ -9,24 +9,28 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.inputs import Inputs
-from verify.memory import bits
+from verify.cell.arena import bits
+from verify.judging.comparison import compare
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.launch import Launch
+from verify.judging.metamorphic import beyond_arithmetic, check_same_bits
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.bound import compare
-from verify.oracles.execution import fault
-from verify.relations import beyond_arithmetic, identical
+from verify.problem.inputs import Inputs
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
-from verify.trial import Ruling, Run, Trial, convict, first, place
 from verify.variant import Declaration
 
 _FLOAT32 = dtype_named("float32")
-_HUGE_KEY = 2.0**14  # its product with any query is finite in fp32, and made so in fp16 where scores may be that
+# its product with any query is finite in fp32, and made so in fp16 where scores may be that
+_HUGE_KEY = 2.0**14
 
 
 @dataclass(frozen=True)
 class Poisoning:
-    """Spoiled inputs, how many rows of Q, K and V that is, and the rows of O that must not notice (batch, heads_q, rows)."""
+    """Spoiled inputs, how many rows of Q, K and V that is, and the rows of O that must not notice
+    (batch, heads_q, rows)."""
 
     inputs: Inputs
     count: int
@@ -43,8 +47,9 @@ def poisoned(trial: Trial) -> Poisoning:
 
 
 def _poison(trial: Trial) -> Poisoning:
-    """Spoil every key that one row, the pivot, does not see: NaN where the contract lets masked values be anything, else huge
-    finite keys and values.  All rows that see no spoiled key must keep their bits, those past a length included."""
+    """Spoil every key that one row, the pivot, does not see: NaN where the contract lets masked
+    values be anything, else huge finite keys and values.  All rows that see no spoiled key must
+    keep their bits, those past a length included."""
     p, inputs = trial.problem, trial.inputs
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
     pivot = seen[:, :, p.seed % p.seqlen_q] if p.seqlen_q else seen.any(2)
@@ -54,7 +59,9 @@ def _poison(trial: Trial) -> Poisoning:
     k_poison, v_poison = (special,) * 2 if anything else (_huge_key(trial), _huge_value(trial))
     k, k_spoiled = _spoil(inputs.k, used, k_poison)
     v, v_spoiled = _spoil(inputs.v, used, v_poison)
-    spoiled = (k_spoiled.expand(used.shape) | v_spoiled.expand(used.shape)).repeat_interleave(p.group, 1)
+    spoiled = (k_spoiled.expand(used.shape) | v_spoiled.expand(used.shape)).repeat_interleave(
+        p.group, 1
+    )
     untouched = ~(seen & spoiled[:, :, None]).any(-1)
     shared = resolve(trial.declaration.numerics, trial.config, p, trial.arch).maximum_rows
     untouched = ~whole_tiles(~untouched, shared)
@@ -62,15 +69,20 @@ def _poison(trial: Trial) -> Poisoning:
     if not anything:
         return found
     q, q_spoiled = _spoil(inputs.q, seen.any(3), float("nan"))
-    return replace(found, inputs=replace(found.inputs, q=q), count=found.count + int(q_spoiled.sum()))
+    return replace(
+        found, inputs=replace(found.inputs, q=q), count=found.count + int(q_spoiled.sum())
+    )
 
 
 def _huge_key(trial: Trial) -> float:
-    """What every element of a spoiled key is: a score that overflows is infinite, and then spreads from a masked place."""
+    """What every element of a spoiled key is: a score that overflows is infinite, and then spreads
+    from a masked place."""
     p = trial.problem
     found = min(_HUGE_KEY, p.format.max)
     a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
-    limit = min(a.scores.domain(p.head_dim), a.score_format.overflow if a.score_format else math.inf)
+    limit = min(
+        a.scores.domain(p.head_dim), a.score_format.overflow if a.score_format else math.inf
+    )
     if not p.pairs:
         return found
     largest = float(trial.inputs.q.double().abs().sum(-1).max()) * max(abs(p.scale), 1.0)
@@ -86,17 +98,20 @@ def _huge_value(trial: Trial) -> float:
 
 
 def _spoil(stored: Tensor, used: Tensor, poison: float) -> tuple[Tensor, Tensor]:
-    """A stored tensor with poison in the rows that none of the sequences and heads sharing them uses, and which these are."""
+    """A stored tensor with poison in the rows that none of the sequences and heads sharing them
+    uses, and which these are."""
     for dim in (0, 1):
         if stored.shape[dim] == 1:
             used = used.any(dim, keepdim=True)
     result = stored.clone()
-    bits(result)[~used] = bits(torch.tensor(poison, dtype=stored.dtype))  # as bits: torch assigns no 8-bit floats
+    # as bits: torch assigns no 8-bit floats
+    bits(result)[~used] = bits(torch.tensor(poison, dtype=stored.dtype))
     return result, ~used
 
 
 def judge(trial: Trial) -> Ruling:
-    """A clean run and a poisoned one, bitwise on the rows that look at no poison; within bounds where nothing is bitwise.
+    """A clean run and a poisoned one, bitwise on the rows that look at no poison; within bounds
+    where nothing is bitwise.
 
     Of rows that are outside the declared arithmetic nothing is asked: see `beyond_arithmetic`.
     """
@@ -106,31 +121,50 @@ def judge(trial: Trial) -> Ruling:
     if ruling is not None:
         return ruling
     rows = poisoning.untouched
-    kind = "NaN or infinities" if trial.declaration.contract.masked_values == "any" else "huge values"
-    if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:  # see `causality`
+    kind = (
+        "NaN or infinities" if trial.declaration.contract.masked_values == "any" else "huge values"
+    )
+    # see `causality`
+    if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:
         return _within_bounds(trial, run, poisoning)
     pairs = [(name, clean, run.outputs[name]) for name, clean in trial.first.outputs.items()]
-    when = f"{kind} in {poisoning.count} rows of Q, K and V, looked at in rows that see none of them"
-    return identical("poison", when, pairs, {name: rows for name, _, _ in pairs}, lambda _: beyond_arithmetic(trial))
+    when = (
+        f"{kind} in {poisoning.count} rows of Q, K and V, looked at in rows that see none of them"
+    )
+    return check_same_bits(
+        "poison",
+        when,
+        pairs,
+        {name: rows for name, _, _ in pairs},
+        lambda _: beyond_arithmetic(trial),
+    )
 
 
-def _within_bounds(trial: Trial, run: Run, poisoning: Poisoning) -> Ruling:
+def _within_bounds(trial: Trial, run: Launch, poisoning: Poisoning) -> Ruling:
     """Where two runs may differ anyway: the rows that look at no poison must still be right."""
     truth = trial.truth
     rows = poisoning.untouched & ~truth.empty
-    wanted = {"out": (truth.out, truth.out_bound, trial.problem.format_out), "lse": (truth.lse, truth.lse_bound, _FLOAT32)}
+    wanted = {
+        "out": (truth.out, truth.out_bound, trial.problem.format_out),
+        "lse": (truth.lse, truth.lse_bound, _FLOAT32),
+    }
     for name, got in run.outputs.items():
         want, bound, output = wanted[name]
         value = trial.natural_lse(got) if name == "lse" else got
-        bad = ~(compare(value, want, bound, output).ratio <= 1) & rows.view(*rows.shape, *[1] * (got.dim() - 3))
+        bad = ~(compare(value, want, bound, output).ratio <= 1) & rows.view(
+            *rows.shape, *[1] * (got.dim() - 3)
+        )
         if bool(bad.any()):
             at = first(bad)
             message = (
-                f"poison in {poisoning.count} rows of Q, K and V breaks {name} in rows that see none of them: "
-                f"{float(value[at]):.9g} at {place(name, at)}, should be {float(want[at]):.9g} within {float(bound[at]):.4g}; "
-                f"{int(bad.sum())} of {bad.numel()} elements are out of bounds"
+                f"poison in {poisoning.count} rows of Q, K and V breaks {name} in rows that see"
+                f" none of them: {float(value[at]):.9g} at {place(name, at)}, should be"
+                f" {float(want[at]):.9g} within {float(bound[at]):.4g}; {int(bad.sum())} of"
+                f" {bad.numel()} elements are out of bounds"
             )
-            return convict("poison", message, name=name, bad=bad, got=float(value[at]), bound=float(bound[at]))
+            return convict(
+                "poison", message, name=name, bad=bad, got=float(value[at]), bound=float(bound[at])
+            )
     return Ruling()
 
 
@@ -143,6 +177,6 @@ ORACLE = Oracle(
     group="poison",
     catches="0 * NaN leaks, unmasked tails, masked keys that still weigh, causality that leaks",
     judge=judge,
-    applies=_applies,
+    excludes=_applies,
     concerns=lambda trial: poisoned(trial).count > 0,
 )

@@ -1,19 +1,22 @@
-"""Powers of two: V times 2^k makes O exactly 2^k times as large; Q times 2^a and K times 2^-a change no bit of O and LSE."""
+"""Powers of two: V times 2^k makes O exactly 2^k times as large; Q times 2^a and K times 2^-a
+change no bit of O and LSE."""
 
 from __future__ import annotations
 
 import math
 
+from verify.judging.comparison import compare, excess
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import check_same_bits, failed
+from verify.judging.power_scaling import SHORTEST, normal, powers, scaled, tamed, times, wide
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.oracles.bound import compare, excess
-from verify.powers import SHORTEST, normal, powers, scaled, tamed, times, wide
-from verify.relations import failed, identical
-from verify.trial import Ruling, Trial
 
 
 def judge(trial: Trial) -> Ruling:
-    """One further run with all three scaled.  O is compared where it is a normal number both times; a kernel that does not
-    repeat its bits is held to the bound of the scaled problem, and so is one that may have rounded anything to a short range.
+    """One further run with all three scaled.  O is compared where it is a normal number both times;
+    a kernel that does not repeat its bits is held to the bound of the scaled problem, and so is one
+    that may have rounded anything to a short range.
     """
     p, found = trial.problem, powers(trial)
     other = trial.beside("power_of_two", p, inputs=scaled(trial, found))
@@ -25,7 +28,9 @@ def judge(trial: Trial) -> Ruling:
     assert after.out is not None
     factor = math.ldexp(1.0, found.values)
     what = f"q 2^{found.keys}, k 2^{-found.keys}, v 2^{found.values}"
-    if not trial.declaration.contract.deterministic or (trial.declaration.undeclared and p.format.emin > SHORTEST):
+    if not trial.declaration.contract.deterministic or (
+        trial.declaration.undeclared and p.format.emin > SHORTEST
+    ):
         truth = other.truth
         live = ~truth.empty
         bound = truth.out_bound.masked_fill(~live[..., None], math.inf)
@@ -36,12 +41,15 @@ def judge(trial: Trial) -> Ruling:
     if before.lse is not None and after.lse is not None:
         pairs.append(("lse", before.lse, after.lse))
         asked["lse"] = ~before.lse.isnan()
-    return identical("power_of_two", what, pairs, asked)
+    return check_same_bits("power_of_two", what, pairs, asked)
 
 
 def concerns(trial: Trial) -> bool:
-    """Whether anything can be scaled; by descales only where bits are compared, since bounds know the problem's own."""
-    return bool(powers(trial)) and (trial.declaration.contract.deterministic or trial.problem.descaling == "none")
+    """Whether anything can be scaled; by descales only where bits are compared, since bounds know
+    the problem's own."""
+    return bool(powers(trial)) and (
+        trial.declaration.contract.deterministic or trial.problem.descaling == "none"
+    )
 
 
 GROUP = Group(
@@ -55,8 +63,10 @@ GROUP = Group(
 ORACLE = Oracle(
     name="power_of_two",
     group="power_of_two",
-    catches="hidden absolute epsilons, clamps, flushing to zero, range checks, narrow intermediates",
+    catches=(
+        "hidden absolute epsilons, clamps, flushing to zero, range checks, narrow intermediates"
+    ),
     judge=judge,
-    applies=wide,
+    excludes=wide,
     concerns=concerns,
 )

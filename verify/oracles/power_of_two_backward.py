@@ -1,4 +1,5 @@
-"""Powers of two, backward: dO times 2^g scales all gradients exactly; Q times 2^a and K times 2^-a scale dQ and dK."""
+"""Powers of two, backward: dO times 2^g scales all gradients exactly; Q times 2^a and K times 2^-a
+scale dQ and dK."""
 
 from __future__ import annotations
 
@@ -7,18 +8,31 @@ import math
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType, dtype_named
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import check_same_bits, failed
+from verify.judging.power_scaling import (
+    Powers,
+    chosen,
+    normal,
+    powers,
+    room,
+    scaled,
+    spread_of_weights,
+    tamed,
+    times,
+    wide,
+)
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.powers import Powers, chosen, normal, powers, room, scaled, spread_of_weights, tamed, times, wide
-from verify.relations import failed, identical
-from verify.trial import Ruling, Trial
 from verify.variant import Declaration, GradientNumerics
 
 _FACTOR = 34  # binary exponents that dP - delta may lie below 1
 
 
 def exponents(trial: Trial) -> tuple[int, int]:
-    """a and g.  V stays as it is, so O and LSE keep their bits.  dS is P (dP - delta), and must be a normal number in fp32, as
-    must its products with K and Q: what fp32's range leaves is divided between a and g."""
+    """a and g.  V stays as it is, so O and LSE keep their bits.  dS is P (dP - delta), and must be
+    a normal number in fp32, as must its products with K and Q: what fp32's range leaves is divided
+    between a and g."""
     p = trial.problem
     spare = int(powers_left(trial))
     if spare <= 0 or not trial.dout.numel():
@@ -29,12 +43,14 @@ def exponents(trial: Trial) -> tuple[int, int]:
         a = side * max(least, min(most, side * a)) if least <= 0 <= most else 0
     low, high = room(trial.dout, p.format_out, False)
     g = chosen((max(low, -(spare // 2)), min(high, spare // 2)), bool(p.seed & 2))
-    # Where dS is rounded to a format of short range, dO is scaled in every other problem, and then shows in dV alone.
+    # Where dS is rounded to a format of short range, dO is scaled in every other problem, and then
+    # shows in dV alone.
     return a, g if _wide_dscores(trial) or p.seed & 4 else 0
 
 
 def _prescaled(trial: Trial) -> list[tuple[Tensor, int]]:
-    """Operands that the scale has multiplied, fp64, and the sign of a in the power that multiplies each."""
+    """Operands that the scale has multiplied, fp64, and the sign of a in the power that multiplies
+    each."""
     (q, k, _), scale, declared = trial.expanded, trial.problem.scale, _declared(trial).prescale
     if declared == "k":
         return [(k.double() * scale * math.log2(math.e), -1)]
@@ -50,7 +66,9 @@ def powers_left(trial: Trial) -> float:
 def _wide_dscores(trial: Trial) -> bool:
     """Whether dS, and the delta that it is made of, have fp32's range."""
     declared = _declared(trial)
-    return not any(_short(_dtype(trial, name)) for name in (declared.score_gradient, declared.delta))
+    return not any(
+        _short(_dtype(trial, name)) for name in (declared.score_gradient, declared.delta)
+    )
 
 
 def _declared(trial: Trial) -> GradientNumerics:
@@ -69,7 +87,8 @@ def _short(dtype: DType) -> bool:
 
 
 def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
-    """Gradients whose parts are rounded to a short range, in memory or by head: they may be subnormal, and the whole not."""
+    """Gradients whose parts are rounded to a short range, in memory or by head: they may be
+    subnormal, and the whole not."""
     declared = _declared(trial)
     cast = declared.group == "cast" and trial.problem.group > 1 and _short(trial.problem.format)
     atomics = declared.atomics if _short(_dtype(trial, declared.atomics_dtype)) else ()
@@ -77,16 +96,20 @@ def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
 
 
 def judge(trial: Trial) -> Ruling:
-    """One further forward and backward; gradients are compared where they are normal numbers both times."""
+    """One further forward and backward; gradients are compared where they are normal numbers both
+    times."""
     a, g = exponents(trial)
     inputs, dout = scaled(trial, Powers(a, 0)), times(trial.dout, math.ldexp(1.0, g))
     other = trial.beside("power_of_two_backward", trial.problem, inputs=inputs, dout=dout)
     ruling = failed(other, other.first)
     if ruling is not None:
         return ruling
-    saved = [(f"saved {name}", tensor, other.saved.outputs[name]) for name, tensor in trial.saved.outputs.items()]
+    saved = [
+        (f"saved {name}", tensor, other.saved.outputs[name])
+        for name, tensor in trial.saved.outputs.items()
+    ]
     what = f"q 2^{a}, k 2^{-a}, dO 2^{g}"
-    ruling = identical("power_of_two_backward", what, saved)
+    ruling = check_same_bits("power_of_two_backward", what, saved)
     if ruling.finding is not None:
         return ruling
     powers_of = {"dv": g} | ({"dq": g - a, "dk": g + a} if g == 0 or _wide_dscores(trial) else {})
@@ -99,7 +122,7 @@ def judge(trial: Trial) -> Ruling:
         before, factor = trial.first.outputs[name], math.ldexp(1.0, power)
         pairs.append((name, times(before, factor), other.first.outputs[name]))
         asked[name] = normal(before, factor, trial.problem.format)
-    return identical("power_of_two_backward", what, pairs, asked)
+    return check_same_bits("power_of_two_backward", what, pairs, asked)
 
 
 def _applies(declaration: Declaration) -> str | None:
@@ -121,8 +144,10 @@ GROUP = Group(
 ORACLE = Oracle(
     name="power_of_two_backward",
     group="power_of_two_backward",
-    catches="hidden absolute epsilons, clamps, flushing to zero and narrow intermediates in a backward",
+    catches=(
+        "hidden absolute epsilons, clamps, flushing to zero and narrow intermediates in a backward"
+    ),
     judge=judge,
-    applies=_applies,
+    excludes=_applies,
     concerns=lambda trial: exponents(trial) != (0, 0),
 )

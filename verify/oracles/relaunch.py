@@ -1,4 +1,5 @@
-"""Relaunch: another problem of the same shapes in the same process is right too, and leaves nothing behind for the first."""
+"""Relaunch: another problem of the same shapes in the same process is right too, and leaves nothing
+behind for the first."""
 
 from __future__ import annotations
 
@@ -11,21 +12,27 @@ from torch import Tensor
 
 from references.masks import intersect
 from verify.arithmetic.dtypes import DType, dtype_named
+from verify.judging.comparison import compare, excess
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import check_same_bits, failed
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.oracles.bound import compare, excess
-from verify.oracles.execution import fault
 from verify.problem import ORDERS, Problem
-from verify.relations import failed, identical, inside
-from verify.trial import Ruling, Trial
+from verify.problem.refusal import inside
 from verify.variant import Support
 
-Result = tuple[str, Tensor, Tensor, Tensor, DType]  # name, values, truth, bound (infinite where nothing is promised), dtype
+# name, values, truth, bound (infinite where nothing is promised), dtype
+Result = tuple[str, Tensor, Tensor, Tensor, DType]
 
 
 def relaunched(problem: Problem, support: Support) -> Problem:
-    """The same shapes and dtype with other values and, wherever the support has another, scale, mask, softcap and strides."""
+    """The same shapes and dtype with other values and, wherever the support has another, scale,
+    mask, softcap and strides."""
     layouts = {
-        f"layout_{name}": replace(layout, order=ORDERS[(ORDERS.index(layout.order) + 1) % len(ORDERS)])
+        f"layout_{name}": replace(
+            layout, order=ORDERS[(ORDERS.index(layout.order) + 1) % len(ORDERS)]
+        )
         for name, layout in problem.layouts.items()
     }
     lengths = (problem.seqlen_q, problem.seqlen_kv)
@@ -42,7 +49,8 @@ def relaunched(problem: Problem, support: Support) -> Problem:
 
 
 def _other_scale(problem: Problem) -> float:
-    """Half the scale, which kernels must be able to hold in fp32; double the least one; the default for 0."""
+    """Half the scale, which kernels must be able to hold in fp32; double the least one; the default
+    for 0."""
     half = problem.scale / 2
     if 0 < abs(half) < 2.0 ** dtype_named("float32").emin:
         return problem.scale * 2
@@ -54,8 +62,11 @@ def judge(trial: Trial) -> Ruling:
     return judged("relaunch", trial, _results, repeats=trial.declaration.contract.deterministic)
 
 
-def judged(oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result]], *, repeats: bool) -> Ruling:
-    """The other problem's results, each within its own bound; then the first problem again, bit for bit if a run `repeats`."""
+def judged(
+    oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result]], *, repeats: bool
+) -> Ruling:
+    """The other problem's results, each within its own bound; then the first problem again, bit for
+    bit if a run `repeats`."""
     other = trial.beside("relaunch", relaunched(trial.problem, trial.declaration.support))
     ruling = failed(other)
     if ruling is not None:
@@ -63,7 +74,10 @@ def judged(oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result
     for name, got, want, bound, output in results(other):
         finding = excess(oracle, name, got, want, bound, compare(got, want, bound, output))
         if finding is not None:
-            message = f"launched after another problem of its shapes: {finding.message}; now asked: {other.problem.name}"
+            message = (
+                f"launched after another problem of its shapes: {finding.message}; now asked:"
+                f" {other.problem.name}"
+            )
             return Ruling(replace(finding, message=message))
     again = trial.run("relaunched", poison="huge" if repeats else "nan")
     ruling = fault(trial, again)
@@ -72,22 +86,41 @@ def judged(oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result
     if not repeats:
         return Ruling()
     pairs = [(name, before, again.outputs[name]) for name, before in trial.first.outputs.items()]
-    return identical(oracle, "after another problem of its shapes", pairs)
+    return check_same_bits(oracle, "after another problem of its shapes", pairs)
 
 
 def _results(trial: Trial) -> Iterator[Result]:
     truth, run = trial.truth, trial.first
     assert run.out is not None
-    yield "out", run.out, truth.out, truth.out_bound.masked_fill(truth.empty[..., None], math.inf), trial.problem.format_out
+    yield (
+        "out",
+        run.out,
+        truth.out,
+        truth.out_bound.masked_fill(truth.empty[..., None], math.inf),
+        trial.problem.format_out,
+    )
     if run.lse is not None:
         natural = torch.where(truth.empty, 0.0, trial.natural_lse(run.lse))
-        yield "lse", natural, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
+        yield (
+            "lse",
+            natural,
+            truth.lse.nan_to_num(neginf=0.0),
+            truth.lse_bound,
+            dtype_named("float32"),
+        )
 
 
-GROUP = Group(name="relaunch", about="another problem of the same shapes, and the first again", family="relations")
+GROUP = Group(
+    name="relaunch",
+    about="another problem of the same shapes, and the first again",
+    family="relations",
+)
 ORACLE = Oracle(
     name="relaunch",
     group="relaunch",
-    catches="what is kept of one launch, by shapes or pointers, and applied to the next: scales, masks, strides, counters",
+    catches=(
+        "what is kept of one launch, by shapes or pointers, and applied to the next: scales, masks,"
+        " strides, counters"
+    ),
     judge=judge,
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from verify.memory import different
+from verify.cell.arena import different
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.execution import fault
-from verify.trial import Ruling, Trial, convict, first, place
 from verify.variant import Declaration
 
 
 def judge(trial: Trial) -> Ruling:
-    """Run again with huge finite values, not NaN, in the outputs: what reads them before writing shows."""
+    """Run again with huge finite values, not NaN, in the outputs: what reads them before writing
+    shows."""
     again = trial.run("again", poison="huge")
     ruling = fault(trial, again)
     if ruling is not None:
@@ -22,8 +24,8 @@ def judge(trial: Trial) -> Ruling:
             at = first(changed)
             got, want = float(after[at]), float(before[at])
             message = (
-                f"{name} differs between two runs on the same inputs: {want:.9g}, then {got:.9g} at {place(name, at)}; "
-                f"{int(changed.sum())} of {changed.numel()} elements differ"
+                f"{name} differs between two runs on the same inputs: {want:.9g}, then {got:.9g} at"
+                f" {place(name, at)}; {int(changed.sum())} of {changed.numel()} elements differ"
             )
             return convict("repeat", message, name=name, bad=changed, got=got, bound=want)
     return Ruling()
@@ -48,8 +50,15 @@ ORACLES = (
         group="accuracy",
         catches=_CATCHES,
         judge=judge,
-        applies=forward_applies,
+        excludes=forward_applies,
         rank=40,
     ),
-    Oracle(name="repeat", group="gradients", catches=_CATCHES, judge=judge, applies=backward_applies, rank=40),
+    Oracle(
+        name="repeat",
+        group="gradients",
+        catches=_CATCHES,
+        judge=judge,
+        excludes=backward_applies,
+        rank=40,
+    ),
 )

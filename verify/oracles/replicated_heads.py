@@ -1,4 +1,5 @@
-"""Replicated heads: grouped heads give what they give with each key head stored once for every query head."""
+"""Replicated heads: grouped heads give what they give with each key head stored once for every
+query head."""
 
 from __future__ import annotations
 
@@ -7,11 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verify.inputs import Inputs
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import (
+    check_within_bounds,
+    failed,
+    forward_pairs,
+    forward_results,
+    same_bits,
+    taken,
+)
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import compared, failed, forward_pairs, forward_results, same_bits, taken
-from verify.trial import Ruling, Trial
+from verify.problem.inputs import Inputs
 from verify.variant import Declaration, Support
 
 
@@ -30,34 +39,54 @@ def replicas(problem: Problem, given: Inputs) -> Inputs:
         tensor if "h" in layout.expand else repeat(tensor)
         for tensor, layout in ((given.k, problem.layout_k), (given.v, problem.layout_v))
     )
-    others = {name: x if problem.descaling == "tensor" else repeat(x) for name, x in given.others.items()}
+    others = {
+        name: x if problem.descaling == "tensor" else repeat(x) for name, x in given.others.items()
+    }
     return replace(given, k=k, v=v, others=others)
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
     """Two or three query heads per key head where there would be one."""
-    return problem if problem.group > 1 else problem.but(heads_q=problem.heads_kv * (2 + problem.seed % 2))
+    return (
+        problem
+        if problem.group > 1
+        else problem.but(heads_q=problem.heads_kv * (2 + problem.seed % 2))
+    )
 
 
 def judge(trial: Trial) -> Ruling:
-    """Within bounds, for a kernel may pack the rows of a group; how many bits are the same is measured."""
-    other = trial.beside("replicated", replicated(trial.problem), inputs=replicas(trial.problem, trial.inputs))
-    when = f"with {trial.problem.heads_kv} key heads stored once for each of {trial.problem.heads_q} query heads"
+    """Within bounds, for a kernel may pack the rows of a group; how many bits are the same is
+    measured."""
+    other = trial.beside(
+        "replicated", replicated(trial.problem), inputs=replicas(trial.problem, trial.inputs)
+    )
+    when = (
+        f"with {trial.problem.heads_kv} key heads stored once for each of {trial.problem.heads_q}"
+        " query heads"
+    )
     found = failed(other) or same_bits(forward_pairs(trial, other))
-    return found or compared("replicated_heads", when, forward_results(trial, other))
+    return found or check_within_bounds("replicated_heads", when, forward_results(trial, other))
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Reason why a variant has no head to replicate, or None."""
     return None if declaration.support.grouped_heads else "supports no grouped heads"
 
 
-GROUP = Group(name="replicated_heads", about="grouped heads, and the same ungrouped", family="relations", adapt=adapt)
+GROUP = Group(
+    name="replicated_heads",
+    about="grouped heads, and the same ungrouped",
+    family="relations",
+    adapt=adapt,
+)
 ORACLE = Oracle(
     name="replicated_heads",
     group="replicated_heads",
-    catches="maps of query heads to key heads that hold for some numbers only, wrongly packed groups, a descale's head",
+    catches=(
+        "maps of query heads to key heads that hold for some numbers only, wrongly packed groups, a"
+        " descale's head"
+    ),
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )

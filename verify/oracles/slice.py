@@ -1,21 +1,33 @@
-"""Slice: one sequence alone gives the bits that it gave in the batch; one key head alone is within its bounds."""
+"""Slice: one sequence alone gives the bits that it gave in the batch; one key head alone is within
+its bounds."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from references.masks import intersect
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import (
+    check_same_bits,
+    check_within_bounds,
+    failed,
+    forward_pairs,
+    forward_results,
+    same_bits,
+)
+from verify.judging.parts import Part
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Part, compared, failed, forward_pairs, forward_results, identical, same_bits
-from verify.trial import Ruling, Trial
 from verify.variant import ROW_ALIGNMENT, Support
 
 
 def sliced(problem: Problem, support: Support) -> tuple[Part, Problem]:
-    """One sequence, or one key head of one with its query heads: the part, and the problem of it alone.
+    """One sequence, or one key head of one with its query heads: the part, and the problem of it
+    alone.
 
-    A random mask differs in every sequence and head, so that only the first of each can be asked for alone.
+    A random mask differs in every sequence and head, so that only the first of each can be asked
+    for alone.
     """
     word = problem.seed // 2
     sequence = problem.batch > 1 and (problem.heads_kv == 1 or problem.seed % 2 == 0)
@@ -29,12 +41,17 @@ def sliced(problem: Problem, support: Support) -> tuple[Part, Problem]:
 
 
 def invariant(trial: Trial, alone: Problem) -> bool:
-    """Whether the contract promises the same bits: the sequence has all its heads, and its buffers are as well aligned.
+    """Whether the contract promises the same bits: the sequence has all its heads, and its buffers
+    are as well aligned.
 
-    A kernel may go another way where rows begin at other boundaries, as they do when a stride is left without a use.
+    A kernel may go another way where rows begin at other boundaries, as they do when a stride is
+    left without a use.
     """
     whole = trial.problem
-    sizes = {name: (whole.format_out if name in ("out", "dout") else whole.format).itemsize for name in whole.layouts}
+    sizes = {
+        name: (whole.format_out if name in ("out", "dout") else whole.format).itemsize
+        for name in whole.layouts
+    }
     alike = all(
         layout.aligned(whole.shapes[name], sizes[name], ROW_ALIGNMENT)
         == layout.aligned(alone.shapes[name], sizes[name], ROW_ALIGNMENT)
@@ -61,8 +78,10 @@ def judge(trial: Trial) -> Ruling:
     move, when = partial(part.result, trial.problem), name_of(part, alone)
     pairs = list(forward_pairs(trial, other, move))
     if trial.declaration.contract.deterministic and invariant(trial, alone):
-        return identical("slice", when, pairs)
-    return same_bits(pairs) or compared("slice", when, forward_results(trial, other, move))
+        return check_same_bits("slice", when, pairs)
+    return same_bits(pairs) or check_within_bounds(
+        "slice", when, forward_results(trial, other, move)
+    )
 
 
 def name_of(part: Part, alone: Problem) -> str:
@@ -71,11 +90,16 @@ def name_of(part: Part, alone: Problem) -> str:
     return f"with sequence {part.batch.start}{head} alone"
 
 
-GROUP = Group(name="slice", about="one sequence, or one head of it, alone", family="relations", adapt=adapt)
+GROUP = Group(
+    name="slice", about="one sequence, or one head of it, alone", family="relations", adapt=adapt
+)
 ORACLE = Oracle(
     name="slice",
     group="slice",
-    catches="leaks between sequences and heads, indices that overflow or wrap with the batch, schedules that depend on it",
+    catches=(
+        "leaks between sequences and heads, indices that overflow or wrap with the batch, schedules"
+        " that depend on it"
+    ),
     judge=judge,
     concerns=lambda trial: trial.problem.batch * trial.problem.heads_kv > 1,
 )

@@ -1,4 +1,5 @@
-"""Split and merge: attention over two ranges of keys, merged by their LSE in fp64, is attention over both."""
+"""Split and merge: attention over two ranges of keys, merged by their LSE in fp64, is attention
+over both."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.coverage import square_only
-from verify.distributions import Source
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, part_bound
+from verify.judging.parts import Part, with_mask
+from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.relations import Part, Related, compared, failed, part_bound, with_mask
-from verify.trial import Ruling, Trial
+from verify.problem.coverage import square_only
+from verify.problem.distributions import Source
 from verify.variant import Declaration, Support
 
 
@@ -37,7 +40,9 @@ def possible(problem: Problem, support: Support) -> bool:
     """Whether both ranges can be asked for alone."""
     if problem.seqlen_kv < 2 * support.min_seqlen:
         return False
-    return all(part.problem(problem, support) is not None for part in parts(problem, support.min_seqlen))
+    return all(
+        part.problem(problem, support) is not None for part in parts(problem, support.min_seqlen)
+    )
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
@@ -58,17 +63,25 @@ class Merged:
 
 
 def merge(trials: Sequence[Trial]) -> Merged:
-    """O = sum_i w_i O_i with w_i = exp(LSE_i - LSE), LSE = ln sum_i exp(LSE_i): Dao et al., flash decoding.
+    """O = sum_i w_i O_i with w_i = exp(LSE_i - LSE), LSE = ln sum_i exp(LSE_i): Dao et al., flash
+    decoding.
 
-    A row that sees no key of a part gives it the LSE that the contract promises, which stands for -inf here.
-    If |ln(computed / exact exp(LSE_i))| <= L_i and L = max_i L_i, no w_i is off by a factor of more than exp(L_i + L), so
-    that O is within sum_i w_i [exp(L_i + L) B_i + expm1(L_i + L) |O_i - O|], and LSE within L.
+    A row that sees no key of a part gives it the LSE that the contract promises, which stands for
+    -inf here. If |ln(computed / exact exp(LSE_i))| <= L_i and L = max_i L_i, no w_i is off by a
+    factor of more than exp(L_i + L), so that O is within sum_i w_i [exp(L_i + L) B_i + expm1(L_i +
+    L) |O_i - O|], and LSE within L.
     """
-    outs, lses = (torch.stack(found) for found in zip(*(_as_merged(trial) for trial in trials), strict=True))
+    outs, lses = (
+        torch.stack(found) for found in zip(*(_as_merged(trial) for trial in trials), strict=True)
+    )
     truths = [trial.truth for trial in trials]
-    bounds, exact = (torch.stack([getattr(truth, name) for truth in truths]) for name in ("out_bound", "out"))
+    bounds, exact = (
+        torch.stack([getattr(truth, name) for truth in truths]) for name in ("out_bound", "out")
+    )
     bounds = part_bound(bounds, exact, trials[0].problem.format_out)
-    logs, slack = (torch.stack([getattr(truth, name) for truth in truths]) for name in ("lse", "lse_bound"))
+    logs, slack = (
+        torch.stack([getattr(truth, name) for truth in truths]) for name in ("lse", "lse_bound")
+    )
     total = torch.logsumexp(logs, 0)
     weight = torch.where(logs == -math.inf, 0.0, torch.exp(logs - total))[..., None]
     slack = torch.where(logs == -math.inf, 0.0, slack)
@@ -95,7 +108,9 @@ def _as_merged(trial: Trial) -> tuple[Tensor, Tensor]:
     assert run.out is not None
     assert run.lse is not None
     out, lse = run.out.double(), trial.natural_lse(run.lse)
-    promised = trial.truth.empty & (lse.isnan() if math.isnan(contract.empty_row_lse) else run.lse == contract.empty_row_lse)
+    promised = trial.truth.empty & (
+        lse.isnan() if math.isnan(contract.empty_row_lse) else run.lse == contract.empty_row_lse
+    )
     if math.isnan(contract.empty_row_out):
         out = out.masked_fill(promised[..., None], 0.0)
     return out, lse.masked_fill(promised, -math.inf)
@@ -108,26 +123,34 @@ def judge(trial: Trial) -> Ruling:
     for part in parts(trial.problem, support.min_seqlen):
         problem = part.problem(trial.problem, support)
         assert problem is not None
-        trials.append(trial.beside(f"keys {part.keys.start}..{part.keys.stop}", problem, inputs=part.inputs(trial)))
+        trials.append(
+            trial.beside(
+                f"keys {part.keys.start}..{part.keys.stop}", problem, inputs=part.inputs(trial)
+            )
+        )
         found = failed(trials[-1])
         if found is not None:
             return found
     at = trials[0].problem.seqlen_kv
     when = f"merged from keys 0..{at} and {at}..{trial.problem.seqlen_kv}"
-    return compared("split_merge", when, _results(trial, merge(trials)))
+    return check_within_bounds("split_merge", when, _results(trial, merge(trials)))
 
 
-def _results(trial: Trial, merged: Merged) -> Iterator[Related]:
+def _results(trial: Trial, merged: Merged) -> Iterator[RelatedResult]:
     run, truth, live = trial.first, trial.truth, ~trial.truth.empty
     assert run.out is not None
     assert run.lse is not None
     out = trial.problem.format_out
-    yield Related("out", run.out, truth.out_bound, merged.out, merged.out_bound, truth.out, out, live)
+    yield RelatedResult(
+        "out", run.out, truth.out_bound, merged.out, merged.out_bound, truth.out, out, live
+    )
     lse, natural = dtype_named("float32"), trial.natural_lse(run.lse)
-    yield Related("lse", natural, truth.lse_bound, merged.lse, merged.lse_bound, truth.lse, lse, live)
+    yield RelatedResult(
+        "lse", natural, truth.lse_bound, merged.lse, merged.lse_bound, truth.lse, lse, live
+    )
 
 
-def applies(declaration: Declaration) -> str | None:
+def excludes(declaration: Declaration) -> str | None:
     """Reason why no variant's results can be merged, or None."""
     if declaration.contract.lse is None:
         return "gives no LSE"
@@ -136,12 +159,20 @@ def applies(declaration: Declaration) -> str | None:
     return None if "full" in declaration.support.masks else "supports no problem without a mask"
 
 
-GROUP = Group(name="split_merge", about="two ranges of keys, merged by their LSE", family="relations", adapt=adapt)
+GROUP = Group(
+    name="split_merge",
+    about="two ranges of keys, merged by their LSE",
+    family="relations",
+    adapt=adapt,
+)
 ORACLE = Oracle(
     name="split_merge",
     group="split_merge",
-    catches="an LSE that is not the logarithm of what O was divided by; rows that see nothing of a range of keys",
+    catches=(
+        "an LSE that is not the logarithm of what O was divided by; rows that see nothing of a"
+        " range of keys"
+    ),
     judge=judge,
-    applies=applies,
+    excludes=excludes,
     concerns=lambda trial: trial.problem.pairs > 0,
 )

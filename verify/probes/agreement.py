@@ -1,6 +1,8 @@
-"""Bit for bit: a matrix instruction and its model on a million seeded dot products of several kinds.
+"""Bit for bit: a matrix instruction and its model on a million seeded dot products of several
+kinds.
 
-Operands are drawn as bits, sign, exponent and fraction apart, by torch's generator on the CPU: the same everywhere.
+Operands are drawn as bits, sign, exponent and fraction apart, by torch's generator on the CPU: the
+same everywhere.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a device and the model compare.  by_kind: mismatches by kind of input, where there are some.
+    """How a device and the model compare.  by_kind: mismatches by kind of input, where there are
+    some.
 
-    nan: mismatches where both are NaN.  first: the first that is none of these, else the first of all.
+    nan: mismatches where both are NaN.  first: the first that is none of these, else the first of
+    all.
     """
 
     dots: int
@@ -54,7 +58,9 @@ def agree(instruction: Instruction, tiles: Tiles, model: Dot, dots: int = DOTS) 
         drawn = draw(instruction, kind, count)
         sums = as_sums(*drawn)
         got = tiles(*drawn).flatten()
-        parts = [model(*(x[at : at + _AT_ONCE] for x in sums)) for at in range(0, len(got), _AT_ONCE)]
+        parts = [
+            model(*(x[at : at + _AT_ONCE] for x in sums)) for at in range(0, len(got), _AT_ONCE)
+        ]
         want = torch.cat(parts)
         wrong = _words(got) != _words(want)
         both = wrong & got.double().isnan() & want.double().isnan()
@@ -68,7 +74,9 @@ def agree(instruction: Instruction, tiles: Tiles, model: Dot, dots: int = DOTS) 
                 at = int(where.nonzero()[0])
                 a, b, c, device, wanted = (hexadecimal(x[at]) for x in (*sums, got, want))
                 first[name] = Mismatch(kind, tuple(a), tuple(b), c[0], device[0], wanted[0])
-    return Agreement(total, sum(by_kind.values()), nan, by_kind, first.get("number", first.get("nan")))
+    return Agreement(
+        total, sum(by_kind.values()), nan, by_kind, first.get("number", first.get("nan"))
+    )
 
 
 def as_sums(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,7 +96,8 @@ def _words(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Spread:
-    """Exponents of operands and of C, from low to high; `None` for the format's own end, below overflow of a product."""
+    """Exponents of operands and of C, from low to high; `None` for the format's own end, below
+    overflow of a product."""
 
     operands: tuple[int | None, int | None]
     c: tuple[int | None, int | None]
@@ -110,18 +119,27 @@ KINDS = ("random bits", *_SPREADS)
 
 
 def draw(instruction: Instruction, kind: str, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """a (count, rows, k), b (count, 8, k) and c (count, rows, 8) of a kind; the same for the same arguments."""
+    """a (count, rows, k), b (count, 8, k) and c (count, rows, 8) of a kind; the same for the same
+    arguments."""
     random = torch.Generator().manual_seed(zlib.crc32(f"{instruction.name} {kind}".encode()))
     stored = DTYPES["float32"] if instruction.operands == "tf32" else instruction.format
     shapes = [(count, rows, instruction.depth) for rows in (instruction.rows, COLUMNS)]
     shape_c = (count, instruction.rows, COLUMNS)
     if kind == "random bits":
-        a, b, c = (_any(random, *what) for what in ((shapes[0], stored), (shapes[1], stored), (shape_c, instruction.result)))
+        a, b, c = (
+            _any(random, *what)
+            for what in ((shapes[0], stored), (shapes[1], stored), (shape_c, instruction.result))
+        )
         return a, b, c
     spread = _SPREADS[kind]
     most = _top(instruction.result) // 2 - 3
-    spans = [(low, most if high is None else high) for low, high in (spread.operands, spread.right or spread.operands)]
-    a, b = (_numbers(random, shape, stored, span) for shape, span in zip(shapes, spans, strict=True))
+    spans = [
+        (low, most if high is None else high)
+        for low, high in (spread.operands, spread.right or spread.operands)
+    ]
+    a, b = (
+        _numbers(random, shape, stored, span) for shape, span in zip(shapes, spans, strict=True)
+    )
     c = _numbers(random, shape_c, instruction.result, spread.c)
     if kind == "cancelling":
         _cancel(random, a, b)
@@ -142,8 +160,14 @@ def _any(random: torch.Generator, shape: tuple[int, ...], format: DType) -> Tens
     return _as_float((high << (size // 2)) | low, format)
 
 
-def _numbers(random: torch.Generator, shape: tuple[int, ...], format: DType, span: tuple[int | None, int | None]) -> Tensor:
-    """Finite numbers with exponents from `span`, of any sign and fraction; what is out of range lies near the format's end."""
+def _numbers(
+    random: torch.Generator,
+    shape: tuple[int, ...],
+    format: DType,
+    span: tuple[int | None, int | None],
+) -> Tensor:
+    """Finite numbers with exponents from `span`, of any sign and fraction; what is out of range
+    lies near the format's end."""
     fraction_bits = format.precision - 1
     least, most = format.emin - 1, _top(format)
     low = least if span[0] is None else min(max(span[0], least), most - 2)

@@ -1,7 +1,9 @@
-"""Approximating instructions and functions: their largest errors over all inputs, and what they do at the edges.
+"""Approximating instructions and functions: their largest errors over all inputs, and what they do
+at the edges.
 
-One kernel evaluates the function and, in fp64, the same by CUDA's own library, whose error, at most 2 of its ulp, is added to
-what was measured: an upper bound.  One argument means every bit pattern; two mean sampled pairs, which bound nothing.
+One kernel evaluates the function and, in fp64, the same by CUDA's own library, whose error, at most
+2 of its ulp, is added to what was measured: an upper bound.  One argument means every bit pattern;
+two mean sampled pairs, which bound nothing.
 """
 
 from __future__ import annotations
@@ -29,15 +31,19 @@ _PLACES = ("ulp_at", "relative_at", "absolute_at", "ratio_at", "input_at", "resu
 _EXACT = "exact from -126 to 127"
 _COUNTS = ("wrong", "wrong_at", "unordered", "unordered_at", "apart", "apart_at")
 _TALLIES = ("inputs", "inputs_flushed", "results", "results_flushed")
-RECORD = np.dtype([(name, np.float64) for name in _DOUBLES] + [(name, np.uint64) for name in (*_PLACES, *_COUNTS, *_TALLIES)])
+RECORD = np.dtype(
+    [(name, np.float64) for name in _DOUBLES]
+    + [(name, np.uint64) for name in (*_PLACES, *_COUNTS, *_TALLIES)]
+)
 
 
 @dataclass(frozen=True)
 class Probed:
     """A function that is probed.
 
-    call, reference: it and its fp64 counterpart in functions.cu.  table: the entry that must hold.  format: of inputs and
-    results.  direction: 1 if it increases, -1 if it decreases on either side of zero.  capability: the least that has it.
+    call, reference: it and its fp64 counterpart in functions.cu.  table: the entry that must hold.
+    format: of inputs and results.  direction: 1 if it increases, -1 if it decreases on either side
+    of zero.  capability: the least that has it.
     """
 
     name: str
@@ -62,7 +68,9 @@ class Probed:
             "ABSOLUTE_NEAR_ONE": int(self.near_one),
             "DIRECTION": self.direction,
         }
-        return Program("functions.cu", entry, tuple((name, str(value)) for name, value in macros.items()))
+        return Program(
+            "functions.cu", entry, tuple((name, str(value)) for name, value in macros.items())
+        )
 
     @property
     def dtype(self) -> DType:
@@ -81,7 +89,9 @@ class Probed:
 
 
 def _half(name: str, call: str, reference: str, table: Function, format: str) -> Probed:
-    return Probed(name, call, reference, table, format, capability=(8, 0) if format == "float16" else (9, 0))
+    return Probed(
+        name, call, reference, table, format, capability=(8, 0) if format == "float16" else (9, 0)
+    )
 
 
 FUNCTIONS: tuple[Probed, ...] = (
@@ -90,12 +100,32 @@ FUNCTIONS: tuple[Probed, ...] = (
     Probed("lg2.approx.f32", "ptx::lg2", "log2", LOG["lg2.approx"], near_one=True),
     Probed("lg2.approx.ftz.f32", "ptx::lg2_approx_ftz", "log2", LOG["lg2.approx"], near_one=True),
     Probed("rcp.approx.f32", "ptx::rcp", "reciprocal", DIVISION["rcp.approx"], direction=-1),
-    Probed("rcp.approx.ftz.f32", "ptx::rcp_approx_ftz", "reciprocal", DIVISION["rcp.approx"], direction=-1),
+    Probed(
+        "rcp.approx.ftz.f32",
+        "ptx::rcp_approx_ftz",
+        "reciprocal",
+        DIVISION["rcp.approx"],
+        direction=-1,
+    ),
     Probed("tanh.approx.f32", "ptx::tanh_approx", "tanh", TANH["tanh.approx"]),
     _half("ex2.approx.f16x2", "ptx::ex2_approx_f16x2", "exp2", EXP["ex2.approx.f16"], "float16"),
-    _half("ex2.approx.ftz.bf16x2", "ptx::ex2_approx_ftz_bf16x2", "exp2", EXP["ex2.approx.ftz.bf16"], "bfloat16"),
-    _half("tanh.approx.f16x2", "ptx::tanh_approx_f16x2", "tanh", TANH["tanh.approx.f16"], "float16"),
-    _half("tanh.approx.bf16x2", "ptx::tanh_approx_bf16x2", "tanh", TANH["tanh.approx.bf16"], "bfloat16"),
+    _half(
+        "ex2.approx.ftz.bf16x2",
+        "ptx::ex2_approx_ftz_bf16x2",
+        "exp2",
+        EXP["ex2.approx.ftz.bf16"],
+        "bfloat16",
+    ),
+    _half(
+        "tanh.approx.f16x2", "ptx::tanh_approx_f16x2", "tanh", TANH["tanh.approx.f16"], "float16"
+    ),
+    _half(
+        "tanh.approx.bf16x2",
+        "ptx::tanh_approx_bf16x2",
+        "tanh",
+        TANH["tanh.approx.bf16"],
+        "bfloat16",
+    ),
     Probed("exp2f", "exp2f", "exp2", EXP["exp2f"], integers=True),
     Probed("expf", "expf", "exp", EXP["expf"]),
     Probed("__expf", "__expf", "exp", EXP["__expf"]),
@@ -103,15 +133,32 @@ FUNCTIONS: tuple[Probed, ...] = (
     Probed("logf", "logf", "log", LOG["logf"]),
     Probed("__logf", "__logf", "log", LOG["__logf"], near_one=True),
     Probed("tanhf", "tanhf", "tanh", TANH["tanhf"]),
-    Probed("div.full.f32", "ptx::div_full", "quotient", DIVISION["div.full"], arguments=2, direction=0),
-    Probed("div.full.ftz.f32", "ptx::div_full_ftz", "quotient", DIVISION["div.full"], arguments=2, direction=0),
-    Probed("div.approx.f32", "ptx::div_approx", "quotient", DIVISION["div.approx"], arguments=2, direction=0),
+    Probed(
+        "div.full.f32", "ptx::div_full", "quotient", DIVISION["div.full"], arguments=2, direction=0
+    ),
+    Probed(
+        "div.full.ftz.f32",
+        "ptx::div_full_ftz",
+        "quotient",
+        DIVISION["div.full"],
+        arguments=2,
+        direction=0,
+    ),
+    Probed(
+        "div.approx.f32",
+        "ptx::div_approx",
+        "quotient",
+        DIVISION["div.approx"],
+        arguments=2,
+        direction=0,
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The largest of something, and the input (bits in hexadecimal digits; of two arguments both)."""
+    """The largest of something, and the input (bits in hexadecimal digits; of two arguments
+    both)."""
 
     value: float
     at: str
@@ -121,9 +168,10 @@ class Worst:
 class FunctionProbe:
     """What was found of one function.
 
-    inputs: how many; exhaustive: all there are, so that `ulp_bound`, the measured and the reference's error, bounds every one.
-    ulp, relative: over normal results of normal inputs, but for those where only the absolute error is bounded; absolute:
-    over these alone where there are some.  table: the entry's source; ratio: error over the table's bound.  order, integers,
+    inputs: how many; exhaustive: all there are, so that `ulp_bound`, the measured and the
+    reference's error, bounds every one. ulp, relative: over normal results of normal inputs, but
+    for those where only the absolute error is bounded; absolute: over these alone where there are
+    some.  table: the entry's source; ratio: error over the table's bound.  order, integers,
     subnormals: in words; edges: result bits by input.  error: why nothing more was found, or "".
     """
 
@@ -147,7 +195,8 @@ class FunctionProbe:
 
     @property
     def agrees(self) -> bool:
-        """Whether the table's bound holds, the reference's own error included, and NaN comes out where it should alone."""
+        """Whether the table's bound holds, the reference's own error included, and NaN comes out
+        where it should alone."""
         return self.ratio is None or (self.ratio.value * (1 + 2.0**-20) <= 1 and not self.wrong)
 
 
@@ -166,7 +215,8 @@ class _Arguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Surveyor:
-    """A function on the current device, or whatever else `launch` (as `toolchain.run`) runs it on."""
+    """A function on the current device, or whatever else `launch` (as `toolchain.run`) runs it
+    on."""
 
     probed: Probed
     launch: Callable[[Program, Launch, ctypes.Structure], None] = toolchain.run
@@ -185,28 +235,44 @@ class Surveyor:
 
     def values(self, x: list[int], z: list[int] | None = None) -> list[int]:
         """The results' bits for those inputs' bits."""
-        given = [torch.from_numpy(np.array(bits, np.uint32).view(np.int32)).to(self.device) for bits in (x, z or x)]
+        given = [
+            torch.from_numpy(np.array(bits, np.uint32).view(np.int32)).to(self.device)
+            for bits in (x, z or x)
+        ]
         found = torch.zeros_like(given[0])
-        arguments = _Arguments(count=len(x), x=given[0].data_ptr(), z=given[1].data_ptr(), y=found.data_ptr())
-        self.launch(self.probed.program("values"), Launch(-(-len(x) // _THREADS), _THREADS), arguments)
+        arguments = _Arguments(
+            count=len(x), x=given[0].data_ptr(), z=given[1].data_ptr(), y=found.data_ptr()
+        )
+        self.launch(
+            self.probed.program("values"), Launch(-(-len(x) // _THREADS), _THREADS), arguments
+        )
         mask = (1 << (8 * self.probed.dtype.itemsize)) - 1
         return [bits & mask for bits in found.cpu().tolist()]
 
 
-def probe(surveyor: Surveyor, first: int = 0, count: int | None = None, arch: str = "") -> FunctionProbe:
+def probe(
+    surveyor: Surveyor, first: int = 0, count: int | None = None, arch: str = ""
+) -> FunctionProbe:
     """Try one function, on all inputs unless said; whatever goes wrong is in the result.
 
     arch: "sm_90", for what the table says of that one alone.
     """
     begun, probed = time.perf_counter(), surveyor.probed
     total = probed.inputs if count is None else count
-    found = FunctionProbe(probed.name, probed.table.source, total, probed.arguments == 1 and total == probed.inputs)
+    found = FunctionProbe(
+        probed.name, probed.table.source, total, probed.arguments == 1 and total == probed.inputs
+    )
     try:
         found = _described(found, probed, surveyor.survey(first, total))
-        found = replace(found, edges=_edges(surveyor), integers=_integers(surveyor) if probed.integers else "")
+        found = replace(
+            found, edges=_edges(surveyor), integers=_integers(surveyor) if probed.integers else ""
+        )
         if arch in probed.table.exact_at_integers and found.integers != _EXACT:
             found = replace(
-                found, wrong="; ".join(filter(None, (found.wrong, f"2^n, which the table has exact: {found.integers}")))
+                found,
+                wrong="; ".join(
+                    filter(None, (found.wrong, f"2^n, which the table has exact: {found.integers}"))
+                ),
             )
     except Exception as error:
         found = replace(found, error=f"{type(error).__name__}: {error}")
@@ -225,7 +291,10 @@ def _described(found: FunctionProbe, probed: Probed, records: NDArray[np.void]) 
 
     tally = {name: int(records[name].sum()) for name in _TALLIES}
     ulp = worst("ulp", "ulp_at")
-    wrong = {"NaN where there is none, or none where there is": counted("wrong"), "a pair's results differ": counted("apart")}
+    wrong = {
+        "NaN where there is none, or none where there is": counted("wrong"),
+        "a pair's results differ": counted("apart"),
+    }
     return replace(
         found,
         ulp=ulp,
@@ -235,8 +304,12 @@ def _described(found: FunctionProbe, probed: Probed, records: NDArray[np.void]) 
         ratio=worst("ratio", "ratio_at"),
         wrong="; ".join(f"{what}: {times}" for what, times in wrong.items() if times),
         order=_order(probed, counted("unordered")),
-        subnormal_inputs=_fate(tally["inputs"], tally["inputs_flushed"], worst("input_ulp", "input_at"), "taken as 0"),
-        subnormal_results=_fate(tally["results"], tally["results_flushed"], worst("result_ulp", "result_at"), "become 0"),
+        subnormal_inputs=_fate(
+            tally["inputs"], tally["inputs_flushed"], worst("input_ulp", "input_at"), "taken as 0"
+        ),
+        subnormal_results=_fate(
+            tally["results"], tally["results_flushed"], worst("result_ulp", "result_at"), "become 0"
+        ),
     )
 
 
@@ -253,7 +326,9 @@ def _fate(total: int, flushed: int, ulp: Worst, words: str) -> str:
         return "none"
     if flushed == total:
         return f"all {words}"
-    return f"{flushed} of {total} {words}" if flushed else f"within {ulp.value:.3g} ulp (at {ulp.at})"
+    return (
+        f"{flushed} of {total} {words}" if flushed else f"within {ulp.value:.3g} ulp (at {ulp.at})"
+    )
 
 
 def _shown(probed: Probed, at: int) -> str:
@@ -289,7 +364,11 @@ def _edges(surveyor: Surveyor) -> dict[str, str]:
         "NaN": infinity | 1 << (fraction - 1),
         "signalling NaN": infinity | 0x15,
     }
-    inputs = {f"{mark}{name}": bits | (sign if mark else 0) for name, bits in sizes.items() for mark in ("", "-")}
+    inputs = {
+        f"{mark}{name}": bits | (sign if mark else 0)
+        for name, bits in sizes.items()
+        for mark in ("", "-")
+    }
     found = surveyor.values(list(inputs.values()))
     return {name: f"{bits:0{digits}x}" for name, bits in zip(inputs, found, strict=True)}
 

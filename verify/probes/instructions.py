@@ -1,6 +1,7 @@
 """The matrix instructions that are probed, and how dot products get into their tiles.
 
-PTX ISA 9.1, "Multiply-and-Accumulate Instruction: mma" and "wgmma.mma_async": shapes, types and which target has them.
+PTX ISA 9.1, "Multiply-and-Accumulate Instruction: mma" and "wgmma.mma_async": shapes, types and
+which target has them.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ Dot = Callable[[Tensor, Tensor, Tensor], Tensor]
 # The same for whole tiles: a (tiles, rows, k), b (tiles, 8, k), c and d (tiles, rows, 8).
 Tiles = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of as many bytes
+# integers of as many bytes
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One matrix instruction.
 
-    kind: "mma.sync" or "wgmma".  shape: "m16n8k16".  operands, accumulator: names of `verify.arithmetic.mma.unit_for`.
-    function: its wrapper in kernels/cuda/ptx.cuh.  capability: the least that has it; "wgmma" is sm_90a's alone.
+    kind: "mma.sync" or "wgmma".  shape: "m16n8k16".  operands, accumulator: names of
+    `verify.arithmetic.mma.unit_for`. function: its wrapper in kernels/cuda/ptx.cuh.  capability:
+    the least that has it; "wgmma" is sm_90a's alone.
     """
 
     kind: str
@@ -46,7 +49,13 @@ class Instruction:
 
     @property
     def name(self) -> str:
-        short = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
+        short = {
+            "float64": "f64",
+            "float32": "f32",
+            "float16": "f16",
+            "bfloat16": "bf16",
+            "tf32": "tf32",
+        }
         short |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
         return f"{self.kind} {self.shape} {short[self.operands]} into {short[self.accumulator]}"
 
@@ -96,7 +105,9 @@ class Instruction:
         return None if number >= least else f"needs sm_{least}"
 
 
-def _sync(shape: str, operands: str, accumulator: str, function: str, capability: tuple[int, int] = (8, 0)) -> Instruction:
+def _sync(
+    shape: str, operands: str, accumulator: str, function: str, capability: tuple[int, int] = (8, 0)
+) -> Instruction:
     return Instruction("mma.sync", shape, operands, accumulator, function, capability)
 
 
@@ -105,7 +116,9 @@ def _eight_bits() -> list[Instruction]:
     for operands, short in (("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")):
         for accumulator, suffix in (("float32", "f32"), ("float16", "f16")):
             for shape in ("m16n8k16", "m16n8k32"):
-                found.append(_sync(shape, operands, accumulator, f"mma_{shape}_{short}_{suffix}", (8, 9)))
+                found.append(
+                    _sync(shape, operands, accumulator, f"mma_{shape}_{short}_{suffix}", (8, 9))
+                )
             function = f"wgmma_m64n8k32_{short}_{suffix}"
             found.append(Instruction("wgmma", "m64n8k32", operands, accumulator, function, (9, 0)))
     return found
@@ -133,7 +146,10 @@ INSTRUCTIONS: tuple[Instruction, ...] = tuple(
             _warpgroup("m64n8k8", "tf32", "float32", "wgmma_m64n8k8_tf32_f32"),
             *_eight_bits(),
         ),
-        key=lambda instruction: (instruction.kind, list(DTYPES).index(instruction.format.name.replace("tf32", "float32"))),
+        key=lambda instruction: (
+            instruction.kind,
+            list(DTYPES).index(instruction.format.name.replace("tf32", "float32")),
+        ),
     )
 )
 
@@ -180,7 +196,11 @@ def spread(instruction: Instruction, tiles: Tiles) -> Dot:
         count = (len(a) + COLUMNS - 1) // COLUMNS
         left, right = (_zeros((count, n, depth), a.dtype) for n in (rows, COLUMNS))
         start = _zeros((count, rows, COLUMNS), result)
-        _bits(left)[tile, row], _bits(right)[tile, column], _bits(start)[tile, row, column] = _bits(a), _bits(b), _bits(c)
+        _bits(left)[tile, row], _bits(right)[tile, column], _bits(start)[tile, row, column] = (
+            _bits(a),
+            _bits(b),
+            _bits(c),
+        )
         return tiles(left, right, start)[tile, row, column]
 
     return dot

@@ -22,7 +22,8 @@ class UnrepresentableError(ValueError):
 
 @dataclass(frozen=True)
 class Sum:
-    """One experiment: products by position, c, and operand pairs (a, b) where they matter and not just their product."""
+    """One experiment: products by position, c, and operand pairs (a, b) where they matter and not
+    just their product."""
 
     products: Mapping[int, float] = field(default_factory=dict)
     c: float = 0.0
@@ -60,7 +61,9 @@ class Lab:
     def _results(self, sums: Sequence[Sum]) -> Tensor:
         a, b = torch.zeros(2, len(sums), self.depth, dtype=torch.float64)
         for row, one in enumerate(sums):
-            pairs = {at: factors(value, self.operands) for at, value in one.products.items()} | dict(one.pairs)
+            pairs = {
+                at: factors(value, self.operands) for at, value in one.products.items()
+            } | dict(one.pairs)
             for at, (x, y) in pairs.items():
                 a[row, at], b[row, at] = x, y
         c = torch.tensor([one.c for one in sums], dtype=torch.float64)
@@ -76,7 +79,8 @@ def hexadecimal(values: Tensor) -> list[str]:
 
 
 def factors(value: float, format: DType) -> tuple[float, float]:
-    """Two operands whose product is `value`, normal numbers if there are such; raises UnrepresentableError."""
+    """Two operands whose product is `value`, normal numbers if there are such; raises
+    UnrepresentableError."""
     if value == 0:
         return 0.0, 0.0
     fraction, exponent = math.frexp(value)
@@ -89,7 +93,12 @@ def factors(value: float, format: DType) -> tuple[float, float]:
         if right < least:
             left, right = exponent - least, least
         x, y = math.ldexp(significand, left), math.ldexp(1.0, right)
-        if left >= least and right <= largest and representable(x, format) and representable(y, format):
+        if (
+            left >= least
+            and right <= largest
+            and representable(x, format)
+            and representable(y, format)
+        ):
             return x, y
     raise UnrepresentableError(f"{value} is no product of two {format.name}")
 
@@ -99,7 +108,9 @@ def representable(value: float, format: DType) -> bool:
     if value == 0:
         return True
     exponent = max(math.frexp(value)[1] - 1, format.emin)
-    return math.ldexp(value, format.precision - 1 - exponent).is_integer() and abs(value) <= format.max
+    return (
+        math.ldexp(value, format.precision - 1 - exponent).is_integer() and abs(value) <= format.max
+    )
 
 
 def _exact(values: Tensor, dtype: torch.dtype) -> Tensor:

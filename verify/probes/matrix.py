@@ -1,4 +1,5 @@
-"""One matrix instruction on trial: its structure and specials beside those of the table's unit, and a million bits compared."""
+"""One matrix instruction on trial: its structure and specials beside those of the table's unit, and
+a million bits compared."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from verify.probes.structure import measure
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something measured, beside what the table's unit gives in the same experiment ("" where there is no such unit)."""
+    """Something measured, beside what the table's unit gives in the same experiment ("" where there
+    is no such unit)."""
 
     name: str
     measured: str
@@ -31,7 +33,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class MatrixProbe:
-    """What was found of one instruction.  table: where its unit is from; guess: the tables do not know the device's.
+    """What was found of one instruction.  table: where its unit is from; guess: the tables do not
+    know the device's.
 
     error: why nothing more was found, "" if nothing went wrong.
     """
@@ -53,7 +56,8 @@ class MatrixProbe:
 
 
 def table_unit(arch: str, instruction: Instruction) -> Unit | None:
-    """The table's unit for an instruction on "sm_90", or None if it has none whose bits are known."""
+    """The table's unit for an instruction on "sm_90", or None if it has none whose bits are
+    known."""
     for name in (f"{instruction.kind}.{instruction.shape}", instruction.kind):
         try:
             unit = unit_for(arch, instruction.operands, instruction.accumulator, name)
@@ -64,7 +68,8 @@ def table_unit(arch: str, instruction: Instruction) -> Unit | None:
 
 
 def probe(bench: Bench, arch: str, dots: int = DOTS) -> MatrixProbe:
-    """Try one instruction; whatever goes wrong is in the result, beside what was measured all the same.
+    """Try one instruction; whatever goes wrong is in the result, beside what was measured all the
+    same.
 
     arch: "sm_90", for the table.
     """
@@ -74,7 +79,10 @@ def probe(bench: Bench, arch: str, dots: int = DOTS) -> MatrixProbe:
     unit = None if source.guess else table_unit(arch, instruction)
     told = unit.source if unit is not None and source.kind == "table" else source.sentence
     found = replace(found, table=told, guess=source.guess)
-    device, model = Lab(instruction, bench.dot), None if unit is None else Lab(instruction, _model(unit))
+    device, model = (
+        Lab(instruction, bench.dot),
+        None if unit is None else Lab(instruction, _model(unit)),
+    )
 
     def structure(so_far: MatrixProbe) -> MatrixProbe:
         return replace(so_far, structure=_beside(measure(device), measure(model) if model else {}))
@@ -83,7 +91,11 @@ def probe(bench: Bench, arch: str, dots: int = DOTS) -> MatrixProbe:
         return replace(so_far, specials=_beside(specials(device), specials(model) if model else {}))
 
     def agreement(so_far: MatrixProbe) -> MatrixProbe:
-        return replace(so_far, agreement=agree(instruction, bench.tiles, model.dot, dots)) if model else so_far
+        return (
+            replace(so_far, agreement=agree(instruction, bench.tiles, model.dot, dots))
+            if model
+            else so_far
+        )
 
     for step in (structure, special, agreement):
         try:

@@ -1,7 +1,9 @@
-"""In which order a forward adds P V: the tree of its sum over the keys, revealed through the variant's own entry point.
+"""In which order a forward adds P V: the tree of its sum over the keys, revealed through the
+variant's own entry point.
 
-With Q = 0 all keys weigh the same, so that every column of V is an experiment of its own (see `verify.probes.tree`): M at one
-key, -M at another, units at some of the others.  O times the number of keys counts the units that survived.
+With Q = 0 all keys weigh the same, so that every column of V is an experiment of its own (see
+`verify.probes.tree`): M at one key, -M at another, units at some of the others.  O times the number
+of keys counts the units that survived.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
-from verify.cell.cell import Cell
-from verify.inputs import Inputs
-from verify.memory import Arena
+from verify.cell.arena import Arena
+from verify.cell.process import Cell
+from verify.judging.trial import Trial
 from verify.probes import tree
 from verify.probes.tree import InconsistentError, Node, Pair
 from verify.problem import Problem
-from verify.trial import Trial
+from verify.problem.inputs import Inputs
 from verify.variant import Config, Declaration
 
 KEYS = 256  # a power of two, so that dividing by it is exact
@@ -31,8 +33,8 @@ _DTYPES = ("bfloat16", "float32", "float16")  # the largest exponent range first
 
 @dataclass(frozen=True)
 class OrderProbe:
-    """The order in which one config adds P V.  order: in words.  groups: keys of the first groups of the chain, or of the first
-    block's, where it is one.
+    """The order in which one config adds P V.  order: in words.  groups: keys of the first groups
+    of the chain, or of the first block's, where it is one.
 
     reason: why there is none, or "".
     """
@@ -50,8 +52,8 @@ class OrderProbe:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Values that V may have.  huge absorbs `at_once` units, in fp32 and in a matrix unit of 25 fraction bits; as many units
-    over the number of keys are counted exactly in the dtype of O."""
+    """Values that V may have.  huge absorbs `at_once` units, in fp32 and in a matrix unit of 25
+    fraction bits; as many units over the number of keys are counted exactly in the dtype of O."""
 
     huge: float
     unit: float
@@ -87,8 +89,14 @@ class _Reader:
             columns[i, place], columns[j, place] = scale.huge, -scale.huge
         units = (self.sums(columns) / scale.unit).view(len(pairs), len(parts)).sum(1)
         counts = [round(float(count)) for count in units]
-        if any(not abs(count - exact) < 0.25 for count, exact in zip(counts, units.tolist(), strict=True)):
-            raise InconsistentError("O is no multiple of one key's weight: units were rounded, or keys do not weigh the same")
+        if any(
+            not abs(count - exact) < 0.25
+            for count, exact in zip(counts, units.tolist(), strict=True)
+        ):
+            raise InconsistentError(
+                "O is no multiple of one key's weight: units were rounded, or keys do not weigh the"
+                " same"
+            )
         return [keys - count for count in counts]
 
     def sums(self, columns: Tensor) -> Tensor:
@@ -107,7 +115,8 @@ class _Reader:
         dtype = p.format.torch
         q, k = torch.zeros(p.shape_q, dtype=dtype), torch.zeros(p.shape_k, dtype=dtype)
         trial = Trial(self.declaration, self.config, p, self.cell, self.arena, self.arch)
-        trial.__dict__["inputs"] = Inputs(q, k, v[None].to(dtype).contiguous())  # instead of the distribution's
+        # instead of the distribution's
+        trial.__dict__["inputs"] = Inputs(q, k, v[None].to(dtype).contiguous())
         self.launches += 1
         run = trial.first
         if not run.reply.ok or run.out is None:
@@ -115,7 +124,9 @@ class _Reader:
         return run.out[0, :, 0].double() * p.seqlen_kv
 
 
-def probe(declaration: Declaration, config: Config, cell: Cell, arena: Arena, arch: str, keys: int = KEYS) -> OrderProbe:
+def probe(
+    declaration: Declaration, config: Config, cell: Cell, arena: Arena, arch: str, keys: int = KEYS
+) -> OrderProbe:
     """Reveal one config's order; whatever goes wrong is in the result."""
     begun, found = time.perf_counter(), OrderProbe(declaration.ref, config.name)
     problem = _problem(declaration, keys)
@@ -142,7 +153,9 @@ def _problem(declaration: Declaration, keys: int) -> Problem | str:
     head_dim = 64 if 64 in support.head_dims else min(support.head_dims)
     refusal: tuple[str, str] | None = None
     for rows in _ROWS:
-        problem = Problem(heads_q=2, heads_kv=2, seqlen_q=rows, seqlen_kv=keys, head_dim=head_dim, dtype=dtypes[0])
+        problem = Problem(
+            heads_q=2, heads_kv=2, seqlen_q=rows, seqlen_kv=keys, head_dim=head_dim, dtype=dtypes[0]
+        )
         refusal = support.refusal(problem)
         if refusal is None:
             return problem

@@ -18,8 +18,30 @@ _MARKS = {_GOOD: "✅ ", _BAD: "❌ ", _FAILED: "❌ ", _UNKNOWN: "⬜ "}
 _STYLES = {_GOOD: "green", _BAD: "bold red", _FAILED: "bold red", _UNKNOWN: "yellow"}
 
 Rows = list[tuple[str, ...]]
-_MATRIX = ("instruction", "L", "F", "p", "rounding", "C", "subnormal operands", "experiments", "bits", "verdict")
-_FUNCTIONS = ("function", "inputs", "ulp", "worst at", "of the table's bound", "at", "monotone", "2^n", "subnormals", "verdict")
+_MATRIX = (
+    "instruction",
+    "L",
+    "F",
+    "p",
+    "rounding",
+    "C",
+    "subnormal operands",
+    "experiments",
+    "bits",
+    "verdict",
+)
+_FUNCTIONS = (
+    "function",
+    "inputs",
+    "ulp",
+    "worst at",
+    "of the table's bound",
+    "at",
+    "monotone",
+    "2^n",
+    "subnormals",
+    "verdict",
+)
 _ORDERS = ("variant", "config", "dtype", "keys", "order of P V", "first groups of keys")
 
 
@@ -29,30 +51,55 @@ def verdict(found: MatrixProbe | FunctionProbe) -> str:
         return _BAD
     if found.error:
         return _FAILED
-    return _UNKNOWN if isinstance(found, MatrixProbe) and (found.guess or found.agreement is None) else _GOOD
+    return (
+        _UNKNOWN
+        if isinstance(found, MatrixProbe) and (found.guess or found.agreement is None)
+        else _GOOD
+    )
 
 
 def table_entry(found: MatrixProbe | FunctionProbe, arch: str) -> str:
-    """Where the tables have what a probe is compared with: the file and the entry, for whoever corrects them."""
+    """Where the tables have what a probe is compared with: the file and the entry, for whoever
+    corrects them."""
     if isinstance(found, MatrixProbe):
         file, arch = "verify/arithmetic/units.py", arch.rstrip("a")
         named = [one for one in INSTRUCTIONS if one.name == found.name]
-        return f"{file}, {arch}: {named[0].operands} into {named[0].accumulator}, {named[0].kind}" if named else file
-    file, tables = "verify/arithmetic/instructions.py", {"EXP": EXP, "LOG": LOG, "DIVISION": DIVISION, "TANH": TANH}
+        return (
+            f"{file}, {arch}: {named[0].operands} into {named[0].accumulator}, {named[0].kind}"
+            if named
+            else file
+        )
+    file, tables = (
+        "verify/arithmetic/instructions.py",
+        {"EXP": EXP, "LOG": LOG, "DIVISION": DIVISION, "TANH": TANH},
+    )
     entries = {one.name: one.table for one in FUNCTIONS}
     places = [
-        f'{file}: {title}["{key}"]' for title, one in tables.items() for key in one if one[key] is entries.get(found.name)
+        f'{file}: {title}["{key}"]'
+        for title, one in tables.items()
+        for key in one
+        if one[key] is entries.get(found.name)
     ]
     return places[0] if places else file
 
 
 def _matrix_row(found: MatrixProbe) -> tuple[str, ...]:
     quantities = {quantity.name: quantity.measured for quantity in found.structure}
-    names = ("products per addition", "fraction bits F", "output bits p", "output rounding", "accumulator joins")
+    names = (
+        "products per addition",
+        "fraction bits F",
+        "output bits p",
+        "output rounding",
+        "accumulator joins",
+    )
     shown = [quantities.get(name, "-") for name in (*names, "subnormal operands")]
     known = [quantity for quantity in (*found.structure, *found.specials) if quantity.expected]
     same = f"{sum(quantity.agrees for quantity in known)} of {len(known)}"
-    bits = "-" if found.agreement is None else f"{found.agreement.mismatches} of {found.agreement.dots} differ"
+    bits = (
+        "-"
+        if found.agreement is None
+        else f"{found.agreement.mismatches} of {found.agreement.dots} differ"
+    )
     return (found.name, *shown, same, bits, verdict(found))
 
 
@@ -63,7 +110,16 @@ def _function_row(found: FunctionProbe) -> tuple[str, ...]:
         numbers[0] = (f"{found.ulp_bound:.6g}", numbers[0][1])
     inputs = f"all {found.inputs}" if found.exhaustive else f"{found.inputs} sampled"
     subnormal = f"in: {found.subnormal_inputs or '-'}; out: {found.subnormal_results or '-'}"
-    return (found.name, inputs, *numbers[0], *numbers[1], found.order or "-", found.integers or "-", subnormal, verdict(found))
+    return (
+        found.name,
+        inputs,
+        *numbers[0],
+        *numbers[1],
+        found.order or "-",
+        found.integers or "-",
+        subnormal,
+        verdict(found),
+    )
 
 
 def _order_rows(report: ProbeReport) -> Rows:
@@ -71,7 +127,16 @@ def _order_rows(report: ProbeReport) -> Rows:
     for found in report.orders:
         groups = " | ".join(found.groups)
         keys = str(found.keys or "-")
-        rows.append((found.variant, found.config, found.dtype or "-", keys, found.reason or found.order, groups))
+        rows.append(
+            (
+                found.variant,
+                found.config,
+                found.dtype or "-",
+                keys,
+                found.reason or found.order,
+                groups,
+            )
+        )
     return rows
 
 
@@ -105,7 +170,10 @@ def details(report: ProbeReport) -> Iterator[str]:
             yield f"{probe.name}: {probe.error}"
     for function in report.functions:
         if function.ratio is not None and not function.agrees:
-            words = f"{function.ratio.value:.6g} of the table's bound at {function.ratio.at} ({function.table})"
+            words = (
+                f"{function.ratio.value:.6g} of the table's bound at {function.ratio.at}"
+                f" ({function.table})"
+            )
             entry = f"entry: {table_entry(function, report.arch)}"
             yield f"{function.name}: {'; '.join(filter(None, (words, function.wrong, entry)))}"
         if function.error:
@@ -117,12 +185,17 @@ def mismatches(probe: MatrixProbe) -> str:
     agreement = probe.agreement
     assert agreement is not None
     kinds = ", ".join(f"{kind}: {count}" for kind, count in agreement.by_kind.items())
-    text = f"{agreement.mismatches} of {agreement.dots} results differ from the model ({kinds}; NaN both: {agreement.nan})"
+    text = (
+        f"{agreement.mismatches} of {agreement.dots} results differ from the model ({kinds}; NaN"
+        f" both: {agreement.nan})"
+    )
     first = agreement.first
     if first is None:
         return text
     operands = f"a = {' '.join(first.a)}, b = {' '.join(first.b)}, c = {first.c}"
-    return f"{text}; the first: {operands}: device {first.device}, model {first.model} ({first.kind})"
+    return (
+        f"{text}; the first: {operands}: device {first.device}, model {first.model} ({first.kind})"
+    )
 
 
 def markdown(report: ProbeReport) -> str:
@@ -135,7 +208,11 @@ def _lines(report: ProbeReport) -> Iterator[str]:
     yield f"# Probes: {_cell(str(name))}"
     ran = len(report.matrix) + len(report.functions)
     if ran:
-        headline = f"{_MARKS[_GOOD]}**Nothing disagrees with the tables.**" if report.agrees else f"{_MARKS[_BAD]}**DISAGREES**"
+        headline = (
+            f"{_MARKS[_GOOD]}**Nothing disagrees with the tables.**"
+            if report.agrees
+            else f"{_MARKS[_BAD]}**DISAGREES**"
+        )
         yield f"\n{headline} {ran} probes, arch `{report.arch}`, {report.seconds:.0f} s."
     wrong = list(details(report))
     if wrong:
@@ -143,14 +220,20 @@ def _lines(report: ProbeReport) -> Iterator[str]:
         yield from (f"- ❌ {_cell(line)}" for line in wrong)
     if report.matrix:
         yield "\n## Matrix instructions\n"
-        yield "L: products per fused addition; F: fraction bits of the alignment; p: of the result. Experiments: how many have"
+        yield (
+            "L: products per fused addition; F: fraction bits of the alignment; p: of the result."
+            " Experiments: how many have"
+        )
         yield "the result of the table's unit. Bits: seeded dot products compared with the model.\n"
         yield from _page(_MATRIX, [_matrix_row(probe) for probe in report.matrix])
         for probe in report.matrix:
             yield from _folded(probe)
     if report.functions:
         yield "\n## Functions\n"
-        yield "ulp: over normal results; an upper bound, the reference's error included, where all inputs were tried. Inputs"
+        yield (
+            "ulp: over normal results; an upper bound, the reference's error included, where all"
+            " inputs were tried. Inputs"
+        )
         yield "and results are bits.\n"
         yield from _page(_FUNCTIONS, [_function_row(probe) for probe in report.functions])
         yield from _edges(report)
@@ -159,13 +242,20 @@ def _lines(report: ProbeReport) -> Iterator[str]:
         yield from _page(_ORDERS, _order_rows(report))
     if report.not_run:
         yield "\n## Not run\n"
-        yield from (f"- {_cell(entry.name)}: not run: {_cell(entry.reason)}" for entry in report.not_run)
+        yield from (
+            f"- {_cell(entry.name)}: not run: {_cell(entry.reason)}" for entry in report.not_run
+        )
 
 
 def _folded(probe: MatrixProbe) -> Iterator[str]:
     yield f"\n<details><summary>{_cell(probe.name)}</summary>\n\n{_cell(probe.table)}\n"
     rows = [
-        (quantity.name, quantity.measured, quantity.expected or "-", _GOOD if quantity.agrees else _BAD)
+        (
+            quantity.name,
+            quantity.measured,
+            quantity.expected or "-",
+            _GOOD if quantity.agrees else _BAD,
+        )
         for quantity in (*probe.structure, *probe.specials)
     ]
     yield from _page(("quantity", "measured", "the table's unit", ""), rows)
@@ -174,7 +264,11 @@ def _folded(probe: MatrixProbe) -> Iterator[str]:
 
 def _edges(report: ProbeReport) -> Iterator[str]:
     names = list(dict.fromkeys(name for probe in report.functions for name in probe.edges or {}))
-    rows = [(probe.name, *(probe.edges.get(name, "-") for name in names)) for probe in report.functions if probe.edges]
+    rows = [
+        (probe.name, *(probe.edges.get(name, "-") for name in names))
+        for probe in report.functions
+        if probe.edges
+    ]
     if rows:
         yield "\nResults at the edges, as bits:\n"
         yield from _page(("function", *names), rows)
@@ -189,4 +283,10 @@ def _page(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 def _cell(text: str) -> str:
     """Text that neither ends a cell nor begins a tag."""
-    return text.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+    return (
+        text.replace("\n", " ")
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("*", "\\*")
+        .replace("_", "\\_")
+    )

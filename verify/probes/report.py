@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verify.evidence.strict_json import decode, dumps, encode, loads
 from verify.probes.functions import FunctionProbe
 from verify.probes.matrix import MatrixProbe
 from verify.probes.order import OrderProbe
-from verify.strict_json import decode, dumps, encode, loads
 
 SCHEMA_VERSION = 1
 PAGE = "probes.md"
 
 
 @dataclass(frozen=True)
-class NotRun:
+class ProbeNotRun:
     """A probe that was not run, and why."""
 
     name: str
@@ -25,30 +25,36 @@ class NotRun:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """All probes of one device.  device: `verify.device.fingerprint`.  arch: compiled for ("sm_90a"), "" without a GPU."""
+    """All probes of one device.  device: `verify.machine.device.fingerprint`.  arch: compiled for
+    ("sm_90a"), "" without a GPU."""
 
     device: dict[str, Any]
     arch: str = ""
     matrix: tuple[MatrixProbe, ...] = ()
     functions: tuple[FunctionProbe, ...] = ()
     orders: tuple[OrderProbe, ...] = ()
-    not_run: tuple[NotRun, ...] = ()
+    not_run: tuple[ProbeNotRun, ...] = ()
     seconds: float = 0.0
     schema: int = SCHEMA_VERSION
 
     @property
     def agrees(self) -> bool:
         """Whether nothing that was measured speaks against the tables."""
-        return all(found.agrees for found in self.matrix) and all(found.agrees for found in self.functions)
+        return all(found.agrees for found in self.matrix) and all(
+            found.agrees for found in self.functions
+        )
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of probes that ended in an error."""
-        return tuple(f.name for f in self.matrix if f.error) + tuple(f.name for f in self.functions if f.error)
+        return tuple(f.name for f in self.matrix if f.error) + tuple(
+            f.name for f in self.functions if f.error
+        )
 
 
 def as_data(report: ProbeReport) -> dict[str, Any]:
-    """The report as JSON-ready data; "agrees" stands beside everything that has a table's entry to agree with."""
+    """The report as JSON-ready data; "agrees" stands beside everything that has a table's entry to
+    agree with."""
     data: dict[str, Any] = encode(report)
     data["agrees"] = report.agrees
     for name in ("matrix", "functions"):

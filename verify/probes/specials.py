@@ -1,4 +1,5 @@
-"""What a matrix instruction makes of zeros, infinities, NaN, overflow and underflow: bits by experiment."""
+"""What a matrix instruction makes of zeros, infinities, NaN, overflow and underflow: bits by
+experiment."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _INF, _NAN = math.inf, math.nan
 
 
 def specials(lab: Lab) -> dict[str, str]:
-    """Experiment in words -> the result's bits; those that the instruction's formats cannot express are left out."""
+    """Experiment in words -> the result's bits; those that the instruction's formats cannot express
+    are left out."""
     found = {}
     for name, sum_ in _experiments(lab):
         try:
@@ -31,7 +33,10 @@ def _experiments(lab: Lab) -> Iterator[tuple[str, Sum]]:
     yield "C = 1, product -1", Sum({0: -1.0}, c=1.0)
     yield "C = -1, product 1", Sum({0: 1.0}, c=-1.0)
     # Its result tells the generations of units apart.
-    yield "C = 2^23, products -2^23, -1/2, -1/4, -1/8", Sum({0: -(2.0**23), 1: -0.5, 2: -0.25, 3: -0.125}, c=2.0**23)
+    yield (
+        "C = 2^23, products -2^23, -1/2, -1/4, -1/8",
+        Sum({0: -(2.0**23), 1: -0.5, 2: -0.25, 3: -0.125}, c=2.0**23),
+    )
     yield from _infinite()
     yield from _large(lab)
     yield from _small(lab)
@@ -58,7 +63,10 @@ def _infinite() -> Iterator[tuple[str, Sum]]:
 
 def _large(lab: Lab) -> Iterator[tuple[str, Sum]]:
     """At the end of the accumulator's range: ulp is the last place of its largest number."""
-    most, ulp = lab.result.max, math.ldexp(1.0, math.frexp(lab.result.max)[1] - lab.result.precision)
+    most, ulp = (
+        lab.result.max,
+        math.ldexp(1.0, math.frexp(lab.result.max)[1] - lab.result.precision),
+    )
     top = 2.0 ** (math.frexp(most)[1] - 1)
     for ulps in (0.25, 0.5, 0.75, 1.0, 2.0):
         yield f"C = max, product {ulps:g} ulp", Sum({0: ulps * ulp}, c=most)
@@ -70,7 +78,10 @@ def _large(lab: Lab) -> Iterator[tuple[str, Sum]]:
     large = 2.0 ** (math.frexp(lab.operands.max)[1] - 1)
     if large * large > most:
         yield "a product beyond the range", Sum(pairs={0: (large, large)})
-        yield "two products beyond the range that cancel", Sum(pairs={0: (large, large), 1: (-large, large)})
+        yield (
+            "two products beyond the range that cancel",
+            Sum(pairs={0: (large, large), 1: (-large, large)}),
+        )
         yield "C = -inf, a product beyond the range", Sum(c=-_INF, pairs={0: (large, large)})
 
 
@@ -81,7 +92,10 @@ def _small(lab: Lab) -> Iterator[tuple[str, Sum]]:
     yield "C = smallest, product of smallest subnormals", Sum(c=least, pairs={0: (tiny, tiny)})
     yield "product of smallest subnormals", Sum(pairs={0: (tiny, tiny)})
     yield "minus a product of smallest subnormals", Sum(pairs={0: (-tiny, tiny)})
-    yield "minus all products of smallest subnormals", Sum(pairs=dict.fromkeys(range(lab.depth), (-tiny, tiny)))
+    yield (
+        "minus all products of smallest subnormals",
+        Sum(pairs=dict.fromkeys(range(lab.depth), (-tiny, tiny))),
+    )
     yield "C = smallest normal, minus smallest", Sum({0: -least}, c=normal)
     for parts in (0.5, 0.75, 1.0, 1.5):
         yield f"product of {parts:g} smallest", Sum({0: parts * least})

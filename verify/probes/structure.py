@@ -1,8 +1,8 @@
-"""How a matrix instruction adds: its groups, their alignment, the conversion, the accumulator and subnormal numbers, each found
-by sums whose result decides it.
+"""How a matrix instruction adds: its groups, their alignment, the conversion, the accumulator and
+subnormal numbers, each found by sums whose result decides it.
 
-Every quantity is words, so that those measured on a device and those of the model, by the same experiments, can be laid side
-by side.  docs/probes.md derives the experiments.
+Every quantity is words, so that those measured on a device and those of the model, by the same
+experiments, can be laid side by side.  docs/probes.md derives the experiments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _HALVES = (-1.5, -0.5, 0.5, 1.5)
 
 
 def measure(lab: Lab) -> dict[str, str]:
-    """What the instruction is found to be, in words, by quantity; the same keys for every instruction of a kind."""
+    """What the instruction is found to be, in words, by quantity; the same keys for every
+    instruction of a kind."""
     return _Structure(lab).quantities()
 
 
@@ -40,7 +41,11 @@ class _Structure:
     lab: Lab
 
     def quantities(self) -> dict[str, str]:
-        found = {"summation": self._summation, "products per addition": self._products, "accumulator joins": self._joins}
+        found = {
+            "summation": self._summation,
+            "products per addition": self._products,
+            "accumulator joins": self._joins,
+        }
         found |= {
             "fraction bits F": self._said(self._fraction_in_words),
             "alignment": self._said(self._alignment),
@@ -73,11 +78,16 @@ class _Structure:
     def _top(self) -> int:
         """Exponent of the huge values."""
         largest = 2 * (math.frexp(self.lab.operands.max)[1] - 1)
-        return min(largest, math.frexp(self.lab.result.max)[1] - 1, 500 if self.lab.result.precision > 24 else 60)
+        return min(
+            largest,
+            math.frexp(self.lab.result.max)[1] - 1,
+            500 if self.lab.result.precision > 24 else 60,
+        )
 
     @cached_property
     def _unit(self) -> float:
-        """The smallest value that all leaves may have and whose sums the accumulator holds exactly."""
+        """The smallest value that all leaves may have and whose sums the accumulator holds
+        exactly."""
         least = 2 * (self.lab.operands.emin - self.lab.operands.precision + 1)
         exact = self.lab.result.emin - self.lab.result.precision + 1 + 4
         normal = 2 * self.lab.operands.emin
@@ -108,7 +118,8 @@ class _Structure:
 
     @cached_property
     def _chain(self) -> list[tuple[int, ...]] | None:
-        """Groups of products and the accumulator, the innermost first; None if they are no chain."""
+        """Groups of products and the accumulator, the innermost first; None if they are no
+        chain."""
         return None if isinstance(self._tree, str) else tree.chain(self._tree)
 
     @cached_property
@@ -129,7 +140,9 @@ class _Structure:
         return " -> ".join(f"({self._named(group)})" for group in self._chain)
 
     def _nested(self, node: Node) -> str:
-        parts = [self._nested(part) for part in node.sums] + [self._named(node.own)] * bool(node.own)
+        parts = [self._nested(part) for part in node.sums] + [self._named(node.own)] * bool(
+            node.own
+        )
         return f"({' + '.join(parts)})"
 
     def _named(self, group: tuple[int, ...]) -> str:
@@ -138,7 +151,9 @@ class _Structure:
 
     @cached_property
     def _sizes(self) -> list[int]:
-        return [size for group in self._groups if (size := sum(leaf < self.lab.depth for leaf in group))]
+        return [
+            size for group in self._groups if (size := sum(leaf < self.lab.depth for leaf in group))
+        ]
 
     @cached_property
     def _products(self) -> str:
@@ -153,7 +168,9 @@ class _Structure:
     @cached_property
     def _place_of_c(self) -> int | None:
         """The group that the accumulator is in."""
-        return next((number for number, group in enumerate(self._groups) if self.lab.depth in group), None)
+        return next(
+            (number for number, group in enumerate(self._groups) if self.lab.depth in group), None
+        )
 
     @cached_property
     def _joins(self) -> str:
@@ -163,11 +180,16 @@ class _Structure:
         if self._chain is None:
             return "in a tree of sums"
         if len(self._groups[place]) > 1:
-            return self._said(self._with_products) if place == 0 else f"with the products of group {place + 1}"
+            return (
+                self._said(self._with_products)
+                if place == 0
+                else f"with the products of group {place + 1}"
+            )
         return "after all products" if place == len(self._groups) - 1 else f"after group {place}"
 
     def _with_products(self) -> str:
-        """Whether the accumulator is aligned with the products or with their sum, where they cancel all but one unit."""
+        """Whether the accumulator is aligned with the products or with their sum, where they cancel
+        all but one unit."""
         group = [leaf for leaf in self._groups[0] if leaf < self.lab.depth]
         if len(group) < 2:
             return "with the first product"
@@ -178,19 +200,25 @@ class _Structure:
             group[1]: (-(2 * most - 2), 2 * most * scale),
         }
         unit = scale
-        lost = most * most * 2 * unit * 2.0**-self._fraction / 2  # half of the least that alignment with the products keeps
+        # half of the least that alignment with the products keeps
+        lost = most * most * 2 * unit * 2.0**-self._fraction / 2
         ulp = unit * 2.0 ** (1 - self.lab.result.precision)
         c = lost if lost >= ulp else ulp / 2 + lost
         without, result = self.lab.run([Sum(pairs=pairs, c=0.0), Sum(pairs=pairs, c=c)])
         if without != unit:
             return f"unclear: products that leave {unit:g} give {without:g}"
-        return "aligned with the first products" if result == unit else "after the first products, aligned with their sum"
+        return (
+            "aligned with the first products"
+            if result == unit
+            else "after the first products, aligned with their sum"
+        )
 
     # Alignment.
 
     @cached_property
     def _depth_of_survival(self) -> tuple[int, bool]:
-        """The largest j for which 2**-j survives beside +1 and -1, and whether a smaller one was tried."""
+        """The largest j for which 2**-j survives beside +1 and -1, and whether a smaller one was
+        tried."""
         if len(self._first) < 3:
             raise UnrepresentableError("fewer than three products at once")
         i, j, k = self._first[:3]
@@ -214,7 +242,8 @@ class _Structure:
         return _at_least(*self._depth_of_survival)
 
     def _alignment(self) -> str:
-        """What becomes of parts of the last place that is kept; of two halves of it, whether they are seen together."""
+        """What becomes of parts of the last place that is kept; of two halves of it, whether they
+        are seen together."""
         i, j, k = self._first[:3] if len(self._first) > 2 else (0, 0, 0)
         big, last = 2.0**self._top, math.ldexp(1.0, self._top - self._fraction)
         sums = [Sum({i: big, j: -big, k: half * last}) for half in _HALVES]
@@ -234,7 +263,8 @@ class _Structure:
 
     @cached_property
     def _output(self) -> tuple[int, bool]:
-        """Fraction bits that a sum of 1 + 1 + 2**(1 - j) keeps, in units of `_one`; and whether a smaller one was tried."""
+        """Fraction bits that a sum of 1 + 1 + 2**(1 - j) keeps, in units of `_one`; and whether a
+        smaller one was tried."""
         if len(self._first) < 3:
             raise UnrepresentableError("fewer than three products at once")
         i, j, k = self._first[:3]
@@ -287,7 +317,8 @@ class _Structure:
         return f"all {kept}"
 
     def _rounding_of_c(self) -> str:
-        """What becomes of a product of half a unit, or of one and a half, in the last place that C keeps beside it."""
+        """What becomes of a product of half a unit, or of one and a half, in the last place that C
+        keeps beside it."""
         one, kept = self._one, 0
         for depth in range(1, self.lab.result.precision):
             small = math.ldexp(one, -depth)
@@ -296,7 +327,10 @@ class _Structure:
             kept = depth
         ulp = math.ldexp(one, -kept)
         sums = [Sum({0: half * ulp}, c=math.copysign(one, half)) for half in _HALVES]
-        rounded = [(got - math.copysign(one, half)) / ulp for half, got in zip(_HALVES, self.lab.run(sums), strict=True)]
+        rounded = [
+            (got - math.copysign(one, half)) / ulp
+            for half, got in zip(_HALVES, self.lab.run(sums), strict=True)
+        ]
         return f"{_named(rounded)}, {kept} bits"
 
     # Subnormal numbers.
@@ -306,19 +340,25 @@ class _Structure:
         return self.lab.operands.smallest_subnormal
 
     def _subnormal_operands(self) -> str:
-        partner = min(2.0**-self.lab.operands.emin, 2.0 ** (math.frexp(self.lab.operands.max)[1] - 1))
+        partner = min(
+            2.0**-self.lab.operands.emin, 2.0 ** (math.frexp(self.lab.operands.max)[1] - 1)
+        )
         want = 3 * self._tiny * partner
         pairs = [(3 * self._tiny, partner), (partner, 3 * self._tiny)]
-        words = [_fate(result, want) for result in self.lab.run([Sum(pairs={0: pair}) for pair in pairs])]
+        words = [
+            _fate(result, want) for result in self.lab.run([Sum(pairs={0: pair}) for pair in pairs])
+        ]
         return words[0] if words[0] == words[1] else f"{words[0]} in A, {words[1]} in B"
 
     def _normalises(self) -> str:
-        """Whether a product of the smallest subnormal is aligned by its own exponent or by its format's smallest."""
+        """Whether a product of the smallest subnormal is aligned by its own exponent or by its
+        format's smallest."""
         if len(self._first) < 3:
             return "nothing is aligned" if len(self._first) == 1 else UNKNOWN
         i, j, k = self._first[:3]
         partner = 2.0 ** (math.frexp(self.lab.operands.max)[1] - 1)
-        last = 2.0**self.lab.operands.emin * partner * 2.0**-self._fraction  # kept if it counts with the smallest exponent
+        # kept if it counts with the smallest exponent
+        last = 2.0**self.lab.operands.emin * partner * 2.0**-self._fraction
         pairs = {i: (self._tiny, partner), j: (-self._tiny, partner)}
         for half in (1.75, 1.5):
             for sum_ in (Sum({k: half * last}, pairs=pairs), Sum(c=half * last, pairs=pairs)):
@@ -361,4 +401,6 @@ def _fate(result: float, want: float) -> str:
 def _named(rounded: Sequence[float]) -> str:
     """The name of a rounding."""
     found = tuple(value + 0.0 for value in rounded)  # -0 is 0
-    return _ROUNDINGS.get(found, f"-1.5, -0.5, 0.5, 1.5 become {', '.join(f'{value:g}' for value in found)}")
+    return _ROUNDINGS.get(
+        found, f"-1.5, -0.5, 0.5, 1.5 become {', '.join(f'{value:g}' for value in found)}"
+    )

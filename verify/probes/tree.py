@@ -1,8 +1,9 @@
 """A summation's tree from where its leaves meet.
 
-The idea is that of FPRev (Xie et al., arXiv 2411.00442): put a huge M at one leaf, -M at another, and a unit at every other.  A
-unit that is added before the two have met is absorbed; one that joins later survives.  So the sum counts the leaves that are
-not below the node where the two meet.  A node with more than two children is a fused addition.
+The idea is that of FPRev (Xie et al., arXiv 2411.00442): put a huge M at one leaf, -M at another,
+and a unit at every other.  A unit that is added before the two have met is absorbed; one that joins
+later survives.  So the sum counts the leaves that are not below the node where the two meet.  A
+node with more than two children is a fused addition.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Node:
 
 
 def reveal(leaves: Sequence[int], meeting: Meeting) -> Node:
-    """The tree of the leaves.  Asks for all pairs of small sets at once, and of larger ones only what tells them apart."""
+    """The tree of the leaves.  Asks for all pairs of small sets at once, and of larger ones only
+    what tells them apart."""
     return _Search(meeting).tree(tuple(leaves))
 
 
@@ -63,7 +65,8 @@ class _Search:
             self._known |= dict(zip(asked, self._meeting(asked), strict=True))
 
     def _node(self, leaves: tuple[int, ...], wanted: list[Pair]) -> Node | None:
-        """The node of exactly these leaves; None if more must be asked: what is known of that goes into `wanted`."""
+        """The node of exactly these leaves; None if more must be asked: what is known of that goes
+        into `wanted`."""
         if len(leaves) == 1:
             return Node(leaves)
         parts, whole = self._parts(leaves, wanted)
@@ -74,13 +77,20 @@ class _Search:
             return None
         return Node(leaves, tuple(child for child in children if child is not None))
 
-    def _parts(self, leaves: tuple[int, ...], wanted: list[Pair]) -> tuple[list[tuple[int, ...]], bool]:
-        """The leaves by child, two of the same child meeting below it, as far as is known; and whether these are all."""
+    def _parts(
+        self, leaves: tuple[int, ...], wanted: list[Pair]
+    ) -> tuple[list[tuple[int, ...]], bool]:
+        """The leaves by child, two of the same child meeting below it, as far as is known; and
+        whether these are all."""
         parts: list[tuple[int, ...]] = []
         left = leaves
         while left:
             first, others = left[0], left[1:]
-            asked = combinations(left, 2) if len(left) <= _AT_ONCE else ((first, other) for other in others)
+            asked = (
+                combinations(left, 2)
+                if len(left) <= _AT_ONCE
+                else ((first, other) for other in others)
+            )
             missing = [pair for pair in asked if pair not in self._known]
             if missing:
                 wanted += missing
@@ -95,12 +105,19 @@ class _Search:
         """Leaves of one child meet below this node, those of two in it."""
         where = {leaf: number for number, part in enumerate(parts) for leaf in part}
         for (i, j), count in self._known.items():
-            if i in where and j in where and (count >= whole if where[i] == where[j] else count != whole):
-                raise InconsistentError(f"leaves {i} and {j} meet among {count} of {whole}, which no tree explains")
+            if (
+                i in where
+                and j in where
+                and (count >= whole if where[i] == where[j] else count != whole)
+            ):
+                raise InconsistentError(
+                    f"leaves {i} and {j} meet among {count} of {whole}, which no tree explains"
+                )
 
 
 def chain(tree: Node) -> list[tuple[int, ...]] | None:
-    """The tree as a chain of groups of leaves, each added at once, the innermost first; None if some node adds two sums."""
+    """The tree as a chain of groups of leaves, each added at once, the innermost first; None if
+    some node adds two sums."""
     groups = []
     node: Node | None = tree
     while node is not None:
@@ -119,17 +136,24 @@ def describe(tree: Node) -> str:
     alike = blocks(tree)
     if alike:
         first = alike[0]
-        return f"{len(alike)} blocks of {len(first.leaves)}, added one after the other; each: {describe(first)}"
+        return (
+            f"{len(alike)} blocks of {len(first.leaves)}, added one after the other; each:"
+            f" {describe(first)}"
+        )
     own = f" and {len(tree.own)} single leaves" if tree.own else ""
     if len({_shape(part) for part in tree.sums}) == 1:
         first = tree.sums[0]
-        return f"{len(tree.sums)} sums{own}, added at once; each: {describe(first)} (the first: leaves {ranges(first.leaves)})"
+        return (
+            f"{len(tree.sums)} sums{own}, added at once; each: {describe(first)} (the first: leaves"
+            f" {ranges(first.leaves)})"
+        )
     parts = "; ".join(f"leaves {ranges(part.leaves)}: {describe(part)}" for part in tree.sums)
     return f"{len(tree.sums)} sums{own}, added at once; {parts}"
 
 
 def blocks(tree: Node) -> list[Node]:
-    """Sums of the same shape that the tree adds two at a time, one after the other, the first first; empty if it does not."""
+    """Sums of the same shape that the tree adds two at a time, one after the other, the first
+    first; empty if it does not."""
     found: list[Node] = []
     node = tree
     while len(node.sums) == len(node.children) == 2:
@@ -153,7 +177,10 @@ def _chain_in_words(sizes: list[int]) -> str:
             runs[-1][1] += 1
         else:
             runs.append([size, 1])
-    words = [f"{n} fused group{'s' * (n > 1)} of {size}" if size > 1 else f"{n} single" for size, n in runs]
+    words = [
+        f"{n} fused group{'s' * (n > 1)} of {size}" if size > 1 else f"{n} single"
+        for size, n in runs
+    ]
     return f"chain of {', then '.join(words)}"
 
 

@@ -1,6 +1,8 @@
-"""Probes run in processes of their own, so that one that crashes, hangs or poisons its CUDA context takes no other with it.
+"""Probes run in processes of their own, so that one that crashes, hangs or poisons its CUDA context
+takes no other with it.
 
-A process does one job after the other, each at once after the last; after a failure the next job finds a fresh one.
+A process does one job after the other, each at once after the last; after a failure the next job
+finds a fresh one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _START = 60.0  # seconds for a process to begin on a busy machine
 
 @dataclass(frozen=True)
 class Job(Generic[T]):
-    """A function of a module, and its arguments; both travel by pickle.  A result with a true `error` counts as a failure."""
+    """A function of a module, and its arguments; both travel by pickle.  A result with a true
+    `error` counts as a failure."""
 
     function: Callable[..., T]
     arguments: tuple[Any, ...] = ()
@@ -39,7 +42,8 @@ class JobError(RuntimeError):
 
 
 def do_all(jobs: Sequence[Job[T]], processes: int, patience: float) -> Iterator[Answer[T]]:
-    """Every job's answer, in order, as soon as it and all before it are there; patience: seconds for each."""
+    """Every job's answer, in order, as soon as it and all before it are there; patience: seconds
+    for each."""
     own = threading.local()
     workers: list[_Worker] = []
 

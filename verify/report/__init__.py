@@ -1,4 +1,5 @@
-"""Reports: evidence condensed, written as JSON, Markdown and one HTML page, read back, and compared.
+"""Reports: evidence condensed, written as JSON, Markdown and one HTML page, read back, and
+compared.
 
 report = build(load(run_dir))
 write(report, "reports/nvidia-h100-80gb-hbm3")
@@ -11,14 +12,23 @@ import os
 from pathlib import Path
 
 from verify.report.build import build
-from verify.report.compare import Change, Comparison, compare, render_comparison
-from verify.report.schema import SCHEMA_VERSION, Report, ReportError, WorstCase, dumps, parse, read, worst_cases
+from verify.report.compare import Change, ReportComparison, compare, render_comparison
+from verify.report.schema import (
+    SCHEMA_VERSION,
+    Report,
+    ReportError,
+    WorstCase,
+    dumps,
+    parse,
+    read,
+    worst_cases,
+)
 
 __all__ = [
     "SCHEMA_VERSION",
     "Change",
-    "Comparison",
     "Report",
+    "ReportComparison",
     "ReportError",
     "WorstCase",
     "build",
@@ -33,11 +43,13 @@ __all__ = [
 
 
 def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
-    """Write report.json, report.md and report.html into a folder; returns their paths in this order.
+    """Write report.json, report.md and report.html into a folder; returns their paths in this
+    order.
 
     Probes and sanitizers' accounts that lie in the folder are shown, and count in the status; their
-    own pages, probes.md and sanitizer.md, are written again.  Each file is replaced whole: a
-    reader sees the old one or the new one.  The plot of r lies beside them as r.svg, for pages that want to show it.
+    own pages, probes.md and sanitizer.md, are written again.  Each file is replaced whole: a reader
+    sees the old one or the new one.  The plot of r lies beside them as r.svg, for pages that want
+    to show it.
     """
     from verify.report import pages
 
@@ -53,6 +65,7 @@ def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
 
 def _replace(path: Path, content: str) -> Path:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    # A lone surrogate from a kernel's words: in JSON its escape is the same text, elsewhere it shows.
+    # A lone surrogate from a kernel's words: in JSON its escape is the same text, elsewhere it
+    # shows.
     fresh.write_text(content, encoding="utf-8", errors="backslashreplace", newline="\n")
     return fresh.replace(path)

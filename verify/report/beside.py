@@ -1,6 +1,8 @@
-"""What lies beside a report in its folder: the device's probes and the sanitizers' account, read, summed up and counted in.
+"""What lies beside a report in its folder: the device's probes and the sanitizers' account, read,
+summed up and counted in.
 
-Neither is part of the evidence of a run: both are measured by commands of their own, before it or after it.
+Neither is part of the evidence of a run: both are measured by commands of their own, before it or
+after it.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verify.evidence.strict_json import decode, loads
 from verify.report import probed, sanitized
 from verify.report.build import overall
-from verify.report.sanitized import Account
 from verify.report.schema import BesideReport, Report
-from verify.strict_json import decode, loads
+from verify.sanitizers.account import Account
 
 if TYPE_CHECKING:
     from verify.probes.report import ProbeReport
@@ -31,7 +33,8 @@ class Beside:
 
 
 def look(folder: Path, device: dict[str, Any]) -> Beside:
-    """What lies in a folder; a file that cannot be read, or is of another device than `device`, cannot be used."""
+    """What lies in a folder; a file that cannot be read, or is of another device than `device`,
+    cannot be used."""
     found: dict[str, Any] = {}
     unusable: dict[str, str] = {}
     for name, file in FILES.items():
@@ -39,7 +42,11 @@ def look(folder: Path, device: dict[str, Any]) -> Beside:
         if not path.exists():
             continue
         try:
-            one = _read_probes(path) if name == "probes" else decode(Account, loads(path.read_text(encoding="utf-8")))
+            one = (
+                _read_probes(path)
+                if name == "probes"
+                else decode(Account, loads(path.read_text(encoding="utf-8")))
+            )
         except (OSError, ValueError, RecursionError) as error:
             unusable[name] = f"{file} cannot be read: {error}"
             continue
@@ -58,7 +65,8 @@ def _read_probes(path: Path) -> ProbeReport:
 
 
 def joined(report: Report, beside: Beside) -> Report:
-    """The report with an entry for each file beside it, and the status that follows; as it is where there is and was none."""
+    """The report with an entry for each file beside it, and the status that follows; as it is where
+    there is and was none."""
     entries = [_unusable(name, why) for name, why in beside.unusable.items()]
     if beside.probes is not None and probed.ran(beside.probes):
         entries.append(probed.entry(beside.probes))
@@ -67,7 +75,8 @@ def joined(report: Report, beside: Beside) -> Report:
     if not entries and not report.get("beside"):
         return report
     whole: Report = {**report, "beside": sorted(entries, key=lambda entry: entry["name"])}
-    if "runs" in whole:  # in the schema's order, as it is read back: the same bytes however often it is written
+    # in the schema's order, as it is read back: the same bytes however often it is written
+    if "runs" in whole:
         whole["runs"] = whole.pop("runs")
     return {**whole, "status": overall(whole)}
 

@@ -1,4 +1,5 @@
-"""From evidence to a report: counts, worst cases, coverage, one status per variant.  Equal evidence gives equal reports."""
+"""From evidence to a report: counts, worst cases, coverage, one status per variant.  Equal evidence
+gives equal reports."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from pathlib import PurePath
 from statistics import median
 from typing import Any
 
-from verify.case import replay_command
-from verify.evidence import Begin, Evidence, Run, VariantEntry, Verdict
+from verify.evidence import Begin, Evidence, RunInfo, VariantEntry, Verdict
+from verify.evidence.known_failures import Xfails
+from verify.problem.case import replay_command
 from verify.report import contract, pooled, resources, statistics
 from verify.report.schema import (
     SCHEMA_VERSION,
@@ -25,20 +27,22 @@ from verify.report.schema import (
     Status,
     VariantReport,
 )
-from verify.xfails import Xfails
 
 BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
 
 
 def build(
-    evidence: Evidence, bins_required: Sequence[str] | BinsRequired | None = None, xfails: Xfails | None = None
+    evidence: Evidence,
+    bins_required: Sequence[str] | BinsRequired | None = None,
+    xfails: Xfails | None = None,
 ) -> Report:
     """The report of a run, or of several on one kind of device together.
 
-    bins_required: the coverage bins that every dtype of every variant must fill, or a function (variant, dtype) -> bins;
-    None asks `verify.coverage.bins_reachable` for those that the variant's support leaves open.  xfails: known defects, which
-    the failing cases that they explain are shown with.
-    Raises ReportError for evidence without a run record, of several devices, or of several sources of one variant.
+    bins_required: the coverage bins that every dtype of every variant must fill, or a function
+    (variant, dtype) -> bins; None asks `verify.problem.coverage.bins_reachable` for those that the
+    variant's support leaves open.  xfails: known defects, which the failing cases that they explain
+    are shown with. Raises ReportError for evidence without a run record, of several devices, or of
+    several sources of one variant.
     """
     _refuse_mixed(evidence)
     runs = evidence.runs
@@ -47,9 +51,16 @@ def build(
     for verdict in evidence.verdicts:
         by_variant[verdict.variant].append(verdict)
     entries = {entry.ref: entry for entry in evidence.variants}
-    entries |= {ref: _unknown(ref) for ref in [*by_variant, *(b.variant for b in evidence.builds)] if ref not in entries}
+    entries |= {
+        ref: _unknown(ref)
+        for ref in [*by_variant, *(b.variant for b in evidence.builds)]
+        if ref not in entries
+    }
     known = xfails or Xfails()
-    variants = [_variant(entries[ref], by_variant[ref], evidence, required, known) for ref in sorted(entries)]
+    variants = [
+        _variant(entries[ref], by_variant[ref], evidence, required, known)
+        for ref in sorted(entries)
+    ]
     report: Report = {
         "schema": SCHEMA_VERSION,
         "run": _all(run.run for run in runs),
@@ -71,21 +82,27 @@ def build(
     first = {run.run: run for run in reversed(runs)}
     if len(first) > 1:
         starts = sorted(first.values(), key=lambda run: (run.started, run.run))
-        report["runs"] = [{"run": run.run, "started": run.started, "profile": run.profile} for run in starts]
+        report["runs"] = [
+            {"run": run.run, "started": run.started, "profile": run.profile} for run in starts
+        ]
     report["status"] = overall(report)
     return report
 
 
 def _refuse_mixed(evidence: Evidence) -> None:
     if not evidence.runs:
-        raise ReportError("the evidence has no run record: nothing says on what device it was measured")
+        raise ReportError(
+            "the evidence has no run record: nothing says on what device it was measured"
+        )
     devices = {str(run.device.get("slug")) for run in evidence.runs}
     if len(devices) > 1:
-        raise ReportError(f"the evidence mixes devices: {', '.join(sorted(devices))}; a report is of one")
+        raise ReportError(
+            f"the evidence mixes devices: {', '.join(sorted(devices))}; a report is of one"
+        )
     if evidence.changed:
         raise ReportError(
-            f"the evidence judges more than one source of {', '.join(evidence.changed)}: report those runs apart, or judge the "
-            "present sources in a new run"
+            f"the evidence judges more than one source of {', '.join(evidence.changed)}: report"
+            " those runs apart, or judge the present sources in a new run"
         )
 
 
@@ -94,14 +111,17 @@ def _all(words: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(str(word) for word in words))
 
 
-def _device(runs: Sequence[Run]) -> dict[str, Any]:
+def _device(runs: Sequence[RunInfo]) -> dict[str, Any]:
     """The first run's, with all of what the others say differently of a device of that name."""
     first = runs[0].device
     told = {key: [run.device.get(key) for run in runs] for key in first}
-    return {key: first[key] if all(item == first[key] for item in items) else _all(items) for key, items in told.items()}
+    return {
+        key: first[key] if all(item == first[key] for item in items) else _all(items)
+        for key, items in told.items()
+    }
 
 
-def _versions(runs: Sequence[Run]) -> dict[str, str]:
+def _versions(runs: Sequence[RunInfo]) -> dict[str, str]:
     """All that the runs were made under, the first one first."""
     names = sorted({name for run in runs for name in run.versions})
     return {name: _all(run.versions.get(name, "unknown") for run in runs) for name in names}
@@ -118,25 +138,38 @@ def _required(given: Sequence[str] | BinsRequired | None) -> BinsRequired:
 
 def _reachable(entry: VariantEntry) -> tuple[str, ...]:
     """The required bins that the variant's declared support leaves open."""
-    from verify.coverage import bins_reachable
+    from verify.problem.coverage import bins_reachable
     from verify.variant import Support
 
     if not entry.support:
         return ()
     known = {f.name for f in fields(Support)}
     support: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in entry.support.items() if name in known
+        name: tuple(v) if isinstance(v, list) else v
+        for name, v in entry.support.items()
+        if name in known
     }
     try:
         return tuple(sorted(bins_reachable(Support(**support))))
     except (TypeError, ValueError) as error:
-        raise ReportError(f"{entry.ref}: its support on record is no declaration of this version: {error}") from None
+        raise ReportError(
+            f"{entry.ref}: its support on record is no declaration of this version: {error}"
+        ) from None
 
 
 def _unknown(ref: str) -> VariantEntry:
     """Stands for a variant with verdicts and no declaration on record."""
     return VariantEntry(
-        ref=ref, name=ref, family="", path="", source_hash="", configs=(), support={}, numerics={}, contract={}, undeclared=True
+        ref=ref,
+        name=ref,
+        family="",
+        path="",
+        source_hash="",
+        configs=(),
+        support={},
+        numerics={},
+        contract={},
+        undeclared=True,
     )
 
 
@@ -147,17 +180,24 @@ def _reasons(evidence: Evidence, known: set[str]) -> list[str]:
         reasons.append(f"{_count(len(lost), 'case')} launched but never judged")
     if evidence.torn:
         reasons.append(f"{_count(len(evidence.torn), 'line')} of evidence cut short by a kill")
-    reasons += [f"{n.variant} not run: {n.reason}" for n in evidence.not_run if n.variant not in known]
+    reasons += [
+        f"{n.variant} not run: {n.reason}" for n in evidence.not_run if n.variant not in known
+    ]
     return reasons
 
 
 def overall(report: Report) -> Status:
-    """Green needs at least one variant, and all that were run; those listed as not run, with the reason, do not count.
+    """Green needs at least one variant, and all that were run; those listed as not run, with the
+    reason, do not count.
 
     What lies beside the report counts like a variant.
     """
     listed = {row["variant"] for row in report["not_run"] if not row["dtype"]}
-    here = [v["status"] for v in report["variants"] if v["cases"] or v["status"] == "red" or v["ref"] not in listed]
+    here = [
+        v["status"]
+        for v in report["variants"]
+        if v["cases"] or v["status"] == "red" or v["ref"] not in listed
+    ]
     found = {*here, *(entry["status"] for entry in report.get("beside", []))}
     if "red" in found:
         return "red"
@@ -167,16 +207,31 @@ def overall(report: Report) -> Status:
 def _not_run(evidence: Evidence) -> list[NotRun]:
     rows = {(n.variant, n.dtype, n.reason) for n in evidence.not_run}
     rows |= {(v.ref, "", v.unavailable) for v in evidence.variants if v.unavailable is not None}
-    return [{"variant": variant, "dtype": dtype, "reason": reason} for variant, dtype, reason in sorted(rows)]
+    return [
+        {"variant": variant, "dtype": dtype, "reason": reason}
+        for variant, dtype, reason in sorted(rows)
+    ]
 
 
 def _variant(
-    entry: VariantEntry, verdicts: list[Verdict], evidence: Evidence, required: BinsRequired, known: Xfails
+    entry: VariantEntry,
+    verdicts: list[Verdict],
+    evidence: Evidence,
+    required: BinsRequired,
+    known: Xfails,
 ) -> VariantReport:
     declared = [str(dtype) for dtype in entry.support.get("dtypes", ())]
-    others = {v.dtype for v in verdicts} | {d.dtype for d in evidence.drawn if d.variant == entry.ref}
+    others = {v.dtype for v in verdicts} | {
+        d.dtype for d in evidence.drawn if d.variant == entry.ref
+    }
     dtypes = [
-        _dtype(entry, dtype, [v for v in verdicts if v.dtype == dtype], evidence, required(entry, dtype))
+        _dtype(
+            entry,
+            dtype,
+            [v for v in verdicts if v.dtype == dtype],
+            evidence,
+            required(entry, dtype),
+        )
         for dtype in [*dict.fromkeys(declared), *sorted(others - set(declared))]
     ]
     reasons = [f"{d['dtype']}: {reason}" for d in dtypes for reason in d["reasons"]]
@@ -190,7 +245,11 @@ def _variant(
     growth = _growth(verdicts, "memory_growth")
     on_device = _growth(verdicts, "device_memory_growth")
     builds = resources.by_arch(b for b in evidence.builds if b.variant == entry.ref)
-    broken = [f"{b['arch']}: {len(b['failing'])} of {b['builds']} fail to compile" for b in builds if b["failing"]]
+    broken = [
+        f"{b['arch']}: {len(b['failing'])} of {b['builds']} fail to compile"
+        for b in builds
+        if b["failing"]
+    ]
     report: VariantReport = {
         "ref": entry.ref,
         "name": entry.name,
@@ -199,7 +258,9 @@ def _variant(
         "source_hash": entry.source_hash,
         "configs": list(entry.configs),
         "entries": list(entry.entries),
-        "status": _status(bool(broken) or any(v.outcome == "fail" for v in verdicts), reasons, bool(dtypes)),
+        "status": _status(
+            bool(broken) or any(v.outcome == "fail" for v in verdicts), reasons, bool(dtypes)
+        ),
         "reasons": reasons + broken,
         "undeclared": entry.undeclared,
         "unavailable": entry.unavailable,
@@ -222,7 +283,8 @@ def _variant(
 
 
 def _growth(verdicts: Sequence[Verdict], measure: str) -> float | None:
-    """Bytes that most runs of a variant take and keep (median), or None: the first run of a kernel may load and compile."""
+    """Bytes that most runs of a variant take and keep (median), or None: the first run of a kernel
+    may load and compile."""
     ran = [v for v in verdicts if v.oracle == "execution" and v.counted and v.outcome == "pass"]
     grown = [v.measures[measure] for v in ran if measure in v.measures]
     return median(grown) if len(grown) > max(2, len(ran) / 2) else None
@@ -235,7 +297,11 @@ def _status(failed: bool, reasons: Sequence[str], ran: bool) -> Status:
 
 
 def _dtype(
-    entry: VariantEntry, dtype: str, verdicts: list[Verdict], evidence: Evidence, required: Sequence[str]
+    entry: VariantEntry,
+    dtype: str,
+    verdicts: list[Verdict],
+    evidence: Evidence,
+    required: Sequence[str],
 ) -> DTypeReport:
     counted = [v for v in verdicts if v.counted]
     judged = [v for v in counted if v.outcome != "inapplicable"]
@@ -249,7 +315,9 @@ def _dtype(
     ]
     reasons = _shortfalls(verdicts, judged, missing, len(set(required)))
     if not judged:
-        reasons = [n.reason for n in evidence.not_run if n.variant == entry.ref and n.dtype in ("", dtype)] or reasons
+        reasons = [
+            n.reason for n in evidence.not_run if n.variant == entry.ref and n.dtype in ("", dtype)
+        ] or reasons
     return {
         "dtype": dtype,
         "status": _status(any(v.outcome == "fail" for v in verdicts), reasons, True),
@@ -280,7 +348,9 @@ def _bins(judged: Iterable[Verdict]) -> Counter[str]:
     return Counter(name for bins in found.values() for name in bins)
 
 
-def _shortfalls(verdicts: Sequence[Verdict], judged: Sequence[Verdict], missing: Sequence[str], required: int) -> list[str]:
+def _shortfalls(
+    verdicts: Sequence[Verdict], judged: Sequence[Verdict], missing: Sequence[str], required: int
+) -> list[str]:
     reasons = []
     if failures := _cases(v for v in judged if v.outcome == "fail"):
         reasons.append(f"{failures} of {_count(_cases(judged), 'case')} fail")
@@ -316,7 +386,8 @@ def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
 
 
 def _failing(verdicts: Sequence[Verdict], known: Xfails) -> list[Failure]:
-    """By config and oracle; what is known stands apart, for it would hide a larger case that is not."""
+    """By config and oracle; what is known stands apart, for it would hide a larger case that is
+    not."""
     grouped: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         if verdict.outcome == "fail":

@@ -1,4 +1,5 @@
-"""Two reports of the same device, or of two devices: what got worse, what got better, what nobody looks at any more."""
+"""Two reports of the same device, or of two devices: what got worse, what got better, what nobody
+looks at any more."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from typing import Any, Literal
 from verify.report import statistics, text
 from verify.report.schema import TENSORS, Oracle, Report, ReportError, VariantReport
 
-# Largest values of random draws wander: between two runs of one kernel with different seeds, by tens of percent.  A ratio
-# of 1.25 is where a person should look; it decides nothing (r <= 1 does).
+# Largest values of random draws wander: between two runs of one kernel with different seeds, by
+# tens of percent.  A ratio of 1.25 is where a person should look; it decides nothing (r <= 1 does).
 THRESHOLD = 1.25
-# Below these a change is of no interest: a hundredth of the bound; half an ulp of fp32, a correctly rounded LSE; no spill.
+# Below these a change is of no interest: a hundredth of the bound; half an ulp of fp32, a correctly
+# rounded LSE; no spill.
 FLOORS = {**{f"r_{name}": 0.01 for name in TENSORS}, "lse_ulp": 0.5, "spill": 0.0}
 
 Place = tuple[str, str, str]  # variant, dtype or arch, oracle
@@ -23,7 +25,8 @@ _COMPILER = "compiler"
 
 @dataclass(frozen=True)
 class _Judged:
-    """What an oracle, or the compiler, said at one place: cases, failures, and the worst value of each measure."""
+    """What an oracle, or the compiler, said at one place: cases, failures, and the worst value of
+    each measure."""
 
     cases: int
     failures: int
@@ -53,14 +56,16 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What changed from an old report to a new one.  Places are (variant, dtype, oracle), bins (variant, dtype, bin).
+class ReportComparison:
+    """What changed from an old report to a new one.  Places are (variant, dtype, oracle), bins
+    (variant, dtype, bin).
 
-    An oracle that is not called like its group is named with it: "memory (poison)".  Builds are the places (variant, arch,
-    "compiler"); their measure is what the worst of them spills.
+    An oracle that is not called like its group is named with it: "memory (poison)".  Builds are the
+    places (variant, arch, "compiler"); their measure is what the worst of them spills.
 
-    worse, better: the worst value rose or fell by more than `threshold`.  stale: variants whose source hash differs, so that
-    the old report says nothing of the new source.  gone: judged in the old report, not in the new one.
+    worse, better: the worst value rose or fell by more than `threshold`.  stale: variants whose
+    source hash differs, so that the old report says nothing of the new source.  gone: judged in the
+    old report, not in the new one.
     """
 
     old: str
@@ -81,10 +86,12 @@ class Comparison:
     @property
     def regressed(self) -> bool:
         """Something fails that did not, is worse, or is no longer looked at."""
-        return bool(self.worse or self.newly_failing or self.gone or self.newly_uncovered or self.removed)
+        return bool(
+            self.worse or self.newly_failing or self.gone or self.newly_uncovered or self.removed
+        )
 
 
-def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Comparison:
+def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> ReportComparison:
     """Compare two reports; raises ReportError for a threshold that is not above 1."""
     if not threshold > 1:
         raise ReportError(f"threshold: {threshold} is not above 1, the ratio of equal results")
@@ -93,17 +100,23 @@ def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Compariso
     places = (_places(before[ref] for ref in both), _places(after[ref] for ref in both))
     bins = (_bins(before[ref] for ref in both), _bins(after[ref] for ref in both))
     shared = sorted(places[0].keys() & places[1].keys())
-    changes = [change for place in shared for change in _changes(place, places[0][place], places[1][place])]
-    return Comparison(
+    changes = [
+        change for place in shared for change in _changes(place, places[0][place], places[1][place])
+    ]
+    return ReportComparison(
         old=_title(old),
         new=_title(new),
         same_device=_same_device(old["device"], new["device"]),
         threshold=threshold,
         worse=tuple(c for c in changes if c.ratio > threshold),
         better=tuple(c for c in changes if c.ratio < 1 / threshold),
-        newly_failing=tuple(p for p in sorted(places[1]) if places[1][p].failures and not _failed(places[0].get(p))),
+        newly_failing=tuple(
+            p for p in sorted(places[1]) if places[1][p].failures and not _failed(places[0].get(p))
+        ),
         newly_passing=tuple(p for p in shared if places[0][p].failures and _passed(places[1][p])),
-        gone=tuple(p for p in sorted(places[0]) if places[0][p].cases and not _judged(places[1].get(p))),
+        gone=tuple(
+            p for p in sorted(places[0]) if places[0][p].cases and not _judged(places[1].get(p))
+        ),
         newly_covered=tuple(sorted(bins[1] - bins[0])),
         newly_uncovered=tuple(sorted(bins[0] - bins[1])),
         added=tuple(sorted(after.keys() - before.keys())),
@@ -113,10 +126,13 @@ def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> Compariso
 
 
 def _same_device(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """By folder name; by name where one report is of the days when every CPU of a kind was called alike ("cpu-x86_64")."""
+    """By folder name; by name where one report is of the days when every CPU of a kind was called
+    alike ("cpu-x86_64")."""
     slugs = [str(device.get("slug")) for device in (old, new)]
     coarse = any(slug in ("cpu-x86_64", "cpu-aarch64", "cpu-arm64") for slug in slugs)
-    return slugs[0] == slugs[1] or (coarse and bool(old.get("name")) and old.get("name") == new.get("name"))
+    return slugs[0] == slugs[1] or (
+        coarse and bool(old.get("name")) and old.get("name") == new.get("name")
+    )
 
 
 def _title(report: Report) -> str:
@@ -126,7 +142,11 @@ def _title(report: Report) -> str:
 def _places(variants: Iterable[VariantReport]) -> dict[Place, _Judged]:
     found: dict[Place, _Judged] = {}
     for v in variants:
-        found |= {(v["ref"], d["dtype"], _oracle_name(o)): _by_oracle(o) for d in v["dtypes"] for o in d["oracles"]}
+        found |= {
+            (v["ref"], d["dtype"], _oracle_name(o)): _by_oracle(o)
+            for d in v["dtypes"]
+            for o in d["oracles"]
+        }
         for b in v["builds"]:
             spill = {"spill": float(b["spill_stores"] + b["spill_loads"])}
             place = (v["ref"], b["arch"], _COMPILER)
@@ -135,20 +155,31 @@ def _places(variants: Iterable[VariantReport]) -> dict[Place, _Judged]:
 
 
 def _by_oracle(oracle: Oracle) -> _Judged:
-    worst = {f"r_{name}": oracle["tensors"][name]["r"]["maximum"] for name in TENSORS if name in oracle["tensors"]}
+    worst = {
+        f"r_{name}": oracle["tensors"][name]["r"]["maximum"]
+        for name in TENSORS
+        if name in oracle["tensors"]
+    }
     if oracle["lse_ulp"] is not None:
         worst["lse_ulp"] = oracle["lse_ulp"]["maximum"]
     return _Judged(oracle["cases"], oracle["failures"], worst)
 
 
 def _oracle_name(oracle: Oracle) -> str:
-    """Some oracles sit in several groups: what memory says of accuracy cases is not what it says of poisoned ones."""
+    """Some oracles sit in several groups: what memory says of accuracy cases is not what it says of
+    poisoned ones."""
     name, group = oracle["oracle"], oracle["group"]
     return name if name == group else f"{name} ({group})"
 
 
 def _bins(variants: Iterable[VariantReport]) -> set[Place]:
-    return {(v["ref"], d["dtype"], name) for v in variants for d in v["dtypes"] for name, cases in d["bins"].items() if cases}
+    return {
+        (v["ref"], d["dtype"], name)
+        for v in variants
+        for d in v["dtypes"]
+        for name, cases in d["bins"].items()
+        if cases
+    }
 
 
 def _failed(judged: _Judged | None) -> bool:
@@ -172,12 +203,15 @@ def _changes(place: Place, old: _Judged, new: _Judged) -> Iterator[Change]:
             yield Change(*place, measure, was, now)
 
 
-def render_comparison(comparison: Comparison, form: Literal["text", "markdown"] = "text", width: int = 100) -> str:
-    """The comparison for a terminal (ANSI colours are left to the caller's console: none here) or as Markdown."""
+def render_comparison(
+    comparison: ReportComparison, form: Literal["text", "markdown"] = "text", width: int = 100
+) -> str:
+    """The comparison for a terminal (ANSI colours are left to the caller's console: none here) or
+    as Markdown."""
     return _markdown(comparison) if form == "markdown" else _terminal(comparison, width)
 
 
-def _sections(found: Comparison) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+def _sections(found: ReportComparison) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     """(heading, column names, rows) of what is not empty, the bad news first."""
     place, bins = ("variant", "dtype or arch", "oracle"), ("variant", "dtype", "bin")
     change = ("measure", "old", "new", "ratio")
@@ -187,7 +221,11 @@ def _sections(found: Comparison) -> list[tuple[str, tuple[str, ...], list[tuple[
         ("No longer judged", place, found.gone),
         ("Bins no longer covered", bins, found.newly_uncovered),
         ("Variants removed", ("variant",), ((ref,) for ref in found.removed)),
-        ("Source changed: the old report is stale for", ("variant",), ((ref,) for ref in found.stale)),
+        (
+            "Source changed: the old report is stale for",
+            ("variant",),
+            ((ref,) for ref in found.stale),
+        ),
         ("Newly passing", place, found.newly_passing),
         (f"Better (by more than {found.threshold:g})", (*place, *change), map(_row, found.better)),
         ("Bins newly covered", bins, found.newly_covered),
@@ -198,38 +236,65 @@ def _sections(found: Comparison) -> list[tuple[str, tuple[str, ...], list[tuple[
 
 def _row(change: Change) -> tuple[str, ...]:
     measure = text.MEASURES[change.measure]
-    return change.variant, change.dtype, change.oracle, measure, *map(text.number, (change.old, change.new, change.ratio))
+    return (
+        change.variant,
+        change.dtype,
+        change.oracle,
+        measure,
+        *map(text.number, (change.old, change.new, change.ratio)),
+    )
 
 
-def _opening(comparison: Comparison) -> list[str]:
-    lines = [f"{comparison.old} -> {comparison.new}: " + ("regressed" if comparison.regressed else "no regression")]
+def _opening(comparison: ReportComparison) -> list[str]:
+    lines = [
+        f"{comparison.old} -> {comparison.new}: "
+        + ("regressed" if comparison.regressed else "no regression")
+    ]
     if not comparison.same_device:
-        lines.append("The reports are of different devices: their arithmetic, and so their errors, may rightly differ.")
+        lines.append(
+            "The reports are of different devices: their arithmetic, and so their errors, may"
+            " rightly differ."
+        )
     return lines
 
 
-def _markdown(comparison: Comparison) -> str:
-    lines = [f"**{text.markdown(line)}**" if i == 0 else text.markdown(line) for i, line in enumerate(_opening(comparison))]
+def _markdown(comparison: ReportComparison) -> str:
+    lines = [
+        f"**{text.markdown(line)}**" if i == 0 else text.markdown(line)
+        for i, line in enumerate(_opening(comparison))
+    ]
     for heading, columns, rows in _sections(comparison):
-        lines += ["", f"### {heading}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+        lines += [
+            "",
+            f"### {heading}",
+            "",
+            "| " + " | ".join(columns) + " |",
+            "|" + " --- |" * len(columns),
+        ]
         lines += ["| " + " | ".join(map(text.code, row)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _terminal(comparison: Comparison, width: int) -> str:
+def _terminal(comparison: ReportComparison, width: int) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     stream = io.StringIO()
-    console = Console(file=stream, width=width, color_system=None, highlight=False, emoji=False, markup=False)
+    console = Console(
+        file=stream, width=width, color_system=None, highlight=False, emoji=False, markup=False
+    )
     for line in _opening(comparison):
         console.print(text.plain(line), soft_wrap=True)
     for heading, columns, rows in _sections(comparison):
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for name in columns:
-            table.add_column(name, justify="right" if name in ("old", "new", "ratio") else "left", overflow="fold")
+            table.add_column(
+                name,
+                justify="right" if name in ("old", "new", "ratio") else "left",
+                overflow="fold",
+            )
         for row in rows:
             table.add_row(*(Text(text.one_line(cell)) for cell in row))
         console.print(f"\n{heading}")

@@ -1,4 +1,5 @@
-"""The contract matrix: every measured property of every variant, side by side, against what it declares."""
+"""The contract matrix: every measured property of every variant, side by side, against what it
+declares."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from verify.report.schema import Cell
 _ORACLES = ("contract", "contract_backward", "declared_numerics")
 _TITLE = "Measured contracts"
 _ABOUT = (
-    "What raw outputs show on problems designed for it, whatever is declared; the declaration follows where its words "
-    "differ. A contradiction is a failing verdict. Dtypes stand behind words that do not hold for all of a variant's; "
-    "several words without dtypes were found on several problems. causal.tl, window.tl: masks aligned to the top left. –: "
-    "not measured."
+    "What raw outputs show on problems designed for it, whatever is declared; the declaration"
+    " follows where its words differ. A contradiction is a failing verdict. Dtypes stand behind"
+    " words that do not hold for all of a variant's; several words without dtypes were found on"
+    " several problems. causal.tl, window.tl: masks aligned to the top left. –: not measured."
 )
 
 
@@ -52,7 +53,10 @@ class Words(NamedTuple):
 
 def rows(measured: Mapping[str, Mapping[str, Cell]]) -> list[tuple[str, list[Words]]]:
     """(property, words per variant of `columns`), by property."""
-    names = sorted({name for found in measured.values() for name in found}, key=lambda name: (name.lower(), name))
+    names = sorted(
+        {name for found in measured.values() for name in found},
+        key=lambda name: (name.lower(), name),
+    )
     refs = columns(measured)
     return [(name, [_cell(measured[ref].get(name)) for ref in refs]) for name in names]
 
@@ -67,7 +71,11 @@ def _cell(cell: Cell | None) -> Words:
 def _words(found: Mapping[str, list[str]]) -> str:
     everywhere = {dtype for dtypes in found.values() for dtype in dtypes}
     return "; ".join(
-        word if set(dtypes) == everywhere or word == ", ".join(dtypes) else f"{word} ({', '.join(dtypes)})"
+        (
+            word
+            if set(dtypes) == everywhere or word == ", ".join(dtypes)
+            else f"{word} ({', '.join(dtypes)})"
+        )
         for word, dtypes in found.items()
     )
 
@@ -87,7 +95,9 @@ def markdown(measured: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
 
 
 def _markdown(words: Words) -> str:
-    said = text.markdown(words.measured + (f" [declared: {words.declared}]" if words.declared else ""))
+    said = text.markdown(
+        words.measured + (f" [declared: {words.declared}]" if words.declared else "")
+    )
     return f"❌ **{said}**" if words.contradicts else said
 
 
@@ -102,14 +112,23 @@ def html(measured: Mapping[str, Mapping[str, Cell]]) -> Markup:
         for name, found in rows(measured)
     )
     table = Markup(
-        '<div class="scroll"><table class="matrix"><thead><tr><th>property</th>{}</tr></thead><tbody>{}</tbody></table></div>'
+        '<div class="scroll"><table'
+        ' class="matrix"><thead><tr><th>property</th>{}</tr></thead><tbody>{}</tbody></table></div>'
     )
-    return Markup('<h2 id="contracts">{}</h2><p class="soft">{}</p>').format(_TITLE, _ABOUT) + table.format(head, body)
+    return Markup('<h2 id="contracts">{}</h2><p class="soft">{}</p>').format(
+        _TITLE, _ABOUT
+    ) + table.format(head, body)
 
 
 def _data(words: Words) -> Markup:
-    declared = Markup('<span class="wanted">declared: {}</span>').format(_clean(words.declared)) if words.declared else ""
-    return Markup('<td class="{}">{}{}</td>').format("bad" if words.contradicts else "", _clean(words.measured), declared)
+    declared = (
+        Markup('<span class="wanted">declared: {}</span>').format(_clean(words.declared))
+        if words.declared
+        else ""
+    )
+    return Markup('<td class="{}">{}{}</td>').format(
+        "bad" if words.contradicts else "", _clean(words.measured), declared
+    )
 
 
 def _clean(value: Any) -> Markup:

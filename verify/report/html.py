@@ -1,4 +1,5 @@
-"""The report as one HTML page that opens offline: no script, no address outside itself, everything from kernels escaped."""
+"""The report as one HTML page that opens offline: no script, no address outside itself, everything
+from kernels escaped."""
 
 from __future__ import annotations
 
@@ -34,10 +35,11 @@ from verify.report.tables import (
 
 
 def render(report: Report, beside: Beside | None = None, ratio_plot: str | None = None) -> str:
-    """The page.  The same report gives the same bytes, with the same versions of jinja2 and matplotlib.
+    """The page.  The same report gives the same bytes, with the same versions of jinja2 and
+    matplotlib.
 
-    beside: what lies beside the report, whose entries `verify.report.beside.joined` has put into it.
-    ratio_plot: that of `verify.report.plots`, where it is drawn already.
+    beside: what lies beside the report, whose entries `verify.report.beside.joined` has put into
+    it. ratio_plot: that of `verify.report.plots`, where it is drawn already.
     """
     environment = Environment(
         loader=PackageLoader("verify.report", "templates"),
@@ -101,11 +103,13 @@ def render(report: Report, beside: Beside | None = None, ratio_plot: str | None 
 
 
 def _beside(report: Report, beside: Beside) -> dict[str, Any]:
-    """What the sections of the probes and of the sanitizers show.  told: the entries by name, None where there is none."""
+    """What the sections of the probes and of the sanitizers show.  told: the entries by name, None
+    where there is none."""
     probes, account = beside.probes, beside.sanitizer
     shown: dict[str, Any] = {
         "beside": beside,
-        "told": {"probes": None, "sanitizer": None} | {entry["name"]: entry for entry in report.get("beside", [])},
+        "told": {"probes": None, "sanitizer": None}
+        | {entry["name"]: entry for entry in report.get("beside", [])},
         "matrix_columns": probed.MATRIX_COLUMNS,
         "function_columns": probed.FUNCTION_COLUMNS,
         "order_columns": probed.ORDER_COLUMNS,
@@ -127,13 +131,16 @@ def _beside(report: Report, beside: Beside) -> dict[str, Any]:
             "sanitizer_findings": sanitized.findings(account),
             "planted_tools": tools,
             "planted_rows": planted,
-            "sanitizer_left": grouped((left["variant"], left["reason"]) for left in account["not_run"]),
+            "sanitizer_left": grouped(
+                (left["variant"], left["reason"]) for left in account["not_run"]
+            ),
         }
     return shown
 
 
 def _clean(value: Any) -> Any:
-    """Every text on its way into the page loses its control characters, before jinja2 escapes it."""
+    """Every text on its way into the page loses its control characters, before jinja2 escapes
+    it."""
     return text.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -146,5 +153,6 @@ def _bars(found: Distribution) -> list[dict[str, Any]]:
     """Bars of a histogram: height in percent of the tallest, and what a pointer shows."""
     most = max([count for _, count in histogram(found)], default=0) or 1
     return [
-        {"height": round(100 * count / most), "hint": f"{name}: {count}", "count": count} for name, count in histogram(found)
+        {"height": round(100 * count / most), "hint": f"{name}: {count}", "count": count}
+        for name, count in histogram(found)
     ]

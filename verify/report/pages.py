@@ -20,7 +20,8 @@ def render(report: Report, folder: Path) -> dict[str, str]:
     """The content of every file of the report by name, report.json first, with what lies in the
     folder beside it; and the pages of that.
 
-    The words of a kernel may be anything: where a page cannot be made, it says why, and report.json has everything.
+    The words of a kernel may be anything: where a page cannot be made, it says why, and report.json
+    has everything.
     """
     near = beside.look(folder, report["device"])
     whole = beside.joined(report, near)
@@ -30,7 +31,9 @@ def render(report: Report, folder: Path) -> dict[str, str]:
     def drawn() -> str:
         nonlocal picture
         picture = plots.ratio_plot(whole)
-        return "" if picture is None else picture.replace('style="', 'style="background: white; ', 1)
+        return (
+            "" if picture is None else picture.replace('style="', 'style="background: white; ', 1)
+        )
 
     files["r.svg"] = _safely(drawn, _no_picture)
     files["report.md"] = _safely(
@@ -80,15 +83,22 @@ def _no_markdown(title: str, source: str, why: str) -> str:
 
 
 def _no_page(why: str) -> str:
-    said = f"<p><strong>This page could not be made</strong>: {escape(why)}. report.json has everything.</p>"
-    return f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Attention accuracy</title>{said}</html>\n'
+    said = (
+        f"<p><strong>This page could not be made</strong>: {escape(why)}. report.json has"
+        " everything.</p>"
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Attention'
+        f" accuracy</title>{said}</html>\n"
+    )
 
 
 def disagreements(report: Report, folder: Path) -> list[str]:
     """One line for every way in which a folder contradicts its report.json: the report itself, what
     lies beside it, its pages and the pages of what lies beside it.
 
-    Pictures compare by the data that they show, and colours do not count.  A page that is not there contradicts nothing.
+    Pictures compare by the data that they show, and colours do not count.  A page that is not there
+    contradicts nothing.
     """
     found = [f"report.json: {said}" for said in (*_sums(report), *_beside(report, folder))]
     for name, wanted in ({"r.svg": ""} | render(report, folder)).items():
@@ -108,7 +118,9 @@ def _difference(there: str, wanted: str) -> Iterator[str]:
     """Where the first line is that differs, and what it should be."""
     # What no encoding holds was written as its escape.
     wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
-    lines = [_STYLE.sub("<style>", plots.without_pictures(page)).splitlines() for page in (there, wanted)]
+    lines = [
+        _STYLE.sub("<style>", plots.without_pictures(page)).splitlines() for page in (there, wanted)
+    ]
     most = max(map(len, lines))
     old, new = ([*part, *[""] * (most - len(part))] for part in lines)
     differing = [number for number in range(most) if old[number] != new[number]]
@@ -116,27 +128,40 @@ def _difference(there: str, wanted: str) -> Iterator[str]:
         at = differing[0]
         has, should = (text.shorter(text.one_line(part[at]), _SHOWN) for part in (old, new))
         more = f" (and {len(differing) - 1} lines more)" if len(differing) > 1 else ""
-        yield f"line {at + 1}: has {has!r}, but report.json and what lies beside it make {should!r}{more}"
+        yield (
+            f"line {at + 1}: has {has!r}, but report.json and what lies beside it make"
+            f" {should!r}{more}"
+        )
 
 
 def _beside(report: Report, folder: Path) -> Iterator[str]:
     joined = beside.joined(report, beside.look(folder, report["device"]))
-    told, wanted = ({entry["name"]: entry for entry in one.get("beside", [])} for one in (report, joined))
+    told, wanted = (
+        {entry["name"]: entry for entry in one.get("beside", [])} for one in (report, joined)
+    )
     for name in sorted(told.keys() | wanted.keys()):
         has, should = told.get(name), wanted.get(name)
         if has != should:
             file = beside.FILES.get(name, name)
             yield f"says {_said(has)} of {file}, but the file beside it makes {_said(should)}"
     if report["status"] != joined["status"]:
-        yield f"is {report['status']}, but its variants and what lies beside it make {joined['status']}"
+        yield (
+            f"is {report['status']}, but its variants and what lies beside it make"
+            f" {joined['status']}"
+        )
 
 
 def _said(entry: BesideReport | None) -> str:
-    return "nothing" if entry is None else f"{entry['status']}, {text.shorter(text.one_line(entry['said']), _SHOWN)!r}"
+    return (
+        "nothing"
+        if entry is None
+        else f"{entry['status']}, {text.shorter(text.one_line(entry['said']), _SHOWN)!r}"
+    )
 
 
 def _sums(report: Report) -> Iterator[str]:
-    """Where a report contradicts itself: counts that do not add up, and a status that hides a failure."""
+    """Where a report contradicts itself: counts that do not add up, and a status that hides a
+    failure."""
     if _counts([report]) != _counts(report["variants"]):
         yield f"{_counted(report)} are not the sums of its variants'"
     for variant in report["variants"]:
@@ -162,8 +187,14 @@ def _hidden(variant: VariantReport, dtype: DTypeReport) -> Iterator[str]:
     if dtype["status"] == "red":
         return
     if dtype["failures"]:
-        yield f"{variant['ref']}, {dtype['dtype']} is {dtype['status']}, but {dtype['failures']} cases fail"
+        yield (
+            f"{variant['ref']}, {dtype['dtype']} is {dtype['status']}, but {dtype['failures']}"
+            " cases fail"
+        )
     for name, tensor in dtype["tensors"].items():
         if not tensor["worst"]["r"] <= 1:
             r = text.ratio(tensor["worst"]["r"])
-            yield f"{variant['ref']}, {dtype['dtype']} is {dtype['status']}, but the worst r of {name} is {r}"
+            yield (
+                f"{variant['ref']}, {dtype['dtype']} is {dtype['status']}, but the worst r of"
+                f" {name} is {r}"
+            )

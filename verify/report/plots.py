@@ -1,8 +1,10 @@
-"""The two plots of a report, as SVG to put into a page: r by variant and dtype, and error with its bound against seqlen_kv.
+"""The two plots of a report, as SVG to put into a page: r by variant and dtype, and error with its
+bound against seqlen_kv.
 
 Of O and of the gradients, each in panels of its own; the LSE stands in the tables.
 
-Deterministic (fixed ids, no date) and themed by the page: ink is `currentColor`, text takes the page's font.
+Deterministic (fixed ids, no date) and themed by the page: ink is `currentColor`, text takes the
+page's font.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ COLOURS = {
     "float8_e5m2": "#E69F00",
     "float64": "#56B4E9",
 }
-MARKS = {"float16": "o", "bfloat16": "s", "float32": "^", "float8_e4m3fn": "D", "float8_e5m2": "v", "float64": "P"}
+MARKS = {
+    "float16": "o",
+    "bfloat16": "s",
+    "float32": "^",
+    "float8_e4m3fn": "D",
+    "float8_e5m2": "v",
+    "float64": "P",
+}
 _OTHER = ("#888888", "X")
 
 _PANELS = (("Output O", ("out",)), ("Gradients dQ, dK, dV", ("dq", "dk", "dv")))
@@ -40,7 +49,8 @@ _INK = "#0a0b0c"  # stands for currentColor, which matplotlib does not know
 _SCALE = 1.55  # CSS pixels per point at full width: 9 pt are 14 px
 _FLOOR = 2.0**-14  # r at or below it is drawn there: exact results have r = 0
 _CEILING = 2.0**4
-_DECADES = 1e-10  # of the largest error or bound: what is smaller would squeeze all others, and is drawn there
+# of the largest error or bound: what is smaller would squeeze all others, and is drawn there
+_DECADES = 1e-10
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "attention-verify",
@@ -60,12 +70,13 @@ _STYLE: Any = {
 }
 
 
-_Row = tuple[str, str, str, TensorReport, Sequence[Sample]]  # variant, dtype, tensor, and what there is of it
+# variant, dtype, tensor, and what there is of it
+_Row = tuple[str, str, str, TensorReport, Sequence[Sample]]
 
 
 def ratio_plot(report: Report) -> str | None:
-    """r of O for every (variant, dtype), and in a panel of their own r of dQ, dK and dV: cases as dots, the median as a bar,
-    the worst marked; None if nothing has an r."""
+    """r of O for every (variant, dtype), and in a panel of their own r of dQ, dK and dV: cases as
+    dots, the median as a bar, the worst marked; None if nothing has an r."""
     panels = [(title, rows) for title, names in _PANELS if (rows := _rows(report, names))]
     if not panels:
         return None
@@ -75,7 +86,9 @@ def ratio_plot(report: Report) -> str | None:
     with _figure(7.6, total) as figure:
         top = total
         for place, (title, rows) in enumerate(panels):
-            axes = figure.add_axes((0.0, (top - heights[place]) / total, 1.0, heights[place] / total))
+            axes = figure.add_axes(
+                (0.0, (top - heights[place]) / total, 1.0, heights[place] / total)
+            )
             _ratio_panel(axes, title, rows)
             _variant_names(axes, [row[0] for row in rows], _LETTER * widest + 18)
             top -= heights[place] + _GAP
@@ -97,7 +110,14 @@ def _ratio_panel(axes: Any, title: str, rows: Sequence[_Row]) -> None:
     for place, (_, dtype, _, found, samples) in enumerate(rows):
         _ratio_row(axes, place, dtype, found, samples)
     axes.axvline(1.0, color=_INK, linewidth=1.0)
-    axes.annotate("r = 1: the bound", (1.0, 1.0), (4, 3), ("data", "axes fraction"), "offset points", fontsize=8)
+    axes.annotate(
+        "r = 1: the bound",
+        (1.0, 1.0),
+        (4, 3),
+        ("data", "axes fraction"),
+        "offset points",
+        fontsize=8,
+    )
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xscale("log", base=2)
     axes.set_xlim(_FLOOR / 1.5, _CEILING)
@@ -116,17 +136,28 @@ def _label(row: _Row) -> str:
 
 
 def _variant_names(axes: Any, refs: Sequence[str], distance: float) -> None:
-    """Names left of the dtypes, at the first row of each variant, and a line between variants; distance in points."""
+    """Names left of the dtypes, at the first row of each variant, and a line between variants;
+    distance in points."""
     for place, ref in enumerate(refs):
         if place and ref == refs[place - 1]:
             continue
         name = text.shorter(text.one_line(ref), 36)
-        axes.annotate(name, (0, place), (-distance, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
+        axes.annotate(
+            name,
+            (0, place),
+            (-distance, 0),
+            ("axes fraction", "data"),
+            "offset points",
+            ha="right",
+            va="center",
+        )
         if place:
             axes.axhline(place - 0.5, color=_INK, linewidth=0.4, alpha=0.25)
 
 
-def _ratio_row(axes: Any, place: int, dtype: str, report: TensorReport, samples: Sequence[Sample]) -> None:
+def _ratio_row(
+    axes: Any, place: int, dtype: str, report: TensorReport, samples: Sequence[Sample]
+) -> None:
     colour, mark = _look(dtype)
     found = [_on_axis(s["r"]) for s in samples if s["r"] is not None]
     # A fixed pattern spreads the dots over the row: random jitter would differ between reports.
@@ -136,10 +167,22 @@ def _ratio_row(axes: Any, place: int, dtype: str, report: TensorReport, samples:
     axes.plot([median, median], [place - 0.3, place + 0.3], color=_INK, linewidth=1.4)
     beyond = not worst <= 1
     axes.plot(
-        _on_axis(worst), place, "X" if beyond else mark, color=colour, markersize=7, markeredgecolor=_INK, markeredgewidth=0.7
+        _on_axis(worst),
+        place,
+        "X" if beyond else mark,
+        color=colour,
+        markersize=7,
+        markeredgecolor=_INK,
+        markeredgewidth=0.7,
     )
     if beyond:
-        axes.annotate(text.number(worst), (_on_axis(worst), place), (6, -3), textcoords="offset points", fontsize=8)
+        axes.annotate(
+            text.number(worst),
+            (_on_axis(worst), place),
+            (6, -3),
+            textcoords="offset points",
+            fontsize=8,
+        )
 
 
 def _on_axis(r: float | None) -> float:
@@ -150,19 +193,35 @@ def _on_axis(r: float | None) -> float:
 
 
 def error_plot(variant: VariantReport, key: str) -> str | None:
-    """The largest error of each case and the bound at that element against seqlen_kv: a row per tensor, a panel per dtype.
+    """The largest error of each case and the bound at that element against seqlen_kv: a row per
+    tensor, a panel per dtype.
 
-    key: distinguishes the ids in this SVG from those of others in the page.  None if no case has an error.
+    key: distinguishes the ids in this SVG from those of others in the page.  None if no case has an
+    error.
     """
-    drawn = {(d["dtype"], name): _with_error(d["samples"].get(name, [])) for d in variant["dtypes"] for name in PLOTTED}
-    tensors = [name for name in PLOTTED if any(s["max_error"] for (_, n), found in drawn.items() if n == name for s in found)]
-    dtypes = [d["dtype"] for d in variant["dtypes"] if any(drawn[d["dtype"], name] for name in tensors)]
+    drawn = {
+        (d["dtype"], name): _with_error(d["samples"].get(name, []))
+        for d in variant["dtypes"]
+        for name in PLOTTED
+    }
+    tensors = [
+        name
+        for name in PLOTTED
+        if any(s["max_error"] for (_, n), found in drawn.items() if n == name for s in found)
+    ]
+    dtypes = [
+        d["dtype"] for d in variant["dtypes"] if any(drawn[d["dtype"], name] for name in tensors)
+    ]
     if not dtypes:
         return None
     with _figure(9.0, 2.6 if len(tensors) == 1 else 2.1 * len(tensors)) as figure:
-        grid = figure.subplots(len(tensors), max(len(dtypes), 2), sharex=True, sharey="row", squeeze=False)
+        grid = figure.subplots(
+            len(tensors), max(len(dtypes), 2), sharex=True, sharey="row", squeeze=False
+        )
         for name, row in zip(tensors, grid, strict=True):
-            floor = _DECADES * max(size for dtype in dtypes for s in drawn[dtype, name] for size in _sizes(s))
+            floor = _DECADES * max(
+                size for dtype in dtypes for s in drawn[dtype, name] for size in _sizes(s)
+            )
             for axes, dtype in zip(row, dtypes, strict=False):
                 _error_panel(axes, dtype, drawn[dtype, name], floor)
             for axes in row[len(dtypes) :]:
@@ -181,12 +240,20 @@ def _with_error(samples: Sequence[Sample]) -> list[Sample]:
 
 def _sizes(sample: Sample) -> list[float]:
     """Its error and bound, as far as they are finite."""
-    return [size for size in (sample["max_error"], sample["error_bound"]) if size is not None and math.isfinite(size)]
+    return [
+        size
+        for size in (sample["max_error"], sample["error_bound"])
+        if size is not None and math.isfinite(size)
+    ]
 
 
 def _error_panel(axes: Any, dtype: str, points: Sequence[Sample], floor: float) -> None:
     colour, mark = _look(dtype)
-    bounds = [(s["seqlen_kv"], s["error_bound"]) for s in points if s["error_bound"] and math.isfinite(s["error_bound"])]
+    bounds = [
+        (s["seqlen_kv"], s["error_bound"])
+        for s in points
+        if s["error_bound"] and math.isfinite(s["error_bound"])
+    ]
     bounds = [(keys, max(bound, floor)) for keys, bound in bounds]
     errors = [(s["seqlen_kv"], max(s["max_error"], floor)) for s in points if s["max_error"]]
     exact = len(points) - len(errors)
@@ -194,10 +261,14 @@ def _error_panel(axes: Any, dtype: str, points: Sequence[Sample], floor: float) 
     axes.plot(*_columns(errors), mark, color=colour, markersize=3.6, alpha=0.75, markeredgewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
-    title = text.shorter(text.one_line(dtype), 30) + (f"  ({exact} exact, not drawn)" if exact else "")
+    title = text.shorter(text.one_line(dtype), 30) + (
+        f"  ({exact} exact, not drawn)" if exact else ""
+    )
     axes.set_title(title, fontsize=9, loc="left")
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
-    axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e"))
+    axes.yaxis.set_major_formatter(
+        lambda value, place: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    )
     axes.minorticks_off()
     axes.grid(visible=True, color=_INK, alpha=0.12, linewidth=0.5)
 
@@ -212,7 +283,8 @@ def _look(dtype: str) -> tuple[str, str]:
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Any]:
-    """A figure of that size in inches, drawn without pyplot, so that no global state and no display is touched."""
+    """A figure of that size in inches, drawn without pyplot, so that no global state and no display
+    is touched."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -223,10 +295,18 @@ def _figure(width: float, height: float) -> Iterator[Any]:
 
 
 def _svg(figure: Any, key: str, label: str, drawn: Any) -> str:
-    """The figure as an <svg> element; matplotlib has escaped all text in it.  drawn: the data, whose digest it bears."""
+    """The figure as an <svg> element; matplotlib has escaped all text in it.  drawn: the data,
+    whose digest it bears."""
     stream = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(stream, format="svg", transparent=True, bbox_inches="tight", pad_inches=0.05, metadata=nothing)
+    figure.savefig(
+        stream,
+        format="svg",
+        transparent=True,
+        bbox_inches="tight",
+        pad_inches=0.05,
+        metadata=nothing,
+    )
     image = stream.getvalue()
     image = image[image.index("<svg") :]
     image = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", image, flags=re.DOTALL)
@@ -235,19 +315,26 @@ def _svg(figure: Any, key: str, label: str, drawn: Any) -> str:
     found = re.match(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>', image)
     assert found is not None
     body = image[found.end() : image.rindex("</svg>")]
-    marks = f'data-drawn="{_digest(json.dumps(drawn, sort_keys=True))}" data-picture="{_digest(body)}"'
+    marks = (
+        f'data-drawn="{_digest(json.dumps(drawn, sort_keys=True))}" data-picture="{_digest(body)}"'
+    )
     return _opening_tag(label, marks)(found) + image[found.end() :]
 
 
-_PICTURE = re.compile(r'<svg [^>]*?data-drawn="(\w+)" data-picture="(\w+)"[^>]*>(.*?)</svg>', re.DOTALL)
+_PICTURE = re.compile(
+    r'<svg [^>]*?data-drawn="(\w+)" data-picture="(\w+)"[^>]*>(.*?)</svg>', re.DOTALL
+)
 
 
 def without_pictures(page: str) -> str:
-    """A page with the digest of the data in place of every plot, so that pages compare whatever machine drew them.
+    """A page with the digest of the data in place of every plot, so that pages compare whatever
+    machine drew them.
 
     A picture that was changed since it was drawn stays as it is.
     """
-    return _PICTURE.sub(lambda svg: f"<svg {svg[1]}>" if _digest(svg[3]) == svg[2] else svg[0], page)
+    return _PICTURE.sub(
+        lambda svg: f"<svg {svg[1]}>" if _digest(svg[3]) == svg[2] else svg[0], page
+    )
 
 
 def _digest(content: str) -> str:

@@ -1,4 +1,5 @@
-"""Publishing: a report replaces another only if it covers at least as much, or if somebody says so."""
+"""Publishing: a report replaces another only if it covers at least as much, or if somebody says
+so."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ class LossError(ReportError):
 
 
 def publish(report: Report, folder: Path, *, replace: bool = False) -> tuple[Path, list[str]]:
-    """Write a report into a folder that may hold one; returns the page, and what was lost by it, one line each.
+    """Write a report into a folder that may hold one; returns the page, and what was lost by it,
+    one line each.
 
-    Raises LossError, without `replace`, if it covers less than the one that lies there or if that one does not read.
+    Raises LossError, without `replace`, if it covers less than the one that lies there or if that
+    one does not read.
     """
     lost = _before(folder, report)
     if lost and not replace:
@@ -41,14 +44,20 @@ def _before(folder: Path, report: Report) -> list[str]:
 
 
 def losses(old: Report, new: Report) -> list[str]:
-    """What an old report covers and a new one does not, one line each; empty if the new one covers at least as much.
+    """What an old report covers and a new one does not, one line each; empty if the new one covers
+    at least as much.
 
-    A report covers a variant and a dtype if a case of them was judged; a group of oracles if one of its oracles judged a case;
-    a coverage bin if a case is in it; an architecture if a build for it was compiled.  The number of judged cases of a variant
-    and dtype must be at least SHARE of the old one.
+    A report covers a variant and a dtype if a case of them was judged; a group of oracles if one of
+    its oracles judged a case; a coverage bin if a case is in it; an architecture if a build for it
+    was compiled.  The number of judged cases of a variant and dtype must be at least SHARE of the
+    old one.
     """
     after = {variant["ref"]: variant for variant in new["variants"]}
-    return [line for variant in old["variants"] for line in _of_variant(variant, after.get(variant["ref"]))]
+    return [
+        line
+        for variant in old["variants"]
+        for line in _of_variant(variant, after.get(variant["ref"]))
+    ]
 
 
 def _of_variant(old: VariantReport, new: VariantReport | None) -> Iterator[str]:
@@ -59,10 +68,15 @@ def _of_variant(old: VariantReport, new: VariantReport | None) -> Iterator[str]:
     for dtype in old["dtypes"]:
         for line in _of_dtype(dtype, dtypes.get(dtype["dtype"])):
             yield f"{old['ref']}, {line}"
-    compiled = set() if new is None else {builds["arch"] for builds in new["builds"] if builds["compiled"]}
+    compiled = (
+        set() if new is None else {builds["arch"] for builds in new["builds"] if builds["compiled"]}
+    )
     for builds in old["builds"]:
         if builds["compiled"] and builds["arch"] not in compiled:
-            yield f"{old['ref']}: {builds['compiled']} builds for {builds['arch']}, none in the new report"
+            yield (
+                f"{old['ref']}: {builds['compiled']} builds for {builds['arch']}, none in the new"
+                " report"
+            )
 
 
 def _of_dtype(old: DTypeReport, new: DTypeReport | None) -> Iterator[str]:

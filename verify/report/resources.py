@@ -19,7 +19,10 @@ def by_arch(builds: Iterable[Built]) -> list[BuildsReport]:
     for build in builds:
         found[build.arch].append(build)
     known = {arch: place for place, arch in enumerate(COMPILED_ARCHES)}
-    return [_one_arch(arch, found[arch]) for arch in sorted(found, key=lambda arch: (known.get(arch, len(known)), arch))]
+    return [
+        _one_arch(arch, found[arch])
+        for arch in sorted(found, key=lambda arch: (known.get(arch, len(known)), arch))
+    ]
 
 
 def _one_arch(arch: str, builds: list[Built]) -> BuildsReport:
@@ -45,7 +48,9 @@ def _one_arch(arch: str, builds: list[Built]) -> BuildsReport:
 
 
 def _largest(builds: Iterable[Built], name: str) -> int | None:
-    return max((b.resources[name] for b in builds if b.resources and name in b.resources), default=None)
+    return max(
+        (b.resources[name] for b in builds if b.resources and name in b.resources), default=None
+    )
 
 
 def _spilled(resources: dict[str, int]) -> int:

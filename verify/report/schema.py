@@ -1,7 +1,9 @@
-"""The report as data, schema version 2: what `report.json` holds.  docs/report-schema.md describes it for other readers.
+"""The report as data, schema version 2: what `report.json` holds.  docs/report-schema.md describes
+it for other readers.
 
-All mappings here are TypedDicts, so that a report is plain data.  Floats may be NaN or infinite in memory and are the
-strings "nan", "inf", "-inf" in the file.  Within a version, fields may be added; a reader ignores those it does not know.
+All mappings here are TypedDicts, so that a report is plain data.  Floats may be NaN or infinite in
+memory and are the strings "nan", "inf", "-inf" in the file.  Within a version, fields may be added;
+a reader ignores those it does not know.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from verify import strict_json
+from verify.evidence import strict_json
 
 SCHEMA_VERSION = 2
 
 # What a kernel may write, as measures and reports call it, in the order of every table.
 TENSORS = ("out", "lse", "dq", "dk", "dv")
 
-# green: every required coverage bin filled, no failure.  red: a failure.  grey: not run, or incomplete.
+# green: every required coverage bin filled, no failure.  red: a failure.  grey: not run, or
+# incomplete.
 Status = Literal["green", "red", "grey"]
 
 
@@ -26,7 +29,8 @@ class ReportError(ValueError):
 
 
 class Distribution(TypedDict):
-    """Of one measure over the counted cases.  histogram: cases per interval between neighbours of `edges` (of r: EDGES)."""
+    """Of one measure over the counted cases.  histogram: cases per interval between neighbours of
+    `edges` (of r: EDGES)."""
 
     count: int
     not_finite: int
@@ -42,8 +46,9 @@ class Distribution(TypedDict):
 class WorstCase(TypedDict):
     """The case with the largest r of one tensor.  replay: the command, as plain text.
 
-    index, reference, bound: the element that used most of its bound, flat in the tensor's logical shape, and what its fp64
-    reference and its bound were, so that another machine can compute them again; None where nothing says so.
+    index, reference, bound: the element that used most of its bound, flat in the tensor's logical
+    shape, and what its fp64 reference and its bound were, so that another machine can compute them
+    again; None where nothing says so.
     """
 
     tensor: str
@@ -59,14 +64,16 @@ class WorstCase(TypedDict):
 
 
 class TensorReport(TypedDict):
-    """One tensor that a kernel writes: r of every counted case that has one, and the worst of them."""
+    """One tensor that a kernel writes: r of every counted case that has one, and the worst of
+    them."""
 
     worst: WorstCase
     r: Distribution
 
 
 class Oracle(TypedDict):
-    """One oracle on one dtype of one variant.  cases: judged (passed or failed), counted phases only.
+    """One oracle on one dtype of one variant.  cases: judged (passed or failed), counted phases
+    only.
 
     tensors: by name out of TENSORS, those that it measured.
     """
@@ -82,7 +89,8 @@ class Oracle(TypedDict):
 
 
 class Group(TypedDict):
-    """Problems drawn for a group of oracles, and how many of them the variant's declared support refused."""
+    """Problems drawn for a group of oracles, and how many of them the variant's declared support
+    refused."""
 
     group: str
     drawn: int
@@ -98,7 +106,8 @@ class Timing(TypedDict):
 
 
 class Sample(TypedDict):
-    """One tensor of one case, for the plots; error_bound is the bound at the element with the largest error."""
+    """One tensor of one case, for the plots; error_bound is the bound at the element with the
+    largest error."""
 
     seqlen_kv: float
     r: float | None
@@ -107,10 +116,11 @@ class Sample(TypedDict):
 
 
 class DTypeReport(TypedDict):
-    """One dtype of one variant.  cases, failures: distinct cases, whatever the number of oracles that judged them.
+    """One dtype of one variant.  cases, failures: distinct cases, whatever the number of oracles
+    that judged them.
 
-    `reasons` say why it is not green.  bins: cases per coverage bin.  tensors, samples: by name out of TENSORS; no samples of
-    the LSE, which no plot shows.
+    `reasons` say why it is not green.  bins: cases per coverage bin.  tensors, samples: by name out
+    of TENSORS; no samples of the LSE, which no plot shows.
     """
 
     dtype: str
@@ -150,10 +160,12 @@ class _Failure(TypedDict):
 
 
 class Failure(_Failure, total=False):
-    """The smallest failing case of one (variant, config, oracle), of `cases` failing ones, shrinking included.
+    """The smallest failing case of one (variant, config, oracle), of `cases` failing ones,
+    shrinking included.
 
-    shrunk: how many of `cases` were met while shrinking and so count in no statistic; missing in reports of an earlier day.
-    known: where that defect is told and until when it is expected (see verify/xfails.py); missing where it is news.
+    shrunk: how many of `cases` were met while shrinking and so count in no statistic; missing in
+    reports of an earlier day. known: where that defect is told and until when it is expected (see
+    verify/evidence/known_failures.py); missing where it is news.
     """
 
     known: str
@@ -163,10 +175,11 @@ class Failure(_Failure, total=False):
 class BuildsReport(TypedDict):
     """What a variant's builds need on one architecture, as the compiler says; nothing was run.
 
-    builds: those listed; compiled: those that compiled; failing: those that did not, by name, with the compiler's `error` of
-    the first; the rest was left out.  registers per thread, shared memory per block, stack per thread: the largest over
-    the builds, memory in bytes, None where no build says.  spilling: builds that spill registers; spill_build: the worst of
-    them, by the sum of its spill_stores and spill_loads, bytes per thread.  seconds: of all compilations.
+    builds: those listed; compiled: those that compiled; failing: those that did not, by name, with
+    the compiler's `error` of the first; the rest was left out.  registers per thread, shared memory
+    per block, stack per thread: the largest over the builds, memory in bytes, None where no build
+    says.  spilling: builds that spill registers; spill_build: the worst of them, by the sum of its
+    spill_stores and spill_loads, bytes per thread.  seconds: of all compilations.
     """
 
     arch: str
@@ -185,8 +198,8 @@ class BuildsReport(TypedDict):
 
 
 class Cell(TypedDict):
-    """One property of one variant.  measured, declared: each word, and the dtypes that it was found or declared for.
-    contradicts: the evidence of a contradiction, or an empty text."""
+    """One property of one variant.  measured, declared: each word, and the dtypes that it was found
+    or declared for. contradicts: the evidence of a contradiction, or an empty text."""
 
     measured: dict[str, list[str]]
     declared: dict[str, list[str]]
@@ -194,10 +207,12 @@ class Cell(TypedDict):
 
 
 class _Variant(TypedDict):
-    """One variant.  path: relative to the collection, or the file's name alone.  entries: "forward", "backward" or both.
+    """One variant.  path: relative to the collection, or the file's name alone.  entries:
+    "forward", "backward" or both.
 
-    gradients: the declared numerics of its backward.  builds: by architecture, empty where none is on record.  measured: what
-    raw outputs show of each property of contract and numerics, by its name.
+    gradients: the declared numerics of its backward.  builds: by architecture, empty where none is
+    on record.  measured: what raw outputs show of each property of contract and numerics, by its
+    name.
     """
 
     ref: str
@@ -258,10 +273,12 @@ class NotRun(TypedDict):
 
 
 class PoolReport(TypedDict):
-    """The errors of one tensor of one (variant, dtype) over a campaign, in units of what its declared roundings make them.
+    """The errors of one tensor of one (variant, dtype) over a campaign, in units of what its
+    declared roundings make them.
 
-    `verify.statistics.pool.Pool` says what the numbers are.  failing: the tests that it does not pass, out of "rms", "mean"
-    and "toward".  too_good: errors are smaller than the declared roundings can leave them.
+    `verify.statistics.pool.Pool` says what the numbers are.  failing: the tests that it does not
+    pass, out of "rms", "mean" and "toward".  too_good: errors are smaller than the declared
+    roundings can leave them.
     """
 
     variant: str
@@ -290,9 +307,11 @@ class Started(TypedDict):
 
 
 class _Campaign(TypedDict):
-    """One campaign on one device: a run, or several together, whose different names and profiles are listed with commas.
+    """One campaign on one device: a run, or several together, whose different names and profiles
+    are listed with commas.
 
-    started: the first of them.  What the runs know differently of device and versions is listed alike.
+    started: the first of them.  What the runs know differently of device and versions is listed
+    alike.
     """
 
     schema: int
@@ -336,14 +355,16 @@ class Report(_Campaign, total=False):
 
 def dumps(report: Report) -> str:
     """The text of report.json: strict JSON, equal for equal reports."""
-    # Indented to the depth of a variant's dtypes and compact below: small diffs in git, without a line per number.
+    # Indented to the depth of a variant's dtypes and compact below: small diffs in git, without a
+    # line per number.
     return _indent(strict_json.encode(report), 0) + "\n"
 
 
 def read(path: Path | str) -> Report:
     """The report in a file, or in `report.json` of a folder.
 
-    Raises ReportError for a file that is missing, is no strict JSON, or has another version or shape.
+    Raises ReportError for a file that is missing, is no strict JSON, or has another version or
+    shape.
     """
     file = Path(path)
     file = file / "report.json" if file.is_dir() else file
@@ -360,12 +381,15 @@ def read(path: Path | str) -> Report:
 
 
 def parse(data: Any) -> Report:
-    """JSON data as a report; raises ReportError naming the version or the first place whose shape is wrong."""
+    """JSON data as a report; raises ReportError naming the version or the first place whose shape
+    is wrong."""
     version = data.get("schema") if isinstance(data, dict) else None
     if version is None:
         raise ReportError("is no report: it has no schema version")
     if isinstance(version, bool) or version != SCHEMA_VERSION:
-        raise ReportError(f"has schema version {version!r}; this version of verify reads {SCHEMA_VERSION}")
+        raise ReportError(
+            f"has schema version {version!r}; this version of verify reads {SCHEMA_VERSION}"
+        )
     try:
         return strict_json.decode(Report, data, "report")
     except strict_json.ShapeError as error:
@@ -375,7 +399,8 @@ def parse(data: Any) -> Report:
 
 
 def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:
-    """The worst case of every tensor of every (variant, dtype): what CI computes again from its id."""
+    """The worst case of every tensor of every (variant, dtype): what CI computes again from its
+    id."""
     return [
         (variant, found["worst"])
         for variant in report["variants"]
@@ -395,5 +420,8 @@ def _indent(data: Any, depth: int) -> str:
     inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
     if isinstance(data, list):
         return "[" + ",".join(inner + _indent(item, depth + 1) for item in data) + outer + "]"
-    items = (f"{json.dumps(key, ensure_ascii=False)}: {_indent(item, depth + 1)}" for key, item in data.items())
+    items = (
+        f"{json.dumps(key, ensure_ascii=False)}: {_indent(item, depth + 1)}"
+        for key, item in data.items()
+    )
     return "{" + ",".join(inner + item for item in items) + outer + "}"

@@ -1,7 +1,8 @@
-"""What a reader must see of a declaration before its verdict means anything: lenient bounds, a narrow support, what is claimed,
-and what was not judged.
+"""What a reader must see of a declaration before its verdict means anything: lenient bounds, a
+narrow support, what is claimed, and what was not judged.
 
-None of these is a verdict: a lenient or narrow kernel may be right.  `--strict` turns both into a failure.
+None of these is a verdict: a lenient or narrow kernel may be right.  `--strict` turns both into a
+failure.
 """
 
 from __future__ import annotations
@@ -14,24 +15,27 @@ from verify.report import text
 from verify.report.schema import DTypeReport, Report, VariantReport
 from verify.variant import MASK_KINDS
 
-# A support that ends below three tiles of 64 keys, or that spans fewer lengths than these, never asks for a second rescale.
+# A support that ends below three tiles of 64 keys, or that spans fewer lengths than these, never
+# asks for a second rescale.
 LENGTHS = 129
 # The smallest k of a matrix instruction: below it a kernel is a softmax of a few products.
 HEAD_DIM = 16
 # Judged cases with a bound / best bound; of fewer, the median says little.
 CASES = 8
-# Median of bound / best bound above which a declaration is lenient, by how coarse its words are: four times, or more, the
-# largest that honest arithmetic of that kind shows (docs/report-schema.md has the measurements).
+# Median of bound / best bound above which a declaration is lenient, by how coarse its words are:
+# four times, or more, the largest that honest arithmetic of that kind shows (docs/report-schema.md
+# has the measurements).
 FLOORS = {"fine": 16.0, "8 bits": 128.0, "16 bits": 256.0, "tf32": 8192.0}
-# No honest kernel rounds a factor or a finished sum more often (7 in the longest chain), or rescales later (8 in
-# FlashAttention-4).
+# No honest kernel rounds a factor or a finished sum more often (7 in the longest chain), or
+# rescales later (8 in FlashAttention-4).
 COUNTED = {"scale_roundings": 8, "output_roundings": 8, "gradient_roundings": 8, "lazy_rescale": 16}
 
 # The states that `--strict` objects to.
 GRAVE = ("lenient", "narrow")
 CLAIMS = (
-    "What each variant says that it computes, and nothing beyond it is judged. Lenient: the bounds that follow from its own "
-    "declaration are so wide that passing says little. Narrow: it claims so few lengths or head dims that passing says little."
+    "What each variant says that it computes, and nothing beyond it is judged. Lenient: the bounds"
+    " that follow from its own declaration are so wide that passing says little. Narrow: it claims"
+    " so few lengths or head dims that passing says little."
 )
 
 _COARSE = ("accumulator", "score_accumulator", "scores", "delta", "atomics_dtype")
@@ -49,10 +53,13 @@ class State(NamedTuple):
 
 
 def states(variant: VariantReport) -> list[State]:
-    """What marks one variant.  An undeclared function is judged by the weakest honest arithmetic, which nobody declared."""
+    """What marks one variant.  An undeclared function is judged by the weakest honest arithmetic,
+    which nobody declared."""
     found = [State("narrow", said) for said in _narrow(variant["support"])]
     if growth := variant.get("growth"):
-        found.append(State("growing", f"its process grows by {growth / (1 << 20):.0f} MiB in most runs"))
+        found.append(
+            State("growing", f"its process grows by {growth / (1 << 20):.0f} MiB in most runs")
+        )
     if growth := variant.get("device_growth"):
         said = f"it keeps {growth / 1024:,.1f} KiB more of the device's memory in most runs"
         found.append(State("growing", said))
@@ -62,7 +69,8 @@ def states(variant: VariantReport) -> list[State]:
 
 
 def claimed(variant: VariantReport) -> bool:
-    """Whether it was judged and its claims are on record: a file that does not load claims nothing."""
+    """Whether it was judged and its claims are on record: a file that does not load claims
+    nothing."""
     return bool(variant["support"]) and bool(variant["cases"] or variant["failing"])
 
 
@@ -73,7 +81,12 @@ def marks(variant: VariantReport) -> list[str]:
 
 def strictly(report: Report) -> list[str]:
     """What `--strict` objects to, one line per variant and state."""
-    return [f"{variant['ref']}: {state}" for variant in report["variants"] for state in states(variant) if state.name in GRAVE]
+    return [
+        f"{variant['ref']}: {state}"
+        for variant in report["variants"]
+        for state in states(variant)
+        if state.name in GRAVE
+    ]
 
 
 def _lenient(variant: VariantReport) -> Iterator[str]:
@@ -89,7 +102,8 @@ def _lenient(variant: VariantReport) -> Iterator[str]:
 
 
 def _widest(variant: VariantReport, dtype: DTypeReport) -> tuple[str, float | None]:
-    """The kind of arithmetic that is declared for a dtype, and the largest median of bound / best bound of its oracles."""
+    """The kind of arithmetic that is declared for a dtype, and the largest median of bound / best
+    bound of its oracles."""
     medians = [
         spread["median"]
         for oracle in dtype["oracles"]
@@ -101,13 +115,15 @@ def _widest(variant: VariantReport, dtype: DTypeReport) -> tuple[str, float | No
 
 
 def _declared(variant: VariantReport) -> list[Mapping[str, Any]]:
-    """The declarations that its own bounds follow from: a backward alone says nothing of a forward."""
+    """The declarations that its own bounds follow from: a backward alone says nothing of a
+    forward."""
     forward = [] if variant["entries"] == ["backward"] else [variant["numerics"]]
     return forward + ([] if variant["gradients"] is None else [variant["gradients"]])
 
 
 def kind(declared: Mapping[str, Any], dtype: str) -> str:
-    """How coarse the declared words make the arithmetic of inputs in that dtype: a key of FLOORS."""
+    """How coarse the declared words make the arithmetic of inputs in that dtype: a key of
+    FLOORS."""
     if dtype.startswith("float8"):
         return "8 bits"
     if dtype == "float32" and declared.get("float32_products", "ieee") == "tf32":
@@ -142,11 +158,14 @@ def _span(name: str, least: int, most: int | None) -> str:
 
 
 def _integers(value: Any) -> list[int]:
-    return [item for item in value if isinstance(item, int)] if isinstance(value, list | tuple) else []
+    return (
+        [item for item in value if isinstance(item, int)] if isinstance(value, list | tuple) else []
+    )
 
 
 def claims(variant: VariantReport) -> str:
-    """The claimed support in one line, and the words of its arithmetic that make bounds wide; plain text."""
+    """The claimed support in one line, and the words of its arithmetic that make bounds wide; plain
+    text."""
     support = variant["support"]
     dims = _integers(support.get("head_dims"))
     parts = [f"head dim {text.intervals(dims) or 'none'}", _span("seqlen", *_lengths(support))]
@@ -178,7 +197,9 @@ def _words(variant: VariantReport) -> Iterator[str]:
     """What is coarse in the declared arithmetic, where it was declared."""
     found: dict[str, list[str]] = {}
     for dtype in variant["dtypes"] if not variant["undeclared"] else ():
-        for name in sorted({kind(one, dtype["dtype"]) for one in _declared(variant)} & _SPELT.keys()):
+        for name in sorted(
+            {kind(one, dtype["dtype"]) for one in _declared(variant)} & _SPELT.keys()
+        ):
             found.setdefault(name, []).append(dtype["dtype"])
     for name, dtypes in found.items():
         yield f"{' and '.join(dtypes)} with {_SPELT[name]}"

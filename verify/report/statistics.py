@@ -1,4 +1,5 @@
-"""Numbers of a campaign: distributions, worst cases, timings.  NaN is worse than infinity, which is worse than any number."""
+"""Numbers of a campaign: distributions, worst cases, timings.  NaN is worse than infinity, which is
+worse than any number."""
 
 from __future__ import annotations
 
@@ -7,15 +8,20 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from verify.case import replay_command
 from verify.evidence import Verdict
+from verify.problem.case import replay_command
 from verify.report.schema import TENSORS, Distribution, Sample, TensorReport, Timing, WorstCase
 
-# Powers of two, so that histograms of different reports compare: (-inf, 2^-10], ..., (1/2, 1], (1, 2], (2, inf).
+# Powers of two, so that histograms of different reports compare: (-inf, 2^-10], ..., (1/2, 1], (1,
+# 2], (2, inf).
 EDGES_R = (-math.inf, *(2.0**e for e in range(-10, 2)), math.inf)
 EDGES_ULP = (-math.inf, *(2.0**e for e in range(-2, 13)), math.inf)
 EDGES_RATIO = (-math.inf, *(2.0**e for e in range(11)), math.inf)
-EDGES = {**{f"r_{name}": EDGES_R for name in TENSORS}, "lse_ulp": EDGES_ULP, "bound_ratio": EDGES_RATIO}
+EDGES = {
+    **{f"r_{name}": EDGES_R for name in TENSORS},
+    "lse_ulp": EDGES_ULP,
+    "bound_ratio": EDGES_RATIO,
+}
 
 STEPS = ("generate", "run", "reference", "bound", "record")
 PLOTTED = tuple(name for name in TENSORS if name != "lse")
@@ -28,12 +34,14 @@ def badness(value: float) -> tuple[bool, float]:
 
 
 def quantile(ordered: Sequence[float], level: float) -> float:
-    """The smallest member with at least `level` of the sample at or below it (the inverse of the empirical CDF)."""
+    """The smallest member with at least `level` of the sample at or below it (the inverse of the
+    empirical CDF)."""
     return ordered[max(math.ceil(level * len(ordered)) - 1, 0)]
 
 
 def distribution(values: Iterable[float], edges: Sequence[float]) -> Distribution | None:
-    """None for no values.  NaN counts in the last interval, so that the histogram adds up to `count`."""
+    """None for no values.  NaN counts in the last interval, so that the histogram adds up to
+    `count`."""
     ordered = sorted(values, key=badness)
     if not ordered:
         return None
@@ -56,20 +64,29 @@ def distribution(values: Iterable[float], edges: Sequence[float]) -> Distributio
 
 def spread(verdicts: Iterable[Verdict], measure: str) -> Distribution | None:
     """The distribution of one measure over the verdicts that have it."""
-    return distribution((v.measures[measure] for v in verdicts if measure in v.measures), EDGES[measure])
+    return distribution(
+        (v.measures[measure] for v in verdicts if measure in v.measures), EDGES[measure]
+    )
 
 
 def tensors(verdicts: Sequence[Verdict]) -> dict[str, TensorReport]:
     """By name, in the order of TENSORS: every tensor of which some verdict has an r."""
     spreads = {name: spread(verdicts, f"r_{name}") for name in TENSORS}
-    return {name: {"worst": _worst(verdicts, name), "r": found} for name, found in spreads.items() if found is not None}
+    return {
+        name: {"worst": _worst(verdicts, name), "r": found}
+        for name, found in spreads.items()
+        if found is not None
+    }
 
 
 def _worst(verdicts: Iterable[Verdict], tensor: str) -> WorstCase:
     """The verdict with the largest r of a tensor, by the case's name among equals."""
     having = [v for v in verdicts if f"r_{tensor}" in v.measures]
     top = max(badness(v.measures[f"r_{tensor}"]) for v in having)
-    found = min((v for v in having if badness(v.measures[f"r_{tensor}"]) == top), key=lambda v: (v.case, v.oracle))
+    found = min(
+        (v for v in having if badness(v.measures[f"r_{tensor}"]) == top),
+        key=lambda v: (v.case, v.oracle),
+    )
     index = found.measures.get(f"worst_index_{tensor}")
     return {
         "tensor": tensor,
@@ -88,13 +105,17 @@ def _worst(verdicts: Iterable[Verdict], tensor: str) -> WorstCase:
 def timings(verdicts: Iterable[Verdict]) -> dict[str, Timing]:
     """Seconds by step of judging: STEPS first, then whatever else was recorded."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for verdict in verdicts:  # the oracles of one case share its clock, which runs on: the last reading is the case's
+    # the oracles of one case share its clock, which runs on: the last reading is the case's
+    for verdict in verdicts:
         case = verdict.case
         for step, seconds in verdict.seconds.items():
             readings = found[step]
             if seconds >= readings.get(case, 0.0):
                 readings[case] = seconds
-    return {step: _timing(sorted(found[step].values())) for step in sorted(found, key=lambda step: (_place(step), step))}
+    return {
+        step: _timing(sorted(found[step].values()))
+        for step in sorted(found, key=lambda step: (_place(step), step))
+    }
 
 
 def _timing(ordered: list[float]) -> Timing:
@@ -106,7 +127,8 @@ def _place(step: str) -> int:
 
 
 def samples(verdicts: Sequence[Verdict]) -> dict[str, list[Sample]]:
-    """Points for the plots, by tensor: the worst by r and by error, and an even choice of the others, ordered by seqlen_kv."""
+    """Points for the plots, by tensor: the worst by r and by error, and an even choice of the
+    others, ordered by seqlen_kv."""
     found = {name: _samples(verdicts, name) for name in PLOTTED}
     return {name: points for name, points in found.items() if points}
 
@@ -118,7 +140,12 @@ def _samples(verdicts: Sequence[Verdict], tensor: str) -> list[Sample]:
     if len(having) > MAX_SAMPLES:
         keep = {round(i * (len(having) - 1) / (MAX_SAMPLES - 3)) for i in range(MAX_SAMPLES - 2)}
         for measure in (r, error):
-            keep.add(max(range(len(having)), key=lambda i: (badness(having[i].measures.get(measure, -1.0)), -i)))
+            keep.add(
+                max(
+                    range(len(having)),
+                    key=lambda i: (badness(having[i].measures.get(measure, -1.0)), -i),
+                )
+            )
         having = [having[i] for i in sorted(keep)]
     return [
         {

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 
 from verify.problem import Problem, ProblemError
 from verify.report import text
-from verify.report.schema import TENSORS, BuildsReport, Distribution, DTypeReport, Oracle, Report, VariantReport, WorstCase
+from verify.report.schema import (
+    TENSORS,
+    BuildsReport,
+    Distribution,
+    DTypeReport,
+    Oracle,
+    Report,
+    VariantReport,
+    WorstCase,
+)
 from verify.report.states import GRAVE, states
 from verify.report.statistics import badness
 
@@ -30,12 +39,18 @@ _DEVICE = {
 
 
 def headline(report: Report) -> str:
-    """How many variants pass, fail, are incomplete or were not run, over how many cases, and how many builds compile."""
-    found = Counter(text.label(variant["status"], variant["cases"]) for variant in report["variants"])
+    """How many variants pass, fail, are incomplete or were not run, over how many cases, and how
+    many builds compile."""
+    found = Counter(
+        text.label(variant["status"], variant["cases"]) for variant in report["variants"]
+    )
     words = {"FAIL": "failing", "pass": "passing", "incomplete": "incomplete", "not run": "not run"}
     parts = [f"{found[key]} {word}" for key, word in words.items() if found[key]]
     total, cases, failures = len(report["variants"]), report["cases"], report["failures"]
-    said = f"{total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}. {cases:,} judged cases, {failures:,} failing."
+    said = (
+        f"{total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}. {cases:,} judged"
+        f" cases, {failures:,} failing."
+    )
     tried, broken = build_counts(b for variant in report["variants"] for b in variant["builds"])
     said += f" {tried:,} builds compiled, {broken:,} failing." if tried else ""
     for name in GRAVE:
@@ -52,7 +67,10 @@ def build_counts(builds: Iterable[BuildsReport]) -> tuple[int, int]:
 
 def ordered(report: Report) -> list[VariantReport]:
     """Variants, the failing first, then the incomplete, then the passing, then those not run."""
-    return sorted(report["variants"], key=lambda v: (not v["cases"] and v["status"] == "grey", _ORDER[v["status"]], v["ref"]))
+    return sorted(
+        report["variants"],
+        key=lambda v: (not v["cases"] and v["status"] == "grey", _ORDER[v["status"]], v["ref"]),
+    )
 
 
 def device_rows(report: Report) -> list[tuple[str, str]]:
@@ -75,8 +93,8 @@ def _supported(key: str, item: Any) -> str:
 
 
 class Declared(NamedTuple):
-    """What variants declare of one kind.  alike: (term, text) of terms that all declare alike; rows: of the other `terms`, by
-    variant."""
+    """What variants declare of one kind.  alike: (term, text) of terms that all declare alike;
+    rows: of the other `terms`, by variant."""
 
     title: str
     alike: list[tuple[str, str]]
@@ -92,13 +110,20 @@ class Declared(NamedTuple):
 def declarations(report: Report) -> list[Declared]:
     """What variants declare, side by side.
 
-    A variant without a forward has the numerics of whatever saves O and LSE for it, which are not repeated here.
+    A variant without a forward has the numerics of whatever saves O and LSE for it, which are not
+    repeated here.
     """
     found, variants = [], report["variants"]
     for title, declared in (
         ("Declared contract", [(v["ref"], v["contract"]) for v in variants]),
-        ("Declared numerics", [(v["ref"], v["numerics"]) for v in variants if "forward" in v["entries"]]),
-        ("Declared numerics of gradients", [(v["ref"], v["gradients"]) for v in variants if v["gradients"] is not None]),
+        (
+            "Declared numerics",
+            [(v["ref"], v["numerics"]) for v in variants if "forward" in v["entries"]],
+        ),
+        (
+            "Declared numerics of gradients",
+            [(v["ref"], v["gradients"]) for v in variants if v["gradients"] is not None],
+        ),
     ):
         if declared:
             found.append(_declared(title, declared))
@@ -112,12 +137,16 @@ def _declared(title: str, declared: list[tuple[str, dict[str, Any]]]) -> Declare
     }
     alike = [(text.plain(term), said[0]) for term, said in texts.items() if len(set(said)) == 1]
     differing = {text.plain(term): said for term, said in texts.items() if len(set(said)) > 1}
-    rows = [(ref, [said[place] for said in differing.values()]) for place, (ref, _) in enumerate(declared)]
+    rows = [
+        (ref, [said[place] for said in differing.values()])
+        for place, (ref, _) in enumerate(declared)
+    ]
     return Declared(title, alike, list(differing), rows)
 
 
 class Closest(NamedTuple):
-    """The worst r of a variant.  where: the element, in its tensor's logical shape ("O[0, 3, 17, 5]"), or the tensor alone."""
+    """The worst r of a variant.  where: the element, in its tensor's logical shape ("O[0, 3, 17,
+    5]"), or the tensor alone."""
 
     ref: str
     dtype: str
@@ -129,7 +158,11 @@ def closest(report: Report) -> list[Closest]:
     """Of every variant that has an r the case with the largest, in the order of `ordered`."""
     found = []
     for variant in ordered(report):
-        cases = [(d["dtype"], tensor["worst"]) for d in variant["dtypes"] for tensor in d["tensors"].values()]
+        cases = [
+            (d["dtype"], tensor["worst"])
+            for d in variant["dtypes"]
+            for tensor in d["tensors"].values()
+        ]
         if cases:
             dtype, case = max(cases, key=lambda one: badness(one[1]["r"]))
             found.append(Closest(variant["ref"], dtype, _where(case), case))
@@ -142,7 +175,13 @@ def _where(case: WorstCase) -> str:
         p = Problem.parse(case["problem"])
     except ProblemError:
         return name
-    shapes = {"out": p.shape_out, "lse": p.shape_out[:3], "dq": p.shape_q, "dk": p.shape_k, "dv": p.shape_v}
+    shapes = {
+        "out": p.shape_out,
+        "lse": p.shape_out[:3],
+        "dq": p.shape_q,
+        "dk": p.shape_k,
+        "dv": p.shape_v,
+    }
     shape, flat = shapes[case["tensor"]], case["index"]
     if flat is None or not 0 <= flat < math.prod(shape):
         return name
@@ -183,7 +222,8 @@ def tensors_in(dtypes: Iterable[DTypeReport]) -> list[str]:
 def oracles_of(report: DTypeReport) -> list[Oracle]:
     """Its oracles: the failing first, then those that measured something, then the others.
 
-    Of an oracle in several groups that has nothing but counts to show, one row with their sums: a case is of one group.
+    Of an oracle in several groups that has nothing but counts to show, one row with their sums: a
+    case is of one group.
     """
     rows: list[Oracle] = []
     counted: dict[str, list[Oracle]] = defaultdict(list)
@@ -194,16 +234,21 @@ def oracles_of(report: DTypeReport) -> list[Oracle]:
         group = found[0]["group"] if len(found) == 1 else f"{len(found)} groups"
         cases, inapplicable = sum(o["cases"] for o in found), sum(o["inapplicable"] for o in found)
         rows.append({**found[0], "group": group, "cases": cases, "inapplicable": inapplicable})
-    return sorted(rows, key=lambda one: (not one["failures"], not one["tensors"], one["oracle"], one["group"]))
+    return sorted(
+        rows, key=lambda one: (not one["failures"], not one["tensors"], one["oracle"], one["group"])
+    )
 
 
 def tensors_of(report: Report) -> list[str]:
     """The tensors that anything was measured of; O and LSE if nothing was."""
-    return tensors_in(d for variant in report["variants"] for d in variant["dtypes"]) or list(TENSORS[:2])
+    return tensors_in(d for variant in report["variants"] for d in variant["dtypes"]) or list(
+        TENSORS[:2]
+    )
 
 
 def worst_of(report: DTypeReport) -> list[tuple[str, WorstCase]]:
-    """(title, case) of the worst case of every tensor; one entry for those that are worst in the same run."""
+    """(title, case) of the worst case of every tensor; one entry for those that are worst in the
+    same run."""
     cases = [report["tensors"][name]["worst"] for name in tensors_in([report])]
     runs: dict[tuple[str, str], list[WorstCase]] = {}
     for case in cases:
@@ -212,7 +257,9 @@ def worst_of(report: DTypeReport) -> list[tuple[str, WorstCase]]:
 
 
 def _worst_title(found: list[WorstCase]) -> str:
-    said = " and ".join(f"worst {text.TENSORS[one['tensor']]}, r = {text.ratio(one['r'])}" for one in found)
+    said = " and ".join(
+        f"worst {text.TENSORS[one['tensor']]}, r = {text.ratio(one['r'])}" for one in found
+    )
     return said[0].upper() + said[1:]
 
 
@@ -223,15 +270,35 @@ BUILD_COLUMNS = (
 
 
 def build_rows(report: Report) -> list[tuple[str, ...]]:
-    """One row per variant and architecture under BUILD_COLUMNS; the variant's name stands in its first row alone."""
-    return [_build_row(v["ref"] if i == 0 else "", b) for v in ordered(report) for i, b in enumerate(v["builds"])]
+    """One row per variant and architecture under BUILD_COLUMNS; the variant's name stands in its
+    first row alone."""
+    return [
+        _build_row(v["ref"] if i == 0 else "", b)
+        for v in ordered(report)
+        for i, b in enumerate(v["builds"])
+    ]
 
 
 def _build_row(ref: str, b: BuildsReport) -> tuple[str, ...]:
-    builds = f"{b['builds']}" if b["compiled"] == b["builds"] else f"{b['compiled']} of {b['builds']}"
-    worst = f"{text.count(b['spill_stores'])} + {text.count(b['spill_loads'])}" if b["spilling"] else text.NONE
+    builds = (
+        f"{b['builds']}" if b["compiled"] == b["builds"] else f"{b['compiled']} of {b['builds']}"
+    )
+    worst = (
+        f"{text.count(b['spill_stores'])} + {text.count(b['spill_loads'])}"
+        if b["spilling"]
+        else text.NONE
+    )
     largest = (text.count(b["registers"]), text.count(b["shared"]), text.count(b["stack"]))
-    return ref, b["arch"], builds, str(len(b["failing"])), *largest, str(b["spilling"]), worst, b["spill_build"]
+    return (
+        ref,
+        b["arch"],
+        builds,
+        str(len(b["failing"])),
+        *largest,
+        str(b["spilling"]),
+        worst,
+        b["spill_build"],
+    )
 
 
 def broken_builds(report: Report) -> list[tuple[str, BuildsReport]]:
@@ -240,9 +307,12 @@ def broken_builds(report: Report) -> list[tuple[str, BuildsReport]]:
 
 
 def not_built(report: Report) -> str:
-    """In words, of which variants no build is on record, and why where that is known; empty if there are none."""
+    """In words, of which variants no build is on record, and why where that is known; empty if
+    there are none."""
     if not any(variant["builds"] for variant in report["variants"]):
-        return "Nothing was compiled in this run: registers, shared memory and spills are not known."
+        return (
+            "Nothing was compiled in this run: registers, shared memory and spills are not known."
+        )
     names = [
         variant["ref"] + (f" ({variant['unavailable']})" if variant["unavailable"] else "")
         for variant in ordered(report)

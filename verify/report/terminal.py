@@ -1,4 +1,5 @@
-"""What a report adds to the table of verdicts on a terminal: what is claimed, what is marked, and what nobody judged."""
+"""What a report adds to the table of verdicts on a terminal: what is claimed, what is marked, and
+what nobody judged."""
 
 from __future__ import annotations
 
@@ -14,15 +15,20 @@ from verify.report.tables import grouped
 
 
 class Beside:
-    """Cells that stand beside the verdicts of a dtype, by what its variant declares and what was measured."""
+    """Cells that stand beside the verdicts of a dtype, by what its variant declares and what was
+    measured."""
 
     def __init__(self, report: Report | None) -> None:
-        self._variants = {} if report is None else {variant["ref"]: variant for variant in report["variants"]}
+        self._variants = (
+            {} if report is None else {variant["ref"]: variant for variant in report["variants"]}
+        )
 
     def leniency(self, ref: str, dtype: str) -> str:
         """Median of bound / best bound."""
         variant = self._variants.get(ref)
-        found = [d["bound_ratio"] for d in variant["dtypes"] if d["dtype"] == dtype] if variant else []
+        found = (
+            [d["bound_ratio"] for d in variant["dtypes"] if d["dtype"] == dtype] if variant else []
+        )
         return text.number(found[0]["median"]) if found and found[0] is not None else "-"
 
     def gradients(self, ref: str) -> str:
@@ -37,12 +43,15 @@ class Beside:
 
 
 def notes(report: Report) -> Iterator[Text]:
-    """Lines under the table: claims and states of every variant that was judged, and why gradients were not."""
+    """Lines under the table: claims and states of every variant that was judged, and why gradients
+    were not."""
     judged = [variant for variant in report["variants"] if claimed(variant)]
     for variant in judged:
         yield Text(f"{text.one_line(variant['ref'])} claims {claims(variant)}", style="dim")
         for state in states(variant):
-            yield Text(f"  {text.one_line(state)}", style="bold yellow" if state.name in GRAVE else "dim")
+            yield Text(
+                f"  {text.one_line(state)}", style="bold yellow" if state.name in GRAVE else "dim"
+            )
     yield from _unjudged(judged)
 
 
@@ -55,4 +64,6 @@ def _unjudged(judged: Sequence[VariantReport]) -> Iterator[Text]:
 def gaps(report: Report) -> Iterator[Text]:
     """What keeps a report from being whole, one line each."""
     for name, why in incomplete(report):
-        yield Text(f"incomplete: {text.one_line(f'{name}: {why}' if name else why)}", style="yellow")
+        yield Text(
+            f"incomplete: {text.one_line(f'{name}: {why}' if name else why)}", style="yellow"
+        )

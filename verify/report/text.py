@@ -1,4 +1,5 @@
-"""Small texts that every rendering shares: numbers, labels, and escapes for what came from kernels and their messages."""
+"""Small texts that every rendering shares: numbers, labels, and escapes for what came from kernels
+and their messages."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ from datetime import datetime
 from verify.report.schema import DTypeReport, Failure, Oracle, Status
 
 NONE = "–"
-# C0 and C1, bidirectional marks and overrides, line separators, and surrogates, which UTF-8 cannot hold.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0 and C1, bidirectional marks and overrides, line separators, and surrogates, which UTF-8 cannot
+# hold.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 _MARKUP = re.compile(r"[&<>\\`*\[\]#|~$]|\b_|_\b|^[-+=](?=[\s=-]|$)")
 
@@ -25,7 +29,8 @@ MEASURES = {
 
 
 def plain(text: object) -> str:
-    """Text without control characters (terminal escapes) or marks that reorder it (bidirectional overrides)."""
+    """Text without control characters (terminal escapes) or marks that reorder it (bidirectional
+    overrides)."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
 
 
@@ -46,7 +51,8 @@ def exact(value: float | str | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """r, with more digits where three would make 1 of something else: 1.0004 fails, 0.9996 does not."""
+    """r, with more digits where three would make 1 of something else: 1.0004 fails, 0.9996 does
+    not."""
     short = number(value)
     return f"{value:.6f}" if value is not None and short == "1" and value != 1 else short
 
@@ -85,11 +91,14 @@ def tally(report: DTypeReport | Oracle) -> str:
 
 
 def of_failing(failure: Failure) -> str:
-    """Of how many failing cases one is the smallest; those of shrinking are told apart, for no other table counts them."""
+    """Of how many failing cases one is the smallest; those of shrinking are told apart, for no
+    other table counts them."""
     cases, shrunk = failure["cases"], failure.get("shrunk")
     if shrunk is None:
         return f"the smallest of {cases} failing, shrinking included"
-    said = f"the smallest of {cases - shrunk} failing" if cases > shrunk else "found while shrinking"
+    said = (
+        f"the smallest of {cases - shrunk} failing" if cases > shrunk else "found while shrinking"
+    )
     return said + (f" and {shrunk} met while shrinking" if shrunk and cases > shrunk else "")
 
 
@@ -109,10 +118,17 @@ def one_line(text: object) -> str:
 
 
 def markdown(text: object) -> str:
-    """Text for a Markdown paragraph or table cell, with nothing in it that Markdown or HTML reads as markup."""
-    # Character references never count as markup (CommonMark, section 2.5).  The zero-width blanks keep a forge from
-    # notifying whoever is called like the word behind @, and from making links of addresses.
-    line = one_line(text).replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
+    """Text for a Markdown paragraph or table cell, with nothing in it that Markdown or HTML reads
+    as markup."""
+    # Character references never count as markup (CommonMark, section 2.5).  The zero-width blanks
+    # keep a forge from notifying whoever is called like the word behind @, and from making links of
+    # addresses.
+    line = (
+        one_line(text)
+        .replace("@", "@\u200b")
+        .replace("://", ":\u200b//")
+        .replace("www.", "www\u200b.")
+    )
     return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", line)
 
 
@@ -148,7 +164,11 @@ def intervals(numbers: list[int]) -> str:
     """[8, 16, 24, 64] -> "8-24 by 8, 64"; [1, 2, 3] -> "1-3"."""
     found: list[tuple[int, int, int]] = []  # first, last, step
     for item in numbers:
-        if found and (found[-1][2] == 0 or item - found[-1][1] == found[-1][2]) and item > found[-1][1]:
+        if (
+            found
+            and (found[-1][2] == 0 or item - found[-1][1] == found[-1][2])
+            and item > found[-1][1]
+        ):
             first, last, _ = found[-1]
             found[-1] = (first, item, item - last)
         else:

@@ -1,4 +1,5 @@
-"""Tightness: how near the kernels' worst cases come to their bounds.  Bounds that nothing approaches would catch little."""
+"""Tightness: how near the kernels' worst cases come to their bounds.  Bounds that nothing
+approaches would catch little."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from verify.report.schema import TENSORS, Report
 
 COLUMNS = ("tensor", "inputs", "dtypes", "median of worst r", "least", "largest")
 NOTE = (
-    "Each variant and dtype counts once, by the worst r of its cases. fp32 stands apart: its bounds allow for any order of "
-    "summation, which makes most of them, and no kernel meets the worst one."
+    "Each variant and dtype counts once, by the worst r of its cases. fp32 stands apart: its bounds"
+    " allow for any order of summation, which makes most of them, and no kernel meets the worst"
+    " one."
 )
 
 
 class Tight(NamedTuple):
-    """One tensor over the variants and dtypes of one kind of inputs: how many, and their worst r."""
+    """One tensor over the variants and dtypes of one kind of inputs: how many, and their worst
+    r."""
 
     tensor: str
     inputs: str
@@ -47,4 +50,7 @@ def _rows(report: Report) -> Iterator[Tight]:
 
 def rows(report: Report) -> list[list[str]]:
     """The same in words, by COLUMNS."""
-    return [[text.TENSORS[one.tensor], one.inputs, str(one.dtypes), *map(text.ratio, one[3:])] for one in tightness(report)]
+    return [
+        [text.TENSORS[one.tensor], one.inputs, str(one.dtypes), *map(text.ratio, one[3:])]
+        for one in tightness(report)
+    ]

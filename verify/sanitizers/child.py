@@ -1,7 +1,8 @@
 """The program inside the tool: one life of a cell, neither forked nor in an arena.
 
-`python -m verify.sanitizers.child SOCKET` connects to the judge's socket and answers like any other life, but that every run
-gets allocations of its own (`verify.cell.separate`), and that each case is over, copies and all, before the next begins.
+`python -m verify.sanitizers.child SOCKET` connects to the judge's socket and answers like any other
+life, but that every run gets allocations of its own (`verify.cell.isolated_buffers`), and that each
+case is over, copies and all, before the next begins.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from verify.cell.arena import slots_from
 from verify.cell.child import Life, launch, preload
-from verify.cell.separate import Separate
-from verify.memory import slots_from
+from verify.cell.isolated_buffers import Separate
 
 
 class SeparateLife(Life):

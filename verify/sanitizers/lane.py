@@ -1,4 +1,5 @@
-"""The lane: planted faults first, then every variant that runs here under every tool, and verdicts of what came of it."""
+"""The lane: planted faults first, then every variant that runs here under every tool, and verdicts
+of what came of it."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from verify.case import Case
-from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
-from verify.cores import cores
-from verify.coverage import coverage_bins
-from verify.discovery import roster
+from verify.cell.discovery import roster
+from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 from verify.evidence import Finding, Outcome, Recorder, Verdict
+from verify.machine.cores import cores
+from verify.problem.case import Case
+from verify.problem.coverage import coverage_bins
 from verify.sanitizers.facts import Judgement, Waiver
-from verify.sanitizers.planted import Fault, planted_problem
+from verify.sanitizers.planted import PlantedFault, planted_problem
 from verify.sanitizers.session import Booth, Session, Subject, rehearse
 
 K = TypeVar("K")
@@ -30,7 +31,7 @@ MOST_WORKERS = 8
 class Trialled:
     """A planted fault under one tool: what is wanted, and the session."""
 
-    fault: Fault
+    fault: PlantedFault
     session: Session
 
     @property
@@ -40,7 +41,8 @@ class Trialled:
 
 @dataclass(frozen=True)
 class Tried:
-    """A subject under one tool.  sessions: the one of all its cases, then those alone, if there were any.
+    """A subject under one tool.  sessions: the one of all its cases, then those alone, if there
+    were any.
 
     outcomes: "clean", "faulty", "inconclusive" or "failed" (in a plain cell already) by case.
     """
@@ -67,7 +69,8 @@ class Tried:
 
 @dataclass
 class Lane:
-    """Runs sessions side by side, `workers` at a time, and records verdicts.  `done` is called after each session."""
+    """Runs sessions side by side, `workers` at a time, and records verdicts.  `done` is called
+    after each session."""
 
     booth: Booth
     recorder: Recorder
@@ -82,35 +85,43 @@ class Lane:
 
     # Planted faults.
 
-    def plant(self, faults: tuple[Fault, ...]) -> list[Trialled]:
-        """Try every planted fault under every tool; raises InfrastructureError if one cannot be tried."""
+    def plant(self, faults: tuple[PlantedFault, ...]) -> list[Trialled]:
+        """Try every planted fault under every tool; raises InfrastructureError if one cannot be
+        tried."""
         subjects = _planted_subjects(faults)
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
-                pool.submit(self._session, tool, subjects[fault.variant], f"planted-{fault.variant}"): fault
+                pool.submit(
+                    self._session, tool, subjects[fault.variant], f"planted-{fault.variant}"
+                ): fault
                 for fault in faults
                 for tool in self.tools
             }
             found = [Trialled(fault, session) for fault, session in _results(futures)]
-        return sorted(found, key=lambda t: (faults.index(t.fault), self.tools.index(t.session.tool)))
+        return sorted(
+            found, key=lambda t: (faults.index(t.fault), self.tools.index(t.session.tool))
+        )
 
     # Kernels on trial.
 
     def try_all(self, subjects: Iterable[Subject], environment: Environment) -> list[Tried]:
         """Try subjects under every tool, each rehearsed in a plain cell before; in their order."""
-        zygote = Zygote(environment)
+        fork_server = ForkServer(environment)
         try:
             with ThreadPoolExecutor(self.workers) as pool:
-                futures = {pool.submit(self._try, number, subject, zygote): number for number, subject in enumerate(subjects)}
+                futures = {
+                    pool.submit(self._try, number, subject, fork_server): number
+                    for number, subject in enumerate(subjects)
+                }
                 found = dict(_results(futures))
         finally:
-            zygote.close()
+            fork_server.close()
         return [tried for number in sorted(found) for tried in found[number]]
 
-    def _try(self, number: int, subject: Subject, zygote: Zygote) -> list[Tried]:
+    def _try(self, number: int, subject: Subject, fork_server: ForkServer) -> list[Tried]:
         for case in subject.cases:
             self.recorder.begin(case.id, "generate", case.variant)
-        cell = Cell(zygote)
+        cell = Cell(fork_server)
         try:
             failing = rehearse(subject, cell)
         finally:
@@ -119,9 +130,13 @@ class Lane:
             if case.id in failing:
                 finding = failing[case.id].finding
                 assert finding is not None
-                found = replace(finding, message=f"without a sanitizer: {finding.message}", replay=_replay(case))
+                found = replace(
+                    finding, message=f"without a sanitizer: {finding.message}", replay=_replay(case)
+                )
                 self._record(subject, case, finding.oracle, found, 0.0)
-        sane = replace(subject, cases=tuple(case for case in subject.cases if case.id not in failing))
+        sane = replace(
+            subject, cases=tuple(case for case in subject.cases if case.id not in failing)
+        )
         return [self._under(tool, f"{number}", subject, sane) for tool in self.tools]
 
     def _under(self, tool: str, name: str, subject: Subject, sane: Subject) -> Tried:
@@ -136,14 +151,20 @@ class Lane:
             for position, case in enumerate(sane.cases):
                 sessions.append(self._session(tool, sane.alone(case), f"{name}-{position}"))
                 judgements[case.id] = sessions[-1].judgement
-            if first.judgement.outcome == "faulty" and all(j.outcome == "clean" for j in judgements.values()):
+            if first.judgement.outcome == "faulty" and all(
+                j.outcome == "clean" for j in judgements.values()
+            ):
                 blamed = _first_unheard(first, sane)
                 judgements[blamed.id] = first.judgement
         for case in sane.cases:
             judgement = judgements[case.id]
             outcomes[case.id] = judgement.outcome
             together = judgement is first.judgement and len(sane.cases) > 1
-            finding = None if judgement.outcome == "clean" else _finding(tool, case, sane, judgement, together=together)
+            finding = (
+                None
+                if judgement.outcome == "clean"
+                else _finding(tool, case, sane, judgement, together=together)
+            )
             self._record(subject, case, tool, finding, first.seconds / len(sane.cases))
         return Tried(subject, tool, tuple(sessions), outcomes)
 
@@ -156,7 +177,9 @@ class Lane:
         self.done(session)
         return session
 
-    def _record(self, subject: Subject, case: Case, oracle: str, finding: Finding | None, seconds: float) -> None:
+    def _record(
+        self, subject: Subject, case: Case, oracle: str, finding: Finding | None, seconds: float
+    ) -> None:
         outcome: Outcome = "pass" if finding is None else "fail"
         verdict = Verdict(
             case=case.id,
@@ -188,7 +211,7 @@ def dead(waivers: Sequence[Waiver], tried: Sequence[Tried]) -> list[Waiver]:
     return [waiver for waiver in waivers if waiver not in used]
 
 
-def _planted_subjects(faults: tuple[Fault, ...]) -> dict[str, Subject]:
+def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
     found = {}
     loaded = roster(sorted({fault.file for fault in faults}))
     for failure in loaded.failures:
@@ -212,13 +235,20 @@ def _first_unheard(session: Session, subject: Subject) -> Case:
     return next((case for case in subject.cases if case.id not in fine), subject.cases[-1])
 
 
-def _finding(tool: str, case: Case, subject: Subject, judgement: Judgement, *, together: bool) -> Finding:
-    """What a judgement holds against a case; together: it is known only that one of the subject's cases did it."""
+def _finding(
+    tool: str, case: Case, subject: Subject, judgement: Judgement, *, together: bool
+) -> Finding:
+    """What a judgement holds against a case; together: it is known only that one of the subject's
+    cases did it."""
     doubts = "; ".join(judgement.reasons)
     replay = _replay(case, tool)
     if judgement.outcome == "inconclusive":
         return Finding(
-            oracle=tool, message=f"inconclusive: {doubts}", got="facts that disagree", bound="five that agree", replay=replay
+            oracle=tool,
+            message=f"inconclusive: {doubts}",
+            got="facts that disagree",
+            bound="five that agree",
+            replay=replay,
         )
     record = judgement.records[0]
     note = f" (only where {len(subject.cases)} cases run in one process)" if together else ""
@@ -226,20 +256,27 @@ def _finding(tool: str, case: Case, subject: Subject, judgement: Judgement, *, t
     return Finding(
         oracle=tool,
         message=f"{record.kind}: {record.text or record.words[:300]}{note}",
-        got=f"{judgement.total} records, the first of {record.size} bytes" if record.size else f"{judgement.total} records",
+        got=f"{judgement.total} records, the first of {record.size} bytes"
+        if record.size
+        else f"{judgement.total} records",
         bound="none",
         where=record.place,
         count=judgement.total,
-        replay=f"python -m verify sanitize --variant {shlex.quote(case.variant)} --tool {tool}" if together else replay,
+        replay=f"python -m verify sanitize --variant {shlex.quote(case.variant)} --tool {tool}"
+        if together
+        else replay,
     )
 
 
 def _replay(case: Case, tool: str = "") -> str:
-    return f"python -m verify sanitize --case {shlex.quote(case.id)}" + (f" --tool {tool}" if tool else "")
+    return f"python -m verify sanitize --case {shlex.quote(case.id)}" + (
+        f" --tool {tool}" if tool else ""
+    )
 
 
 def _results(futures: dict[Future[R], K]) -> list[tuple[K, R]]:
-    """What the futures give, in no fixed order; if one raises, those that have not begun never do."""
+    """What the futures give, in no fixed order; if one raises, those that have not begun never
+    do."""
     try:
         return [(futures[future], future.result()) for future in as_completed(futures)]
     except BaseException:

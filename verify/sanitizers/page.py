@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verify.report.sanitized import Account, Planted, Tried
+from verify.sanitizers.account import Account, Planted, Tried
 
 
 def markdown(account: Account) -> str:
@@ -18,7 +18,10 @@ def markdown(account: Account) -> str:
         "# Sanitizers",
         f"compute-sanitizer {account['sanitizer']} on {about}; {run}.\n{scope}",
         "## Planted faults",
-        "Tried in the same run, in the same way. A tool that misses what it must catch makes the whole run fail.\n",
+        (
+            "Tried in the same run, in the same way. A tool that misses what it must catch makes"
+            " the whole run fail.\n"
+        ),
         _table(("planted", "what", *account["tools"]), matrix(account)),
         "## Kernels",
         _table(head, rows(account["tried"])),
@@ -71,7 +74,14 @@ def _exceptions(account: Account) -> str:
         return "None: every record counts.\n"
     names = ("tool", "kind", "kernel", "reason", "proof")
     used = [
-        (w["tool"], w["kind"], w["kernel"], w["reason"], w["proof"], "dead" if w["dead"] else "used")
+        (
+            w["tool"],
+            w["kind"],
+            w["kernel"],
+            w["reason"],
+            w["proof"],
+            "dead" if w["dead"] else "used",
+        )
         for w in account["waivers"]
     ]
     return _table((*names, ""), used)

@@ -1,7 +1,9 @@
-"""Planted faults: kernels that are known to be wrong, and twins that are known to be right, tried in every run.
+"""Planted faults: kernels that are known to be wrong, and twins that are known to be right, tried
+in every run.
 
-They go the same way as the kernels on trial: the same program, tool, options and reading of what it leaves.  A run in which a
-tool misses a fault that it must catch, or speaks against a twin, proves nothing about anything else.
+They go the same way as the kernels on trial: the same program, tool, options and reading of what it
+leaves.  A run in which a tool misses a fault that it must catch, or speaks against a twin, proves
+nothing about anything else.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ FOLDER = ROOT / "tests" / "planted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One planted kernel: `variant` of `file`.  caught_by: the tools that must catch it; none: a twin, which every tool must
-    find clean.  shows: a regular expression for each thing that a record of it says, in whatever element and case."""
+class PlantedFault:
+    """One planted kernel: `variant` of `file`.  caught_by: the tools that must catch it; none: a
+    twin, which every tool must find clean.  shows: a regular expression for each thing that a
+    record of it says, in whatever element and case."""
 
     variant: str
     file: Path
@@ -35,7 +38,8 @@ class Fault:
         return not self.caught_by
 
     def wanted(self, tool: str) -> str:
-        """What a judgement must say: "caught", "clean", or "any" where nothing is asked of that tool."""
+        """What a judgement must say: "caught", "clean", or "any" where nothing is asked of that
+        tool."""
         return "clean" if self.twin else "caught" if tool in self.caught_by else "any"
 
     def shown_by(self, judgement: Judgement) -> Record | None:
@@ -43,7 +47,10 @@ class Fault:
         fitting = (
             record
             for record in judgement.records
-            if all(re.search(words, f"{record.kind} {record.words}", re.IGNORECASE) for words in self.shows)
+            if all(
+                re.search(words, f"{record.kind} {record.words}", re.IGNORECASE)
+                for words in self.shows
+            )
         )
         return next(fitting, None) if judgement.outcome == "faulty" else None
 
@@ -56,7 +63,8 @@ class Fault:
 
 
 def planted_problem(declaration: Declaration) -> Problem:
-    """A contiguous problem with a ragged last tile in both lengths and several KV tiles, for a planted kernel."""
+    """A contiguous problem with a ragged last tile in both lengths and several KV tiles, for a
+    planted kernel."""
     support = declaration.support
     return Problem(
         heads_q=2,
@@ -72,37 +80,37 @@ def planted_problem(declaration: Declaration) -> Problem:
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
 _TINY, _SPLIT_Q = FOLDER / "tiny.py", FOLDER / "split_q.py"
 
-FAULTS: tuple[Fault, ...] = (
-    Fault(variant="planted-correct", file=_TINY, about="a small kernel without a fault"),
-    Fault(
+FAULTS: tuple[PlantedFault, ...] = (
+    PlantedFault(variant="planted-correct", file=_TINY, about="a small kernel without a fault"),
+    PlantedFault(
         variant="planted-overrun",
         file=_TINY,
         about="writes the element behind the last one of O",
         caught_by=("memcheck",),
         shows=("planted_overrun", _WRITE),
     ),
-    Fault(
+    PlantedFault(
         variant="planted-overread",
         file=_TINY,
         about="reads the element behind the last one of Q",
         caught_by=("memcheck",),
         shows=("planted_overread", _READ),
     ),
-    Fault(
+    PlantedFault(
         variant="planted-missing-barrier",
         file=_TINY,
         about="reads what other warps wrote to shared memory, with no barrier between",
         caught_by=("racecheck",),
         shows=("planted_missing_barrier", _RACE),
     ),
-    Fault(
+    PlantedFault(
         variant="planted-split-q-overrun",
         file=_SPLIT_Q,
         about="kernels/ptx/split_q.cu, one row too many written: < became <=",
         caught_by=("memcheck",),
         shows=("split_q", _WRITE),
     ),
-    Fault(
+    PlantedFault(
         variant="planted-split-q-missing-barrier",
         file=_SPLIT_Q,
         about="kernels/ptx/split_q.cu without the barrier between the copy of V and its use",

@@ -1,7 +1,9 @@
-"""A sanitized process: a cell whose one life is started under the tool, and which ends so that the tool can speak.
+"""A sanitized process: a cell whose one life is started under the tool, and which ends so that the
+tool can speak.
 
-Its life is not forked from a zygote that has torch loaded: the tool puts its own library in front of CUDA when a program
-starts.  It serves as many cases as it survives; what it did not survive is for a fresh process.
+Its life is not forked from a zygote that has torch loaded: the tool puts its own library in front
+of CUDA when a program starts.  It serves as many cases as it survives; what it did not survive is
+for a fresh process.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from verify import bundle
-from verify.cell.cell import Cell, Environment, InfrastructureError, Zygote
-from verify.cell.words import visible
+from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
+from verify.cell.untrusted_text import visible
 
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
@@ -34,12 +36,13 @@ class Ended(Exception):  # noqa: N818 - the process's end, not an error of ours
 
 
 def sanitized(environment: Environment) -> Environment:
-    """That environment as a sanitizer needs it: without torch's cache of allocations, and with patience."""
+    """That environment as a sanitizer needs it: without torch's cache of allocations, and with
+    patience."""
     variables = (*environment.variables, ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))
     return replace(environment, variables=variables, patience=environment.patience * _SLOWER)
 
 
-class _Wrapped(Zygote):
+class _Wrapped(ForkServer):
     """Where a cell gets its life from: a new program behind a command's first words."""
 
     def __init__(self, environment: Environment, prefix: Sequence[str]) -> None:
@@ -48,7 +51,8 @@ class _Wrapped(Zygote):
 
     def fork(self, log: int) -> tuple[socket.socket, int]:
         """Start it; raises InfrastructureError if it does not connect."""
-        # A socket with a name: whether a tool hands descriptors on to the program is its own affair.
+        # A socket with a name: whether a tool hands descriptors on to the program is its own
+        # affair.
         folder = tempfile.mkdtemp(prefix="verify-")
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -61,13 +65,23 @@ class _Wrapped(Zygote):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _popen(self, path: str, log: int) -> subprocess.Popen[bytes]:
-        variables = os.environ | dict(self.environment.variables) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # expandable segments have no exact extents
+        variables = (
+            os.environ
+            | dict(self.environment.variables)
+            | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        )
+        # expandable segments have no exact extents
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             variables.pop(name, None)
         variables = bundle.for_children(variables)
         command = [*self._prefix, sys.executable, "-m", "verify.sanitizers.child", path]
         return subprocess.Popen(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
     def _accept(self, listener: socket.socket) -> socket.socket:
@@ -77,7 +91,9 @@ class _Wrapped(Zygote):
             with contextlib.suppress(TimeoutError):
                 return listener.accept()[0]
         self.reap(self._process.pid, 0.0)
-        raise InfrastructureError(f"the {self.environment.name} program did not connect under the tool")
+        raise InfrastructureError(
+            f"the {self.environment.name} program did not connect under the tool"
+        )
 
     def reap(self, pid: int, grace: float = _GRACE) -> int | None:
         """Wait for the end and return the exit status; None if it had to be killed."""
@@ -99,7 +115,8 @@ class SanitizedCell(Cell):
         self.exit_code: int | None = None
 
     def finish(self) -> int | None:
-        """End the program in order; returns the tool's exit code, or None if it had to be killed."""
+        """End the program in order; returns the tool's exit code, or None if it had to be
+        killed."""
         self._end_life()
         return self.exit_code
 
@@ -120,5 +137,5 @@ class SanitizedCell(Cell):
         if self._life is not None:
             self._life.close()
             self._life = None
-            self.exit_code = self._zygote.reap(self._pid)
+            self.exit_code = self._fork_server.reap(self._pid)
         return self.exit_code

@@ -1,7 +1,8 @@
-"""What compute-sanitizer writes: error records as XML, and a summary line.  No schema is published, so reading is strict.
+"""What compute-sanitizer writes: error records as XML, and a summary line.  No schema is published,
+so reading is strict.
 
-A document that is not made of `record` elements with a `kind`, or a log without exactly one summary, is not understood; what
-is not understood never counts as clean.
+A document that is not made of `record` elements with a `kind`, or a log without exactly one
+summary, is not understood; what is not understood never counts as clean.
 """
 
 from __future__ import annotations
@@ -17,15 +18,48 @@ _STACKS = ("hostStack", "deviceStack", "hostAccessStack", "hostMemOpStack")
 # Every element that the program of 2025.3.1 can write inside a record of memcheck or racecheck.
 _KNOWN = {
     *("kind", "level", "who", "threadIdx", "blockIdx", "x", "y", "z", "ctaRank", "pid", "gridid"),
-    *("what", "text", "space", "size", "direction", "error", "address", "accessAddress", "accessSize", "errorAddress"),
+    *(
+        "what",
+        "text",
+        "space",
+        "size",
+        "direction",
+        "error",
+        "address",
+        "accessAddress",
+        "accessSize",
+        "errorAddress",
+    ),
     *("where", "func", "path", "line", "pc", "module", "frame", "saveLocation", *_STACKS),
-    *("allocation", "api", "current", "write", "read", "isCudaBarrierOp", "thread0", "thread1", "type", "name", "value"),
-    *("barrier", "activeMask", "deadlock", "destination", "array", "deviceheap", "unused", "offset"),
+    *(
+        "allocation",
+        "api",
+        "current",
+        "write",
+        "read",
+        "isCudaBarrierOp",
+        "thread0",
+        "thread1",
+        "type",
+        "name",
+        "value",
+    ),
+    *(
+        "barrier",
+        "activeMask",
+        "deadlock",
+        "destination",
+        "array",
+        "deviceheap",
+        "unused",
+        "offset",
+    ),
 }
 _SUMMARIES = {
     "memcheck": re.compile(r"ERROR SUMMARY: (?P<errors>\d+) errors?\s*$", re.MULTILINE),
     "racecheck": re.compile(
-        r"RACECHECK SUMMARY: (?P<shown>\d+) hazards? displayed \((?P<errors>\d+) errors?, (?P<warnings>\d+) warnings?\)\s*$",
+        r"RACECHECK SUMMARY: (?P<shown>\d+) hazards? displayed \((?P<errors>\d+) errors?,"
+        r" (?P<warnings>\d+) warnings?\)\s*$",
         re.MULTILINE,
     ),
 }
@@ -54,9 +88,11 @@ class NotUnderstood(ValueError):  # noqa: N818 - a fact about a document
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One error record.  level: "Error", "Warning"...; thread and block: "(x, y, z)"; what it does not say is empty.
+    """One error record.  level: "Error", "Warning"...; thread and block: "(x, y, z)"; what it does
+    not say is empty.
 
-    words: everything that it says, stacks included.  unknown: elements that this reader does not know.
+    words: everything that it says, stacks included.  unknown: elements that this reader does not
+    know.
     """
 
     tool: str
@@ -75,7 +111,13 @@ class Record:
     @property
     def place(self) -> str:
         """In words, where: what is known of kernel, line, thread, block and address."""
-        parts = {"": self.kernel, "at ": self.source, "thread ": self.thread, "block ": self.block, "address ": self.address}
+        parts = {
+            "": self.kernel,
+            "at ": self.source,
+            "thread ": self.thread,
+            "block ": self.block,
+            "address ": self.address,
+        }
         return ", ".join(f"{word}{value}" for word, value in parts.items() if value)
 
 
@@ -111,9 +153,12 @@ def _record(element: ElementTree.Element, tool: str) -> Record:
     kind = _text(element, "kind")
     if not kind:
         raise NotUnderstood("a record has no kind")
-    # Frames of host and device stacks have func and line too, and would be taken for the place itself.
+    # Frames of host and device stacks have func and line too, and would be taken for the place
+    # itself.
     own = [child for part in element for child in ([part] if part.tag in _STACKS else part.iter())]
-    found = {child.tag: (child.text or "").strip() for child in reversed(own) if child.tag not in _STACKS}
+    found = {
+        child.tag: (child.text or "").strip() for child in reversed(own) if child.tag not in _STACKS
+    }
     path, line = found.get("path", ""), found.get("line", "")
     text = found.get("text", "")
     return Record(
@@ -165,4 +210,6 @@ def read_summary(log: str, tool: str) -> Summary:
 def complaints(log: str) -> tuple[str, ...]:
     """Lines in which the tool says that it could not do its work."""
     lines = (line.strip("= \t") for line in log.splitlines())
-    return tuple(line for line in lines if any(phrase.lower() in line.lower() for phrase in _COMPLAINTS))
+    return tuple(
+        line for line in lines if any(phrase.lower() in line.lower() for phrase in _COMPLAINTS)
+    )

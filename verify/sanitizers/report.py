@@ -1,4 +1,5 @@
-"""The lane's own report: what was planted and caught, tried and found, as JSON, a page and tables."""
+"""The lane's own report: what was planted and caught, tried and found, as JSON, a page and
+tables."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from verify.report import sanitized
+from verify.evidence.strict_json import decode
+from verify.sanitizers import account as written
 from verify.sanitizers import page
 from verify.sanitizers.facts import Waiver
 from verify.sanitizers.lane import Trialled, Tried
 from verify.sanitizers.records import Record
-from verify.strict_json import decode
 
 SCHEMA_VERSION = 1
 _MOST_RECORDS = 20  # of one session
@@ -22,7 +23,8 @@ _MOST_RECORDS = 20  # of one session
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """A run, told.  whole: nothing was left out by an option; not_run: variant and reason; dead: waivers without use."""
+    """A run, told.  whole: nothing was left out by an option; not_run: variant and reason; dead:
+    waivers without use."""
 
     run: str
     device: dict[str, Any]
@@ -55,13 +57,15 @@ def as_data(account: Account) -> dict[str, Any]:
         "planted": [_planted(trialled) for trialled in account.planted],
         "tried": [_tried(tried) for tried in account.tried],
         "not_run": [{"variant": variant, "reason": reason} for variant, reason in account.not_run],
-        "waivers": [asdict(waiver) | {"dead": waiver in account.dead} for waiver in account.waivers],
+        "waivers": [
+            asdict(waiver) | {"dead": waiver in account.dead} for waiver in account.waivers
+        ],
     }
 
 
-def as_read(data: dict[str, Any]) -> sanitized.Account:
+def as_read(data: dict[str, Any]) -> written.Account:
     """The data as whoever reads sanitizer.json has it."""
-    return decode(sanitized.Account, data)
+    return decode(written.Account, data)
 
 
 def write(account: Account, folder: Path) -> list[Path]:
@@ -76,7 +80,15 @@ def write(account: Account, folder: Path) -> list[Path]:
 
 def table(account: Account) -> Table:
     """One line per variant and tool."""
-    shown = Table(Column("variant", overflow="fold"), "tool", "processes", "cases", "records", "seconds", "verdict")
+    shown = Table(
+        Column("variant", overflow="fold"),
+        "tool",
+        "processes",
+        "cases",
+        "records",
+        "seconds",
+        "verdict",
+    )
     for row in page.rows(as_read(as_data(account))["tried"]):
         colour = "green" if row[-1] == "clean" else "bold red"
         shown.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]")
@@ -123,7 +135,9 @@ def _tried(tried: Tried) -> dict[str, Any]:
                 "outcome": session.judgement.outcome,
                 "reasons": list(session.judgement.reasons),
                 "total": session.judgement.total,
-                "records": [_record(record) for record in session.judgement.records[:_MOST_RECORDS]],
+                "records": [
+                    _record(record) for record in session.judgement.records[:_MOST_RECORDS]
+                ],
                 "exit_code": session.facts.exit_code,
                 "seconds": round(session.seconds, 1),
             }

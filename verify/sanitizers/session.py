@@ -1,4 +1,5 @@
-"""Session: some cases of one variant, one after the other in one sanitized process, and what came of it."""
+"""Session: some cases of one variant, one after the other in one sanitized process, and what came
+of it."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from verify.case import Case
-from verify.cell.cell import Cell, Environment, InfrastructureError
-from verify.memory import Arena
-from verify.oracles.execution import held
+from verify.cell.arena import Arena
+from verify.cell.process import Cell, Environment, InfrastructureError
+from verify.judging.findings import Ruling
+from verify.judging.run_checks import held
+from verify.judging.trial import Trial
+from verify.problem.case import Case
 from verify.sanitizers.facts import WAIVERS, Facts, Heard, Judgement, Waiver, collect, judge
 from verify.sanitizers.process import Ended, SanitizedCell
 from verify.sanitizers.tool import WORDS, Sanitizer
-from verify.trial import Ruling, Trial
 from verify.variant import Config, Declaration
 
 
@@ -49,7 +51,8 @@ class Session:
 
 @dataclass
 class Booth:
-    """Where sessions happen: the tool, the environment of kernels, and a folder for what the tool writes."""
+    """Where sessions happen: the tool, the environment of kernels, and a folder for what the tool
+    writes."""
 
     sanitizer: Sanitizer
     environment: Environment
@@ -57,7 +60,8 @@ class Booth:
     waivers: tuple[Waiver, ...] = WAIVERS
 
     def sanitize(self, tool: str, subject: Subject, lane: int, name: str) -> Session:
-        """Run a subject's cases in one process under a tool.  `lane`: a number no other session has now; `name`: unique."""
+        """Run a subject's cases in one process under a tool.  `lane`: a number no other session has
+        now; `name`: unique."""
         folder = (self.folder / tool / name).resolve()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -82,11 +86,14 @@ class Booth:
         facts = collect(tool, folder, code, heard, len(subject.cases))
         if doubt:
             facts = replace(facts, doubts=(f"{doubt}: {words[-500:]}", *facts.doubts))
-        return Session(tool, subject, judge(facts, self.waivers), time.perf_counter() - begun, facts)
+        return Session(
+            tool, subject, judge(facts, self.waivers), time.perf_counter() - begun, facts
+        )
 
 
 def rehearse(subject: Subject, cell: Cell) -> dict[str, Ruling]:
-    """Run a subject's cases in a plain cell, which fills the compilers' caches; the rulings of those that fail, by case id."""
+    """Run a subject's cases in a plain cell, which fills the compilers' caches; the rulings of
+    those that fail, by case id."""
     arena = Arena()
     try:
         found = {case.id: _heard(case, subject, cell, arena)[1] for case in subject.cases}
@@ -96,9 +103,12 @@ def rehearse(subject: Subject, cell: Cell) -> dict[str, Ruling]:
 
 
 def _heard(case: Case, subject: Subject, cell: Cell, arena: Arena) -> tuple[Heard, Ruling]:
-    """Run one case and say what it did, and what every run must hold (`verify.oracles.execution`)."""
+    """Run one case and say what it did, and what every run must hold
+    (`verify.judging.run_checks`)."""
     entry = "backward" if "backward" in subject.declaration.entries else "forward"
-    trial = Trial(subject.declaration, subject.config, case.problem, cell, arena, arch="", entry=entry)
+    trial = Trial(
+        subject.declaration, subject.config, case.problem, cell, arena, arch="", entry=entry
+    )
     for _, run, ruling in held(trial):
         if ruling.finding is not None:
             return Heard(case.id, run.reply.status, ruling.finding.message), ruling

@@ -1,4 +1,5 @@
-"""Predicted errors of O and LSE, row by row; docs/statistics.md derives them.  Names follow `verify.tolerance.forward`."""
+"""Predicted errors of O and LSE, row by row; docs/statistics.md derives them.  Names follow
+`verify.tolerance.forward`."""
 
 from __future__ import annotations
 
@@ -7,18 +8,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from references.attention import Attention, RowBlock, row_blocks
+from references.attention import RowBlock, row_blocks
+from references.definition import Attention
 from references.positions import Sizes
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
+from verify.judging.trial import Trial
 from verify.problem import Problem
-from verify.statistics.rows import UNIFORM, WALK, Prediction, chosen, drift, drifts, half_place, joined, summary, unsuited
+from verify.statistics.rows import (
+    UNIFORM,
+    WALK,
+    Prediction,
+    chosen,
+    drift,
+    drifts,
+    half_place,
+    joined,
+    summary,
+    unsuited,
+)
 from verify.tolerance.arithmetic import ForwardArithmetic, U, resolve
-from verify.trial import Trial
 
 _KEYS = 8  # visible ones
 _EFFECTIVE = 4.0  # 1 / sum P^2
-_COHERENT = 16.0  # relative spread of a row's P, in units of u_P, from which on their roundings are unrelated
+# relative spread of a row's P, in units of u_P, from which on their roundings are unrelated
+_COHERENT = 16.0
 _SMALL = 0.1  # relative error of weights up to which the first order is enough
 
 
@@ -26,18 +40,24 @@ _SMALL = 0.1  # relative error of weights up to which the first order is enough
 class _Weights:
     """Errors of a block's weights, relative.  (heads, rows, keys), unless said."""
 
-    common: Tensor  # bound of what may have one sign in all keys: the matrix unit, fp32 roundings, exponentials
-    operands: Tensor  # standard deviation of what Q and K lost to a prescale, the same in every key's share of a feature
+    # bound of what may have one sign in all keys: the matrix unit, fp32 roundings, exponentials
+    common: Tensor
+    # standard deviation of what Q and K lost to a prescale, the same in every key's share of a
+    # feature
+    operands: Tensor
     scores: Tensor  # standard deviation of what each score lost to its own format
     rounding: Tensor  # standard deviation of P's rounding, absolute, as a part of the row sum
     least: Tensor  # a lower bound of it
 
 
 def forward_measures(trial: Trial) -> dict[str, float]:
-    """Sufficient statistics of some rows of O and LSE of a trial's first run; none where no row is suited."""
+    """Sufficient statistics of some rows of O and LSE of a trial's first run; none where no row is
+    suited."""
     p, run, truth = trial.problem, trial.first, trial.truth
     heads = p.batch * p.heads_q
-    rows = chosen(p.seqlen_q, heads, float(heads * p.seqlen_kv * 3 * (p.head_dim + p.head_dim_v)), p.seed)
+    rows = chosen(
+        p.seqlen_q, heads, float(heads * p.seqlen_kv * 3 * (p.head_dim + p.head_dim_v)), p.seed
+    )
     if unsuited(p) is not None or not len(rows) or run.out is None:
         return {}
     arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
@@ -50,7 +70,9 @@ def forward_measures(trial: Trial) -> dict[str, float]:
             return {}  # V loses what is not predicted
     with trial.clock.timed("statistics"):
         parts = predictions(p, trial.expanded, arithmetic, rows)
-        found = summary("out", run.out.flatten(0, 1)[:, rows], truth.out.flatten(0, 1)[:, rows], parts[0])
+        found = summary(
+            "out", run.out.flatten(0, 1)[:, rows], truth.out.flatten(0, 1)[:, rows], parts[0]
+        )
         if run.lse is not None:
             got = trial.natural_lse(run.lse).flatten(0, 1)[:, rows, None]
             found |= summary("lse", got, truth.lse.flatten(0, 1)[:, rows, None], parts[1])
@@ -73,26 +95,39 @@ def underived(a: ForwardArithmetic) -> str | None:
 
 
 def predictions(
-    problem: Problem, inputs: tuple[Tensor, Tensor, Tensor], arithmetic: ForwardArithmetic, rows: Tensor
+    problem: Problem,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    arithmetic: ForwardArithmetic,
+    rows: Tensor,
 ) -> tuple[Prediction, Prediction]:
-    """Of O, (batch * heads_q, rows, head_dim_v), and of the natural LSE, (batch * heads_q, rows, 1).
+    """Of O, (batch * heads_q, rows, head_dim_v), and of the natural LSE, (batch * heads_q, rows,
+    1).
 
     inputs: q, k and v at their full logical shapes, descales applied; rows: positions in seqlen_q.
     """
     q, k, v = inputs
     found = []
-    for block in row_blocks(q, k, v, Attention(problem.mask, problem.scale, problem.softcap), rows=rows):
+    for block in row_blocks(
+        q, k, v, Attention(problem.mask, problem.scale, problem.softcap), rows=rows
+    ):
         heads, part = block.index
         own = slice(heads.start // problem.group, heads.stop // problem.group)
         queries = q.flatten(0, 1)[heads][:, rows[part]].double()
         keys = k.flatten(0, 1)[own].double().repeat_interleave(problem.group, 0)
-        walk = abs(problem.scale) * torch.bmm(queries.square(), keys.square().mT).sqrt_().masked_fill_(~block.visible, 0.0)
+        walk = abs(problem.scale) * torch.bmm(
+            queries.square(), keys.square().mT
+        ).sqrt_().masked_fill_(~block.visible, 0.0)
         weights = _weights(problem, block, arithmetic, walk)
         suited = _suited(block, arithmetic, weights)
-        own_out, own_lse = _out(problem, block, arithmetic, weights, suited), _lse(block, arithmetic, weights, suited)
+        own_out, own_lse = (
+            _out(problem, block, arithmetic, weights, suited),
+            _lse(block, arithmetic, weights, suited),
+        )
         found.append((block.index, own_out, own_lse))
     shape = (problem.batch * problem.heads_q, len(rows))
-    return joined(shape, [(i, o) for i, o, _ in found]), joined(shape, [(i, lse) for i, _, lse in found])
+    return joined(shape, [(i, o) for i, o, _ in found]), joined(
+        shape, [(i, lse) for i, _, lse in found]
+    )
 
 
 def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tensor) -> _Weights:
@@ -117,22 +152,35 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
     return _Weights(
         common=common.masked_fill_(hidden, 0.0),
         operands=(a.operand_roundings * UNIFORM) * walk,
-        scores=torch.zeros_like(p) if a.score_format is None else (2**0.5 * UNIFORM * a.score_format.unit_roundoff) * size,
-        rounding=torch.maximum(worst, torch.minimum(p, UNIFORM * floor / (scale * torch.ones_like(p)))),
+        scores=torch.zeros_like(p)
+        if a.score_format is None
+        else (2**0.5 * UNIFORM * a.score_format.unit_roundoff) * size,
+        rounding=torch.maximum(
+            worst, torch.minimum(p, UNIFORM * floor / (scale * torch.ones_like(p)))
+        ),
         least=least,
     )
 
 
 def _suited(block: RowBlock, a: ForwardArithmetic, w: _Weights) -> Tensor:
-    """Rows (heads, rows) of keys enough whose weights differ enough, and whose errors are small enough."""
+    """Rows (heads, rows) of keys enough whose weights differ enough, and whose errors are small
+    enough."""
     p, keys = block.probabilities, block.visible.sum(-1)
     squares = p.square().sum(-1)
     differ = keys * squares - 1 >= (_COHERENT * a.probability_roundoff) ** 2
     largest = (p * (w.common + w.operands + w.scores)).sum(-1)
-    return (keys >= _KEYS) & (squares * _EFFECTIVE <= 1) & differ & (largest <= _SMALL) & block.lse.isfinite()
+    return (
+        (keys >= _KEYS)
+        & (squares * _EFFECTIVE <= 1)
+        & differ
+        & (largest <= _SMALL)
+        & block.lse.isfinite()
+    )
 
 
-def _out(problem: Problem, block: RowBlock, a: ForwardArithmetic, w: _Weights, suited: Tensor) -> Prediction:
+def _out(
+    problem: Problem, block: RowBlock, a: ForwardArithmetic, w: _Weights, suited: Tensor
+) -> Prediction:
     p, values, size = block.probabilities, block.values, block.out.abs()
     keys = block.visible.sum(-1, keepdim=True, dtype=torch.float64)
     moved = p.square() * (w.common + (w.operands.square() + w.scores.square()).sqrt_()).square()
@@ -143,37 +191,52 @@ def _out(problem: Problem, block: RowBlock, a: ForwardArithmetic, w: _Weights, s
     heads = torch.arange(len(p), device=p.device)[:, None]
     top = (w.least.gather(-1, index) * values[heads, index[..., 0]]).square()
     least = (least - top).clamp(min=0.0)
-    moved_out = spread - block.out * (2 * torch.bmm(moved, values) - block.out * moved.sum(-1, keepdim=True))
-    # Partial sums of P V are a random walk about their trend; truncation takes its part of each of them.  Where P rounds to a
-    # grid, it does not quite lose what it gains: P f(P) falls off with P, whatever its density f.
+    moved_out = spread - block.out * (
+        2 * torch.bmm(moved, values) - block.out * moved.sum(-1, keepdim=True)
+    )
+    # Partial sums of P V are a random walk about their trend; truncation takes its part of each of
+    # them.  Where P rounds to a grid, it does not quite lose what it gains: P f(P) falls off with
+    # P, whatever its density f.
     reach = size + WALK * walk.sqrt()
     allowance = drifts(a.values, problem.seqlen_kv, keys) * reach
     allowance += (U * (a.division + a.output_roundings) + a.probability_roundoff**2 / 2) * size
     if a.merged or a.by_lse:
         lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None]
         logs = torch.log(keys.clamp(min=1.0))
-        allowance += (U * ((11 + a.scale_roundings) * lse + 12 * logs) + 2 * LOG_ERROR * (1 + logs)) * reach
-        allowance += a.exps * size  # an exponential that is off by as much everywhere, which no row sum divides out again
+        allowance += (
+            U * ((11 + a.scale_roundings) * lse + 12 * logs) + 2 * LOG_ERROR * (1 + logs)
+        ) * reach
+        # an exponential that is off by as much everywhere, which no row sum divides out again
+        allowance += a.exps * size
     if a.probability.itemsize == 1:
         # Small P become 0 or a single place, which the row sum keeps.
         scale = 1.0 if a.normalised else block.row_sum[..., None].clamp(min=1.0)
         lost = torch.where(p * scale < 4 * a.flush, p, 0.0).clamp(max=a.flush).sum(-1, keepdim=True)
         allowance += lost * values.abs().amax(1, keepdim=True)
     known = (half_place(size, a.output) * UNIFORM).square()
-    variance = rounded + moved_out.clamp(min=0.0) + (keys + 3 * a.blocks) * (U * UNIFORM * size).square()
+    variance = (
+        rounded + moved_out.clamp(min=0.0) + (keys + 3 * a.blocks) * (U * UNIFORM * size).square()
+    )
     reach = size + variance.sqrt() + allowance
     sigma = (variance + (half_place(reach, a.output) * UNIFORM).square()).sqrt()
     return Prediction(sigma, allowance, known + least, least / (known + least), suited, walk > 0)
 
 
 def _lse(block: RowBlock, a: ForwardArithmetic, w: _Weights, suited: Tensor) -> Prediction:
-    """No rounding of P enters the row sum: but for a prescale and narrow scores, everything is of the size of fp32's."""
+    """No rounding of P enters the row sum: but for a prescale and narrow scores, everything is of
+    the size of fp32's."""
     p = block.probabilities
     keys = block.visible.sum(-1, keepdim=True, dtype=torch.float64)
     lse, top = (x.abs().nan_to_num(posinf=0.0)[..., None] for x in (block.lse, block.row_max))
     log = torch.log(block.row_sum.clamp(min=1.0))[..., None] + a.offset
     last = (half_place(lse, dtype_named("float32")) * UNIFORM).square()
-    variance = (p * w.operands.square()).sum(-1, keepdim=True) + (p * w.scores).square().sum(-1, keepdim=True)
-    variance += (U * UNIFORM) ** 2 * (keys + a.blocks + 4 * (top.square() + lse.square() + log.square()))
+    variance = (p * w.operands.square()).sum(-1, keepdim=True) + (p * w.scores).square().sum(
+        -1, keepdim=True
+    )
+    variance += (U * UNIFORM) ** 2 * (
+        keys + a.blocks + 4 * (top.square() + lse.square() + log.square())
+    )
     allowance = (p * w.common).sum(-1, keepdim=True) + LOG_ERROR * (1 + log)
-    return Prediction(variance.sqrt(), allowance, last, torch.zeros_like(last), suited, lse.isfinite())
+    return Prediction(
+        variance.sqrt(), allowance, last, torch.zeros_like(last), suited, lse.isfinite()
+    )

@@ -1,7 +1,9 @@
-"""Predicted errors of dQ, row by row, and of dK and dV, key by key; docs/statistics.md derives them.
+"""Predicted errors of dQ, row by row, and of dK and dV, key by key; docs/statistics.md derives
+them.
 
-What the forward saved is known, and so are the P and dS that an exact backward would make of it: errors are counted from the
-gradients of these (*nominal*), and the place of each rounding's last digit is known.
+What the forward saved is known, and so are the P and dS that an exact backward would make of it:
+errors are counted from the gradients of these (*nominal*), and the place of each rounding's last
+digit is known.
 """
 
 from __future__ import annotations
@@ -13,11 +15,20 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.unit import Unit
+from verify.judging.trial import Trial
 from verify.problem import Problem
-from verify.statistics.rows import UNIFORM, WALK, Prediction, chosen, drift, half_place, summary, unsuited
+from verify.statistics.rows import (
+    UNIFORM,
+    WALK,
+    Prediction,
+    chosen,
+    drift,
+    half_place,
+    summary,
+    unsuited,
+)
 from verify.tolerance.arithmetic import U
 from verify.tolerance.gradients_arithmetic import GradientArithmetic, resolve
-from verify.trial import Trial
 
 _TERMS = 8  # visible ones
 _EFFECTIVE = 4.0  # (sum |w|)^2 / sum w^2
@@ -26,8 +37,9 @@ _SMALL = 0.1  # relative error of weights up to which the first order is enough
 
 @dataclass(frozen=True)
 class Given:
-    """What a backward starts from, fp64, one entry per query head, (batch * heads_q, ...): q, k, v and dout, k and v repeated;
-    saved O and natural LSE (0 where a row is empty), the latter with a last dimension of 1."""
+    """What a backward starts from, fp64, one entry per query head, (batch * heads_q, ...): q, k, v
+    and dout, k and v repeated; saved O and natural LSE (0 where a row is empty), the latter with a
+    last dimension of 1."""
 
     q: Tensor
     k: Tensor
@@ -39,7 +51,8 @@ class Given:
 
 @dataclass(frozen=True)
 class _Weights:
-    """Nominal weights (heads, outputs, terms), and the standard deviations of their rounding and of their other errors."""
+    """Nominal weights (heads, outputs, terms), and the standard deviations of their rounding and of
+    their other errors."""
 
     nominal: Tensor
     rounding: Tensor
@@ -52,8 +65,8 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Sum:
-    """How weights become a gradient.  heads: query heads in one result; coherent: (heads, outputs, dim), what the sums may be
-    off by besides, because all terms of an output share an error."""
+    """How weights become a gradient.  heads: query heads in one result; coherent: (heads, outputs,
+    dim), what the sums may be off by besides, because all terms of an output share an error."""
 
     unit: Unit
     scale: float
@@ -64,7 +77,8 @@ class _Sum:
 
 
 def gradient_measures(trial: Trial) -> dict[str, float]:
-    """Sufficient statistics of some rows of dQ and some keys of dK and dV of a trial's first run; none where none is suited."""
+    """Sufficient statistics of some rows of dQ and some keys of dK and dV of a trial's first run;
+    none where none is suited."""
     p, declared = trial.problem, trial.declaration.gradients
     if unsuited(p) is not None or p.softcap or declared is None:
         return {}
@@ -105,8 +119,11 @@ def underived(a: GradientArithmetic) -> str | None:
     return None
 
 
-def given_of(problem: Problem, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor, out: Tensor, lse: Tensor) -> Given:
-    """inputs: q, k and v at their full logical shapes; dout and out (batch, heads_q, seqlen_q, head_dim_v), lse natural."""
+def given_of(
+    problem: Problem, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor, out: Tensor, lse: Tensor
+) -> Given:
+    """inputs: q, k and v at their full logical shapes; dout and out (batch, heads_q, seqlen_q,
+    head_dim_v), lse natural."""
     q, k, v, dout, out = (x.flatten(0, 1).double() for x in (*inputs, dout, out))
     empty = ~lse.isfinite()
     k, v = (x.repeat_interleave(problem.group, 0) for x in (k, v))
@@ -117,7 +134,8 @@ def given_of(problem: Problem, inputs: tuple[Tensor, Tensor, Tensor], dout: Tens
 def predictions(
     problem: Problem, given: Given, a: GradientArithmetic, rows: Tensor, keys: Tensor
 ) -> dict[str, tuple[Tensor, Prediction]]:
-    """The nominal gradient and the prediction of its errors: "dq" at those rows, "dk" and "dv" at those keys, heads folded."""
+    """The nominal gradient and the prediction of its errors: "dq" at those rows, "dk" and "dv" at
+    those keys, heads folded."""
     g, group = given, problem.group
     _, ds, coherent = _pairs(problem, g, a, rows, torch.arange(problem.seqlen_kv))
     dq = _Sum(a.score_gradients, problem.scale, 1, a.blocks_n, False, coherent)
@@ -131,9 +149,15 @@ def predictions(
     }
 
 
-def _pairs(problem: Problem, g: Given, a: GradientArithmetic, rows: Tensor, keys: Tensor) -> tuple[_Weights, _Weights, Tensor]:
-    """P and dS of those rows and keys, (batch * heads_q, rows, keys), and what an error of D makes of sums dS K over them."""
-    q, dout, out, lse, k, v = (*(x[:, rows] for x in (g.q, g.dout, g.out, g.lse)), *(x[:, keys] for x in (g.k, g.v)))
+def _pairs(
+    problem: Problem, g: Given, a: GradientArithmetic, rows: Tensor, keys: Tensor
+) -> tuple[_Weights, _Weights, Tensor]:
+    """P and dS of those rows and keys, (batch * heads_q, rows, keys), and what an error of D makes
+    of sums dS K over them."""
+    q, dout, out, lse, k, v = (
+        *(x[:, rows] for x in (g.q, g.dout, g.out, g.lse)),
+        *(x[:, keys] for x in (g.k, g.v)),
+    )
     batch, heads = (torch.arange(n) for n in (problem.batch, problem.heads_q))
     mod = problem.mask.mod(problem.seqlen_q, problem.seqlen_kv)
     seen = mod(batch[:, None, None, None], heads[:, None, None], rows[:, None], keys)
@@ -144,10 +168,15 @@ def _pairs(problem: Problem, g: Given, a: GradientArithmetic, rows: Tensor, keys
     relative += (UNIFORM * U * (3 + a.scale_roundings)) * (scores.abs() + lse.abs())
     gradient, reach = _scaled(dout, v, 1.0)
     delta = (dout * out).sum(-1, keepdim=True)
-    of_delta = U * (delta.abs() + 2 * problem.head_dim_v**0.5 * (dout * out).square().sum(-1, keepdim=True).sqrt())
+    of_delta = U * (
+        delta.abs()
+        + 2 * problem.head_dim_v**0.5 * (dout * out).square().sum(-1, keepdim=True).sqrt()
+    )
     factor = gradient - delta
     ds = p * factor
-    error = relative * ds.abs() + p * (drift(a.scores, problem.head_dim_v) * reach + of_delta + 2 * U * factor.abs())
+    error = relative * ds.abs() + p * (
+        drift(a.scores, problem.head_dim_v) * reach + of_delta + 2 * U * factor.abs()
+    )
     weights = _Weights(p, _rounding(p, a.probability), p * relative)
     rounding = _rounding(ds * a.factor, a.score_gradient) / (a.factor or 1.0)
     if a.rounded:
@@ -156,17 +185,26 @@ def _pairs(problem: Problem, g: Given, a: GradientArithmetic, rows: Tensor, keys
 
 
 def _scaled(x: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """scale x y^T, and how large the partial sums of its elements may be: their products are a random walk."""
+    """scale x y^T, and how large the partial sums of its elements may be: their products are a
+    random walk."""
     product = torch.bmm(x, y.mT).mul_(scale)
-    return product, torch.bmm(x.square(), y.square().mT).sqrt_().mul_(WALK * scale).add_(product.abs())
+    return product, torch.bmm(x.square(), y.square().mT).sqrt_().mul_(WALK * scale).add_(
+        product.abs()
+    )
 
 
 def _rounding(x: Tensor, dtype: DType) -> Tensor:
     """Standard deviation of a cast to dtype; fp32 is none."""
-    return torch.zeros_like(x) if dtype.precision >= 24 else (half_place(x, dtype) * UNIFORM).masked_fill_(x == 0, 0.0)
+    return (
+        torch.zeros_like(x)
+        if dtype.precision >= 24
+        else (half_place(x, dtype) * UNIFORM).masked_fill_(x == 0, 0.0)
+    )
 
 
-def _predicted(w: _Weights, operand: Tensor, rule: _Sum, a: GradientArithmetic) -> tuple[Tensor, Prediction]:
+def _predicted(
+    w: _Weights, operand: Tensor, rule: _Sum, a: GradientArithmetic
+) -> tuple[Tensor, Prediction]:
     """The nominal gradient, heads of a group summed, and the prediction of its errors."""
 
     def fold(x: Tensor) -> Tensor:
@@ -175,14 +213,21 @@ def _predicted(w: _Weights, operand: Tensor, rule: _Sum, a: GradientArithmetic) 
     scale, size = abs(rule.scale), w.nominal.abs()
     heads = rule.scale * torch.bmm(w.nominal, operand)
     squares = torch.cat([w.nominal.square(), w.rounding.square(), w.error.square()], 1)
-    walk, rounded, others = (fold(x) for x in (scale**2 * torch.bmm(squares, operand.square())).chunk(3, 1))
+    walk, rounded, others = (
+        fold(x) for x in (scale**2 * torch.bmm(squares, operand.square())).chunk(3, 1)
+    )
     nominal = fold(heads)
     if rule.cast:
         rounded = rounded + fold((half_place(heads, a.output) * UNIFORM).square())
     reach = nominal.abs() + WALK * walk.sqrt()
-    allowance = drift(rule.unit, rule.heads * size.shape[-1]) * reach + a.probability.unit_roundoff**2 / 2 * nominal.abs()
+    allowance = (
+        drift(rule.unit, rule.heads * size.shape[-1]) * reach
+        + a.probability.unit_roundoff**2 / 2 * nominal.abs()
+    )
     # An exponential may be off by as much in every pair, which nothing divides out again.
-    allowance = allowance + (a.exp + U * (2 + a.gradient_roundings)) * nominal.abs() + scale * rule.coherent
+    allowance = (
+        allowance + (a.exp + U * (2 + a.gradient_roundings)) * nominal.abs() + scale * rule.coherent
+    )
     variance = rounded + others + rule.blocks * (U * UNIFORM * reach).square()
     known = (half_place(nominal, a.output) * UNIFORM).square()
     last = (half_place(nominal.abs() + variance.sqrt() + allowance, a.output) * UNIFORM).square()
@@ -190,4 +235,6 @@ def _predicted(w: _Weights, operand: Tensor, rule: _Sum, a: GradientArithmetic) 
     suited = (fold((size > 0).sum(-1)) >= _TERMS) & (total.square() >= _EFFECTIVE * powers)
     suited &= fold(w.error.sum(-1)) <= _SMALL * total
     least = known + rounded
-    return nominal, Prediction((variance + last).sqrt(), allowance, least, rounded / least, suited, walk > 0)
+    return nominal, Prediction(
+        (variance + last).sqrt(), allowance, least, rounded / least, suited, walk > 0
+    )

@@ -1,4 +1,5 @@
-"""A campaign's rows pooled by variant, dtype and tensor, beside what honest arithmetic stays within."""
+"""A campaign's rows pooled by variant, dtype and tensor, beside what honest arithmetic stays
+within."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ _SUMS = ("rows", "z2", "z", "toward", "slack", "least", "share")
 class Pool:
     """All judged rows of one tensor of one (variant, dtype): averages over rows.
 
-    rms: root of the mean of z^2; mean: of z; toward: of z with the exact value's sign, negative if results are too small;
-    slack: the part of z that is allowed besides roundings; least: mean of error^2 over the least that roundings give, and
-    share: how much of that least is due to roundings on the way.  worst: the case that says most, for each of rms, mean and
-    toward.  rms_limit, mean_limit: what honest rows stay below (the latter with the slack).
+    rms: root of the mean of z^2; mean: of z; toward: of z with the exact value's sign, negative if
+    results are too small; slack: the part of z that is allowed besides roundings; least: mean of
+    error^2 over the least that roundings give, and share: how much of that least is due to
+    roundings on the way.  worst: the case that says most, for each of rms, mean and toward.
+    rms_limit, mean_limit: what honest rows stay below (the latter with the slack).
     """
 
     variant: str
@@ -44,41 +46,57 @@ class Pool:
     @property
     def excesses(self) -> Iterator[tuple[str, float, float]]:
         """(which, value, limit) of every test that fails; NaN fails."""
-        for name, limit in (("rms", self.rms_limit), ("mean", self.mean_limit), ("toward", self.mean_limit)):
+        for name, limit in (
+            ("rms", self.rms_limit),
+            ("mean", self.mean_limit),
+            ("toward", self.mean_limit),
+        ):
             value = getattr(self, name)
             if not abs(value) <= limit:
                 yield name, value, limit
 
     @property
     def too_good(self) -> bool:
-        """Whether errors are smaller than the declared roundings can leave them: wider arithmetic, or the reference itself."""
+        """Whether errors are smaller than the declared roundings can leave them: wider arithmetic,
+        or the reference itself."""
         return self.rows >= rows_for_note(self.share) and self.least < 1 - self.share / 2
 
 
 def pools(verdicts: Iterable[Verdict]) -> list[Pool]:
     """Of all tensors with judged rows, sorted.
 
-    Cases of one seed share values, so only the one with most rows counts; configs that were asked the same problem are
-    averaged.  Cases that were chosen because they failed or were worst before count nowhere: only what was generated does.
+    Cases of one seed share values, so only the one with most rows counts; configs that were asked
+    the same problem are averaged.  Cases that were chosen because they failed or were worst before
+    count nowhere: only what was generated does.
     """
-    found: dict[tuple[str, str, str], dict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str, str], dict[str, list[Verdict]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for verdict in verdicts:
         if verdict.phase == "generate":
-            for tensor in (name.removeprefix("rows_") for name in verdict.measures if name.startswith("rows_")):
+            for tensor in (
+                name.removeprefix("rows_") for name in verdict.measures if name.startswith("rows_")
+            ):
                 found[verdict.variant, verdict.dtype, tensor][verdict.problem].append(verdict)
     chance = FALSE_ALARM / (_TESTS * max(len(found), 1))
     return [_pool(key, found[key], chance) for key in sorted(found)]
 
 
-def _pool(key: tuple[str, str, str], problems: Mapping[str, Sequence[Verdict]], chance: float) -> Pool:
+def _pool(
+    key: tuple[str, str, str], problems: Mapping[str, Sequence[Verdict]], chance: float
+) -> Pool:
     variant, dtype, tensor = key
     by_seed: dict[str, tuple[float, str]] = {}
     for problem, heard in problems.items():
         seed = _SEED.search(problem)
         name = seed[1] if seed else "0"
-        by_seed[name] = max(by_seed.get(name, (-1.0, "")), (heard[0].measures[f"rows_{tensor}"], problem))
+        by_seed[name] = max(
+            by_seed.get(name, (-1.0, "")), (heard[0].measures[f"rows_{tensor}"], problem)
+        )
     kept = sorted(problem for _, problem in by_seed.values())
-    average = {name: math.fsum(_mean(problems[p], f"{name}_{tensor}") for p in kept) for name in _SUMS}
+    average = {
+        name: math.fsum(_mean(problems[p], f"{name}_{tensor}") for p in kept) for name in _SUMS
+    }
     rows = average["rows"]
     cases = [v for p in kept for v in problems[p]]
     slack, mean = average["slack"] / rows, mean_limit(rows, chance)
@@ -95,17 +113,25 @@ def _pool(key: tuple[str, str, str], problems: Mapping[str, Sequence[Verdict]], 
         least=average["least"] / rows,
         share=average["share"] / rows,
         worst={"rms": _most(cases, tensor, "z2", 1.0)}
-        | {name: _most(cases, tensor, key, average[key]) for name, key in (("mean", "z"), ("toward", "toward"))},
+        | {
+            name: _most(cases, tensor, key, average[key])
+            for name, key in (("mean", "z"), ("toward", "toward"))
+        },
         rms_limit=math.sqrt(square_limit(rows, chance)) * (1 + MODEL),
         mean_limit=slack + mean + MODEL,
     )
 
 
 def _most(verdicts: Sequence[Verdict], tensor: str, key: str, sign: float) -> str:
-    """The case whose rows add most to a sum of that sign, by the chance of it: a few rows may do so by luck."""
+    """The case whose rows add most to a sum of that sign, by the chance of it: a few rows may do so
+    by luck."""
 
     def weight(v: Verdict) -> float:
-        return math.copysign(1.0, sign) * v.measures[f"{key}_{tensor}"] / math.sqrt(v.measures[f"rows_{tensor}"])
+        return (
+            math.copysign(1.0, sign)
+            * v.measures[f"{key}_{tensor}"]
+            / math.sqrt(v.measures[f"rows_{tensor}"])
+        )
 
     return max(verdicts, key=lambda v: (weight(v), v.case)).case
 

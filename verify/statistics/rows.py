@@ -16,8 +16,9 @@ from verify.problem import Problem
 UNIFORM = 3.0**-0.5  # standard deviation of an error that is uniform on (-1, 1)
 WALK = 3.0  # standard deviations that partial sums of a random walk stay within
 
-# Scores so finely spread that the rounding errors of different pairs have nothing to do with one another, sums of products
-# of both signs, and V that knows nothing of Q and K.  Others repeat keys, or have few different scores or V.
+# Scores so finely spread that the rounding errors of different pairs have nothing to do with one
+# another, sums of products of both signs, and V that knows nothing of Q and K.  Others repeat keys,
+# or have few different scores or V.
 SUITED = ("normal", "outliers", "same_sign_v", "v_mean", "one_hot_v", "zero_v_columns")
 _EXTREME = 2.0**40
 _ROWS = 64  # of one case, at most one per head where there are more heads
@@ -26,10 +27,11 @@ _WORK = 3e7  # multiply-adds that the rows of one case may cost
 
 @dataclass(frozen=True)
 class Prediction:
-    """Per element (..., columns), fp64: sigma, an upper bound of the standard deviation that roundings may cause; allowance,
-    what else an honest kernel may be off by; least, a lower bound of that deviation's square, of which `share` is due to
-    roundings on the way and not to the last one.  suited: rows (...) whose errors the model describes.
-    judged: elements whose errors are not exactly 0 by construction."""
+    """Per element (..., columns), fp64: sigma, an upper bound of the standard deviation that
+    roundings may cause; allowance, what else an honest kernel may be off by; least, a lower bound
+    of that deviation's square, of which `share` is due to roundings on the way and not to the last
+    one.  suited: rows (...) whose errors the model describes. judged: elements whose errors are not
+    exactly 0 by construction."""
 
     sigma: Tensor
     allowance: Tensor
@@ -40,7 +42,8 @@ class Prediction:
 
 
 def chosen(length: int, heads: int, work: float, seed: int) -> Tensor:
-    """Positions of the rows that are judged, evenly spaced; work: multiply-adds of one position of all heads."""
+    """Positions of the rows that are judged, evenly spaced; work: multiply-adds of one position of
+    all heads."""
     count = min(max(_ROWS // heads, 1), length, int(_WORK // max(work, 1)))
     if count <= 0:
         return torch.zeros(0, dtype=torch.int64)
@@ -60,37 +63,51 @@ def unsuited(problem: Problem) -> str | None:
         return "softmax_scale: 0"
     # What is flushed is no rounding.
     ordinary = 1 / _EXTREME <= abs(problem.scale) <= _EXTREME
-    return None if ordinary else f"softmax_scale: {problem.scale}, under which products or gradients may be flushed"
+    return (
+        None
+        if ordinary
+        else f"softmax_scale: {problem.scale}, under which products or gradients may be flushed"
+    )
 
 
 def half_place(x: Tensor, dtype: DType) -> Tensor:
-    """Half of a unit in the last place of dtype at |x|: what rounding to nearest is off by, at most."""
+    """Half of a unit in the last place of dtype at |x|: what rounding to nearest is off by, at
+    most."""
     exponent = torch.frexp(x)[1].clamp(min=dtype.emin + 1) - 1
     return torch.ldexp(torch.full_like(x, dtype.unit_roundoff), exponent)
 
 
 def drift(unit: Unit, terms: int) -> float:
-    """What a product-sum of so many terms of both signs may be off by, as a part of its largest partial sum: a bound of the
-    mean error, and of the root of its mean square.
+    """What a product-sum of so many terms of both signs may be off by, as a part of its largest
+    partial sum: a bound of the mean error, and of the root of its mean square.
 
-    A truncated term loses half of its last place on average, its sign being its own: of both signs such losses are a random
-    walk.  What conversions lose has the sign of the partial sums.  Units are described in `verify.arithmetic.unit`.
+    A truncated term loses half of its last place on average, its sign being its own: of both signs
+    such losses are a random walk.  What conversions lose has the sign of the partial sums.  Units
+    are described in `verify.arithmetic.unit`.
     """
     if isinstance(unit, NearestChain):
         return 2 * UNIFORM * (2.0**-unit.fraction * math.sqrt(terms) + unit.operand_error)
     length = min(terms, unit.every) if isinstance(unit, Promoted) else terms
-    lost = math.ceil(length / unit.products) * 2.0**-unit.output + 2 * math.sqrt(length) * 2.0**-unit.fraction
-    return UNIFORM * (lost + 2 * unit.operand_error + math.sqrt(math.ceil(terms / length)) * 2.0**-24)
+    lost = (
+        math.ceil(length / unit.products) * 2.0**-unit.output
+        + 2 * math.sqrt(length) * 2.0**-unit.fraction
+    )
+    return UNIFORM * (
+        lost + 2 * unit.operand_error + math.sqrt(math.ceil(terms / length)) * 2.0**-24
+    )
 
 
 def drifts(unit: Unit, terms: int, used: Tensor) -> Tensor:
-    """The same of terms that may have one sign, whose losses add up; used: how many of them are not zero, fp64, any shape."""
+    """The same of terms that may have one sign, whose losses add up; used: how many of them are not
+    zero, fp64, any shape."""
     if isinstance(unit, NearestChain):
         return 2 * UNIFORM * (2.0**-unit.fraction * used.sqrt() + unit.operand_error)
     return UNIFORM * unit.kappas(used, terms)
 
 
-def joined(shape: tuple[int, int], parts: Sequence[tuple[tuple[slice, slice], Prediction]]) -> Prediction:
+def joined(
+    shape: tuple[int, int], parts: Sequence[tuple[tuple[slice, slice], Prediction]]
+) -> Prediction:
     """Predictions of some heads and rows each, put together; shape: of all heads and rows."""
     if len(parts) == 1:
         return parts[0][1]
@@ -103,10 +120,12 @@ def joined(shape: tuple[int, int], parts: Sequence[tuple[tuple[slice, slice], Pr
 
 
 def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict[str, float]:
-    """Sufficient statistics of the rows of one tensor, by its name; they add up over cases, workers and runs.
+    """Sufficient statistics of the rows of one tensor, by its name; they add up over cases, workers
+    and runs.
 
-    rows: how many; z2, z, toward, slack, least, share: sums over the rows of the means over a row's elements of z^2, of z, of z
-    with the sign of the exact value, of the allowance's part in z, of error^2 / least, and of `share`.
+    rows: how many; z2, z, toward, slack, least, share: sums over the rows of the means over a row's
+    elements of z^2, of z, of z with the sign of the exact value, of the allowance's part in z, of
+    error^2 / least, and of `share`.
     """
     judged = predicted.judged & predicted.suited[..., None]
     error = (got.double() - want).masked_fill(~judged, 0.0)
@@ -127,4 +146,7 @@ def summary(name: str, got: Tensor, want: Tensor, predicted: Prediction) -> dict
     }
     stacked = torch.stack([torch.where(judged, part, 0.0).sum(-1)[used] for part in parts.values()])
     sums = (stacked / counts[used]).sum(-1).tolist()
-    return {f"rows_{name}": float(used.sum()), **{f"{key}_{name}": value for key, value in zip(parts, sums, strict=True)}}
+    return {
+        f"rows_{name}": float(used.sum()),
+        **{f"{key}_{name}": value for key, value in zip(parts, sums, strict=True)},
+    }

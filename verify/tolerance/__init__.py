@@ -1,1 +1,2 @@
-"""Tolerance models: how far honest arithmetic may stray, one number per output element.  Computed, never typed in."""
+"""Tolerance models: how far honest arithmetic may stray, one number per output element.  Computed,
+never typed in."""

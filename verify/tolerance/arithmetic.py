@@ -1,4 +1,5 @@
-"""Declared numerics, resolved for one problem on one arch: the numbers that the bounds of the forward pass read."""
+"""Declared numerics, resolved for one problem on one arch: the numbers that the bounds of the
+forward pass read."""
 
 from __future__ import annotations
 
@@ -8,17 +9,19 @@ from dataclasses import dataclass, replace
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
 from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, unit_for
-from verify.inputs import descales
 from verify.problem import Problem
+from verify.problem.inputs import descales
 from verify.tolerance.subnormals import Operands, Weighted
 from verify.variant import Config, Numerics
 
 U = 2.0**-24  # unit roundoff of the fp32 arithmetic between the two products
 TINY = 2.0**-126  # what flush-to-zero may lose
 FP32_MAX = (2 - 2.0**-23) * 2.0**127
-ANY_DIVISION = 5  # roundings of `U`: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
+# roundings of `U`: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
+ANY_DIVISION = 5
 
-# Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of both, and a square root.
+# Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of
+# both, and a square root.
 PRESCALE_ROUNDINGS = {"none": 0, "q": 2, "k": 2, "sqrt": 6}
 
 
@@ -30,8 +33,11 @@ def relative(count: int, u: float) -> float:
     return math.expm1(count * math.log1p(u))
 
 
-def product_unit(arch: str, operands: str, float32_products: str, accumulator: str = "float32") -> Unit:
-    """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is declared.
+def product_unit(
+    arch: str, operands: str, float32_products: str, accumulator: str = "float32"
+) -> Unit:
+    """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is
+    declared.
 
     On a CPU, where the interpreter drops tf32's bits, three products of tf32 are one of fp32.
     """
@@ -41,7 +47,8 @@ def product_unit(arch: str, operands: str, float32_products: str, accumulator: s
 
 
 def prescaled_by(prescale: str, scale: float) -> tuple[float, float]:
-    """What the scale multiplies Q and K by beforehand, signs and log2 e left out; a scale of 0 counts as 1."""
+    """What the scale multiplies Q and K by beforehand, signs and log2 e left out; a scale of 0
+    counts as 1."""
     size = abs(scale) or 1.0
     root = math.sqrt(size)
     return {"none": (1.0, 1.0), "q": (size, 1.0), "k": (1.0, size), "sqrt": (root, root)}[prescale]
@@ -91,8 +98,10 @@ class ForwardArithmetic:
     operands: Operands  # Q and K
     weighted: Weighted  # P and V
     prescaled: str  # dtype of operands that the scale has multiplied; "" if it multiplies scores
-    operand_roundings: float  # relative error of the product of one Q and one K operand before it is summed
-    score_format: DType | None  # what scores are rounded to, before and after they are scaled; None: they stay fp32
+    # relative error of the product of one Q and one K operand before it is summed
+    operand_roundings: float
+    # what scores are rounded to, before and after they are scaled; None: they stay fp32
+    score_format: DType | None
     scale_roundings: int  # fp32 roundings in the factor of the scores
     probability: DType
     normalised: bool
@@ -102,11 +111,14 @@ class ForwardArithmetic:
     blocks: int  # n_b
     output: DType
     by_lse: bool = False  # P = exp(S - LSE), with the LSE rounded
-    merged: bool = False  # keys are split among programs whose normalised results are merged by their fp32 LSE
-    probability_scale: float = 1.0  # s: what an 8-bit P is multiplied by before it is rounded; a power of two
+    # keys are split among programs whose normalised results are merged by their fp32 LSE
+    merged: bool = False
+    # s: what an 8-bit P is multiplied by before it is rounded; a power of two
+    probability_scale: float = 1.0
     output_roundings: int = 0
     descale: float = 1.0  # the largest factor of V, and at least 1
-    least_factors: tuple[float, float] = (1.0, 1.0)  # the least that descales multiply a score by, and V
+    # the least that descales multiply a score by, and V
+    least_factors: tuple[float, float] = (1.0, 1.0)
     lag: float = 0.0  # tau: how far scores may exceed the maximum that is subtracted, natural units
     row_sum: str = "unrounded"
     chain: int = 0  # keys of a block on the longest way into its sum; 0: of the row, in any order
@@ -125,24 +137,27 @@ class ForwardArithmetic:
 
     @property
     def flush(self) -> float:
-        """eta_P: half the smallest subnormal of P's dtype; fp32 hardware may flush, so nothing under 2**-126 is believed."""
+        """eta_P: half the smallest subnormal of P's dtype; fp32 hardware may flush, so nothing
+        under 2**-126 is believed."""
         return max(self.probability.smallest_subnormal / 2 / self.probability_scale, TINY)
 
     @property
     def vanishing(self) -> float:
-        """What an exponential in 16 bits may be off by absolutely, more than its result may be; 0 for others."""
+        """What an exponential in 16 bits may be off by absolutely, more than its result may be; 0
+        for others."""
         return vanishing(self.exponential)
 
     @property
     def probability_roundoff(self) -> float:
-        """u_P; a P that has no more bits than its dtype, because it is computed in fp32 and stays that or in 16, keeps them.
-        A division in fp32 gives it all bits again."""
+        """u_P; a P that has no more bits than its dtype, because it is computed in fp32 and stays
+        that or in 16, keeps them. A division in fp32 gives it all bits again."""
         has = DTYPES["float32" if self.normalised else self.exponential.argument].precision
         return 0.0 if self.probability.precision >= has else self.probability.unit_roundoff
 
     @property
     def offset(self) -> float:
-        """ln s + tau: what the exponent holds beside x - m, in a kernel that scales P there or lets the maximum lag."""
+        """ln s + tau: what the exponent holds beside x - m, in a kernel that scales P there or lets
+        the maximum lag."""
         return math.log(self.probability_scale) + self.lag
 
     @property
@@ -152,7 +167,8 @@ class ForwardArithmetic:
 
     @property
     def saturates(self) -> float:
-        """The P from which on an 8-bit P saturates, in parts of the largest; 0 for wider ones, which do not."""
+        """The P from which on an 8-bit P saturates, in parts of the largest; 0 for wider ones,
+        which do not."""
         return self.probability.max / self.reach if self.probability.itemsize == 1 else 0.0
 
     @property
@@ -167,29 +183,38 @@ class ForwardArithmetic:
 
     @property
     def exps(self) -> float:
-        """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block (and of the merge)."""
-        return -math.log1p(-self.exp) - (self.blocks - 1 + self.merged) * math.log1p(-self.rescale.error)
+        """|ln(1 + eps)| of a key's own exponential and of the rescales that follow its block (and
+        of the merge)."""
+        return -math.log1p(-self.exp) - (self.blocks - 1 + self.merged) * math.log1p(
+            -self.rescale.error
+        )
 
     @property
     def slope(self) -> float:
-        """lambda: what `exps` grows by with the distance of a score from the maximum, in natural units."""
+        """lambda: what `exps` grows by with the distance of a score from the maximum, in natural
+        units."""
         return max(slope_of(self.exponential), slope_of(self.rescale))
 
     @property
     def narrow(self) -> DType | None:
         """The accumulator's dtype of P V from block to block, if that is not fp32."""
         promoted = isinstance(self.values, Promoted) and not self.values.own
-        return None if promoted or self.values.accumulator == "float32" else DTYPES[self.values.accumulator]
+        return (
+            None
+            if promoted or self.values.accumulator == "float32"
+            else DTYPES[self.values.accumulator]
+        )
 
 
 def farthest(function: Function) -> float:
-    """Natural units below the maximum from which on the exponential's result, and the exact one, are at most half of what it
-    may be off by absolutely: 2**-150 if the table has nothing."""
+    """Natural units below the maximum from which on the exponential's result, and the exact one,
+    are at most half of what it may be off by absolutely: 2**-150 if the table has nothing."""
     return 1.02 * -math.log(function.absolute or 2.0**-150) + 1.0
 
 
 def vanishing(function: Function) -> float:
-    """What an exponential in 16 bits may be off by absolutely, more than its result may be; 0 for others."""
+    """What an exponential in 16 bits may be off by absolutely, more than its result may be; 0 for
+    others."""
     return 0.0 if function.argument == "float32" else function.absolute
 
 
@@ -202,7 +227,8 @@ def slope_of(function: Function) -> float:
 
 
 def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> ForwardArithmetic:
-    """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is unknown or not derived."""
+    """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is
+    unknown or not derived."""
     given = problem.dtype
     operands = given if numerics.operands == "input" else numerics.operands
     probability = given if numerics.probability == "input" else numerics.probability
@@ -245,7 +271,9 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         ),
         prescaled="" if numerics.prescale == "none" else operands,
         operand_roundings=_operand_roundings(numerics, dtype_named(operands)),
-        score_format=dtype_named(given) if numerics.scores == "input" and given != "float32" else None,
+        score_format=(
+            dtype_named(given) if numerics.scores == "input" and given != "float32" else None
+        ),
         scale_roundings=numerics.scale_roundings,
         probability=dtype_named(probability),
         normalised=numerics.normalised,
@@ -277,9 +305,14 @@ def _operand_roundings(numerics: Numerics, operands: DType) -> float:
     return relative(PRESCALE_ROUNDINGS[numerics.prescale], operands.unit_roundoff)
 
 
-def _operands(numerics: Numerics, problem: Problem, dtype: DType, unit: Unit, factors: dict[str, float]) -> Operands:
+def _operands(
+    numerics: Numerics, problem: Problem, dtype: DType, unit: Unit, factors: dict[str, float]
+) -> Operands:
     """Q and K as they are multiplied, by the largest of their factors."""
-    prescaled, (by_q, by_k) = numerics.prescale != "none", prescaled_by(numerics.prescale, problem.scale)
+    prescaled, (by_q, by_k) = (
+        numerics.prescale != "none",
+        prescaled_by(numerics.prescale, problem.scale),
+    )
     return Operands(
         unit,
         dtype,
@@ -291,7 +324,8 @@ def _operands(numerics: Numerics, problem: Problem, dtype: DType, unit: Unit, fa
 
 
 def _division(name: str) -> int:
-    """Roundings of `U` in a quotient: of the division, or of the reciprocal and the product with it."""
+    """Roundings of `U` in a quotient: of the division, or of the reciprocal and the product with
+    it."""
     if name == "any":
         return ANY_DIVISION
     return round(DIVISION[name].error / U) + name.startswith("rcp")
@@ -305,7 +339,8 @@ def exponential(name: str) -> Function:
 
 
 def holding(given: str) -> tuple[str, ...]:
-    """The formats into which every number of the given one converts exactly: itself and wider ones."""
+    """The formats into which every number of the given one converts exactly: itself and wider
+    ones."""
     return tuple(name for name, dtype in DTYPES.items() if dtype.holds(dtype_named(given)))
 
 
@@ -349,21 +384,33 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     _require("probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
     alone = _other_half(given, probability) and numerics.values == "input"
     of_scores, of_values = (
-        _accumulators(operand, numerics.float32_products) for operand in (operands, "float32" if alone else probability)
+        _accumulators(operand, numerics.float32_products)
+        for operand in (operands, "float32" if alone else probability)
     )
     for name, value, possible in (
         ("accumulator", numerics.accumulator, of_values),
         ("score_accumulator", numerics.score_accumulator or numerics.accumulator, of_scores),
-        ("prescale", numerics.prescale, ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",)),
+        (
+            "prescale",
+            numerics.prescale,
+            ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",),
+        ),
         ("scores", numerics.scores, ("float32",) if eight else ("float32", "input")),
         ("float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
         ("normaliser", numerics.normaliser, ("sum", "lse")),
-        ("row_sum", numerics.row_sum, ("unrounded",) if numerics.normalised else ("unrounded", "rounded", "mma")),
+        (
+            "row_sum",
+            numerics.row_sum,
+            ("unrounded",) if numerics.normalised else ("unrounded", "rounded", "mma"),
+        ),
         ("division", numerics.division, ("any", *DIVISION)),
     ):
         _require(name, value, possible)
     if math.frexp(numerics.probability_scale)[0] != 0.5:
-        raise ValueError(f"numerics.probability_scale: no bound is derived for {numerics.probability_scale}, no power of two")
+        raise ValueError(
+            f"numerics.probability_scale: no bound is derived for {numerics.probability_scale}, no"
+            " power of two"
+        )
     for name in _MAXIMA:
         if getattr(numerics, name) != getattr(Numerics(), name):
             for other in ("normaliser", "split_keys", "lazy_rescale"):
@@ -373,15 +420,18 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
         raise ValueError(f"numerics.row_sum_lanes: {numerics.row_sum_lanes} are none")
     if not 0 <= numerics.lazy_rescale < math.log2(dtype_named(probability).max) - 1:
         raise ValueError(
-            f"numerics.lazy_rescale: no bound is derived for {numerics.lazy_rescale}, which P in {probability} lacks"
+            f"numerics.lazy_rescale: no bound is derived for {numerics.lazy_rescale}, which P in"
+            f" {probability} lacks"
         )
 
 
 def _require(name: str, value: str, possible: tuple[str, ...]) -> None:
     if value not in possible:
-        raise ValueError(f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}")
+        raise ValueError(
+            f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}"
+        )
 
 
-# The tightest arithmetic of an honest kernel, everything between the inputs and O in fp32 or promoted to it: what bounds are
-# printed beside.
+# The tightest arithmetic of an honest kernel, everything between the inputs and O in fp32 or
+# promoted to it: what bounds are printed beside.
 BEST = Numerics(probability="float32", block_n=0, promotion=32)

@@ -1,4 +1,5 @@
-"""Averages of V: how far a softmax whose weights are moved can move O, without the (rows, keys, head_dim_v) tensor."""
+"""Averages of V: how far a softmax whose weights are moved can move O, without the (rows, keys,
+head_dim_v) tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from references.attention import RowBlock
-from verify.tolerance.room import room_on
+from verify.tolerance.scratch import room_on
 
 U64 = 2.0**-53
 _TOP = 4  # keys per row whose share of the Jacobian term is taken exactly
@@ -17,11 +18,13 @@ _BLOCK = 64  # keys of which the heaviest is found first
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """V of some heads, and what sums over it need: made once for a block of rows, cut with its rows and keys.
+    """V of some heads, and what sums over it need: made once for a block of rows, cut with its rows
+    and keys.
 
-    values, size: V and |V|, (heads, keys, head_dim_v); most: the largest |V|, spread: max V - min V over the keys that some
-    row sees, centre: the mean, all (heads, 1, head_dim_v); around: V - centre, its size and its square side by side,
-    (heads, keys, 3 head_dim_v), without columns where there are too few keys to need them.
+    values, size: V and |V|, (heads, keys, head_dim_v); most: the largest |V|, spread: max V - min V
+    over the keys that some row sees, centre: the mean, all (heads, 1, head_dim_v); around: V -
+    centre, its size and its square side by side, (heads, keys, 3 head_dim_v), without columns where
+    there are too few keys to need them.
     """
 
     values: Tensor
@@ -63,10 +66,12 @@ class Values:
         return Values(values, size, most, spread, centre, around)
 
     def deviation(self, weights: Tensor, out: Tensor) -> Tensor:
-        """An upper bound of sum_j w_j |V_j - O|, elementwise: (heads, rows, head_dim_v).  The heaviest weights are lost.
+        """An upper bound of sum_j w_j |V_j - O|, elementwise: (heads, rows, head_dim_v).  The
+        heaviest weights are lost.
 
-        The heaviest keys are taken exactly; the rest by the least of three matrix forms: |V| + |O|, centred at the mean of
-        V, and Cauchy-Schwarz.  Every pure matrix form fails on peaked rows, where the heavy key has V close to O.
+        The heaviest keys are taken exactly; the rest by the least of three matrix forms: |V| + |O|,
+        centred at the mean of V, and Cauchy-Schwarz.  Every pure matrix form fails on peaked rows,
+        where the heavy key has V close to O.
         """
         keys = self.values.shape[1]
         if keys == 0:
@@ -82,17 +87,23 @@ class Values:
         sums, plain = torch.bmm(rest, self.around), torch.bmm(rest, self.size)
         first, centred, second = sums.view(*sums.shape[:-1], 3, -1).unbind(-2)
         total, target = rest.sum(-1, keepdim=True), out - self.centre
-        # The variance around O cancels: what the fp64 sums may have lost is added, at most (keys + 4) u of twice its parts.
+        # The variance around O cancels: what the fp64 sums may have lost is added, at most (keys +
+        # 4) u of twice its parts.
         around = target.square().mul_(total)
         spread = torch.addcmul(second, target, first, value=-2).add_(around)
         spread.add_(second.add(around), alpha=2 * (keys + 4) * U64)
-        schwarz = spread.clamp_(min=0.0).mul_(total).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
-        forms = torch.minimum(torch.addcmul(plain, out.abs(), total), torch.addcmul(centred, target.abs_(), total))
+        schwarz = (
+            spread.clamp_(min=0.0).mul_(total).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        )
+        forms = torch.minimum(
+            torch.addcmul(plain, out.abs(), total), torch.addcmul(centred, target.abs_(), total)
+        )
         return exact.add_(torch.minimum(forms, schwarz))
 
 
 def heaviest(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest along the last dimension, and where: looked for in the blocks whose largest are largest."""
+    """The `count` largest along the last dimension, and where: looked for in the blocks whose
+    largest are largest."""
     *rows, keys = weights.shape
     if keys % _BLOCK or keys < 4 * count * _BLOCK:
         return weights.topk(count, -1)

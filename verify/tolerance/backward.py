@@ -1,9 +1,11 @@
-"""Elementwise hard bounds for dQ, dK and dV.  The derivation is docs/tolerance-backward.md; names follow it.
+"""Elementwise hard bounds for dQ, dK and dV.  The derivation is docs/tolerance-backward.md; names
+follow it.
 
-A backward starts from what the forward saved, O^ and LSE^, which the judge holds: what an exact backward would make of them is
-computed, sign included (the *nominal* gradients), and its distance from the exact gradients is allowed in full.  Around the
-nominal ones remain the backward's own errors: exponents (a factor e^(+-delta) on each P), dO V^T, D, dS, the roundings of P and
-dS, the three products, and the output.  Every term is a rigorous worst case, not a first-order one.
+A backward starts from what the forward saved, O^ and LSE^, which the judge holds: what an exact
+backward would make of them is computed, sign included (the *nominal* gradients), and its distance
+from the exact gradients is allowed in full.  Around the nominal ones remain the backward's own
+errors: exponents (a factor e^(+-delta) on each P), dO V^T, D, dS, the roundings of P and dS, the
+three products, and the output.  Every term is a rigorous worst case, not a first-order one.
 """
 
 from __future__ import annotations
@@ -15,31 +17,35 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from references.attention import Attention, row_blocks
+from references.attention import row_blocks
+from references.definition import Attention
 from verify.arithmetic.unit import spilled
 from verify.problem import Problem
+from verify.problem.visibility import live_rows, measurable
 from verify.tolerance.arithmetic import FP32_MAX
 from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, resolve
 from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_by_key, rows_of, within_base_2
 from verify.tolerance.gradients_softmax import calm_scores, guarded, row_sums
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
-from verify.tolerance.room import room_on
-from verify.visible import live_rows, measurable
+from verify.tolerance.scratch import room_on
 
 __all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
 
-# Elements of one (rows, keys) tensor: of whole rows, rows enough in any case to pay for a pass over dK and dV; and of a part of
-# their keys, of which some twenty tensors live at once, on a CPU what caches hold.
+# Elements of one (rows, keys) tensor: of whole rows, rows enough in any case to pay for a pass over
+# dK and dV; and of a part of their keys, of which some twenty tensors live at once, on a CPU what
+# caches hold.
 _BUDGET, _ROWS = {"cpu": 2**17, "cuda": 2**24}, 128
 _TILE = {"cpu": 2**17, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
 class GradientTruth:
-    """Exact gradients and bounds, fp64: dq and dq_bound (batch, heads_q, seqlen_q, head_dim), dk and dv like k and v.
+    """Exact gradients and bounds, fp64: dq and dq_bound (batch, heads_q, seqlen_q, head_dim), dk
+    and dv like k and v.
 
-    +inf where the declared arithmetic may overflow on the way, or where what was saved is not finite: no number is wrong there.
-    best_bounds: those of dq, dk and dv under a second arithmetic, where one was given.
+    +inf where the declared arithmetic may overflow on the way, or where what was saved is not
+    finite: no number is wrong there. best_bounds: those of dq, dk and dv under a second arithmetic,
+    where one was given.
     """
 
     dq: Tensor
@@ -52,10 +58,16 @@ class GradientTruth:
 
     def to(self, device: torch.device | str) -> GradientTruth:
         """The same on another device."""
-        moved = {name: getattr(self, name).to(device) for name in ("dq", "dk", "dv", "dq_bound", "dk_bound", "dv_bound")}
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in ("dq", "dk", "dv", "dq_bound", "dk_bound", "dv_bound")
+        }
         best = self.best_bounds
         return GradientTruth(
-            **moved, best_bounds=None if best is None else (best[0].to(device), best[1].to(device), best[2].to(device))
+            **moved,
+            best_bounds=None
+            if best is None
+            else (best[0].to(device), best[1].to(device), best[2].to(device)),
         )
 
 
@@ -71,10 +83,11 @@ def gradient_truth(
 ) -> GradientTruth:
     """Exact gradients and the bounds of the first arithmetic; a second one gives `best_bounds`.
 
-    q, k, v, dout at their full logical shapes; saved_out (batch, heads_q, seqlen_q, head_dim_v) and saved_lse (batch, heads_q,
-    seqlen_q) as the forward saved them, LSE a natural logarithm in fp64; the exact ones for an arithmetic with a softmax of its
-    own, and the exact O for one whose D is the sum of P dP.  Whole rows at once: memory for a block
-    of scores, the gradients of the block's heads, and the results, on the inputs' device.
+    q, k, v, dout at their full logical shapes; saved_out (batch, heads_q, seqlen_q, head_dim_v) and
+    saved_lse (batch, heads_q, seqlen_q) as the forward saved them, LSE a natural logarithm in fp64;
+    the exact ones for an arithmetic with a softmax of its own, and the exact O for one whose D is
+    the sum of P dP.  Whole rows at once: memory for a block of scores, the gradients of the block's
+    heads, and the results, on the inputs' device.
     """
     given = [x.flatten(0, 1) for x in (q, k, v, dout, saved_out, saved_lse.unsqueeze(-1))]
     shapes = [x.shape for x in (q, k, v)] * (1 + len(arithmetics))
@@ -87,23 +100,34 @@ def gradient_truth(
     of_weights = any(a.of_weights for a in arithmetics)
     small = calm_scores(problem, q, k)
     calm = _calm(*given[2:5]) and _finite(problem, saved_lse) and small
-    blocks = row_blocks(q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget, passing=calm)
-    for (start, stop), parts in groupby(blocks, key=lambda block: (block.index[0].start, block.index[0].stop)):
+    blocks = row_blocks(
+        q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget, passing=calm
+    )
+    for (start, stop), parts in groupby(
+        blocks, key=lambda block: (block.index[0].start, block.index[0].stop)
+    ):
         own = slice(start // group, stop // group)
         keys, values = (x[own].to(torch.float64).repeat_interleave(group, 0) for x in given[1:3])
         widest = values.abs().sum(-1).amax(-1)[:, None, None] if values.shape[1] else 0.0
-        dk, dv = (Sums.zeros(stop - start, x, len(arithmetics), turned=True) for x in (keys, values))
+        dk, dv = (
+            Sums.zeros(stop - start, x, len(arithmetics), turned=True) for x in (keys, values)
+        )
         for block in parts:
             of_rows = [given[n][block.index].to(torch.float64) for n in (0, 3, 4, 5)]
             own_rows = rows_of(block, of_rows, widest, right, of_weights)
             dq = Sums.zeros(stop - start, own_rows.q, len(arithmetics))
             own_rows = own_rows if small else guarded(problem, own_rows, keys)
-            tiles = partial(pairs_by_key, problem, block, own_rows, values, room, _TILE[q.device.type])
+            tiles = partial(
+                pairs_by_key, problem, block, own_rows, values, room, _TILE[q.device.type]
+            )
             softmaxes = [row_sums(problem, tiles, own_rows, a) for a in arithmetics]
             for own_keys, pairs in tiles():
                 if pairs is None:
                     continue
-                errors = [errors_of(problem, pairs, a, softmax) for a, softmax in zip(arithmetics, softmaxes, strict=True)]
+                errors = [
+                    errors_of(problem, pairs, a, softmax)
+                    for a, softmax in zip(arithmetics, softmaxes, strict=True)
+                ]
                 _add(pairs, errors, keys[:, own_keys], dq, dk.part(own_keys), dv.part(own_keys))
             for n, result in enumerate(results(dq, [rule["dq"] for rule in rules])):
                 flat[3 * n][block.index] = result
@@ -129,10 +153,14 @@ def _calm(v: Tensor, dout: Tensor, out: Tensor) -> bool:
 def _finite(problem: Problem, lse: Tensor) -> bool:
     """Whether the LSE^ of every row that sees a key is finite, in base 2 too."""
     odd = ~within_base_2(lse)
-    return not bool(odd.any()) or (measurable(problem) and not bool((odd & live_rows(problem).to(odd.device)).any()))
+    return not bool(odd.any()) or (
+        measurable(problem) and not bool((odd & live_rows(problem).to(odd.device)).any())
+    )
 
 
-def _add(pairs: Pairs, errors: list[tuple[Tensor, Tensor]], keys: Tensor, dq: Sums, dk: Sums, dv: Sums) -> None:
+def _add(
+    pairs: Pairs, errors: list[tuple[Tensor, Tensor]], keys: Tensor, dq: Sums, dk: Sums, dv: Sums
+) -> None:
     """Each pair's share of the three gradients."""
     p, visible = pairs.block.probabilities, None if pairs.hidden is None else pairs.block.visible
     of_p, of_ds = [e[0] for e in errors], [e[1] for e in errors]

@@ -1,8 +1,10 @@
-"""Elementwise hard bounds for O and LSE of the forward pass.  The derivation is docs/tolerance.md; names follow it.
+"""Elementwise hard bounds for O and LSE of the forward pass.  The derivation is docs/tolerance.md;
+names follow it.
 
-An error in a score of `delta` (natural units, relative error of the exponential included) moves a probability by at most a
-factor e^(+-delta); what remains are the roundings of P, of the product with V, of the row sum, of the division and of the
-output.  Every term is a rigorous worst case, not a first-order one: `e = expm1(delta)`, and the denominators stay.
+An error in a score of `delta` (natural units, relative error of the exponential included) moves a
+probability by at most a factor e^(+-delta); what remains are the roundings of P, of the product
+with V, of the row sum, of the division and of the output.  Every term is a rigorous worst case, not
+a first-order one: `e = expm1(delta)`, and the denominators stay.
 """
 
 from __future__ import annotations
@@ -20,22 +22,40 @@ from verify.arithmetic.dtypes import DTYPES, dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.mma import Promoted
 from verify.problem import Problem
-from verify.tolerance.arithmetic import BEST, FP32_MAX, TINY, ForwardArithmetic, U, relative, resolve
+from verify.tolerance.arithmetic import (
+    BEST,
+    FP32_MAX,
+    TINY,
+    ForwardArithmetic,
+    U,
+    relative,
+    resolve,
+)
 from verify.tolerance.averages import Values
-from verify.tolerance.room import Room, room_on
+from verify.tolerance.scratch import Room, room_on
 from verify.tolerance.subnormals import Lost, whole
-from verify.tolerance.weights import DIRECT, Weights, accumulator_loss, largest_of, loss_of, product_error, weights_of
+from verify.tolerance.weights import (
+    DIRECT,
+    Weights,
+    accumulator_loss,
+    largest_of,
+    loss_of,
+    product_error,
+    weights_of,
+)
 
 __all__ = ["BEST", "ForwardArithmetic", "ForwardBound", "bound", "resolve"]
 
-# Elements of one (rows, keys) tensor, of which some six live at once: on a CPU what caches hold, and rows enough for products.
+# Elements of one (rows, keys) tensor, of which some six live at once: on a CPU what caches hold,
+# and rows enough for products.
 _PART = 2**19
 _LN_2 = math.log(2)  # a kernel that computes in base 2 multiplies a score by 1 / ln 2 more
 
 
 @dataclass(frozen=True)
 class ForwardBound:
-    """Tolerances: out (heads, rows, head_dim_v), lse (heads, rows); fp64, and 0 where the result must be exact.
+    """Tolerances: out (heads, rows, head_dim_v), lse (heads, rows); fp64, and 0 where the result
+    must be exact.
 
     +inf in the rows whose products may overflow on the way: no number that they hold is wrong.
     """
@@ -56,7 +76,9 @@ def bound(
     `maxima.shared_excess` gives it.  Raises ValueError where rows share one and it is missing.
     """
     if arithmetic.maximum_rows != 1 and above is None:
-        raise ValueError("rows share a maximum: the bound is one of other rows, which are not given")
+        raise ValueError(
+            "rows share a maximum: the bound is one of other rows, which are not given"
+        )
     full, room = bool(block.visible.all()), room_on(block.scores.device)
     values = Values.of(block, full)
     if block.scores.numel() <= _PART or block.scores.is_cuda:
@@ -87,7 +109,9 @@ def _parts(block: RowBlock, full: bool) -> Iterator[tuple[slice, slice, slice]]:
 
 def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
     pairs = {name: getattr(block, name)[heads, rows, keys] for name in _PAIRS}
-    single = {name: getattr(block, name)[heads, rows] for name in ("row_max", "row_sum", "out", "lse")}
+    single = {
+        name: getattr(block, name)[heads, rows] for name in ("row_max", "row_sum", "out", "lse")
+    }
     return replace(
         block,
         **pairs,
@@ -114,16 +138,23 @@ def _bound(
 ) -> ForwardBound:
     size = block.out.abs()
     w = weights_of(block, a, problem, full, room, above)
-    # Computed weights are a convex combination too: no weighted sum leaves the range, or the largest magnitude, of V.
+    # Computed weights are a convex combination too: no weighted sum leaves the range, or the
+    # largest magnitude, of V.
     jacobian = (values.deviation(w.grown, block.out) / w.total).masked_fill_(w.hopeless, torch.inf)
     jacobian = torch.minimum(jacobian, values.spread)
-    carried = torch.where(w.hopeless, values.most, torch.minimum(torch.bmm(w.upper, values.size) / w.total, values.most))
+    carried = torch.where(
+        w.hopeless,
+        values.most,
+        torch.minimum(torch.bmm(w.upper, values.size) / w.total, values.most),
+    )
     lost = _lost(block, a, w, values, full)
     if a.leads and a.normalised:  # what is flushed before the division
         lost = lost + (2 * TINY + a.vanishing) * w.growth * w.lead * w.keys * values.most
     product = a.values.kappas(w.keys, problem.seqlen_kv)
     # Rescales, sums of blocks, a division of P; products and sums of a merge.
-    fp32 = relative((0 if a.narrow else 2 * a.blocks) + a.division * a.normalised + (a.blocks + 2) * a.merged, U)
+    fp32 = relative(
+        (0 if a.narrow else 2 * a.blocks) + a.division * a.normalised + (a.blocks + 2) * a.merged, U
+    )
     if a.narrow:
         fp32 = (1 + fp32) * (1 + relative(3 * a.blocks, a.narrow.unit_roundoff)) - 1
     apart = a.row_sum == "unrounded"  # else the roundings of P are those of the weights
@@ -150,7 +181,8 @@ def _bound(
     pre = pre + flushed * w.lead + a.values.flush
     pre = pre + w.share * (accumulator_loss(a, problem) * a.descale)
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
-    out = out.masked_fill(exact, 0.0)  # but where a weight may overflow, whose product with 0 is NaN
+    # but where a weight may overflow, whose product with 0 is NaN
+    out = out.masked_fill(exact, 0.0)
     lse = _lse_bound(block, a, w)[..., 0]
     unseen = _unseen_overflows(block, a, problem)
     beyond = _overflows(block, a, problem) | unseen
@@ -162,27 +194,36 @@ def _bound(
         out = out.masked_fill(block.value_sizes.most >= a.conversion.limit, torch.inf)
     out = out.masked_fill(beyond | _exceeds(reached / a.least_factors[1], a, w, problem), torch.inf)
     unweighted, unsummed = _spoiled(a, w, problem)
-    out, lse = out.masked_fill(unweighted | unsummed, torch.inf), lse.masked_fill(unsummed[..., 0], torch.inf)
+    out, lse = (
+        out.masked_fill(unweighted | unsummed, torch.inf),
+        lse.masked_fill(unsummed[..., 0], torch.inf),
+    )
     settled = w.empty & ~unseen  # but where NaN may come of a masked score
     lse = lse.masked_fill(beyond[..., 0], torch.inf).masked_fill(settled[..., 0], 0.0)
-    return ForwardBound(out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse)
+    return ForwardBound(
+        out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse
+    )
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:
-    """Where a sum of P may overflow, normalised and so large, or of factors so large: of those all that the row maximum knows
-    is that p~ <= 1."""
+    """Where a sum of P may overflow, normalised and so large, or of factors so large: of those all
+    that the row maximum knows is that p~ <= 1."""
     if a.normalised:
         reach = part = values
     else:
         keys = w.keys.clamp(max=a.values.every) if isinstance(a.values, Promoted) else w.keys
         reach, part = (n * w.growth * a.reach * values for n in (w.keys, keys))
     beyond = reach >= FP32_MAX
-    return beyond | (part >= a.values.domain(problem.seqlen_kv)) if a.values.accumulator != "float32" else beyond
+    return (
+        beyond | (part >= a.values.domain(problem.seqlen_kv))
+        if a.values.accumulator != "float32"
+        else beyond
+    )
 
 
 def _spoiled(a: ForwardArithmetic, w: Weights, problem: Problem) -> tuple[Tensor, Tensor]:
-    """Rows (heads, rows, 1) in which a P may overflow its format, and those in which the row sum may
-    overflow, or its reciprocal underflow.
+    """Rows (heads, rows, 1) in which a P may overflow its format, and those in which the row sum
+    may overflow, or its reciprocal underflow.
 
     Infinity times 0 and infinity over infinity are NaN: columns of zeros are spoiled, too.
     """
@@ -198,7 +239,8 @@ def _spoiled(a: ForwardArithmetic, w: Weights, problem: Problem) -> tuple[Tensor
 
 
 def _lost(block: RowBlock, a: ForwardArithmetic, w: Weights, values: Values, full: bool) -> Tensor:
-    """What O may lose because small P are rounded absolutely or flushed: no more of any weight than it may be."""
+    """What O may lose because small P are rounded absolutely or flushed: no more of any weight than
+    it may be."""
     most, cut = loss_of(a) * w.share * w.total, w.upper
     if not cut.shape[-1]:
         return torch.zeros_like(block.out)
@@ -221,19 +263,24 @@ def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tenso
     """Rows (heads, rows, 1) in which a score may overflow in any step: such a row is outside the
     arithmetic.
 
-    fp16 scores or sums of them under a scale of 0, and fp16 operands that a scale above 1 multiplies,
-    count as if they overflowed.
+    fp16 scores or sums of them under a scale of 0, and fp16 operands that a scale above 1
+    multiplies, count as if they overflowed.
     """
     scale = min(abs(problem.scale) * a.least_factors[0], 1.0)
     narrow = a.score_format is not None and a.score_format.name == "float16"
-    if ((narrow or a.scores.accumulator == "float16") and not scale) or (a.prescaled == "float16" and abs(problem.scale) > 1):
+    if ((narrow or a.scores.accumulator == "float16") and not scale) or (
+        a.prescaled == "float16" and abs(problem.scale) > 1
+    ):
         return torch.ones_like(block.row_max, dtype=torch.bool)[..., None]
     largest, growth = largest_of(block.magnitude), 1 + a.operand_roundings
     limit = min(FP32_MAX, a.scores.domain(problem.head_dim))
     beyond = (largest * growth >= limit * scale) & (scale > 0)
     if narrow and a.score_format is not None:
         size = block.uncapped.abs().masked_fill_(~block.visible, 0.0)
-        beyond |= largest_of(size.add_(block.magnitude, alpha=product_error(a, problem))) >= a.score_format.overflow * scale
+        beyond |= (
+            largest_of(size.add_(block.magnitude, alpha=product_error(a, problem)))
+            >= a.score_format.overflow * scale
+        )
     # In base 2, the product and its factor with all their errors.
     return beyond | (largest * _grown(a, problem) >= FP32_MAX * _LN_2)
 
@@ -244,8 +291,8 @@ def _grown(a: ForwardArithmetic, problem: Problem) -> float:
 
 
 def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tensor:
-    """The same where `RowBlock.magnitude` does not tell: sums under a scale of 0, scores that are masked
-    after they were computed, operands that the scale has multiplied.
+    """The same where `RowBlock.magnitude` does not tell: sums under a scale of 0, scores that are
+    masked after they were computed, operands that the scale has multiplied.
 
     A masked score of +inf to which a mask of -inf is added is NaN, and so is 0 times infinity.
     """
@@ -257,22 +304,34 @@ def _unseen_overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -
         beyond |= raw * max(factor, 1 / a.least_factors[0]) >= FP32_MAX
     if a.prescaled:
         # `Operands` holds what the reference's numbers are divided by there.
-        for size, part in ((queries, a.operands.query), (whole(block.key_sizes).most, a.operands.key)):
+        for size, part in (
+            (queries, a.operands.query),
+            (whole(block.key_sizes).most, a.operands.key),
+        ):
             beyond = beyond | (size / part * growth / _LN_2 >= dtype_named(a.prescaled).overflow)
     return beyond
 
 
 def _lse_bound(block: RowBlock, a: ForwardArithmetic, w: Weights) -> Tensor:
-    """(heads, rows, 1).  LSE = m + ln l: the errors of the row sum and its logarithm, and the fp32 roundings of both terms.
+    """(heads, rows, 1).  LSE = m + ln l: the errors of the row sum and its logarithm, and the fp32
+    roundings of both terms.
 
     m enters twice, as subtracted and as added, and may be scaled by differently rounded factors.
     """
-    log_sum = torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None]) + 2 * w.largest + a.offset
+    log_sum = (
+        torch.where(w.empty, 0.0, torch.log(block.row_sum.clamp(min=1.0))[..., None])
+        + 2 * w.largest
+        + a.offset
+    )
     log_sum = log_sum + w.ahead
     lse = block.lse.abs().nan_to_num(posinf=0.0)[..., None] + w.largest
     moved = torch.maximum(torch.log1p(w.moved), -torch.log(w.total))
     # No log-sum-exp moves by more than its largest score does.
     moved = torch.where(w.largest > DIRECT, w.largest, torch.minimum(moved, w.largest))
-    moved = moved + w.drift + (2 * TINY + max(TINY, a.vanishing)) * w.keys * (w.share if a.vanishing else 1.0)
+    moved = (
+        moved
+        + w.drift
+        + (2 * TINY + max(TINY, a.vanishing)) * w.keys * (w.share if a.vanishing else 1.0)
+    )
     maxima = (4 + a.scale_roundings) * (w.top + a.lag + w.ahead)
     return moved + U * (maxima + 4 * lse + 2 * log_sum) + LOG_ERROR * (1 + log_sum)

@@ -45,15 +45,18 @@ class GradientArithmetic:
     score_gradient: DType
     blocks_m: int  # partial sums of dK and dV in one query head
     blocks_n: int  # partial sums of dQ
-    cast: bool  # each query head's dK and dV are rounded to the output's dtype before a group is summed
+    # each query head's dK and dV are rounded to the output's dtype before a group is summed
+    cast: bool
     gradient_roundings: int  # fp32 roundings of the finished sums, that by the scale included
     output: DType
     rounded: bool = False  # dS is made of the rounded P
     own: bool = False  # P is a softmax of the backward's own, and D the sum of P dP
     of_weights: bool = False  # D is the sum of P dP, of a P from the saved LSE
-    prescaled: float = 0.0  # relative error of K, which the scale has multiplied; of K and Q together, if it has both
+    # relative error of K, which the scale has multiplied; of K and Q together, if it has both
+    prescaled: float = 0.0
     both: bool = False  # the scale's root has multiplied Q and K
-    coarse: float = 0.0  # what K, or Q, may lose then below the normal range, times (the rest of) the scale
+    # what K, or Q, may lose then below the normal range, times (the rest of) the scale
+    coarse: float = 0.0
     overscaled: float = 0.0  # the |K|, or |Q|, from which on that may overflow; 0: none does
     delta: DType | None = None  # what D is rounded to; None: it stays fp32
     factor: float = 1.0  # what dS is multiplied by before it is rounded, its size
@@ -73,17 +76,26 @@ class GradientArithmetic:
     def overscales(self, q: Tensor, k: Tensor) -> bool:
         """Whether some operand times the scale may overflow, so that nothing is asked."""
         multiplied = (q, k) if self.both else (k,)
-        return bool(self.overscaled) and any(x.numel() and float(x.abs().max()) >= self.overscaled for x in multiplied)
+        return bool(self.overscaled) and any(
+            x.numel() and float(x.abs().max()) >= self.overscaled for x in multiplied
+        )
 
 
-# The tightest arithmetic of an honest backward, everything between inputs and outputs in fp32: what bounds are printed beside.
+# The tightest arithmetic of an honest backward, everything between inputs and outputs in fp32: what
+# bounds are printed beside.
 BEST = GradientNumerics(probability="float32", score_gradient="float32", block_m=0, block_n=0)
 
 
-def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: str) -> GradientArithmetic:
-    """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is unknown or not derived."""
+def resolve(
+    numerics: GradientNumerics, config: Config, problem: Problem, arch: str
+) -> GradientArithmetic:
+    """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is
+    unknown or not derived."""
     given = problem.dtype
-    named = {name: getattr(numerics, name) for name in ("operands", "probability", "score_gradient", "delta", "atomics_dtype")}
+    named = {
+        name: getattr(numerics, name)
+        for name in ("operands", "probability", "score_gradient", "delta", "atomics_dtype")
+    }
     used = {name: given if value == "input" else value for name, value in named.items()}
     asked: list[tuple[str, str, tuple[str, ...]]] = [
         ("problem.dtype", given, _DTYPES),
@@ -98,22 +110,30 @@ def resolve(numerics: GradientNumerics, config: Config, problem: Problem, arch: 
         *((f"gradients.{name}", value, _DTYPES) for name, value in used.items()),
     ]
     if given in _DTYPES:
-        # What an operand loses in a narrower format is not derived, and no unit multiplies two formats of 16 bits.
+        # What an operand loses in a narrower format is not derived, and no unit multiplies two
+        # formats of 16 bits.
         wide = tuple(name for name in holding(given) if name in _DTYPES)
         asked += [(f"gradients.{name}", used[name], wide) for name in _PRODUCTS]
     for name, value, possible in asked:
         if value not in possible:
-            raise ValueError(f"{name}: no bound of gradients is derived for {value!r}, only for {', '.join(possible)}")
+            raise ValueError(
+                f"{name}: no bound of gradients is derived for {value!r}, only for"
+                f" {', '.join(possible)}"
+            )
     of_scores = numerics.score_accumulator or numerics.accumulator
     accumulators = dict.fromkeys(_PRODUCTS, numerics.accumulator) | {"operands": of_scores}
     products, units = numerics.float32_products, {}
     for name, accumulator in accumulators.items():
         if accumulator != "float32" and used[name] == "float32" and products != "ieee":
             raise ValueError(
-                f"gradients.float32_products: no bound of gradients is derived for {products!r} into {accumulator}"
+                f"gradients.float32_products: no bound of gradients is derived for {products!r}"
+                f" into {accumulator}"
             )
         units[name] = product_unit(arch, used[name], products, accumulator)
-    operands, (by_q, by_k) = dtype_named(used["operands"]), prescaled_by(numerics.prescale, problem.scale)
+    operands, (by_q, by_k) = (
+        dtype_named(used["operands"]),
+        prescaled_by(numerics.prescale, problem.scale),
+    )
     prescaled, both = numerics.prescale != "none", numerics.prescale == "sqrt"
     largest = abs(problem.scale) * math.log2(math.e) if numerics.prescale == "k" else by_k
     error = relative(PRESCALE_ROUNDINGS[numerics.prescale], operands.unit_roundoff)

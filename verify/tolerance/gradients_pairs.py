@@ -1,4 +1,5 @@
-"""Pair by pair: the nominal P and dS of what the forward saved, and how far a backward's own P and dS may be from them."""
+"""Pair by pair: the nominal P and dS of what the forward saved, and how far a backward's own P and
+dS may be from them."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.room import Room
+from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
 from verify.tolerance.weights import flushed_score, flushes_factor
 
 _OF_PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")  # of a `RowBlock`
 _DIRECT = 30.0  # from here on P e^delta is taken as one exponential, for P may have underflowed
-_CAP_ROUNDINGS = 4  # behind the tanh, and in front of it with the scale's product: c, 1 / c, the product
+# behind the tanh, and in front of it with the scale's product: c, 1 / c, the product
+_CAP_ROUNDINGS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +40,10 @@ class Rows:
     flushed: Tensor  # what flushed operands of dP and D^ may take, if they do it below 1
     dout_sizes: Sizes
     value_sizes: Sizes  # of V, (heads, 1, 1)
-    calm: bool  # no score, dP or D^ is anywhere near an overflow, and every LSE^ is finite, in base 2 too
-    lost: Tensor  # bool: a score may overflow, a masked one too, or LSE^ does, and all of the row may be NaN
+    # no score, dP or D^ is anywhere near an overflow, and every LSE^ is finite, in base 2 too
+    calm: bool
+    # bool: a score may overflow, a masked one too, or LSE^ does, and all of the row may be NaN
+    lost: Tensor
     right: bool = False  # O^ and LSE^ are the exact ones
 
 
@@ -50,7 +54,8 @@ def rows_of(
     right: bool = False,
     of_weights: bool = False,
 ) -> Rows:
-    """given: q, dout, O^ and LSE^ (a last dimension of 1); widest: the largest sum of |V| of a key, (heads, 1, 1); all fp64.
+    """given: q, dout, O^ and LSE^ (a last dimension of 1); widest: the largest sum of |V| of a key,
+    (heads, 1, 1); all fp64.
 
     right: as in `Rows`.  of_weights: O^ is the exact O, and D^ the sum of the nominal P times dP.
     """
@@ -81,7 +86,8 @@ def rows_of(
 
 
 def within_base_2(lse: Tensor) -> Tensor:
-    """Where an LSE is finite, times log2 e too, which a backward in base 2 multiplies it by: bool, of its shape."""
+    """Where an LSE is finite, times log2 e too, which a backward in base 2 multiplies it by: bool,
+    of its shape."""
     return lse.abs() < FP32_MAX * math.log(2)
 
 
@@ -98,7 +104,8 @@ class Own:
 class Pairs:
     """Some rows against some keys, fp64: (heads, rows, keys).
 
-    Masked pairs have no weight, but their `factor` and `product` are what a kernel computes before it masks them.
+    Masked pairs have no weight, but their `factor` and `product` are what a kernel computes before
+    it masks them.
     """
 
     block: RowBlock  # cut to these keys
@@ -115,8 +122,11 @@ class Pairs:
     size: Tensor  # |nominal|
 
 
-def pairs_of(problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room: Room) -> Pairs | None:
-    """values: V of each head, (heads, keys, head_dim_v), fp64.  What was made in this room before is lost.
+def pairs_of(
+    problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room: Room
+) -> Pairs | None:
+    """values: V of each head, (heads, keys, head_dim_v), fp64.  What was made in this room before
+    is lost.
 
     None where no pair is visible, nor any so large that a kernel's masked 0 * inf could spread.
     """
@@ -162,8 +172,9 @@ def pairs_of(problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room
 def pairs_by_key(
     problem: Problem, block: RowBlock, rows: Rows, values: Tensor, room: Room, size: int
 ) -> Iterator[tuple[slice, Pairs | None]]:
-    """The pairs of whole rows, so many keys at a time that a tensor has `size` elements: where these keys are, and `pairs_of`
-    them, to be read before the next are asked for.  values: V at all keys, (heads, seqlen_kv, head_dim_v)."""
+    """The pairs of whole rows, so many keys at a time that a tensor has `size` elements: where
+    these keys are, and `pairs_of` them, to be read before the next are asked for.  values: V at all
+    keys, (heads, seqlen_kv, head_dim_v)."""
     heads, count, keys = block.scores.shape
     step = max(size // max(heads * count, 1), 1)
     for first in range(0, keys, step):
@@ -173,21 +184,28 @@ def pairs_by_key(
         yield at, pairs_of(problem, cut, rows, values[:, at], room)
 
 
-def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None = None) -> tuple[Tensor, Tensor]:
-    """How far P and dS, as they enter the products, may be from the nominal ones: two of (heads, rows, keys).
+def errors_of(
+    problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None = None
+) -> tuple[Tensor, Tensor]:
+    """How far P and dS, as they enter the products, may be from the nominal ones: two of (heads,
+    rows, keys).
 
     own: of these rows, where the arithmetic sums D over them.  Raises ValueError where it is
     missing.
     """
     if a.sums_delta and own is None:
-        raise ValueError("D is the sum of P dP: its error is one of whole rows, which are not given")
+        raise ValueError(
+            "D is the sum of P dP: its error is one of whole rows, which are not given"
+        )
     argument, score = score_errors(problem, pairs, a)
     delta = exponent_error(pairs, a, score)
     of_p = grown(problem, pairs, delta if own is None else delta.add_(own.exponent))
     if vanishing(a.exponential):
         of_p.add_(vanishing(a.exponential))
     upper = torch.add(of_p, pairs.weights, out=pairs.room.take())
-    of_p.add_(rounding_loss(upper, a.probability, pairs.room)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    of_p.add_(rounding_loss(upper, a.probability, pairs.room)).nan_to_num_(
+        nan=torch.inf, posinf=torch.inf
+    )
     if a.rounded:
         upper = torch.add(of_p, pairs.weights, out=upper)
     factor, overflows = _factor_error(problem, pairs, a, own)
@@ -198,7 +216,8 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | 
     reach.add_(factor)
     # Softmax's own backward may be P dP - P D, two products and their difference.
     products = (1 if pairs.slope is None else 2) + 2 * a.sums_delta
-    # All factors at their largest, P flushed or not, the rounded products, and what these may flush.
+    # All factors at their largest, P flushed or not, the rounded products, and what these may
+    # flush.
     error = upper.add_(torch.clamp(upper, max=TINY, out=pairs.room.take())).mul_(reach)
     if pairs.slope is not None:
         error.mul_(pairs.slope + _slope_error(problem, pairs, a, argument))
@@ -207,15 +226,20 @@ def errors_of(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | 
     upper = torch.add(pairs.size, error, out=pairs.room.take())
     if a.factor != 1:
         error.add_(upper, alpha=U)
-        lost = rounding_loss(upper.add_(upper, alpha=U).mul_(a.factor), a.score_gradient, pairs.room).div_(a.factor)
+        lost = rounding_loss(
+            upper.add_(upper, alpha=U).mul_(a.factor), a.score_gradient, pairs.room
+        ).div_(a.factor)
     else:
         lost = rounding_loss(upper, a.score_gradient, pairs.room)
     error.add_(lost).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if pairs.hidden is not None:
-        # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody computes.
+        # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody
+        # computes.
         of_p.masked_fill_(pairs.hidden, 0.0)
         unasked = pairs.rows.empty & (own is None)
-        error.masked_fill_(pairs.hidden if overflows is None else pairs.hidden & (~overflows | unasked), 0.0)
+        error.masked_fill_(
+            pairs.hidden if overflows is None else pairs.hidden & (~overflows | unasked), 0.0
+        )
         lost = ~pairs.rows.lse.isfinite()
         if bool(lost.any()):  # and a masked score of -inf, less such an LSE^, may be NaN
             for moved in (of_p, error):
@@ -232,11 +256,16 @@ def _where_positive(x: Tensor, value: Tensor | float) -> Tensor | float:
 
 
 def rounding_loss(size: Tensor, dtype: DType, room: Room) -> Tensor:
-    """What a number of fp32 arithmetic, at most that large, may lose by its cast: no more than itself.  fp32 is no cast."""
+    """What a number of fp32 arithmetic, at most that large, may lose by its cast: no more than
+    itself.  fp32 is no cast."""
     u = 0.0 if dtype.precision >= 24 else dtype.unit_roundoff
     lost = torch.mul(size, u, out=room.take()).add_(max(dtype.smallest_subnormal / 2, TINY) + TINY)
     torch.minimum(lost, size, out=lost)
-    return lost if _below(size, dtype.overflow) else lost.masked_fill_(size >= dtype.overflow, torch.inf)
+    return (
+        lost
+        if _below(size, dtype.overflow)
+        else lost.masked_fill_(size >= dtype.overflow, torch.inf)
+    )
 
 
 def _below(x: Tensor, limit: float) -> bool:
@@ -248,10 +277,14 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
     """Errors of the scaled scores, before a softcap and behind it."""
     cap, block = problem.softcap, pairs.block
     size = _size(block.uncapped, pairs.room)
-    roundings = relative(a.scale_roundings + (_CAP_ROUNDINGS if cap else 1), U) + flushes_factor(problem)
+    roundings = relative(a.scale_roundings + (_CAP_ROUNDINGS if cap else 1), U) + flushes_factor(
+        problem
+    )
     product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)
     before = torch.mul(block.magnitude, product, out=pairs.room.take()).add_(size, alpha=roundings)
-    flushed = flushed_score(a.scores, problem, abs(problem.scale) * a.operands.query * a.operands.key)
+    flushed = flushed_score(
+        a.scores, problem, abs(problem.scale) * a.operands.query * a.operands.key
+    )
     if flushed:
         before.add_((block.magnitude > 0) * (flushed * (1 + roundings)))
     cut = scores_loss(block, a.operands, problem)
@@ -285,13 +318,19 @@ def _size(scores: Tensor, room: Room) -> Tensor:
 def exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tensor:
     """delta: bound on |ln(computed / nominal P)|, the error of the exponential included.
 
-    LSE^ in base 2 is off by two roundings, and so is the difference where that is scaled instead; its own subtraction is one.
+    LSE^ in base 2 is off by two roundings, and so is the difference where that is scaled instead;
+    its own subtraction is one.
     """
     reach, u = torch.abs(pairs.exponent, out=pairs.room.take()), relative(4, U) / 4
     if pairs.hidden is not None:
         reach.masked_fill_(pairs.hidden, 0.0)
     reach.add_(score)
-    delta = torch.maximum(reach, pairs.rows.lse.abs(), out=pairs.room.take()).mul_(2).add_(reach).mul_(u)
+    delta = (
+        torch.maximum(reach, pairs.rows.lse.abs(), out=pairs.room.take())
+        .mul_(2)
+        .add_(reach)
+        .mul_(u)
+    )
     delta.add_(score).sub_(math.log1p(-a.exp))
     if a.exponential.uniform:
         return delta
@@ -304,7 +343,9 @@ def grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
     far = not _below(delta, _DIRECT)
     if far:
         direct = torch.exp(pairs.exponent + delta)
-        grown = torch.where(delta > _DIRECT, direct, delta.clamp(max=_DIRECT).expm1_().mul_(weights))
+        grown = torch.where(
+            delta > _DIRECT, direct, delta.clamp(max=_DIRECT).expm1_().mul_(weights)
+        )
     else:
         grown = delta.expm1_().mul_(weights)
     if not (_below(grown, FP32_MAX / 2) and _below(weights, FP32_MAX / 2)):
@@ -315,12 +356,16 @@ def grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
     return grown
 
 
-def _factor_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None) -> tuple[Tensor, Tensor | None]:
-    """Error of dP and of D^, and where their difference may overflow, None for nowhere: the product-sum, which may begin with
-    -D^, and D^ itself."""
+def _factor_error(
+    problem: Problem, pairs: Pairs, a: GradientArithmetic, own: Own | None
+) -> tuple[Tensor, Tensor | None]:
+    """Error of dP and of D^, and where their difference may overflow, None for nowhere: the
+    product-sum, which may begin with -D^, and D^ itself."""
     rows, terms = pairs.rows, problem.head_dim_v + 1
     if own is None:
-        delta = relative(terms, U) * rows.delta_size + torch.where(rows.delta_size > 0, _flushed(problem, rows, a), 0.0)
+        delta = relative(terms, U) * rows.delta_size + torch.where(
+            rows.delta_size > 0, _flushed(problem, rows, a), 0.0
+        )
     else:
         delta = own.delta
     if a.delta:
@@ -356,13 +401,18 @@ def _flushed(problem: Problem, rows: Rows, a: GradientArithmetic) -> Tensor:
 
 
 def _slope_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, argument: Tensor) -> Tensor:
-    """Error of 1 - tanh^2: of its argument, of the tanh as the kernel has it at that place, of the square and the difference.
+    """Error of 1 - tanh^2: of its argument, of the tanh as the kernel has it at that place, of the
+    square and the difference.
 
     The logarithm of 1 - tanh^2 is nowhere steeper than 2, the tanh nowhere steeper than 1.
     """
     assert pairs.slope is not None
     moved, slope = argument / problem.softcap, pairs.slope
-    steep = ((slope + 2.0**-50) * torch.expm1((2 * moved).clamp(max=_DIRECT))).masked_fill(2 * moved > _DIRECT, 1.0)
+    steep = ((slope + 2.0**-50) * torch.expm1((2 * moved).clamp(max=_DIRECT))).masked_fill(
+        2 * moved > _DIRECT, 1.0
+    )
     tangent = ((1 - slope).clamp(min=0.0).sqrt() + moved).clamp(max=1.0)
     function = (1 + a.tanh) * (1 + relative(_CAP_ROUNDINGS, U))
-    return (steep.clamp(max=1.0) + (function * function * (1 + U) - 1) * tangent * tangent) * (1 + U) + U * slope
+    return (steep.clamp(max=1.0) + (function * function * (1 + U) - 1) * tangent * tangent) * (
+        1 + U
+    ) + U * slope

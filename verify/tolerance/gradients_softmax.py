@@ -15,7 +15,16 @@ from torch import Tensor
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, U, relative, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.gradients_pairs import Own, Pairs, Rows, exponent_error, grown, product_error, rounding_loss, score_errors
+from verify.tolerance.gradients_pairs import (
+    Own,
+    Pairs,
+    Rows,
+    exponent_error,
+    grown,
+    product_error,
+    rounding_loss,
+    score_errors,
+)
 
 _SUBTRACTION = 3  # of the row maximum, and a change of base behind it
 
@@ -27,8 +36,8 @@ def calm_scores(problem: Problem, q: Tensor, k: Tensor) -> bool:
 
 
 def overflowing(problem: Problem, rows: Rows, keys: Tensor) -> Tensor:
-    """Rows in which a score may overflow, be it masked, in base 2, or under a scale of 0 that makes NaN of it: bool
-    (heads, rows, 1).  keys: (heads, keys, head_dim)."""
+    """Rows in which a score may overflow, be it masked, in base 2, or under a scale of 0 that makes
+    NaN of it: bool (heads, rows, 1).  keys: (heads, keys, head_dim)."""
     largest = torch.bmm(rows.q.abs(), keys.abs().mT) * max(abs(problem.scale), 1.0)
     return ~(largest < FP32_MAX / 2).all(-1, keepdim=True)
 
@@ -56,9 +65,11 @@ def guarded(problem: Problem, rows: Rows, keys: Tensor) -> Rows:
 
 def own_softmax(problem: Problem, tiles: Tiles, rows: Rows, a: GradientArithmetic) -> Own:
     """tiles: all pairs of these rows, as `pairs_by_key` gives them."""
-    # Sums over the keys: P e^delta; P (e^delta - 1) |dP - D|; of the largest weights times what dP errs by, and times the
-    # largest |dP|; B; 1.  And the largest delta.
-    total, spread, missed, reach, sizes, keys, largest = (torch.zeros_like(rows.lse) for _ in range(7))
+    # Sums over the keys: P e^delta; P (e^delta - 1) |dP - D|; of the largest weights times what dP
+    # errs by, and times the largest |dP|; B; 1.  And the largest delta.
+    total, spread, missed, reach, sizes, keys, largest = (
+        torch.zeros_like(rows.lse) for _ in range(7)
+    )
     spoiled = rows.lost.clone()
     for _, pairs in tiles:
         if pairs is None:
@@ -79,18 +90,30 @@ def own_softmax(problem: Problem, tiles: Tiles, rows: Rows, a: GradientArithmeti
             upper.add_(loss)
         reach += gradient.add_(error).mul_(upper).sum(-1, keepdim=True)
         sizes += pairs.product.sum(-1, keepdim=True)
-        keys += float(pairs.weights.shape[-1]) if pairs.hidden is None else (~pairs.hidden).sum(-1, keepdim=True)
-        spoiled |= ~(pairs.product < FP32_MAX / 2).all(-1, keepdim=True)  # 0 times infinity is part of D
+        keys += (
+            float(pairs.weights.shape[-1])
+            if pairs.hidden is None
+            else (~pairs.hidden).sum(-1, keepdim=True)
+        )
+        # 0 times infinity is part of D
+        spoiled |= ~(pairs.product < FP32_MAX / 2).all(-1, keepdim=True)
     # The mean of e^-delta is no less than 1 over that of e^delta.
     total = torch.where(keys > 0, total, 1.0)
-    common = relative(_SUBTRACTION, U) * largest + torch.expm1(keys * U * (1 + U)) + relative(ANY_DIVISION, U)
+    common = (
+        relative(_SUBTRACTION, U) * largest
+        + torch.expm1(keys * U * (1 + U))
+        + relative(ANY_DIVISION, U)
+    )
     exponent = total.log() + keys * (2 * TINY + vanishing(a.exponential)) + common
     growth = exponent.exp()
-    # A weighted mean of dP by weights that err is off by what they err of dP - D: what all have in common is divided out.
+    # A weighted mean of dP by weights that err is off by what they err of dP - D: what all have in
+    # common is divided out.
     rounded = torch.expm1(common) + torch.expm1((keys + 2) * U * (1 + U))
     delta = spread * total + (missed + rounded * reach) * growth
     delta = delta + TINY * 2 * keys + (TINY + vanishing(a.exponential)) * total * sizes
-    delta.masked_fill_(spoiled | ~(reach * growth < FP32_MAX / 2), torch.inf).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    delta.masked_fill_(spoiled | ~(reach * growth < FP32_MAX / 2), torch.inf).nan_to_num_(
+        nan=torch.inf, posinf=torch.inf
+    )
     return Own(exponent.nan_to_num(nan=torch.inf, posinf=torch.inf), delta)
 
 

@@ -1,4 +1,5 @@
-"""Product by product: gradients as sums of weights times operands, and the bounds of their elements."""
+"""Product by product: gradients as sums of weights times operands, and the bounds of their
+elements."""
 
 from __future__ import annotations
 
@@ -46,10 +47,13 @@ class Sums:
 
     @staticmethod
     def zeros(heads: int, like: Tensor, arithmetics: int, turned: bool = False) -> Sums:
-        """For as many outputs as `like`, (heads, outputs, dim), has.  turned: the weights come transposed, to which a product
-        with transposed results is quicker."""
+        """For as many outputs as `like`, (heads, outputs, dim), has.  turned: the weights come
+        transposed, to which a product with transposed results is quicker."""
         outputs, dim = like.shape[1:]
-        count, shapes = 3 + arithmetics, [(n, outputs) if turned else (outputs, n) for n in (dim, 1)]
+        count, shapes = (
+            3 + arithmetics,
+            [(n, outputs) if turned else (outputs, n) for n in (dim, 1)],
+        )
         whole, single = (like.new_zeros(count, heads, *shape) for shape in shapes)
         if turned:
             whole, single = whole.mT, single.mT
@@ -57,16 +61,30 @@ class Sums:
 
     def part(self, outputs: slice) -> Sums:
         """The same tensors at some outputs."""
-        exact, moved, size, terms = (x[:, outputs] for x in (self.exact, self.moved, self.size, self.terms))
-        return Sums(exact, moved, size, [x[:, outputs] for x in self.errors], terms, [x[:, outputs] for x in self.sums])
+        exact, moved, size, terms = (
+            x[:, outputs] for x in (self.exact, self.moved, self.size, self.terms)
+        )
+        return Sums(
+            exact,
+            moved,
+            size,
+            [x[:, outputs] for x in self.errors],
+            terms,
+            [x[:, outputs] for x in self.sums],
+        )
 
-    def add(self, weights: Weights, errors: Sequence[Tensor], operand: Tensor, visible: Tensor | None) -> None:
-        """Add weights and their errors, (heads, outputs, terms), times an operand (heads, terms, dim); None: all visible."""
+    def add(
+        self, weights: Weights, errors: Sequence[Tensor], operand: Tensor, visible: Tensor | None
+    ) -> None:
+        """Add weights and their errors, (heads, outputs, terms), times an operand (heads, terms,
+        dim); None: all visible."""
         magnitude = operand.abs()
         self.exact.baddbmm_(weights.exact, operand)
         if weights.moved is not None:
             self.moved.baddbmm_(weights.moved, operand)
-        for product, total, size in zip((self.size, *self.errors), self.sums, (weights.size, *errors), strict=True):
+        for product, total, size in zip(
+            (self.size, *self.errors), self.sums, (weights.size, *errors), strict=True
+        ):
             product.baddbmm_(size, magnitude)
             total.add_(size.sum(-1, keepdim=True))
         self.terms += operand.shape[1] if visible is None else visible.count_nonzero(-1)[..., None]
@@ -100,11 +118,26 @@ def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
     of_q = replace(of_ds, multiplied=1 / a.operands.query)
     by_q = (a.prescaled, a.coarse) if a.both else (0.0, 0.0)
     rules = {
-        "dq": Rule(a.score_gradients, n, a.blocks_n, 1, False, *scaled, of_k, operand=a.prescaled, coarse=a.coarse),
+        "dq": Rule(
+            a.score_gradients,
+            n,
+            a.blocks_n,
+            1,
+            False,
+            *scaled,
+            of_k,
+            operand=a.prescaled,
+            coarse=a.coarse,
+        ),
         "dk": Rule(a.score_gradients, m, a.blocks_m, group, a.cast, *scaled, of_q, *by_q),
-        "dv": Rule(a.weights, m, a.blocks_m, group, a.cast, 1.0, a.gradient_roundings, a.output, of_p),
+        "dv": Rule(
+            a.weights, m, a.blocks_m, group, a.cast, 1.0, a.gradient_roundings, a.output, of_p
+        ),
     }
-    return {name: replace(rule, memory=a.memory if name in a.atomics else None) for name, rule in rules.items()}
+    return {
+        name: replace(rule, memory=a.memory if name in a.atomics else None)
+        for name, rule in rules.items()
+    }
 
 
 def results(sums: Sums, rules: Sequence[Rule]) -> list[Tensor]:
@@ -125,7 +158,11 @@ def _bound(sums: Sums, n: int, rule: Rule) -> Tensor:
         # Each head apart; then the casts, the sums of what they give, and the sum of all.
         total = _output_error(nominal.abs(), _sum_error(sums, n, rule, 1), rule)
         size, total = _fold(nominal.abs(), rule.heads), _fold(total, rule.heads)
-        total = total + relative(rule.heads - 1, U) * (size + total) + rule.heads * TINY * (size + total > 0)
+        total = (
+            total
+            + relative(rule.heads - 1, U) * (size + total)
+            + rule.heads * TINY * (size + total > 0)
+        )
         nominal = _fold(nominal, rule.heads)
     else:
         nominal = _fold(nominal, rule.heads)
@@ -135,16 +172,20 @@ def _bound(sums: Sums, n: int, rule: Rule) -> Tensor:
 
 
 def _sum_error(sums: Sums, n: int, rule: Rule, heads: int) -> Tensor:
-    """Error of the finished fp32 sums over that many query heads: weights, product-sum, partial sums, the final roundings.
+    """Error of the finished fp32 sums over that many query heads: weights, product-sum, partial
+    sums, the final roundings.
 
-    A kernel may scale its partial sums before it adds them, so the final roundings are proportional to the magnitudes too.
+    A kernel may scale its partial sums before it adds them, so the final roundings are proportional
+    to the magnitudes too.
     """
     size, error, terms = (_fold(x, heads) for x in (sums.size, sums.errors[n], sums.terms))
     bare = _fold(sums.sums[0] + sums.sums[1 + n], heads)
     padded = heads * math.ceil(rule.length / rule.unit.products) * rule.unit.products
     additions = heads * rule.blocks - 1
     reach = size + error
-    rounded = (1 + rule.unit.kappas(terms, padded)) * (1 + relative(additions + rule.roundings, U)) * (1 + rule.operand) - 1
+    rounded = (1 + rule.unit.kappas(terms, padded)) * (
+        1 + relative(additions + rule.roundings, U)
+    ) * (1 + rule.operand) - 1
     tiny, most = torch.zeros_like(bare), FP32_MAX / max(abs(rule.scale), 1.0)
     narrow = None if rule.unit.accumulator == "float32" else DTYPES[rule.unit.accumulator]
     if narrow:  # partial sums are added in it, too

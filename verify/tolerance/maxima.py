@@ -1,4 +1,5 @@
-"""Maxima that are only upper bounds of a row's own: how far above it they may lie, where rows of a tile share one.
+"""Maxima that are only upper bounds of a row's own: how far above it they may lie, where rows of a
+tile share one.
 
 The derivation is docs/tolerance.md, *Leading maximum*.
 """
@@ -8,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from references.attention import Attention, row_blocks
+from references.attention import row_blocks
+from references.definition import Attention
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ForwardArithmetic
 from verify.tolerance.forward import overflows
-from verify.tolerance.room import room_on
+from verify.tolerance.scratch import room_on
 from verify.tolerance.weights import largest_score_errors
 
 _FAR = 1e9  # natural units: nothing is left of any P
@@ -28,8 +30,8 @@ def shared_excess(
     """How far the maximum that a tile shares, as computed, may lie above the exact one of each row.
 
     q, k: at their full logical shapes, descales applied.  rows: positions in seqlen_q; None: all.
-    Returns fp64 (batch * heads_q, rows) in natural units, on the inputs' device; None where each row
-    has its own maximum.
+    Returns fp64 (batch * heads_q, rows) in natural units, on the inputs' device; None where each
+    row has its own maximum.
     """
     size = a.maximum_rows
     if size == 1:
@@ -41,7 +43,9 @@ def shared_excess(
     # What a row of a tile beyond the last row sees is 0, the product of a query of zeros.
     beyond = 0.0 if bool((~inside).any()) else -torch.inf
     asked = every[inside]
-    largest = q.new_full((problem.batch * problem.heads_q, len(every)), -torch.inf, dtype=torch.float64)
+    largest = q.new_full(
+        (problem.batch * problem.heads_q, len(every)), -torch.inf, dtype=torch.float64
+    )
     largest[:, ~inside] = beyond
     own = torch.full_like(largest, -torch.inf)
     at = inside.nonzero().flatten()

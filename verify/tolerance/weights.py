@@ -1,4 +1,5 @@
-"""The softmax weights that the arithmetic may give instead of P: errors of scores, exponents, exponentials and row sums."""
+"""The softmax weights that the arithmetic may give instead of P: errors of scores, exponents,
+exponentials and row sums."""
 
 from __future__ import annotations
 
@@ -14,20 +15,23 @@ from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
 from verify.tolerance.averages import U64
-from verify.tolerance.room import Room
+from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
 
 Memory = tuple[Tensor, Tensor]  # of two tensors like the scores
 
 _ADDITION = -math.log1p(-U)
 _UNSEEN = 2.0**-80  # 2^-53 of what the best exponential errs by, and less
-LARGE = 300.0  # exp of more is no number to work with: where a score may be off by that much, only convexity bounds O
+# exp of more is no number to work with: where a score may be off by that much, only convexity
+# bounds O
+LARGE = 300.0
 DIRECT = 30.0
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """How far the computed softmax weights may stray.  grown, upper: (heads, rows, keys); the others (heads, rows, 1).
+    """How far the computed softmax weights may stray.  grown, upper: (heads, rows, keys); the
+    others (heads, rows, 1).
 
     delta: bound on |ln(computed / exact weight)|, a shift that the row has in common left out.
     """
@@ -36,11 +40,14 @@ class Weights:
     upper: Tensor  # P exp(delta)
     largest: Tensor  # the largest delta of the row
     moved: Tensor  # the sum of `grown`
-    total: Tensor  # lower bound of the computed weights' sum, sum_j P exp(-delta); 1 where it is of no use
+    # lower bound of the computed weights' sum, sum_j P exp(-delta); 1 where it is of no use
+    total: Tensor
     hopeless: Tensor  # rows whose delta is so large that only convexity bounds O
     keys: Tensor  # visible ones, fp64
     share: Tensor  # what a unit that p~ loses may be of the row sum
-    drift: Tensor  # -ln(1 - ls): the computed row sum is between 1 - ls and 1 / (1 - ls) of the sum of the computed weights
+    # -ln(1 - ls): the computed row sum is between 1 - ls and 1 / (1 - ls) of the sum of the
+    # computed weights
+    drift: Tensor
     normaliser: Tensor  # the same of what O is divided by
     top: Tensor  # bound on the size of the row maximum, as computed
     growth: Tensor  # g^2: errors of the exponentials of the largest p~ and of a rescale
@@ -65,7 +72,11 @@ def weights_of(
     room.clear(block.scores)
     memory = room.take(), room.take()
     p, peak = block.probabilities, block.row_max.abs().nan_to_num_(posinf=0.0)[..., None]
-    keys = torch.full_like(peak, p.shape[-1]) if full else block.visible.count_nonzero(-1).to(torch.float64)[..., None]
+    keys = (
+        torch.full_like(peak, p.shape[-1])
+        if full
+        else block.visible.count_nonzero(-1).to(torch.float64)[..., None]
+    )
     empty = (block.row_max == -torch.inf)[..., None]
     delta = _exponents(block, a, problem, peak, full, memory, above)
     largest = largest_of(delta)
@@ -74,8 +85,13 @@ def weights_of(
     growth = torch.expm1(delta.clamp(max=LARGE)) if worst > DIRECT else delta.expm1_()
     grown = torch.mul(growth, p, out=memory[1])
     if worst > DIRECT:
-        # P may have underflowed where delta is large, and exp(S - LSE + delta) says what it may become.
-        exponent = (block.scores - block.lse[..., None] + delta).nan_to_num(nan=-torch.inf).clamp(max=LARGE)
+        # P may have underflowed where delta is large, and exp(S - LSE + delta) says what it may
+        # become.
+        exponent = (
+            (block.scores - block.lse[..., None] + delta)
+            .nan_to_num(nan=-torch.inf)
+            .clamp(max=LARGE)
+        )
         grown = torch.where(delta > DIRECT, torch.exp(exponent), grown)
     total = torch.div(p, growth.add_(1.0), out=growth).sum(-1, keepdim=True)
     total, top = torch.where(empty | hopeless, 1.0, total), largest + peak
@@ -83,8 +99,9 @@ def weights_of(
     errors = torch.exp(2 * (a.exps + U * (top + a.offset + ahead)).clamp(max=LARGE / 2))
     share, lead = torch.ones_like(errors), _lead(a, ahead, largest)
     if not a.normalised:
-        # The largest p~ is exp(0), but for its errors: the computed row sum is no less, whatever the errors of the scores, and
-        # what was lost is rescaled by no more.  Where the scores are good, the exact row sum says more.
+        # The largest p~ is exp(0), but for its errors: the computed row sum is no less, whatever
+        # the errors of the scores, and what was lost is rescaled by no more.  Where the scores are
+        # good, the exact row sum says more.
         mass = torch.where(empty, 1.0, block.row_sum[..., None])
         known = torch.exp(largest.clamp(max=LARGE)) * errors / (total * mass)
         share = torch.where(hopeless, errors, torch.minimum(known, errors)) * lead
@@ -129,7 +146,9 @@ def _lead(a: ForwardArithmetic, ahead: Tensor | float, largest: Tensor) -> Tenso
     return torch.exp((ahead * (1 + a.slope) + largest).clamp(max=LARGE))
 
 
-def largest_score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room) -> Tensor:
+def largest_score_errors(
+    block: RowBlock, a: ForwardArithmetic, problem: Problem, room: Room
+) -> Tensor:
     """How far the row maxima may stray, (heads, rows, 1).
 
     What was made in this room before is lost.
@@ -140,13 +159,14 @@ def largest_score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem
 
 
 def _vanished(keys: Tensor, growth: Tensor) -> Tensor:
-    """-ln(1 - lost): what flushing takes from a row sum that is no less than 1 / g; +inf where it may take all."""
+    """-ln(1 - lost): what flushing takes from a row sum that is no less than 1 / g; +inf where it
+    may take all."""
     return -torch.log1p(-(keys * 3 * TINY * growth).clamp(max=1.0))
 
 
 def _reach(a: ForwardArithmetic, growth: Tensor, divisor: Tensor) -> Tensor:
-    """s e^tau g, and what a P that is divided by a rounded LSE may grow by; an 8-bit P may be scaled in the exponent, by one
-    rounding more."""
+    """s e^tau g, and what a P that is divided by a rounded LSE may grow by; an 8-bit P may be
+    scaled in the exponent, by one rounding more."""
     exponent = growth.log() / 2 * (2 if a.probability_scale != 1 else 1)
     return a.reach * torch.exp((exponent + divisor * (a.by_lse or a.merged)).clamp(max=LARGE / 2))
 
@@ -162,8 +182,8 @@ def product_error(a: ForwardArithmetic, problem: Problem) -> float:
 
 
 def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
-    """What the flushed products and sums of an fp32 accumulator may cost a score; 0 where that is less than fp64 keeps of an
-    exponential's own error.
+    """What the flushed products and sums of an fp32 accumulator may cost a score; 0 where that is
+    less than fp64 keeps of an exponential's own error.
 
     behind: what the sum is multiplied by.
     """
@@ -173,16 +193,22 @@ def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
 
 
 def flushes_factor(problem: Problem) -> bool:
-    """Whether the scale over a softcap is below fp32's normal range: flushed to 0, it loses all of a score."""
+    """Whether the scale over a softcap is below fp32's normal range: flushed to 0, it loses all of
+    a score."""
     return 0 < abs(problem.scale) < problem.softcap * TINY
 
 
-def _score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bool, memory: Memory) -> tuple[Tensor, Tensor]:
-    """How far each score may stray, and its size, before the row maximum is subtracted; 0 where masked."""
+def _score_errors(
+    block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bool, memory: Memory
+) -> tuple[Tensor, Tensor]:
+    """How far each score may stray, and its size, before the row maximum is subtracted; 0 where
+    masked."""
     cap, (first, second) = problem.softcap, memory
     size = _size(block.uncapped, second)
     rounding = relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(problem)
-    error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(size, alpha=rounding)
+    error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(
+        size, alpha=rounding
+    )
     # What is behind the product: the scale, unless it stood before, and descales.
     behind = abs(problem.scale) * a.operands.query * a.operands.key
     if a.scores.accumulator != "float32":
@@ -208,7 +234,9 @@ def _score_errors(block: RowBlock, a: ForwardArithmetic, problem: Problem, full:
             rounding = (1 + rounding) * (1 + relative(2, a.score_format.unit_roundoff)) - 1
             error.add_(a.score_format.smallest_subnormal * (1 + cap))
         error.mul_(1 + rounding).add_(size, alpha=rounding)
-    if not full and (cap or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None):
+    if not full and (
+        cap or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None
+    ):
         error.mul_(block.visible)
     return error, size
 
@@ -222,14 +250,17 @@ def _exponents(
     memory: Memory,
     above: Tensor | None,
 ) -> Tensor:
-    """delta: how far the exponent of each p~ may stray, in natural units, rescales and the exponential's own error included.
+    """delta: how far the exponent of each p~ may stray, in natural units, rescales and the
+    exponential's own error included.
 
-    The row maximum enters as computed, the same in every place, so that only the rounding of the subtraction feels it; the
-    roundings of the rescales telescope to that of one subtraction.  Masked pairs have no more than any other of the row.
+    The row maximum enters as computed, the same in every place, so that only the rounding of the
+    subtraction feels it; the roundings of the rescales telescope to that of one subtraction.
+    Masked pairs have no more than any other of the row.
     """
     error, size = _score_errors(block, a, problem, full, memory)
     top = largest_of(error) + peak
-    # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| + |m|.
+    # The subtraction, and a change of base behind it: 3 roundings, proportional to |x - m| <= |x| +
+    # |m|.
     rounding, ahead = relative(3, U), _ahead(a, above, top)
     common = rounding * (top + a.offset + ahead) + (a.exps + a.slope * a.lag)
     if a.row_sum != "unrounded":
@@ -238,21 +269,30 @@ def _exponents(
         if a.saturates:
             common = common + (a.exps + U * (top + a.offset) - math.log(a.saturates)).clamp(min=0.0)
     if a.merged:
-        # A part's LSE is a rounded number that exp sees: |m| <= |x| + |m of the row|, |LSE| <= |m| + ln keys.
+        # A part's LSE is a rounded number that exp sees: |m| <= |x| + |m of the row|, |LSE| <= |m|
+        # + ln keys.
         logs, more = math.log(max(problem.seqlen_kv, 1)), U * (11 + a.scale_roundings)
         common = common + more * top + (U * 12 * logs + LOG_ERROR * (1 + logs))
         rounding += more
     if not a.slope:
         return error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
-    distance = (block.row_max[..., None] - block.scores).add_(error).add_(top - peak).nan_to_num_(posinf=0.0)
+    distance = (
+        (block.row_max[..., None] - block.scores)
+        .add_(error)
+        .add_(top - peak)
+        .nan_to_num_(posinf=0.0)
+    )
     if a.leads:
         distance.add_(ahead)
     error.mul_(1 + rounding).add_(size, alpha=rounding).add_(common)
-    return error.add_(distance.clamp_(max=max(farthest(a.exponential), farthest(a.rescale))), alpha=a.slope)
+    return error.add_(
+        distance.clamp_(max=max(farthest(a.exponential), farthest(a.rescale))), alpha=a.slope
+    )
 
 
 def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: Problem) -> Tensor:
-    """-ln(1 - ls): additions on the longest way of a key into the sum, (1 - u)^n, and a product per rescale."""
+    """-ln(1 - ls): additions on the longest way of a key into the sum, (1 - u)^n, and a product per
+    rescale."""
     if a.row_sum == "mma":
         u = _ADDITION if a.narrow is None else -math.log1p(-a.narrow.unit_roundoff)
         chain = -torch.log1p(-a.values.kappas(keys, problem.seqlen_kv).clamp(max=1.0))
@@ -260,7 +300,9 @@ def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: P
         return chain + 2 * a.blocks * u - torch.log1p(-(lost * share).clamp(max=1.0))
     way = keys
     if a.chain:
-        way = keys.clamp(max=(a.blocks if a.running else 1) * a.chain) + (a.joins + (0 if a.running else a.blocks))
+        way = keys.clamp(max=(a.blocks if a.running else 1) * a.chain) + (
+            a.joins + (0 if a.running else a.blocks)
+        )
     drift = (torch.minimum(way, keys) + a.blocks) * _ADDITION
     if a.row_sum == "rounded":
         drift = drift - torch.log1p(-(keys * loss_of(a) * share).clamp(max=1.0))
@@ -268,7 +310,8 @@ def _row_sum_drift(a: ForwardArithmetic, keys: Tensor, share: Tensor, problem: P
 
 
 def accumulator_loss(a: ForwardArithmetic, problem: Problem) -> float:
-    """What sums of p~ may lose below the normal range of an fp16 accumulator, absolutely; fp32's are counted with `TINY`.
+    """What sums of p~ may lose below the normal range of an fp16 accumulator, absolutely; fp32's
+    are counted with `TINY`.
 
     From block to block it is rescaled: the factor, its product and the sum are rounded.
     """
@@ -277,10 +320,14 @@ def accumulator_loss(a: ForwardArithmetic, problem: Problem) -> float:
     own = a.values.underflow(problem.seqlen_kv)
     if a.narrow is None:
         return own
-    return (own + 3 * a.blocks * a.narrow.smallest_subnormal / 2) * (1 + relative(3 * a.blocks, a.narrow.unit_roundoff))
+    return (own + 3 * a.blocks * a.narrow.smallest_subnormal / 2) * (
+        1 + relative(3 * a.blocks, a.narrow.unit_roundoff)
+    )
 
 
-def _divisor_drift(block: RowBlock, a: ForwardArithmetic, keys: Tensor, largest: Tensor) -> Tensor | float:
+def _divisor_drift(
+    block: RowBlock, a: ForwardArithmetic, keys: Tensor, largest: Tensor
+) -> Tensor | float:
     """What O is divided by beside the row sum: a rounded LSE."""
     drift: Tensor | float = 0.0
     if not (a.merged or a.by_lse):
@@ -288,7 +335,11 @@ def _divisor_drift(block: RowBlock, a: ForwardArithmetic, keys: Tensor, largest:
     lse = block.lse.abs().nan_to_num_(posinf=0.0)[..., None] + largest
     if a.merged:
         # Merged parts add up to 1 as well as their LSE is known, which is rounded once more.
-        drift = U * (4 * lse + 4 * a.blocks) + LOG_ERROR * (1 + math.log(a.blocks)) - math.log1p(-a.rescale.error)
+        drift = (
+            U * (4 * lse + 4 * a.blocks)
+            + LOG_ERROR * (1 + math.log(a.blocks))
+            - math.log1p(-a.rescale.error)
+        )
     if a.by_lse:
         # The row's common factor exp(-LSE) is as good as the LSE, which no division makes good.
         logs = torch.log(keys.clamp(min=1.0))

@@ -1,12 +1,13 @@
-"""Variant: a kernel and what it declares of itself.  Every declaration is plain data, checked, and none is believed.
+"""Variant: a kernel and what it declares of itself.  Every declaration is plain data, checked, and
+none is believed.
 
-A kernel file ends with `VARIANT = Variant(...)` (or `VARIANTS = [...]`).  The judge reads declarations from a child process;
-it never imports a kernel.  A kernel imports this package, `references.masks` and nothing else of the suite.
+A kernel file ends with `VARIANT = Variant(...)` (or `VARIANTS = [...]`).  The judge reads
+declarations from a child process; it never imports a kernel.  A kernel imports this package,
+`references.masks` and nothing else of the suite.
 """
 
 from verify.variant.arguments import (
     AttentionArgs,
-    Config,
     Descales,
     Gradients,
     Saved,
@@ -15,8 +16,10 @@ from verify.variant.arguments import (
     default_dtype_out,
 )
 from verify.variant.build import COMPILED_ARCHES, Build, Resources
+from verify.variant.config import Config
+from verify.variant.contract import Contract
 from verify.variant.declaration import Declaration, declaration_from
-from verify.variant.numerics import Contract, GradientNumerics, Numerics
+from verify.variant.numerics import GradientNumerics, Numerics
 from verify.variant.support import DESCALINGS, LAYOUTS, MASK_KINDS, ROW_ALIGNMENT, SCALES, Support
 from verify.variant.validation import DeclarationError
 from verify.variant.variant import ENTRIES, Variant

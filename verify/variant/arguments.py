@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from references.masks import Mask
-from verify.variant.validation import check
+from verify.variant.config import Config
 
 Workspace = dict[str, Tensor]
 
 
 class Unsupported(Exception):  # noqa: N818 - a refusal is not an error of the kernel
-    """What a kernel raises for an input outside its support, before it touches any buffer; names the argument."""
+    """What a kernel raises for an input outside its support, before it touches any buffer; names
+    the argument."""
 
     def __init__(self, argument: str, reason: str) -> None:
         super().__init__(f"{argument}: {reason}")
@@ -22,46 +22,13 @@ class Unsupported(Exception):  # noqa: N818 - a refusal is not an error of the k
         self.reason = reason
 
 
-_LETTERS = {"m": "block_m", "n": "block_n", "w": "num_warps", "s": "num_stages"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """What an autotuner or a launcher may choose.  `options` holds choices that only one family has."""
-
-    block_m: int | None = None
-    block_n: int | None = None
-    num_warps: int | None = None
-    num_stages: int | None = None
-    options: tuple[tuple[str, int | str], ...] = ()
-
-    def __post_init__(self) -> None:
-        check(self, "config")
-
-    @property
-    def name(self) -> str:
-        numbers = {letter: getattr(self, field) for letter, field in _LETTERS.items()}
-        text = "".join(f"{letter}{value}" for letter, value in numbers.items() if value is not None)
-        return "-".join([text or "default", *(f"{key}_{value}" for key, value in self.options)])
-
-    @staticmethod
-    def parse(name: str) -> Config:
-        """The config of that name; raises ValueError."""
-        text, *options = name.split("-")
-        letters = {} if text == "default" else dict(re.findall(r"([mnws])(\d+)", text))
-        if text != "default" and (not text or "".join(f"{letter}{value}" for letter, value in letters.items()) != text):
-            raise ValueError(f"{name!r} is not a config's name")
-        numbers = {field: int(letters[letter]) for letter, field in _LETTERS.items() if letter in letters}
-        pairs = (option.rsplit("_", 1) for option in options)
-        return Config(**numbers, options=tuple((key, int(value) if value.isdecimal() else value) for key, value in pairs))
-
-
 @dataclass(frozen=True)
 class Descales:
-    """float32 factors of quantised inputs: the attention is that of q * descale_q, k * descale_k and v * descale_v.
+    """float32 factors of quantised inputs: the attention is that of q * descale_q, k * descale_k
+    and v * descale_v.
 
-    Each is (batch, heads_kv), as FlashAttention-3 has it (a query head takes the factor of its key head's group); strides
-    (0, 0) mean one factor per tensor.
+    Each is (batch, heads_kv), as FlashAttention-3 has it (a query head takes the factor of its key
+    head's group); strides (0, 0) mean one factor per tensor.
     """
 
     q: Tensor
@@ -71,9 +38,9 @@ class Descales:
 
 @dataclass(frozen=True)
 class AttentionArgs:
-    """What a kernel gets: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv, head_dim) and v (the same
-    with head_dim_v), with any strides; `softmax_scale` may be zero or negative; `softcap` 0 means none; `descales` come with
-    quantised inputs, or are None.
+    """What a kernel gets: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv,
+    head_dim) and v (the same with head_dim_v), with any strides; `softmax_scale` may be zero or
+    negative; `softcap` 0 means none; `descales` come with quantised inputs, or are None.
 
     Never the Problem: no seed, no distribution, no name of the test.
     """
@@ -127,12 +94,17 @@ class AttentionArgs:
     def descaling(self) -> str:
         if self.descales is None:
             return "none"
-        return "head" if any(any(t.stride()) for t in (self.descales.q, self.descales.k, self.descales.v)) else "tensor"
+        return (
+            "head"
+            if any(any(t.stride()) for t in (self.descales.q, self.descales.k, self.descales.v))
+            else "tensor"
+        )
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a forward left for its backward, raw: out (batch, heads_q, seqlen_q, head_dim_v) and the LSE by its contract."""
+    """What a forward left for its backward, raw: out (batch, heads_q, seqlen_q, head_dim_v) and the
+    LSE by its contract."""
 
     out: Tensor
     lse: Tensor
@@ -140,7 +112,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Where a backward writes: dq, dk and dv, shaped like q, k and v and in their dtype, with any strides."""
+    """Where a backward writes: dq, dk and dv, shaped like q, k and v and in their dtype, with any
+    strides."""
 
     dq: Tensor
     dk: Tensor
@@ -158,5 +131,6 @@ class Gradients:
 
 
 def default_dtype_out(dtype: str) -> str:
-    """The dtype of O unless a problem says otherwise: that of the inputs, or bfloat16 for 8-bit ones."""
+    """The dtype of O unless a problem says otherwise: that of the inputs, or bfloat16 for 8-bit
+    ones."""
     return "bfloat16" if dtype.startswith("float8") else dtype

@@ -11,8 +11,9 @@ COMPILED_ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiler says that one kernel needs: registers per thread; shared memory per block, stack, spill stores and
-    spill loads per thread, in bytes.  shared: static and dynamic, as the launch would ask for."""
+    """What a compiler says that one kernel needs: registers per thread; shared memory per block,
+    stack, spill stores and spill loads per thread, in bytes.  shared: static and dynamic, as the
+    launch would ask for."""
 
     registers: int
     shared: int
@@ -23,7 +24,8 @@ class Resources:
 
 @dataclass(frozen=True)
 class Build:
-    """One binary of a variant: its name (config, dtype, head-dim bucket, mask kind...) and how to compile it without a GPU.
+    """One binary of a variant: its name (config, dtype, head-dim bucket, mask kind...) and how to
+    compile it without a GPU.
 
     compile() raises if it cannot be compiled, with the compiler's words.
     """

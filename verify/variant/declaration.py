@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from verify.variant.arguments import Config
-from verify.variant.numerics import Contract, GradientNumerics, Numerics
+from verify.variant.config import Config
+from verify.variant.contract import Contract
+from verify.variant.numerics import GradientNumerics, Numerics
 from verify.variant.support import Support
 
 
@@ -14,10 +15,11 @@ from verify.variant.support import Support
 class Declaration:
     """A variant as the judge knows it: data read from a child process, and where its source lies.
 
-    ref: how a case names the variant (its name, or `path/to/file.py@name` for a file outside the collection).
-    entries: out of ENTRIES.  workspaces: the runs (RUNS) that want scratch buffers.  saved_config: of the forward of another
-    variant, which saves O and LSE; numerics and contract are then that one's.
-    undeclared: made from a plain function.  interpreted: Triton's interpreter runs it here, so problems must be small.
+    ref: how a case names the variant (its name, or `path/to/file.py@name` for a file outside the
+    collection). entries: out of ENTRIES.  workspaces: the runs (RUNS) that want scratch buffers.
+    saved_config: of the forward of another variant, which saves O and LSE; numerics and contract
+    are then that one's. undeclared: made from a plain function.  interpreted: Triton's interpreter
+    runs it here, so problems must be small.
     """
 
     ref: str
@@ -50,10 +52,20 @@ class Declaration:
 def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: str) -> Declaration:
     """Rebuild a declaration from `Variant.describe`'s data (after JSON)."""
     support = dict(data["support"])
-    for key in ("dtypes", "head_dims", "dtypes_out", "descalings", "masks", "devices", "capability"):
+    for key in (
+        "dtypes",
+        "head_dims",
+        "dtypes_out",
+        "descalings",
+        "masks",
+        "devices",
+        "capability",
+    ):
         support[key] = tuple(support[key])
     support["max_capability"] = support["max_capability"] and tuple(support["max_capability"])
-    gradients = data["gradients"] and GradientNumerics(**(data["gradients"] | {"atomics": tuple(data["gradients"]["atomics"])}))
+    gradients = data["gradients"] and GradientNumerics(
+        **(data["gradients"] | {"atomics": tuple(data["gradients"]["atomics"])})
+    )
     return Declaration(
         ref=ref,
         path=path,

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from references.masks import Intersection, Mask
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Unsupported, default_dtype_out
-from verify.variant.validation import DESCALINGS, LAYOUTS, MASK_KINDS, SCALES, DeclarationError, check
+from verify.variant.validation import (
+    DESCALINGS,
+    LAYOUTS,
+    MASK_KINDS,
+    SCALES,
+    DeclarationError,
+    check,
+)
 
 __all__ = ["DESCALINGS", "LAYOUTS", "MASK_KINDS", "ROW_ALIGNMENT", "SCALES", "Shape", "Support"]
 
@@ -50,17 +57,17 @@ class Shape(Protocol):
 class Support:
     """Inside it the bounds hold; outside it the kernel raises `Unsupported` naming the argument.
 
-    masks: words of `references.masks.mask_words()`.  "causal.square" is causal where
-    seqlen_q == seqlen_kv only (both alignments agree there); "window" covers both alignments, and
+    masks: words of `references.masks.mask_words()`.  "causal.square" is causal where seqlen_q ==
+    seqlen_kv only (both alignments agree there); "window" covers both alignments, and
     "window.square" is it where the lengths are equal; `intersections` says whether several may be
-    combined.
-    scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
-    layouts: q, k, v and out, head_dim innermost, may have "any" strides besides, "aligned" ones (every row begins at a multiple
-    of 16 bytes, so that head dims are multiples of as much), or must be "contiguous".
-    dtypes_out: dtypes of O that may be asked for, where not the default (see `Problem.dtype_out`).
-    descalings: which `Descales` may come: "none", one factor per "tensor", or per batch and key "head".
-    capability: the least CUDA compute capability, for kernels that run on "cuda"; max_capability: the greatest, for those
-    made of one generation's instructions.
+    combined. scales: softmax_scale may be "any", "positive", or only the "default" head_dim **
+    -0.5. layouts: q, k, v and out, head_dim innermost, may have "any" strides besides, "aligned"
+    ones (every row begins at a multiple of 16 bytes, so that head dims are multiples of as much),
+    or must be "contiguous". dtypes_out: dtypes of O that may be asked for, where not the default
+    (see `Problem.dtype_out`). descalings: which `Descales` may come: "none", one factor per
+    "tensor", or per batch and key "head". capability: the least CUDA compute capability, for
+    kernels that run on "cuda"; max_capability: the greatest, for those made of one generation's
+    instructions.
     """
 
     dtypes: tuple[str, ...]
@@ -85,25 +92,30 @@ class Support:
         check(self, "support")
         eight = [name for name in self.dtypes_out if name.startswith("float8")]
         if eight:
-            raise DeclarationError(f"support.dtypes_out: no oracle judges outputs in {', '.join(eight)}")
+            raise DeclarationError(
+                f"support.dtypes_out: no oracle judges outputs in {', '.join(eight)}"
+            )
         for least, most in (("min_seqlen", "max_seqlen"), ("capability", "max_capability")):
             low, high = getattr(self, least), getattr(self, most)
             if high is not None and low > high:
                 raise DeclarationError(f"support.{least}: {low} is more than {most}, {high}")
 
     def check_rows(self) -> None:
-        """Raise DeclarationError if "aligned" rows are promised for head dims and dtypes whose packed rows are not."""
+        """Raise DeclarationError if "aligned" rows are promised for head dims and dtypes whose
+        packed rows are not."""
         aligned = self.dtypes if self.layouts == "aligned" else ()
         for dtype in (dtype for dtype in aligned if hasattr(torch, dtype)):
             elements = ROW_ALIGNMENT // getattr(torch, dtype).itemsize
             narrow = [dim for dim in self.head_dims if dim % elements]
             if narrow:
                 raise DeclarationError(
-                    f"support.head_dims: rows of {narrow[0]} {dtype} cannot all be aligned, only of {elements} n"
+                    f"support.head_dims: rows of {narrow[0]} {dtype} cannot all be aligned, only of"
+                    f" {elements} n"
                 )
 
     def refusal(self, shape: Shape) -> tuple[str, str] | None:
-        """(argument, reason) if that shape is outside this support, else None.  Layouts are checked by `check`."""
+        """(argument, reason) if that shape is outside this support, else None.  Layouts are checked
+        by `check`."""
         for argument, broken, reason in self._rules(shape):
             if broken:
                 return argument, reason
@@ -114,19 +126,59 @@ class Support:
         kind = self._mask_outside(shape)
         default = math.isclose(shape.scale, shape.head_dim**-0.5)
         return [
-            ("dtype", shape.dtype not in self.dtypes, f"{shape.dtype} is none of {', '.join(self.dtypes)}"),
-            ("descales", shape.descaling not in self.descalings, f"{shape.descaling} is none of {', '.join(self.descalings)}"),
+            (
+                "dtype",
+                shape.dtype not in self.dtypes,
+                f"{shape.dtype} is none of {', '.join(self.dtypes)}",
+            ),
+            (
+                "descales",
+                shape.descaling not in self.descalings,
+                f"{shape.descaling} is none of {', '.join(self.descalings)}",
+            ),
             ("head_dim", dims[0] not in self.head_dims, f"{dims[0]} is not supported"),
             ("head_dim_v", dims[1] not in self.head_dims, f"{dims[1]} is not supported"),
-            ("head_dim_v", dims[0] != dims[1] and not self.separate_head_dim_v, f"{dims[1]} differs from head_dim {dims[0]}"),
-            ("heads_kv", shape.heads_q != shape.heads_kv and not self.grouped_heads, "grouped heads are not supported"),
-            ("seqlen_q", lengths[0] < self.min_seqlen, f"{lengths[0]} is less than {self.min_seqlen}"),
-            ("seqlen_kv", lengths[1] < self.min_seqlen, f"{lengths[1]} is less than {self.min_seqlen}"),
-            ("seqlen_kv", lengths[0] != lengths[1] and not self.cross_lengths, "must equal seqlen_q"),
-            ("seqlen_kv", self.max_seqlen is not None and max(lengths) > self.max_seqlen, f"more than {self.max_seqlen}"),
+            (
+                "head_dim_v",
+                dims[0] != dims[1] and not self.separate_head_dim_v,
+                f"{dims[1]} differs from head_dim {dims[0]}",
+            ),
+            (
+                "heads_kv",
+                shape.heads_q != shape.heads_kv and not self.grouped_heads,
+                "grouped heads are not supported",
+            ),
+            (
+                "seqlen_q",
+                lengths[0] < self.min_seqlen,
+                f"{lengths[0]} is less than {self.min_seqlen}",
+            ),
+            (
+                "seqlen_kv",
+                lengths[1] < self.min_seqlen,
+                f"{lengths[1]} is less than {self.min_seqlen}",
+            ),
+            (
+                "seqlen_kv",
+                lengths[0] != lengths[1] and not self.cross_lengths,
+                "must equal seqlen_q",
+            ),
+            (
+                "seqlen_kv",
+                self.max_seqlen is not None and max(lengths) > self.max_seqlen,
+                f"more than {self.max_seqlen}",
+            ),
             ("mask", kind is not None, f"{kind} is not supported"),
-            ("softmax_scale", self.scales == "default" and not default, "only head_dim ** -0.5 is supported"),
-            ("softmax_scale", self.scales == "positive" and shape.scale <= 0, f"{shape.scale} is not positive"),
+            (
+                "softmax_scale",
+                self.scales == "default" and not default,
+                "only head_dim ** -0.5 is supported",
+            ),
+            (
+                "softmax_scale",
+                self.scales == "positive" and shape.scale <= 0,
+                f"{shape.scale} is not positive",
+            ),
             ("softcap", shape.softcap != 0 and not self.softcap, "is not supported"),
         ]
 
@@ -141,7 +193,8 @@ class Support:
         return None
 
     def check(self, args: AttentionArgs, out: Tensor, **others: Tensor) -> None:
-        """Raise `Unsupported` if these arguments are outside this support.  A kernel's entry point begins with it.
+        """Raise `Unsupported` if these arguments are outside this support.  A kernel's entry point
+        begins with it.
 
         others: further tensors whose layout matters, by name (a backward's `dout`, `dq`...).
         """
@@ -153,14 +206,31 @@ class Support:
             raise Unsupported("dtype_out", f"{dtype_out} is not supported for {args.dtype}")
         for name, tensor in {"q": args.q, "k": args.k, "v": args.v, "out": out, **others}.items():
             if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-                raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())}: head_dim must be innermost")
+                raise Unsupported(
+                    f"layout_{name}",
+                    f"strides {tuple(tensor.stride())}: head_dim must be innermost",
+                )
             if self.layouts == "contiguous" and not tensor.is_contiguous():
-                raise Unsupported(f"layout_{name}", f"strides {tuple(tensor.stride())} are not contiguous")
-            rows = [step for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
+                raise Unsupported(
+                    f"layout_{name}", f"strides {tuple(tensor.stride())} are not contiguous"
+                )
+            rows = [
+                step
+                for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+                if size > 1
+            ]
             starts = (tensor.data_ptr(), *(step * tensor.itemsize for step in rows))
-            if self.layouts == "aligned" and tensor.numel() and any(start % ROW_ALIGNMENT for start in starts):
-                raise Unsupported(f"layout_{name}", f"rows do not begin at multiples of {ROW_ALIGNMENT} bytes")
+            if (
+                self.layouts == "aligned"
+                and tensor.numel()
+                and any(start % ROW_ALIGNMENT for start in starts)
+            ):
+                raise Unsupported(
+                    f"layout_{name}", f"rows do not begin at multiples of {ROW_ALIGNMENT} bytes"
+                )
 
-    def check_backward(self, args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients) -> None:
+    def check_backward(
+        self, args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients
+    ) -> None:
         """`check` for the entry point of a backward."""
         self.check(args, saved.out, dout=dout, **gradients.by_name())

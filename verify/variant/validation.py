@@ -23,7 +23,8 @@ from verify.brief import shown
 # with the words behind the field's name.
 Check = Callable[[object], object]
 
-# Of the kinds in references/masks/.  "causal.square" is older than SQUARE_KINDS, and not among them.
+# Of the kinds in references/masks/.  "causal.square" is older than SQUARE_KINDS, and not among
+# them.
 _SQUARES = (word for word in mask_words() if word.endswith(".square"))
 SQUARE_KINDS = tuple(word for word in _SQUARES if word != "causal.square")
 MASK_KINDS = tuple(word for word in mask_words() if word not in SQUARE_KINDS)
@@ -37,7 +38,8 @@ INPUT_DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"
 MOST_HEAD_DIM = 1 << 16  # 576 is the largest in use
 MOST_TOKENS = 1 << 31
 MOST_BLOCK = 1 << 20  # 512 keys are the largest block in use; whole rows are "0"
-# The longest chain has 7: softcap there and back 2, descales of Q and K 2, scale * log2(e) in fp32 3.
+# The longest chain has 7: softcap there and back 2, descales of Q and K 2, scale * log2(e) in fp32
+# 3.
 MOST_ROUNDINGS = 16
 MOST_PRODUCTS = 1 << 16  # 128 products between promotions are the most in use
 MOST_LANES = 1 << 10  # threads of a block; 4 share a row in FlashAttention-2
@@ -48,11 +50,13 @@ MOST_STAGES = 64
 
 
 class DeclarationError(ValueError):
-    """A declaration that makes no sense, in one line: the field, what it holds, and what it may hold."""
+    """A declaration that makes no sense, in one line: the field, what it holds, and what it may
+    hold."""
 
 
 def check(declared: Any, owner: str) -> None:
-    """Check every field of a frozen dataclass by the rules of `owner`; raises DeclarationError that names the first bad one."""
+    """Check every field of a frozen dataclass by the rules of `owner`; raises DeclarationError that
+    names the first bad one."""
     rules = RULES[owner]
     for each in fields(declared):
         if each.name not in rules:
@@ -74,7 +78,9 @@ def one_of(*words: str | None) -> Check:
 
     def checked(value: object) -> object:
         if not (value is None or isinstance(value, str)) or value not in words:
-            raise ValueError(f"{shown(value)} is none of {', '.join(_spelled(word) for word in words)}")
+            raise ValueError(
+                f"{shown(value)} is none of {', '.join(_spelled(word) for word in words)}"
+            )
         return value
 
     return checked
@@ -123,7 +129,11 @@ def wholes(least: int, most: int) -> Check:
     one = whole(least, most)
 
     def checked(value: object) -> object:
-        several = value if isinstance(value, range) else _sequence(value, f"whole numbers from {least} to {most}")
+        several = (
+            value
+            if isinstance(value, range)
+            else _sequence(value, f"whole numbers from {least} to {most}")
+        )
         if not len(several):
             raise ValueError(f"is empty; it takes whole numbers from {least} to {most}")
         for number in (several[0], several[-1]) if isinstance(several, range) else several:
@@ -137,7 +147,11 @@ def number(least: float, most: float) -> Check:
     """A finite number from `least` to `most`."""
 
     def checked(value: object) -> object:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least <= value <= most
+        ):
             raise ValueError(f"{shown(value)} is no number from {least:g} to {most:g}")
         return value
 
@@ -166,7 +180,9 @@ def power_of_two(least: float, most: float) -> Check:
 
 def _capability(value: object) -> object:
     pair = _sequence(value, "two whole numbers, as (9, 0)")
-    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= 99 for n in pair):
+    if len(pair) != 2 or any(
+        isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= 99 for n in pair
+    ):
         raise ValueError(f"{shown(value)} is no pair of whole numbers from 0 to 99, as (9, 0)")
     return pair
 

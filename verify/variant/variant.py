@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from verify.brief import shown
-from verify.variant.arguments import AttentionArgs, Config, Gradients, Saved, Workspace
+from verify.variant.arguments import AttentionArgs, Gradients, Saved, Workspace
 from verify.variant.build import Build
-from verify.variant.numerics import Contract, GradientNumerics, Numerics
+from verify.variant.config import Config
+from verify.variant.contract import Contract
+from verify.variant.numerics import GradientNumerics, Numerics
 from verify.variant.support import Support
 from verify.variant.validation import INPUT_DTYPES, DeclarationError
 
@@ -25,16 +27,18 @@ WorkspaceOf = Callable[[AttentionArgs], dict[str, tuple[tuple[int, ...], str]]]
 class Variant:
     """An algorithm with one or two entry points.
 
-    forward(args, out, lse, workspace) writes O (see `Problem.dtype_out`) and LSE (float32, (batch, heads_q, seqlen_q)) into
-    the judge's buffers; lse is None if the contract has none.
-    backward(args, saved, dout, gradients, workspace) writes dQ, dK and dV from the raw tensors that a forward saved: its own,
-    or that of `saved_by`, run with `saved_config`.  `gradients` declares its arithmetic.  A variant without a forward of its
-    own takes numerics and contract of what it is `saved_by`; one that makes its own softmax needs neither.
-    workspace(args), backward_workspace(args) name the scratch buffers wanted, {name: (shape, dtype)}; the judge allocates,
-    poisons and guards them.  allocates_outputs: a library kernel that makes its own outputs, which the entry point copies.
-    available() returns why this variant cannot run here at all, or None.
-    builds(arch) lists what is compiled for "sm_90a"..., a representative of every path at least; none where arch has no use.
-    compilable() returns why nothing can be compiled here, or None.
+    forward(args, out, lse, workspace) writes O (see `Problem.dtype_out`) and LSE (float32, (batch,
+    heads_q, seqlen_q)) into the judge's buffers; lse is None if the contract has none.
+    backward(args, saved, dout, gradients, workspace) writes dQ, dK and dV from the raw tensors that
+    a forward saved: its own, or that of `saved_by`, run with `saved_config`.  `gradients` declares
+    its arithmetic.  A variant without a forward of its own takes numerics and contract of what it
+    is `saved_by`; one that makes its own softmax needs neither. workspace(args),
+    backward_workspace(args) name the scratch buffers wanted, {name: (shape, dtype)}; the judge
+    allocates, poisons and guards them.  allocates_outputs: a library kernel that makes its own
+    outputs, which the entry point copies. available() returns why this variant cannot run here at
+    all, or None. builds(arch) lists what is compiled for "sm_90a"..., a representative of every
+    path at least; none where arch has no use. compilable() returns why nothing can be compiled
+    here, or None.
     """
 
     name: str
@@ -60,7 +64,9 @@ class Variant:
     def __post_init__(self) -> None:
         self._check_kinds()
         if (self.backward is None) != (self.gradients is None):
-            raise DeclarationError(f"{self.name}: backward and gradients (its arithmetic) come together")
+            raise DeclarationError(
+                f"{self.name}: backward and gradients (its arithmetic) come together"
+            )
         if self.forward is None and self.saved_by is None and not self._reads_nothing:
             raise DeclarationError(
                 f"{self.name}: a variant has a forward, or a backward and what it is saved_by, "
@@ -69,7 +75,8 @@ class Variant:
         self.support.check_rows()
 
     def _check_kinds(self) -> None:
-        """Raise DeclarationError for a part that is not what its field takes, or a dtype that nobody may declare."""
+        """Raise DeclarationError for a part that is not what its field takes, or a dtype that
+        nobody may declare."""
         kinds: dict[str, tuple[type, ...]] = {
             "name": (str,),
             "family": (str,),
@@ -84,17 +91,31 @@ class Variant:
         for field_name, possible in kinds.items():
             value = getattr(self, field_name)
             if not isinstance(value, possible):
-                wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in possible)
+                wanted = " or ".join(
+                    "None" if kind is type(None) else kind.__name__ for kind in possible
+                )
                 raise DeclarationError(f"{self.name}: {field_name}: {shown(value)} is no {wanted}")
-        for field_name in ("forward", "backward", "workspace", "backward_workspace", "available", "builds", "compilable"):
+        for field_name in (
+            "forward",
+            "backward",
+            "workspace",
+            "backward_workspace",
+            "available",
+            "builds",
+            "compilable",
+        ):
             value = getattr(self, field_name)
             if value is not None and not callable(value):
                 raise DeclarationError(f"{self.name}: {field_name}: {shown(value)} is no function")
         if not all(isinstance(config, Config) for config in self.configs):
-            raise DeclarationError(f"{self.name}: configs: {shown(self.configs)} are not all a Config")
+            raise DeclarationError(
+                f"{self.name}: configs: {shown(self.configs)} are not all a Config"
+            )
         unknown = [dtype for dtype in self.support.dtypes if dtype not in INPUT_DTYPES]
         if unknown:
-            raise DeclarationError(f"support.dtypes: {unknown[0]!r} is none of {', '.join(INPUT_DTYPES)}")
+            raise DeclarationError(
+                f"support.dtypes: {unknown[0]!r} is none of {', '.join(INPUT_DTYPES)}"
+            )
 
     @property
     def _reads_nothing(self) -> bool:
@@ -123,7 +144,9 @@ class Variant:
     def _contract(self) -> Contract:
         if self.forward is None and self.saved_by is None:
             return replace(self.contract, lse=None)
-        return replace(self.saver.contract, deterministic_backward=self.contract.deterministic_backward)
+        return replace(
+            self.saver.contract, deterministic_backward=self.contract.deterministic_backward
+        )
 
     def describe(self) -> dict[str, Any]:
         """The declaration as JSON-ready data (see `Declaration`)."""
@@ -136,7 +159,9 @@ class Variant:
             "numerics": asdict(self.saver.numerics),
             "gradients": None if self.gradients is None else asdict(self.gradients),
             "contract": asdict(self._contract),
-            "saved_config": None if self.saved_by is None else asdict(self.config_of("saved", Config())),
+            "saved_config": None
+            if self.saved_by is None
+            else asdict(self.config_of("saved", Config())),
             "allocates_outputs": self.allocates_outputs,
             "workspaces": [entry for entry in RUNS if self.entry(entry)[1] is not None],
             "compiles": self.builds is not None,

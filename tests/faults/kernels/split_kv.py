@@ -1,8 +1,10 @@
-"""Split-KV attention in plain torch: each part of the keys gives a normalised O and an LSE, and a merge weighs them by 2^LSE.
+"""Split-KV attention in plain torch: each part of the keys gives a normalised O and an LSE, and a
+merge weighs them by 2^LSE.
 
-What flash decoding does (Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023), in fp32 on a CPU, so
-that faults of splitting, merging and decoding can be planted, which no shipped kernel could have.  One query per head takes
-a path of its own, where the query heads that share a key head are the rows of one tile.
+What flash decoding does (Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference",
+2023), in fp32 on a CPU, so that faults of splitting, merging and decoding can be planted, which no
+shipped kernel could have.  One query per head takes a path of its own, where the query heads that
+share a key head are the rows of one tile.
 """
 
 import math
@@ -18,8 +20,8 @@ TILE = 16  # parts begin at multiples of it
 
 @dataclass(frozen=True)
 class Tile:
-    """q (batch, heads, rows, head_dim), k and v by the same heads, in fp32, and which pairs are visible, (batch, heads, rows,
-    keys)."""
+    """q (batch, heads, rows, head_dim), k and v by the same heads, in fp32, and which pairs are
+    visible, (batch, heads, rows, keys)."""
 
     q: Tensor
     k: Tensor
@@ -43,7 +45,12 @@ def prefill_tile(args: AttentionArgs) -> Tile:
     """Several queries: keys and values are repeated for each head."""
     group = args.heads_q // args.heads_kv
     k, v = (tensor.float().repeat_interleave(group, 1) for tensor in (args.k, args.v))
-    return Tile(args.q.float(), k, v, args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv))
+    return Tile(
+        args.q.float(),
+        k,
+        v,
+        args.mask.dense(args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv),
+    )
 
 
 def partial(args: AttentionArgs, tile: Tile, keys: slice) -> tuple[Tensor, Tensor]:
@@ -57,12 +64,15 @@ def partial(args: AttentionArgs, tile: Tile, keys: slice) -> tuple[Tensor, Tenso
     shift = maximum.masked_fill(maximum == -math.inf, 0.0)
     p = torch.exp(scores - shift[..., None])
     total = p.sum(-1)
-    # A NaN behind the mask would enter the product as 0 * NaN; rows that do see one get it afterwards.
+    # A NaN behind the mask would enter the product as 0 * NaN; rows that do see one get it
+    # afterwards.
     v = tile.v[:, :, keys]
     finite = v.isfinite()
     out = p @ v.masked_fill(~finite, 0.0)
     spoiled = seen.float() @ (~finite).float() > 0
-    return (out / total.masked_fill(total == 0, 1.0)[..., None]).masked_fill(spoiled, math.nan), maximum + torch.log(total)
+    return (out / total.masked_fill(total == 0, 1.0)[..., None]).masked_fill(
+        spoiled, math.nan
+    ), maximum + torch.log(total)
 
 
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,7 +134,10 @@ VARIANT = Variant(
     name="torch-split-kv",
     family="torch",
     forward=forward,
-    configs=(Config(block_n=32, options=(("splits", 3),)), Config(block_n=16, options=(("splits", 5),))),
+    configs=(
+        Config(block_n=32, options=(("splits", 3),)),
+        Config(block_n=16, options=(("splits", 5),)),
+    ),
     support=SUPPORT,
     numerics=Numerics(operands="float32", probability="float32", exp="vexp", split_keys=True),
     contract=Contract(masked_values="any", batch_invariant=False),

@@ -9,7 +9,9 @@ import references.attention
 
 
 def forward(args, out, lse, workspace):
-    found = references.attention.forward(args.q, args.k, args.v, references.attention.Attention(args.mask, args.softmax_scale))
+    found = references.attention.forward(
+        args.q, args.k, args.v, references.attention.Attention(args.mask, args.softmax_scale)
+    )
     out.copy_(found.out)
     lse.copy_(found.lse)
 

@@ -1,4 +1,5 @@
-"""Is right, and leaves a process behind that has a session of its own, no open files and a parent that is gone.
+"""Is right, and leaves a process behind that has a session of its own, no open files and a parent
+that is gone.
 
 Must: pass
 """

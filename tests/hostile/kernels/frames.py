@@ -1,4 +1,5 @@
-"""Looks for the truth, and for the judge's thresholds, in every frame and every object that is alive, and makes them agree.
+"""Looks for the truth, and for the judge's thresholds, in every frame and every object that is
+alive, and makes them agree.
 
 Must: fail bound
 """
@@ -15,7 +16,12 @@ def forward(args, out, lse, workspace):
     frame = sys._getframe()
     while frame is not None:
         for name, value in list(frame.f_locals.items()):
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape == out.shape and name != "out":
+            if (
+                isinstance(value, torch.Tensor)
+                and value.is_floating_point()
+                and value.shape == out.shape
+                and name != "out"
+            ):
                 value.copy_(out)
         frame = frame.f_back
     for thing in gc.get_objects():

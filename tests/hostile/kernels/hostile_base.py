@@ -1,4 +1,5 @@
-"""What the hostile kernels share: right attention in float32, a wrong answer, and a declaration that fits both."""
+"""What the hostile kernels share: right attention in float32, a wrong answer, and a declaration
+that fits both."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def right(args, out, lse):
 
 def wrong(args, out, lse):
     """The mean of V for every row: a third of the way to attention, and far beyond every bound."""
-    out.copy_(args.v.repeat_interleave(args.heads_q // args.heads_kv, 1).mean(2, keepdim=True).expand_as(out))
+    out.copy_(
+        args.v.repeat_interleave(args.heads_q // args.heads_kv, 1)
+        .mean(2, keepdim=True)
+        .expand_as(out)
+    )
     lse.fill_(math.log(max(args.seqlen_kv, 1)))
 
 

@@ -12,4 +12,6 @@ def forward(args, out, lse, workspace):
     wrong(args, out, lse)
 
 
-VARIANT = declare("lenient", forward, numerics=Numerics(scale_roundings=20000, output_roundings=20000))
+VARIANT = declare(
+    "lenient", forward, numerics=Numerics(scale_roundings=20000, output_roundings=20000)
+)

@@ -13,4 +13,8 @@ def forward(args, out, lse, workspace):
     lse.copy_((args.q * args.k).sum(-1) * args.softmax_scale)
 
 
-VARIANT = declare("narrow", forward, support=Support(dtypes=("float32",), head_dims=(16,), masks=("full",), max_seqlen=1))
+VARIANT = declare(
+    "narrow",
+    forward,
+    support=Support(dtypes=("float32",), head_dims=(16,), masks=("full",), max_seqlen=1),
+)

@@ -12,4 +12,8 @@ def forward(args, out, lse, workspace):
     wrong(args, out, lse)
 
 
-VARIANT = declare("nonsense", forward, support=Support(dtypes=("float32",), head_dims=(16,), min_seqlen=9, max_seqlen=3))
+VARIANT = declare(
+    "nonsense",
+    forward,
+    support=Support(dtypes=("float32",), head_dims=(16,), min_seqlen=9, max_seqlen=3),
+)

@@ -1,4 +1,5 @@
-"""Writes over the whole arena: its inputs, the redzones, and whatever the judge may have left there.
+"""Writes over the whole arena: its inputs, the redzones, and whatever the judge may have left
+there.
 
 Must: fail memory
 """

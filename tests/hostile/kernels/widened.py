@@ -14,5 +14,7 @@ def forward(args, out, lse, workspace):
 
 
 VARIANT = declare(
-    "widened", forward, numerics=Numerics(operands="float32", exp="vexp", scale_roundings=16, output_roundings=16)
+    "widened",
+    forward,
+    numerics=Numerics(operands="float32", exp="vexp", scale_roundings=16, output_roundings=16),
 )

@@ -1,0 +1,80 @@
+"""Lives on trial: kernel files that do something to their process, and a request that runs them in
+a cell."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tests.hostile.kernels import hostile_base
+from verify.cell.arena import Arena, plan
+from verify.cell.process import PLAIN_CPU, Cell, ForkServer, Reply
+from verify.problem import Problem
+from verify.problem.inputs import tensors
+
+# As in production, but for Triton's interpreter, which takes a second to import.
+ENVIRONMENT = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),), patience=20.0)
+PROBLEM = Problem(seqlen_q=4, seqlen_kv=4, head_dim=8, dtype="float32")
+FILL = "out.fill_(1.0); lse.fill_(2.0)"
+HEADER = f"""
+import ctypes, os, signal, socket, struct, subprocess, sys, threading, time
+import torch
+from verify.variant import Contract, Numerics, Support, Unsupported, Variant
+
+{inspect.getsource(hostile_base.sockets)}
+def say(data):
+    for fd in sockets():
+        os.write(fd, data)
+
+def framed(text):
+    return struct.pack("<I", len(text)) + text.encode()
+
+def forward(args, out, lse, workspace):
+"""
+FOOTER = """
+VARIANT = Variant(
+    name="accused",
+    family="torch",
+    forward=forward,
+    support=Support(dtypes=("float32",), head_dims=(8,)),
+)
+"""
+Accused = Callable[..., Path]
+WHERE = plan(PROBLEM, lse=True, workspace={})
+REQUEST = {
+    "variant": "accused",
+    "entry": "forward",
+    "config": 0,
+    "slots": WHERE.wire(),
+    "size": WHERE.size,
+    "mask": "full",
+    "softmax_scale": 1.0,
+    "softcap": 0.0,
+}
+
+
+def kernel(body: str = FILL, before: str = "") -> str:
+    """The text of a kernel file with that entry point, and that text before all else."""
+    indented = textwrap.indent(textwrap.dedent(body), "    ")
+    return f"{textwrap.dedent(before)}{HEADER}{indented}\n{FOOTER}"
+
+
+def run(cell: Cell, path: Path, arena: Arena | None = None) -> Reply:
+    """What comes of one launch, in an arena of its own if none is given."""
+    if arena is None:
+        arena = Arena()
+        try:
+            return run(cell, path, arena)
+        finally:
+            arena.close()
+    arena.lay(WHERE, tensors(PROBLEM).named, "nan")
+    return cell.run(str(path), REQUEST, arena)
+
+
+def process_of(fork_server: ForkServer) -> int:
+    """The process id of the fork server."""
+    assert fork_server._process is not None
+    return fork_server._process.pid

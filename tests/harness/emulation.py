@@ -1,0 +1,461 @@
+"""Attention as low-precision hardware computes it, on the CPU: fp32 steps and explicit roundings,
+for the tests of the bounds.
+
+A `Kernel` is a declaration (`Numerics`, arch, keys per rescale) and a style of walking over the
+keys; `emulate` computes what an honest kernel of that declaration may return.  What the declaration
+leaves open (which way a transcendental function errs, which way a division does) is chosen by
+`Luck`: nearest, or all of it allowed and in the directions that add up.
+
+Scores and P V of 8-bit, 16-bit and tf32 operands go through the truncated fused dot-add of
+`verify.arithmetic.mma.Unit`, computed exactly in fp64, promoted where that is declared; fp32
+products are serial chains of rounded products and additions, the longest that the bound allows.  So
+are row sums, in as many lanes as are declared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.instructions import DIVISION, EXP, LOG_ERROR, ULP, tanh_error
+from verify.arithmetic.mma import NearestChain, Unit, unit_for
+from verify.problem import Problem
+from verify.problem.inputs import tensors
+from verify.variant import Numerics
+
+U, TINY = 2.0**-24, 2.0**-126
+LOG2E, LN2 = math.log2(math.e), math.log(2)
+_NOTHING = -900  # exponent of a zero term
+
+
+class Luck(Enum):
+    """What transcendental functions and divisions make of the error that they are allowed."""
+
+    NEAREST = "nearest"
+    AGAINST = "against"  # all of it, in the directions that move the first column of O
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """name: for reports.  style: "online" (FlashAttention's algorithm 1), "fused" (as
+    FlashAttention-2 and 3 write it: raw maximum, one fma per exponent, which holds the scale of an
+    8-bit P too, one serial row sum over all blocks), "eager" (normalised P), "split" (two halves,
+    merged by LSE). fault: "" or what is planted, see `test_tolerance`.  normalises: whether the
+    unit normalises subnormal operands."""
+
+    name: str
+    numerics: Numerics
+    arch: str = "sm_90"
+    style: str = "online"
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    fault: str = ""
+    normalises: bool = False
+
+    def but(self, **changes: object) -> Kernel:
+        """Another kernel; names of `Numerics` fields change the numerics."""
+        own = {key: value for key, value in changes.items() if key in Kernel.__dataclass_fields__}
+        rest = {key: value for key, value in changes.items() if key not in own}
+        return replace(self, **own, numerics=replace(self.numerics, **rest))
+
+
+@dataclass(frozen=True)
+class Result:
+    """out (batch, heads_q, seqlen_q, head_dim_v) in the problem's dtype_out; lse (batch, heads_q,
+    seqlen_q) fp32, natural."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Result:
+    """One forward pass of that problem's inputs."""
+    inputs = tensors(problem)
+    factors = {
+        name: inputs.others.get(f"descale_{name}", torch.ones(1, 1)).expand(
+            problem.batch, problem.heads_kv
+        )
+        for name in ("q", "k", "v")
+    }
+    by_head = {
+        name: factor.repeat_interleave(problem.group, 1).flatten()[:, None, None]
+        for name, factor in factors.items()
+    }
+    shapes = (problem.shape_q, problem.shape_k, problem.shape_v)
+    q, k, v = (
+        x.expand(shape) for x, shape in zip((inputs.q, inputs.k, inputs.v), shapes, strict=True)
+    )
+    return Emulation(problem, kernel, luck, by_head).run(q, k, v)
+
+
+def fused_dot(
+    a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, least: int = -1100
+) -> Tensor:
+    """a (n, rows, terms) @ b (n, terms, columns) on a matrix unit, added to `start`: fp32 (n, rows,
+    columns).
+
+    least: the smallest exponent that an operand is taken to have, see `least_exponent`.
+    """
+    rows, columns = (a.shape[1], b.shape[2])
+    total = torch.zeros(a.shape[0], rows, columns) if start is None else start
+    a64, b64 = a.double(), b.double()
+    places = [torch.frexp(x)[1].clamp(min=least + 1) - 1 for x in (a64, b64)]
+    for at in range(0, a.shape[2], unit.products):
+        part = slice(at, at + unit.products)
+        products = a64[:, :, part, None] * b64[:, None, part]
+        exponents = places[0][:, :, part, None] + places[1][:, None, part]
+        exponents = torch.where(products == 0, _NOTHING, exponents).amax(2)
+        carry = torch.where(total == 0, _NOTHING, torch.frexp(total.double())[1] - 1)
+        step = torch.exp2((torch.maximum(exponents, carry) - unit.fraction).double())
+        exact = (products / step[:, :, None]).trunc().sum(2) + (total.double() / step).trunc()
+        total = (
+            to_half(exact * step)
+            if unit.rounding == "nearest"
+            else _toward_zero(exact * step, unit.output)
+        )
+    return total
+
+
+def least_exponent(unit: Unit, kind: str) -> int:
+    """Of operands of that type: the format's emin, unless the unit normalises them."""
+    least = unit.threshold(dtype_named("float32" if kind == "tf32" else kind))
+    return int(math.log2(least)) if least else -1100
+
+
+def to_half(x: Tensor) -> Tensor:
+    """fp64 rounded once to fp16, as fp32."""
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(x.numpy().astype(np.float16)).float()
+
+
+def serial_dot(
+    a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dtype = torch.float32
+) -> Tensor:
+    """The same in fp32 to nearest, product by product, from left to right.
+
+    kept: what sums are rounded to.
+    """
+    total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start.clone()
+    for j in range(a.shape[2]):
+        total += a[:, :, j, None] * b[:, j, None]
+        total = total.to(kept).float()
+    return total
+
+
+def _toward_zero(x: Tensor, fraction: int) -> Tensor:
+    nearest = x.float()
+    single = torch.where(
+        nearest.double().abs() > x.abs(),
+        torch.nextafter(nearest, torch.zeros_like(nearest)),
+        nearest,
+    )
+    return (single.view(torch.int32) & -(1 << (23 - fraction))).view(torch.float32)
+
+
+def _truncate_tf32(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@dataclass(frozen=True)
+class Emulation:
+    problem: Problem
+    kernel: Kernel
+    luck: Luck
+    factors: dict[str, Tensor]  # of q, k and v, (batch * heads_q, 1, 1)
+
+    @property
+    def numerics(self) -> Numerics:
+        return self.kernel.numerics
+
+    @property
+    def push(self) -> float:
+        return 1.0 if self.luck is Luck.AGAINST else 0.0
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Result:
+        p, fault = self.problem, self.kernel.fault
+        k, v = (x.repeat_interleave(p.group, 1).flatten(0, 1).float() for x in (k, v))
+        if fault == "V off by one row":
+            v = v.roll(1, 1)
+        visible = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).flatten(0, 1)
+        if fault == "drops the last key":
+            visible = visible & (torch.arange(p.seqlen_kv) != p.seqlen_kv - 1)
+        if fault == "causal off by one":
+            visible = visible | torch.nn.functional.pad(visible, (1, 0))[..., :-1]
+        raw = self.scores(q.flatten(0, 1).float(), k)
+        if self.kernel.style == "fused":
+            raw = raw.masked_fill(~visible, -math.inf)
+            out, lse = self.walk(raw, v, raw=True)
+        else:
+            x = self.logits(raw).masked_fill(~visible, -math.inf)
+            walk = {"online": self.walk, "eager": self.eager, "split": self.split}[
+                self.kernel.style
+            ]
+            out, lse = walk(x, v)
+        # The scale of P is taken back with V's factor, unless the row sum holds it too.
+        factor = self.factors["v"].roll(int(fault == "descale of V of another head"), 0)
+        out = out * (factor / (1.0 if self.kernel.style == "fused" else self.probability_scale))
+        out = out.to(getattr(torch, p.dtype_out))
+        return Result(out.view(p.shape_out), lse.view(p.shape_out[:3]))
+
+    @property
+    def probability(self) -> str:
+        return (
+            self.problem.dtype
+            if self.numerics.probability == "input"
+            else self.numerics.probability
+        )
+
+    @property
+    def probability_scale(self) -> float:
+        return self.numerics.probability_scale if self.probability.startswith("float8") else 1.0
+
+    # Scores
+
+    @property
+    def scale(self) -> float:
+        return self.problem.scale * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Q K^T as the unit gives it, of prescaled operands where that is declared."""
+        operands = (
+            self.problem.dtype if self.numerics.operands == "input" else self.numerics.operands
+        )
+        if self.numerics.prescale == "q":
+            q = self.round(q * torch.tensor(self.scale), operands)
+        elif self.numerics.prescale == "sqrt":
+            root = torch.tensor(abs(self.scale)).sqrt()
+            q, k = (
+                self.round(q * root * math.copysign(1.0, self.scale), operands),
+                self.round(k * root, operands),
+            )
+        raw = self.dot(
+            q, k.mT, operands, self.numerics.score_accumulator or self.numerics.accumulator
+        )
+        return self.round(raw, self.problem.dtype) if self.numerics.scores == "input" else raw
+
+    def logits(self, raw: Tensor) -> Tensor:
+        """Scaled scores in log2 units (natural for the eager style), softcap included, fp32."""
+        natural = (
+            self.kernel.style == "eager" or self.problem.softcap or self.numerics.scores == "input"
+        )
+        scale = 1.0 if self.numerics.prescale != "none" else self.scale
+        if not natural:
+            return raw * self.sigma(scale)
+        x = raw * self.descaled(torch.tensor(scale))
+        if self.numerics.scores == "input":
+            x = self.round(x, self.problem.dtype)
+        if self.problem.softcap:
+            cap, error = (
+                torch.tensor(self.problem.softcap),
+                tanh_error(self.numerics.softcap_tanh) - ULP,
+            )
+            x = (
+                cap
+                * (torch.tanh((x / cap).double()) * (1 + self.push * error * torch.sign(x))).float()
+            )
+        return x if self.kernel.style == "eager" else x * torch.tensor(LOG2E)
+
+    def sigma(self, scale: float) -> Tensor:
+        """scale log2 e, rounded once, or formed of two rounded factors."""
+        if self.numerics.scale_roundings == 1 or self.problem.descaling != "none":
+            return self.descaled(torch.tensor(scale * LOG2E))
+        return torch.tensor(scale) * torch.tensor(LOG2E)
+
+    def descaled(self, scale: Tensor) -> Tensor:
+        """scale times the factors of q and k."""
+        if self.problem.descaling == "none":
+            return scale
+        scale = scale * self.factors["q"]
+        if self.kernel.fault == "descale of Q squared":
+            scale = scale * self.factors["q"]
+        return scale if self.kernel.fault == "descale of K forgotten" else scale * self.factors["k"]
+
+    # Walks over the keys
+
+    def blocks(self, keys: int) -> Iterator[slice]:
+        size = self.numerics.block_n or max(keys, 1)
+        return (slice(at, min(at + size, keys)) for at in range(0, keys, size))
+
+    def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
+        """The online softmax; x in log2 units, or raw scores whose scaling is fused into the
+        exponent."""
+        top, more = torch.full((*x.shape[:2], 1), -math.inf), math.log2(self.probability_scale)
+        total, out = torch.zeros_like(top), torch.zeros(*x.shape[:2], v.shape[-1])
+        sigma, sign = self.sigma(self.scale), self.sign(x, v)
+        for part in self.blocks(x.shape[-1]):
+            own = self.raised(x[..., part].amax(-1, keepdim=True), sigma if raw else 1.0)
+            new = torch.maximum(top, own)
+            if self.numerics.lazy_rescale:
+                ahead = (new - top) * (sigma if raw else 1.0)
+                new = torch.where(ahead > self.numerics.lazy_rescale, new, top)
+            base = torch.where(new == -math.inf, 0.0, new)
+            if raw:
+                shift = base * sigma - more
+                y = (x[..., part].double() * sigma.double() - shift.double()).float()
+                shrink = self.exp2((top - base) * sigma, 1.0, rescale=True)
+            else:
+                y, shrink = x[..., part] - base, self.exp2(top - base, 1.0, rescale=True)
+            p = self.exp2(y, sign[..., part])
+            shrink = torch.ones_like(shrink) if self.kernel.fault == "no rescale" else shrink
+            total = self.count(p, total * shrink, raw)
+            out = self.weigh(p, v[:, part], out * shrink)
+            top = new
+        top = torch.where(top == -math.inf, 0.0, top) * (
+            self.descaled(torch.tensor(self.scale)) if raw else 1.0
+        )
+        return self.divide(out, total), self.log_sum(top, total, natural=raw)
+
+    def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax of whole rows, then one product; x in natural units."""
+        top = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -math.inf)
+        top = self.raised(top, LOG2E)
+        top = torch.where(top == -math.inf, 0.0, top)
+        p = self.exp2((x - top).double() * LOG2E, self.sign(x, v))
+        total = self.add_up(p, torch.zeros_like(top))
+        out = self.weigh(self.divide(p, total), v, torch.zeros(*x.shape[:2], v.shape[-1]))
+        return out, self.log_sum(top, total, natural=True)
+
+    def split(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Both halves of the keys apart, merged by their LSE in fp32."""
+        half = x.shape[-1] // 2
+        parts = [self.walk(x[..., s], v[:, s]) for s in (slice(0, half), slice(half, None))]
+        logs = torch.stack([lse for _, lse in parts])
+        top = logs.amax(0).clamp(min=torch.finfo(torch.float32).min)
+        weights = torch.exp(logs - top)
+        lse = top + torch.log(weights.sum(0))
+        shares = torch.exp(logs - lse.clamp(min=torch.finfo(torch.float32).min))
+        return sum(
+            (share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True)),
+            torch.zeros(()),
+        ), lse
+
+    # Steps
+
+    def raised(self, top: Tensor, sigma: Tensor | float) -> Tensor:
+        """What is subtracted, of row maxima that sigma makes log2 units: a tile's, rounded up."""
+        size, rows = self.numerics.maximum_rows, top.shape[1]
+        if size != 1:
+            size = size or max(rows, 1)
+            pad = 0.0 if self.push else -math.inf  # rows of zeros past the end
+            tiles = torch.nn.functional.pad(top, (0, 0, 0, -rows % size), value=pad)
+            tops = tiles.unflatten(1, (-1, size)).amax(2, keepdim=True).expand(-1, -1, size, -1)
+            top = tops.flatten(1, 2)[:, :rows]
+        part = 1.0 if self.push else 0.6
+        excess = part * self.numerics.maximum_excess
+        step = part * self.numerics.maximum_step
+        if not (excess or step):
+            return top
+        return torch.where(top == -math.inf, top, top + excess / sigma + step * top.abs())
+
+    def sign(self, x: Tensor, v: Tensor) -> Tensor:
+        """Which way each exponential errs: up where the key's V lies above O, in the first
+        column."""
+        exact = torch.softmax(
+            x.double() * (LOG2E if self.kernel.style == "eager" else 1.0) * LN2, -1
+        ).nan_to_num()
+        return torch.sign(v[:, None, :, 0].double() - (exact @ v[..., :1].double()))
+
+    def exp2(self, y: Tensor, sign: Tensor | float, rescale: bool = False) -> Tensor:
+        """2^y with the declared error, flushed to zero below the normal range."""
+        function = EXP[(rescale and self.numerics.rescale_exp) or self.numerics.exp]
+        y = self.round(y.float(), function.argument) if function.argument != "float32" else y
+        own = dtype_named(function.argument).unit_roundoff  # of the result
+        size = y.double().abs().nan_to_num(posinf=0.0) * LN2
+        error = self.push * (function.error + function.slope * size - 1.01 * own) * sign
+        value = (torch.exp2(y.double()) * (1 + error)).float()
+        value = self.round(value, function.argument) if function.argument != "float32" else value
+        return torch.where(value < TINY, 0.0, value)
+
+    def count(self, p: Tensor, start: Tensor, running: bool) -> Tensor:
+        """The row sum so far and that of a block."""
+        if self.numerics.row_sum == "mma":
+            return self.weigh(p, torch.ones(p.shape[0], p.shape[2], 1), start)
+        if self.numerics.row_sum == "rounded":
+            p = self.rounded(p)
+        return self.add_up(p, start) if running else start + self.add_up(p, torch.zeros_like(start))
+
+    def add_up(self, p: Tensor, start: Tensor) -> Tensor:
+        """The row sum, key by key in each of the lanes, of which the first goes on from the
+        start."""
+        lanes = 1 if self.kernel.fault == "one lane" else self.numerics.row_sum_lanes
+        each = math.ceil(p.shape[-1] / lanes)
+        total = start
+        for lane in range(lanes):
+            part = start if lane == 0 else torch.zeros_like(start)
+            for j in range(lane * each, min((lane + 1) * each, p.shape[-1])):
+                part = part + p[..., j : j + 1]
+            total = total + part if lane else part
+        return total
+
+    def rounded(self, p: Tensor) -> Tensor:
+        """P as it enters the product with V."""
+        return self.round(
+            p if self.kernel.style == "fused" else p * self.probability_scale, self.probability
+        )
+
+    def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
+        """start + round(P) V."""
+        kind, p = self.probability, self.rounded(p)
+        narrow = self.numerics.accumulator if not self.numerics.promotion else "float32"
+        start = start.to(getattr(torch, narrow)).float()
+        if self.kernel.fault == "fp16 accumulation":
+            for at in range(0, p.shape[-1], 16):
+                start = (start + p[..., at : at + 16] @ v[:, at : at + 16]).half().float()
+            return start
+        if {kind, self.problem.dtype} == {"float16", "bfloat16"}:
+            if self.numerics.values == "input" or self.kernel.fault == "V as it is":
+                kind = "float32"
+            else:
+                v = self.round(v, kind)
+        kind = "float16" if kind.startswith("float8") and self.problem.format.itemsize > 1 else kind
+        return self.dot(p, v, kind, self.numerics.accumulator, start)
+
+    def dot(
+        self, a: Tensor, b: Tensor, kind: str, accumulator: str, start: Tensor | None = None
+    ) -> Tensor:
+        if kind == "float32" and self.numerics.float32_products == "tf32":
+            a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
+        unit = unit_for(self.kernel.arch, kind, accumulator)
+        if isinstance(unit, NearestChain):
+            if accumulator == "bfloat16" and self.numerics.accumulator_rounded == "block":
+                return self.round(serial_dot(a, b, start), "bfloat16")
+            return serial_dot(a, b, start, getattr(torch, accumulator))
+        least = -1100 if self.kernel.normalises else least_exponent(unit, kind)
+        step = self.numerics.promotion
+        if not step or (unit.fraction >= 23 and accumulator == "float32"):
+            return fused_dot(a, b, unit, start, least)
+        for at in range(0, a.shape[2], step):
+            part = fused_dot(a[:, :, at : at + step], b[:, at : at + step], unit, None, least)
+            start = part if start is None else start + part
+        return torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
+
+    def divide(self, x: Tensor, total: Tensor) -> Tensor:
+        """x / total, as far off as is allowed; 0 for an empty row."""
+        quotient, name = x / torch.where(total == 0, 1.0, total), self.numerics.division
+        error = 2 * ULP if name == "any" else DIVISION[name].error
+        return (
+            (quotient.double() * (1 + self.push * (error - U))).float() if self.push else quotient
+        )
+
+    def log_sum(self, top: Tensor, total: Tensor, natural: bool) -> Tensor:
+        """LSE of a row maximum (natural or log2) and a row sum; -inf for an empty row."""
+        if self.kernel.fault == "LSE without the max":
+            top = torch.zeros_like(top)
+        log = torch.log2(total.double())
+        log = (log + self.push * (LOG_ERROR - U) * log.abs().clamp(min=1.0)).float()
+        if self.kernel.style == "fused" and self.kernel.fault != "LSE keeps the scale of P":
+            log = log - math.log2(self.probability_scale)
+        lse = top + log * torch.tensor(LN2) if natural else (top + log) * torch.tensor(LN2)
+        return torch.where(total == 0, -math.inf, lse)[..., 0]
+
+    def round(self, x: Tensor, dtype: str) -> Tensor:
+        if dtype.startswith("float8"):
+            # saturates, as cvt.rn.satfinite does
+            x = x.clamp(-dtype_named(dtype).max, dtype_named(dtype).max)
+        return x if dtype == "float32" else x.to(getattr(torch, dtype)).float()

@@ -1,0 +1,445 @@
+"""Gradients as low-precision hardware computes them, on the CPU: FlashAttention-2's backward by
+`tests.harness.emulation`'s means.
+
+A `BackwardKernel` is a declaration (`GradientNumerics`, arch, blocks), the forward that saves O and
+LSE, and a style; `emulate` computes what an honest backward of that declaration may return.  P is
+recomputed from the saved LSE, or is a softmax of the backward's own, which then starts from
+nothing: what it "saved" is exact.  A matrix unit's accumulator runs through all blocks ("chain"),
+or blocks are summed apart and then added, the last one first ("partial").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from references.attention import forward as reference
+from references.definition import Attention
+from tests.harness.emulation import (
+    LN2,
+    LOG2E,
+    TINY,
+    Kernel,
+    Luck,
+    Result,
+    fused_dot,
+    least_exponent,
+    serial_dot,
+)
+from tests.harness.emulation import emulate as forward
+from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.instructions import EXP, ULP, tanh_error
+from verify.arithmetic.mma import NearestChain, unit_for
+from verify.problem import Problem
+from verify.problem.inputs import dout as upstream
+from verify.problem.inputs import tensors
+from verify.variant import GradientNumerics
+
+NAMES = ("dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class BackwardKernel:
+    """name: for reports.  style: "chain" or "partial", see above.  natural: exponents are S - LSE,
+    not one fma in base 2. initial: the accumulator of dP begins with -D.  apart: dS is P dP - P D.
+    wide: results stay fp32, so that what is left is not hidden under their rounding.  fault: "" or
+    what is planted, see `test_tolerance_backward`."""
+
+    name: str
+    numerics: GradientNumerics
+    forward: Kernel
+    style: str = "chain"
+    natural: bool = False
+    initial: bool = False
+    apart: bool = False
+    wide: bool = False
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    fault: str = ""
+
+    @property
+    def arch(self) -> str:
+        return self.forward.arch
+
+    def but(self, **changes: object) -> BackwardKernel:
+        """Another kernel; names of `GradientNumerics` fields change the numerics."""
+        own = {
+            key: value
+            for key, value in changes.items()
+            if key in BackwardKernel.__dataclass_fields__
+        }
+        rest = {key: value for key, value in changes.items() if key not in own}
+        return replace(self, **own, numerics=replace(self.numerics, **rest))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k, v and dout at their full shapes, in the problem's dtype."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+
+    @staticmethod
+    def of(problem: Problem) -> Inputs:
+        made = tensors(problem)
+        return Inputs(
+            made.q.expand(problem.shape_q),
+            made.k.expand(problem.shape_k),
+            made.v.expand(problem.shape_v),
+            upstream(problem),
+        )
+
+
+def emulate(
+    problem: Problem,
+    kernel: BackwardKernel,
+    luck: Luck = Luck.NEAREST,
+    aim: str = "dq",
+    inputs: Inputs | None = None,
+) -> tuple[Result, dict[str, Tensor]]:
+    """What the forward saved, and dq, dk and dv of that in the problem's dtype.
+
+    aim: the gradient whose first column transcendental functions move, with luck against it.
+    """
+    given = inputs or Inputs.of(problem)
+    saved = (
+        exact(problem, given)
+        if kernel.numerics.softmax == "own"
+        else forward(problem, kernel.forward, luck)
+    )
+    return saved, _Backward(problem, kernel, luck, aim).run(given, saved)
+
+
+def exact(problem: Problem, given: Inputs) -> Result:
+    """O and LSE in fp64."""
+    made = reference(
+        given.q, given.k, given.v, Attention(problem.mask, problem.scale, problem.softcap)
+    )
+    return Result(made.out, made.lse)
+
+
+def nominal(
+    problem: Problem, given: Inputs, saved: Result, of_weights: bool = False
+) -> dict[str, Tensor]:
+    """dq, dk and dv of what was saved, in fp64 and without any blocks.
+
+    of_weights: D is the sum of P dP, and O is not read.
+    """
+    q, dout, group = given.q.double(), given.dout.double(), problem.group
+    k, v = (x.double().repeat_interleave(group, 1) for x in (given.k, given.v))
+    visible = problem.mask.dense(
+        problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_kv
+    )
+    empty = ~visible.any(-1, keepdim=True)
+    lse = saved.lse.double()[..., None].masked_fill(empty, 0.0)
+    scores, slope = problem.scale * (q @ k.mT), 1.0
+    if problem.softcap:
+        tangent = torch.tanh(scores / problem.softcap)
+        scores, slope = problem.softcap * tangent, 1 - tangent * tangent
+    p = torch.exp((scores - lse).masked_fill(~visible, -math.inf))
+    dp = dout @ v.mT
+    if of_weights:
+        delta = (p * dp).sum(-1, keepdim=True)
+    else:
+        delta = (dout * saved.out.double().masked_fill(empty, 0.0)).sum(-1, keepdim=True)
+    ds = p * (dp - delta) * slope
+    dk, dv = (
+        (weights.mT @ x).unflatten(1, (-1, group)).sum(2)
+        for weights, x in ((problem.scale * ds, q), (p, dout))
+    )
+    return {"dq": problem.scale * ds @ k, "dk": dk, "dv": dv}
+
+
+@dataclass(frozen=True)
+class _Backward:
+    problem: Problem
+    kernel: BackwardKernel
+    luck: Luck
+    aim: str
+
+    @property
+    def numerics(self) -> GradientNumerics:
+        return self.kernel.numerics
+
+    @property
+    def of_scores(self) -> str:
+        """The accumulator of S and dP."""
+        return self.numerics.score_accumulator or self.numerics.accumulator
+
+    @property
+    def push(self) -> float:
+        return 1.0 if self.luck is Luck.AGAINST else 0.0
+
+    def run(self, given: Inputs, saved: Result) -> dict[str, Tensor]:
+        p, fault = self.problem, self.kernel.fault
+        q, dout, out = (x.flatten(0, 1).float() for x in (given.q, given.dout, saved.out))
+        k, v = (self.per_query_head(x).float() for x in (given.k, given.v))
+        visible = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).flatten(0, 1)
+        if fault == "causal off by one":
+            visible = visible | torch.nn.functional.pad(visible, (1, 0))[..., :-1]
+        if fault == "mask in the forward alone":
+            visible = torch.ones_like(visible)
+        empty = ~visible.any(-1, keepdim=True)
+        lse = saved.lse.flatten(0, 1)[..., None].masked_fill(empty, math.inf)
+        own, of_weights = self.numerics.softmax == "own", self.numerics.delta_of == "weights"
+        delta = self.delta(dout, out)
+        first = -delta.expand(-1, -1, p.seqlen_kv) if self.kernel.initial else None
+        dp = self.dot(dout, v.mT, self.numerics.operands, first, self.of_scores)
+        factor = dp if self.kernel.initial or fault == "no delta" else dp - delta
+        asking, used = self.scaled(q, k)
+        raw = self.dot(asking, used.mT, self.numerics.operands, None, self.of_scores)
+        sign = self.sign(factor, q, k, dout)
+        if own:
+            weights, slope = self.softmax(raw, visible, sign)
+        else:
+            weights, slope = self.weights(raw, lse, sign)
+            weights = weights.masked_fill(~visible, 0.0)
+        if own or of_weights:
+            kept = self.round(weights, self.numerics.probability)
+            whole_p = kept if self.numerics.score_gradient_of == "rounded" else weights
+            delta = self.own_delta(whole_p, dp.masked_fill(~visible, 0.0))
+            factor = dp - delta
+        weights = weights.masked_fill(~visible, 0.0)
+        if fault == "a lost pair of blocks":
+            weights[..., -min(16, p.seqlen_q // 2) :, -min(16, p.seqlen_kv // 2) :] = 0.0
+        rounded = self.round(weights, self.numerics.probability)
+        scored = rounded if self.numerics.score_gradient_of == "rounded" else weights
+        ds = scored * dp - scored * delta if self.kernel.apart else scored * factor
+        ds = ds if fault == "no slope" else ds * slope
+        ds, scale = torch.where(visible, ds, 0.0), p.scale
+        if self.numerics.score_gradient_scaled:
+            ds, scale = ds * torch.tensor(scale), 1.0
+        ds = self.round(ds, self.numerics.score_gradient)
+        weights = rounded
+        rest = scale / p.scale * LN2 if self.numerics.prescale == "k" and p.scale else scale
+        if self.numerics.prescale == "sqrt":
+            rest, scale = (float(root) for root in self.roots())
+        kind = self.numerics.score_gradient
+        whole = replace(self, aim="dq").over_blocks(
+            ds, used, self.numerics.block_n, kind, None, rest
+        )
+        dq = self.finish(whole, 1.0 if self.stored("dq") else rest)
+        scale = 1.0 if fault == "no scale in dK" else scale
+        dk = replace(self, aim="dk").over_heads(ds.mT, asking, kind, scale)
+        dv = replace(self, aim="dv").over_heads(weights.mT, dout, self.numerics.probability, 1.0)
+        shapes = (p.shape_q, p.shape_k, p.shape_v)
+        return {
+            name: x.view(shape) for name, x, shape in zip(NAMES, (dq, dk, dv), shapes, strict=True)
+        }
+
+    def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Q and K with the part of the scale that they are multiplied by."""
+        by_q, by_k = torch.ones(()), torch.ones(())
+        if self.numerics.prescale == "k":
+            by_k = torch.tensor(
+                self.problem.scale * (LN2 if self.kernel.fault == "another base" else LOG2E)
+            )
+        if self.numerics.prescale == "sqrt":
+            by_q, by_k = self.roots()
+        return q if by_q == 1 else self.round(q * by_q, self.numerics.operands), self.round(
+            k * by_k, self.numerics.operands
+        )
+
+    @property
+    def behind(self) -> float:
+        """What of the scale multiplies products."""
+        return 1.0 if self.numerics.prescale == "sqrt" else self.problem.scale
+
+    def roots(self) -> tuple[Tensor, Tensor]:
+        root = torch.tensor(abs(self.problem.scale)).sqrt()
+        return root * math.copysign(1, self.problem.scale), root
+
+    def per_query_head(self, x: Tensor) -> Tensor:
+        """k or v of each query head, (batch * heads_q, seqlen_kv, dim)."""
+        if self.kernel.fault == "heads taken in turn":
+            return x.repeat(1, self.problem.group, 1, 1).flatten(0, 1)
+        return x.repeat_interleave(self.problem.group, 1).flatten(0, 1)
+
+    # Pairs
+
+    def delta(self, dout: Tensor, out: Tensor) -> Tensor:
+        """D, column by column."""
+        if self.kernel.fault == "delta without O":
+            out = torch.ones_like(out)
+        if self.kernel.fault == "delta of the next row":
+            out = out.roll(-1, 1)
+        total = torch.zeros(*out.shape[:2], 1)
+        for d in range(out.shape[-1]):
+            total += dout[..., d : d + 1] * out[..., d : d + 1]
+        kind = "input" if self.kernel.fault == "delta in the input's dtype" else self.numerics.delta
+        return total if kind == "float32" else self.round(total, kind)
+
+    def softmax(self, raw: Tensor, visible: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        """P of the backward's own row maximum and row sum, and the slope of the softcap at S."""
+        x, slope = self.capped(raw * torch.tensor(self.behind))
+        x = x.masked_fill(~visible, -math.inf)
+        largest = (
+            x.amax(-1, keepdim=True).clamp(min=-3e38)
+            if x.shape[-1]
+            else x.new_zeros(*x.shape[:-1], 1)
+        )
+        if self.aim == "dv":  # what all keys of a row share, the row sum takes out again
+            sign = sign * torch.where(torch.arange(x.shape[-1]) % 2 == 0, 1.0, -1.0)
+        e = self.exp2((x - largest).double() * LOG2E, sign).masked_fill(~visible, 0.0)
+        if self.kernel.fault == "a row sum without its last key":
+            return e / serial_sum(e[..., :-1]).clamp(min=TINY), slope
+        return e / serial_sum(e).clamp(min=TINY), slope
+
+    def capped(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled scores behind the softcap, and its slope."""
+        if not self.problem.softcap:
+            return x, torch.ones(())
+        cap, error = (
+            torch.tensor(self.problem.softcap),
+            tanh_error(self.numerics.softcap_tanh) - ULP,
+        )
+        tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
+        return cap * tangent, 1 - tangent * tangent
+
+    def own_delta(self, weights: Tensor, dp: Tensor) -> Tensor:
+        """D as the sum of P dP."""
+        delta = self.round(serial_sum(weights * dp), self.numerics.delta)
+        if self.kernel.fault == "D without its last key":
+            delta = serial_sum((weights * dp)[..., :-1])
+        return delta.roll(-1, 1) if self.kernel.fault == "D of the next row" else delta
+
+    def weights(self, raw: Tensor, lse: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        """P = exp(S - LSE), and the slope of the softcap at S."""
+        p, slope = self.problem, torch.ones(())
+        scale = self.behind * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
+        if self.kernel.fault == "LSE of the other base":
+            lse = lse * LOG2E
+        if self.numerics.prescale == "k" and not p.softcap:
+            return self.exp2(
+                (raw.double() - (lse * torch.tensor(LOG2E)).double()).float(), sign
+            ), slope
+        if not (self.kernel.natural or p.softcap):
+            sigma = torch.tensor(scale * LOG2E)
+            if self.numerics.scale_roundings > 1:
+                sigma = torch.tensor(scale) * torch.tensor(LOG2E)
+            shift = lse * torch.tensor(LOG2E)
+            return self.exp2((raw.double() * sigma.double() - shift.double()).float(), sign), slope
+        x, slope = self.capped(raw * torch.tensor(LN2 if self.numerics.prescale == "k" else scale))
+        return self.exp2((x - lse).double() * LOG2E, sign), slope
+
+    def sign(self, factor: Tensor, q: Tensor, k: Tensor, dout: Tensor) -> Tensor:
+        """Which way each exponential errs: what moves the first column of `aim` up."""
+        return torch.sign(
+            {
+                "dq": factor * k[:, None, :, 0] * self.problem.scale,
+                "dk": factor * q[:, :, None, 0] * self.problem.scale,
+                "dv": dout[:, :, None, 0].expand_as(factor),
+            }[self.aim]
+        )
+
+    def exp2(self, y: Tensor, sign: Tensor) -> Tensor:
+        function = EXP[self.numerics.exp]
+        y = self.round(y.float(), function.argument) if function.argument != "float32" else y
+        size, own = (
+            y.double().abs().nan_to_num(posinf=0.0) * LN2,
+            dtype_named(function.argument).unit_roundoff,
+        )
+        error = self.push * (function.error + function.slope * size - 1.01 * own) * sign
+        value = (torch.exp2(y.double()) * (1 + error)).float()
+        value = self.round(value, function.argument) if function.argument != "float32" else value
+        return torch.where(value < TINY, 0.0, value)
+
+    # Products
+
+    def blocks(self, length: int, declared: int | None) -> Iterator[slice]:
+        size = declared or max(length, 1)
+        found = [slice(at, min(at + size, length)) for at in range(0, length, size)]
+        return iter(found if self.kernel.style == "chain" else found[::-1])
+
+    def stored(self, name: str) -> bool:
+        """Whether that gradient is added up in memory in 16 bits."""
+        return name in self.numerics.atomics and self.numerics.atomics_dtype == "input"
+
+    def over_blocks(
+        self,
+        weights: Tensor,
+        operand: Tensor,
+        block: int | None,
+        kind: str,
+        start: Tensor | None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """start + weights @ operand, a block of terms after another; scaled where 16 bits of memory
+        hold it."""
+        total = torch.zeros(*weights.shape[:2], operand.shape[-1]) if start is None else start
+        parts = list(self.blocks(weights.shape[-1], block))
+        if self.kernel.fault == "drops the last block":
+            parts = parts[:-1] if self.kernel.style == "chain" else parts[1:]
+        for part in parts:
+            if self.kernel.fault == "fp16 accumulation":
+                total = (total + weights[..., part] @ operand[:, part]).half().float()
+            elif self.stored(self.aim):
+                share = self.dot(weights[..., part], operand[:, part], kind) * torch.tensor(scale)
+                total = self.round(total + self.round(share, "input"), "input")
+            elif self.kernel.style == "chain":
+                total = self.dot(weights[..., part], operand[:, part], kind, total)
+            else:
+                total = total + self.dot(weights[..., part], operand[:, part], kind)
+                total = self.round(total, self.numerics.accumulator)
+        return total
+
+    def over_heads(self, weights: Tensor, operand: Tensor, kind: str, scale: float) -> Tensor:
+        """dK or dV: summed over the rows, and over the query heads of each group."""
+        weights, operand = (x.unflatten(0, (-1, self.problem.group)) for x in (weights, operand))
+        heads = range(self.problem.group)
+        if self.kernel.fault == "first head of a group alone":
+            heads = range(1)
+        block, total = self.numerics.block_m, None
+        for head in heads:
+            if self.numerics.group == "cast" and self.problem.group > 1:
+                one = self.finish(
+                    self.over_blocks(weights[:, head], operand[:, head], block, kind, None), scale
+                ).float()
+                total = one if total is None else total + one
+            else:
+                total = self.over_blocks(
+                    weights[:, head], operand[:, head], block, kind, total, scale
+                )
+        assert total is not None
+        if self.numerics.group == "cast" and self.problem.group > 1:
+            return total if self.kernel.wide else total.to(self.problem.format.torch)
+        return self.finish(total, 1.0 if self.stored(self.aim) else scale)
+
+    def dot(
+        self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = ""
+    ) -> Tensor:
+        """sums: the dtype of S and dP; that of the gradients if there is none."""
+        kind = self.problem.dtype if kind == "input" else kind
+        if kind == "float32" and self.numerics.float32_products == "tf32":
+            a, b, kind = truncate_tf32(a), truncate_tf32(b), "tf32"
+        sums = sums or self.numerics.accumulator
+        unit = unit_for(self.kernel.arch, kind, sums)
+        if isinstance(unit, NearestChain):
+            return serial_dot(a, b, start, getattr(torch, sums))
+        return fused_dot(a, b, unit, start, least_exponent(unit, kind))
+
+    def finish(self, total: Tensor, scale: float) -> Tensor:
+        total = total * torch.tensor(scale)
+        return total if self.kernel.wide else total.to(self.problem.format.torch)
+
+    def round(self, x: Tensor, kind: str) -> Tensor:
+        kind = self.problem.dtype if kind == "input" else kind
+        return x if kind == "float32" else x.to(getattr(torch, kind)).float()
+
+
+def serial_sum(x: Tensor) -> Tensor:
+    """Along the last dimension, which stays, in fp32 and in order."""
+    total = torch.zeros(*x.shape[:-1], 1)
+    for n in range(x.shape[-1]):
+        total = total + x[..., n : n + 1]
+    return total
+
+
+def truncate_tf32(x: Tensor) -> Tensor:
+    """fp32 without its low 13 bits."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)

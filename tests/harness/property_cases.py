@@ -1,0 +1,56 @@
+"""Whole trials of the accused kernels of relations: one case at a time, by the court, in a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from verify.bundle import ROOT
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
+from verify.cell.discovery import roster
+from verify.evidence import Recorder, Verdict
+from verify.problem import Problem
+from verify.variant import Contract, Declaration
+
+ACCUSED = ROOT / "tests" / "sample_kernels"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A court, and the variants of one accused file by name."""
+
+    judge: Judge
+    variants: dict[str, Declaration]
+
+    def verdict(
+        self,
+        variant: str,
+        group: str,
+        oracle: str,
+        problem: Problem,
+        contract: Contract | None = None,
+    ) -> Verdict:
+        """What one oracle says of a case, which must be its business; under another contract, if
+        one is given."""
+        declaration = self.variants[variant]
+        declaration = replace(declaration, contract=contract or declaration.contract)
+        target = Target(declaration, declaration.configs[0], problem.dtype, group)
+        verdicts = {verdict.oracle: verdict for verdict in self.judge.judge(target, problem)}
+        assert verdicts[oracle].outcome in ("pass", "fail"), (
+            f"{oracle} does not concern itself with {problem.name}"
+        )
+        return verdicts[oracle]
+
+
+@contextmanager
+def bench(file: str, directory: Path) -> Iterator[Bench]:
+    """The bench of an accused file; evidence goes into the directory."""
+    declarations = roster([ACCUSED / file]).declarations
+    judge = Judge(Recorder(directory, "main"))
+    try:
+        yield Bench(judge, {declaration.name: declaration for declaration in declarations})
+    finally:
+        judge.close()

@@ -1,0 +1,262 @@
+"""The agenda's edges: inside every support, few, and such that the interpreter bears them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.harness.fake_trials import DECLARED
+from verify.campaign.edge_cases import drawn, edge_cases, edges
+from verify.campaign.targets import Target
+from verify.problem import Problem
+from verify.problem.refusal import inside
+from verify.problem.sampling import draws
+from verify.variant import MASK_KINDS, Config, Support
+
+WHOLE = replace(DECLARED.support, masks=MASK_KINDS, min_seqlen=0)
+SUPPORTS = {
+    "whole": WHOLE,
+    "full only": replace(WHOLE, masks=("full",)),
+    "square": replace(WHOLE, cross_lengths=False),
+    "short": replace(WHOLE, max_seqlen=512),
+    "with keys": replace(WHOLE, min_seqlen=1),
+    "default scale, packed, wide": replace(
+        WHOLE, scales="default", layouts="contiguous", head_dims=(64, 128)
+    ),
+    "one head dim": replace(WHOLE, head_dims=(64,), separate_head_dim_v=True),
+}
+
+
+def asked(support: Support, group: str, dtype: str = "float16") -> list[Problem]:
+    declaration = replace(DECLARED, support=support, entries=("forward", "backward"))
+    return edges(Target(declaration, Config(block_m=32, block_n=128), dtype, group))
+
+
+@pytest.mark.parametrize("group", ["accuracy", "gradients"])
+@pytest.mark.parametrize("support", SUPPORTS.values(), ids=SUPPORTS)
+def test_edges_are_inside_the_support(support: Support, group: str) -> None:
+    found = asked(support, group)
+    assert all(inside(support, problem) for problem in found)
+    assert len(found) == len(set(found)) <= 42
+    assert sum(problem.pairs for problem in found) < 750_000
+    assert len(asked(support, group, "float32")) <= 7  # one dtype is enough for the others
+
+
+@pytest.mark.parametrize("group", ["accuracy", "gradients"])
+def test_dtypes_share_their_draws(group: str) -> None:
+    support = replace(WHOLE, dtypes=("float32", "bfloat16", "float8_e4m3fn"))
+    other = replace(support, dtypes=("float16",))
+    for each in (support, other, replace(other, dtypes_out=("float32",))):
+        declaration = replace(DECLARED, support=each, entries=("forward", "backward"))
+        for dtype in each.dtypes:
+            target = Target(declaration, Config(block_m=32, block_n=128), dtype, group)
+            assert drawn(target, 40, 0) == draws(target.problems, 40, 0)
+
+
+def test_edges_are_where_random_lengths_hardly_get() -> None:
+    forward, backward = asked(WHOLE, "accuracy"), asked(WHOLE, "gradients")
+    assert [(p.seqlen_q, p.seqlen_kv, p.mask.name) for p in forward] == [
+        (0, 33, "full"),
+        (33, 0, "full"),
+        (24, 40, "full"),
+        (16, 48, "full"),
+        (96, 160, "full"),
+        (64, 320, "full"),
+        (128, 384, "full"),
+        (256, 257, "causal"),
+        (256, 255, "causal"),
+        (17, 517, "window.275.0"),
+        (517, 17, "window.275.0.tl"),
+        (64, 192, "causal"),
+        (192, 64, "causal"),
+        (192, 384, "window.64.64"),
+        (192, 384, "window.63.63"),
+        (192, 320, "documents.128_128_64"),
+        (128, 320, "prefix.256"),
+        (128, 384, "full"),
+        (192, 64, "causal.tl"),
+        (64, 192, "window.100.70"),
+        (64, 192, "lengths.64_32.64_160"),
+        (32, 64, "full"),
+        (64, 32, "full"),
+        (33, 33, "full"),
+        (9, 9, "full"),
+        (1, 33, "full"),
+        (5, 33, "full"),
+        (5, 133, "causal"),
+        (40, 17, "causal"),
+        (1, 133, "window.63.0"),
+        (5, 133, "window.63.0"),
+        (5, 133, "causal+lengths.5_3.128_70"),
+        (5, 133, "window.63.0+lengths.5_3.128_70"),
+        *[(33, 33, "full")] * 2,
+        (1, 1152, "full"),
+        (1, 1152, "lengths.1_1.1088_192"),
+        (1, 32790, "window.70.0"),
+        (1041, 17, "documents.17"),
+    ]
+    assert set(forward) - set(backward) == {
+        problem for problem in forward if problem.seqlen_kv > 1024
+    }
+    assert set(backward) <= set(forward)
+
+
+def test_what_lies_before_the_edge_is_hidden_where_a_mask_can() -> None:
+    *_, wide, tall = asked(WHOLE, "accuracy")
+    seen = tall.mask.dense(1, 1, tall.seqlen_q, tall.seqlen_kv)[0, 0].any(-1)
+    assert seen.nonzero().flatten().tolist() == list(range(1024, 1041))
+    low, high = wide.mask.row_bounds(1, 1, wide.seqlen_kv)
+    assert int(low) < 1 << 15 < int(high) == wide.seqlen_kv
+    *_, wide = asked(SUPPORTS["full only"], "accuracy")
+    assert wide.mask.name == "full"
+
+
+def test_edges_reach_past_what_is_drawn() -> None:
+    """More heads, rows of a group, sequences and pairs of both than a table of 32, 128 or 256 has;
+    scales far from 1; a window in which a whole tile lies; three orders of memory at once."""
+    found = asked(WHOLE, "accuracy")
+    assert max(p.batch for p in found) > 32
+    assert max(p.batch * p.heads_q for p in found) > 256
+    assert {p.seqlen_q for p in found if p.group > 32} == {1, 5}
+    assert {abs(p.scale) for p in found} >= {32.0, 2.0**-12}
+    assert any(len({p.layout_q.order, p.layout_k.order, p.layout_v.order}) == 3 for p in found)
+    window = next(p for p in found if p.mask.name == "window.275.0")
+    seen = window.mask.dense(1, 1, window.seqlen_q, window.seqlen_kv)[0, 0]
+    assert [bool(tile.all()) for tile in seen[:, :512].unflatten(1, (4, 128)).unbind(1)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def low_lse(group: str, dtype: str, support: Support, kind: str = "full") -> list[Problem]:
+    """The edges of that kind of mask at which a key of zeros outweighs all others."""
+    return [
+        p
+        for p in asked(support, group, dtype)
+        if p.distribution == "negative_lse" and p.mask.kind == kind
+    ]
+
+
+@pytest.mark.parametrize("group", ["accuracy", "gradients"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["whole", "square"])
+def test_every_dtype_meets_tiles_that_are_filled_in_part(group: str, dtype: str, name: str) -> None:
+    """A kernel that leaves the ends unmasked at multiples of a part of its tile is asked one,
+    whatever the tile."""
+    found = low_lse(group, dtype, SUPPORTS[name])
+    for tile in (16, 32, 64, 80, 96, 112, 128, 160, 192, 256):
+        for part in (n for n in (8, 16, 32, 64, 128) if n < tile and tile % n == 0):
+            assert any(p.seqlen_kv % part == 0 < p.seqlen_kv % tile for p in found), (tile, part)
+            assert any(p.seqlen_q % part == 0 < p.seqlen_q % tile for p in found), (tile, part)
+
+
+def test_so_do_other_head_dims_and_masks_that_do_not_hide_the_end() -> None:
+    support = replace(WHOLE, head_dims=range(8, 257))
+    found = low_lse("gradients", "float16", support)
+    assert {p.head_dim: p.scale for p in found} == {dim: dim**-0.5 for dim in (16, 64, 128, 256)}
+    for dim in (64, 128, 256):
+        lengths = [(p.seqlen_q, p.seqlen_kv) for p in found if p.head_dim == dim]
+        assert {(rows & -rows, keys & -keys) for rows, keys in lengths} == {(32, 64), (64, 32)}
+    for kind in ("causal", "window"):
+        (problem,) = low_lse("gradients", "float16", WHOLE, kind)
+        wider = problem.mask.mod(problem.seqlen_q, problem.seqlen_kv)
+        assert bool(
+            wider(
+                torch.tensor(0),
+                torch.tensor(0),
+                torch.arange(problem.seqlen_q),
+                torch.tensor(problem.seqlen_kv),
+            ).any()
+        )
+        assert (problem.seqlen_q & -problem.seqlen_q, problem.seqlen_kv & -problem.seqlen_kv) == (
+            64,
+            64,
+        )
+    (problem,) = low_lse("gradients", "float16", WHOLE, "lengths")
+    assert {n & -n for n in problem.kv_lengths()} == {32, 64}
+    assert max(problem.kv_lengths()) < problem.seqlen_kv
+
+
+def test_masks_have_their_corners_where_tiles_have_theirs() -> None:
+    """Of the first and the last row of a tile, since the one says where a walk begins and the other
+    where it needs no mask."""
+    whole = [
+        p
+        for p in asked(WHOLE, "gradients")
+        if p.seqlen_q % 64 == p.seqlen_kv % 64 == 0 < p.seqlen_q * p.seqlen_kv
+    ]
+    for kind, tile in (
+        ("window", 64),
+        ("documents", 64),
+        ("documents", 128),
+        ("prefix", 64),
+        ("prefix", 128),
+    ):
+        corners = set()
+        for problem in (p for p in whole if p.mask.kind == kind):
+            low, high = (
+                bound[0]
+                for bound in problem.mask.row_bounds(1, problem.seqlen_q, problem.seqlen_kv)
+            )
+            for row in (0, tile - 1):
+                inside = low[row] < high[row] < problem.seqlen_kv
+                corners |= {("low", row)} if inside and low[row] > 0 == low[row] % tile else set()
+                corners |= {("high", row)} if inside and high[row] % tile == 0 else set()
+        both = {(side, row) for side in ("low", "high") for row in (0, tile - 1)}
+        assert corners >= ({("high", 0)} if kind == "prefix" else both), (kind, tile)
+    offsets = {p.seqlen_kv - p.seqlen_q for p in whole if p.mask.name == "causal"}
+    assert {n > 0 for n in offsets if n % 128 == 0} == {True, False}
+    assert any(
+        p.mask.kind == "full"
+        and p.distribution == "normal"
+        and p.seqlen_q % 128 == p.seqlen_kv % 128 == 0
+        for p in whole
+    )
+
+
+def test_few_flags_meet_that_random_ones_hardly_combine() -> None:
+    found = asked(replace(WHOLE, separate_head_dim_v=True, softcap=True), "gradients")
+    assert [p.mask.name for p in found if p.softcap and p.scale < 0] == ["causal"]
+    other = [
+        p for p in found if p.head_dim != p.head_dim_v and p.group > 1 and p.mask.kind == "causal"
+    ]
+    assert {p.head_dim > p.head_dim_v: p.scale == p.head_dim**-0.5 for p in other} == {
+        False: True,
+        True: True,
+    }
+    assert not [p for p in asked(WHOLE, "gradients") if p.head_dim != p.head_dim_v or p.softcap]
+
+
+def test_a_few_rows_of_grouped_heads_meet_masks_and_many_keys() -> None:
+    grouped = [p for p in asked(WHOLE, "accuracy") if 1 < p.group < 8]
+    # a row of one head is in another place of the tile than that of the next
+    assert all(p.group == 3 for p in grouped)
+    assert {atom.kind for p in grouped if p.seqlen_q == 5 for atom in p.mask.atoms} == {
+        "causal",
+        "window",
+        "lengths",
+    }
+    assert any(p.mask.kind == "causal" and p.seqlen_q > p.seqlen_kv + 16 for p in grouped)
+    decode = [p for p in grouped if p.seqlen_q == 1]
+    assert any(p.heads_kv > 1 for p in decode if p.seqlen_kv > 1024)
+    assert {(p.mask.kind, p.seqlen_kv > 1024) for p in decode} == {
+        ("window", False),
+        ("full", True),
+        ("lengths", True),
+    }
+    assert all(p.seqlen_kv % 128 == 0 for p in decode if p.seqlen_kv > 1024)
+    without = asked(replace(WHOLE, intersections=False), "accuracy")
+    assert "lengths.5_3.128_70" in {p.mask.name for p in without}
+
+
+@pytest.mark.parametrize("group", ["accuracy", "gradients"])
+def test_configs_with_larger_tiles_are_asked_for_tiles_that_are_filled_in_part(group: str) -> None:
+    configs = Config(block_m=128, block_n=128), Config(block_m=64, block_n=32)
+    declaration = replace(DECLARED, configs=configs, entries=("forward", "backward"))
+    large, fine = (edge_cases(Target(declaration, config, "float16", group)) for config in configs)
+    assert len(large) == 5
+    assert set(large) < set(fine)

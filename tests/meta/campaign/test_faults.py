@@ -1,0 +1,87 @@
+"""Every planted fault fits its source, passes what others would test, and is caught where it was
+caught before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults import record
+from tests.faults.catalogue import FAULTS
+from tests.faults.classes import UNPLANTED
+from tests.faults.fault import Fault
+from tests.faults.rivals import RIVALS
+from tests.faults.search import convicts
+from tests.faults.stand import Stand, finished, passes_allclose
+from verify.cell.process import PLAIN_CUDA
+from verify.oracles.long import problems as long
+from verify.problem import Problem
+
+RECORD = record.load()
+
+
+@pytest.fixture(scope="module")
+def stand() -> Iterator[Stand]:
+    with Stand() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def acquitted() -> set[tuple[str, str]]:
+    """Kernels as they are, and the cases on which they were acquitted."""
+    return set()
+
+
+def test_there_are_enough_of_them_and_most_are_of_classes_that_kernels_had() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 120
+    assert (
+        sum(
+            not fault.source.startswith("none known")
+            for fault in FAULTS
+            if RECORD[fault.name].catches
+        )
+        >= 75
+    )
+    assert all(about and reason for about, reason in UNPLANTED)
+
+
+def test_every_fault_is_on_record_and_what_escapes_has_its_reason() -> None:
+    assert list(RECORD) == [fault.name for fault in FAULTS], "run python -m tests.faults"
+    assert {name for name, entry in RECORD.items() if not entry.catches} == {
+        fault.name for fault in FAULTS if fault.escapes
+    }
+
+
+def test_the_table_is_that_of_the_record() -> None:
+    assert all(list(entry.rivals) == [rival.name for rival in RIVALS] for entry in RECORD.values())
+    assert record.DOCUMENT.read_text(encoding="utf-8") == record.document(RECORD)
+
+
+def test_what_no_machine_without_a_gpu_is_asked_a_gpu_is_asked(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long, "environment", lambda: PLAIN_CUDA)
+    for fault in FAULTS:
+        if fault.asked:
+            problem = Problem.parse(fault.asked)
+            assert problem in long.forward_problems(stand.shipped(fault), problem.dtype)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_passes_allclose_and_is_caught_all_the_same(
+    fault: Fault, stand: Stand, acquitted: set[tuple[str, str]]
+) -> None:
+    planted, shipped = stand.planted(fault), stand.shipped(fault)
+    assert fault.problem.distribution == "normal"
+    trial = stand.run(planted, fault.problem, poison="zero")
+    assert finished(trial) is not None
+    assert passes_allclose(trial)
+    catch = RECORD[fault.name].replay
+    if catch is None:
+        return
+    assert convicts(stand, planted, catch), "the fault is not caught any more"
+    case = shipped.ref, catch.id
+    if case not in acquitted:
+        assert not convicts(stand, shipped, catch), "the kernel as it is is convicted too"
+        acquitted.add(case)

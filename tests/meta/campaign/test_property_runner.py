@@ -1,0 +1,145 @@
+"""From verdicts to failing tests: what a search raises, and that it is what happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+from typing import cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.harness.in_process import declared
+from tests.properties import property_runner as guilt
+from tests.properties import test_attention
+from tests.properties.property_runner import Guilty, hold
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
+from verify.evidence import Finding, Phase, Verdict
+from verify.evidence.known_failures import Xfail, Xfails
+from verify.oracles import Group, grouped, groups
+from verify.problem import Problem
+
+
+class Bench:
+    """A court of which each long problem is guilty, or that breaks on it."""
+
+    guilty = Judge.guilty
+
+    def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:
+        self.breaks, self.heard = breaks, list[Problem]()
+        self.xfails, self.met = xfails or Xfails(), list[Xfail]()
+
+    def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
+        self.heard.append(problem)
+        long = problem.seqlen_kv > 4
+        if long and self.breaks:
+            raise ZeroDivisionError("the judge's own")
+        return [
+            Verdict(
+                case=f"direct:default:accuracy:{problem.name}",
+                variant="direct",
+                config="default",
+                dtype=problem.dtype,
+                oracle="bound",
+                group="accuracy",
+                outcome="fail" if long else "pass",
+                phase=phase,
+                problem=problem.name,
+                finding=Finding(oracle="bound", message="too long") if long else None,
+            )
+        ]
+
+
+def search(bench: Bench, dtype: str) -> None:
+    declaration = declared()
+    target = Target(declaration, declaration.configs[0], dtype, "accuracy")
+
+    @settings(
+        max_examples=60,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(data=st.data())
+    def holds(data: st.DataObject) -> None:
+        hold(cast(Judge, bench), target, data)
+
+    holds()
+
+
+def test_a_guilty_verdict_is_shrunk() -> None:
+    bench = Bench(breaks=False)
+    with pytest.raises(Guilty, match="too long"):
+        search(bench, "float16")
+    assert min(len(problem.name) for problem in bench.heard if problem.seqlen_kv > 4) < 40
+
+
+def test_an_error_of_the_judge_is_raised_as_it_is_and_not_shrunk() -> None:
+    bench = Bench(breaks=True)
+    with pytest.raises(ZeroDivisionError, match="the judge's own"):
+        search(bench, "bfloat16")
+    assert sum(problem.seqlen_kv > 4 for problem in bench.heard) == 1
+
+
+WITNESS = "direct:default:accuracy:sq=2,skv=5,d=16,dtype=float32"
+KNOWN = Xfail(cases="direct:.*", link="elsewhere", expires=date(2100, 1, 1), witness=WITNESS)
+
+
+def test_a_known_defect_is_met_and_not_shrunk() -> None:
+    bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
+    search(bench, "float32")
+    long = [problem for problem in bench.heard if problem.seqlen_kv > 4]
+    assert bench.met == [KNOWN] * len(long)
+    assert len(long) > 10
+
+
+def test_another_oracle_than_the_known_one_convicts() -> None:
+    bench = Bench(breaks=False, xfails=Xfails((replace(KNOWN, oracles=("repeat",)),)))
+    target = Target(declared(), declared().configs[0], "float32", "accuracy")
+    with pytest.raises(Guilty, match="too long"):
+        hold(
+            cast(Judge, bench),
+            target,
+            Problem(seqlen_q=2, seqlen_kv=5, head_dim=16, dtype="float32"),
+        )
+    assert bench.met == []
+
+
+def test_a_known_defect_that_is_mended_is_told() -> None:
+    target = Target(declared(), declared().configs[0], "float32", "accuracy")
+    bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
+    hold(cast(Judge, bench), target, WITNESS)
+    mended = replace(KNOWN, witness=WITNESS.replace("skv=5", "skv=3"))
+    bench = Bench(breaks=False, xfails=Xfails((mended,)))
+    with pytest.raises(
+        AssertionError, match=r"xfails.toml: .*skv=3.* holds: strike its entry out \(elsewhere\)"
+    ):
+        hold(cast(Judge, bench), target, mended.witness)
+
+
+def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.hears("accuracy")
+    def by_name() -> None: ...
+
+    @pytest.mark.hears_family("exact")
+    def by_family() -> None: ...
+
+    tests = [by_name, by_family]
+    known = grouped(
+        [
+            Group(name="accuracy", about="judged by its name"),
+            Group(name="mine", about="judged by its family", family="exact"),
+            Group(name="silent", about="judged by no test"),
+            Group(name="lost", about="of a family without a test", family="nobody's"),
+        ]
+    )
+    assert guilt.unheard(tests, known) == ["silent", "lost"]
+    assert guilt.unheard(vars(test_attention).values(), groups()) == []
+    monkeypatch.setattr(guilt, "groups", lambda: known)
+    with pytest.raises(
+        pytest.UsageError, match=r"no property test judges silent, lost: give the group"
+    ):
+        guilt.check_all_are_heard(tests)

@@ -1,0 +1,258 @@
+"""The judge on trial: right kernels must pass, and each way of being wrong must be convicted by the
+right oracle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verify.cell.process import ROOT
+from verify.cli import main
+from verify.evidence import Evidence, load
+
+ACCUSED = ROOT / "tests" / "sample_kernels"
+
+CORRECT = ("correct_plain", "correct_declared")  # and UPCAST, which is tried beside bad ones
+UPCAST = "correct_upcast"
+
+# file -> oracles, one of which must convict
+WRONG = {
+    "wrong_scale": {"bound"},
+    "wrong_alignment": {"bound", "counting"},
+    "wrong_tail": {"bound", "counting", "gather"},
+    "wrong_zeros": {"bound", "counting", "gather"},
+    "wrong_lse": {"bound", "counting", "gather"},
+    "wrong_nan": {"bound", "gather"},
+    "wrong_precision": {"bound"},
+    "returns_input": {"execution"},
+    "returns_shape": {"execution"},
+    "returns_dtype": {"execution"},
+    "raises": {"execution"},
+    "segfaults": {"execution"},
+    "hangs": {"execution"},
+    "exits": {"execution"},
+    "writes_past": {"memory"},
+    "scales_input": {"memory"},
+    "forgets_rows": {"memory"},
+    "not_repeatable": {"repeat"},
+    "leaks_masked": {"poison"},
+    "accepts_anything": {"refusal"},
+    "wrong_rows.py@nan-rows": {"empty_rows"},
+    "wrong_rows.py@head-map": {"gather"},
+    "wrong_rows.py@reads-past-the-end": {"bound"},
+    "wrong_rows.py@uncleared-workspace": {"repeat", "bound"},
+    "declares_nothing": {"loading"},
+    "does_not_import": {"loading"},
+    "gradients.py@without-delta": {"gradient_bound"},
+    "gradients.py@one-head": {"gradient_bound"},
+    "gradients.py@without-scale": {"gradient_bound"},
+    "gradients.py@without-tail": {"memory"},
+    "gradients.py@accumulated": {"repeat"},
+    "false_promises.py@fp16-accumulator": {"declared_numerics"},
+    "false_promises.py@e4m3-probabilities": {"declared_numerics"},
+    "false_promises.py@cubic-exponential": {"declared_numerics"},
+    "false_promises.py@base-2-lse": {"contract"},
+    "false_promises.py@exclusive-window": {"contract"},
+}
+
+
+# The test of `tests/properties/test_attention.py` that hears these oracles, as pytest -k finds it.
+HEARD_BY = {
+    "bound": "_within_",
+    "gradient_bound": "_within_",
+    "execution": "_within_",
+    "memory": "_within_",
+    "repeat": "_within_",
+    "empty_rows": "_within_",
+    "counting": "counts_the",
+    "gather": "gathers_the",
+    "poison": "ignores_what",
+    "refusal": "refuses_what",
+    "contract": "keeps_its",
+    "declared_numerics": "computes_as",
+    "loading": "test_loads",
+}
+
+# Right ones among the wrong, which nobody may convict.
+RIGHT = ("gradients.py@right", "false_promises.py@as-declared")
+
+# The agenda and the long sequences would take longer than all that is drawn.
+DRAWN = "(not coverage_bins and not long_sequences)"
+
+_FILES = list(dict.fromkeys(name.partition(".py@")[0] for name in WRONG))  # a file is tried whole
+
+
+def asked(file: str) -> str:
+    """What of a file is heard, for pytest -k: what may convict it; and everything, where a right
+    backward lies beside it."""
+    oracles = {
+        oracle for name in WRONG if name.partition(".py@")[0] == file for oracle in WRONG[name]
+    }
+    tests = " or ".join(sorted({HEARD_BY[oracle] for oracle in oracles}))
+    return (
+        f"/{file}.py and {DRAWN} and ({tests}{' or right-default' if file == 'gradients' else ''})"
+    )
+
+
+def trial_of(
+    tmp_path: Path,
+    *names: str,
+    select: str = DRAWN,
+    examples: int = 12,
+    shrink: float = 0.2,
+    deadline: float = 4,
+) -> tuple[int, Evidence, str]:
+    """Run `verify run` on accused kernels in a directory of its own: exit code, evidence, output.
+
+    shrink: seconds that are spent on a smaller case for each failing target; deadline: for one
+    launch.
+    """
+    files = sorted({str(ACCUSED / f"{name.partition('.py')[0]}.py") for name in names})
+    command = [
+        sys.executable,
+        "-m",
+        "verify",
+        "run",
+        "-n",
+        "0",
+        "--profile",
+        "ci",
+        "--examples",
+        str(examples),
+        "-k",
+        select,
+        *files,
+    ]
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "VERIFY_DEADLINE": str(deadline)}
+    variables |= {"VERIFY_SEARCH_SECONDS": "15", "VERIFY_SHRINK_SECONDS": str(shrink)}
+    # The count of workers stays: by it the campaign inside knows how many cores are its own.
+    variables = {
+        n: value
+        for n, value in variables.items()
+        if not n.startswith("PYTEST_") or n == "PYTEST_XDIST_WORKER_COUNT"
+    }
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    (run,) = (tmp_path / ".verify" / "runs").iterdir()
+    return done.returncode, load(run), done.stdout + done.stderr
+
+
+def _is(ref: str, name: str) -> bool:
+    file, _, variant = Path(ref).name.partition("@")
+    wanted, wanted_at, wanted_variant = name.partition("@")
+    return file.removesuffix(".py") == wanted.removesuffix(".py") and (
+        not wanted_at or variant == wanted_variant
+    )
+
+
+@pytest.mark.long(30)
+def test_correct_kernels_pass(tmp_path: Path) -> None:
+    select = "not long_sequences or (correct_declared and n32)"  # which one of them is enough for
+    status, evidence, output = trial_of(tmp_path, *CORRECT, select=select, examples=5, deadline=60)
+    assert status == 0, output
+    judged = {v.variant.rpartition("@")[0] for v in evidence.verdicts}
+    assert judged == {str(ACCUSED / f"{name}.py") for name in CORRECT}
+
+
+@pytest.mark.long(45)
+def test_wrong_kernels_are_convicted_and_harm_no_other(tmp_path: Path) -> None:
+    """All on one bench: each must be convicted by the right oracle, whatever the others do to
+    their cells; a correct one among them is judged whole, and passes."""
+    whole = f"(/{UPCAST}.py and not long_sequences)"
+    select = " or ".join([*map(asked, _FILES), whole])
+    status, evidence, output = trial_of(tmp_path, *WRONG, UPCAST, select=select, deadline=6)
+    assert status == 1, output
+    for name, oracles in WRONG.items():
+        convicted = convicting(evidence, name)
+        assert convicted & oracles, f"{name}: convicted by {convicted or 'nobody'}\n{output}"
+    for name in (*RIGHT, UPCAST):
+        convicted = convicting(evidence, name)
+        assert not convicted, f"{name}, right beside the wrong ones: by {convicted}\n{output}"
+    assert len([v for v in evidence.verdicts if _is(v.variant, UPCAST)]) > 100, output
+
+
+def convicting(evidence: Evidence, name: str) -> set[str]:
+    """The oracles that convicted a kernel."""
+    return {v.oracle for v in evidence.verdicts if v.outcome == "fail" and _is(v.variant, name)}
+
+
+@pytest.mark.long(12)
+def test_a_failure_is_shrunk_explained_and_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    select = f"{asked('wrong_tail')} and float32"  # one target of each group
+    _, evidence, output = trial_of(tmp_path, "wrong_tail", select=select, shrink=2)
+    shrunk = [v for v in evidence.verdicts if v.outcome == "fail" and v.phase == "shrink"]
+    smallest = min(shrunk, key=lambda v: len(v.case))
+    assert "b=" not in smallest.problem.split(",")[0], (
+        f"not shrunk to one sequence: {smallest.problem}"
+    )
+    for word in ("variant", "config", "oracle", "got", "bound", "where", "problem", "replay"):
+        assert f"  {word}" in output
+    assert smallest.finding is not None
+    python, *words = shlex.split(smallest.finding.replay)
+    assert (python, words[:2]) == ("python", ["-m", "verify"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["verify", *words[2:]])
+    assert main() == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replay", "nonsense"),
+        ("replay", "triton-flash-forward:m128n64w4s2:accuracy:sq=8,skv=8,d=64,dtype=float17"),
+        (
+            "replay",
+            "triton-flash-forward:m128n64w8s2:accuracy:sq=8,skv=8,d=64,dtype=float16,dist=nosuch",
+        ),
+        (
+            "replay",
+            "triton-flash-forward:m128n64w8s2:gather:sq=8,skv=800,d=8,dtype=float16,dist=gather",
+        ),
+        ("replay", "no-such-variant:default:accuracy:sq=8,skv=8,d=64,dtype=float16"),
+        ("run", "no_such_file.py"),
+        ("run", "--run-id", "a/b"),
+        ("compare", "here.json", "there.json"),
+        ("no-such-command",),
+    ],
+)
+def test_bad_usage_gets_one_clear_line(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["verify", *arguments])
+    assert main() == 2
+    output, errors = capfd.readouterr()
+    assert len(output.strip().splitlines()) == 1, output
+    assert "Traceback" not in output + errors
+
+
+def test_another_schema_is_refused_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"schema": 99}))
+    monkeypatch.setattr(sys, "argv", ["verify", "compare", str(path), str(path)])
+    assert main() == 2
+    output, errors = capfd.readouterr()
+    assert len(output.strip().splitlines()) == 1
+    assert "99" in output
+    assert not errors

@@ -1,0 +1,53 @@
+"""Workers share the GPUs that the caller left visible, one each, and begin with the longest
+tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import conftest
+from verify.machine import device
+
+_TWO = "0, GPU-aa, NVIDIA H100, 9.0, 580\n1, GPU-bb, NVIDIA H100, 9.0, 580\n"
+_ONE = "0, GPU-aa, NVIDIA H100, 9.0, 580\n"
+
+
+@pytest.mark.parametrize(
+    ("machine", "mask", "worker", "seen"),
+    [
+        (_TWO, None, "gw0", "GPU-aa"),
+        (_TWO, None, "gw3", "GPU-bb"),
+        (_TWO, "1,0", "gw0", "1"),
+        (_TWO, "1,0", "gw1", "0"),
+        (_TWO, "1", "gw1", "1"),
+        (_TWO, "", "gw1", ""),
+        (_TWO, None, "", None),
+        (_ONE, None, "gw1", None),
+        (None, None, "gw1", None),
+    ],
+)
+def test_each_worker_gets_one(
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str | None,
+    mask: str | None,
+    worker: str,
+    seen: str | None,
+) -> None:
+    monkeypatch.setattr(device, "_output", lambda command: machine)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "to be restored")
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    conftest._pin_gpu(worker)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
+
+
+def test_every_worker_begins_with_long_tests() -> None:
+    items = ["a", "b", "l10", "c", "l30", "d", "l20", "e"]
+    order = conftest.dealt(items, lambda name: float(name[1:] or 0), 2)
+    assert order == ["l30", "l10", "a", "b", "c", "l20", "d", "e"]
+    assert conftest.dealt(items, lambda name: float(name[1:] or 0), 1) == items

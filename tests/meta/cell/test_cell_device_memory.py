@@ -1,0 +1,123 @@
+"""Device memory that kernels keep, over an allocator that only counts."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+
+from verify.cell import child
+from verify.cell.device_memory import DeviceMemory
+from verify.cell.process import Cell, _bytes
+
+TOTAL = 80 << 30
+SPARE = 2 << 20  # bytes that torch's pool holds beside what it gave away
+
+
+class Allocator:
+    """Counts what is taken in torch's allocator, and by others from the driver."""
+
+    def __init__(self) -> None:
+        self.allocated = 1000  # the judge's arena
+        self.others = 0
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return TOTAL - self.allocated - SPARE - self.others, TOTAL
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    found = Allocator()
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: found.allocated)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: found.allocated + SPARE)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", found.mem_get_info)
+    return found
+
+
+Takes = Callable[[int], Callable[[], None]]
+
+
+@pytest.fixture
+def takes(allocator: Allocator) -> Takes:
+    """A launch that leaves so many bytes more taken than before."""
+
+    def launch_of(size: int) -> Callable[[], None]:
+        return lambda: setattr(allocator, "allocated", allocator.allocated + size)
+
+    return launch_of
+
+
+def test_a_leak_grows_at_every_launch(takes: Takes) -> None:
+    memory = DeviceMemory()
+    assert [memory.watch(takes(512))["kept"] for _ in range(4)] == [512] * 4
+
+
+def test_what_is_given_back_or_kept_for_the_next_launch_is_no_growth(takes: Takes) -> None:
+    memory = DeviceMemory()
+    sizes = [0, 4096, 1024, 2048, 4096, 8192, 512]  # of the buffer that is kept
+    changes = [new - old for old, new in zip([0, *sizes], sizes, strict=False)]
+    kept = [memory.watch(takes(change))["kept"] for change in changes]
+    assert kept == [0, 4096, 0, 0, 0, 4096, 0]
+
+
+def test_the_judges_own_arena_does_not_count(takes: Takes, allocator: Allocator) -> None:
+    memory = DeviceMemory()
+    for size in (1 << 20, 1 << 30):
+        allocator.allocated = size
+        assert memory.watch(takes(0)) == {"kept": 0, "taken": 0}
+
+
+def test_what_is_taken_beside_torchs_pool_is_told_apart(takes: Takes, allocator: Allocator) -> None:
+    memory = DeviceMemory()
+    allocator.others = 5 << 30  # before the first launch
+    assert memory.watch(takes(0)) == {"kept": 0, "taken": 0}
+    allocator.others += 100
+    assert memory.watch(takes(7)) == {"kept": 7, "taken": 100}
+    allocator.others -= 300
+    assert memory.watch(takes(0)) == {"kept": 0, "taken": 0}
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted"),
+    [
+        ("cuda", {"status": "ok", "kept": 64, "taken": 0}),
+        ("cpu", {"status": "ok"}),
+    ],
+)
+def test_a_run_on_a_device_says_what_it_kept(
+    device: str, wanted: dict[str, Any], takes: Takes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def on_device(self: child.Life, message: dict[str, Any]) -> Iterator[torch.Tensor]:
+        yield torch.empty(0, dtype=torch.uint8)
+
+    monkeypatch.setattr(child.Life, "_on_device", on_device)
+    monkeypatch.setattr(child, "launch", lambda variant, message, arena: takes(64)())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        life = child.Life(ours)
+        life.variants["accused"] = cast(Any, None)
+        assert life._answer({"op": "run", "variant": "accused", "device": device}, []) == wanted
+
+
+@pytest.mark.parametrize("said", [None, "64", -1, True, 1 << 60, 0.5, [64]])
+def test_what_is_no_number_of_bytes_is_none(said: object) -> None:
+    assert _bytes(said) == 0
+    assert _bytes(64) == 64
+
+
+def test_the_numbers_of_a_life_reach_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        cell = cast(Any, object.__new__(Cell))
+        cell._life, cell._pid, cell._requests = ours, 1, 0
+        monkeypatch.setattr("verify.cell.process.resident", lambda pid: 0)
+        monkeypatch.setattr("verify.cell.process.send", lambda *words: None)
+        said = {"status": "ok", "kept": 64, "taken": "many", "request": 1}
+        monkeypatch.setattr("verify.cell.process.receive", lambda *words, **more: (said, []))
+        reply = cell._ask({"op": "run"}, 1.0)
+    assert (reply.status, reply.kept, reply.taken) == ("ok", 64, 0)

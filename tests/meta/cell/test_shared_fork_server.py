@@ -1,0 +1,40 @@
+"""What the tests' courts share: a process that is well, and was started with the same variables."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.shared_fork_server import SharedZygote, end_all
+from verify.cell.process import PLAIN_CPU, Cell
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    end_all()
+    yield
+    end_all()
+
+
+def process_after_a_life() -> int:
+    """The process of a zygote that had a life, which nobody ended, and was closed."""
+    fork_server = SharedZygote(PLAIN_CPU)
+    assert Cell(fork_server).arch() == "cpu"
+    assert fork_server._process is not None
+    pid = fork_server._process.pid
+    fork_server.close()
+    assert not fork_server._lives
+    return pid
+
+
+def test_the_next_goes_on_with_a_process_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = process_after_a_life()
+    assert process_after_a_life() == first
+    os.kill(first, signal.SIGKILL)
+    second = process_after_a_life()
+    assert second != first
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    assert process_after_a_life() not in (first, second)

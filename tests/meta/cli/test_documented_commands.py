@@ -1,0 +1,300 @@
+"""Every command that README.md, CONTRIBUTING.md or docs/ names is run by a step of .ci/run or a test.
+
+A command counts as run where RUNS says, and RUNS is held against the file and the function that it
+names.  Whoever documents a new command, or a new option of one, runs it in a test and adds a line.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from verify import __version__, cli
+from verify.campaign.runner import FAILED, RunRequest
+from verify.cell.discovery import Roster
+from verify.cli.sanitize import Request
+from verify.problem.case import Case
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHELL = ("", "sh", "bash", "console", "text")
+
+# "python3 -m verify run", "verify run", "tox -e gpu", "pytest -n auto", "pip install -e .", ...
+COMMAND = re.compile(
+    r"(?:\$ )?(?:[A-Z_]+=\S* )*"
+    r"(?P<words>(?:(?:\S*/)?python3? -m )?(?:verify|pytest|tox|pip|build)(?= |$).*)"
+    r"|(?P<module>python3? -m (?:tests|references)\.\w+(?= |$).*)"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command is run.  shows: what must stand there, in `function` of `file` if one is
+    named."""
+
+    file: str
+    shows: str
+    function: str = ""
+
+    def holds(self) -> bool:
+        """Whether it does stand there."""
+        path = ROOT / self.file
+        if not path.is_file():
+            return False
+        text = path.read_text(encoding="utf-8")
+        return self.shows in (_functions(text).get(self.function, "") if self.function else text)
+
+
+def ci(shows: str) -> Place:
+    """A step of .ci/run."""
+    return Place(".ci/run", shows)
+
+
+def wheel(shows: str) -> Place:
+    """A step of .ci/wheel, which .ci/run calls."""
+    return Place(".ci/wheel", shows)
+
+
+def of(file: str, function: str, shows: str) -> Place:
+    """A test, or what it calls."""
+    (path,) = (ROOT / "tests" / "meta").rglob(f"{file}.py")
+    return Place(path.relative_to(ROOT).as_posix(), shows, function)
+
+
+HERE = "test_documented_commands"
+SANITIZE = (HERE, "test_sanitize_reaches_the_lane_with_its_options")
+RUN = (HERE, "test_run_is_told_its_options")
+TERMS = ("test_verdict_page", "test_the_terms_are_what_the_command_prints")
+
+RUNS = {
+    "verify": wheel('verify, "--version"'),
+    "verify --version": wheel('verify, "--version"'),
+    "verify --help": of(HERE, "test_help", '"--help"'),
+    "verify run": wheel('verify, "run", "right.py"'),
+    "verify run --examples": wheel('"right.py", "--examples"'),
+    "verify run -k": of(
+        "test_cli", "test_names_that_match_nothing_are_answered_with_those_that_exist", '"-k"'
+    ),
+    "verify run -x": wheel('"run", "wrong.py", "-x"'),
+    "verify run --seed": of(*RUN, '"--seed"'),
+    "verify run -n": of(*RUN, '"-n"'),
+    "verify fuzz": wheel('"fuzz", "wrong.py"'),
+    "verify fuzz --max-time": wheel('"--max-time"'),
+    "verify fuzz --keep-going": of(HERE, "test_fuzz_keeps_going", '"--keep-going"'),
+    "verify replay": wheel('verify, "replay", CASE'),
+    "verify report": wheel('verify, "report", "--examples"'),
+    "verify report --out": wheel('"--out", "pages"'),
+    "verify report --run": wheel('"report", "--run", "right"'),
+    "verify report --render": of(
+        "test_report_beside", "test_the_command_writes_the_pages_again", '"report", "--render"'
+    ),
+    "verify compare": wheel('verify, "compare"'),
+    "verify recheck": ci("python3 -m verify recheck reports"),
+    "verify list": wheel('"-m", "verify", "list"'),
+    "verify oracles": of(HERE, "test_oracles", '"oracles"'),
+    "verify oracles --table": of(HERE, "test_oracles", '"--table"'),
+    "verify bench": wheel('verify, "bench", "--seconds"'),
+    "verify sanitize": ci("tox -e sanitizer"),
+    "verify sanitize --quick": of(*SANITIZE, '"--quick"'),
+    "verify sanitize --case": of(*SANITIZE, '"--case"'),
+    "verify probe": of(
+        "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
+    ),
+    "verify test": ci("python3 -m verify test --profile ci"),
+    "references.masks": of(HERE, "test_masks_are_drawn", '"references.masks"'),
+    "tests.bound_terms": of(*TERMS, "bound_terms.main(words)"),
+    "tests.bound_terms --index": of(*TERMS, "bound_terms.main(words)"),
+    "tests.bound_terms --arch": of(*TERMS, "bound_terms.main(words)"),
+    "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests.faults"'),
+    "pytest": Place("tox.ini", "-m pytest -n auto"),
+    "pytest -n": Place("tox.ini", "-m pytest -n auto"),
+    "tox": ci("tox -e py"),
+    "tox -e py": ci("tox -e py"),
+    "tox -e report": ci("tox -e report"),
+    "tox -e gpu": ci("without_device tox -e gpu"),
+    "tox -e sanitizer": ci("without_device tox -e sanitizer"),
+    "tox -e lint": ci("tox -e lint"),
+    "tox -e gpu --current-env": ci("tox --current-env -e gpu"),
+    "tox -e sanitizer --current-env": ci("tox --current-env -e sanitizer"),
+    "pip install": wheel('"-m", "pip", "install"'),
+    "pip install -e": Place("verify/bootstrap.py", '"--editable"'),
+    "pip install -c": Place("verify/bootstrap.py", '"--constraint"'),
+    "pip install --no-index": ci("pip install --no-index"),
+    "pip install --find-links": ci("--find-links"),
+    "pip download": ci("pip download -d"),
+    "pip download -d": ci("pip download -d"),
+    "build": wheel('"-m", "build"'),
+}
+
+
+@cache
+def _functions(text: str) -> dict[str, str]:
+    """The source of every function, methods included, by name."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return {node.name: ast.get_source_segment(text, node) or "" for node in nodes}
+
+
+def documented(text: str) -> Iterator[str]:
+    """The commands of a page, from its code blocks and its inline code, without their comments."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in blocks if language in SHELL for line in block.splitlines()]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+    for line in lines:
+        found = COMMAND.fullmatch(re.sub(r"\s+#.*", "", line.strip()))
+        if found is not None:
+            yield found["words"] or found["module"]
+
+
+def parts(command: str) -> list[str]:
+    """What must be run of a command: its program and subcommand, and these with each option.
+
+    `python3 -m verify run k.py -k x` gives `verify run` and `verify run -k`; `tox -e gpu` itself.
+    """
+    words = shlex.split(re.sub(r"^(?:\S*/)?python3? -m ", "", command))
+    program, *rest = words
+    if program in ("verify", "pip") and rest and re.fullmatch(r"[a-z]+", rest[0]):
+        program, rest = f"{program} {rest[0]}", rest[1:]
+    if program == "tox" and "-e" in rest:
+        name = rest[rest.index("-e") + 1]
+        program, rest = f"tox -e {name}", [word for word in rest if word not in ("-e", name)]
+    options = [word for word in rest if re.fullmatch(r"-{1,2}[a-zA-Z][\w-]*", word)]
+    return [program, *(f"{program} {option}" for option in options)]
+
+
+NAMED = {
+    part: f"{page.relative_to(ROOT).as_posix()}: {command}"
+    for page in PAGES
+    for command in documented(page.read_text(encoding="utf-8"))
+    for part in parts(command)
+}
+
+
+@pytest.mark.parametrize("part", NAMED)
+def test_a_documented_command_is_run(part: str) -> None:
+    place = RUNS.get(part)
+    where = NAMED[part]
+    assert place is not None, f"{where}: nobody runs `{part}`; run it in a test, and add it to RUNS"
+    assert place.holds(), f"{where}: `{part}` is not run any more where RUNS says: {place}"
+
+
+def test_commands_are_found_and_taken_apart() -> None:
+    page = """
+Say `python3 -m verify report --run A` or `verify.problem`, `verify/cell`, `tox -e gpu`.
+```sh
+FLAG=1 python -m verify run k.py -k "a b" --examples 2   # a comment with `tox`
+tox --current-env -e gpu
+```
+```python
+verify = 1
+```
+Then `python -m references.masks`, `pytest -n auto`, `.venv/bin/python -m build`.
+"""
+    assert [parts(command) for command in documented(page)] == [
+        ["verify run", "verify run -k", "verify run --examples"],
+        ["tox -e gpu", "tox -e gpu --current-env"],
+        ["verify report", "verify report --run"],
+        ["tox -e gpu"],
+        ["references.masks"],
+        ["pytest", "pytest -n"],
+        ["build"],
+    ]
+
+
+def test_what_stands_nowhere_does_not_count() -> None:
+    here = f"tests/meta/cli/{HERE}.py"
+    assert not Place(here, "never " + "written").holds()
+    assert not Place(here, '"--table"', "test_help").holds()
+    assert not Place("tests/meta/test_nowhere.py", "").holds()
+
+
+def test_the_wheel_is_tried_by_ci() -> None:
+    assert ci(".venv/bin/python .ci/wheel").holds()
+
+
+def verify(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["verify", *words])
+    return cli.main()
+
+
+def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(monkeypatch, "run", "--help") == 0
+    assert "KERNELS" in capsys.readouterr().out
+    assert verify(monkeypatch, "--version") == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_oracles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert verify(monkeypatch, "oracles") == 0
+    assert "empty_rows" in capsys.readouterr().out
+    monkeypatch.setattr("verify.campaign.applicability.PATH", tmp_path / "table.md")
+    monkeypatch.setattr("verify.campaign.applicability.roster", lambda: Roster((), ()))
+    assert verify(monkeypatch, "oracles", "--table") == 0
+    assert "empty_rows" in (tmp_path / "table.md").read_text(encoding="utf-8")
+
+
+def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane itself is tried in test_sanitizer_run.py, with a tool of paper."""
+    asked: list[Request] = []
+    monkeypatch.setattr("verify.cli.sanitize.sanitize", lambda it, console: asked.append(it))
+    case = "ptx-split-q:m64n64w4s2:sanitizer:sq=64,skv=64,d=64,dtype=float16"
+    verify(monkeypatch, "sanitize", "--quick")
+    verify(monkeypatch, "sanitize", "--case", case)
+    assert [request.quick for request in asked] == [True, False]
+    assert [request.case for request in asked] == [None, Case.parse(case)]
+
+
+def test_run_is_told_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They reach the campaign as they were given."""
+    asked: list[RunRequest] = []
+    monkeypatch.setattr("verify.cli.run.execute", lambda order, console: asked.append(order))
+    monkeypatch.setattr("verify.cli.run.conclude", lambda order, search, **how: search())
+    kernel = tmp_path / "my_attention.py"
+    kernel.touch()
+    verify(monkeypatch, "run", str(kernel), "-x", "--seed", "2", "-n", "0")
+    (order,) = asked
+    assert (order.exit_first, order.seed, order.workers) == (True, 2, "0")
+
+
+def test_fuzz_keeps_going(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a conviction, until the time is over; without the option it stops there."""
+    rounds: list[int | None] = []
+
+    def judge(order: RunRequest, console: object, deadline: float) -> int:
+        rounds.append(order.seed)
+        time.sleep(0.05)
+        return FAILED
+
+    monkeypatch.setattr("verify.cli.run.execute", judge)
+    monkeypatch.setattr("verify.cli.run.conclude", lambda order, search, **how: search())
+    assert verify(monkeypatch, "fuzz", "--max-time", "60") == FAILED
+    assert len(rounds) == 1
+    assert verify(monkeypatch, "fuzz", "--max-time", "0.5", "--keep-going") == FAILED
+    assert len(rounds) > 2
+
+
+def test_masks_are_drawn() -> None:
+    command = [sys.executable, "-m", "references.masks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "causal" in done.stdout
+
+
+def test_faults_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For none of them, because the search for all takes an hour; test_faults.py replays it."""
+    monkeypatch.setattr("tests.faults.catalogue.FAULTS", ())
+    monkeypatch.setattr(sys, "argv", ["faults"])
+    runpy.run_module("tests.faults", run_name="__main__")

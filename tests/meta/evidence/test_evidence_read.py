@@ -1,0 +1,206 @@
+"""Evidence read back: shapes checked, words shared, several runs as one."""
+
+import dataclasses
+import gc
+import json
+from collections import Counter
+
+import pytest
+
+from tests.harness.fake_campaign import evidence
+from tests.meta.evidence.test_evidence import FAILURE, ONE, TWO, record
+from verify.evidence import Begin, EvidenceError, load, strict_json
+
+VERDICT = {"kind": "verdict", **strict_json.encode(FAILURE)}
+
+
+class TestShapes:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"case": 7}, "verdict.case: got 7, but should be a string"),
+            (
+                {"measures": {"r_out": 1, "r_lse": "NaN"}},
+                'verdict.measures.r_lse: got "NaN", but should be a number',
+            ),
+            (
+                {"measures": {"r_out": True}},
+                "verdict.measures.r_out: got true, but should be a number",
+            ),
+            ({"measures": []}, "verdict.measures: got [], but should be an object"),
+            ({"bins": ["gqa", "tail", None]}, "verdict.bins[2]: got null, but should be a string"),
+            ({"bins": "gqa"}, 'verdict.bins: got "gqa", but should be an array'),
+            (
+                {"finding": VERDICT["finding"] | {"count": 2**53 + 1}},
+                "verdict.finding.count: got 9007199254740993",
+            ),
+            (
+                {"finding": VERDICT["finding"] | {"got": [1]}},
+                "verdict.finding.got: got [1], but should be a number",
+            ),
+            ({"finding": {}}, "verdict.finding.oracle: is missing"),
+            (
+                {"phase": ["witness"]},
+                "verdict.phase: got [\"witness\"], but should be one of 'generate', 'shrink'",
+            ),
+        ],
+    )
+    def test_the_place_is_named(self, tmp_path, changes, message):
+        (tmp_path / "gw0.jsonl").write_text("\n" + json.dumps(VERDICT | changes) + "\n")
+        with pytest.raises(EvidenceError) as caught:
+            load(tmp_path)
+        assert str(caught.value).startswith(f"gw0.jsonl:2: {message}")
+
+    def test_types_are_looked_at_once_for_all_lines(self, tmp_path, monkeypatch):
+        looks = Counter()
+        takes = strict_json._taking
+        monkeypatch.setattr(
+            strict_json,
+            "_taking",
+            lambda hint, keep: (looks.update(["type"]), takes(hint, keep))[1],
+        )
+        for records in (1, 30):
+            record(
+                tmp_path / str(records),
+                *[dataclasses.replace(ONE, case=f"case {i}") for i in range(records)],
+            )
+            load(tmp_path / str(records))
+            looks.update({f"after {records}": looks["type"]})
+        assert looks["after 1"] > 10
+        assert looks["after 30"] == 2 * looks["after 1"]
+
+    def test_equal_words_are_one_object(self, tmp_path):
+        record(tmp_path, ONE, dataclasses.replace(ONE, oracle="repeat"))
+        first, second = load(tmp_path).verdicts
+        assert first.case is second.case
+        assert first.bins[0] is second.bins[0]
+        assert all(a is b for a, b in zip(first.measures, second.measures, strict=True))
+
+    def test_the_collector_is_left_as_it_was(self, tmp_path):
+        load(tmp_path)
+        assert gc.isenabled()
+        (tmp_path / "gw0.jsonl").write_text("[]\n")
+        with pytest.raises(EvidenceError):
+            load(tmp_path)
+        assert gc.isenabled()
+
+
+class TestSeveral:
+    """Runs that are read together: h1 began before h2."""
+
+    @pytest.fixture
+    def folders(self, tmp_path):
+        (run,), entry, drawn = evidence(1).runs, evidence(1).variants[0], evidence(1).drawn[0]
+        passed = dataclasses.replace(
+            FAILURE, outcome="pass", measures={}, finding=None, time=FAILURE.time + 9
+        )
+        record(
+            tmp_path / "h1",
+            run,
+            entry,
+            FAILURE,
+            ONE,
+            Begin(case=TWO.case, phase="generate", time=1.0),
+            drawn,
+        )
+        later = dataclasses.replace(run, started="2025-01-02T00:00:00+00:00")
+        path = record(
+            tmp_path / "h2",
+            later,
+            dataclasses.replace(entry, unavailable="gone"),
+            passed,
+            ONE,
+            TWO,
+            drawn,
+        )
+        with path.open("ab") as file:
+            file.write(b'{"kind"\n')
+        return tmp_path / "h1", tmp_path / "h2"
+
+    def test_as_one(self, folders):
+        found = load(*folders)
+        assert [v.case for v in found.verdicts] == sorted([ONE.case, TWO.case, FAILURE.case])
+        assert found.verdict_of(FAILURE.case).outcome == "fail"
+        assert found.unstable == ((FAILURE.case, FAILURE.oracle),)
+        assert (len(load(folders[0]).lost), found.lost) == (1, ())
+        assert [(d.drawn, d.refused) for d in found.drawn] == [(680, 24)]
+        assert found.torn == ("h2/gw0.jsonl:7",)
+        assert [run.run for run in found.runs] == ["h1", "h2"]
+        assert [entry.unavailable for entry in found.variants] == ["gone"]
+        assert found.changed == ()
+
+    def test_in_any_order_and_once_each(self, folders):
+        assert load(*reversed(folders)) == load(*folders) == load(*folders, folders[0])
+
+    def test_one_alone_keeps_its_name(self, folders):
+        assert load(folders[0], folders[0]) == load(folders[0])
+        assert load(folders[0]).run.run == evidence(1).run.run
+
+    def test_another_source_is_named(self, folders):
+        (entry,) = load(folders[0]).variants
+        record(folders[1], dataclasses.replace(entry, source_hash="other"))
+        assert load(folders[1]).changed == load(*folders).changed == (entry.ref,)
+
+    def test_a_copy_is_refused(self, folders, tmp_path):
+        record(tmp_path / "h3", *load(folders[1]).runs, worker="gw9")
+        with pytest.raises(
+            EvidenceError,
+            match=r"h2 and .*h3 both hold the run .* of 2025-01-02T.*: name one of them",
+        ):
+            load(*folders, tmp_path / "h3")
+
+    def test_one_that_does_not_say_where_it_ran_is_refused(self, folders, tmp_path):
+        record(tmp_path / "h3", ONE)
+        with pytest.raises(EvidenceError, match="h3: has no run record"):
+            load(*folders, tmp_path / "h3")
+
+    def test_a_wrong_line_is_named_with_its_directory(self, folders):
+        (folders[1] / "gw1.jsonl").write_text("[]\n")
+        with pytest.raises(EvidenceError, match=r"^h2/gw1.jsonl:1: kind None"):
+            load(*folders)
+
+
+class TestFurther:
+    def test_a_verdict_that_is_not_recorded_is_joined(self):
+        found = evidence(5)
+        (before,) = (v for v in found.verdicts if v.case == ONE.case)
+        again = dataclasses.replace(before, outcome="fail", finding=FAILURE.finding)
+        joined = found.with_verdicts([again])
+        assert joined.verdict_of(ONE.case).outcome == "fail"
+        assert joined.unstable == ((ONE.case, ONE.oracle),)
+        assert len(joined.verdicts) == len(found.verdicts)
+        assert found.with_verdicts([]) is found
+
+
+class TestMeasures:
+    """A verdict that passes while its own measure convicts is a failure, whoever wrote it."""
+
+    @pytest.mark.parametrize("name", ["r_out", "r_lse", "r_dq", "long_r_out", "exact_scores_r_lse"])
+    @pytest.mark.parametrize("r", [1.0000001, 4.8e4, "inf", "nan"])
+    def test_a_pass_beyond_its_bound_fails(self, tmp_path, name, r):
+        (tmp_path / "gw0.jsonl").write_text(passing({name: r}))
+        (found,) = load(tmp_path).verdicts
+        assert found.outcome == "fail"
+        assert f"recorded as passing with {name} = " in found.finding.message
+
+    @pytest.mark.parametrize(
+        "measures",
+        [
+            {"r_out": 1.0},
+            {"max_error_out": 7.0, "rows_dq": 9.0, "z_lse": 3.0},
+            {"bound_ratio": 107.0},
+        ],
+    )
+    def test_other_measures_decide_nothing(self, tmp_path, measures):
+        (tmp_path / "gw0.jsonl").write_text(passing(measures))
+        assert load(tmp_path).verdicts[0].outcome == "pass"
+
+    def test_what_is_not_asked_is_not_judged(self, tmp_path):
+        line = json.loads(passing({"r_out": 2.0})) | {"outcome": "inapplicable"}
+        (tmp_path / "gw0.jsonl").write_text(json.dumps(line) + "\n")
+        assert load(tmp_path).verdicts[0].outcome == "inapplicable"
+
+
+def passing(measures):
+    """A line of evidence that says pass."""
+    return json.dumps(VERDICT | {"outcome": "pass", "finding": None, "measures": measures}) + "\n"

@@ -1,0 +1,234 @@
+"""Processes that a kernel breaks: nobody is convicted for what another variant of the file left
+behind, and what needs earlier calls is on record with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.harness.property_cases import ACCUSED, Bench, bench
+from verify.campaign.targets import Target
+from verify.cell.process import Cell, InfrastructureError, Reply
+from verify.evidence import Verdict, load
+from verify.evidence.explanation import explain
+from verify.judging.aftermath import outcome, ruling
+from verify.judging.history import MOST, Hearing, History, judges
+from verify.problem import Problem
+
+PROBLEM = Problem(seqlen_q=3, seqlen_kv=5, head_dim=16, dtype="float32")
+FILE = str(ACCUSED / "breaks_process.py")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with bench("breaks_process.py", tmp_path_factory.mktemp("broken")) as made:
+        yield made
+
+
+@pytest.fixture
+def broken(opened: Bench) -> Bench:
+    """The bench, with a process in which nothing has run."""
+    opened.judge.alone(opened.variants["innocent"])
+    return opened
+
+
+def heard(bench: Bench, variant: str, seed: int = 0) -> dict[str, Verdict]:
+    declaration = bench.variants[variant]
+    target = Target(declaration, declaration.configs[0], "float32", "counting")
+    problem = PROBLEM.but(seed=seed, distribution="counting")
+    return {verdict.oracle: verdict for verdict in bench.judge.judge(target, problem)}
+
+
+def test_the_judges_own_error_is_never_a_conviction(broken: Bench) -> None:
+    heard(broken, "breaks-the-judge")
+    found = heard(broken, "innocent")
+    assert {v.outcome for name, v in found.items() if name != "aftermath"} == {"pass"}
+    case, folder = found["execution"].case, broken.judge.recorder.path.parent
+    kept = load(folder).verdict_of(case, "aftermath")  # as it is read back
+    assert kept is not None
+    assert kept.outcome == "inapplicable"
+    assert kept.variant == FILE
+    assert kept.finding is not None
+    assert "AttributeError" in kept.finding.message
+    assert "in the judge's own code" in kept.finding.message
+    assert [case.split("@")[1].split(":")[0] for case in kept.finding.before] == [
+        "breaks-the-judge"
+    ]
+
+
+def test_an_error_of_the_judge_that_persists_names_the_variant(tmp_path: Path) -> None:
+    with (
+        bench("breaks_every_process.py", tmp_path) as opened,
+        pytest.raises(InfrastructureError) as failed,
+    ):
+        heard(opened, "unheard")
+    text = str(failed.value)
+    assert (
+        "breaks_every_process.py@unheard: the judge's own code raised in 2 fresh processes" in text
+    )
+    assert "AttributeError" in text
+    assert not load(tmp_path).verdicts
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ("breaks-by-crash", "crashes in a process"),
+        ("breaks-by-raise", "raises in the kernel in a process"),
+        ("breaks-by-hang", "hangs in a process"),
+    ],
+)
+def test_what_does_not_fail_alone_is_held_against_the_file(
+    broken: Bench, variant: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_DEADLINE", "2")
+    heard(broken, variant)
+    found = heard(broken, "innocent", seed=1)
+    charge = found.pop("aftermath")
+    assert {v.outcome for v in found.values()} == {"pass"}, "the innocent variant"
+    assert (charge.outcome, charge.variant) == ("fail", FILE)
+    assert charge.finding is not None
+    assert words in charge.finding.message
+    assert (
+        f"1 case had run before it in that process: of {FILE}@{variant}" in charge.finding.message
+    )
+    assert charge.finding.before_count == len(charge.finding.before) == 1
+    assert "after    other cases in the same process: 1" in explain(charge)
+    assert heard(broken, "innocent", seed=2)["execution"].outcome == "pass"
+
+
+def test_what_breaks_its_own_process_is_to_blame_itself(broken: Bench) -> None:
+    """Its second launch dies, alone of its file."""
+    found = heard(broken, "breaks-by-raise")
+    assert found["execution"].outcome == "pass"
+    again = heard(broken, "breaks-by-raise", seed=3)
+    assert again["execution"].outcome == "pass"
+    charge = again["aftermath"]
+    assert (charge.outcome, charge.variant) == ("fail", f"{FILE}@breaks-by-raise")
+
+
+def test_what_fails_alone_too_is_a_plain_conviction(tmp_path: Path) -> None:
+    with bench("raises.py", tmp_path) as opened:
+        (name,) = opened.variants
+        declaration = opened.variants[name]
+        target = Target(declaration, declaration.configs[0], "float32", "accuracy")
+        for seed in (1, 2):
+            shape = {"seqlen_q": 3, "seqlen_kv": 3, "head_dim": declaration.support.head_dims[0]}
+            (verdict,) = opened.judge.judge(target, Problem(**shape, dtype="float32", seed=seed))
+            assert (verdict.oracle, verdict.outcome) == ("execution", "fail")
+            assert verdict.finding is not None
+            assert verdict.finding.before == ()
+
+
+def test_a_wrong_number_is_a_conviction_with_the_cases_before_it(broken: Bench) -> None:
+    cases = [heard(broken, "wrong-later", seed=seed) for seed in range(3)]
+    late = next(found for found in cases if any(v.outcome == "fail" for v in found.values()))
+    wrong = next(v for v in late.values() if v.outcome == "fail")
+    assert wrong.variant == f"{FILE}@wrong-later"
+    assert wrong.finding is not None
+    number = cases.index(late)
+    assert number > 0, "the first case alone holds"
+    assert [case.rpartition("seed=")[2] for case in wrong.finding.before] == [
+        cases[n]["execution"].case.rpartition("seed=")[2] for n in range(number)
+    ]
+
+
+def test_a_history_is_bounded_and_counts_all() -> None:
+    history = History()
+    for number in range(40):
+        history.launched(1, f"file@a:c:g:{number}")
+        history.launched(1, f"file@a:c:g:{number}")  # a case launches more than once
+    before, first = history.launched(1, "file@b:c:g:40")
+    assert (len(before.cases), before.count, first) == (MOST, 40, False)
+    assert before.cases[-1] == "file@a:c:g:39"
+    assert before.variants == {"file@a"}
+    assert before.told == (
+        "40 cases had run before it in that process, the last 32 on record: of file@a"
+    )
+    before, first = history.launched(2, "file@b:c:g:41")
+    assert (before.cases, before.count, first) == ((), 0, True)
+
+
+def test_whose_code_raised_is_said_by_the_cell() -> None:
+    assert judges(Reply("raised", data={"judge": True}))
+    assert not judges(Reply("raised", data={"judge": False}))
+    assert not judges(Reply("crash", data={"judge": True}))
+    assert Hearing().before.told == "no other case had run before it in that process"
+
+
+class Lives:
+    """Stands for a cell whose launches are made elsewhere."""
+
+    lives = 1
+
+    def restart(self) -> None:
+        self.lives += 1
+
+
+OUT_OF_MEMORY = Reply("out of memory", "CUDA out of memory")
+HANG = Reply("hang", "no answer within 60 s; killed")
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_hang_convicts_if_it_comes_again_where_nothing_has_run(before: int) -> None:
+    history, cell = History(), Lives()
+    for number in range(before):
+        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+    hearing = Hearing("kernel:default:accuracy:last", history)
+    replies = [HANG, HANG, Reply("ok")]
+    assert hearing.ask(cast(Cell, cell), lambda: replies.pop(0)) == HANG
+    assert (cell.lives, len(replies)) == (2, 1), "repeated once, in a fresh process"
+    assert not hearing.aftermaths
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "words"),
+    [
+        (0, "inapplicable", "hangs in a fresh process, and works in another one: no other case"),
+        (
+            2,
+            "fail",
+            "hangs in a process that earlier launches had used, and works in a fresh one: 2 cases",
+        ),
+    ],
+)
+def test_a_hang_that_does_not_come_again_is_on_record(before: int, wanted: str, words: str) -> None:
+    history, cell = History(), Lives()
+    for number in range(before):
+        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+    hearing = Hearing("kernel:default:accuracy:last", history)
+    replies = iter([HANG, Reply("ok")])
+    assert hearing.ask(cast(Cell, cell), lambda: next(replies)).ok
+    (met,) = hearing.aftermaths
+    assert outcome(met) == wanted
+    finding = ruling(met).finding
+    assert finding is not None
+    assert finding.message.startswith(words)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_memory_that_others_took_is_asked_for_again_and_convicts_nobody(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verify.judging.history._PAUSE", 0.0)
+    history, cell = History(), Lives()
+    for number in range(before):
+        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+    replies = iter([OUT_OF_MEMORY, OUT_OF_MEMORY, Reply("ok")])
+    hearing = Hearing("kernel:default:accuracy:last", history)
+    assert hearing.ask(cast(Cell, cell), lambda: next(replies)).ok
+    (met,) = hearing.aftermaths
+    assert outcome(met) == "inapplicable"
+    assert cell.lives == 3
+
+
+def test_memory_that_lacks_in_every_fresh_process_is_a_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("verify.judging.history._PAUSE", 0.0)
+    hearing = Hearing("kernel:default:accuracy:last", History())
+    assert hearing.ask(cast(Cell, Lives()), lambda: OUT_OF_MEMORY) == OUT_OF_MEMORY
+    assert not hearing.aftermaths

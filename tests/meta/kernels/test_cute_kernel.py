@@ -1,0 +1,438 @@
+"""The CuTe kernel without a GPU: its declarations, its headers, its builds, and its own source run
+on the CPU.
+
+For the last, a host compiler reads kernels/cute/flash_forward.cu with CuTe's own layouts, swizzles
+and partitions; only the bodies of the atoms that hold inline assembly are replaced, by the
+functions of tests/harness/cuda_host.  Warps run as unfairly as barriers allow, and copies land at
+once or as late as waits allow, so that a barrier or a wait too few shows: each is dropped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from kernels.cuda.family import Arguments, diagonal
+from kernels.cute import flash_forward as kernel
+from references.masks import parse_mask
+from verify.arithmetic.dtypes import dtype_named
+from verify.bundle import ROOT
+from verify.cuda.compile import CompileError, compilable, toolkit_includes
+from verify.judging.comparison import compare
+from verify.judging.truth import compute_truth
+from verify.problem import Problem
+from verify.problem.inputs import dequantised, tensors
+from verify.tolerance.forward import resolve
+from verify.variant import COMPILED_ARCHES, AttentionArgs, Config, Unsupported
+
+HOST = ROOT / "tests" / "harness" / "cuda_host"
+SOURCE = Path(kernel.__file__).with_suffix(".cu")
+SMALL, TALL = kernel.CONFIGS
+
+has_headers = pytest.mark.skipif(
+    kernel.headers() is None, reason="no CuTe headers: pip install --no-deps nvidia-cutlass"
+)
+has_host = pytest.mark.skipif(
+    shutil.which("g++") is None or not toolkit_includes(), reason="no g++, or no CUDA headers"
+)
+
+
+def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
+    inputs = tensors(problem)
+    return AttentionArgs(
+        inputs.q, inputs.k, inputs.v, problem.mask, problem.scale, problem.softcap, config
+    )
+
+
+# Declarations.
+
+
+def test_every_choice_is_built_for_hopper_and_two_elsewhere() -> None:
+    names = {arch: [build.name for build in kernel.builds(arch)] for arch in COMPILED_ARCHES}
+    every = {
+        f"{c.name}-{dtype}-d{d}"
+        for c in kernel.CONFIGS
+        for dtype in ("float16", "bfloat16")
+        for d in (64, 128)
+    }
+    assert len(names["sm_90a"]) == len(every) == 8
+    assert set(names["sm_90a"]) == every
+    for arch, chosen in names.items():
+        assert chosen[:2] == names["sm_90a"][:2]
+        assert len(chosen) == (8 if arch == "sm_90a" else 2)
+    for part in ("m64", "m128", "-float16", "-bfloat16", "d64", "d128"):
+        assert any(part in name for name in names["sm_80"])
+
+
+@pytest.mark.parametrize(
+    ("config", "head_dim", "expected"),
+    [(SMALL, 64, 40960), (SMALL, 128, 81920), (TALL, 128, 65536)],
+)
+def test_shared_memory_fits_every_architecture(
+    config: Config, head_dim: int, expected: int
+) -> None:
+    assert kernel.shared_bytes(config, head_dim) == expected <= 99 * 1024
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [("full", lambda r: 9), ("causal", lambda r: r + 5), ("causal.tl", lambda r: r + 1)],
+    ids=["full", "causal", "causal.tl"],
+)
+def test_a_mask_is_a_diagonal(mask: str, expected: Callable[[int], int]) -> None:
+    args = arguments(
+        Problem(seqlen_q=5, seqlen_kv=9, head_dim=64, dtype="float16", mask=parse_mask(mask))
+    )
+    assert [min(9, r + diagonal(args) + 1) for r in range(5)] == [expected(r) for r in range(5)]
+
+
+PLAIN = Problem(seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("problem", "argument"),
+    [
+        (replace(PLAIN, dtype="float32"), "dtype"),
+        (replace(PLAIN, head_dim=96), "head_dim"),
+        (replace(PLAIN, mask=parse_mask("window.1.0")), "mask"),
+        (replace(PLAIN, softcap=1.0), "softcap"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Problem) else value,
+)
+def test_what_it_does_not_support_it_refuses(problem: Problem, argument: str) -> None:
+    args = arguments(problem)
+    refused(args, torch.empty_like(args.q), argument)
+
+
+def test_layouts_that_it_does_not_support_it_refuses() -> None:
+    args = arguments(PLAIN)
+    out = torch.empty_like(args.q)
+    odd = torch.empty(1, 1, 4, 68, dtype=torch.float16)[..., :64]  # rows of 136 bytes
+    across = torch.empty(1, 1, 64, 8, dtype=torch.float16)[..., :4].mT
+    for layout in (odd, across):
+        for name in ("q", "k", "v"):
+            refused(replace(args, **{name: layout}), out, f"layout_{name}")
+        refused(args, layout, "layout_out")
+    refused(replace(args, config=replace(SMALL, block_m=192)), out, "config")
+
+
+def refused(args: AttentionArgs, out: Tensor, argument: str) -> None:
+    with pytest.raises(Unsupported) as error:
+        kernel.forward(args, out, torch.empty(out.shape[:3]), {})
+    assert error.value.argument == argument
+
+
+# Headers.
+
+
+@pytest.mark.parametrize("inside", ["", "include"])
+def test_cutlass_path_comes_first(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / inside / "cute").mkdir(parents=True)
+    (tmp_path / inside / "cute" / "tensor.hpp").touch()
+    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
+    assert kernel.headers() == tmp_path / inside
+
+
+def test_a_cutlass_path_without_headers_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUTLASS_PATH", raising=False)
+    package = kernel.headers()
+    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
+    assert kernel.headers() == package
+
+
+def test_without_headers_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUTLASS_PATH", raising=False)
+    monkeypatch.setattr(kernel.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernel, "cuda_available", lambda: None)
+    assert "CUTLASS_PATH" in (kernel.available() or "")
+    with pytest.raises(CompileError, match="CUTLASS_PATH"):
+        kernel.builds("sm_90a")[0].compile()
+    monkeypatch.setattr(kernel, "cuda_available", lambda: "no CUDA device")
+    assert kernel.available() == "no CUDA device"
+
+
+def test_without_cccl_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "cuda_available", lambda: None)
+    monkeypatch.setattr(kernel, "headers", lambda: tmp_path)
+    monkeypatch.setattr(kernel, "toolkit_includes", lambda: (tmp_path,))
+    assert "nvidia-cuda-cccl" in (kernel.available() or "")
+
+
+@has_headers
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+def test_the_largest_build_does_not_spill() -> None:
+    (build,) = [
+        build for build in kernel.builds("sm_90a") if build.name == f"{TALL.name}-float16-d128"
+    ]
+    resources = build.compile()
+    assert resources.registers <= 255
+    assert resources.shared == kernel.shared_bytes(TALL, 128)
+    assert resources.stack == resources.spill_stores == resources.spill_loads == 0
+
+
+# The source on the CPU.
+
+CALL_MMA = """float c[4] = {c0, c1, c2, c3}; uint32_t const a[4] = {a0, a1, a2, a3};
+ptx::mma_m16n8k16<ptx::Format::FORMAT>(c, a, b0, b1); d0 = c[0]; d1 = c[1]; d2 = c[2]; d3 = c[3];"""
+CALL_LDMATRIX = """uint32_t d[4]; ptx::ldmatrix_x4TRANS(d, ptx::shared_address(&smem_src));
+dst0 = d[0]; dst1 = d[1]; dst2 = d[2]; dst3 = d[3];"""
+# Atom -> what its body becomes; in the file of cute/arch that defines it.
+ATOMS = {
+    "mma_sm80.hpp": {
+        "SM80_16x8x16_F32F16F16F32_TN": CALL_MMA.replace("FORMAT", "float16"),
+        "SM80_16x8x16_F32BF16BF16F32_TN": CALL_MMA.replace("FORMAT", "bfloat16"),
+    },
+    "copy_sm75.hpp": {
+        "SM75_U32x4_LDSM_N": CALL_LDMATRIX.replace("TRANS", ""),
+        "SM75_U16x8_LDSM_T": CALL_LDMATRIX.replace("TRANS", "_trans"),
+    },
+    "copy_sm80.hpp": {
+        "SM80_CP_ASYNC_CACHEGLOBAL_ZFILL": (
+            "ptx::cp_async_cg(ptx::shared_address(&smem_dst), &gmem_src, pred ? 16 : 0);"
+        ),
+    },
+}
+WAITS = {
+    r"(cp_async_fence\(\)\s*\{).*?#endif": r"\1 ptx::cp_async_commit_group();",
+    r"(\bcp_async_wait\(\)\s*\{).*?#endif": (
+        r"\1 if (hasty) { ptx::cp_async_wait_group<N + 1>(); } else { "
+        r"ptx::cp_async_wait_group<N>(); }"
+    ),
+}
+PROGRAM = """
+#include "ptx.cuh"
+inline int dropped = 0;  // the line of a barrier that is passed by
+inline bool hasty = false;  // waits leave one group more in flight
+inline void barrier(int line) { if (line != dropped) { __syncthreads(); } }
+extern "C" void weaken(int line, bool waits) { dropped = line; hasty = waits; }
+#define __syncthreads() barrier(__LINE__)
+#define KERNEL "flash_forward.cu"
+#define ENTRY flash_forward
+#include "run.cpp"
+"""
+
+
+# elements behind a tensor, so that a write past its end is counted and harms nothing
+MARGIN = 2**14
+ORDERS = tuple(
+    {"backwards": backwards, "late": late} for backwards in (False, True) for late in (False, True)
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run left: O, LSE, and the bank conflicts of matrix loads and copies."""
+
+    out: Tensor
+    lse: Tensor
+    conflicts: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One build as a shared library."""
+
+    library: ctypes.CDLL
+    config: Config
+    dtype: str
+    head_dim: int
+
+    def problem(self, text: str) -> Problem:
+        return Problem.parse(f"{text},d={self.head_dim},dtype={self.dtype}")
+
+    def run(self, problem: Problem, *, backwards: bool = False, late: bool = False) -> Ran:
+        """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but
+        O is written."""
+        inputs = tensors(problem)
+        q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
+        args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.softcap, self.config)
+        out = placed(torch.full(problem.shape_out, math.nan, dtype=q.dtype), problem, "out")
+        lse = torch.full(problem.shape_out[:3], math.nan)
+        conflicts = (ctypes.c_long * 2)()
+        grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / (self.config.block_m or 0))
+        shared = kernel.shared_bytes(self.config, args.head_dim)
+        given = Arguments.of(args, out, lse, in_bytes=False)
+        error = self.library.run(
+            ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts
+        )
+        if error:
+            raise RuntimeError(error.decode())
+        written = int(
+            torch.tensor([], dtype=out.dtype)
+            .set_(out.untyped_storage())
+            .isnan()
+            .logical_not()
+            .sum()
+        )
+        if written > out.numel():
+            raise RuntimeError(f"{written - out.numel()} elements written beside O")
+        return Ran(out, lse, (conflicts[0], conflicts[1]))
+
+    def verdict(self, text: str) -> Iterator[float]:
+        """The worst error over its bound, of O and LSE, for each order of warps and copies;
+        infinite where a run is refused or an empty row is not empty."""
+        problem = self.problem(text)
+        arithmetic = resolve(kernel.VARIANT.numerics, self.config, problem, "sm_90")
+        truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
+        live = ~truth.empty
+        for order in ORDERS:
+            try:
+                ran = self.run(problem, **order)
+            except RuntimeError:
+                yield math.inf
+                continue
+            empty = bool(
+                (ran.lse[truth.empty] == -math.inf).all() and (ran.out[truth.empty] == 0).all()
+            )
+            out = compare(ran.out, truth.out, truth.out_bound, problem.format_out).ratio[live]
+            lse = compare(ran.lse, truth.lse, truth.lse_bound, dtype_named("float32")).ratio[live]
+            yield (
+                max((float(part.max()) for part in (out, lse) if part.numel()), default=0.0)
+                if empty
+                else math.inf
+            )
+
+
+def placed(tensor: Tensor, problem: Problem, name: str) -> Tensor:
+    """The tensor in its layout, expanded, in storage that is NaN elsewhere."""
+    layout, (b, h, s, d) = problem.layouts[name], tensor.shape
+    storage = torch.full(
+        (layout.extent(problem.shapes[name]) + MARGIN,), math.nan, dtype=tensor.dtype
+    )
+    start = layout.offset + -storage.data_ptr() % 16 // tensor.itemsize
+    view = storage.as_strided((b, h, s, d), layout.strides(problem.shapes[name]), start)
+    return view.copy_(tensor).expand(problem.shapes[name])
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(SMALL, "bfloat16", 64), (TALL, "float16", 128)],
+    ids=lambda p: f"{p[0].name}-{p[1]}",
+)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    config, dtype, head_dim = request.param
+    base = tmp_path_factory.getbasetemp()
+    # Compiling takes longest: once for all workers of a run, whose directories lie beside each
+    # other.
+    folder = (
+        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    ) / f"cute-{config.name}-{dtype}"
+    library = folder / "program.so"
+    with FileLock(f"{folder}.lock"):
+        if not library.exists():
+            compiled(folder, config, dtype, head_dim).rename(library)
+    loaded = ctypes.CDLL(str(library))
+    loaded.run.restype = ctypes.c_char_p
+    return Program(loaded, config, dtype, head_dim)
+
+
+def compiled(folder: Path, config: Config, dtype: str, head_dim: int) -> Path:
+    headers = kernel.headers()
+    assert headers is not None
+    shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
+    patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
+    (folder / "program.cpp").write_text(PROGRAM)
+    library = folder / "compiled.so"
+    includes = (folder, HOST, SOURCE.parent, headers, *toolkit_includes())
+    defines = dict(kernel.source(config, dtype, head_dim).defines)
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++17",
+            "-O1",
+            "-w",
+            "-ffp-contract=off",
+            "-fPIC",
+            "-shared",
+            folder / "program.cpp",
+            "-o",
+            library,
+        ]
+        + [f"-I{directory}" for directory in includes]
+        + [f"-D{name}={value}" for name, value in defines.items()],
+        check=True,
+    )
+    return library
+
+
+def patch_atoms(here: Path, there: Path) -> None:
+    """Copies of CuTe's headers in which the atoms' bodies are calls."""
+    there.mkdir(parents=True)
+    for file, atoms in ATOMS.items():
+        text = (here / file).read_text()
+        bodies = {
+            rf"(struct {atom}\b.*?)CUTE_INVALID_CONTROL_PATH\([^;]*;": rf"\1 {body}"
+            for atom, body in atoms.items()
+        }
+        for pattern, body in (bodies | (WAITS if file == "copy_sm80.hpp" else {})).items():
+            text, count = re.subn(pattern, body, text, count=1, flags=re.DOTALL)
+            assert count == 1, pattern
+        (there / file).write_text(text)
+
+
+SHAPES = (
+    "sq=1,skv=1",
+    "sq=64,skv=64",
+    "sq=130,skv=70,mask=causal",
+    "sq=70,skv=131,mask=causal",
+    "sq=129,skv=33,mask=causal.tl",
+    "sq=33,skv=200,mask=causal.tl",
+    "b=2,hq=4,hkv=2,sq=67,skv=150",
+    "sq=5,skv=0",
+    "sq=70,skv=3,mask=causal",
+    "sq=65,skv=97,scale=-0.3",
+    "sq=9,skv=40,scale=0.0",
+    "sq=140,skv=257,mask=causal,dist=increasing",
+    "b=2,hq=2,hkv=1,sq=66,skv=65,lq=bshd.p8,lk=sbhd.o8,lv=bhsd.p16.xb,lo=bshd.p8.o8",
+)
+
+
+@has_headers
+@has_host
+class TestOnTheHost:
+    @pytest.fixture(autouse=True)
+    def whole(self, program: Program) -> Iterator[None]:
+        program.library.weaken(0, False)
+        yield
+        program.library.weaken(0, False)
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_it_stays_inside_its_bounds(self, program: Program, shape: str) -> None:
+        assert max(program.verdict(shape)) <= 1
+
+    def test_shared_memory_has_no_bank_conflicts(self, program: Program) -> None:
+        assert program.run(program.problem("sq=130,skv=130")).conflicts == (0, 0)
+
+    def test_every_barrier_and_every_wait_is_needed(self, program: Program) -> None:
+        lines = [
+            n
+            for n, line in enumerate(SOURCE.read_text().splitlines(), 1)
+            if "__syncthreads();" in line
+        ]
+        weakened = [(line, False) for line in lines] + [(0, True)]
+        for line, hasty in weakened:
+            program.library.weaken(line, hasty)
+            noticed = any(
+                ratio > 1
+                for shape in ("sq=130,skv=200", "sq=130,skv=0")
+                for ratio in program.verdict(shape)
+            )
+            assert noticed, (
+                f"without line {line}" if line else "with waits that leave one group more in flight"
+            )

@@ -1,0 +1,141 @@
+"""Triton kernels compiled without a GPU: that the binary is the one a launch would use, and what
+ptxas says of it is read."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from kernels.triton import flash_backward, flash_forward
+from kernels.triton.compile import MASKS, arguments, compiled, meta, resources, target
+from verify.variant import COMPILED_ARCHES
+
+ROOT = Path(__file__).resolve().parents[3]
+ALIGNED, UNALIGNED = True, False
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
+        yield
+
+
+def launch(aligned, head_dim=64):
+    args = arguments(
+        flash_forward.VARIANT.configs[0], "float16", head_dim, "causal", aligned=aligned
+    )
+    out, lse = (
+        meta(tuple(args.q.shape), "float16", aligned=aligned),
+        meta(tuple(args.q.shape[:3]), "float32"),
+    )
+    return flash_forward.launch(args, out, lse)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return {aligned: compiled(launch(aligned), "sm_90a") for aligned in (ALIGNED, UNALIGNED)}
+
+
+def test_target_is_the_arch_with_its_own_instructions(kernels):
+    assert ".target sm_90a" in kernels[ALIGNED].asm["ptx"]
+    assert [target(arch).arch for arch in COMPILED_ARCHES] == [80, 86, 89, 90, 100, 120]
+    with pytest.raises(ValueError, match="sm_75"):
+        target("sm_75")
+
+
+def test_aligned_build_copies_asynchronously_and_the_general_one_element_by_element(kernels):
+    ptx = {aligned: kernel.asm["ptx"] for aligned, kernel in kernels.items()}
+    assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", ptx[ALIGNED])
+    assert "cp.async.c" not in ptx[UNALIGNED]
+    assert "ld.global.b16" in ptx[UNALIGNED]
+    assert "ld.global.b16" not in ptx[ALIGNED]
+
+
+def test_unaligned_builds_keep_to_mma_sync_on_hopper(kernels):
+    assert "wgmma.mma_async" in kernels[ALIGNED].asm["ptx"]
+    assert "wgmma" not in kernels[UNALIGNED].asm["ptx"]
+    assert "mma.sync" in kernels[UNALIGNED].asm["ptx"]
+
+
+def test_sizes_are_plain_arguments(kernels):
+    """No length, head count or scale is baked in: one binary for all of them."""
+    parameters = re.search(r"\.entry [^(]*\((.*?)\)", kernels[ALIGNED].asm["ptx"], re.DOTALL)[1]
+    # two tables are None; Triton adds scratch pointers of its own
+    strides, pointers, sizes, scale = 12, 5, 8, 1
+    assert parameters.count(".param .u64") >= strides + pointers
+    assert parameters.count(".param .u32") == sizes
+    assert parameters.count(".param .f32") == scale
+
+
+def test_resources_repeat_from_the_cache_and_name_spills():
+    kernel = launch(ALIGNED, head_dim=16)
+    roomy = resources(kernel, "sm_80")
+    assert resources(kernel, "sm_80") == roomy  # assembled again
+    assert roomy.registers > 32
+    assert roomy.shared == compiled(kernel, "sm_80").metadata.shared > 0
+    assert (roomy.stack, roomy.spill_stores, roomy.spill_loads) == (0, 0, 0)
+    cramped = resources(replace(kernel, keywords=kernel.keywords | {"maxnreg": 32}), "sm_80")
+    assert cramped.registers == 32
+    assert min(cramped.stack, cramped.spill_stores, cramped.spill_loads) > 0
+
+
+@pytest.mark.parametrize("module", [flash_forward, flash_backward], ids=["forward", "backward"])
+def test_builds_are_representative(module):
+    builds = {arch: [build.name for build in module.builds(arch)] for arch in COMPILED_ARCHES}
+    names = builds["sm_80"]
+    assert all(listed == names for listed in builds.values())
+    assert len(set(names)) == len(names) <= 12
+    parts = {part for name in names for part in name.split(", ")}
+    configs = {config.name for config in module.VARIANT.configs}
+    assert (
+        configs | set(module.SUPPORT.dtypes) | set(MASKS) | {"d 64", "d 128", "unaligned"} <= parts
+    )
+
+
+def test_backward_builds_are_its_three_kernels():
+    builds = flash_backward.builds("sm_80")
+    for kernel in ("row sums", "dk dv", "dq"):
+        build = next(b for b in builds if b.name.startswith(f"{kernel}, ") and "float16" in b.name)
+        found = build.compile()
+        assert found.spill_stores == 0, build.name
+        assert found.shared <= 99 * 1024, build.name
+
+
+def test_blocks_fit_every_arch():
+    """The shared memory that a step needs, two buffers each of Q and dO beside K and V, in the 99
+    KiB of sm_86, 89 and 120."""
+    for config in flash_backward.VARIANT.configs:
+        for dtype in flash_backward.SUPPORT.dtypes:
+            for bucket in flash_backward.VARIANT.head_dim_buckets:
+                for aligned in (ALIGNED, UNALIGNED):
+                    blocks = flash_backward.effective_blocks(config, dtype, bucket, aligned)
+                    row = bucket * getattr(torch, dtype).itemsize
+                    assert 2 * row * (blocks.owned + 2 * blocks.walked) <= 98 * 1024, (
+                        config.name,
+                        dtype,
+                        bucket,
+                        aligned,
+                    )
+
+
+def test_where_triton_interprets_nothing_is_compiled():
+    script = """
+        from kernels.triton import flash_backward
+        try:
+            flash_backward.builds("sm_80")[0].compile()
+        except RuntimeError as error:
+            print(error)
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", "if True:" + script]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "unset TRITON_INTERPRET" in done.stdout

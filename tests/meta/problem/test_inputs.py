@@ -1,0 +1,304 @@
+"""Inputs are the same bits everywhere, and casts round as IEEE 754 says."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DTYPES, dtype_named
+from verify.arithmetic.rounding import cast
+from verify.problem import Problem
+from verify.problem.distributions import DISTRIBUTIONS
+from verify.problem.inputs import dout, tensors
+
+NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+NUMPY = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+by_distribution = pytest.mark.parametrize("name", DISTRIBUTIONS)
+
+# sha256 of the bytes of q, k, v and dO.  A change here changes what every committed case id means:
+# it needs a reason.
+KNOWN = {
+    "normal": "ff21c263d1679be6",
+    "small_integers": "3053f0014f8a6aae",
+    "outliers": "fcc26d0eef5d210d",
+    "large_logits": "a63b895fe686f5aa",
+    "negative_lse": "d3e20b1f8f724d32",
+    "below_sentinel": "537f99f92f95620a",
+    "equal_rows": "1097c30dd2d05709",
+    "tied_maxima": "60646912d2999053",
+    "increasing": "a41326f67974cfde",
+    "decreasing": "a4ab7ecd85b7c91a",
+    "sink": "18a7f7a31742a986",
+    "same_sign_v": "cdbedac32a4b01a9",
+    "v_mean": "6205eb8030b7cf5c",
+    "ones_v": "ae32e19093c5df2a",
+    "one_hot_v": "8701497f02fca41c",
+    "zero_v_columns": "0448810db9aa5a02",
+    "low_rank": "7fc8bd9eb0047f8d",
+    "subnormals": "e6fbba05954123c6",
+    "range_edges": "85fb44001c542735",
+    "counting": "1cb642d3b4c93e90",
+    "gather": "ea9557f2c386ef36",
+    "integer_scores": "5b73d080b7c4af67",
+    "dyadic": "2e85d96669c52435",
+    "octaves": "c8b2ee3ecb4398fc",
+    "gather_integers": "39a92af10cf3121e",
+}
+KNOWN_TOGETHER = {
+    (
+        "b=3,hq=3,hkv=1,sq=17,skv=129,d=64,dtype=bfloat16,mask=causal+dense.30.2,scale=-0.5,"
+        "seed=4294967295,lk=bhsd.xb,lv=bshd.xh,dist="
+    ): "af6c029308dcd459",
+    "hq=2,hkv=2,sq=130,skv=31,d=17,dtype=float32,mask=window.3.0,scale=1.0,lq=bhsd.xh,dist=": (
+        "ecb5b6786d7d2212"
+    ),
+    "sq=5,skv=9,d=16,dtype=float64,dist=": "37b48b4f4feb1135",
+}
+
+
+def problem(**changes: object) -> Problem:
+    fields = {
+        "batch": 2,
+        "heads_q": 4,
+        "heads_kv": 2,
+        "seqlen_q": 70,
+        "seqlen_kv": 130,
+        "head_dim": 64,
+        "dtype": "float16",
+    }
+    return Problem(**(fields | changes))  # type: ignore[arg-type]
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def digest(case: Problem) -> str:
+    inputs = tensors(case)
+    found = hashlib.sha256()
+    for tensor in (inputs.q, inputs.k, inputs.v, dout(case)):
+        found.update(raw_bytes(tensor))
+    return found.hexdigest()[:16]
+
+
+# Casting
+
+
+def patterns(tensor: Tensor) -> NDArray[np.unsignedinteger]:
+    """Bit patterns of a tensor, as unsigned integers."""
+    size = tensor.element_size()
+    signed = tensor.contiguous().view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    )
+    return signed.numpy().view(f"u{size}")
+
+
+def assert_same_numbers(got: Tensor, expected: NDArray[np.generic]) -> None:
+    """Bit for bit, but any NaN for any NaN."""
+    bits = expected.view(f"u{expected.dtype.itemsize}")
+    nan = np.isnan(expected.astype(np.float64))
+    assert np.array_equal(np.isnan(got.double().numpy()), nan)
+    differ = (patterns(got) != bits) & ~nan
+    assert not differ.any(), (got.double().numpy()[differ][:5], expected[differ][:5])
+
+
+def hard_values(name: str) -> NDArray[np.float64]:
+    """Every number of the format, every midpoint of neighbours, each of them one float64 ulp lower
+    and higher."""
+    fmt = dtype_named(name)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        numbers = (
+            np.arange(1 << (8 * fmt.itemsize), dtype=f"u{fmt.itemsize}")
+            .view(NUMPY[name])
+            .astype(np.float64)
+        )
+    finite = np.unique(numbers[np.isfinite(numbers)])
+    midpoints = (finite[1:] + finite[:-1]) / 2
+    edges = np.array(
+        [
+            fmt.overflow,
+            2 * fmt.max,
+            1e300,
+            2.0**-1074,
+            fmt.smallest_subnormal / 2,
+            fmt.smallest_subnormal / 4,
+        ]
+    )
+    values = np.concatenate([finite, midpoints, edges, -edges])
+    near = np.concatenate([values, np.nextafter(values, np.inf), np.nextafter(values, -np.inf)])
+    return np.concatenate([near, [0.0, -0.0, np.inf, -np.inf, np.nan]])
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_cast_rounds_every_number_midpoint_and_neighbour_as_ml_dtypes_does(name: str) -> None:
+    values = hard_values(name)
+    with np.errstate(all="ignore"):
+        expected = _straight(values, name)
+    assert_same_numbers(cast(values, dtype_named(name)), expected)
+
+
+def _straight(values: NDArray[np.float64], name: str) -> NDArray[np.generic]:
+    """ml_dtypes goes from float64 through float32, which rounds twice: round to odd in float32
+    first, which makes it right."""
+    if name == "float16":
+        return values.astype(np.float16)
+    near = values.astype(np.float32)
+    inexact = (near.astype(np.float64) != values) & np.isfinite(values)
+    away = np.abs(near.astype(np.float64)) > np.abs(values)
+    toward = np.where(inexact & away, np.nextafter(near, np.float32(0)), near)
+    odd = np.where(inexact, toward.view(np.uint32) | 1, toward.view(np.uint32)).astype(np.uint32)
+    return odd.view(np.float32).astype(NUMPY[name])
+
+
+@pytest.mark.parametrize("name", [*NARROW, "float32"])
+def test_cast_rounds_random_numbers_as_the_libraries_do(name: str) -> None:
+    words = np.random.Philox(key=17, counter=0).random_raw(400_000)
+    fmt = dtype_named(name)
+    # beyond both ends
+    exponent = 1023 + fmt.emin - 60 + (words >> np.uint64(20)) % np.uint64(120 + 2 * -fmt.emin)
+    spread = (words & np.uint64(0x800FFFFFFFFFFFFF)) | (np.minimum(exponent, 2046) << np.uint64(52))
+    for bits in (words, spread):
+        values = bits.view(np.float64)
+        with np.errstate(all="ignore"):
+            expected = values.astype(np.float32) if name == "float32" else _straight(values, name)
+        assert_same_numbers(cast(values, fmt), expected)
+
+
+def test_cast_agrees_with_torch_from_float32() -> None:
+    """torch's own casts to the 16-bit formats, on values that float32 holds."""
+    values = np.random.Philox(key=18, counter=0).random_raw(200_000).view(np.float32)
+    values = values[np.isfinite(values)]
+    for name in ("float16", "bfloat16"):
+        expected = torch.from_numpy(values).to(getattr(torch, name))
+        assert np.array_equal(
+            patterns(cast(values.astype(np.float64), DTYPES[name])), patterns(expected)
+        )
+
+
+def test_cast_never_saturates() -> None:
+    past = {
+        name: cast(np.array([dtype.overflow, -dtype.overflow, 1e300]), dtype)
+        for name, dtype in DTYPES.items()
+    }
+    for name in ("float16", "bfloat16", "float8_e5m2"):
+        assert past[name].double().tolist() == [math.inf, -math.inf, math.inf]
+    assert cast(np.array([448.0, 464.0, -448.0]), DTYPES["float8_e4m3fn"]).double().tolist() == [
+        448.0,
+        448.0,
+        -448.0,
+    ]
+    assert cast(np.array([464.1, 480.0, math.inf]), DTYPES["float8_e4m3fn"]).double().isnan().all()
+
+
+def test_cast_keeps_shape_and_leaves_float64_alone() -> None:
+    values = np.linspace(-1, 1, 24).reshape(2, 3, 4)[:, ::-1]
+    assert np.array_equal(cast(values, DTYPES["float64"]).numpy(), values)
+    assert cast(values, DTYPES["bfloat16"]).shape == (2, 3, 4)
+    assert cast(np.empty((2, 0, 4)), DTYPES["float16"]).shape == (2, 0, 4)
+
+
+# The same bits everywhere
+
+
+HALF_PRECISION = "b=2,hq=4,hkv=2,sq=33,skv=65,d=40,dv=24,dtype=float16,seed=1,dist="
+
+
+@by_distribution
+def test_known_bits(name: str) -> None:
+    assert digest(Problem.parse(HALF_PRECISION + name)) == KNOWN[name]
+
+
+@pytest.mark.parametrize("text", KNOWN_TOGETHER)
+def test_known_bits_of_other_dtypes(text: str) -> None:
+    assert together(text) == KNOWN_TOGETHER[text]
+
+
+def together(text: str) -> str:
+    return hashlib.sha256(
+        " ".join(digest(Problem.parse(text + name)) for name in DISTRIBUTIONS).encode()
+    ).hexdigest()[:16]
+
+
+def test_bits_do_not_depend_on_process_or_threads() -> None:
+    names = [
+        problem(distribution=name, seed=5, dtype=dtype).name
+        for name in DISTRIBUTIONS
+        for dtype in ("float16", "bfloat16")
+    ]
+    script = (
+        "import sys, torch; torch.set_num_threads(int(sys.argv[1]))\n"
+        "from tests.meta.problem.test_inputs import digest\n"
+        "from verify.problem import Problem\n"
+        "print(' '.join(digest(Problem.parse(name)) for name in sys.argv[2:]))"
+    )
+    here = " ".join(digest(Problem.parse(name)) for name in names)
+    root = Path(__file__).parents[3]
+    for threads, hash_seed in (("1", "1"), ("4", "2")):
+        environment = os.environ | {
+            "PYTHONHASHSEED": hash_seed,
+            "OMP_NUM_THREADS": threads,
+            "PYTHONPATH": str(root),
+        }
+        child = subprocess.run(
+            [sys.executable, "-c", script, threads, *names],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert child.stdout.strip() == here
+
+
+def test_streams_are_independent() -> None:
+    """Another seed, tensor or purpose gives other values; layouts that expand nothing do not."""
+    base = tensors(problem(heads_q=2))
+    for other in (base.k, tensors(problem(heads_q=2, seed=1)).q, dout(problem(heads_q=2))):
+        same = (base.q.flatten()[:8000] == other.flatten()[:8000]).double().mean()
+        assert same < 0.01
+    again = tensors(Problem.parse(problem(heads_q=2).name + ",lq=bshd.p8.o1"))
+    assert torch.equal(base.q, again.q)
+
+
+def test_quantiles_are_those_of_the_normal_distribution() -> None:
+    from verify.problem.distributions import _normal_quantiles
+
+    table = _normal_quantiles()
+    exact = statistics.NormalDist()
+    assert all(
+        abs(table[i] - exact.inv_cdf((i + 0.5) / 65536)) < 2.0**-20 for i in range(0, 65536, 7)
+    )
+    assert np.array_equal(table, -table[::-1])
+    assert np.array_equal(table.astype(np.float32), table)
+
+
+def test_half_a_million_elements_are_fast() -> None:
+    case = problem(batch=2, heads_q=2, seqlen_q=650, seqlen_kv=650, dtype="bfloat16")
+    tensors(case)
+    best = min(_seconds(case) for _ in range(5))
+    assert best < 0.1  # 7 ms on a quiet core; the limit leaves room for a busy one
+
+
+def _seconds(case: Problem) -> float:
+    start = time.process_time()
+    tensors(case)
+    return time.process_time() - start

@@ -1,0 +1,355 @@
+"""The strategies stay inside (or just outside) a support, reach its edges, shrink to the simplest,
+and hardly reject."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import strategies as st
+
+from verify.problem import Layout, Problem
+from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
+from verify.problem.distributions import ordinary
+from verify.problem.known_answers import gather_possible
+from verify.problem.strategies import LIMITS, Limits, outside, problems
+from verify.variant import DESCALINGS, MASK_KINDS, Config, Contract, Declaration, Numerics, Support
+
+T = TypeVar("T")
+HALF = ("float16", "bfloat16")
+EVERYTHING = Support(
+    descalings=DESCALINGS,
+    dtypes=(*HALF, "float32", "float64"),
+    head_dims=range(1, 513),
+    masks=tuple(kind for kind in MASK_KINDS if kind != "causal.square"),
+    intersections=True,
+    grouped_heads=True,
+    separate_head_dim_v=True,
+    min_seqlen=0,
+    softcap=True,
+)
+SUPPORTS = {
+    "everything": EVERYTHING,
+    "usual": Support(dtypes=HALF, head_dims=range(16, 257), grouped_heads=True),
+    "tutorial": Support(
+        dtypes=("float16",),
+        head_dims=(64, 128),
+        masks=("full", "causal.square"),
+        cross_lengths=False,
+        layouts="contiguous",
+    ),
+    "rigid": Support(
+        dtypes=HALF,
+        head_dims=(40,),
+        masks=("causal.square",),
+        min_seqlen=16,
+        max_seqlen=100,
+        scales="default",
+        layouts="contiguous",
+    ),
+    "square or full": Support(
+        dtypes=HALF, head_dims=(32, 64), masks=("full", "causal.square", "lengths"), min_seqlen=0
+    ),
+    "packed": Support(
+        dtypes=HALF,
+        head_dims=range(8, 129, 8),
+        masks=("documents", "causal"),
+        intersections=True,
+        min_seqlen=0,
+    ),
+    "one token": Support(dtypes=HALF, head_dims=(16,), max_seqlen=1, separate_head_dim_v=True),
+    "window": Support(
+        dtypes=HALF,
+        head_dims=(64,),
+        masks=("window",),
+        cross_lengths=False,
+        min_seqlen=0,
+        max_seqlen=512,
+    ),
+}
+by_support = pytest.mark.parametrize("name", SUPPORTS)
+by_limits = pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+quietly = settings(
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def declare(support: Support) -> Declaration:
+    return Declaration(
+        ref="some-kernel",
+        path="some.py",
+        source_hash="0",
+        name="some-kernel",
+        family="tests",
+        configs=(Config(block_m=64, block_n=32),),
+        support=support,
+        numerics=Numerics(),
+        contract=Contract(),
+    )
+
+
+def sample(strategy: st.SearchStrategy[T], count: int) -> list[T]:
+    """`count` examples of a strategy, the same ones every time."""
+    drawn: list[T] = []
+
+    @seed(20240607)
+    @settings(quietly, max_examples=count)
+    @given(strategy)
+    def collect(example: T) -> None:
+        drawn.append(example)
+
+    collect()
+    return drawn
+
+
+def simplest(
+    strategy: st.SearchStrategy[Problem], wanted: Callable[[Problem], bool] = lambda problem: True
+) -> Problem:
+    return find(
+        strategy,
+        wanted,
+        settings=settings(database=None, deadline=None, max_examples=2000, derandomize=True),
+    )
+
+
+def elements(problem: Problem) -> int:
+    return sum(math.prod(getattr(problem, f"shape_{name}")) for name in ("q", "k", "v", "out"))
+
+
+@by_limits
+@by_support
+def test_problems_lie_inside_the_support_and_the_limits(name: str, limits: Limits) -> None:
+    support = SUPPORTS[name]
+    for problem in sample(problems(declare(support), dtype="float16", limits=limits), 150):
+        assert support.refusal(problem) is None
+        assert Problem.parse(problem.name) == problem
+        assert problem.dtype == "float16"
+        assert support.layouts != "contiguous" or set(problem.layouts.values()) == {Layout()}
+        assert problem.heads_q <= limits.heads
+        assert problem.batch <= limits.batch
+        assert problem.pairs <= limits.pairs
+        assert elements(problem) <= max(
+            limits.elements, elements(problem.but(batch=1, heads_q=1, heads_kv=1, mask=_plain))
+        )
+        assert max(problem.seqlen_q, problem.seqlen_kv) <= limits.long_seqlen
+
+
+_plain = Problem(seqlen_q=1, seqlen_kv=1, head_dim=1, dtype="float16").mask
+
+
+@by_support
+def test_problems_outside_the_support_name_what_is_refused(name: str) -> None:
+    support = SUPPORTS[name]
+    drawn = sample(outside(declare(support), dtype="float16", limits=LIMITS["cpu"]), 400)
+    for problem, argument in drawn:
+        if argument.startswith("layout_"):
+            assert support.refusal(problem) is None
+            layout = problem.layouts[argument.removeprefix("layout_")]
+            assert layout.pitch > 0
+            assert min(problem.seqlen_q, problem.seqlen_kv) > 1
+        else:
+            refusal = support.refusal(problem)
+            assert refusal is not None
+            assert refusal[0] == argument
+    assert {argument for _, argument in drawn} == EDGES[name] | (
+        set() if name == "everything" else {"descales"}
+    )
+
+
+_layouts = {"layout_q", "layout_k", "layout_v", "layout_out"}
+EDGES = {
+    "everything": {"head_dim", "head_dim_v"},
+    "usual": {"dtype", "head_dim", "head_dim_v", "seqlen_q", "seqlen_kv", "mask", "softcap"},
+    "tutorial": {
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "heads_kv",
+        "seqlen_q",
+        "seqlen_kv",
+        "mask",
+        "softcap",
+    }
+    | _layouts,
+    "rigid": {
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "heads_kv",
+        "seqlen_q",
+        "seqlen_kv",
+        "mask",
+        "softmax_scale",
+        "softcap",
+    }
+    | _layouts,
+    "square or full": {"dtype", "head_dim", "head_dim_v", "heads_kv", "mask", "softcap"},
+    "packed": {"dtype", "head_dim", "head_dim_v", "heads_kv", "mask", "softcap"},
+    "one token": {
+        "dtype",
+        "head_dim",
+        "head_dim_v",
+        "heads_kv",
+        "seqlen_q",
+        "seqlen_kv",
+        "mask",
+        "softcap",
+    },
+    "window": {"dtype", "head_dim", "head_dim_v", "heads_kv", "seqlen_kv", "mask", "softcap"},
+}
+
+
+def test_an_unsupported_dtype_is_an_error_and_has_no_outside() -> None:
+    declaration = declare(SUPPORTS["usual"])
+    with pytest.raises(ValueError, match="dtype: some-kernel does not support float64"):
+        problems(declaration, dtype="float64", limits=LIMITS["cpu"])
+    assert outside(declaration, dtype="float64", limits=LIMITS["cpu"]).is_empty
+
+
+@by_support
+def test_drawing_rejects_nothing(name: str) -> None:
+    """Nothing is filtered.  The few draws that do not finish are Hypothesis's own (4 %: a mutated
+    prefix is cut off)."""
+    strategy = problems(declare(SUPPORTS[name]), dtype="float16", limits=LIMITS["gpu"])
+    runs: Counter[str] = Counter()
+
+    @seed(1)
+    @settings(quietly, max_examples=200)
+    @given(st.data())
+    def count(data: st.DataObject) -> None:
+        runs["begun"] += 1
+        data.draw(strategy)
+        runs["finished"] += 1
+
+    count()
+    assert runs["begun"] - runs["finished"] <= 0.1 * runs["begun"]
+
+
+@by_support
+@by_limits
+def test_problems_shrink_to_the_simplest(name: str, limits: Limits) -> None:
+    support = SUPPORTS[name]
+    found = simplest(
+        problems(
+            declare(support),
+            dtype="bfloat16" if "bfloat16" in support.dtypes else "float16",
+            limits=limits,
+        )
+    )
+    length = max(support.min_seqlen, 1)
+    dim = next((d for d in (16, 64) if d in support.head_dims), min(support.head_dims))
+    mask = {"rigid": "causal", "packed": "causal", "window": "window.0.0"}.get(name, "full")
+    expected = Problem(seqlen_q=length, seqlen_kv=length, head_dim=dim, dtype=found.dtype)
+    assert found.but(mask=expected.mask) == expected
+    assert found.mask.name == mask
+
+
+CONDITIONS: dict[str, tuple[Callable[[Problem], bool], str]] = {
+    "causal, 65": (
+        lambda p: p.mask.kind == "causal" and min(p.seqlen_q, p.seqlen_kv) >= 65,
+        "sq=65,skv=65,d=16,dtype=float16,mask=causal",
+    ),
+    "two heads": (lambda p: p.heads_q >= 2, "hq=2,hkv=2,sq=1,skv=1,d=16,dtype=float16"),
+    "a group": (lambda p: p.group > 1, "hq=2,sq=1,skv=1,d=16,dtype=float16"),
+    "wide head": (lambda p: p.head_dim > 64, "sq=1,skv=1,d=128,dtype=float16"),
+    "more keys": (lambda p: p.seqlen_kv > p.seqlen_q, "sq=1,skv=2,d=16,dtype=float16"),
+    "more queries": (lambda p: p.seqlen_kv < p.seqlen_q, "sq=2,skv=1,d=16,dtype=float16"),
+    "expanded k": (lambda p: "h" in p.layout_k.expand, "sq=1,skv=1,d=16,dtype=float16,lk=bhsd.xh"),
+    "distribution": (lambda p: p.distribution == "sink", "sq=1,skv=1,d=16,dtype=float16,dist=sink"),
+    "negative scale": (lambda p: p.scale < 0, "sq=1,skv=1,d=16,dtype=float16,scale=-0.25"),
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_failure_shrinks_to_what_it_needs(condition: str) -> None:
+    wanted, expected = CONDITIONS[condition]
+    found = simplest(
+        problems(declare(SUPPORTS["usual"]), dtype="float16", limits=LIMITS["cpu"]), wanted
+    )
+    assert found.name == expected
+
+
+@by_limits
+def test_edges_and_bins_are_reached(limits: Limits) -> None:
+    """A campaign of 1500 problems fills every bin, on the slowest machine too."""
+    config = Config(block_m=64, block_n=32)
+    drawn = sample(problems(declare(EVERYTHING), dtype="bfloat16", limits=limits), 1500)
+    bins = Counter(name for problem in drawn for name in coverage_bins(problem, config))
+    assert set(bins_required()) - set(bins) == set()
+    assert min(bins[name] for name in bins_required()) >= 3
+    beside = {n for p in drawn for n in (p.seqlen_q, p.seqlen_kv)}
+    assert {n + side for n in (16, 32, 64, 128) for side in (-1, 0, 1)} | {0, 1} <= beside
+    assert {p.group for p in drawn} >= {1, 2, 3}
+    assert {p.head_dim for p in drawn} >= {16, 32, 64, 128, 256}
+    assert any(p.head_dim % 8 for p in drawn)
+    assert sum(p.seqlen_q == p.seqlen_kv for p in drawn) > 300
+    assert sum(p.mask.kind == "full" for p in drawn) > 150
+
+
+@by_support
+def test_the_reachable_bins_are_those_that_are_reached(name: str) -> None:
+    support = SUPPORTS[name]
+    drawn = sample(problems(declare(support), dtype="float16", limits=LIMITS["cpu"]), 1200)
+    config = Config(block_m=16, block_n=16)
+    bins = {found for problem in drawn for found in coverage_bins(problem, config)}
+    assert bins & set(bins_required()) == bins_reachable(support, config)
+
+
+def test_gather_problems_can_nearly_all_be_built() -> None:
+    strategy = problems(
+        declare(EVERYTHING),
+        dtype="float16",
+        limits=LIMITS["gpu"],
+        distributions=("gather", "counting"),
+    )
+    drawn = sample(strategy, 300)
+    assert {p.distribution for p in drawn} == {"gather", "counting"}
+    refused = [
+        p.name for p in drawn if p.distribution == "gather" and gather_possible(p) is not None
+    ]
+    assert len(refused) < 0.1 * len(drawn), refused
+
+
+def test_coverage_bins_of_known_problems() -> None:
+    config = Config(block_m=64, block_n=32)
+
+    def bins(text: str) -> set[str]:
+        return coverage_bins(Problem.parse(text), config)
+
+    assert bins("sq=64,skv=64,d=64,dtype=float16") == {"mask:full", "distribution:normal"}
+    assert bins("sq=64,skv=96,d=64,dtype=float16") >= {"kv_tiles>=3", "seqlen_q<seqlen_kv"}
+    assert bins("sq=1,skv=96,d=64,dtype=float16,dist=increasing") >= {
+        "decode",
+        "ragged_tail",
+        "late_maximum",
+    }
+    assert bins("sq=64,skv=32,d=64,dtype=float16,mask=causal") >= {
+        "seqlen_q>seqlen_kv",
+        "empty_row",
+        "mask:causal",
+    }
+    assert "empty_row" not in bins("sq=64,skv=64,d=64,dtype=float16,mask=causal")
+    assert bins("sq=64,skv=0,d=64,dtype=float16") >= {"zero_length", "empty_row"}
+    assert bins("sq=64,skv=64,d=64,dtype=float16,mask=lengths.64.0") >= {
+        "zero_length",
+        "empty_row",
+        "mask:lengths",
+    }
+    assert bins("sq=64,skv=64,d=64,dtype=float16,mask=causal.tl+dense.1.3") >= {
+        "mask:intersection",
+        "mask:causal.tl",
+        "mask:dense",
+        "empty_row",
+    }
+    assert bins("sq=64,skv=64,d=64,dtype=float16,lk=bhsd.xh") >= {"strided", "expanded"}
+    assert bins("sq=64,skv=64,d=60,dtype=float16") >= {"misaligned"}
+    assert "misaligned" not in bins("sq=64,skv=64,d=64,dtype=float16,lq=bshd.p8.o8")
+    drawn = {name.partition(":")[2] for name in bins_required() if name.startswith("distribution:")}
+    assert drawn == set(ordinary())

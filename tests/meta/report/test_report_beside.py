@@ -1,0 +1,386 @@
+"""What lies beside a report: probes that disagree are red and so is the report; sanitizers; what is
+not run is said."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.fake_campaign import BINS, DEVICE, evidence
+from tests.meta.probes.test_probes_report import FUNCTION, MATRIX, REPORT, WRONG
+from tests.meta.report.test_report_rendering import HOSTILE, Elements
+from verify import cli
+from verify.campaign import runner as engine
+from verify.probes.report import ProbeNotRun, ProbeReport
+from verify.probes.report import write as write_probes
+from verify.report import Report, build, plots, read, write
+from verify.report.beside import Beside, joined, look
+
+ENTRIES = {
+    "structure": "verify/arithmetic/units.py, sm_90: float16 into float32, mma.sync",
+    "special": "verify/arithmetic/units.py, sm_90: float16 into float32, mma.sync",
+    "bits": "verify/arithmetic/units.py, sm_90: float16 into float32, mma.sync",
+    "bound": "verify/arithmetic/instructions.py: EXP[&#34;ex2.approx&#34;]",
+    "NaN": "verify/arithmetic/instructions.py: EXP[&#34;ex2.approx&#34;]",
+}
+SAID = {
+    "structure": (
+        '<td class="bad">24<span class="wanted">table: 25</span>',
+        '<td class="bad">24</td><td>25</td>',
+    ),
+    "special": ('<td class="bad">7fffffff</td><td>7fc00000</td>', "table: all of them"),
+    "bits": (
+        '<td class="bad">3<span class="wanted">table: 0</span>',
+        "device 3f800000, model 3f800001",
+    ),
+    "bound": (
+        '<td class="bad">1.25<span class="wanted">table: at most 1</span>',
+        "1.25 at 3f800001 (1)",
+    ),
+    "NaN": ("<pre>a NaN</pre>", ">DISAGREES<"),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of the time, and say nothing about what lies beside a report."""
+    monkeypatch.setattr(plots, "ratio_plot", lambda report: None)
+    monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
+
+
+WAIVED = ("tool", "kind", "kernel", "reason", "proof")
+
+
+@pytest.fixture(scope="module")
+def green() -> Report:
+    """A report in which nothing is wrong."""
+    found = evidence(24)
+    kept = {
+        "variants": tuple(e for e in found.variants if e.ref == "torch-flash"),
+        "verdicts": tuple(v for v in found.verdicts if v.variant == "torch-flash"),
+    }
+    report = build(dataclasses.replace(found, **kept, lost=(), not_run=(), builds=()), BINS)
+    assert report["status"] == "green"
+    return report
+
+
+def account(**changes: Any) -> dict[str, Any]:
+    """A sanitizer.json in which every planted fault is caught and every kernel is clean."""
+    planted = [
+        ("planted-correct", "memcheck", "clean", "clean"),
+        ("planted-overrun", "memcheck", "caught", "faulty"),
+        ("planted-overrun", "racecheck", "any", "clean"),
+    ]
+    names = ("variant", "tool", "wanted", "outcome")
+    told = {"about": "a fault", "holds": True, "record": None}
+    process = {"total": 0, "seconds": 2.5}
+    tried = {"variant": "torch-flash", "source_hash": "0", "tool": "memcheck", "outcome": "clean"}
+    return {
+        "schema": 1,
+        "run": "r",
+        "device": DEVICE,
+        "sanitizer": "2025.3",
+        "tools": ["memcheck", "racecheck"],
+        "whole": True,
+        "seconds": 61.0,
+        "planted": [dict(zip(names, one, strict=True)) | told for one in planted],
+        "tried": [
+            tried | {"cases": {"case one": "clean", "case two": "clean"}, "processes": [process]},
+        ],
+        "not_run": [{"variant": "torch-math", "reason": "a library's kernel"}],
+        "waivers": [],
+    } | changes
+
+
+def written(
+    report: Report,
+    folder: Path,
+    probes: ProbeReport | None = None,
+    other: dict[str, Any] | None = None,
+) -> str:
+    """The page of a report in whose folder these lie."""
+    folder.mkdir(exist_ok=True)
+    if probes is not None:
+        write_probes(probes, folder, "")
+    if other is not None:
+        (folder / "sanitizer.json").write_text(json.dumps(other), encoding="utf-8")
+    return write(report, folder)[2].read_text(encoding="utf-8")
+
+
+def section(page: str, name: str, after: str) -> str:
+    return page[page.index(f'<h2 id="{name}">') : page.index(f'<h2 id="{after}">')]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_disagreement_is_red_and_the_report_with_it(
+    name: str, green: Report, tmp_path: Path
+) -> None:
+    page = written(green, tmp_path, dataclasses.replace(REPORT, **WRONG[name]))
+    report = read(tmp_path)
+    assert report["status"] == "red"
+    ((entry),) = report["beside"]
+    assert (entry["name"], entry["status"]) == ("probes", "red")
+    assert "1 of 2 probes on sm_90a disagree with the tables" in entry["said"]
+    assert '<p class="lead"><span class="chip red">FAIL</span>' in page
+    part = section(page, "probes", "sanitizers")
+    assert '<span class="chip red">FAIL</span></h2>' in part
+    assert '<span class="chip red">DISAGREES</span>' in part
+    assert '<span class="bad">disagrees with the table</span>' in part
+    assert f"Entry: <code>{ENTRIES[name]}</code>" in part
+    assert all(said in part for said in SAID[name])
+    lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
+    assert lines[2].startswith("❌ **FAIL**")
+    assert [
+        line for line in lines if line.startswith("- ❌ ") and "Entry: `verify/arithmetic/" in line
+    ]
+
+
+def test_agreement_is_green(green: Report, tmp_path: Path) -> None:
+    page = written(green, tmp_path, REPORT)
+    report = read(tmp_path)
+    assert report["status"] == "green"
+    assert [entry["status"] for entry in report["beside"]] == ["green"]
+    part = section(page, "probes", "sanitizers")
+    assert '<span class="chip green">pass</span></h2>' in part
+    assert part.count('<span class="chip green">agrees</span>') == 2
+    assert '<td class="good">0</td>' in part
+    assert 'class="bad"' not in part
+    for said in (
+        "<td>all 2^32</td>",
+        "3f800001 (1)",
+        "PTX ISA",
+        "chain of 16 fused groups of 16",
+        "only sm_90a has wgmma",
+    ):
+        assert said in part
+    assert "nothing disagrees with the tables" in (tmp_path / "report.md").read_text(
+        encoding="utf-8"
+    )
+    assert "❌" not in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_without_probes_they_are_not_run_and_nothing_changes(green: Report, tmp_path: Path) -> None:
+    page = written(green, tmp_path)
+    assert "beside" not in read(tmp_path)
+    assert read(tmp_path)["status"] == "green"
+    assert "Not run: no probes.json lies beside this report" in section(
+        page, "probes", "sanitizers"
+    )
+    assert "Not run: no sanitizer.json lies beside this report" in section(
+        page, "sanitizers", "builds"
+    )
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").count("⬜ not run: `") == 2
+
+
+def test_probes_that_found_no_gpu_are_not_run(green: Report, tmp_path: Path) -> None:
+    none = dataclasses.replace(
+        REPORT,
+        matrix=(),
+        functions=(),
+        not_run=(ProbeNotRun("wgmma", "no GPU"), ProbeNotRun("expf", "no GPU")),
+    )
+    part = section(written(green, tmp_path, none), "probes", "sanitizers")
+    assert read(tmp_path)["status"] == "green"
+    assert "Not run: no matrix instruction and no function was tried." in part
+    assert "Not run, 2: no GPU" in part
+    assert "wgmma, expf" in part
+    assert "chain of 16 fused groups of 16" in part
+
+
+def test_a_probe_that_failed_keeps_the_report_from_green(green: Report, tmp_path: Path) -> None:
+    failed = dataclasses.replace(
+        REPORT,
+        functions=(FUNCTION, dataclasses.replace(FUNCTION, name="expf", error="CompileError")),
+    )
+    part = section(written(green, tmp_path, failed), "probes", "sanitizers")
+    assert read(tmp_path)["status"] == "grey"
+    assert "1 of 3 probes on sm_90a failed: expf" in part
+    assert "<pre>CompileError</pre>" in part
+    assert 'class="bad"' not in part
+
+
+def test_an_instruction_that_no_table_has_is_said_and_no_disagreement(
+    green: Report, tmp_path: Path
+) -> None:
+    unknown = dataclasses.replace(MATRIX, guess=True, structure=(), agreement=None)
+    part = section(
+        written(green, tmp_path, dataclasses.replace(REPORT, matrix=(unknown,))),
+        "probes",
+        "sanitizers",
+    )
+    assert read(tmp_path)["status"] == "green"
+    assert "1 are not in the tables." in part
+    assert '<span class="chip grey">not in the table</span>' in part
+
+
+@pytest.mark.parametrize("file", ["probes.json", "sanitizer.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"device": {"slug": "a"}, "matrix": 1}'])
+def test_a_file_that_cannot_be_read_is_named(
+    file: str, content: str, green: Report, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(content)
+    page = written(green, tmp_path)
+    assert read(tmp_path)["status"] == "grey"
+    assert f"{file} cannot be read: " in page
+    assert f"{file} cannot be read: " in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_file_of_another_device_does_not_count(green: Report, tmp_path: Path) -> None:
+    other = DEVICE | {"slug": "elsewhere"}
+    page = written(
+        green,
+        tmp_path,
+        dataclasses.replace(REPORT, device=other, **WRONG["bits"]),
+        account(device=other),
+    )
+    assert read(tmp_path)["status"] == "grey"
+    assert page.count("is of another device: elsewhere") == 4  # above, and in either section
+    assert "DISAGREES" not in page
+
+
+def test_written_again_after_the_table_was_corrected(green: Report, tmp_path: Path) -> None:
+    written(green, tmp_path, dataclasses.replace(REPORT, **WRONG["structure"]))
+    red = read(tmp_path)
+    written(red, tmp_path, REPORT)
+    assert read(tmp_path)["status"] == "green"
+    (tmp_path / "probes.json").unlink()
+    written(red, tmp_path)
+    assert (read(tmp_path)["status"], read(tmp_path)["beside"]) == ("green", [])
+
+
+def test_what_lies_beside_does_not_hide_a_failure(tmp_path: Path) -> None:
+    written(build(evidence(6), BINS), tmp_path, REPORT)
+    assert read(tmp_path)["status"] == "red"
+
+
+def test_the_same_bytes_for_the_same_folder(green: Report, tmp_path: Path) -> None:
+    pages = [written(green, tmp_path / name, REPORT, account()) for name in "ab"]
+    assert pages[0] == pages[1]
+    assert written(read(tmp_path / "a"), tmp_path / "a") == pages[0]
+    several: Report = {**green, "runs": [{"run": "r", "started": "s", "profile": "p"}]}
+    written(several, tmp_path / "a")
+    before = (tmp_path / "a" / "report.json").read_bytes()
+    written(read(tmp_path / "a"), tmp_path / "a")
+    assert (tmp_path / "a" / "report.json").read_bytes() == before
+
+
+class TestSanitizers:
+    def test_clean(self, green: Report, tmp_path: Path) -> None:
+        part = section(written(green, tmp_path, None, account()), "sanitizers", "builds")
+        assert read(tmp_path)["status"] == "green"
+        assert (
+            "0 records in 2 cases under memcheck and racecheck; 1 of 1 planted fault caught."
+            in part
+        )
+        # of another source, which shows
+        assert '<td class="good">clean</td>' not in part.split("Planted faults")[0]
+        assert "of another source than this report" in part
+        assert '<td class="good">caught</td>' in part
+        assert "a library&#39;s kernel" in part
+
+    def test_the_same_source_is_clean(self, green: Report, tmp_path: Path) -> None:
+        same = account()
+        same["tried"][0]["source_hash"] = green["variants"][0]["source_hash"]
+        part = section(written(green, tmp_path, None, same), "sanitizers", "builds")
+        assert '<td class="good">clean</td>' in part.split("Planted faults")[0]
+        assert 'class="bad"' not in part
+
+    @pytest.mark.parametrize(
+        ("outcome", "status"), [("faulty", "red"), ("failed", "red"), ("inconclusive", "grey")]
+    )
+    def test_a_kernel_that_is_not_clean(
+        self, outcome: str, status: str, green: Report, tmp_path: Path
+    ) -> None:
+        bad = account()
+        bad["tried"][0]["cases"]["case one"] = outcome
+        bad["tried"][0]["processes"][0]["total"] = 3
+        part = section(written(green, tmp_path, None, bad), "sanitizers", "builds")
+        assert read(tmp_path)["status"] == status
+        assert "3 records in 2 cases" in part
+        assert f'<span class="bad">{outcome}</span> under memcheck' in part
+        assert "<pre>case one</pre>" in part
+        assert f"1 of 2 {outcome}" in part
+
+    def test_a_tool_that_misses_its_fault_is_no_evidence(
+        self, green: Report, tmp_path: Path
+    ) -> None:
+        missed = copy.deepcopy(account())
+        missed["planted"][1] |= {"holds": False, "outcome": "clean"}
+        part = section(written(green, tmp_path, None, missed), "sanitizers", "builds")
+        assert read(tmp_path)["status"] == "grey"
+        assert "0 of 1 planted fault caught. Not as wanted: memcheck on planted-overrun." in part
+        assert '<td class="bad">clean: not caught</td>' in part
+
+    def test_nothing_tried_is_not_green(self, green: Report) -> None:
+        empty = joined(green, Beside(sanitizer=account(tried=[])))  # type: ignore[arg-type]
+        assert empty["status"] == "grey"
+
+
+def test_nothing_from_beside_becomes_markup(green: Report, tmp_path: Path) -> None:
+    quantity = dataclasses.replace(MATRIX.structure[0], name=HOSTILE, measured=HOSTILE)
+    hostile = dataclasses.replace(
+        REPORT,
+        arch=HOSTILE,
+        matrix=(
+            dataclasses.replace(
+                MATRIX, name=HOSTILE, table=HOSTILE, structure=(quantity,), error=HOSTILE
+            ),
+        ),
+        functions=(
+            dataclasses.replace(
+                FUNCTION, name=HOSTILE, table=HOSTILE, order=HOSTILE, wrong=HOSTILE
+            ),
+        ),
+        orders=(
+            dataclasses.replace(
+                REPORT.orders[0], variant=HOSTILE, order=HOSTILE, groups=(HOSTILE,)
+            ),
+        ),
+        not_run=(ProbeNotRun(HOSTILE, HOSTILE),),
+    )
+    words = account(run=HOSTILE, tools=[HOSTILE], not_run=[{"variant": HOSTILE, "reason": HOSTILE}])
+    for one in (*words["planted"], *words["tried"]):
+        one |= {"variant": HOSTILE, "tool": HOSTILE, "about": HOSTILE, "outcome": HOSTILE}
+    words["tried"][0]["cases"] = {HOSTILE: HOSTILE}
+    words["waivers"] = [dict.fromkeys(WAIVED, HOSTILE) | {"dead": True}]
+    page = written(green, tmp_path, hostile, words)
+    tags = Elements(page).tags
+    assert "script" not in {tag for tag, _ in tags}
+    assert not [
+        name
+        for _, attributes in tags
+        for name in attributes
+        if name.startswith("on") or name == "src"
+    ]
+    assert not {"\x1b", "\u202e"} & set(page + (tmp_path / "report.md").read_text(encoding="utf-8"))
+    assert "&lt;script&gt;" in section(page, "probes", "sanitizers")
+    assert "&lt;script&gt;" in section(page, "sanitizers", "builds")
+
+
+def test_the_command_writes_the_pages_again(
+    green: Report,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(green, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["verify", "report", "--render", str(tmp_path)])
+    assert cli.main() == engine.CLEAN
+    write_probes(dataclasses.replace(REPORT, **WRONG["bits"]), tmp_path, "")
+    assert cli.main() == engine.FAILED
+    assert "DISAGREES" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["verify", "report", "--render", str(tmp_path / "none")])
+    assert cli.main() == engine.USAGE
+    assert "No such file" in capsys.readouterr().out
+
+
+def test_older_reports_without_what_lies_beside_are_read(green: Report, tmp_path: Path) -> None:
+    write(green, tmp_path)
+    assert "beside" not in json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert look(tmp_path, green["device"]) == Beside()

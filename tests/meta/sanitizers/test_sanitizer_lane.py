@@ -1,0 +1,352 @@
+"""The parts of the sanitizer lane: separate buffers, the tool's command, planted faults,
+problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from references.masks import Causal
+from tests.planted import split_q, tiny
+from verify.cell.arena import Arena, plan
+from verify.cell.isolated_buffers import Separate
+from verify.cuda.compile import compilable, compile_source
+from verify.evidence import Recorder, load
+from verify.problem import Layout, Problem
+from verify.problem.case import Case
+from verify.problem.coverage import coverage_bins
+from verify.sanitizers.facts import Facts, Heard, Judgement
+from verify.sanitizers.lane import Lane, few
+from verify.sanitizers.planted import FAULTS, planted_problem
+from verify.sanitizers.records import Record
+from verify.sanitizers.selection import MOST, deep, select
+from verify.sanitizers.session import Booth, Session, Subject
+from verify.sanitizers.tool import TOOLS, Sanitizer, find
+from verify.variant import Config, Contract, Declaration, Numerics, Support
+
+torch.set_num_threads(1)
+
+# Buffers of their own.
+
+STRIDED = Problem(
+    batch=2,
+    heads_q=4,
+    heads_kv=2,
+    seqlen_q=5,
+    seqlen_kv=7,
+    head_dim=8,
+    dtype="float16",
+    layout_q=Layout("bshd", 3, 1),
+    layout_k=Layout("sbhd", 0, 0, "h"),
+    layout_out=Layout("bhsd", 8, 8),
+)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena()
+    yield arena
+    arena.close()
+
+
+def separated(arena: Arena, problem: Problem) -> tuple[Separate, torch.Tensor]:
+    where = plan(
+        problem, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
+    )
+    arena.reserve(where.size)
+    arena.bytes[:] = torch.arange(arena.capacity, dtype=torch.int64).to(torch.uint8).numpy()
+    host = torch.from_numpy(arena.bytes)
+    return Separate(where.slots, host, "cpu"), host
+
+
+@pytest.mark.parametrize("problem", [STRIDED, STRIDED.but(seqlen_kv=0), STRIDED.but(seqlen_q=0)])
+def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(
+    arena: Arena, problem: Problem
+) -> None:
+    separate, host = separated(arena, problem)
+    for slot in plan(
+        problem, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
+    ).slots:
+        theirs, ours = slot.view(host), slot.view(separate)  # type: ignore[arg-type]
+        assert (ours.shape, ours.stride(), ours.dtype) == (
+            theirs.shape,
+            theirs.stride(),
+            theirs.dtype,
+        )
+        assert torch.equal(
+            ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)
+        )
+        last = (
+            1 + sum((n - 1) * s for n, s in zip(ours.shape, ours.stride(), strict=True))
+            if ours.numel()
+            else 0
+        )
+        assert (
+            ours.untyped_storage().nbytes() == (ours.storage_offset() + last) * ours.element_size()
+        )
+
+
+def test_what_a_run_writes_comes_back_and_what_it_writes_past_the_end_cannot(arena: Arena) -> None:
+    separate, host = separated(arena, STRIDED)
+    where, before = (
+        plan(
+            STRIDED, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
+        ),
+        host.clone(),
+    )
+    where["out"].view(separate).fill_(3.0)  # type: ignore[arg-type]
+    assert torch.equal(host, before)
+    separate.restore()
+    assert bool((where["out"].view(host) == 3.0).all())
+    outside = torch.ones_like(host, dtype=torch.bool)
+    outside[where["out"].begin : where["out"].end] = False
+    assert torch.equal(host[outside], before[outside])
+
+
+def test_bytes_of_no_buffer_cannot_be_had(arena: Arena) -> None:
+    separate, _ = separated(arena, STRIDED)
+    where = plan(STRIDED, lse=True, workspace={})
+    for start, stop in (
+        (0, 8),
+        (where["lse"].start, where["lse"].end + 4),
+        (where["lse"].start - 4, where["lse"].end),
+    ):
+        with pytest.raises(IndexError):
+            separate[start:stop]
+
+
+# The tool.
+
+
+def test_the_command_asks_for_records_and_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    words = Sanitizer("/opt/compute-sanitizer", "2025.3.1").command("racecheck", tmp_path, 3)
+    assert words[:3] == ["/opt/compute-sanitizer", "--tool", "racecheck"]
+    assert {"--xml", "--save", "--log-file", "--error-exitcode", "--print-limit"} <= set(words)
+    assert "--require-cuda-init" not in words  # a program without CUDA must fail
+    assert "--kernel-name" not in words  # nothing is filtered out, so no filter can match nothing
+    ports = [Sanitizer("x", "1").command("memcheck", tmp_path, lane) for lane in range(8)]
+    assert len({words[words.index("--port") + 1] for words in ports}) == len(ports)
+
+
+def test_a_tool_is_found_on_the_path_only_if_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    broken = tmp_path / "compute-sanitizer"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    assert find() is None
+    broken.write_text("#!/bin/sh\necho 'Version 2025.3.1.0 (build 1)'\n")
+    assert find() == Sanitizer(str(broken), "2025.3.1.0")
+
+
+def test_workers_are_at_least_one() -> None:
+    assert (few("0"), few("5")) == (1, 5)
+    assert 1 <= few("auto") <= 8
+
+
+# Planted faults.
+
+
+def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
+    for tool in TOOLS:
+        assert any(tool in fault.caught_by for fault in FAULTS)
+    assert any(fault.twin for fault in FAULTS)
+    assert {fault.variant for fault in FAULTS} == {*tiny.FAULTS, *split_q.PATCHES}
+
+
+@pytest.mark.parametrize("variant", split_q.PATCHES)
+def test_a_patch_changes_the_shipped_kernel_in_one_place(variant: str) -> None:
+    shipped = split_q.SHIPPED.read_text(encoding="utf-8")
+    patch = split_q.PATCHES[variant]
+    assert patch.apply(shipped) != shipped
+    for text in (shipped * 2, shipped.replace(patch.before, "")):
+        with pytest.raises(ValueError, match="occurs"):
+            patch.apply(text)
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+def test_planted_kernels_compile_and_differ_from_what_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
+    shipped = split_q.split_q.source(split_q.CONFIG, "float16", 64, False)
+    sources = [tiny.source(name) for name in tiny.FAULTS]
+    sources += [
+        shipped,
+        *(replace(shipped, path=split_q.patched(name)) for name in split_q.PATCHES),
+    ]
+    assert len({compile_source(source, "sm_90a").cubin for source in sources}) == len(sources)
+
+
+def test_the_planted_problem_lies_inside_every_planted_support() -> None:
+    for variant in (*tiny.VARIANTS, *split_q.VARIANTS):
+        problem = planted_problem(declared(variant.support, tuple(variant.configs)))
+        assert variant.support.refusal(problem) is None
+        assert problem.seqlen_q % 64  # an overrun by one row needs a ragged tile
+
+
+# Problems.
+
+
+def declared(support: Support, configs: tuple[Config, ...]) -> Declaration:
+    return Declaration(
+        ref="accused",
+        path="accused.py",
+        source_hash="",
+        name="accused",
+        family="triton",
+        configs=configs,
+        support=support,
+        numerics=Numerics(),
+        contract=Contract(),
+        head_dim_buckets=(32, 64, 128),
+    )
+
+
+WIDE = declared(
+    Support(
+        dtypes=("float16", "float32"),
+        head_dims=range(8, 129),
+        masks=("full", "causal", "window", "lengths"),
+        grouped_heads=True,
+        min_seqlen=0,
+    ),
+    (Config(block_m=64, block_n=32, num_stages=3), Config(block_m=128, block_n=64, num_stages=2)),
+)
+
+
+@pytest.mark.parametrize("config", WIDE.configs, ids=lambda config: config.name)
+def test_a_handful_of_small_problems_fills_the_edges(config: Config) -> None:
+    chosen = select(WIDE, config, "float16")
+    assert 4 <= len(chosen) <= MOST
+    assert chosen == select(WIDE, config, "float16")
+    assert all(
+        WIDE.support.refusal(problem) is None and problem.dtype == "float16" for problem in chosen
+    )
+    assert all(
+        0 < max(problem.seqlen_q, problem.seqlen_kv) <= 400 and problem.seqlen_q
+        for problem in chosen
+    )
+    filled = set().union(*(coverage_bins(problem, config) for problem in chosen))
+    edges = {
+        "ragged_tail",
+        "empty_row",
+        "grouped_heads",
+        "strided",
+        "seqlen_q<seqlen_kv",
+        "seqlen_q>seqlen_kv",
+        "misaligned",
+    }
+    assert edges <= filled
+    tiles = [
+        problem
+        for problem in chosen
+        if -(-problem.seqlen_kv // (config.block_n or 0)) >= (config.num_stages or 0) + 2
+    ]
+    masks = set().union(*(coverage_bins(problem, config) for problem in tiles))
+    assert {"mask:full", "mask:causal", "mask:window", "mask:lengths"} <= masks
+    for low, high in ((8, 32), (33, 64), (65, 128)):
+        assert any(low <= problem.head_dim <= high for problem in tiles)
+
+
+def test_depth_is_two_tiles_more_than_stages() -> None:
+    assert deep(Config(block_n=64, num_stages=3)) == 4 * 64 + 1
+
+
+def test_quick_means_fewer() -> None:
+    assert len(select(WIDE, WIDE.configs[0], "float32", quick=True)) <= 4
+
+
+def test_a_square_support_without_masks_is_served_too() -> None:
+    narrow = declared(
+        Support(
+            dtypes=("float16",), head_dims=(64,), masks=("causal.square",), layouts="contiguous"
+        ),
+        (Config(),),
+    )
+    chosen = select(narrow, narrow.configs[0], "float16")
+    assert chosen
+    assert all(isinstance(problem.mask, Causal) for problem in chosen)
+
+
+# Whose record it was.
+
+CASES = tuple(
+    Case(
+        "accused",
+        WIDE.configs[0].name,
+        "sanitizer",
+        Problem(seqlen_q=n, seqlen_kv=n, head_dim=8, dtype="float16"),
+    )
+    for n in (1, 2, 3)
+)
+SUBJECT = Subject(WIDE, WIDE.configs[0], "float16", CASES)
+
+
+class Oracle:
+    """Stands for a booth: says what a test wants of a process, by the number of its cases and of
+    its first one's keys."""
+
+    def __init__(self, outcomes: dict[tuple[int, int], str]) -> None:
+        self.outcomes = outcomes
+
+    def sanitize(self, tool: str, subject: Subject, lane: int, name: str) -> Session:
+        outcome = self.outcomes.get(
+            (len(subject.cases), subject.cases[0].problem.seqlen_kv), "clean"
+        )
+        records = (
+            (Record(tool=tool, kind="Precise", text="Invalid write"),)
+            if outcome == "faulty"
+            else ()
+        )
+        heard = (Heard(subject.cases[0].id, "ok"),)  # the process stopped at the second case
+        facts = Facts(
+            tool=tool,
+            exit_code=0,
+            summary=None,
+            records=records,
+            heard=heard,
+            wanted=len(subject.cases),
+        )
+        return Session(
+            tool, subject, Judgement(outcome, records=records, total=len(records)), 1.0, facts
+        )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected", "processes"),
+    [
+        ({}, ["clean", "clean", "clean"], 1),
+        # whose it is shows alone
+        ({(3, 1): "faulty", (1, 3): "faulty"}, ["clean", "clean", "faulty"], 4),
+        # nobody's alone: the one at which the process stopped
+        ({(3, 1): "faulty"}, ["clean", "faulty", "clean"], 4),
+        # each is proved clean by a process of its own
+        ({(3, 1): "inconclusive"}, ["clean", "clean", "clean"], 4),
+        ({(3, 1): "inconclusive", (1, 2): "inconclusive"}, ["clean", "inconclusive", "clean"], 4),
+    ],
+)
+def test_a_record_is_held_against_the_case_that_shows_it(
+    tmp_path: Path, outcomes: dict[tuple[int, int], str], expected: list[str], processes: int
+) -> None:
+    with Recorder(tmp_path) as recorder:
+        lane = Lane(cast(Booth, Oracle(outcomes)), recorder, ("memcheck",), 1)
+        tried = lane._under("memcheck", "0", SUBJECT, SUBJECT)
+    assert [tried.outcomes[case.id] for case in CASES] == expected
+    assert len(tried.sessions) == processes
+    verdicts = {verdict.case: verdict for verdict in load(tmp_path).verdicts}
+    assert [verdicts[case.id].outcome for case in CASES] == [
+        "pass" if word == "clean" else "fail" for word in expected
+    ]
+    nobodys = outcomes == {(3, 1): "faulty"}
+    for verdict in verdicts.values():
+        if verdict.finding is not None:
+            assert ("only where 3 cases" in verdict.finding.message) == nobodys
+            assert ("--variant accused" in verdict.finding.replay) == nobodys

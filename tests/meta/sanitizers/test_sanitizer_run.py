@@ -1,0 +1,307 @@
+"""The whole sanitizer lane, with a tool that is made of paper.
+
+It starts the program like the real one, but from a process that has torch loaded, and writes what
+kernels tell it to: a kernel that runs under it finds the file PAPER in its environment, and appends
+records and orders.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from references.masks import Causal
+from tests.harness.shared_fork_server import SharedZygote
+from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE
+from verify.cell.process import PLAIN_CPU, ROOT
+from verify.cli.sanitize import Request, sanitize
+from verify.evidence import Evidence, load
+from verify.problem.case import Case
+from verify.sanitizers.facts import Waiver
+from verify.sanitizers.lane import GROUP
+from verify.sanitizers.planted import PlantedFault
+
+PAPER_TOOL = """
+import json, os, socket, sys, tempfile
+
+def started(words, environment):
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.connect(os.environ["PAPER_SERVER"])
+    socket.send_fds(peer, [json.dumps([words, environment, os.getcwd()]).encode()], [1, 2])
+    return int(peer.recv(100))
+
+words, options = sys.argv[1:], {}
+mode = open("mode").read() if os.path.exists("mode") else ""
+if words == ["--version"]:
+    print("Version 2025.3.1.0")
+    sys.exit(0)
+while words[0].startswith("--"):
+    name = words.pop(0)
+    options[name] = "" if name == "--xml" else words.pop(0)
+if mode == "broken":
+    sys.exit("no such option")
+told = tempfile.NamedTemporaryFile("r")
+tool = options["--tool"]
+code = started(words, os.environ | {"PAPER": told.name, "PAPER_TOOL": tool})
+lines = told.read().splitlines()
+orders = {line[1:] for line in lines if line.startswith("!")}
+records = [line.split("|") for line in lines if not line.startswith("!") and mode != "asleep"]
+records = [(kernel, text) for for_tool, kernel, text in records if for_tool == tool]
+body = "".join(
+    f"<record><kind>Precise</kind><level>Error</level><what><text>{text}</text><size>4</size></what>"
+    f"<where><func>{kernel}</func></where></record>" for kernel, text in records)
+if "no xml" not in orders:
+    open(options["--save"], "w").write(f"<ComputeSanitizerOutput>{body}</ComputeSanitizerOutput>")
+n = len(records)
+summary = f"ERROR SUMMARY: {n} errors"
+if tool == "racecheck":
+    summary = f"RACECHECK SUMMARY: {n} hazards displayed ({n} errors, 0 warnings)"
+open(options["--log-file"], "w").write("========= COMPUTE-SANITIZER\\n========= " + summary + "\\n")
+sys.exit(code or (int(options["--error-exitcode"]) if n else 0))
+"""
+KERNEL = """
+import os
+from verify.variant import Config, Contract, Numerics, Support, Variant
+
+def tell(line):
+    if "PAPER" in os.environ:
+        with open(os.environ["PAPER"], "a") as file:
+            file.write(line + "\\n")
+
+def variant(name, act, masks=("full",)):
+    def forward(args, out, lse, workspace):
+        out.fill_(1.0)
+        lse.fill_(0.0)
+        act(args, out)
+    return Variant(name=name, family="paper", forward=forward, support=Support(
+        dtypes=("float32",), head_dims=(8,), masks=masks, cross_lengths=False,
+        layouts="contiguous"))
+"""
+PLANTED = """
+VARIANTS = [
+    variant("right", lambda args, out: None),
+    variant("overruns", lambda args, out: tell("memcheck|overruns|Invalid __global__ write")),
+    variant("races", lambda args, out: tell("racecheck|races|Race reported")),
+]
+"""
+ACCUSED = """
+import torch
+
+def late(args, out):
+    if args.mask.kind == "causal":
+        tell("memcheck|late|Invalid __global__ read of size 4 bytes")
+
+def dies(args, out):
+    if "PAPER" in os.environ:
+        os.abort()
+
+def lazy(args, out):
+    if "PAPER" in os.environ:
+        out.view(torch.int32).view(-1)[0] = 0x7FFD7FFD  # the poison that was there before
+
+VARIANTS = [
+    variant("right", lambda args, out: None),
+    variant("late", late, masks=("full", "causal.square")),
+    variant("untold", lambda args, out: tell("!no xml")),
+    variant("dies", dies),
+    variant("lazy", lazy),
+    variant("raises", lambda args, out: 1 / 0),
+]
+"""
+INCONCLUSIVE = {"untold": "left no records.xml", "dies": "crash", "lazy": "prove a launch"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of the lane left: its exit code, its words, its evidence and its report."""
+
+    status: int
+    words: str
+    evidence: Evidence | None
+    report: dict[str, object]
+
+
+class Lane:
+    """The lane in a folder of its own, with kernels and a tool made of paper."""
+
+    def __init__(self, folder: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("PATH", str(tools))
+        monkeypatch.setenv("CUDA_HOME", str(tools))
+        monkeypatch.setenv("PAPER_SERVER", str(tools / "server"))
+        self.planted = self.file("planted.py", PLANTED)
+        self.faults = (
+            PlantedFault(variant="right", file=self.planted, about="right"),
+            PlantedFault(
+                variant="overruns",
+                file=self.planted,
+                about="o",
+                caught_by=("memcheck",),
+                shows=("overruns", "write"),
+            ),
+            PlantedFault(
+                variant="races",
+                file=self.planted,
+                about="r",
+                caught_by=("racecheck",),
+                shows=("races", "race"),
+            ),
+        )
+
+    def file(self, name: str, variants: str) -> Path:
+        path = self.folder / name
+        path.write_text(KERNEL + textwrap.dedent(variants), encoding="utf-8")
+        return path
+
+    def run(self, **wanted: object) -> Outcome:
+        words = io.StringIO()
+        environment = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),))
+        request = Request(
+            **{"environment": environment, "faults": self.faults, "workers": "2", **wanted}
+        )  # type: ignore[arg-type]
+        status = sanitize(request, Console(file=words, width=300))
+        runs = sorted((self.folder / ".verify" / "runs").glob("*"))
+        paths = [run / "sanitizer.json" for run in runs]
+        report = json.loads(paths[-1].read_text()) if paths and paths[-1].exists() else {}
+        return Outcome(status, words.getvalue(), load(runs[-1]) if runs else None, report)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the paper tool, and of the server that starts its programs."""
+    folder = tmp_path_factory.mktemp("tools")
+    tool = folder / "compute-sanitizer"
+    tool.write_text(f"#!{sys.executable}\n{PAPER_TOOL}", encoding="utf-8")
+    tool.chmod(0o755)
+    command = [sys.executable, "-m", "tests.harness.warm_child", str(folder / "server")]
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            yield folder
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def lane(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Lane:
+    monkeypatch.setattr("verify.sanitizers.lane.ForkServer", SharedZygote)
+    return Lane(tmp_path, tools, monkeypatch)
+
+
+def name_of(ref: str) -> str:
+    return ref.rpartition("@")[2]
+
+
+@pytest.mark.long(9)
+def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
+    accused = lane.file("accused.py", ACCUSED)
+    found = lane.run(
+        kernels=(accused,), quick=True, tools=("memcheck",), report_dir=lane.folder / "out"
+    )
+    assert found.status == FAILED
+    assert found.evidence is not None
+    assert not found.evidence.lost
+    assert {(name_of(v.variant), v.oracle, v.outcome) for v in found.evidence.verdicts} == {
+        ("right", "memcheck", "pass"),
+        ("late", "memcheck", "fail"),  # where it is causal
+        ("late", "memcheck", "pass"),  # where it is not
+        ("untold", "memcheck", "fail"),
+        ("dies", "memcheck", "fail"),
+        ("lazy", "memcheck", "fail"),
+        ("raises", "execution", "fail"),
+    }
+    for verdict in found.evidence.verdicts:
+        case = Case.parse(verdict.case)
+        assert case.group == verdict.group == GROUP
+        if name_of(verdict.variant) == "late":
+            assert (verdict.outcome == "fail") == isinstance(case.problem.mask, Causal)
+        if verdict.outcome == "fail":
+            assert verdict.finding is not None
+            assert verdict.finding.replay.startswith("python -m verify sanitize --case ")
+            assert verdict.case in verdict.finding.replay
+            assert INCONCLUSIVE.get(name_of(verdict.variant), "") in verdict.finding.message
+            assert verdict.finding.message.startswith("inconclusive") == (
+                name_of(verdict.variant) in INCONCLUSIVE
+            )
+    assert "Invalid __global__ read of size 4 bytes" in found.words
+    page = (lane.folder / "out" / "sanitizer.md").read_text()
+    assert "| overruns | o | caught |" in page
+    assert "| races | r | not seen |" in page
+    assert f"| {accused}@right | memcheck | 1 | 1 | 0 |" in page
+    assert json.loads((lane.folder / "out" / "sanitizer.json").read_text()) == found.report
+
+
+RIGHT = 'VARIANTS = [variant("right", lambda args, out: None)]'
+WAIVER = Waiver(
+    tool="racecheck", kind="Precise", kernel="x", words="", reason="once needed", proof="none"
+)
+
+
+def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accused = lane.file("accused.py", RIGHT)
+    monkeypatch.setattr(Request, "whole", True)
+    lane.faults = lane.faults[2:]
+    dead = lane.run(kernels=(accused,), quick=True, tools=("racecheck",), waivers=(WAIVER,))
+    assert dead.status == INFRASTRUCTURE
+    assert "a dead exception" in dead.words
+    assert dead.evidence is not None
+    (verdict,) = dead.evidence.verdicts
+    assert (verdict.oracle, verdict.outcome) == ("racecheck", "pass")
+    again = lane.run(case=Case.parse(verdict.case), tools=("racecheck",))
+    assert again.status == CLEAN
+    assert again.evidence is not None
+    assert [(v.case, v.outcome) for v in again.evidence.verdicts] == [(verdict.case, "pass")]
+
+
+@pytest.mark.parametrize(("mode", "says"), [("asleep", "got clean"), ("broken", "no such option")])
+def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(
+    lane: Lane, mode: str, says: str
+) -> None:
+    (lane.folder / "mode").write_text(mode)
+    lane.faults = lane.faults[1:2]
+    found = lane.run(kernels=(lane.file("accused.py", RIGHT),), quick=True, tools=("memcheck",))
+    assert found.status == INFRASTRUCTURE
+    assert "memcheck on overruns: wanted caught" in found.words
+    assert says in found.words
+    assert found.evidence is not None
+    assert not found.evidence.verdicts
+
+
+def test_a_twin_that_is_accused_ends_the_run_too(lane: Lane) -> None:
+    lane.faults = (PlantedFault(variant="overruns", file=lane.planted, about="said to be right"),)
+    found = lane.run(kernels=(lane.planted,), tools=("memcheck",))
+    assert found.status == INFRASTRUCTURE
+    assert "wanted clean" in found.words
+
+
+def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verify.cli.sanitize.environment_here", lambda: PLAIN_CPU)
+    for wanted, says in (({"environment": None}, "no CUDA device"), ({}, "no compute-sanitizer")):
+        if not wanted:
+            monkeypatch.setenv("PATH", str(lane.folder))
+            monkeypatch.setenv("CUDA_HOME", str(lane.folder))
+        found = lane.run(kernels=(lane.planted,), **wanted)
+        assert found.status == INFRASTRUCTURE
+        assert says in found.words
+        assert found.words.count("\n") == 1
+
+
+def test_who_is_unknown_is_not_tried(lane: Lane) -> None:
+    assert lane.run(kernels=(lane.planted,), variants=("nobody",)).status == USAGE

@@ -1,0 +1,456 @@
+"""Predicted errors on trial: emulated honest kernels err as much as predicted, and kernels that err
+otherwise are found out.
+
+Every fault here stays within the hard bound of every element, or nearly so: that is what statistics
+are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.harness import emulation, emulation_backward
+from tests.harness.emulation import Kernel, Luck
+from tests.harness.emulation_backward import BackwardKernel, Inputs, nominal
+from verify.evidence import Verdict
+from verify.judging.truth import compute_truth
+from verify.problem import Problem
+from verify.problem.inputs import dequantised, tensors
+from verify.statistics import forward, gradients
+from verify.statistics.pool import Pool, pools
+from verify.statistics.rows import Prediction, chosen, summary
+from verify.tolerance.forward import resolve
+from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
+from verify.variant import Config, GradientNumerics, Numerics
+
+HALVES = ("float16", "bfloat16")
+ONLINE = Kernel("online, sm_90", Numerics(block_n=32))
+EAGER = Kernel(
+    "eager, normalised P",
+    Numerics(operands="float32", normalised=True, exp="vexp", block_n=0),
+    "cpu",
+    "eager",
+)
+HONEST = (
+    ONLINE,
+    ONLINE.but(name="sm_80", arch="sm_80"),
+    EAGER,
+    Kernel("fused", Numerics(block_n=32, scale_roundings=3), style="fused"),
+    Kernel("everything in fp32", Numerics(probability="float32", block_n=0)),
+    Kernel("prescaled q", Numerics(prescale="q", block_n=32)),
+    Kernel(
+        "scores in the input's dtype",
+        EAGER.but(scores="input", operands="input").numerics,
+        "sm_90",
+        "eager",
+    ),
+    Kernel("merged halves", Numerics(block_n=32, split_keys=True), style="split"),
+)
+EIGHT = Kernel(
+    "8 bits", Numerics(block_n=32, probability_scale=256.0, promotion=32), dtypes=("float8_e4m3fn",)
+)
+BACKWARD = BackwardKernel("one accumulator", GradientNumerics(block_m=16, block_n=32), ONLINE)
+HONEST_BACKWARDS = (
+    BACKWARD,
+    BACKWARD.but(name="cast heads", group="cast", natural=True),
+    BACKWARD.but(name="fp32", probability="float32", score_gradient="float32"),
+    BACKWARD.but(name="dS scaled before it is rounded", score_gradient_scaled=True),
+    BACKWARD.but(name="dS of rounded P", score_gradient_of="rounded"),
+)
+SHAPES = (
+    "b=2,hq=4,hkv=2,sq=8,skv=70,d=32",
+    "hq=4,sq=16,skv=100,d=48,mask=causal",
+    "hq=2,sq=32,skv=80,d=32,mask=window.40.0",
+)
+SQUARE = ("sq=60,skv=64,d=32", "hq=4,hkv=2,sq=48,skv=48,d=16,mask=causal", "hq=2,sq=64,skv=40,d=32")
+PAIRS = [(kernel, "bfloat16") for kernel in HONEST] + [(kernel, "float16") for kernel in HONEST[:3]]
+BACKWARD_PAIRS = [(kernel, "bfloat16") for kernel in HONEST_BACKWARDS] + [(BACKWARD, "float16")]
+Change = Callable[[Tensor, Tensor, Prediction], Tensor]  # (computed, exact, predicted) -> computed
+
+
+def problems(dtype: str, shapes: tuple[str, ...], copies: int = 2) -> list[Problem]:
+    names = ("normal", "same_sign_v", "v_mean")
+    return [
+        Problem.parse(f"{shape},dtype={dtype},dist={name},seed={100 * copy + 10 * place + at}")
+        for copy in range(copies)
+        for place, shape in enumerate(shapes)
+        for at, name in enumerate(names)
+    ]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Pools by tensor, and the largest r of O met on the way."""
+
+    pools: dict[str, Pool]
+    r: float = 0.0
+
+    def failing(self) -> set[str]:
+        return {tensor for tensor, pool in self.pools.items() if list(pool.excesses)}
+
+
+def verdict(problem: Problem, measures: dict[str, float]) -> Verdict:
+    return Verdict(
+        case=problem.name,
+        variant="emulated",
+        config="-",
+        dtype=problem.dtype,
+        oracle="bound",
+        group="accuracy",
+        outcome="pass",
+        phase="generate",
+        problem=problem.name,
+        measures=measures,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """What a kernel made of some rows, what is exact, what is predicted, and the hard bound (none
+    of gradients)."""
+
+    got: Tensor
+    exact: Tensor
+    predicted: Prediction
+    bound: Tensor | None = None
+
+
+@cache
+def forward_of(kernel: Kernel, problem: Problem, claimed: Kernel) -> dict[str, Made]:
+    arithmetic = resolve(claimed.numerics, Config(), problem, claimed.arch)
+    inputs = dequantised(problem, tensors(problem))
+    truth, result = compute_truth(problem, inputs, [arithmetic]), emulation.emulate(problem, kernel)
+    rows = chosen(problem.seqlen_q, problem.batch * problem.heads_q, 1.0, problem.seed)
+    out, lse = forward.predictions(problem, inputs, arithmetic, rows)
+    got, exact, bound = (x.flatten(0, 1)[:, rows] for x in (result.out, truth.out, truth.out_bound))
+    got_lse, exact_lse = (x.flatten(0, 1)[:, rows, None] for x in (result.lse, truth.lse))
+    return {"out": Made(got.double(), exact, out, bound), "lse": Made(got_lse, exact_lse, lse)}
+
+
+@cache
+def backward_of(
+    kernel: BackwardKernel, problem: Problem, claimed: BackwardKernel
+) -> dict[str, Made]:
+    saved, made = emulation_backward.emulate(problem, kernel)
+    inputs = Inputs.of(problem)
+    given = gradients.given_of(
+        problem, (inputs.q, inputs.k, inputs.v), inputs.dout, saved.out, saved.lse
+    )
+    rows = chosen(problem.seqlen_q, problem.batch * problem.heads_q, 1.0, problem.seed)
+    keys = chosen(problem.seqlen_kv, problem.batch * problem.heads_kv, 1.0, problem.seed)
+    arithmetic = resolve_gradients(claimed.numerics, Config(), problem, claimed.arch)
+    predicted = gradients.predictions(problem, given, arithmetic, rows, keys)
+    exact, found = nominal(problem, inputs, saved), {}
+    for name, places in (("dq", rows), ("dk", keys), ("dv", keys)):
+        want, prediction = predicted[name]
+        assert torch.allclose(want, exact[name].flatten(0, 1)[:, places], rtol=1e-9, atol=1e-12)
+        found[name] = Made(made[name].flatten(0, 1)[:, places].double(), want, prediction)
+    return found
+
+
+def campaign_of(
+    asked: list[Problem], cases: list[dict[str, Made]], change: Change | None
+) -> Judged:
+    found, worst = [], 0.0
+    for problem, case in zip(asked, cases, strict=True):
+        measures: dict[str, float] = {}
+        for name, made in case.items():
+            got = (
+                made.got
+                if change is None or name == "lse"
+                else change(made.got, made.exact, made.predicted)
+            )
+            measures |= summary(name, got, made.exact, made.predicted)
+            if made.bound is not None:
+                worst = max(
+                    worst, float(((got - made.exact).abs() / made.bound).nan_to_num().max())
+                )
+        found.append(verdict(problem, measures))
+    return Judged({pool.tensor: pool for pool in pools(found)}, worst)
+
+
+def forwards(
+    kernel: Kernel,
+    asked: list[Problem],
+    claimed: Kernel | None = None,
+    change: Change | None = None,
+) -> Judged:
+    """A campaign of an emulated forward that claims to be `claimed`."""
+    return campaign_of(
+        asked, [forward_of(kernel, problem, claimed or kernel) for problem in asked], change
+    )
+
+
+def backwards(
+    kernel: BackwardKernel,
+    asked: list[Problem],
+    claimed: BackwardKernel | None = None,
+    change: Change | None = None,
+) -> Judged:
+    """The same of an emulated backward."""
+    return campaign_of(
+        asked, [backward_of(kernel, problem, claimed or kernel) for problem in asked], change
+    )
+
+
+# Honest kernels
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), PAIRS, ids=lambda value: value if isinstance(value, str) else value.name
+)
+def test_honest_forwards_err_as_predicted(kernel: Kernel, dtype: str) -> None:
+    found = forwards(kernel, problems(dtype, SHAPES, 1))
+    out = found.pools["out"]
+    assert found.failing() == set()
+    assert not out.too_good
+    assert out.rows > 300
+    # Nearly all that is allowed is used: what a kernel errs beyond it is seen.  Where neither the
+    # place of P's last digit nor the correlation of what a prescale loses is known, a part is
+    # spare.
+    assert 0.7 < out.rms < 1.02
+    assert out.slack < 0.1
+    assert abs(out.mean) < 0.15
+    assert found.pools["lse"].rms < 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    BACKWARD_PAIRS,
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_honest_backwards_err_as_predicted(kernel: BackwardKernel, dtype: str) -> None:
+    found = backwards(kernel, problems(dtype, SQUARE, 1))
+    assert found.failing() == set()
+    for pool in found.pools.values():
+        assert 0.9 < pool.rms < 1.03
+        assert pool.slack < 0.1
+        assert abs(pool.mean) < 0.15
+        assert not pool.too_good
+
+
+def test_eight_bits_err_no_more_than_predicted() -> None:
+    found = forwards(EIGHT, problems("float8_e4m3fn", SHAPES, 1))
+    assert found.failing() == set()
+    assert 0.2 < found.pools["out"].rms < 1.02
+
+
+def test_bad_luck_is_no_fault() -> None:
+    """Transcendental functions and divisions that err as much as they may, in the directions that
+    add up in a column."""
+    asked = problems("float16", SHAPES, 1)[:3]
+    cases = [dict(forward_of(ONLINE, problem, ONLINE)) for problem in asked]
+    for problem, case in zip(asked, cases, strict=True):
+        rows = chosen(problem.seqlen_q, problem.batch * problem.heads_q, 1.0, problem.seed)
+        result = emulation.emulate(problem, ONLINE, Luck.AGAINST)
+        case["out"] = replace(case["out"], got=result.out.flatten(0, 1)[:, rows].double())
+        case["lse"] = replace(case["lse"], got=result.lse.flatten(0, 1)[:, rows, None])
+    assert campaign_of(asked, cases, None).failing() == set()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"row_sum": "rounded"},
+        {"exp": "ex2.approx.f16"},
+        {"accumulator": "float16"},
+        {"rescale_exp": "__expf"},
+    ],
+    ids=lambda changes: "-".join(changes.values()),
+)
+def test_forwards_that_are_not_derived_are_not_judged(changes: dict[str, str]) -> None:
+    """Such kernels err more than predicted, and rightly so."""
+    problem = problems("float16", SHAPES, 1)[0]
+    assert (
+        forward.underived(resolve(ONLINE.but(**changes).numerics, Config(), problem, ONLINE.arch))
+        is not None
+    )
+    assert forward.underived(resolve(ONLINE.numerics, Config(), problem, ONLINE.arch)) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"delta": "input"},
+        {"exp": "ex2.approx.f16"},
+        {"prescale": "k"},
+        {"atomics": ("dq",), "atomics_dtype": "input"},
+    ],
+    ids="-".join,
+)
+def test_backwards_that_are_not_derived_are_not_judged(changes: dict[str, object]) -> None:
+    problem = problems("float16", SQUARE, 1)[0]
+    for kernel, judged in ((BACKWARD.but(**changes), False), (BACKWARD, True)):
+        arithmetic = resolve_gradients(kernel.numerics, Config(), problem, kernel.arch)
+        assert (gradients.underived(arithmetic) is None) == judged
+
+
+# Faults within the bounds
+
+
+def scaled(factor: float) -> Change:
+    return lambda got, exact, predicted: exact + factor * (got - exact)
+
+
+def biased(sigmas: float) -> Change:
+    return lambda got, exact, predicted: got + sigmas * predicted.sigma
+
+
+def truncated(dtype: str) -> Change:
+    """The exact result, cast toward zero."""
+    bits = {"float16": 13, "bfloat16": 16}[dtype]
+    return lambda got, exact, predicted: (
+        (exact.float().view(torch.int32) & -(1 << bits)).view(torch.float32).double()
+    )
+
+
+def cut(x: Tensor, dtype: str) -> Tensor:
+    bits = {"float16": 13, "bfloat16": 16}[dtype]
+    return (x.contiguous().view(torch.int32) & -(1 << bits)).view(torch.float32)
+
+
+class _CutsP(emulation.Emulation):
+    def rounded(self, p: Tensor) -> Tensor:
+        return cut(p, self.problem.dtype)
+
+
+class _CutsPairs(emulation_backward._Backward):
+    def round(self, x: Tensor, kind: str) -> Tensor:
+        return cut(x, self.problem.dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("fault", "tests"),
+    [
+        ("errors 1.5 times as large", {"rms"}),
+        ("a bias of 0.35 sigma", {"mean", "toward"}),
+        ("O truncated", {"mean", "toward"}),
+    ],
+)
+def test_wrong_results_within_the_bound(fault: str, tests: set[str], dtype: str) -> None:
+    change = {"errors": scaled(1.5), "a bias": biased(0.35), "O": truncated(dtype)}
+    found = forwards(
+        ONLINE,
+        problems(dtype, SHAPES),
+        change=next(f for name, f in change.items() if fault.startswith(name)),
+    )
+    assert found.r < 1
+    assert {name for name, _, _ in found.pools["out"].excesses} & tests
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_truncated_p_is_within_the_bound_and_found(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emulation, "Emulation", _CutsP)
+    found = forwards(ONLINE.but(name="cuts P"), problems(dtype, SHAPES))
+    assert found.r < 1
+    assert "toward" in {name for name, _, _ in found.pools["out"].excesses}
+    assert found.pools["out"].toward < -0.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        ("float16", {"probability": "bfloat16"}),
+        ("float16", {"probability": "float8_e4m3fn"}),
+        ("bfloat16", {"probability": "float8_e4m3fn"}),
+        ("float16", {"fault": "fp16 accumulation"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value.values()),
+)
+def test_false_claims_are_found(dtype: str, changes: dict[str, str]) -> None:
+    found = forwards(ONLINE.but(**changes), problems(dtype, SHAPES, 1), ONLINE)
+    assert "rms" in {name for name, _, _ in found.pools["out"].excesses}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_row_sum_of_rounded_p_shows_in_lse(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sums(emulation.Emulation):
+        def add_up(self, p: Tensor, start: Tensor) -> Tensor:
+            return super().add_up(self.rounded(p), start)
+
+    monkeypatch.setattr(emulation, "Emulation", Sums)
+    found = forwards(ONLINE.but(name="sums rounded P"), problems(dtype, SHAPES, 1))
+    assert found.failing() == {"lse"}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("change", "test"),
+    [(scaled(1.5), "rms"), (biased(0.35), "mean")],
+    ids=["1.5 times as large", "a bias of 0.35 sigma"],
+)
+def test_wrong_gradients_within_the_bound(change: Change, test: str, dtype: str) -> None:
+    found = backwards(BACKWARD, problems(dtype, SQUARE), change=change)
+    for pool in found.pools.values():
+        assert test in {name for name, _, _ in pool.excesses}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+@pytest.mark.parametrize(
+    ("claim", "fault", "tensors"),
+    [
+        ({"delta": "float32"}, {"delta": "input"}, {"dq", "dk"}),
+        ({}, {"fault": "scale off by 1e-3"}, {"dq", "dk", "dv"}),
+        ({"score_gradient": "float32"}, {"score_gradient": "input"}, {"dq", "dk"}),
+        ({"probability": "float32"}, {"probability": "input"}, {"dv"}),
+    ],
+    ids=["delta rounded", "scale", "dS rounded", "P rounded"],
+)
+def test_wrong_backwards_are_found(
+    claim: dict[str, str], fault: dict[str, str], tensors: set[str], dtype: str
+) -> None:
+    found = backwards(
+        BACKWARD.but(**(claim | fault)), problems(dtype, SQUARE), BACKWARD.but(**claim)
+    )
+    assert found.failing() == tensors
+
+
+def test_truncated_pairs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulation_backward, "_Backward", _CutsPairs)
+    found = backwards(BACKWARD.but(name="cuts P and dS"), problems("bfloat16", SQUARE))
+    assert all("toward" in {name for name, _, _ in pool.excesses} for pool in found.pools.values())
+
+
+# Too good
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_fp32_where_rounding_is_declared_is_noted(dtype: str) -> None:
+    """dV with P in fp32, and dQ and dK of an unrounded dS, or of the reference: within every limit,
+    but not as declared."""
+    for found in (
+        backwards(
+            BACKWARD.but(probability="float32", score_gradient="float32"),
+            problems(dtype, SQUARE, 3),
+            BACKWARD,
+        ),
+        backwards(
+            BACKWARD,
+            problems(dtype, SQUARE, 3),
+            change=lambda got, exact, _: exact.to(getattr(torch, dtype)).double(),
+        ),
+    ):
+        assert found.failing() == set()
+        assert all(pool.too_good for pool in found.pools.values())
+
+
+def test_honest_rows_are_not_too_good_and_the_reference_is() -> None:
+    """O needs more rows than this: of the least that roundings give, P's part is small."""
+    found = forwards(
+        EAGER, problems("bfloat16", SHAPES), change=lambda got, exact, _: exact.bfloat16().double()
+    ).pools["out"]
+    assert (
+        found.least
+        < 1 - found.share / 2
+        < forwards(EAGER, problems("bfloat16", SHAPES)).pools["out"].least
+    )
+    assert replace(found, rows=10**6).too_good

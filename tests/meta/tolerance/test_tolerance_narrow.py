@@ -1,0 +1,361 @@
+"""The bounds of narrow and unusual arithmetic on trial: fp16 accumulators, cheap exponentials,
+lagging maxima, other row sums.
+
+As `tests.meta.tolerance.test_tolerance`: honest emulations stay inside, and what is worse than
+declared does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tests.harness.emulation import Emulation, Kernel, Luck, emulate
+from tests.meta.tolerance.test_tolerance import (
+    SHAPES,
+    blocks_of,
+    bound_of,
+    ratios,
+    suits,
+    truth_of,
+    with_operands,
+)
+from verify.problem import Problem
+from verify.problem.distributions import ordinary
+from verify.problem.inputs import descales
+from verify.tolerance.arithmetic import holding
+from verify.tolerance.forward import bound, resolve
+from verify.variant import Config, Numerics
+
+WIDE = {"score_accumulator": "float32"}
+HALF, E4M3 = ("float16",), ("float8_e4m3fn",)
+LAZY = {"exp": "exp2_poly3", "rescale_exp": "ex2.approx", "lazy_rescale": 8.0}
+HALVES = {"exp": "ex2.approx.f16", "rescale_exp": "ex2.approx", "probability": "float16"}
+HONEST = (
+    Kernel("fp16 accumulators, sm_90", Numerics(accumulator="float16", block_n=32), dtypes=HALF),
+    Kernel(
+        "fp16 accumulators, sm_80",
+        Numerics(accumulator="float16", block_n=32),
+        arch="sm_80",
+        dtypes=HALF,
+        style="fused",
+    ),
+    Kernel(
+        "fp16 accumulators, CPU",
+        Numerics(accumulator="float16", exp="exp_u20", block_n=64),
+        arch="cpu",
+        dtypes=HALF,
+    ),
+    Kernel("fp16 for scores alone", Numerics(score_accumulator="float16", block_n=32), dtypes=HALF),
+    Kernel(
+        "fp16 for P V, promoted",
+        Numerics(accumulator="float16", score_accumulator="float32", promotion=64, block_n=64),
+        dtypes=HALF,
+    ),
+    Kernel("FlashAttention-4", Numerics(**LAZY, block_n=32)),
+    Kernel(
+        "lagging maximum, fused",
+        Numerics(lazy_rescale=8.0, block_n=16, scale_roundings=3),
+        style="fused",
+    ),
+    Kernel("__expf", Numerics(exp="__expf", block_n=32)),
+    Kernel("ex2.approx.f16", Numerics(**HALVES, block_n=32), dtypes=HALF),
+    Kernel(
+        "ex2.approx.ftz.bf16", Numerics(exp="ex2.approx.ftz.bf16", block_n=32), dtypes=("bfloat16",)
+    ),
+    Kernel("sum of rounded P", Numerics(row_sum="rounded", block_n=32)),
+    Kernel("sum by mma", Numerics(row_sum="mma", block_n=32), style="fused"),
+    Kernel(
+        "sum by mma in fp16",
+        Numerics(row_sum="mma", accumulator="float16", block_n=32),
+        dtypes=HALF,
+    ),
+    Kernel("lanes apart", Numerics(row_sum_lanes=4, row_sum_apart=True, block_n=32)),
+    Kernel("lanes that go on", Numerics(row_sum_lanes=4, block_n=32), style="fused"),
+    Kernel("IEEE division", Numerics(division="div.rn", probability="float32", block_n=32)),
+    Kernel(
+        "fp16 P of 8-bit inputs",
+        Numerics(probability="float16", block_n=32, promotion=32),
+        dtypes=E4M3,
+    ),
+    Kernel(
+        "8 bits, sum by mma",
+        Numerics(row_sum="mma", probability_scale=256.0, block_n=32),
+        dtypes=E4M3,
+        style="fused",
+    ),
+    Kernel("8 bits, sum of rounded P", Numerics(row_sum="rounded", block_n=32), dtypes=E4M3),
+    Kernel(
+        "8 bits into fp16", Numerics(accumulator="float16", block_n=32), arch="sm_89", dtypes=E4M3
+    ),
+)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("kernel", HONEST, ids=lambda kernel: kernel.name)
+def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
+    """Every distribution, each with the next shape, dtype and luck in turn."""
+    shapes = [shape for shape in SHAPES if suits(kernel, shape)]
+    for turn, (dtype, distribution) in enumerate(itertools.product(kernel.dtypes, ordinary())):
+        eight = ",out=bfloat16" if dtype == E4M3[0] else ""
+        problem = Problem.parse(
+            f"{shapes[turn * 5 % len(shapes)]},dtype={dtype}{eight},dist={distribution}"
+        )
+        luck = list(Luck)[turn % 2]
+        found = ratios(
+            problem, emulate(problem, kernel, luck), truth_of(problem, kernel.numerics, kernel.arch)
+        )
+        assert found.worst <= 1, (
+            f"{kernel.name}, {luck.value}: r = {found.worst:.3g} for {problem.name}"
+        )
+
+
+# Planted faults: (kernel as it computes, what it declares, problem)
+
+PLAIN = Kernel("plain", Numerics(block_n=32))
+SINGLE = Kernel("single", Numerics(block_n=16), dtypes=("float32",))
+EIGHT = Kernel("eight", Numerics(probability_scale=256.0, block_n=32, promotion=32), style="fused")
+PROMOTED = HONEST[4]
+LONG = "sq=16,skv=96,d=64"
+FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
+    "P V in fp16": (
+        PLAIN.but(accumulator="float16"),
+        PLAIN,
+        "sq=16,skv=256,d=64,dtype=float16,dist=v_mean",
+    ),
+    "scores in fp16": (
+        PLAIN.but(score_accumulator="float16"),
+        PLAIN,
+        f"{LONG},dtype=float16,scale=1.0",
+    ),
+    "fp16, said to be promoted": (
+        PROMOTED.but(promotion=0),
+        PROMOTED,
+        "sq=16,skv=2048,d=16,scale=0.01,dtype=float16,dist=v_mean",
+    ),
+    "a polynomial": (SINGLE.but(exp="exp2_poly3"), SINGLE, f"{LONG},dtype=float32"),
+    "a polynomial rescales": (
+        SINGLE.but(rescale_exp="exp2_poly3"),
+        SINGLE,
+        f"{LONG},dtype=float32",
+    ),
+    "ex2.approx.f16": (PLAIN.but(**HALVES), PLAIN, f"{LONG},dtype=float16"),
+    "bf16 exponential under fp16": (
+        PLAIN.but(exp="ex2.approx.ftz.bf16"),
+        PLAIN.but(**HALVES),
+        f"{LONG},dtype=float16",
+    ),
+    "a maximum that lags": (
+        EIGHT.but(lazy_rescale=8.0),
+        EIGHT,
+        f"{LONG},scale=0.5,dtype=float8_e4m3fn,out=bfloat16",
+    ),
+    "sum of rounded P": (PLAIN.but(row_sum="rounded"), PLAIN, f"{LONG},dtype=bfloat16"),
+    "sum by a 13-bit mma": (
+        EIGHT.but(row_sum="mma", promotion=0),
+        EIGHT.but(promotion=0),
+        "sq=16,skv=1024,d=16,scale=0.01,dtype=float8_e4m3fn,out=bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_exceed_the_bound(name: str):
+    faulty, declared, text = FAULTS[name]
+    problem = Problem.parse(text)
+    truth = truth_of(problem, declared.numerics, declared.arch)
+    # The same problem computed as declared passes: it is the fault that is caught.
+    assert ratios(problem, emulate(problem, declared, Luck.AGAINST), truth).worst <= 1
+    functions = [
+        (kernel.numerics.exp, kernel.numerics.rescale_exp) for kernel in (faulty, declared)
+    ]
+    # where the function's error is the fault
+    luck = Luck.NEAREST if functions[0] == functions[1] else Luck.AGAINST
+    assert ratios(problem, emulate(problem, faulty, luck), truth).worst > 1
+
+
+# What the bound must be
+
+
+def test_a_chain_longer_than_declared_exceeds_the_bound():
+    """A sum of 1 and thousands of 2^-25 does not move in one chain; in lanes, a block at a time, it
+    does."""
+    keys = 4096
+    problem = Problem(seqlen_q=1, seqlen_kv=keys, head_dim=1, dtype="float16", softmax_scale=1.0)
+    q, k, v = torch.tensor([[17.328125]]), torch.full((keys, 1), -1.0), torch.zeros(keys, 1)
+    k[0], v[0] = 0.0, 1.0
+    block = blocks_of(problem, *(x.double()[None, None] for x in (q, k, v)))
+    kernel = Kernel("lanes", Numerics(row_sum_lanes=4, row_sum_apart=True, block_n=64))
+    any_order = Numerics(block_n=64)
+    bounds = [
+        bound(block, resolve(n, Config(), problem, "sm_90"), problem).lse.item()
+        for n in (kernel.numerics, any_order)
+    ]
+    errors = []
+    for numerics, raw in ((kernel.numerics, False), (any_order, True)):
+        emulation = Emulation(problem, kernel.but(**vars(numerics)), Luck.NEAREST, {})
+        x = (q @ k.mT)[None] * (1.0 if raw else math.log2(math.e))
+        _, lse = emulation.walk(x, v[None], raw=raw)
+        errors.append(abs(lse.item() - block.lse.item()))
+    assert errors[0] <= bounds[0] < errors[1] <= bounds[1]
+
+
+def test_lsees_of_long_rows_are_known_better_from_shorter_chains():
+    text = "sq=4,skv=4096,d=64,dtype=bfloat16"
+    chain, lanes, blocks = (
+        bound_of(text, Numerics(**changes)).lse
+        for changes in ({}, {"row_sum_lanes": 4}, {"row_sum_lanes": 4, "row_sum_apart": True})
+    )
+    assert bool((chain > 2 * lanes).all())
+    assert bool((lanes > 1.5 * blocks).all())
+
+
+def test_infinite_where_an_fp16_accumulator_may_overflow():
+    for values, promotion, beyond in (
+        ([30000.0] * 3, 0, True),
+        ([10000.0] * 3, 0, False),
+        ([30000.0] * 3, 1, False),
+    ):
+        found = with_operands(
+            [0.0],
+            [0.0] * 3,
+            values,
+            accumulator="float16",
+            promotion=promotion,
+            dtype="float16",
+            **WIDE,
+        )
+        assert bool(found.out.isinf().all()) == beyond
+        assert bool(found.lse.isfinite().all())
+    large = with_operands(
+        [300.0, 1.0],
+        [300.0],
+        [1.0],
+        dtype="float16",
+        softmax_scale=0.01,
+        score_accumulator="float16",
+    )
+    assert large.out[0].isinf().flatten().tolist() == [True, False]
+    assert large.lse[0].isinf().tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("looser", "tighter"),
+    [
+        ({"accumulator": "float16"}, {"score_accumulator": "float16"}),
+        ({"accumulator": "float16", **WIDE}, {}),
+        ({"accumulator": "float16", **WIDE}, {"accumulator": "float16", "promotion": 64, **WIDE}),
+        ({"exp": "exp2_poly3"}, {"exp": "exp2_poly3", "rescale_exp": "ex2.approx"}),
+        ({"exp": "exp2_poly3", "rescale_exp": "ex2.approx"}, {}),
+        ({"exp": "__expf"}, {"exp": "expf"}),
+        (HALVES, {}),
+        ({"lazy_rescale": 8.0}, {}),
+        ({"row_sum": "rounded"}, {"row_sum": "rounded", "row_sum_lanes": 2}),
+        ({"row_sum": "rounded"}, {"row_sum": "mma"}),
+        ({}, {"row_sum_lanes": 2}),
+        ({"row_sum_lanes": 4}, {"row_sum_lanes": 4, "row_sum_apart": True}),
+        ({}, {"division": "div.full"}),
+        ({"division": "div.full"}, {"division": "rcp.approx"}),
+        ({"division": "rcp.approx"}, {"division": "div.rn"}),
+    ],
+    ids=str,
+)
+def test_more_lenient_declarations_give_larger_bounds(
+    looser: dict[str, object], tighter: dict[str, object]
+):
+    problem = "sq=20,skv=128,d=64,scale=0.02,dist=same_sign_v,dtype=float16"
+    loose, tight = (bound_of(problem, Numerics(**changes)) for changes in (looser, tighter))
+    assert bool((loose.out >= tight.out).all())
+    assert bool((loose.lse >= tight.lse).all())
+    assert bool((loose.out > tight.out).any() or (loose.lse > tight.lse).any())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accumulator": "float16", "probability": "float32"}, "accumulator.*float16"),
+        ({"score_accumulator": "float16", "operands": "float32"}, "score_accumulator.*float16"),
+        ({"row_sum": "mma", "normalised": True}, "row_sum.*mma"),
+        ({"row_sum_lanes": 0}, "row_sum_lanes: 0"),
+        ({"lazy_rescale": 20.0}, "lazy_rescale.*20"),
+        ({"lazy_rescale": -1.0}, "lazy_rescale.*-1"),
+    ],
+    ids=str,
+)
+def test_what_is_not_derived_is_refused(changes: dict[str, object], message: str):
+    problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
+    with pytest.raises(ValueError, match=message):
+        resolve(Numerics(**changes), Config(), problem, "sm_90")
+
+
+def test_descales_below_one_hide_how_large_the_sums_were():
+    """In fp16 what the unit adds up overflows, not what is left of it when it has been descaled."""
+    kernel = HONEST[-1]
+    text = (
+        "sq=2,skv=300,d=128,dtype=float8_e4m3fn,out=bfloat16,scale=0.01,descale=head,"
+        "dist=negative_lse,seed=98"
+    )
+    problem = Problem.parse(text)
+    result = emulate(problem, kernel, Luck.NEAREST)
+    assert not bool(result.lse.isfinite().all())
+    assert ratios(problem, result, truth_of(problem, kernel.numerics, kernel.arch)).worst <= 1
+    for seed, overflows in ((2, True), (3, True), (3, False)):
+        problem = Problem.parse(
+            f"sq=1,skv=2,d=16,dv=1,dtype=float8_e5m2,out=bfloat16,descale=tensor,scale=0.0,seed={seed}"
+        )
+        factor = float(descales(problem)["descale_v"])
+        v = torch.full((2, 1), (40960.0 if overflows else 28672.0) * factor)
+        block = blocks_of(
+            problem, *(x.double()[None, None] for x in (torch.ones(1, 16), torch.ones(2, 16), v))
+        )
+        found = bound(
+            block,
+            resolve(
+                Numerics(accumulator="float16", score_accumulator="float32"),
+                Config(),
+                problem,
+                "sm_89",
+            ),
+            problem,
+        )
+        assert bool(found.out.isinf().all()) == overflows
+        assert bool(found.lse.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "value"),
+    [
+        ("float32", "operands", "float16"),
+        ("float16", "operands", "bfloat16"),
+        ("bfloat16", "operands", "float16"),
+        ("float16", "operands", "float8_e4m3fn"),
+        ("float8_e4m3fn", "operands", "float8_e5m2"),
+        ("float32", "probability", "float16"),
+    ],
+)
+def test_formats_that_the_inputs_do_not_fit_are_refused(dtype: str, field: str, value: str):
+    """What Q, K and V lose by a cast is not derived; a wider format loses nothing."""
+    problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype=dtype)
+    with pytest.raises(ValueError, match=f"numerics.{field}: .*'{value}'"):
+        resolve(Numerics(**{field: value}), Config(), problem, "sm_90")
+    assert (
+        resolve(Numerics(**{field: "float32"}), Config(), problem, "sm_90").output
+        == problem.format_out
+    )
+
+
+def test_formats_hold_one_another():
+    assert holding("float8_e4m3fn") == (
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+    )
+    assert holding("float16") == ("float64", "float32", "float16")
+    assert holding("bfloat16") == ("float64", "float32", "bfloat16")

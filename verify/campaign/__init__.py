@@ -1,0 +1,1 @@
+"""A campaign: which kernels are asked which cases, by how many workers, and the record of it."""

@@ -1,0 +1,106 @@
+"""Workshop: kernels compiled without a GPU, for the architectures that the profile asks for, and
+what the compiler says.
+
+Profile dev asks for one, the others for all (`arches`).  Where time is short only the first builds
+are compiled; the rest are on record as listed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from verify.campaign.halt import over
+from verify.cell.process import COMPILER, Cell, ForkServer, Reply
+from verify.evidence import Built, Recorder
+from verify.variant import COMPILED_ARCHES, Declaration
+
+# A laptop compiles for one architecture: a kernel that includes CUTLASS takes 25 s of a core for
+# each.  Every other profile compiles for all, that of a machine with a GPU included.
+_FEW_ARCHES = {"dev": ("sm_90a",)}
+# Seconds for the builds of one variant and arch where a machine is small: the first is always
+# compiled, and the telling ones are listed first.
+_SECONDS = {"dev": 1.5, "ci": 3.0}
+
+
+def arches(profile: str) -> tuple[str, ...]:
+    """What a profile compiles for."""
+    return _FEW_ARCHES.get(profile, COMPILED_ARCHES)
+
+
+def left_out(profile: str) -> str:
+    """In words, which architectures a profile leaves to others; empty if none."""
+    missing = [arch for arch in COMPILED_ARCHES if arch not in arches(profile)]
+    return (
+        f"not compiled for {', '.join(missing)}: profile {profile} leaves these to larger ones"
+        if missing
+        else ""
+    )
+
+
+@dataclass
+class Builder:
+    """Compiles in cells of its own; close it at the end."""
+
+    recorder: Recorder
+    profile: str
+    _fork_server: ForkServer = field(default_factory=lambda: ForkServer(COMPILER))
+
+    def close(self) -> None:
+        """End the compilers' processes."""
+        self._fork_server.close()
+
+    def compile(self, declaration: Declaration, arch: str) -> list[str]:
+        """Compile what the variant lists for `arch`, record each, and return what failed, in
+        words."""
+        cell = Cell(self._fork_server)
+        try:
+            listed = cell.builds(declaration.path, declaration.name, arch)
+            if not listed.ok:
+                error = _words(listed)
+                self._record(declaration, arch, "(listing)", error=error)
+                return [f"{declaration.ref}: its builds for {arch} cannot be listed: {error}"]
+            names = [str(name) for name in listed.data["builds"]]
+            begun, budget = time.monotonic(), _SECONDS.get(self.profile, math.inf)
+            failures = []
+            for number, name in enumerate(names):
+                if number and (time.monotonic() - begun > budget or over()):
+                    self._record(declaration, arch, name)
+                else:
+                    failures += self._compile(cell, declaration, arch, name)
+            return failures
+        finally:
+            cell.close()
+
+    def _compile(self, cell: Cell, declaration: Declaration, arch: str, name: str) -> list[str]:
+        reply = cell.compile(declaration.path, declaration.name, arch, name)
+        error = "" if reply.ok else _words(reply)
+        seconds = round(reply.data.get("seconds", reply.seconds), 3)
+        self._record(
+            declaration, arch, name, seconds, reply.data["resources"] if reply.ok else None, error
+        )
+        return [f"{declaration.ref}: {name} does not compile for {arch}: {error}"] if error else []
+
+    def _record(
+        self,
+        declaration: Declaration,
+        arch: str,
+        name: str,
+        seconds: float = 0.0,
+        resources: dict[str, int] | None = None,
+        error: str = "",
+    ) -> None:
+        built = Built(
+            variant=declaration.ref,
+            arch=arch,
+            build=name,
+            seconds=seconds,
+            resources=resources,
+            error=error,
+        )
+        self.recorder.write(built)
+
+
+def _words(reply: Reply) -> str:
+    return f"{reply.status}: {reply.message}\n{reply.data.get('traceback', '')}".strip()

@@ -1,0 +1,170 @@
+"""Recheck: compute a report's worst cases again from their ids alone; needs no GPU and runs no
+kernel.  And hold the pages of a report against what they are made of.
+
+O and LSE: fp64 reference and bound.  dQ, dK and dV: the exact reference gradient; its bound depends
+on the O and LSE that the real kernel saved, which no report holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from references.attention import backward, query_gradient
+from references.definition import Attention
+from verify.cell.discovery import roster
+from verify.judging.truth import compute_truth
+from verify.problem import Problem
+from verify.problem.case import Case
+from verify.problem.inputs import dequantised, dout, tensors
+from verify.report import Report, ReportError, WorstCase, read, worst_cases
+from verify.report.pages import disagreements
+from verify.tolerance.forward import resolve
+from verify.variant import Config, Numerics
+
+# Two machines add fp64 numbers in different orders; a bound is a smooth function of such sums.
+_AGREEMENT = 1e-9
+_FORWARD = ("out", "lse")
+_LARGEST = 1 << 34  # products or elements: a hundred times the largest worst case of a report
+_REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """What became of one report: worst cases computed again, one per tensor; those that disagree,
+    in words; variants whose source has changed since; and files of its folder that contradict each
+    other."""
+
+    path: Path
+    cases: int
+    disagreeing: tuple[str, ...]
+    stale: tuple[str, ...]
+    contradicting: tuple[str, ...] = ()
+
+
+def recheck(folder: Path) -> list[Recheck]:
+    """The report.json of a folder, or of every folder in it; raises `ReportError` for one that does
+    not read, and if there is none."""
+    paths = (
+        [folder / _REPORT] if (folder / _REPORT).is_file() else sorted(folder.glob(f"*/{_REPORT}"))
+    )
+    if not paths:
+        raise ReportError(
+            f"{folder}: {'holds no report' if folder.is_dir() else 'there is no such folder'}"
+        )
+    reports = [(path, read(path)) for path in paths]
+    now = {declaration.ref: declaration.source_hash for declaration in roster().declarations}
+    found = []
+    for path, report in reports:
+        stale = [v["ref"] for v in report["variants"] if now.get(v["ref"]) != v["source_hash"]]
+        cases, disagreeing = again(report)
+        found.append(
+            Recheck(
+                path, cases, disagreeing, tuple(stale), tuple(disagreements(report, path.parent))
+            )
+        )
+    return found
+
+
+def again(report: Report) -> tuple[int, tuple[str, ...]]:
+    """How many worst cases of a report name an element, and the disagreements about those, in
+    words."""
+    arch = _arch(report)
+    known = [
+        (v["numerics"], worst) for v, worst in worst_cases(report) if worst["index"] is not None
+    ]
+    disagreeing: list[str] = []
+    # What one case computes serves its other tensor.
+    for (case, forward), found in groupby(
+        known, key=lambda pair: (pair[1]["case"], pair[1]["tensor"] in _FORWARD)
+    ):
+        pairs = list(found)
+        worst = [one for _, one in pairs]
+        try:
+            disagreeing += _forward(pairs[0][0], worst, arch) if forward else _gradients(worst)
+        except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
+            # No such case, element or declaration any more, or words that were none.
+            disagreeing.append(f"{case}: {' '.join(str(error).split())}")
+    return len(known), tuple(disagreeing)
+
+
+def _arch(report: Report) -> str:
+    capability = report["device"].get("capability")
+    return f"sm_{str(capability).replace('.', '')}" if capability else "cpu"
+
+
+def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Iterator[str]:
+    """Where today's reference or bound of O or LSE differs from the report's, at the worst elements
+    of one case."""
+    problem = _problem(worst[0])
+    config = Config.parse(worst[0]["config"])
+    arithmetic = resolve(Numerics(**numerics), config, problem, arch)
+    truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
+    for one in worst:
+        reference, bound = {
+            "out": (truth.out, truth.out_bound),
+            "lse": (truth.lse, truth.lse_bound),
+        }[one["tensor"]]
+        assert one["index"] is not None
+        at = one["index"]
+        limit = float(bound.flatten()[at])
+        yield from _disagreement(
+            one, "reference", float(reference.flatten()[at]), one["reference"], limit
+        )
+        yield from _disagreement(one, "bound", limit, one["bound"], limit)
+
+
+def _problem(worst: WorstCase) -> Problem:
+    """The problem of a case; raises ValueError for one that nobody has judged, which would take all
+    memory."""
+    problem = Case.parse(worst["case"]).problem
+    sizes = [math.prod(shape) for shape in problem.shapes.values()]
+    if max([problem.pairs * (problem.head_dim + problem.head_dim_v), *sizes]) > _LARGEST:
+        raise ValueError("is larger than any case that is judged")
+    return problem
+
+
+def _gradients(worst: list[WorstCase]) -> Iterator[str]:
+    """Where today's reference gradient differs from the report's, at the worst elements of one
+    case."""
+    problem = _problem(worst[0])
+    inputs = (*dequantised(problem, tensors(problem)), dout(problem))
+    for one in worst:
+        assert one["index"] is not None
+        value = _gradient(problem, inputs, one["tensor"], one["index"])
+        yield from _disagreement(one, "reference", value, one["reference"], one["bound"] or 0.0)
+
+
+def _gradient(
+    problem: Problem, inputs: tuple[Tensor, Tensor, Tensor, Tensor], tensor: str, index: int
+) -> float:
+    """One element of dQ, dK or dV, flat in its logical shape; only the row that holds it is
+    computed."""
+    shape = {"dq": problem.shape_q, "dk": problem.shape_k, "dv": problem.shape_v}[tensor]
+    if not 0 <= index < math.prod(shape):
+        raise IndexError(f"{tensor} has no element {index}")
+    rows, dim = shape[2:]
+    row = slice(index // dim % rows, index // dim % rows + 1)
+    attention = Attention(problem.mask, problem.scale, problem.softcap)
+    q, k, v, upstream = inputs
+    if tensor == "dq":
+        found = query_gradient(q, k, v, upstream, attention, rows=row)
+    else:
+        found = getattr(backward(q, k, v, upstream, attention, columns=row), tensor)
+    return float(found.flatten()[index // (rows * dim) * dim + index % dim])
+
+
+def _disagreement(
+    worst: WorstCase, name: str, value: float, before: float | None, bound: float
+) -> Iterator[str]:
+    same = before is not None and (value == before or (math.isnan(value) and math.isnan(before)))
+    size = max(abs(value), bound)
+    if not same and (before is None or not abs(value - before) <= _AGREEMENT * size):
+        place = f"{name} of {worst['tensor']}, element {worst['index']},"
+        yield f"{worst['case']}: {place} is {value!r}, the report says {before!r}"

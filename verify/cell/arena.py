@@ -1,0 +1,373 @@
+"""Guarded memory: every buffer that a kernel sees lies in one arena that the judge owns.
+
+Redzones around every buffer, the gaps inside strided ones and all outputs and workspaces hold
+quiet-NaN patterns with unusual payloads: what reads past an edge becomes NaN, what writes there
+shows.  Where a kernel runs (this machine's memory, or a copy of the whole arena on a device) makes
+no difference to the check: after the run the bytes come back, outputs are read, their poison is
+restored, and the arena must equal its pristine image byte for byte.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.problem import Layout, Problem
+
+# bytes on each side of a buffer; a tile's overshoot past a short tensor stays inside
+REDZONE = 16 * 1024
+ALIGNMENT = 512
+
+CANARY = 0x7FF9  # a quiet NaN in fp16 and bf16, doubled in fp32 and fourfold in fp64
+# outputs before a run; "huge" is finite in every 16-, 32- and 64-bit format
+POISONS = {"nan": 0x7FFD, "huge": 0x7BFF}
+# the same in 8 bits, where no NaN but the negative one of e4m3 is unusual
+_BYTES = {"nan": 0xFF, "huge": 0x7B}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of that name, integers for semaphores included; raises ValueError."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype: torch has no {name!r}")
+    return dtype
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One buffer: a strided view of `shape` whose first element lies at byte `start`; [begin, end)
+    is its allocation.
+
+    role: "input", which a run must leave as it is, "output", of which it must write every element,
+    or "workspace".
+    """
+
+    name: str
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    begin: int
+    end: int
+
+    def view(self, arena: Tensor) -> Tensor:
+        """This buffer as a tensor over the arena's bytes (a uint8 tensor)."""
+        dtype = torch_dtype(self.dtype)
+        size = dtype.itemsize
+        extent = (
+            0
+            if 0 in self.shape
+            else 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        ) * size
+        typed = arena[self.start : self.start + extent].view(dtype)
+        return typed.as_strided(self.shape, self.strides)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every buffer of one run lies; `size` in bytes."""
+
+    slots: tuple[Slot, ...]
+    size: int
+
+    def __getitem__(self, name: str) -> Slot:
+        return next(slot for slot in self.slots if slot.name == name)
+
+    def of(self, role: str) -> list[Slot]:
+        """The buffers of that role."""
+        return [slot for slot in self.slots if slot.role == role]
+
+    def __contains__(self, name: str) -> bool:
+        return any(slot.name == name for slot in self.slots)
+
+    def wire(self) -> list[dict[str, Any]]:
+        """The slots as JSON-ready data."""
+        return [asdict(slot) for slot in self.slots]
+
+    def owner(self, byte: int) -> str:
+        """In words, what lies at that byte."""
+        for slot in self.slots:
+            if slot.begin <= byte < slot.end:
+                return (
+                    f"{byte - slot.start:+d} bytes from the start of {slot.name}, inside its"
+                    " allocation"
+                )
+        before = [slot for slot in self.slots if slot.end <= byte]
+        if before:
+            return f"{byte - before[-1].end} bytes past the end of {before[-1].name}"
+        return f"{self.slots[0].begin - byte} bytes before {self.slots[0].name}"
+
+
+def slots_from(wire: list[dict[str, Any]]) -> tuple[Slot, ...]:
+    """Rebuild the slots from `Plan.wire`'s data (after JSON)."""
+    return tuple(
+        Slot(**(data | {"shape": tuple(data["shape"]), "strides": tuple(data["strides"])}))
+        for data in wire
+    )
+
+
+# dtype, shape, and a layout where it is not contiguous
+Buffer = tuple[str, tuple[int, ...], Layout | None]
+
+
+def plan(
+    problem: Problem,
+    *,
+    lse: bool,
+    workspace: Mapping[str, tuple[tuple[int, ...], str]],
+    entry: str = "forward",
+) -> Plan:
+    """Lay out the buffers of one run of an entry point: inputs, outputs and workspaces.  lse:
+    whether the contract has one.
+
+    A forward reads q, k, v (and descales) and writes out and lse.  A backward also reads these two,
+    as they were saved, and dout, and writes dq, dk and dv.
+    """
+    p = problem
+    own: dict[str, Buffer] = {
+        name: (p.dtype, p.shapes[name], p.layouts[name]) for name in ("q", "k", "v")
+    }
+    if p.descaling != "none":
+        shared = Layout(expand="bh") if p.descaling == "tensor" else None
+        own |= {
+            f"descale_{name}": ("float32", (p.batch, p.heads_kv), shared)
+            for name in ("q", "k", "v")
+        }
+    made: dict[str, Buffer] = {"out": (p.dtype_out, p.shape_out, p.layout_out)}
+    if lse:
+        made["lse"] = ("float32", p.shape_q[:3], None)
+    if entry == "backward":
+        own |= made | {"dout": (p.dtype_out, p.shape_out, p.layout_dout)}
+        made = {
+            f"d{n}": (p.dtype, p.shapes[n], replace(p.layouts[n], expand=""))
+            for n in ("q", "k", "v")
+        }
+    scratch = {
+        f"workspace.{name}": (dtype, shape, None) for name, (shape, dtype) in workspace.items()
+    }
+    slots: list[Slot] = []
+    position = REDZONE
+    for role, buffers in (("input", own), ("output", made), ("workspace", scratch)):
+        for name, buffer in buffers.items():
+            slots.append(_slot(name, role, buffer, position))
+            position = _up(slots[-1].end) + REDZONE
+    return Plan(tuple(slots), _up(position))
+
+
+def workspace_limit(problem: Problem) -> int:
+    """Bytes that the workspaces of one run may have: 128 MiB, and beside them 64 times the tensors
+    and 4 times the scores.
+
+    Enough for 64 splits of an output in float32, or for P, dP and two copies of either.  The judge
+    fills, copies and compares every byte of them in each run, so that what has no end costs a
+    minute a case.
+    """
+    p = problem
+    elements = sum(math.prod(p.shapes[name]) for name in ("q", "k", "v")) + math.prod(p.shape_out)
+    scores = p.batch * p.heads_q * p.seqlen_q * p.seqlen_kv
+    return (128 << 20) + 64 * 4 * elements + 4 * 4 * scores
+
+
+def _slot(name: str, role: str, buffer: Buffer, position: int) -> Slot:
+    dtype, shape, layout = buffer
+    size = torch_dtype(dtype).itemsize
+    if len(shape) == 4 and layout is not None:
+        box = (shape[0], shape[1], shape[2], shape[3])
+        strides: tuple[int, ...] = layout.strides(box)
+        offset, extent = layout.offset, layout.extent(box) + layout.pitch
+    else:
+        strides, offset, extent = contiguous(shape), 0, int(np.prod(shape, dtype=np.int64))
+        if layout is not None:  # one element for all
+            strides, extent = (0,) * len(shape), 1
+    return Slot(
+        name,
+        role,
+        dtype,
+        tuple(shape),
+        strides,
+        position + offset * size,
+        position,
+        position + extent * size,
+    )
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def side_name(launch: int, name: str) -> str:
+    """What a buffer of one of several launches at once is called."""
+    return f"launch {launch}: {name}"
+
+
+def side_by_side(
+    where: Plan, given: Sequence[Mapping[str, Tensor]]
+) -> tuple[Plan, dict[str, Tensor]]:
+    """A plan that holds one run's plan as often as there are inputs, one behind the other, and the
+    inputs under its names."""
+    slots: list[Slot] = []
+    inputs: dict[str, Tensor] = {}
+    for launch, tensors in enumerate(given):
+        ahead = launch * where.size
+        for slot in where.slots:
+            begin, end = slot.begin + ahead, slot.end + ahead
+            name = side_name(launch, slot.name)
+            slots.append(replace(slot, name=name, start=slot.start + ahead, begin=begin, end=end))
+        inputs |= {side_name(launch, name): tensor for name, tensor in tensors.items()}
+    return Plan(tuple(slots), where.size * len(given)), inputs
+
+
+def _up(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes that a run changed outside its outputs."""
+
+    slot: str  # the input that changed, or "redzone"
+    where: str
+    count: int
+
+
+class Arena:
+    """Shared anonymous memory: the judge writes it, hands its descriptor to a cell, and reads what
+    came back."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self.capacity = 0
+        self.generation = 0
+        self._map: mmap.mmap | None = None
+        self.bytes = np.empty(0, np.uint8)
+        self._pristine = np.empty(0, np.uint8)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.bytes = np.empty(0, np.uint8)
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:  # a tensor still looks at it: the collector closes it later
+                self._map = None
+            os.close(self.fd)
+            self._map, self.fd, self.capacity = None, -1, 0
+
+    def reserve(self, size: int) -> None:
+        """Make room for `size` bytes; `generation` changes when cells must map the arena anew."""
+        if size <= self.capacity:
+            return
+        self.close()
+        self.capacity = max(1 << 22, 1 << (size - 1).bit_length())
+        self.fd = os.memfd_create("attention-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, self.capacity)
+        # A kernel that shrank the file would kill the judge at its next look (SIGBUS).
+        fcntl.fcntl(
+            self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
+        self._map = mmap.mmap(self.fd, self.capacity)
+        self.bytes = np.frombuffer(self._map, np.uint8)
+        self.generation += 1
+
+    def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str) -> None:
+        """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces;
+        keep the pristine image.
+
+        inputs: stored values by the name of their buffer; size 1 where a dimension is expanded.
+        """
+        self.reserve(where.size)
+        self.bytes[: where.size].view(np.uint16)[:] = CANARY
+        arena = torch.from_numpy(self.bytes)
+        for slot in where.slots:
+            if slot.role == "input":
+                stored = inputs[slot.name]
+                view = slot.view(arena)
+                # An expanded dimension is stored once: write through the narrowed view.
+                for dim, (have, want) in enumerate(zip(stored.shape, view.shape, strict=True)):
+                    view = view.narrow(dim, 0, have) if have != want else view
+                view.copy_(stored)
+            else:
+                fill(slot.view(arena), poison)
+        self._pristine = self.bytes[: where.size].copy()
+
+    def read(self, where: Plan, name: str) -> Tensor:
+        """A contiguous copy of that buffer as it is now."""
+        return (
+            where[name]
+            .view(torch.from_numpy(self.bytes))
+            .clone(memory_format=torch.contiguous_format)
+        )
+
+    def damage(self, where: Plan, poison: str) -> Damage | None:
+        """What the run changed that it had no right to: an input, a gap or a redzone.  Call after
+        reading the outputs."""
+        arena = torch.from_numpy(self.bytes)
+        for slot in where.slots:
+            if slot.role != "input":
+                fill(slot.view(arena), poison)
+        now = self.bytes[: where.size]
+        if np.array_equal(now.view(np.uint64), self._pristine.view(np.uint64)):
+            return None
+        changed = np.flatnonzero(now != self._pristine)
+        first = int(changed[0])
+        inside = [s.name for s in where.slots if s.begin <= first < s.end and s.role == "input"]
+        return Damage(inside[0] if inside else "redzone", where.owner(first), len(changed))
+
+
+def fill(view: Tensor, poison: str) -> None:
+    """Fill a buffer with a poison pattern."""
+    if view.numel():
+        view.copy_(pattern(view.dtype, poison).expand(view.shape))
+
+
+def pattern(dtype: torch.dtype, poison: str) -> Tensor:
+    """One element of that poison."""
+    if dtype.itemsize == 1:
+        return torch.tensor([_BYTES[poison]], dtype=torch.uint8).view(dtype)
+    words = np.full(4, POISONS[poison], np.uint16)
+    return torch.from_numpy(words).view(torch.uint8)[: dtype.itemsize].clone().view(dtype)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's elements as integers of the same size."""
+    return tensor.view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    )
+
+
+def negated(tensor: Tensor) -> Tensor:
+    """A contiguous copy with every sign flipped, of NaN and zero too."""
+    words = bits(tensor.clone(memory_format=torch.contiguous_format))
+    # the topmost bit; bytes have no least integer that is it
+    words.bitwise_xor_(torch.iinfo(words.dtype).min or 1 << 7)
+    return words.view(tensor.dtype)
+
+
+def different(one: Tensor, other: Tensor) -> Tensor:
+    """Where the bits of two tensors of the same dtype differ.  A NaN is like any other: which sign
+    and payload an operation gives it, IEEE 754 leaves open, and on a CPU that depends on where an
+    element lies in its vector."""
+    one, other = one.contiguous(), other.contiguous()
+    return (bits(one) != bits(other)) & ~(one.isnan() & other.isnan())
+
+
+def unwritten(tensor: Tensor, poison: str) -> Tensor:
+    """Where `tensor` (contiguous) still holds the poison's very bits, as booleans.  A finite poison
+    may also be a result."""
+    return bits(tensor) == bits(pattern(tensor.dtype, poison))

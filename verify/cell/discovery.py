@@ -1,0 +1,210 @@
+"""Discovery: which variants there are and what they declare, read through a cell and never imported
+here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verify.bundle import ROOT
+from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
+from verify.cell.untrusted_text import visible
+from verify.problem import Problem
+from verify.tolerance.backward import resolve as resolve_gradients
+from verify.tolerance.forward import resolve
+from verify.variant import Config, Declaration, declaration_from
+
+_LARGEST_SOURCE = 64 << 20  # bytes
+_DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Unloadable:
+    """A kernel file that gave no declaration, and why.
+
+    message: its first line says what is wrong and where, the others are what Python or the process
+    said.
+    """
+
+    ref: str
+    path: str
+    message: str
+
+    @property
+    def line(self) -> str:
+        """The file, and why it does not load, in one line."""
+        return f"{self.ref} does not load: {self.message.partition(chr(10))[0]}"
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Everything that was found, as JSON-ready data, so that a campaign's workers need not load it
+    all again."""
+
+    entries: tuple[dict[str, Any], ...]
+    failures: tuple[Unloadable, ...]
+
+    @property
+    def declarations(self) -> tuple[Declaration, ...]:
+        return tuple(
+            declaration_from(e["data"], ref=e["ref"], path=e["path"], source_hash=e["source_hash"])
+            for e in self.entries
+        )
+
+    @property
+    def unusable(self) -> str | None:
+        """One line that says why no file loads; None if one does: the others are convicted then."""
+        if self.entries or not self.failures:
+            return None
+        return "; ".join(failure.line for failure in self.failures)
+
+    def dumps(self) -> str:
+        """As JSON text."""
+        return json.dumps(
+            {"entries": self.entries, "failures": [vars(failure) for failure in self.failures]}
+        )
+
+    @staticmethod
+    def loads(text: str) -> Roster:
+        """From `dumps`'s text."""
+        data = json.loads(text)
+        return Roster(
+            tuple(data["entries"]), tuple(Unloadable(**failure) for failure in data["failures"])
+        )
+
+
+def collection() -> list[Path]:
+    """The kernel files of the collection: every module under kernels/ that declares a variant."""
+    files = sorted((ROOT / "kernels").rglob("*.py"))
+    return [path for path in files if _DECLARES.search(path.read_text(encoding="utf-8"))]
+
+
+def environment() -> Environment:
+    """Where kernels run here: on CUDA if there is a device, else on the CPU and in Triton's
+    interpreter."""
+    return PLAIN_CUDA if torch.cuda.is_available() else PLAIN_CPU
+
+
+def roster(files: list[Path] | None = None, shared: ForkServer | None = None) -> Roster:
+    """Load the files (default: the collection), each in a life of its own.
+
+    shared: the zygote that forks these lives, and stays open; by default one of its own.
+    """
+    fork_server = ForkServer(environment()) if shared is None else shared
+    entries: list[dict[str, Any]] = []
+    failures: list[Unloadable] = []
+    try:
+        for path in collection() if files is None else files:
+            if visible(str(path.resolve())) != str(path.resolve()):
+                shown = visible(str(path))
+                failures.append(
+                    Unloadable(
+                        shown, shown, "its path holds characters that cannot be shown: rename it"
+                    )
+                )
+                continue
+            cell = Cell(fork_server)
+            reply = cell.load(str(path.resolve()))
+            cell.close()
+            inside = path.resolve().is_relative_to(ROOT / "kernels")
+            shown = str(path) if not inside else path.resolve().relative_to(ROOT).as_posix()
+            if not reply.ok:
+                failures.append(Unloadable(shown, str(path.resolve()), _why(reply)))
+                continue
+            try:
+                entries += _entries(reply.data, path, inside)
+            except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+                failures.append(
+                    Unloadable(
+                        shown,
+                        str(path.resolve()),
+                        f"its declaration: {type(error).__name__}: {error}",
+                    )
+                )
+    finally:
+        if shared is None:
+            fork_server.close()
+    return Roster(tuple(entries), tuple(failures))
+
+
+def _why(reply: Reply) -> str:
+    """Why a file does not load; the first line is enough for somebody who wrote it."""
+    what = "" if reply.status in ("breach", "raised") else f"{reply.status}: "
+    said = f"{what}{reply.message}{reply.data.get('where', '')}"
+    return f"{said}\n{reply.data.get('traceback', '')}".strip()
+
+
+def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, Any]]:
+    """The roster's entries of a file that was loaded; raises if what it declares cannot be
+    judged."""
+    source = _hash(reply["sources"], path)
+    found = []
+    for data in reply["variants"]:
+        ref = data["name"] if inside else f"{path}@{data['name']}"
+        entry = {"ref": ref, "path": str(path.resolve()), "source_hash": source, "data": data}
+        _check(declaration_from(data, ref=ref, path=entry["path"], source_hash=source))
+        found.append(entry)
+    if len({entry["ref"] for entry in found}) < len(found):
+        raise ValueError("name: two variants have the same")
+    return found
+
+
+def _check(declaration: Declaration) -> None:
+    """Raise ValueError, naming the field, for a declaration that no case can be made of."""
+    support = declaration.support
+    names = [config.name for config in declaration.configs]
+    if not re.fullmatch(r"[\w.-]+", declaration.name, re.ASCII):
+        raise ValueError(f"name: {declaration.name!r} may hold letters, digits, _ . and - only")
+    if (
+        not names
+        or len(set(names)) < len(names)
+        or any(Config.parse(c.name) != c for c in declaration.configs)
+    ):
+        raise ValueError(
+            f"configs: {', '.join(names) or 'none'}: one at least, each with a name of its own that"
+            " parses back"
+        )
+    reads = declaration.gradients is not None and declaration.gradients.softmax == "saved"
+    if reads and declaration.contract.lse is None:
+        raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
+    for dtype in support.dtypes:
+        problem = Problem(
+            seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype, softcap=1.0
+        )
+        for config in declaration.configs:
+            try:
+                resolve(declaration.numerics, declaration.saved_config or config, problem, "cpu")
+                if declaration.gradients is not None:
+                    resolve_gradients(declaration.gradients, config, problem, "cpu")
+            except KeyError as error:
+                raise ValueError(f"numerics: {error} is not known") from None
+
+
+def _hash(sources: list[str], path: Path) -> str:
+    """Hash of a kernel file and of the files beside it that it imported."""
+    digest = sha256()
+    for source in sorted({str(path.resolve()), *sources}):
+        digest.update(os.fsencode(Path(source).name))
+        digest.update(_read(Path(source)))
+    return digest.hexdigest()[:16]
+
+
+def _read(path: Path) -> bytes:
+    """A regular file's content; raises OSError for what is none (a pipe has no end), or too large
+    to be a source."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_SOURCE:
+            raise OSError(
+                f"{visible(str(path))}: is no regular file of at most {_LARGEST_SOURCE >> 20} MiB"
+            )
+        return file.read()

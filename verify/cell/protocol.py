@@ -1,0 +1,123 @@
+"""What judge and cell say to each other: length-prefixed JSON over a Unix socket, with file
+descriptors beside it.
+
+JSON, because the judge must never execute anything that a kernel's process sends.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+_HEADER = struct.Struct("<I")
+_LIMIT = 64 << 20
+_SLICE = 0.5  # seconds between two looks of whoever watches the other side
+
+
+class Closed(Exception):  # noqa: N818 - the other side's end, not an error of ours
+    """The other side is gone."""
+
+
+class Countdown:
+    """The time that one whole message may take, in however many parts it comes.
+
+    counts: called about twice a second with the seconds that have passed since the last call;
+    returns how many of them count.  Without it all do.
+    """
+
+    def __init__(self, seconds: float, counts: Callable[[float], float] | None = None) -> None:
+        self._left = seconds
+        self._counts = counts
+        self._seen = time.monotonic()
+
+    def next(self) -> float:
+        """Seconds to wait for the next part.  Raises TimeoutError when none are left."""
+        now = time.monotonic()
+        passed = now - self._seen
+        if self._counts is None or passed >= min(_SLICE, self._left):
+            self._seen = now
+            self._left -= passed if self._counts is None else self._counts(passed)
+        if self._left <= 0:
+            raise TimeoutError
+        return self._left if self._counts is None else min(self._left, _SLICE)
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    """Send one message; `fds` travel with its first byte.  Raises Closed, TimeoutError past the
+    socket's timeout."""
+    body = json.dumps(message).encode()
+    data = _HEADER.pack(len(body)) + body
+    try:
+        sent = socket.send_fds(sock, [data], fds) if fds else 0
+        sock.sendall(data[sent:])
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Closed from error
+
+
+def receive(
+    sock: socket.socket, max_fds: int = 0, countdown: Countdown | None = None
+) -> tuple[dict[str, Any], list[int]]:
+    """Receive one message and its descriptors.
+
+    The whole of it must come within the socket's timeout, or before `countdown` ends.  Raises
+    Closed at the stream's end and for what is no message, TimeoutError.
+    """
+    timeout = sock.gettimeout()
+    if countdown is None and timeout is not None:
+        countdown = Countdown(timeout)
+    try:
+        return _receive(sock, max_fds, countdown)
+    finally:
+        sock.settimeout(timeout)
+
+
+def _receive(
+    sock: socket.socket, max_fds: int, countdown: Countdown | None
+) -> tuple[dict[str, Any], list[int]]:
+    head = b""
+    fds: list[int] = []
+    while len(head) < _HEADER.size:
+        part, new = _part(sock, _HEADER.size - len(head), max_fds, countdown)
+        fds.extend(new)
+        head += part
+    (length,) = _HEADER.unpack(head)
+    if length > _LIMIT:
+        raise Closed(f"a message of {length} bytes")
+    body = bytearray()
+    while len(body) < length:
+        body += _part(sock, min(length - len(body), 1 << 20), 0, countdown)[0]
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Closed("not JSON") from error
+    if not isinstance(message, dict):
+        raise Closed("not an object")
+    return message, fds
+
+
+def _part(
+    sock: socket.socket, size: int, max_fds: int, countdown: Countdown | None
+) -> tuple[bytes, list[int]]:
+    """The next bytes, at least one, and what descriptors came with them."""
+    fds: list[int] = []
+    while True:
+        if countdown is not None:
+            sock.settimeout(countdown.next())
+        try:
+            if max_fds:
+                part, fds, _, _ = socket.recv_fds(sock, size, max_fds)
+            else:
+                part = sock.recv(size)
+        except ConnectionResetError:
+            part = b""
+        except TimeoutError:
+            if countdown is None:
+                raise
+            continue  # the countdown says whether that was all
+        if not part:
+            raise Closed
+        return part, fds

@@ -1,0 +1,246 @@
+"""What Triton's interpreter computes for nothing, and no result depends on: left out, or computed
+once.
+
+    overflow checks    of integers, whose outcome is thrown away unless `debug` is on patching
+    of the language's functions, anew at every call of a device function numpy dtypes       looked
+    up in a table that is built for each look types and shapes   of every tensor made anew, names
+    included; the same few are meant each time broadcasting       of blocks that have the same shape
+    already operands' types    of binary operators, decided anew for each
+    (`verify.cell.triton_interpreter_operands`) keyword arguments  copied at every call of the
+    language, and then looked for constants          of compile time, looked for in what holds none
+    dtypes             compared by name, sizes of elements by their bits, casts chosen among a dozen
+    kinds
+
+Tensor programs are short and their tiles small, so this is two thirds of the interpreter's time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any
+
+from verify.cell.triton_interpreter_operands import plan_once
+
+
+def spare(interpreter: Any) -> None:
+    """Replace these places in triton.runtime.interpreter and in the language that it interprets."""
+    _spare_checks(interpreter)
+    _patch_once(interpreter)
+    _look_up_once(interpreter)
+    _make_types_once(interpreter.tl.core)
+    _broadcast_where_needed(interpreter.tl.core, interpreter.TritonSemantic)
+    _pass_keywords_on(interpreter)
+    _unwrap_plainly(interpreter.tl.core)
+    _compare_names(interpreter.tl.core)
+    _check_sizes_once(interpreter)
+    _cast_plainly(interpreter)
+    plan_once(interpreter)
+
+
+def _spare_checks(interpreter: Any) -> None:
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def _patch_once(interpreter: Any) -> None:
+    tl, patch_lang = interpreter.tl, interpreter._patch_lang
+
+    def patch_once(fn: Any) -> Any:
+        modules = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        done = modules and not any(
+            map(tl.core.is_builtin, (tl.tensor.__add__, *(module.load for module in modules)))
+        )
+        return interpreter._LangPatchScope() if done else patch_lang(fn)
+
+    interpreter._patch_lang = patch_once
+
+
+def _look_up_once(interpreter: Any) -> None:
+    tl, np_dtype = interpreter.tl, interpreter._get_np_dtype
+
+    @functools.cache
+    def of_scalar(name: str) -> Any:
+        return np_dtype(tl.dtype(name))
+
+    def np_dtype_once(tt_dtype: Any) -> Any:
+        scalar = tt_dtype.scalar
+        return np_dtype(tt_dtype) if scalar.is_ptr() else of_scalar(scalar.name)
+
+    interpreter._get_np_dtype = np_dtype_once
+
+
+def _sizes(core: Any, shape: Any) -> tuple[int, ...] | None:
+    """A shape as plain integers, or None if it holds anything else (which its class then
+    refuses)."""
+    if type(shape) is core.tuple:
+        shape = shape.values
+    elif type(shape) is not list:
+        return None
+    sizes = tuple([size.value if type(size) is core.constexpr else size for size in shape])
+    return sizes if all(type(size) is int for size in sizes) else None
+
+
+def _make_types_once(core: Any) -> None:
+    """A block type's shape, size and name, and a tensor's, are those of the first of their kind:
+    nothing changes them."""
+    of_types: dict[Hashable, tuple[Any, Any, Any]] = {}
+    of_tensors: dict[str, tuple[Any, Any]] = {}  # a type's name holds its shape
+    make_type: Callable[..., None] = core.block_type.__init__
+    make_tensor: Callable[..., None] = core.tensor.__init__
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = _sizes(core, shape)
+        key = (element_ty.name, sizes)
+        found = of_types.get(key) if sizes is not None else None
+        if found is not None:
+            self.element_ty = element_ty
+            self.shape, self.numel, self.name = found
+            return
+        make_type(self, element_ty, shape)  # raises where the shape is none
+        if sizes is not None:
+            of_types[key] = self.shape, self.numel, self.name
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        found = of_tensors.get(type.name)
+        if found is None:
+            make_tensor(self, handle, type)
+            of_tensors[type.name] = self.numel, self.shape
+            return
+        self.handle = handle
+        self.type = type
+        self.dtype = type.scalar
+        self.numel, self.shape = found
+
+    core.block_type.__init__ = block_type
+    core.tensor.__init__ = tensor
+
+
+def _broadcast_where_needed(core: Any, semantic: Any) -> None:
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_where_needed(self: Any, lhs: Any, rhs: Any) -> Any:
+        if not (lhs.type.is_block() and rhs.type.is_block()):
+            return broadcast(self, lhs, rhs)
+        left: list[int] = lhs.type.shape.values
+        right: list[int] = rhs.type.shape.values
+        if left == right:
+            return lhs, rhs
+        both = [b if a == 1 else a for a, b in zip(left, right, strict=False)]
+        if len(left) != len(right) or any(
+            b not in (1, n) for b, n in zip(right, both, strict=True)
+        ):
+            return broadcast(self, lhs, rhs)  # adds axes, or raises
+        return widened(self, lhs, left, both), widened(self, rhs, right, both)
+
+    def widened(self: Any, tensor: Any, shape: list[int], wanted: list[int]) -> Any:
+        if shape == wanted:
+            return tensor
+        handle = self.builder.create_broadcast(tensor.handle, wanted)
+        return core.tensor(handle, core.block_type(tensor.type.scalar, wanted))
+
+    semantic.broadcast_impl_value = broadcast_where_needed
+
+
+def _pass_keywords_on(interpreter: Any) -> None:
+    semantic, core = interpreter.interpreter_semantic, interpreter.tl.core
+    # What `builtin` puts around a function only checks that it gets the keyword that `call` gives
+    # it.
+    checking = core.builtin(lambda: None).__code__
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = member.__wrapped__ if getattr(member, "__code__", None) is checking else member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return inner(*args, **kwargs)
+
+        operator = _OPERATORS.get(name) if obj is core.tensor else None
+        scope.set_attr(obj, name, call if operator is None else _operator(core, semantic, operator))
+
+    interpreter._patch_attr = patch_attr
+
+
+_OPERATORS = {"__add__": "add", "__sub__": "sub", "__mul__": "mul"}  # as methods of TritonSemantic
+
+
+def _operator(core: Any, semantic: Any, name: str) -> Callable[..., Any]:
+    method = getattr(semantic, name)
+
+    def call(self: Any, other: Any, **kwargs: Any) -> Any:
+        return method(self, core._unwrap_if_constexpr(other), True)
+
+    return call
+
+
+def _unwrap_plainly(core: Any) -> None:
+    """Most of what is asked for its value is no constant of compile time, nor does it hold any."""
+    unwrap: Callable[[Any], Any] = core._unwrap_if_constexpr
+    constant = core.constexpr
+    plain = {core.tensor, core.dtype, core.block_type, core.pointer_type}
+    plain |= {int, float, bool, str, type(None)}
+
+    def unwrapped(o: Any) -> Any:
+        kind = type(o)
+        if kind is constant:
+            return o.value
+        return o if kind in plain else unwrap(o)
+
+    core._unwrap_if_constexpr = unwrapped
+
+
+def _compare_names(core: Any) -> None:
+    """Scalar types are compared all the time, and nearly always two that are the same object."""
+    equal: Callable[[Any, Any], bool] = core.dtype.__eq__
+
+    def same(self: Any, other: Any) -> bool:
+        return self is other or equal(self, other)
+
+    core.dtype.__eq__ = same
+
+
+def _check_sizes_once(interpreter: Any) -> None:
+    """Whether an array's elements fit a type depends on the two dtypes alone."""
+    check: Callable[[Any, Any], bool] = interpreter._validate_np_data_size
+    refuse: Callable[[Any], None] = interpreter.TensorHandle.__post_init__
+    fitting: set[tuple[str, int]] = set()
+
+    def checked(np_array: Any, tl_dtype: Any) -> bool:
+        key = tl_dtype.name, np_array.itemsize
+        if key not in fitting:
+            if not check(np_array, tl_dtype):
+                return False
+            fitting.add(key)
+        return True
+
+    def made(self: Any) -> None:
+        if (self.dtype.name, self.data.itemsize) not in fitting:
+            refuse(self)
+
+    interpreter._validate_np_data_size = checked
+    interpreter.TensorHandle.__post_init__ = made
+
+
+def _cast_plainly(interpreter: Any) -> None:
+    """Between integers, and between fp32 and wider formats than 8 bits, every cast is one call."""
+    semantic, core = interpreter.TritonSemantic, interpreter.tl.core
+    cast: Callable[..., Any] = semantic.cast
+    integers = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+    plain = {(a, b) for a in integers for b in integers}
+    plain |= {("fp32", name) for name in ("fp16", "bf16", "fp64")}
+    plain |= {(name, "fp32") for name in ("fp16", "bf16", "int32")}
+
+    def plainly(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
+        source = input.type
+        scalar = dst_ty.scalar
+        name = source.scalar.name
+        if fp_downcast_rounding is not None or (name, scalar.name) not in plain:
+            return cast(self, input, dst_ty, fp_downcast_rounding)
+        if name == scalar.name:
+            return input
+        handle = self.builder.cast_impl(input.handle, scalar)
+        return core.tensor(handle, source.with_element_ty(scalar) if source.is_block() else dst_ty)
+
+    semantic.cast = plainly

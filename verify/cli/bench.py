@@ -1,0 +1,164 @@
+"""Bench: what the suite itself costs.  Builds, judged cases per second and where they spend it, the
+fp64 reference's rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from references.attention import forward
+from references.definition import Attention
+from references.masks import Causal, Full, Lengths, Window
+from verify.campaign.run import workers as workers_here
+from verify.campaign.runner import RunRequest, evidence_of, execute
+from verify.campaign.targets import excludes_here
+from verify.cell.arena import Arena
+from verify.cell.discovery import environment, roster
+from verify.cell.process import Cell, ForkServer
+from verify.evidence import Evidence
+from verify.judging.trial import Trial
+from verify.problem import Layout, Problem
+from verify.variant import Config, Declaration
+
+_MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
+
+
+def bench(console: Console, seconds: float, workers: str, select: str = "") -> int:
+    """Measure and print all three; `select` narrows the campaign as pytest -k does.  Returns an
+    exit code."""
+    found = [
+        declaration for declaration in roster().declarations if excludes_here(declaration) is None
+    ]
+    count = workers_here()
+    _print_reference(console)
+    if environment().device == "cuda":
+        _print_builds(console, found, count)
+    order = RunRequest(
+        profile="gpu" if environment().device == "cuda" else "dev", workers=workers, select=select
+    )
+    status = execute(order, console, time.monotonic() + seconds)
+    evidence = evidence_of(order)
+    if evidence is not None and evidence.verdicts:
+        console.print(breakdown(evidence))
+    return status
+
+
+def builds(declaration: Declaration) -> Iterator[tuple[Config, Problem]]:
+    """One small problem for every build of a variant: (config, dtype, head-dim bucket, mask kind,
+    aligned bit)."""
+    for config in declaration.configs:
+        for dtype in declaration.support.dtypes:
+            for bucket in declaration.head_dim_buckets:
+                for mask in _MASKS:
+                    problem = Problem(
+                        seqlen_q=20, seqlen_kv=20, head_dim=bucket, dtype=dtype, mask=mask
+                    )
+                    yield config, problem
+                    yield config, problem.but(layout_q=Layout(pitch=1))  # not aligned
+
+
+def warm(declaration: Declaration, count: int) -> tuple[int, float]:
+    """Make every build of a variant with `count` cells at once; returns (builds, seconds)."""
+    fork_server = ForkServer(environment())
+    probe = Cell(fork_server)
+    arch = probe.arch()
+    probe.close()
+    benches: SimpleQueue[tuple[Cell, Arena]] = SimpleQueue()
+    made = [(Cell(fork_server), Arena()) for _ in range(count)]
+    for cell, _ in made:
+        cell.load(declaration.path)  # one after the other: a zygote serves one caller at a time
+    for pair in made:
+        benches.put(pair)
+
+    def build(item: tuple[Config, Problem]) -> str:
+        cell, arena = benches.get()
+        try:
+            return Trial(
+                declaration, item[0], item[1], cell, arena, arch, entry=declaration.entries[0]
+            ).first.reply.status
+        finally:
+            benches.put((cell, arena))
+
+    items = list(builds(declaration))
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(count) as pool:
+        statuses = list(pool.map(build, items))
+    elapsed = time.perf_counter() - begun
+    for cell, arena in made:
+        cell.close()
+        arena.close()
+    fork_server.close()
+    return statuses.count("ok"), elapsed
+
+
+def _print_builds(console: Console, found: list[Declaration], count: int) -> None:
+    table = Table("variant", "builds", "seconds", f"workers ({count})", title="builds, cold cache")
+    for declaration in found:
+        if declaration.head_dim_buckets:
+            done, elapsed = warm(declaration, count)
+            table.add_row(declaration.ref, str(done), f"{elapsed:.1f}", str(count))
+    console.print(table)
+
+
+def breakdown(evidence: Evidence) -> Table:
+    """Judged cases per second between the first and the last verdict, and the mean milliseconds of
+    each step by variant."""
+    steps = ("generate", "run", "reference", "bound", "record")
+    cases: dict[str, tuple[str, dict[str, float]]] = {}
+    for verdict in evidence.verdicts:
+        if verdict.counted:
+            seconds = cases.get(verdict.case, ("", {}))[1]
+            cases[verdict.case] = (
+                verdict.variant,
+                {s: max(seconds.get(s, 0), verdict.seconds.get(s, 0)) for s in steps},
+            )
+    times = [verdict.time for verdict in evidence.verdicts]
+    span = max(times) - min(times) or 1.0
+    title = f"{len(cases)} judged cases in {span:.1f} s: {len(cases) / span:.0f} cases/s"
+    table = Table("variant", "cases", *(f"{step} (ms)" for step in steps), title=title)
+    for variant in sorted({name for name, _ in cases.values()}):
+        mine = [seconds for name, seconds in cases.values() if name == variant]
+        means = (1e3 * sum(seconds[step] for seconds in mine) / len(mine) for step in steps)
+        table.add_row(variant, str(len(mine)), *(f"{mean:.2f}" for mean in means))
+    return table
+
+
+def _print_reference(console: Console) -> None:
+    """The reference's matrix work against the best fp64 product of the same device."""
+    cuda = torch.cuda.is_available()
+    device, seqlen, side = ("cuda", 32768, 8192) if cuda else ("cpu", 2048, 1024)
+    q, k, v = (
+        torch.randn(
+            1, 1, seqlen, 128, device=device, dtype=torch.float16 if cuda else torch.float32
+        )
+        for _ in range(3)
+    )
+    a, b = (torch.randn(side, side, device=device, dtype=torch.float64) for _ in range(2))
+    attention = Attention(Full(), 128**-0.5)
+    rate_product = 2 * side**3 / _seconds(lambda: a @ b)
+    rate = 4 * seqlen**2 * 128 / _seconds(lambda: forward(q, k, v, attention))
+    console.print(
+        f"fp64 reference, seqlen {seqlen}, head_dim 128: {rate / 1e12:.3f} TFLOP/s,"
+        f" {100 * rate / rate_product:.0f} % of this device's fp64 product"
+        f" ({rate_product / 1e12:.3f} TFLOP/s)",
+        highlight=False,
+    )
+
+
+def _seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    def once() -> float:
+        begun = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    once()
+    return median(once() for _ in range(repeats))

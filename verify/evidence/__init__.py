@@ -1,0 +1,41 @@
+"""Evidence: what a run records on disk, and how it is read back.  Knows no kernel and no oracle."""
+
+from verify.evidence.records import (
+    COUNTED_PHASES,
+    SCHEMA_VERSION,
+    Begin,
+    Built,
+    Drawn,
+    EvidenceError,
+    Finding,
+    NotRun,
+    Outcome,
+    Phase,
+    Record,
+    RunInfo,
+    VariantEntry,
+    Verdict,
+)
+from verify.evidence.store import Evidence, Recorder, is_plain, load, new_run_id
+
+__all__ = [
+    "COUNTED_PHASES",
+    "SCHEMA_VERSION",
+    "Begin",
+    "Built",
+    "Drawn",
+    "Evidence",
+    "EvidenceError",
+    "Finding",
+    "NotRun",
+    "Outcome",
+    "Phase",
+    "Record",
+    "Recorder",
+    "RunInfo",
+    "VariantEntry",
+    "Verdict",
+    "is_plain",
+    "load",
+    "new_run_id",
+]

@@ -1,0 +1,25 @@
+"""Explanation: a failing verdict in words.  Imports no torch, so that a command can print it at
+once."""
+
+from __future__ import annotations
+
+from verify.evidence import Verdict
+
+
+def explain(verdict: Verdict) -> str:
+    """A failing verdict for the person who has to act."""
+    assert verdict.finding is not None
+    found = verdict.finding
+    if verdict.group == "loading":  # there is no case to tell of
+        return f"{verdict.variant} {found.message}"
+    counts = f"\n  how many {found.count} of {found.total}" if found.total else ""
+    others = found.before_count
+    before = f"  after    other cases in the same process: {others}\n" if others else ""
+    return (
+        f"{verdict.oracle}: {found.message}\n"
+        f"  variant  {verdict.variant}\n  config   {verdict.config}\n"
+        f"  oracle   {verdict.oracle} ({verdict.group})\n"
+        f"  got      {found.got}\n  bound    {found.bound}\n"
+        f"  where    {found.where or 'the whole run'}{counts}\n"
+        f"  problem  {verdict.problem}\n{before}  replay   {found.replay}"
+    )

@@ -1,0 +1,171 @@
+"""Records: what a line of evidence may say (docs/report-schema.md), as data without behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+Outcome = Literal["pass", "fail", "inapplicable"]
+Phase = Literal["generate", "shrink", "reuse", "witness"]
+
+# Shrinking walks towards small failing cases, so its verdicts are no sample of anything: they count
+# in no statistic.
+COUNTED_PHASES: tuple[Phase, ...] = ("generate", "reuse", "witness")
+
+
+class EvidenceError(ValueError):
+    """A run directory or a record that cannot be used; the message names the file and the line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """Who ran what, where and when.  started: ISO 8601, UTC.  device:
+    `verify.machine.device.fingerprint()`."""
+
+    run: str
+    started: str
+    profile: str
+    device: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantEntry:
+    """A variant that the run knew, with its declarations as data
+    (`verify.variant.Variant.describe`)."""
+
+    ref: str
+    name: str
+    family: str
+    path: str
+    source_hash: str
+    configs: tuple[str, ...]
+    support: dict[str, Any]
+    numerics: dict[str, Any]
+    contract: dict[str, Any]
+    entries: tuple[str, ...] = ("forward",)
+    gradients: dict[str, Any] | None = None
+    unavailable: str | None = None
+    undeclared: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """Written before a launch: a begin that no verdict follows is a case that took its judge with
+    it."""
+
+    case: str
+    phase: Phase
+    time: float  # seconds since the epoch
+    variant: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What an oracle holds against a case: got and bound at the worst place, `count` of `total`
+    elements at fault.
+
+    before: ids of the last cases that the same process had run before it, in order; before_count:
+    of all of them.
+    """
+
+    oracle: str
+    message: str
+    got: float | str | None = None
+    bound: float | str | None = None
+    where: str = ""
+    count: int = 0
+    total: int = 0
+    replay: str = ""
+    before: tuple[str, ...] = ()
+    before_count: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One oracle's judgement of one case.
+
+    seconds: of generate, run, reference, bound, record.  measures, where the oracle has them
+    (docs/report-schema.md): for T of out, lse, dq, dk, dv: r_T (worst error / bound), max_error_T
+    and error_bound_T (the largest error and the bound at that element), worst_index_T,
+    worst_reference_T and worst_bound_T (the element with the worst r); rows_T, z2_T, z_T, toward_T,
+    slack_T, least_T, share_T (sums over judged rows, docs/statistics.md); bound_ratio (median bound
+    / best bound of that dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv; memory_growth
+    (bytes that the kernel's process took in a run and kept, from 64 MiB on), device_memory_growth
+    (bytes of torch's allocator that a run left taken, beyond the most before), device_memory_taken
+    (bytes that the device had less after a run, for whatever process, from 64 MiB on).  observed:
+    what an oracle found out that is no number, by the name of the property.
+    """
+
+    case: str
+    variant: str
+    config: str
+    dtype: str
+    oracle: str
+    group: str
+    outcome: Outcome
+    phase: Phase
+    problem: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    observed: dict[str, str] = field(default_factory=dict)
+    bins: tuple[str, ...] = ()
+    finding: Finding | None = None
+    time: float = 0.0  # seconds since the epoch; `Recorder.write` fills it in
+
+    @property
+    def counted(self) -> bool:
+        return self.phase in COUNTED_PHASES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """How many problems were drawn for a variant, and how many of them its support refused.
+    Records add up."""
+
+    variant: str
+    dtype: str
+    group: str
+    drawn: int
+    refused: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotRun:
+    """A variant (or one dtype of it) that this run did not try, and why."""
+
+    variant: str
+    reason: str
+    dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """One build of a variant, compiled for `arch` without running it: what the compiler says it
+    needs, or why it failed.
+
+    resources: `verify.variant.Resources` as data; None where compiling failed (`error` says why),
+    or where the build was left to a larger profile (`error` is empty).
+    """
+
+    variant: str
+    arch: str
+    build: str
+    seconds: float
+    resources: dict[str, int] | None
+    error: str = ""
+
+
+Record = RunInfo | VariantEntry | Begin | Verdict | Drawn | NotRun | Built
+KINDS: dict[str, type[Record]] = {
+    "run": RunInfo,
+    "variant": VariantEntry,
+    "begin": Begin,
+    "verdict": Verdict,
+    "drawn": Drawn,
+    "not_run": NotRun,
+    "built": Built,
+}

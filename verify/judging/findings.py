@@ -1,0 +1,54 @@
+"""What an oracle says of a trial, and how it names the place of a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from verify.evidence import Finding
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What an oracle says of a trial: a finding, or none if it holds; and what it measured or
+    observed on the way."""
+
+    finding: Finding | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    observed: Mapping[str, str] = field(default_factory=dict)
+
+
+def convict(
+    oracle: str, message: str, *, name: str, bad: Tensor, got: float | str, bound: float | str
+) -> Ruling:
+    """A ruling against `name` ("out", "lse") where `bad`, a boolean tensor, is true."""
+    where, count = first_place(name, bad), int(bad.sum())
+    return Ruling(
+        Finding(
+            oracle=oracle,
+            message=message,
+            got=got,
+            bound=bound,
+            where=where,
+            count=count,
+            total=bad.numel(),
+        )
+    )
+
+
+def place(name: str, index: tuple[int, ...]) -> str:
+    """A coordinate in words: out[b=0, h=1, q=5, d=3], dk[b=0, h=1, k=7, d=3]."""
+    axes = "bhkd" if name in ("dk", "dv") else "bhqd"
+    return f"{name}[{', '.join(f'{axis}={i}' for axis, i in zip(axes, index, strict=False))}]"
+
+
+def first(where: Tensor) -> tuple[int, ...]:
+    """The first true coordinate of a boolean tensor."""
+    return tuple(int(i) for i in where.nonzero()[0])
+
+
+def first_place(name: str, where: Tensor) -> str:
+    """The first true coordinate of a boolean tensor, in words."""
+    return place(name, first(where))

@@ -1,0 +1,148 @@
+"""History: what the one life of a cell has run so far, for a failure that may need earlier calls.
+
+A kernel that breaks its process may fail, or make another variant of its file fail, long after.  So
+a finding holds the cases before it in the same life, and what ends a life that others had used, or
+is raised in the judge's own code, is asked once more where nothing has run before.  A hang is asked
+once more wherever it was: a busy machine passes a deadline too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from verify.cell.process import Cell, InfrastructureError, Reply
+
+MOST = 32  # cases that are remembered; all are counted
+# Lives in which the judge's own code may fail, or memory run out, once more before that is an
+# answer.
+_FRESH = 2
+_PAUSE = 3.0  # seconds for other processes to give memory back
+# what earlier calls in the same process can bring about
+_SHARED = ("raised", "crash", "out of memory")
+
+
+@dataclass(frozen=True)
+class Before:
+    """The other cases that a life had run before a launch: the last `MOST` ids, in order; how many
+    there were; and of which variants."""
+
+    cases: tuple[str, ...] = ()
+    count: int = 0
+    variants: frozenset[str] = frozenset()
+
+    @property
+    def told(self) -> str:
+        """For a reader."""
+        if not self.count:
+            return "no other case had run before it in that process"
+        kept = f", the last {len(self.cases)} on record" if self.count > len(self.cases) else ""
+        cases = f"{self.count} case{'s' * (self.count > 1)} had run before it in that process{kept}"
+        return f"{cases}: of {', '.join(sorted(self.variants))}"
+
+
+@dataclass
+class History:
+    """What the present life of one cell has run.  launches: of all its cases."""
+
+    life: int = 0
+    launches: int = 0
+    count: int = 0
+    cases: deque[str] = field(default_factory=lambda: deque(maxlen=MOST))
+    variants: set[str] = field(default_factory=set)
+
+    def launched(self, life: int, case: str) -> tuple[Before, bool]:
+        """Note a launch of that case in the life of that number: the cases before it, and whether
+        it was the life's first."""
+        if life != self.life:
+            self.life, self.launches, self.count = life, 0, 0
+            self.cases.clear()
+            self.variants.clear()
+        self.launches += 1
+        again = bool(self.cases) and self.cases[-1] == case
+        others = tuple(self.cases)[:-1] if again else tuple(self.cases)
+        before = Before(others, self.count - again, frozenset(self.variants))
+        if not again:
+            self.cases.append(case)
+            self.count += 1
+        self.variants.add(case.rsplit(":", 3)[0])
+        return before, self.launches == 1
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """A launch that ended badly in a life that others had used, and well in a fresh one.
+
+    first: the life was fresh too, and it was another one in which the launch ended well.
+    """
+
+    reply: Reply
+    before: Before
+    first: bool = False
+
+
+@dataclass
+class Hearing:
+    """One case in its cell's history.  before: the cases that its first launch found in its
+    life."""
+
+    case: str = ""
+    history: History = field(default_factory=History)
+    before: Before = field(default_factory=Before)
+    aftermaths: list[Aftermath] = field(default_factory=list)
+    _begun: bool = False
+
+    def ask(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
+        """What comes of a launch, which `ask` makes; in a fresh life, where the first says nothing
+        of the kernel alone.
+
+        Raises InfrastructureError if the judge's own code fails in fresh lives too.
+        """
+        reply = ask()
+        before, first = self.history.launched(cell.lives, self.case)
+        if not self._begun:
+            self._begun, self.before = True, before
+        used = reply.status in _SHARED and not first
+        if not (used or hangs(reply) or _crowded(reply) or judges(reply)):
+            return reply
+        found = self._alone(cell, ask)
+        if found.status in ("ok", "unsupported"):
+            self.aftermaths.append(Aftermath(reply, before, first))
+        else:
+            self.before = Before()  # it fails alone
+        return found
+
+    def _alone(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
+        for number in range(_FRESH):
+            cell.restart()
+            time.sleep(number * _PAUSE)
+            reply = ask()
+            self.history.launched(cell.lives, self.case)
+            if not (judges(reply) or _crowded(reply)):
+                return reply
+        if _crowded(reply):
+            return reply
+        variant = self.case.rsplit(":", 3)[0]
+        trace = str(reply.data.get("traceback", ""))
+        raise InfrastructureError(
+            f"{variant}: the judge's own code raised in {_FRESH} fresh processes: {reply.message}\n"
+            f"case {self.case}\n{trace}".strip()
+        )
+
+
+def _crowded(reply: Reply) -> bool:
+    """Whether memory ran out, which other processes of the machine can bring about."""
+    return reply.status == "out of memory"
+
+
+def hangs(reply: Reply) -> bool:
+    """Whether the deadline passed, which a busy machine can bring about."""
+    return reply.status == "hang"
+
+
+def judges(reply: Reply) -> bool:
+    """Whether the reply is an exception that the judge's code in the cell raised, outside any
+    kernel's."""
+    return reply.status == "raised" and bool(reply.data.get("judge"))

@@ -1,0 +1,236 @@
+"""What holds of attention and its gradients whatever the scores are, and slacks that need no
+reference.
+
+Every size comes from norms of rows: |q . k| <= |q| |k|, so that a sequence of any length costs a
+few passes over its tensors. The derivation is in docs/oracles.md; the terms are those of
+docs/tolerance.md, with a row's largest score error in place of each score's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
+
+import torch
+from torch import Tensor
+
+from references.positions import Sizes
+from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.instructions import LOG_ERROR
+from verify.problem import Problem
+from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
+from verify.tolerance.subnormals import Operands
+from verify.tolerance.weights import flushed_score, flushes_factor, product_error
+
+# The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is
+# derived.
+KNOWN = (
+    *(
+        "operands",
+        "float32_products",
+        "prescale",
+        "scores",
+        "probability",
+        "normalised",
+        "split_keys",
+        "exp",
+        "block_n",
+    ),
+    *("softcap_tanh", "scale_roundings", "probability_scale", "promotion", "output_roundings"),
+    *("row_sum_lanes", "row_sum_apart", "division", "values"),
+)
+# The same of `GradientNumerics`, for the slacks and for answers that are known exactly.
+KNOWN_GRADIENTS = (
+    *(
+        "softmax",
+        "operands",
+        "float32_products",
+        "exp",
+        "scale_roundings",
+        "softcap_tanh",
+        "probability",
+        "score_gradient",
+    ),
+    *(
+        "score_gradient_of",
+        "score_gradient_scaled",
+        "block_m",
+        "block_n",
+        "group",
+        "atomics",
+        "gradient_roundings",
+    ),
+)
+_LARGE = 300.0  # exp of more is no number to work with
+
+
+def beyond(declared: object, known: Iterable[str]) -> str | None:
+    """Why nothing is derived here for these numerics: they declare something else than its default
+    that is not in `known`."""
+    for field in fields(declared):  # type: ignore[arg-type]
+        default = field.default if field.default is not MISSING else None
+        if field.name not in known and getattr(declared, field.name) != default:
+            return (
+                f"declares {field.name} = {getattr(declared, field.name)!r}, for which nothing is"
+                " derived"
+            )
+    return None
+
+
+def reach(p: Problem, q: Tensor, k: Tensor) -> Tensor:
+    """No row has a larger |softmax_scale| sum |q| |k|: fp64 (batch, heads_q, seqlen_q)."""
+    queries, keys = (x.double().norm(dim=-1) for x in (q, k))
+    largest = keys.amax(-1) if p.seqlen_kv else keys.new_zeros(keys.shape[:2])
+    found: Tensor = abs(p.scale) * queries * largest.repeat_interleave(p.group, 1)[..., None]
+    return found
+
+
+@dataclass(frozen=True)
+class ForwardSlack:
+    """How far a forward may stray, by row (batch, heads_q, seqlen_q), fp64.
+
+    score: delta, of any exponent.  average: of an average of V, as a part of the largest |V|,
+    whatever the scores; absolute: what small numbers add to it; the output's own rounding left out.
+    lse: of the natural LSE.  beyond: rows in which nothing is asked.
+    """
+
+    score: Tensor
+    average: Tensor
+    absolute: Tensor
+    lse: Tensor
+    beyond: Tensor
+
+
+def misaligned(p: Problem, operands: Operands, q: Tensor, k: Tensor) -> Tensor:
+    """What subnormal operands may cost a scaled score of each row, fp64 (batch, heads_q,
+    seqlen_q)."""
+    return (
+        abs(p.scale)
+        * operands.loss(p.head_dim, Sizes.of(q.double(), -1), sizes_by_head(p, k))[..., 0]
+    )
+
+
+def sizes_by_head(p: Problem, x: Tensor) -> Sizes:
+    """Of all K or V that a query head meets: (batch, heads_q, 1, 1)."""
+    found = Sizes.of(x.double().flatten(2), -1)
+    return Sizes(
+        *(size.repeat_interleave(p.group, 1)[..., None] for size in (found.least, found.most))
+    )
+
+
+def forward_slack(
+    p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor, Tensor]
+) -> ForwardSlack:
+    """From `reach`, and from how small or large the elements of q, k and v are, `given` as logical
+    tensors."""
+    logs = math.log(max(p.seqlen_kv, 1))
+    cap = p.softcap
+    error = reached * ((1 + a.operand_roundings) * (1 + a.scores.kappa(p.head_dim)) - 1)
+    error = error + misaligned(p, a.operands, *given[:2])
+    error = error + flushed_score(a.scores, p, abs(p.scale) * a.operands.query * a.operands.key)
+    error = error + (relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(p)) * (
+        reached + error
+    )
+    if a.score_format is not None:
+        error = error + relative(2, a.score_format.unit_roundoff) * (reached + error)
+        error = error + a.score_format.smallest_subnormal * (1 + abs(p.scale))
+    if cap:  # tanh contracts
+        error = (
+            error
+            + ((1 + a.tanh) * (1 + relative(4, U)) - 1) * (reached.clamp(max=cap) + error)
+            + 2.0**-50 * cap
+        )
+    top = reached + error
+    score = error + relative(3, U) * (2 * top + a.offset) + a.exps
+    if a.merged:
+        score = (
+            score + U * ((11 + a.scale_roundings) * 2 * top + 12 * logs) + LOG_ERROR * (1 + logs)
+        )
+    sizes = top + logs
+    adrift = torch.full_like(reached, -(p.seqlen_kv + a.blocks) * math.log1p(-U))
+    if a.merged:
+        adrift = (
+            adrift
+            + U * (4 * (sizes + score) + 4 * a.blocks)
+            + LOG_ERROR * (1 + math.log(a.blocks))
+            - math.log1p(-a.exp)
+        )
+    row_sum = -torch.expm1(-adrift)
+    lse = (
+        score
+        + adrift
+        + 3 * TINY * p.seqlen_kv
+        + U * ((4 + a.scale_roundings) * top + 4 * (sizes + score))
+    )
+    lse = lse + U * 2 * (logs + a.offset) + LOG_ERROR * (1 + logs + a.offset + 2 * score)
+    growth = torch.exp(2 * (a.exps + U * (top + a.offset)).clamp(max=_LARGE / 2))
+    absolute = (
+        growth * (2 * p.seqlen_kv + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale)
+        + a.values.flush
+    )
+    # A few roundings more and the row sum's own do not double what V may lose to alignment.
+    absolute = absolute + 2 * (
+        a.weighted.by_operand + a.weighted.share * a.weighted.threshold * _lost(p, a, growth)
+    )
+    beyond = _beyond(p, a, given[:2], growth)
+    if a.conversion is not None:
+        absolute = absolute + 2 * a.conversion.lost
+        most = reached.new_zeros(p.batch, p.heads_kv)
+        if p.seqlen_kv:
+            most = given[2].double().abs().flatten(2).amax(-1)
+        beyond = beyond | (most >= a.conversion.limit).repeat_interleave(p.group, 1)[..., None]
+    return ForwardSlack(score, _average(p, a, growth, row_sum), absolute, lse, beyond)
+
+
+def _lost(p: Problem, a: ForwardArithmetic, growth: Tensor) -> Tensor:
+    """What small P lose, of the row sum: no more than all."""
+    return (
+        (a.flush + 2 * TINY) * p.seqlen_kv * (torch.ones_like(growth) if a.normalised else growth)
+    ).clamp(max=1.0)
+
+
+def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) -> Tensor:
+    """Rounded and flushed P, the product, rescales, the row sum and the division: what does not
+    depend on the scores."""
+    fp32 = relative(2 * a.blocks + ANY_DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
+    rounding = (1 + a.probability_roundoff) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + fp32) - 1
+    if a.conversion is not None:
+        rounding = (1 + rounding) * (1 + a.conversion.roundoff) - 1
+    lost = (_lost(p, a, growth) * (1 + a.weighted.share)).clamp(max=1.0)
+    if a.saturates:
+        lost = lost + (1 - a.saturates / growth.sqrt()).clamp(min=0.0)
+    slack: Tensor = (rounding + lost + row_sum) / (1 - row_sum)
+    return slack + relative((0 if a.normalised else ANY_DIVISION) + a.output_roundings, U) * (
+        1 + slack
+    )
+
+
+def _beyond(
+    p: Problem, a: ForwardArithmetic, given: tuple[Tensor, Tensor], growth: Tensor
+) -> Tensor:
+    """Rows in which a score, masked or not, a P or the row sum may overflow, as in
+    `verify.tolerance.forward`."""
+    scale, reached = min(abs(p.scale), 1.0), reach(p, *given)
+    raw = reached if p.scale else reach(p.but(softmax_scale=1.0), *given)
+    stage = (
+        max(1 / math.log(2), 1 / (abs(p.scale) * a.least_factors[0]))
+        if p.scale
+        else 1 / a.least_factors[0]
+    )
+    outside = (
+        raw * stage * (1 + product_error(a, p)) * (1 + relative(a.scale_roundings + 3, U))
+        >= FP32_MAX
+    )
+    for x, part in zip(given, (a.operands.query, a.operands.key), strict=True):
+        if a.prescaled:
+            outside = outside | (
+                float(x.abs().max()) / part / math.log(2) >= dtype_named(a.prescaled).overflow
+            )
+    most = a.reach * growth.sqrt() ** (1 if a.probability_scale == 1 else 2)
+    outside = outside | (p.seqlen_kv * most >= 1 / TINY)
+    if not (a.saturates or a.normalised):
+        outside = outside | (most >= a.probability.overflow)
+    if a.score_format is not None and a.score_format.name == "float16":
+        outside = outside | (2 * reached >= a.score_format.overflow * scale)
+    return outside | (a.prescaled == "float16" and abs(p.scale) > 1)

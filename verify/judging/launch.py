@@ -1,0 +1,30 @@
+"""One launch of a kernel: what it answered, and the raw outputs that it left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from verify.cell.arena import Damage
+from verify.cell.process import Reply
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch.  outputs are raw, as the kernel wrote them, contiguous on the CPU, by the name of
+    their buffer; there are none unless it ran, or refused."""
+
+    reply: Reply
+    poison: str
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    damage: Damage | None = None
+
+    @property
+    def out(self) -> Tensor | None:
+        return self.outputs.get("out")
+
+    @property
+    def lse(self) -> Tensor | None:
+        return self.outputs.get("lse")

@@ -1,0 +1,193 @@
+"""Contracts: what raw outputs say of a kernel's promises, property by property.  Nothing that is
+declared is believed.
+
+A file measures related properties.  Each `measure(trial)` asks further questions beside the trial
+(`Trial.beside`) with inputs on which the possible answers differ by much, and says in a word which
+answer the kernel gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from references.masks import Causal, Full, Lengths, Mask
+from verify.arithmetic.rounding import cast
+from verify.evidence import Finding
+from verify.judging.findings import Ruling
+from verify.judging.launch import Launch
+from verify.judging.run_checks import fault
+from verify.judging.trial import Trial
+from verify.problem import Problem
+from verify.problem.inputs import Inputs
+from verify.variant import Declaration, Support
+
+UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One property as a kernel's outputs show it.
+
+    word: what it is.  declared: what is promised, in the same words, or "" where nothing is.
+    contradicts: whether the two exclude each other.  evidence: the values that decided.
+    """
+
+    name: str
+    word: str
+    declared: str = ""
+    contradicts: bool = False
+    evidence: str = ""
+
+
+class SpoiledError(Exception):
+    """A further run that gave no results to look at, and the ruling on it."""
+
+    def __init__(self, ruling: Ruling) -> None:
+        super().__init__(ruling.finding.message if ruling.finding is not None else "")
+        self.ruling = ruling
+
+
+def checked(trial: Trial, run: Launch) -> Launch:
+    """That run, if it held what every run must; raises SpoiledError."""
+    ruling = fault(trial, run)
+    if ruling is not None:
+        raise SpoiledError(ruling)
+    return run
+
+
+def result(run: Launch) -> Tensor:
+    """O of a checked run."""
+    assert run.out is not None
+    return run.out
+
+
+def make_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Inputs of these values (any float dtype, logical shapes), rounded to the problem's dtype; all
+    descales are 1."""
+    shapes = {"q": (q, problem.shape_q), "k": (k, problem.shape_k), "v": (v, problem.shape_v)}
+    stored = {
+        name: rounded(tensor.double().expand(shape), problem)
+        for name, (tensor, shape) in shapes.items()
+    }
+    return Inputs(stored["q"], stored["k"], stored["v"], _ones(problem))
+
+
+def rounded(tensor: Tensor, problem: Problem) -> Tensor:
+    """fp64 values rounded to the problem's dtype."""
+    return cast(tensor.numpy(), problem.format)
+
+
+def _ones(problem: Problem) -> dict[str, Tensor]:
+    if problem.descaling == "none":
+        return {}
+    shape = (problem.batch, problem.heads_kv) if problem.descaling == "head" else (1, 1)
+    return {f"descale_{name}": torch.ones(shape) for name in "qkv"}
+
+
+def run_probe(trial: Trial, tag: str, problem: Problem, inputs: Inputs) -> Trial:
+    """The trial of another question to the same kernel, whose first run is there and holds; raises
+    SpoiledError."""
+    other = trial.beside(tag, problem, inputs)
+    checked(other, other.first)
+    return other
+
+
+def probe_problem(
+    declaration: Declaration, dtype: str, *, head_dim: int = 64, **shape: int | Mask | float
+) -> Problem:
+    """A problem of that dtype with contiguous normal inputs and the supported head dim nearest to
+    `head_dim`; lengths are made equal, to the larger one, and long enough, where the support asks
+    for that."""
+    support = declaration.support
+    nearest = min(support.head_dims, key=lambda d: (abs(d - head_dim), d))
+    lengths = [int(shape.pop(name)) for name in ("seqlen_q", "seqlen_kv")]  # type: ignore[arg-type]
+    lengths = [max(n, support.min_seqlen) for n in lengths]
+    if not support.cross_lengths:
+        lengths = [max(lengths)] * 2
+    return Problem(
+        seqlen_q=lengths[0],
+        seqlen_kv=lengths[1],
+        head_dim=nearest,
+        dtype=dtype,
+        descaling=support.descalings[0],
+        seed=1,
+        **shape,  # type: ignore[arg-type]
+    )
+
+
+def open_mask(support: Support) -> Mask:
+    """The supported mask that hides least: none, or a causal one, whose last row sees every key."""
+    return (
+        Full()
+        if "full" in support.masks
+        else Causal("tl" if "causal.tl" in support.masks else "br")
+    )
+
+
+def plain(trial: Trial) -> bool:
+    """Whether the problem is one of all keys visible (as far as the support allows), without a
+    softcap."""
+    p = trial.problem
+    return p.mask == open_mask(trial.declaration.support) and not p.softcap and p.seqlen_kv > 0
+
+
+def hides(support: Support) -> tuple[Mask, ...]:
+    """Supported masks of one sequence that hide keys from some rows and leave no row empty where
+    seqlen_q <= seqlen_kv."""
+    kinds: dict[str, Mask] = {
+        "causal": Causal(),
+        "causal.tl": Causal("tl"),
+        "causal.square": Causal(),
+    }
+    return tuple(mask for kind, mask in kinds.items() if kind in support.masks)
+
+
+def shortened(problem: Problem, keys: int) -> Mask:
+    """All queries, and the first `keys` keys of every sequence."""
+    return Lengths((problem.seqlen_q,) * problem.batch, (keys,) * problem.batch)
+
+
+def ruling_of(
+    oracle: str, found: Sequence[Measured], measures: Mapping[str, float] | None = None
+) -> Ruling:
+    """One ruling on all that was measured: guilty of every contradiction, with the evidence."""
+    broken = [m for m in found if m.contradicts]
+    finding = None
+    if broken:
+        message = "; ".join(
+            f"declares {m.name} {m.declared}, is {m.word}" + f" ({m.evidence})" * bool(m.evidence)
+            for m in broken
+        )
+        finding = Finding(
+            oracle=oracle,
+            message=message,
+            got=broken[0].word,
+            bound=broken[0].declared,
+            where=broken[0].name,
+        )
+    return Ruling(finding, measures or {}, observed(found))
+
+
+def observed(found: Sequence[Measured]) -> dict[str, str]:
+    """What goes into the evidence: the word by the property's name, and beside it `name:declared`
+    and `name:contradicts`."""
+    words: dict[str, str] = {}
+    for m in found:
+        words[m.name] = m.word
+        if m.declared:
+            words[f"{m.name}:declared"] = m.declared
+        if m.contradicts:
+            words[f"{m.name}:contradicts"] = m.evidence or "yes"
+    return words
+
+
+def number(value: float) -> str:
+    """A special value in words: 0, -inf, +inf, NaN, or the number."""
+    if math.isnan(value):
+        return "NaN"
+    return f"{value:+}" if math.isinf(value) else f"{value:g}"

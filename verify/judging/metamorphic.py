@@ -1,0 +1,270 @@
+"""What the metamorphic oracles share: parts of a problem, values made from others, and how related
+results are compared.
+
+A relation asks a kernel two questions whose answers follow from each other.  Both answers are held
+against one truth, that of the first question moved along the relation, each within its own derived
+bound; and so, by the triangle inequality, against each other within the sum.  Where the contract
+promises equal bits, bits are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.arithmetic.rounding import cast
+from verify.cell.arena import bits, different
+from verify.evidence import Finding
+from verify.judging.comparison import compare, excess
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.launch import Launch
+from verify.judging.run_checks import fault, held
+from verify.judging.trial import Trial
+
+# a tensor's name, what the first result says that it should be, and the second; raw
+Pair = tuple[str, Tensor, Tensor]
+
+_SMALLEST = torch.finfo(torch.float64).smallest_normal
+
+# Results.
+
+
+@dataclass(frozen=True)
+class RelatedResult:
+    """One tensor of two related results.  before: what the first one says that the second should
+    be, fp64; after: the second one; truth: what both should be, fp64; asked: where they are
+    compared, of as many leading dimensions as it needs."""
+
+    name: str
+    before: Tensor
+    before_bound: Tensor
+    after: Tensor
+    after_bound: Tensor
+    truth: Tensor
+    output: DType
+    asked: Tensor | None = None
+
+
+def part_bound(bound: Tensor, truth: Tensor, output: DType) -> Tensor:
+    """The bound of a result that is to be added to others: infinite where it may overflow, though
+    their sum need not."""
+    return bound.masked_fill(truth.abs() + bound >= output.overflow, torch.inf)
+
+
+def check_within_bounds(oracle: str, when: str, results: Iterable[RelatedResult]) -> Ruling:
+    """Convict a result that leaves its bound, or two that are further apart than both bounds
+    together.
+
+    when: how the second question differs from the first, in words.  Measures, by the tensor's name:
+    same_bits_T, the share of equal elements, and apart_T, the largest distance over the sum of the
+    bounds.
+    """
+    measures: dict[str, float] = {}
+    finding: Finding | None = None
+    for r in results:
+        asked = (
+            torch.ones_like(r.truth, dtype=torch.bool)
+            if r.asked is None
+            else spread(r.asked, r.truth)
+        )
+        before, after = r.before.double(), r.after.double()
+        # Where fp64 itself underflows, two ways to the same truth may differ, and no kernel's
+        # format holds it anyway.
+        truth = torch.where(asked & (r.truth.abs() >= _SMALLEST), r.truth, 0.0)
+        own = compare(r.after, truth, r.after_bound, r.output)
+        own = replace(own, ratio=torch.where(asked, own.ratio, 0.0))
+        limit = r.before_bound + r.after_bound
+        # an overflow has been compared with the truth
+        comparable = asked & before.isfinite() & after.isfinite()
+        distance = torch.where(comparable, (before - after).abs(), 0.0)
+        apart = torch.where(distance == 0, 0.0, distance / limit)
+        if bool(asked.any()):
+            measures[f"same_bits_{r.name}"] = float((before == after)[asked].double().mean())
+            measures[f"apart_{r.name}"] = float(apart.max())
+        found = excess(oracle, r.name, r.after, truth, r.after_bound, own)
+        if found is None and bool((apart > 1).any()):
+            at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+            found = convict(
+                oracle,
+                f"{place(r.name, at)} is {float(before[at]):.9g} by one result and"
+                f" {float(after[at]):.9g} by the other; both bounds together allow"
+                f" {float(limit[at]):.4g}",
+                name=r.name,
+                bad=apart > 1,
+                got=float(after[at]),
+                bound=float(limit[at]),
+            ).finding
+        if found is not None:
+            finding = finding or replace(found, message=f"{when}: {found.message}")
+    return Ruling(finding, measures)
+
+
+def check_same_bits(
+    oracle: str,
+    when: str,
+    pairs: Iterable[Pair],
+    asked: Mapping[str, Tensor] | None = None,
+    excused: Callable[[str], Tensor] | None = None,
+) -> Ruling:
+    """Convict the first of these results whose bits differ, zeros of either sign alike.
+
+    asked: where, by a tensor's name.  excused: where not, after all; found only for a tensor whose
+    bits do differ, for it may cost a reference.
+    """
+    for name, before, after in pairs:
+        changed = different(before, after) & ~((before == 0) & (after == 0))
+        if asked is not None:
+            changed &= spread(asked[name], changed)
+        if excused is not None and bool(changed.any()):
+            changed &= ~spread(excused(name), changed)
+        if not bool(changed.any()):
+            continue
+        at = first(changed)
+        got, want = float(after[at]), float(before[at])
+        message = (
+            f"{when}: {name} should keep its bits, but {want:.9g} became {got:.9g} at"
+            f" {place(name, at)}; {int(changed.sum())} of {changed.numel()} elements changed"
+        )
+        return convict(oracle, message, name=name, bad=changed, got=got, bound=want)
+    return Ruling()
+
+
+def same_bits(pairs: Iterable[Pair]) -> Ruling | None:
+    """What is to say where results, (name, first, second), are the same bit for bit, which no
+    reference need confirm; else None."""
+    found = [
+        (name, torch.equal(bits(a.contiguous()), bits(b.contiguous()))) for name, a, b in pairs
+    ]
+    return (
+        Ruling(measures={f"same_bits_{name}": 1.0 for name, _ in found})
+        if all(same for _, same in found)
+        else None
+    )
+
+
+def spread(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask over leading dimensions, at the full shape of another tensor."""
+    return mask.view(*mask.shape, *[1] * (like.dim() - mask.dim())).expand(like.shape)
+
+
+def beyond_arithmetic(trial: Trial) -> Tensor:
+    """Rows (batch, heads_q, seqlen_q) of a forward of which no number is wrong, since the declared
+    arithmetic may overflow.
+
+    Where all scores of a row become -inf, a finite stand-in for masked ones outweighs them: hidden
+    keys show.
+    """
+    truth = trial.truth
+    return ~(truth.out_bound.isfinite().all(-1) & truth.lse_bound.isfinite())
+
+
+def failed(trial: Trial, *others: Launch) -> Ruling | None:
+    """What is wrong with a further question's run, or with other ones, before any number is looked
+    at; None: nothing."""
+    own = (ruling if ruling.finding is not None else None for _, _, ruling in held(trial))
+    more = (fault(trial, run) for run in others)
+    return next((ruling for ruling in chain(own, more) if ruling is not None), None)
+
+
+def forward_results(
+    one: Trial,
+    other: Trial,
+    move: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    *,
+    own_bounds: bool = False,
+) -> Iterator[RelatedResult]:
+    """O and LSE of two forwards, rows without a key left out.
+
+    move: makes of one of the first one's tensors (out or lse shaped) what belongs to the second;
+    the truth moves with it, and so do the bounds, unless the second has `own_bounds`.
+    """
+    truth, run = one.truth, other.first
+    bounds = other.truth if own_bounds else None
+    assert one.first.out is not None
+    assert run.out is not None
+    live = ~move(truth.empty)
+    own = move(truth.out_bound) if bounds is None else bounds.out_bound
+    yield RelatedResult(
+        "out",
+        move(one.first.out),
+        move(truth.out_bound),
+        run.out,
+        own,
+        move(truth.out),
+        other.problem.format_out,
+        live,
+    )
+    if one.first.lse is not None and run.lse is not None:
+        own = move(truth.lse_bound) if bounds is None else bounds.lse_bound
+        yield RelatedResult(
+            "lse",
+            move(one.natural_lse(one.first.lse)),
+            move(truth.lse_bound),
+            other.natural_lse(run.lse),
+            own,
+            move(truth.lse),
+            dtype_named("float32"),
+            live,
+        )
+
+
+def forward_pairs(
+    one: Trial, other: Trial, move: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Iterator[Pair]:
+    """The raw O and LSE of two forwards, the first moved as in `forward_results`."""
+    for name, tensor in one.first.outputs.items():
+        yield name, move(tensor), other.first.outputs[name]
+
+
+def gradient_results(
+    one: Trial, other: Trial, move: Callable[[str, Tensor], Tensor]
+) -> Iterator[RelatedResult]:
+    """dQ, dK and dV of two backwards.  move(name, tensor) makes of a tensor of the first what
+    belongs to the second.
+
+    Where the second's forward saved other bits, which its bounds allow for, these are computed
+    anew.
+    """
+    saved = [
+        (move(name, tensor), other.saved.outputs[name])
+        for name, tensor in one.saved.outputs.items()
+    ]
+    same = all(torch.equal(bits(a.contiguous()), bits(b.contiguous())) for a, b in saved)
+    for name, tensor in one.first.outputs.items():
+        bound = move(name, getattr(one.gradients, f"{name}_bound"))
+        yield RelatedResult(
+            name,
+            move(name, tensor),
+            bound,
+            other.first.outputs[name],
+            bound if same else getattr(other.gradients, f"{name}_bound"),
+            move(name, getattr(one.gradients, name)),
+            other.problem.format,
+        )
+
+
+# Values.
+
+
+def taken(tensor: Tensor, index: Tensor, dim: int = 2) -> Tensor:
+    """Rows of a stored tensor at those positions, whatever its dtype: torch indexes no 8-bit
+    floats."""
+    return bits(tensor.contiguous()).index_select(dim, index).view(tensor.dtype)
+
+
+def leading_bit(tensor: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Two tensors whose sum is exactly the given one: each element's leading bit, and the rest of
+    it."""
+    whole = tensor.double().numpy()
+    _, exponent = np.frexp(whole)
+    lead = np.copysign(np.where(whole == 0, 0.0, np.ldexp(0.5, exponent)), whole)
+    return cast(lead, dtype), cast(whole - lead, dtype)
+
+
+# Problems.

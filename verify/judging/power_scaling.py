@@ -1,0 +1,176 @@
+"""Powers of two by which inputs may be multiplied without a rounding anywhere, neither in the
+inputs nor in a kernel.
+
+Between inputs and outputs a kernel computes in fp32.  As long as nothing underflows or overflows
+there, nor in the inputs' or P's dtype, every rounding of a scaled number is the scaled rounding, so
+results must scale bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.judging.trial import Trial
+from verify.problem import Problem
+from verify.problem.inputs import Inputs
+from verify.tolerance.arithmetic import resolve
+from verify.variant import Declaration, Support
+
+_SAFE = 120  # binary exponents within fp32's range that products and sums keep to
+_MOST = 40  # powers larger than that show nothing more
+SHORTEST = dtype_named("float32").emin  # least binary exponent of a range that is not short
+_LEAST_COMPARED = -80  # binary exponent; below it a result may owe a bit to what was flushed
+
+
+@dataclass(frozen=True)
+class Powers:
+    """q * 2^keys, k * 2^-keys and v * 2^values, or their descales."""
+
+    keys: int
+    values: int
+
+    def __bool__(self) -> bool:
+        return self.keys != 0 or self.values != 0
+
+
+def tamed(problem: Problem, support: Support) -> Problem:
+    """The problem with a scale of at most head_dim ** -0.5, so that no weight is far below the
+    largest."""
+    if abs(problem.scale) <= problem.head_dim**-0.5:
+        return problem
+    return problem.but(softmax_scale=math.copysign(problem.head_dim**-0.5, problem.scale))
+
+
+def spread_of_weights(trial: Trial) -> float:
+    """log2 of how far a weight may lie below the row's largest: 2 |scale| |q| |k| log2(e), by the
+    largest norms."""
+    q, k, _ = trial.expanded
+    norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
+    reach = abs(trial.problem.scale) * norms[0] * norms[1] * math.log2(math.e)
+    numerics = trial.declaration.numerics
+    return 2 * reach + 1 + numerics.maximum_excess + numerics.maximum_step * reach
+
+
+def powers(trial: Trial) -> Powers:
+    """As far from 0 as the problem allows, upwards or downwards as its seed says; 0 where nothing
+    is exact.  Made once."""
+    if "powers" not in trial.notes:
+        trial.notes["powers"] = _powers(trial)
+    found = trial.notes["powers"]
+    assert isinstance(found, Powers)
+    return found
+
+
+def _powers(trial: Trial) -> Powers:
+    p, numerics = trial.problem, trial.declaration.numerics
+    inputs, down = trial.inputs, bool(p.seed & 1)
+    spare = _SAFE - spread_of_weights(trial)
+    if not (inputs.q.numel() and inputs.k.numel()) or spare <= 0:
+        return Powers(0, 0)
+    low, high = room(inputs.v, p.format, "descale_v" in inputs.others)
+    arithmetic = resolve(numerics, trial.config, p, trial.arch)
+    if arithmetic.conversion is not None:  # V must be normal in P's format too
+        own = room(trial.expanded[2], arithmetic.probability, False)
+        low, high = max(low, own[0]), min(high, own[1])
+    least, most = _exponents(trial.expanded[2])
+    # P V between 2^-_SAFE and 2^_SAFE, sums of all keys and a scaled P included; O within its own
+    # format.
+    largest_sum = most + math.ceil(math.log2(p.seqlen_kv)) + 8
+    out_low, out_high = p.format_out.emin - most, math.frexp(p.format_out.max)[1] - 1 - most
+    values = (
+        max(low, math.ceil(-spare) - least, out_low),
+        min(high, _SAFE - largest_sum, out_high),
+    )
+    factor = {"none": 1.0, "q": abs(p.scale), "sqrt": math.sqrt(abs(p.scale))}[
+        numerics.prescale
+    ] or 1.0
+    operands = arithmetic.prescaled or p.dtype
+    ranges = [room(x, p.format, "descale_q" in inputs.others) for x in (inputs.q, inputs.k)]
+    # what the scale has multiplied must be normal too
+    if arithmetic.prescaled and operands == p.dtype:
+        ranges += [room(x.double() * factor, p.format, False) for x in (inputs.q, inputs.k)]
+    ranges += [(-_MOST, _MOST)]
+    lows, highs = [r[0] for r in ranges], [r[1] for r in ranges]
+    # q goes one way, k the other.
+    keys = (max(*lows[::2], -min(highs[1::2])), min(*highs[::2], -max(lows[1::2])))
+    return Powers(chosen(keys, down), chosen(values, not down))
+
+
+def chosen(bounds: tuple[int, int], down: bool) -> int:
+    """The lower or the upper one of these bounds, the other where that is 0, and 0 where they leave
+    it out."""
+    low, high = max(bounds[0], -_MOST), min(bounds[1], _MOST)
+    if low > 0 or high < 0:
+        return 0
+    return (low or high) if down else (high or low)
+
+
+def _exponents(tensor: Tensor) -> tuple[int, int]:
+    """Least and greatest binary exponent of the elements that are not 0; (0, 0) if there are
+    none."""
+    sizes = tensor.double().abs()
+    sizes = sizes[(sizes > 0) & sizes.isfinite()]
+    return (
+        (math.frexp(float(sizes.min()))[1] - 1, math.frexp(float(sizes.max()))[1] - 1)
+        if sizes.numel()
+        else (0, 0)
+    )
+
+
+def room(stored: Tensor, dtype: DType, by_descale: bool) -> tuple[int, int]:
+    """Powers of two for which every element of `stored`, 0 apart, is and stays a normal number of
+    that dtype."""
+    if by_descale:
+        return -_MOST, _MOST
+    least, most = _exponents(stored)
+    return dtype.emin - least, math.frexp(dtype.max)[1] - 2 - most
+
+
+def scaled(trial: Trial, found: Powers) -> Inputs:
+    """The trial's inputs times these powers, their descales where they have some."""
+    inputs = trial.inputs
+    factors = {
+        "q": math.ldexp(1.0, found.keys),
+        "k": math.ldexp(1.0, -found.keys),
+        "v": math.ldexp(1.0, found.values),
+    }
+    if "descale_q" in inputs.others:
+        return replace(
+            inputs, others={name: x * factors[name[-1]] for name, x in inputs.others.items()}
+        )
+    q, k, v = (times(getattr(inputs, name), factor) for name, factor in factors.items())
+    return Inputs(q, k, v, inputs.others)
+
+
+def times(tensor: Tensor, factor: float) -> Tensor:
+    """The product in the tensor's dtype, exact where it is a normal number."""
+    return (tensor.double() * factor).to(tensor.dtype)
+
+
+def normal(tensor: Tensor, factor: float, dtype: DType) -> Tensor:
+    """Where a result, and the result times `factor`, are normal numbers of that dtype, and were
+    before they were rounded.
+
+    The smallest normal number may be what something subnormal was rounded to, with a place less
+    than its multiples have.
+    """
+    sizes = torch.stack([tensor.double().abs(), tensor.double().abs() * factor])
+    return ((sizes > math.ldexp(1.0, max(dtype.emin, _LEAST_COMPARED))) & (sizes <= dtype.max)).all(
+        0
+    )
+
+
+def wide(declaration: Declaration) -> str | None:
+    """Why powers of two are no question for a kernel: it accumulates in a format of short range; or
+    None."""
+    accumulator = declaration.numerics.accumulator
+    return (
+        None
+        if dtype_named(accumulator).emin <= SHORTEST
+        else f"accumulates in {accumulator}, whose range is short"
+    )

@@ -1,0 +1,324 @@
+"""Trial: one case in court.  One run and one reference serve all oracles that judge the same
+case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.cell.arena import Arena, Plan, negated, plan, side_by_side, torch_dtype, workspace_limit
+from verify.cell.concurrent import LAUNCHES
+from verify.cell.process import Cell, Reply
+from verify.judging.history import Hearing
+from verify.judging.launch import Launch
+from verify.judging.truth import Clock, Truth, compute_truth, device_for
+from verify.problem import Problem
+from verify.problem.inputs import Inputs, dequantised, dout, tensors
+from verify.tolerance import backward
+from verify.tolerance import forward as tolerance
+from verify.tolerance.backward import GradientTruth
+from verify.variant import Config, Declaration
+
+_MOST_MEMORY = 8 << 30  # bytes of one run's buffers
+
+
+@dataclass
+class Trial:
+    """One case: problem, the kernel's declaration and config, the entry point on trial, and lazily
+    inputs, runs and truth.
+
+    refuses: the problem is outside the support, so that no forward can leave anything for a
+    backward. hearing: the case in the history of its cell, shared with the trials beside it.
+    """
+
+    declaration: Declaration
+    config: Config
+    problem: Problem
+    cell: Cell
+    arena: Arena
+    arch: str
+    entry: str = "forward"
+    refuses: bool = False
+    with_best: bool = False
+    clock: Clock = field(default_factory=Clock)
+    hearing: Hearing = field(default_factory=Hearing)
+    # what an oracle has worked out and will need again, by its name
+    notes: dict[str, Any] = field(default_factory=dict)
+    launches: dict[str, Launch] = field(default_factory=dict)
+    _plans: dict[str, Plan | Reply] = field(default_factory=dict)
+    _beside: dict[str, Trial] = field(default_factory=dict)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The problem's values."""
+        with self.clock.timed("generate"):
+            return tensors(self.problem)
+
+    def plan(self, entry: str) -> Plan | Reply:
+        """Where the buffers of one of `verify.variant.RUNS` lie, or what came of asking for its
+        workspaces, if none came."""
+        if entry not in self._plans:
+            self._plans[entry] = self._plan(entry)
+        return self._plans[entry]
+
+    def _plan(self, entry: str) -> Plan | Reply:
+        def laid_out(workspace: Mapping[str, tuple[tuple[int, ...], str]]) -> Plan:
+            kind = "backward" if entry == "backward" else "forward"
+            lse = kind == "backward" or self.declaration.contract.lse is not None
+            return plan(self.problem, lse=lse, workspace=workspace, entry=kind)
+
+        layout = laid_out({})
+        if entry not in self.declaration.workspaces:
+            return layout
+        reply = self.hearing.ask(
+            self.cell,
+            lambda: self.cell.workspace(self.declaration.path, self._request(entry, layout)),
+        )
+        # the run itself refuses too, over buffers that can be checked
+        if reply.status == "unsupported":
+            return layout
+        if not reply.ok:
+            return reply
+        try:
+            wanted = {
+                name: (tuple(shape), dtype)
+                for name, (shape, dtype) in reply.data["workspace"].items()
+            }
+            taken = sum(
+                math.prod(shape) * torch_dtype(dtype).itemsize for shape, dtype in wanted.values()
+            )
+            most = workspace_limit(self.problem)
+            if taken > most:
+                return Reply(
+                    "breach",
+                    f"workspace: {taken} bytes for this problem, at most {most}"
+                    " (docs/adding-a-kernel.md)",
+                )
+            found = laid_out(wanted)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            return Reply("breach", f"workspace: {type(error).__name__}: {error}")
+        if found.size > _MOST_MEMORY or any(n < 0 for shape, _ in wanted.values() for n in shape):
+            return Reply("breach", f"workspace: {wanted} cannot be had")
+        return found
+
+    @property
+    def first(self) -> Launch:
+        """The run that most oracles judge."""
+        return self.run("first")
+
+    @property
+    def own_softmax(self) -> bool:
+        """Whether the backward on trial declares that it reads nothing that a forward saved."""
+        declared = self.declaration.gradients
+        return self.entry == "backward" and declared is not None and declared.softmax == "own"
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether the backward on trial declares that it reads the saved O."""
+        declared = self.declaration.gradients
+        return self.entry != "backward" or declared is None or declared.reads_out
+
+    @property
+    def saved(self) -> Launch:
+        """The forward whose raw results the backward on trial gets; NaN, of no forward, where it
+        declares to read nothing."""
+        if "saved" not in self.launches:
+            self.launches["saved"] = (
+                self._unread
+                if self.own_softmax
+                else self._launch("saved", "nan", [self.inputs.named])
+            )
+        return self.launches["saved"]
+
+    def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Launch:
+        """Launch the entry on trial, once per tag.  `poison` fills outputs and workspaces; `inputs`
+        replace the problem's own.
+
+        A backward gets what `saved` left, whatever the inputs are; NaN for O where it declares not
+        to read that.
+        """
+        if tag not in self.launches:
+            given = (self.inputs if inputs is None else inputs).named | self._for_backward
+            self.launches[tag] = self._launch(self.entry, poison, [given])
+        return self.launches[tag]
+
+    @property
+    def concurrent(self) -> Launch:
+        """Launches at once (see `verify.cell.concurrent`), on CUDA; outputs[side_name(i, "out")] is
+        launch i's.
+
+        Every other launch gets the inputs of `negated`.
+        """
+        if "concurrent" not in self.launches:
+            given = self.inputs.named | self._for_backward
+            both = (given, given | self._negated)
+            self.launches["concurrent"] = self._launch(
+                self.entry, "nan", [both[i % 2] for i in range(LAUNCHES)]
+            )
+        return self.launches["concurrent"]
+
+    @property
+    def negated(self) -> Launch:
+        """The entry alone, over the case's inputs with every sign of Q, of a backward dO,
+        flipped."""
+        if "negated" not in self.launches:
+            given = self.inputs.named | self._for_backward | self._negated
+            self.launches["negated"] = self._launch(self.entry, "nan", [given])
+        return self.launches["negated"]
+
+    @property
+    def _negated(self) -> dict[str, Tensor]:
+        name = "dout" if self.entry == "backward" else "q"
+        return {name: negated((self.inputs.named | self._for_backward)[name])}
+
+    def beside(
+        self, tag: str, problem: Problem, inputs: Inputs | None = None, dout: Tensor | None = None
+    ) -> Trial:
+        """Another question to the same kernel, in the same cell and on the same clock; one per tag,
+        which oracles may share.
+
+        `inputs` and `dout` are its values instead of those that its distribution and seed say.  It
+        must lie inside the support.
+        """
+        if tag not in self._beside:
+            other = replace(
+                self, problem=problem, with_best=False, notes={}, launches={}, _plans={}, _beside={}
+            )
+            given = {"inputs": inputs, "dout": dout}
+            # cached properties
+            other.__dict__.update(
+                {name: values for name, values in given.items() if values is not None}
+            )
+            self._beside[tag] = other
+        return self._beside[tag]
+
+    @cached_property
+    def dout(self) -> Tensor:
+        """The upstream gradient."""
+        return dout(self.problem)
+
+    @cached_property
+    def start(self) -> tuple[Tensor, Tensor]:
+        """O and natural LSE that the gradients on trial start from: as saved, or exact where the
+        backward does not read them."""
+        if self.own_softmax:
+            return self.truth.out, self.truth.lse
+        assert self.saved.out is not None
+        assert self.saved.lse is not None
+        out = self.saved.out if self.reads_out else self.truth.out
+        return out, self.natural_lse(self.saved.lse)
+
+    @property
+    def _unread(self) -> Launch:
+        p = self.problem
+        out, lse = (
+            torch.full(p.shape_out, math.nan, dtype=p.format_out.torch),
+            torch.full(p.shape_q[:3], math.nan),
+        )
+        return Launch(Reply("ok"), "nan", {"out": out, "lse": lse})
+
+    @property
+    def _for_backward(self) -> dict[str, Tensor]:
+        if self.entry != "backward":
+            return {}
+        if self.refuses:
+            p = self.problem
+            return {
+                "dout": self.dout,
+                "out": torch.zeros(p.shape_out, dtype=p.format_out.torch),
+                "lse": torch.zeros(p.shape_q[:3]),
+            }
+        found = {"dout": self.dout, **self.saved.outputs}
+        if not self.reads_out and "out" in found:
+            found["out"] = torch.full_like(found["out"], math.nan)
+        return found
+
+    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Launch:
+        """Run an entry over inputs by the name of their buffer; of several, as many launches at
+        once."""
+        with self.clock.timed("generate"):
+            alone = self.plan(entry)
+            if isinstance(alone, Reply):
+                return Launch(alone, poison)
+            where, inputs = (alone, given[0]) if len(given) == 1 else side_by_side(alone, given)
+            self.arena.lay(where, inputs, poison)
+        request = self._request(entry, alone)
+        request |= {"together": len(given) if len(given) > 1 else 0}
+        laid = True
+
+        def launched() -> Reply:
+            nonlocal laid
+            if not laid:  # what an earlier try has left there
+                self.arena.lay(where, inputs, poison)
+            laid = False
+            return self.cell.run(self.declaration.path, request, self.arena)
+
+        with self.clock.timed("run"):
+            reply = self.hearing.ask(self.cell, launched)
+            if reply.status not in ("ok", "unsupported"):
+                return Launch(reply, poison)
+            outputs = {slot.name: self.arena.read(where, slot.name) for slot in where.of("output")}
+            return Launch(reply, poison, outputs, self.arena.damage(where, poison))
+
+    def _request(self, entry: str, where: Plan) -> dict[str, Any]:
+        return {
+            "variant": self.declaration.name,
+            "entry": entry,
+            "config": self.declaration.configs.index(self.config),
+            "slots": where.wire(),
+            "size": where.size,
+            "mask": self.problem.mask.name,
+            "softmax_scale": self.problem.scale,
+            "softcap": self.problem.softcap,
+        }
+
+    @cached_property
+    def truth(self) -> Truth:
+        """Reference and bounds of the declared arithmetic, and now and then of the best there
+        is."""
+        arithmetics = [
+            tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)
+        ]
+        if self.with_best:
+            arithmetics.append(
+                tolerance.resolve(tolerance.BEST, self.config, self.problem, self.arch)
+            )
+        return compute_truth(self.problem, self.expanded, arithmetics, self.clock)
+
+    def truth_at(self, rows: Tensor) -> Truth:
+        """The `truth` of some rows alone, in that order: positions in seqlen_q, int64."""
+        arithmetic = tolerance.resolve(
+            self.declaration.numerics, self.config, self.problem, self.arch
+        )
+        return compute_truth(self.problem, self.expanded, [arithmetic], self.clock, rows)
+
+    @cached_property
+    def expanded(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v at their full logical shapes, descales applied."""
+        return dequantised(self.problem, self.inputs)
+
+    @cached_property
+    def gradients(self) -> GradientTruth:
+        """Reference gradients and their bounds, given what the forward really saved, if the
+        backward reads it."""
+        p, declared = self.problem, self.declaration.gradients
+        assert declared is not None
+        arithmetics = [backward.resolve(declared, self.config, p, self.arch)]
+        if self.with_best:
+            arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
+        device = device_for(3 * p.pairs * (p.head_dim + p.head_dim_v))
+        q, k, v = (tensor.to(device) for tensor in self.expanded)
+        dout, out, lse = (tensor.to(device) for tensor in (self.dout, *self.start))
+        with self.clock.timed("bound"):
+            return backward.gradient_truth(p, q, k, v, dout, out, lse, *arithmetics).to("cpu")
+
+    def natural_lse(self, lse: Tensor) -> Tensor:
+        """A raw LSE in the suite's convention, fp64 natural logarithm."""
+        factor = math.log(2) if self.declaration.contract.lse == "base2" else 1.0
+        return lse.double() * factor

@@ -1,0 +1,127 @@
+"""Reference and bounds of one case, in fp64, and the time that they took."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from references.attention import row_blocks
+from references.definition import Attention
+from verify.arithmetic.unit import spilled
+from verify.problem import Problem
+from verify.tolerance import forward as tolerance
+from verify.tolerance.forward import ForwardArithmetic
+from verify.tolerance.maxima import shared_excess
+
+# Multiply-adds of one product above which a GPU, where there is one, computes the reference faster
+# than one core.
+_WORTH_A_GPU = 2e8
+# Elements of one tensor of scores where rows are chosen: what is made of V for each block is then
+# larger than the block.
+_CHOSEN = 1 << 23
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Reference and bounds, fp64 on the CPU: out and out_bound (batch, heads_q, seqlen_q,
+    head_dim_v), lse and lse_bound.
+
+    best_out_bound is the bound of the tightest honest arithmetic of the dtype, where it was asked
+    for.
+    """
+
+    out: Tensor
+    lse: Tensor
+    out_bound: Tensor
+    lse_bound: Tensor
+    best_out_bound: Tensor | None = None
+
+    @property
+    def empty(self) -> Tensor:
+        """Rows that see no key, (batch, heads_q, seqlen_q)."""
+        return self.lse == -math.inf
+
+
+@dataclass
+class Clock:
+    """Where the time of one case went, in seconds by step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - begun
+
+
+def compute_truth(
+    p: Problem,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    arithmetics: list[ForwardArithmetic],
+    clock: Clock | None = None,
+    rows: Tensor | None = None,
+) -> Truth:
+    """Reference and bounds of a problem, block by block; a second arithmetic gives
+    `best_out_bound`.  rows: of these alone."""
+    clock = clock or Clock()
+    count = p.seqlen_q if rows is None else len(rows)
+    device = device_for(p.pairs * (p.head_dim + p.head_dim_v) * count / max(p.seqlen_q, 1))
+    shape = (p.batch * p.heads_q, count)
+    made: dict[str, Tensor] = {
+        "out": torch.zeros(*shape, p.head_dim_v, dtype=torch.float64),
+        "lse": torch.full(shape, -math.inf, dtype=torch.float64),
+        "out_bound": torch.zeros(*shape, p.head_dim_v, dtype=torch.float64),
+        "lse_bound": torch.zeros(shape, dtype=torch.float64),
+    }
+    if len(arithmetics) > 1:
+        made["best_out_bound"] = torch.zeros_like(made["out"])
+    with clock.timed("generate"):
+        q, k, v = (tensor.to(device) for tensor in inputs)
+    above = shared_excess(p, q, k, arithmetics[0], rows)
+    blocks = row_blocks(
+        q,
+        k,
+        v,
+        Attention(p.mask, p.scale, p.softcap),
+        rows=rows,
+        budget=None if rows is None else _CHOSEN,
+    )
+    while True:
+        with clock.timed("reference"):
+            block = next(blocks, None)
+        if block is None:
+            break
+        made["out"][block.index], made["lse"][block.index] = block.out.cpu(), block.lse.cpu()
+        with clock.timed("bound"):
+            ahead = None if above is None else above[block.index]
+            bounds = tolerance.bound(block, arithmetics[0], p, ahead)
+            made["out_bound"][block.index], made["lse_bound"][block.index] = (
+                bounds.out.cpu(),
+                bounds.lse.cpu(),
+            )
+            for other in arithmetics[1:]:
+                made["best_out_bound"][block.index] = tolerance.bound(block, other, p).out.cpu()
+    if rows is None and arithmetics[0].values.spills:
+        made["out_bound"] = spilled(made["out_bound"])
+    if rows is not None and device.type == "cuda":
+        torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
+    return Truth(
+        **{
+            name: tensor.view(p.batch, p.heads_q, *tensor.shape[1:])
+            for name, tensor in made.items()
+        }
+    )
+
+
+def device_for(products: float) -> torch.device:
+    """The device on which a reference of so many multiply-adds is computed."""
+    return torch.device("cuda" if products > _WORTH_A_GPU and torch.cuda.is_available() else "cpu")

@@ -1,0 +1,84 @@
+"""Cores: how many this process may use, which in a container or under a job scheduler are fewer
+than the machine has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Cores that this process may keep busy: those of its affinity mask, or its cgroup's CPU quota
+    where that is less.
+
+    root: the directory that holds proc/ and sys/, for tests.
+    """
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(1, min([allowed, *(int(quota) for quota in _quotas(root))]))
+
+
+def threads(processes: int = 1) -> int:
+    """Threads for each of so many equal processes: their share of `cores`, or OMP_NUM_THREADS where
+    that is less.
+
+    OMP_NUM_THREADS limits the threads of a process, not the number of processes.
+    """
+    share = max(1, cores() // max(1, processes))
+    chosen = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(share, int(chosen)) if chosen.isdecimal() and int(chosen) > 0 else share
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """CPU quotas, in cores, of this process's cgroups and all cgroups around them, of version 1 and
+    2."""
+    for controllers, path in _memberships(root):
+        if controllers == "":
+            mounts, read = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], _quota_v2
+        elif "cpu" in controllers.split(","):
+            mounts, read = ["sys/fs/cgroup/cpu", f"sys/fs/cgroup/{controllers}"], _quota_v1
+        else:
+            continue
+        for mount in mounts:
+            # In a container the path may be the host's, which is not mounted here: then its own
+            # group is the mount itself.
+            group = Path(path.strip("/"))
+            for part in (group, *group.parents):
+                quota = read(root / mount / part)
+                if quota is not None:
+                    yield quota
+
+
+def _memberships(root: Path) -> list[tuple[str, str]]:
+    """(controllers, path) of each hierarchy; the controllers of version 2 are ""."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    parts = [line.split(":", 2) for line in lines]
+    return [(part[1], part[2]) for part in parts if len(part) == 3]
+
+
+def _quota_v2(group: Path) -> float | None:
+    words = _words(group / "cpu.max")
+    return _ratio(*words) if len(words) == 2 else None
+
+
+def _quota_v1(group: Path) -> float | None:
+    words = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
+    return _ratio(*words) if len(words) == 2 else None
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    """Cores; None where there is no limit ("max" in version 2, -1 in version 1)."""
+    limited = quota.isdecimal() and period.isdecimal() and int(period) > 0
+    return int(quota) / int(period) if limited else None

@@ -1,0 +1,78 @@
+"""Settings: the environment variables that users may set, and what each may hold.
+docs/command-line.md tells them."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+class SettingError(ValueError):
+    """A variable holds what it may not; the message names it and the legal values in one line."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable.  kind: seconds above 0, seconds from 0, GiB above 0, 0 or 1, a directory, or
+    several."""
+
+    name: str
+    kind: Literal["positive", "seconds", "size", "switch", "directory", "directories"]
+
+
+SETTINGS = (
+    Setting("VERIFY_DEADLINE", "positive"),
+    Setting("VERIFY_BUILD_DEADLINE", "positive"),
+    Setting("VERIFY_LIFE_MEMORY", "size"),
+    Setting("VERIFY_CONFINE", "switch"),
+    Setting("VERIFY_WRITABLE", "directories"),
+    Setting("VERIFY_SEARCH_SECONDS", "seconds"),
+    Setting("VERIFY_SHRINK_SECONDS", "seconds"),
+    Setting("VERIFY_CUDA_CACHE", "directory"),
+    Setting("VERIFY_BOOTSTRAP", "switch"),
+)
+
+# What the processes of the suite tell each other; nobody else sets them.
+INTERNAL = ("VERIFY_UNTIL", "VERIFY_PARENT", "VERIFY_XFAILS_TEXT", "VERIFY_BOOTSTRAPPED")
+
+
+def check() -> None:
+    """Raise SettingError for the first variable that holds what it may not."""
+    for setting in SETTINGS:
+        value = os.environ.get(setting.name)
+        legal = None if value is None else _wants(setting, value)
+        if legal is not None:
+            raise SettingError(f"{setting.name}={value!r}: must be {legal}")
+
+
+def seconds(name: str, default: float) -> float:
+    """What a variable of SETTINGS says, in seconds, or the default where it is not set."""
+    return float(os.environ.get(name, default))
+
+
+def _wants(setting: Setting, value: str) -> str | None:
+    """What the variable may hold, in words, if the value is not that."""
+    match setting.kind:
+        case "switch":
+            return None if value in ("0", "1") else "0 or 1"
+        case "directories":
+            folders = all(
+                not Path(entry).exists() or Path(entry).is_dir()
+                for entry in value.split(os.pathsep)
+            )
+            return None if folders else f"paths of directories, separated by {os.pathsep}"
+        case "directory":
+            usable = value.strip() and not (Path(value).exists() and not Path(value).is_dir())
+            return None if usable else "the path of a directory (it is made if it is missing)"
+        case kind:
+            try:
+                number = float(value)
+            except ValueError:
+                number = math.nan
+            enough = number >= 0 if kind == "seconds" else number > 0
+            more = "of at least 0" if kind == "seconds" else "above 0"
+            unit = "GiB" if kind == "size" else "seconds"
+            return None if enough and math.isfinite(number) else f"a number of {unit} {more}"

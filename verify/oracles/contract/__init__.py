@@ -1,0 +1,1 @@
+"""The contract: promises beyond numbers, each measured from raw outputs."""

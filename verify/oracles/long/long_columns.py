@@ -1,0 +1,95 @@
+"""Long columns: chosen rows of dQ and chosen keys of dK and dV of a long sequence, around the
+gradients of what was saved.
+
+See docs/long-sequences.md.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from verify.evidence import Finding
+from verify.judging.findings import Ruling
+from verify.judging.selected_positions import Given, column_gradients, positions, row_gradients
+from verify.judging.trial import Trial
+from verify.judging.truth import device_for
+from verify.oracles import Group, Oracle, gather_backward
+from verify.oracles.long.long_rows import judge_rows
+from verify.oracles.long.problems import backward_problems
+from verify.tolerance.gradients_arithmetic import resolve
+from verify.variant import Declaration
+
+
+def judge(trial: Trial) -> Ruling:
+    """r <= 1 for every element of the chosen rows and keys, around the gradients of what was saved.
+
+    A forward that saves what is out of its own bounds excuses nothing.
+    """
+    p, declared = trial.problem, trial.declaration.gradients
+    assert declared is not None
+    finding, measures = judge_rows("long_columns", trial, trial.saved, "saved ")
+    if finding is not None:
+        return Ruling(finding, measures)
+    a, rows, keys = (
+        resolve(declared, trial.config, p, trial.arch),
+        positions(p, "rows"),
+        positions(p, "keys"),
+    )
+    heads = p.batch * p.heads_q * (p.head_dim + p.head_dim_v)
+    device = device_for(3.0 * heads * (len(rows) * p.seqlen_kv + len(keys) * p.seqlen_q))
+    given = Given(*(tensor.to(device) for tensor in (*trial.expanded, trial.dout, *trial.start)))
+    found: Finding | None = None
+    with trial.clock.timed("bound"):
+        chosen = [row_gradients(p, given, a, rows), *column_gradients(p, given, a, keys)]
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
+    for one in chosen:
+        finding, measures[f"long_r_{one.name}"] = one.judge(
+            "long_columns", trial.first.outputs[one.name]
+        )
+        found = found or finding
+    return Ruling(found, measures)
+
+
+def _applies(declaration: Declaration) -> str | None:
+    declared = declaration.gradients
+    if declared is None or declared.reads_out:
+        return None
+    what = "makes its own softmax" if declared.softmax == "own" else "sums up D over its keys"
+    return f"{what}: what a key's column may be off by is a matter of all keys"
+
+
+GROUP = Group(
+    name="long_gradients",
+    about=(
+        "gradients of sequences past 131072: chosen rows and keys, and all of them where one key"
+        " wins"
+    ),
+    entry="backward",
+    asks=backward_problems,
+    admits=lambda problem, support: True,  # what is asked depends on the machine
+)
+
+ORACLES = (
+    Oracle(
+        name="long_columns",
+        group="long_gradients",
+        catches=(
+            "rows or keys of a gradient past 15, 16 or 31 bits that are lost, doubled or taken for"
+            " others"
+        ),
+        judge=judge,
+        excludes=_applies,
+        concerns=lambda trial: trial.problem.distribution != "gather_integers",
+        rank=20,
+    ),
+    Oracle(
+        name="gather_backward",
+        group="long_gradients",
+        catches="rows and keys anywhere that are lost, doubled or taken for others: dV scatters dO",
+        judge=gather_backward.judge,
+        excludes=gather_backward.excludes,
+        concerns=lambda trial: trial.problem.distribution == "gather_integers",
+        rank=30,
+    ),
+)

@@ -1,0 +1,100 @@
+"""Long offsets: rows of K, and of O, lie so far apart in memory that offsets pass 31 bits; each
+must still be the right one.
+
+See docs/long-sequences.md.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+from verify.cell.arena import plan
+from verify.judging.findings import Ruling
+from verify.judging.metamorphic import failed
+from verify.judging.trial import Trial
+from verify.oracles import Oracle, gather
+from verify.problem import Layout, Problem
+
+REACH = 1 << 31  # elements: 32-bit offsets wrap before, in elements or in bytes
+_UNIT = 64  # rows begin at multiples of it, so that any path for aligned rows stays open
+_TENSORS = ("k", "out")  # one that is read, one that is written
+
+
+def far(problem: Problem, name: str) -> Problem:
+    """A small problem of `gather` whose tensor of that name has its last row beyond REACH, by the
+    stride of rows alone."""
+    small = problem.but(seqlen_q=min(problem.seqlen_q, problem.seqlen_kv), distribution="gather")
+    heads, rows, dim = small.shapes[name][1:]
+    step = (REACH // (heads * (rows - 1)) // _UNIT + 1) * _UNIT
+    return small.but(**{f"layout_{name}": Layout("bshd", pitch=max(step - dim, 0))})
+
+
+def judge(trial: Trial) -> Ruling:
+    """One such run at a time on a machine, and its memory is given back at once."""
+    observed: dict[str, str] = {}
+    for name in _TENSORS:
+        other = trial.beside(f"far {name}", far(trial.problem, name))
+        size = plan(other.problem, lse=True, workspace={}).size
+        with FileLock(Path(tempfile.gettempdir()) / "attention-verify-far.lock"):
+            if not _room(size):
+                observed[f"far_{name}"] = "not asked: too little memory is free"
+                continue
+            try:
+                ruling = failed(other) or gather.judge(other)
+            finally:
+                trial.arena.close()
+                trial.cell.restart()  # the life holds a copy on its device
+        if ruling.finding is not None:
+            message = (
+                f"the last row of {name} lies {REACH} elements from the first:"
+                f" {ruling.finding.message}"
+            )
+            return Ruling(
+                replace(ruling.finding, oracle="long_offsets", message=message), observed=observed
+            )
+        observed[f"far_{name}"] = "right"
+    return Ruling(observed=observed)
+
+
+def _room(size: int) -> bool:
+    """Whether there is memory for an arena of so many bytes, which doubles, its image, and its copy
+    on a device."""
+    words = Path("/proc/meminfo").read_text(encoding="ascii").split()
+    host = int(words[words.index("MemAvailable:") + 1]) << 10
+    return host > 4 * size and (
+        not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] > 3 * size
+    )
+
+
+def _concerns(trial: Trial) -> bool:
+    """One problem of a variant, of its narrowest dtype, and where there is the memory of a machine
+    with a GPU."""
+    p, support = trial.problem, trial.declaration.support
+    narrowest = min(support.dtypes, key=lambda name: (getattr(torch, name).itemsize, name))
+    return (
+        p.distribution == "gather"
+        and p.seqlen_kv <= 1 << 10
+        and p.dtype == narrowest
+        and trial.config == trial.declaration.configs[0]
+        and support.layouts != "contiguous"
+        and torch.cuda.is_available()
+    )
+
+
+ORACLE = Oracle(
+    name="long_offsets",
+    group="long",
+    catches=(
+        "offsets of rows that wrap at 31 bits, in elements or in bytes, where a tensor is read or"
+        " written"
+    ),
+    judge=judge,
+    excludes=gather.excludes,
+    concerns=_concerns,
+    rank=40,
+)

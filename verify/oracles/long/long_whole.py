@@ -1,0 +1,176 @@
+"""Long sequences as a whole: every row finite, its LSE between two that need no score, and O known
+where one key wins.
+
+See docs/long-sequences.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
+from verify.judging.trial import Trial
+from verify.judging.truth import Truth
+from verify.oracles import Group, Oracle, convexity, gather
+from verify.oracles.long.problems import forward_problems
+from verify.problem.known_answers import gather_targets
+from verify.problem.visibility import intervals, live_rows
+from verify.tolerance.arithmetic import resolve
+from verify.variant import Declaration
+
+_U64 = 2.0**-53
+
+
+def judge(trial: Trial) -> Ruling:
+    """Every row that sees a key has a finite O, and an LSE between two that no score need be known
+    for."""
+    p, run, a = (
+        trial.problem,
+        trial.first,
+        resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch),
+    )
+    assert run.out is not None
+    live, reached = live_rows(p), _reach(trial)
+    slack = forward_slack(p, a, reached, trial.expanded)
+    asked = live & ~slack.beyond
+    bad = asked[..., None] & ~run.out.isfinite()
+    if bool(bad.any()):
+        at = first(bad)
+        got = float(run.out[at])
+        message = (
+            f"out is {got} at {place('out', at)}; {int(bad.sum())} of {bad.numel()} elements are"
+            " not finite"
+        )
+        return convict("long_whole", message, name="out", bad=bad, got=got, bound="finite")
+    if run.lse is None:
+        return Ruling()
+    low, high = lse_range(trial, reached)
+    natural = trial.natural_lse(run.lse)
+    bad = asked & ~((natural >= low - slack.lse) & (natural <= high + slack.lse))
+    if not bool(bad.any()):
+        return Ruling()
+    at = first(bad)
+    message = (
+        f"lse is {float(natural[at]):.9g} at {place('lse', at)}, but the mean and the size of the"
+        f" row's scores and the number of its keys put it between {float(low[at]):.9g} and"
+        f" {float(high[at]):.9g}, give or take {float(slack.lse[at]):.3g}; {int(bad.sum())} of"
+        f" {bad.numel()} rows are wrong"
+    )
+    return convict(
+        "long_whole",
+        message,
+        name="lse",
+        bad=bad,
+        got=float(natural[at]),
+        bound=float(slack.lse[at]),
+    )
+
+
+def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest LSE that a row may have, fp64 (batch, heads_q, seqlen_q).
+
+    Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen).  The
+    mean of scores is the score of the mean key, whose sums over intervals are differences of
+    running ones; behind a softcap only -r is known.
+    """
+    p, (q, k, _) = trial.problem, trial.expanded
+    found = intervals(p)
+    assert found is not None
+    low, high = (x[:, None].expand(p.batch, p.heads_kv, p.seqlen_q) for x in found)
+    count = (high - low).clamp(min=1).repeat_interleave(p.group, 1)
+    logs = torch.log(count.double())
+    size = reached.clamp(max=p.softcap) if p.softcap else reached
+    if p.softcap or not p.seqlen_kv:
+        return logs - size, logs + size
+    running = torch.nn.functional.pad(k.double(), (0, 0, 1, 0)).cumsum(2)
+    ends = (running.gather(2, x[..., None].expand(*x.shape, p.head_dim)) for x in (high, low))
+    sums = next(ends) - next(ends)
+    mean = p.scale * (q.double() * sums.repeat_interleave(p.group, 1)).sum(-1) / count
+    lost = 4 * p.seqlen_kv * _U64 * p.seqlen_kv / count * reached
+    return logs + mean - lost, logs + size
+
+
+def _reach(trial: Trial) -> Tensor:
+    """See `reach`."""
+    q, k, _ = trial.expanded
+    return reach(trial.problem, q, k)
+
+
+def _gather(trial: Trial) -> Ruling:
+    """Every row of O is the row of V that it selects, bit for bit."""
+    # the cached property, which would compute all scores
+    trial.__dict__["truth"] = gathered_truth(trial)
+    return gather.judge(trial)
+
+
+def gathered_truth(trial: Trial) -> Truth:
+    """What a problem of `gather` gives, whose winners leave all other weights 0: no scores but
+    theirs are computed.
+
+    Out is exact; the LSE's bound is that of the row's largest score, +inf for numerics of which no
+    such bound is derived.
+    """
+    p, (q, k, v) = trial.problem, trial.expanded
+    targets = gather_targets(p)
+    live = targets >= 0
+
+    def selected(x: Tensor) -> Tensor:
+        index = targets.clamp(min=0)[..., None].expand(*targets.shape, x.shape[-1])
+        return x.repeat_interleave(p.group, 1).gather(2, index)
+
+    lse = p.scale * (q.double() * selected(k.double())).sum(-1)
+    out = selected(v).double().masked_fill(~live[..., None], 0.0)
+    bound = torch.full_like(lse, math.inf)
+    if _applies(trial.declaration) is None:
+        arithmetic = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
+        bound = forward_slack(p, arithmetic, _reach(trial), trial.expanded).lse
+    return Truth(out, lse.masked_fill(~live, -math.inf), torch.zeros_like(out), bound)
+
+
+def _applies(declaration: Declaration) -> str | None:
+    return beyond(declaration.numerics, KNOWN)
+
+
+GROUP = Group(
+    name="long",
+    about=(
+        "sequences past 131072, more sequences than a grid is wide: chosen rows, and invariants"
+        " of all"
+    ),
+    asks=forward_problems,
+    admits=lambda problem, support: True,  # what is asked depends on the machine
+)
+
+ORACLES = (
+    Oracle(
+        name="long_whole",
+        group="long",
+        catches="rows anywhere that are not finite, or whose LSE counts other keys than they see",
+        judge=judge,
+        excludes=_applies,
+        concerns=lambda trial: intervals(trial.problem) is not None,
+        rank=10,
+    ),
+    Oracle(
+        name="convexity",
+        group="long",
+        catches=convexity.ORACLE.catches,
+        judge=convexity.judge,
+        excludes=convexity.ORACLE.excludes,
+        concerns=convexity.ORACLE.concerns,
+        rank=25,
+    ),
+    Oracle(
+        name="gather",
+        group="long",
+        catches="keys and rows anywhere that are lost, doubled or taken for others, bit for bit",
+        judge=_gather,
+        excludes=gather.excludes,
+        concerns=lambda trial: trial.problem.distribution == "gather",
+        rank=30,
+    ),
+)

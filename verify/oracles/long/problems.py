@@ -1,0 +1,158 @@
+"""The long problems that are asked of every kernel: sequences past 131072, and more sequences than
+a CUDA grid is wide.
+
+What is asked depends on what can be borne: a GPU takes whole squares, a CPU few rows of many keys
+and many rows of few keys, Triton's interpreter sequences just past 32768.  docs/long-sequences.md
+says what that leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from references.masks import Causal, Full, Lengths, Mask
+from verify.cell.discovery import environment
+from verify.problem import Problem
+from verify.problem.known_answers import GATHERS, gather_possible
+from verify.variant import Declaration, Support
+
+# rows or keys: past every power of two at which indices wrap, with a ragged tail
+LONG = (1 << 17) + 65
+_FEW = 130  # of the other side
+_PAST_INT16 = (1 << 15) + 65
+_CROWD = (1 << 16) + 1  # sequences: a grid's second and third dimension hold 65535
+_SEED = 20
+
+
+def forward_problems(declaration: Declaration, dtype: str) -> list[Problem]:
+    """What group "long" asks of a variant in that dtype."""
+    return _possible(declaration.support, _forward(declaration, dtype))
+
+
+def backward_problems(declaration: Declaration, dtype: str) -> list[Problem]:
+    """What group "long_gradients" asks."""
+    return _possible(declaration.support, _backward(declaration, dtype))
+
+
+def _forward(d: Declaration, dtype: str) -> Iterator[Problem]:
+    support, leads = d.support, dtype == d.support.dtypes[0]
+    if d.interpreted:
+        if leads:
+            yield _problem(support, dtype, 3, _PAST_INT16, distribution="gather", head_dim=16)
+            yield _problem(
+                support, dtype, 3, 1089, Causal(), distribution="negative_lse", head_dim=16, group=2
+            )
+    elif environment().device == "cpu":
+        yield _problem(support, dtype, 64, LONG, distribution="gather", group=2)
+        if leads:
+            yield _problem(support, dtype, 8, LONG, distribution="negative_lse", group=2)
+            yield _problem(support, dtype, LONG, 65, distribution="gather", head_dim=16)
+    else:
+        yield _problem(
+            support,
+            dtype,
+            LONG if _squares(d) else _FEW,
+            LONG,
+            Causal(),
+            distribution="gather",
+            heads_kv=2,
+            group=2,
+        )
+        yield _problem(
+            support,
+            dtype,
+            _FEW,
+            LONG,
+            Causal(),
+            distribution="increasing",
+            head_dim=128,
+            heads_kv=2,
+        )
+        ragged = Lengths((_FEW, _FEW), (LONG, LONG // 2))
+        yield _problem(
+            support, dtype, _FEW, LONG, ragged, distribution="negative_lse", batch=2, group=2
+        )
+        yield _problem(support, dtype, LONG, _FEW, distribution="gather", heads_kv=2, group=2)
+        if _squares(d):
+            yield _problem(support, dtype, LONG, LONG, distribution="normal", group=2)
+            yield _problem(support, dtype, 2, 5, distribution="normal", head_dim=16, batch=_CROWD)
+
+
+def _backward(d: Declaration, dtype: str) -> Iterator[Problem]:
+    support, leads = d.support, dtype == d.support.dtypes[0]
+    if d.interpreted:
+        if leads:
+            yield _problem(support, dtype, 2, 2113, distribution="gather_integers", head_dim=16)
+            yield _problem(support, dtype, 577, 33, distribution="gather_integers", head_dim=16)
+            yield _problem(
+                support, dtype, 130, 150, Causal(), distribution="normal", head_dim=16, group=2
+            )
+    elif environment().device == "cpu":
+        yield _problem(support, dtype, 64, LONG, distribution="gather_integers", group=2)
+        yield _problem(support, dtype, 12, LONG, distribution="normal", group=2)
+        yield _problem(support, dtype, LONG, 65, distribution="gather_integers", head_dim=16)
+        yield _problem(support, dtype, LONG, 65, distribution="normal", head_dim=16)
+    else:
+        rows = LONG if _squares(d) else _FEW
+        yield _problem(
+            support,
+            dtype,
+            rows,
+            LONG,
+            Causal(),
+            distribution="gather_integers",
+            heads_kv=2,
+            group=2,
+        )
+        yield _problem(support, dtype, rows, LONG, Causal(), distribution="normal", group=2)
+        yield _problem(support, dtype, _FEW, LONG, distribution="normal", head_dim=128, heads_kv=2)
+        yield _problem(
+            support, dtype, LONG, _FEW, distribution="gather_integers", heads_kv=2, group=2
+        )
+        yield _problem(support, dtype, LONG, _FEW, distribution="normal", heads_kv=2, group=2)
+        if _squares(d):
+            yield _problem(support, dtype, 2, 5, distribution="normal", head_dim=16, batch=_CROWD)
+
+
+def _squares(d: Declaration) -> bool:
+    """Whether no memory grows with rows times keys, and no grid with the batch.
+
+    A kernel that makes its own tensors, a library's, may write out a mask or all scores, one that
+    takes all keys at once (block_n = 0) does; and what libraries' grids hold is in no support.
+    """
+    return not d.allocates_outputs and not d.undeclared and d.numerics.block_n != 0
+
+
+def _problem(
+    support: Support,
+    dtype: str,
+    seqlen_q: int,
+    seqlen_kv: int,
+    mask: Mask | None = None,
+    **more: int | str,
+) -> Problem:
+    """As nearly as the support allows it: head_dim (64 unless said), the mask (else full), group
+    query heads for a key head."""
+    wanted = int(more.pop("head_dim", 64))
+    heads_kv, group = int(more.pop("heads_kv", 1)), int(more.pop("group", 1))
+    if not support.grouped_heads:
+        heads_kv, group = heads_kv * group, 1
+    plain = Problem(
+        heads_q=heads_kv * group,
+        heads_kv=heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_kv=seqlen_kv,
+        head_dim=min(support.head_dims, key=lambda dim: (abs(dim - wanted), -dim)),
+        dtype=dtype,
+        descaling="none" if "none" in support.descalings else support.descalings[0],
+        seed=_SEED,
+        **more,  # type: ignore[arg-type]
+    )
+    masked = plain if mask is None else plain.but(mask=mask)
+    return plain.but(mask=Full()) if support.refusal(masked) is not None else masked
+
+
+def _possible(support: Support, problems: Iterator[Problem]) -> list[Problem]:
+    """Those inside the support, whose values can be built."""
+    inside = [problem for problem in problems if support.refusal(problem) is None]
+    return [p for p in inside if p.distribution not in GATHERS or gather_possible(p) is None]

@@ -1,0 +1,10 @@
+"""Problem: the mathematics and the memory of one input, as one frozen value with a one-line name.
+
+Here are the names that kernels and users import; the package's other modules make, draw and store
+problems.
+"""
+
+from verify.problem.layout import EXPANSIONS, ORDERS, Layout, ProblemError
+from verify.problem.problem import Problem
+
+__all__ = ["EXPANSIONS", "ORDERS", "Layout", "Problem", "ProblemError"]

@@ -1,0 +1,183 @@
+"""Coverage bins: what a campaign's problems have exercised, and what they must."""
+
+from __future__ import annotations
+
+import torch
+
+from references.masks import Intersection, Lengths, drawn_words, kind_of
+from verify.arithmetic.dtypes import dtype_named
+from verify.problem import Problem
+from verify.problem.distributions import ordinary
+from verify.variant import ROW_ALIGNMENT, Config, Support
+
+_BINS = (
+    "kv_tiles>=3",
+    "ragged_tail",
+    "seqlen_q<seqlen_kv",
+    "seqlen_q>seqlen_kv",
+    "decode",
+    "zero_length",
+    "empty_row",
+    "late_maximum",
+    "grouped_heads",
+    "descaling",
+    "descaling_by_head",
+    "head_dim_v!=head_dim",
+    "scale<0",
+    "scale=0",
+    "softcap",
+    "strided",
+    "expanded",
+    "misaligned",
+    "mask:intersection",
+    *(f"distribution:{name}" for name in ordinary()),
+)
+
+
+def bins_required() -> tuple[str, ...]:
+    """The bins that all supports together fill."""
+    return (*_BINS, *(f"mask:{word}" for word in drawn_words()))
+
+
+_WITHOUT_PAIRS = ("zero_length", "empty_row")  # where no query has a key, nothing else is exercised
+
+
+def coverage_bins(problem: Problem, config: Config) -> set[str]:
+    """The bins that a problem fills for that config; the required ones are `bins_required`.
+
+    Tiles are the config's, or 64 where it does not say.  "late_maximum": logits grow with the key
+    index over more than one tile, so every block rescales.  "misaligned": a tensor does not start,
+    or its rows do not, at a multiple of 16 bytes.
+    """
+    tile_m, tile_n = config.block_m or 64, config.block_n or 64
+    atoms = problem.mask.atoms
+    layouts = {
+        name: layout
+        for name, layout in problem.layouts.items()
+        if getattr(problem, f"shape_{name}")[2]
+    }
+    lengths = [
+        n
+        for part in atoms
+        if isinstance(part, Lengths)
+        for n in (*part.q_lengths, *part.kv_lengths)
+    ]
+    scale, both = problem.scale, (problem.seqlen_q, problem.seqlen_kv)
+    # with one key head no map of heads can be wrong
+    grouped = problem.group > 1 and problem.heads_kv > 1
+    found = {
+        "kv_tiles>=3": problem.seqlen_kv > 2 * tile_n,
+        "ragged_tail": bool(problem.seqlen_q % tile_m or problem.seqlen_kv % tile_n),
+        "seqlen_q<seqlen_kv": 0 < both[0] < both[1],
+        "seqlen_q>seqlen_kv": 0 < both[1] < both[0],
+        "decode": problem.seqlen_q == 1 < problem.seqlen_kv,
+        "zero_length": 0 in (*both, *lengths),
+        "empty_row": _has_empty_row(problem),
+        "late_maximum": problem.distribution == "increasing"
+        and problem.seqlen_kv > tile_n
+        and scale != 0
+        and both[0] > 0,
+        "grouped_heads": grouped,
+        "descaling": problem.descaling != "none",
+        "descaling_by_head": problem.descaling == "head" and grouped,
+        "head_dim_v!=head_dim": problem.head_dim_v != problem.head_dim,
+        "scale<0": scale < 0,
+        "scale=0": scale == 0,
+        "softcap": problem.softcap > 0,
+        "strided": any(
+            layout.order != "bhsd" or layout.pitch or layout.expand for layout in layouts.values()
+        ),
+        "expanded": any(layout.expand for layout in layouts.values()),
+        "misaligned": any(
+            not layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT)
+            for name, layout in layouts.items()
+        ),
+        "mask:intersection": isinstance(problem.mask, Intersection),
+        f"distribution:{problem.distribution}": True,
+    }
+    found |= {f"mask:{part.word}": True for part in atoms}
+    return {
+        name
+        for name, filled in found.items()
+        if filled and (problem.pairs or name in _WITHOUT_PAIRS)
+    }
+
+
+def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
+    """The required bins that problems inside that support can fill, in every dtype and, if one is
+    given, with that config."""
+    masks = mask_kinds(support, square=True)
+    longest = float("inf") if support.max_seqlen is None else support.max_seqlen
+    tile_n = (config or Config()).block_n or 64
+    free = not square_only(support) and longest > max(support.min_seqlen, 1)
+    # Where lengths differ, there may be no key at all, or queries that stand before the first one.
+    late = support.min_seqlen == 0 or _can_empty_rows(support, square=False)
+    aligned = all(
+        d * dtype_named(name).itemsize % 16 == 0
+        for name in support.dtypes
+        for d in support.head_dims
+    )
+    closed = {
+        "kv_tiles>=3": longest > 2 * tile_n,
+        "late_maximum": longest > tile_n,
+        "seqlen_q<seqlen_kv": free,
+        "seqlen_q>seqlen_kv": free,
+        "decode": free and support.min_seqlen <= 1,
+        "zero_length": support.min_seqlen == 0 or "lengths" in masks,
+        "empty_row": _can_empty_rows(support, square=True) or (free and late),
+        "grouped_heads": support.grouped_heads,
+        "descaling": bool(set(support.descalings) - {"none"}),
+        "descaling_by_head": "head" in support.descalings and support.grouped_heads,
+        "head_dim_v!=head_dim": support.separate_head_dim_v and len(support.head_dims) > 1,
+        "scale<0": support.scales == "any",
+        "scale=0": support.scales == "any",
+        "softcap": support.softcap,
+        "strided": support.layouts != "contiguous",
+        "expanded": support.layouts != "contiguous",
+        "misaligned": support.layouts == "any" or (support.layouts == "contiguous" and not aligned),
+        "mask:intersection": support.intersections and len(set(masks) - {"full"}) > 1,
+        **{f"mask:{word}": word in masks for word in drawn_words()},
+    }
+    return {name for name in bins_required() if closed.get(name, True)}
+
+
+def _can_empty_rows(support: Support, *, square: bool) -> bool:
+    """Whether a mask of that support can leave a row without a key, at such lengths."""
+    words = mask_kinds(support, square)
+    return any(kind_of(word).can_empty_rows(word, square=square) for word in words)
+
+
+def square_only(support: Support) -> bool:
+    """Whether seqlen_q must equal seqlen_kv."""
+    return not support.cross_lengths or all(word.endswith(".square") for word in support.masks)
+
+
+def mask_kinds(support: Support, square: bool) -> list[str]:
+    """Words that masks are drawn by, as far as the support allows them for such lengths.
+
+    "causal.square" becomes both alignments, which agree there.
+    """
+    allowed = set(support.masks)
+    for word in support.masks if square else ():
+        if word.endswith(".square"):
+            allowed |= set(kind_of(word).words)
+    return [word for word in drawn_words() if word in allowed]
+
+
+def _has_empty_row(problem: Problem) -> bool:
+    """Whether some query sees no key; where rows see no single interval, only the first head is
+    searched."""
+    if not problem.seqlen_q or not problem.seqlen_kv:
+        return problem.seqlen_q > 0
+    try:
+        low, high = problem.mask.row_bounds(problem.batch, problem.seqlen_q, problem.seqlen_kv)
+    except ValueError:
+        rows = min(problem.seqlen_q, max((1 << 20) // problem.seqlen_kv, 1))
+        mod = problem.mask.mod(problem.seqlen_q, problem.seqlen_kv)
+        query, key, zero = (
+            torch.arange(rows)[:, None],
+            torch.arange(problem.seqlen_kv),
+            torch.tensor(0),
+        )
+        return not bool(mod(zero, zero, query, key).expand(rows, problem.seqlen_kv).any(-1).all())
+    return bool((high == low).any())

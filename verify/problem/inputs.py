@@ -1,0 +1,136 @@
+"""From a Problem to its tensors: the same bits on every machine, in every process, with any number
+of threads.
+
+`tensors` and `dout` give logical values on the CPU; how they lie in memory is the arena's concern.
+Values are drawn in float64 by `verify.problem.distributions` and rounded by `cast`, an integer
+algorithm, because casts differ between devices (and between the Triton interpreter, torch and
+ml_dtypes).  The distributions whose answer an oracle knows are in `verify.problem.known_answers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.arithmetic.rounding import Floats, cast
+from verify.problem import Problem, ProblemError
+from verify.problem.distributions import DISTRIBUTIONS, Distribution, Source
+from verify.problem.known_answers import GATHERS, gather_possible
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Logical values of q, k and v: contiguous CPU tensors (batch, heads, seqlen, dim) in the
+    problem's dtype.
+
+    A dimension that the tensor's layout expands has size 1: it is stored once.  others: what else a
+    run reads, by the name of its buffer ("descale_q", "dout"...), stored the same way.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """All of them by the name of their buffer."""
+        return {"q": self.q, "k": self.k, "v": self.v, **self.others}
+
+
+def tensors(problem: Problem) -> Inputs:
+    """The inputs of a problem, its descales among them.
+
+    Raises ProblemError if its distribution is unknown or impossible for it.
+    """
+    drawn = _distribution(problem).fill(Source(problem))
+    q, k, v = (cast(_quantised(values, problem.format), problem.format) for values in drawn)
+    return Inputs(q, k, v, descales(problem))
+
+
+def _quantised(values: Floats, dtype: DType) -> Floats:
+    """Values for a format without infinity saturate, as a quantiser lets them."""
+    return values if dtype.has_infinity else np.clip(values, -dtype.max, dtype.max)
+
+
+def descales(problem: Problem) -> dict[str, Tensor]:
+    """float32 factors "descale_q", "descale_k" and "descale_v", (batch, heads_kv) or (1, 1) as
+    stored; none for "none".
+
+    Of eight significant bits, in [1/4, 4).  Where an oracle must know O bit for bit, powers of two,
+    and those of q and k cancel: their product is 1 for a head's own factors, and another head's
+    would show.
+    """
+    if problem.descaling == "none":
+        return {}
+    source, exact = Source(problem), _distribution(problem).oracle
+    shape = (problem.batch, problem.heads_kv) if problem.descaling == "head" else (1, 1)
+    found = {}
+    for name in ("q", "k", "v"):
+        words = source.words("q" if name == "k" and exact else name, "descale", shape).astype(
+            np.int64
+        )
+        exponent = (words & 3) - 2
+        mantissa = np.where(exact, 128, 128 + (words >> 2 & 127))
+        powers = np.array([math.ldexp(1.0, e - 7) for e in range(-2, 3)])
+        sign = -1 if name == "k" and exact else 1
+        found[f"descale_{name}"] = cast(
+            mantissa * powers[sign * exponent + 2], dtype_named("float32")
+        )
+    return found
+
+
+def dequantised(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v at their full logical shapes: views of what the kernel gets; 8-bit ones in fp64,
+    times their descales."""
+    full = {"q": problem.shape_q, "k": problem.shape_k, "v": problem.shape_v}
+    found = {name: getattr(inputs, name).expand(shape) for name, shape in full.items()}
+    for name, tensor in found.items():
+        if tensor.dtype.itemsize == 1:  # torch computes nothing with them
+            found[name] = tensor.double()
+        if f"descale_{name}" in inputs.others:
+            factor = (
+                inputs.others[f"descale_{name}"].double().expand(problem.batch, problem.heads_kv)
+            )
+            found[name] = (
+                tensor.double()
+                * factor.repeat_interleave(tensor.shape[1] // problem.heads_kv, 1)[..., None, None]
+            )
+    return found["q"], found["k"], found["v"]
+
+
+def check_distribution(problem: Problem) -> None:
+    """Raise ProblemError, in one line, if the problem's distribution is unknown or impossible for
+    it."""
+    _distribution(problem)
+    reason = gather_possible(problem) if problem.distribution in GATHERS else None
+    if reason is not None:
+        raise ProblemError(f"distribution: {problem.distribution} cannot be built: {reason}")
+
+
+def dout(problem: Problem) -> Tensor:
+    """The upstream gradient dO, (batch, heads_q, seqlen_q, head_dim_v) in O's dtype, contiguous, on
+    the CPU.
+
+    N(0, 1), or integers in [-2, 2] where the distribution is made of integers.
+    """
+    source = Source(problem)
+    if _distribution(problem).integer_dout:
+        values = (source.integers("out", "integers", 0, 65536) % 5 - 2).astype(np.float64)
+    else:
+        values = source.normal("out")
+    return cast(values, problem.format_out)
+
+
+def _distribution(problem: Problem) -> Distribution:
+    try:
+        return DISTRIBUTIONS[problem.distribution]
+    except KeyError:
+        raise ProblemError(
+            f"distribution: {problem.distribution!r} is none of {', '.join(DISTRIBUTIONS)}"
+        ) from None

@@ -1,0 +1,241 @@
+"""Problem: the mathematics and the memory of one input, as one frozen value with a one-line name
+that parses back."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+
+from references.masks import Full, Lengths, Mask, parse_mask
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.problem.layout import Layout, ProblemError
+from verify.variant import DESCALINGS, default_dtype_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One input.  Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv,
+    head_dim), v with head_dim_v.
+
+    softmax_scale multiplies the scores and may be zero or negative.  softcap c > 0 replaces a
+    scaled score s by c tanh(s / c), before the mask; 0 means none.  dtype_out is O's; 8-bit inputs
+    give bfloat16 unless it says otherwise. descaling: whether q, k and v come with fp32 factors:
+    "none", one per "tensor", or one per batch and key "head". layout_dout is that of the upstream
+    gradient; dq, dk and dv lie like q, k and v, with nothing expanded. distribution and seed choose
+    the values (`verify.problem.inputs`). Raises ProblemError, naming the field, for what makes no
+    sense.
+    """
+
+    batch: int = 1
+    heads_q: int = 1
+    heads_kv: int = 1
+    seqlen_q: int
+    seqlen_kv: int
+    head_dim: int
+    head_dim_v: int = 0  # 0: the same as head_dim
+    dtype: str
+    mask: Mask = field(default_factory=Full)
+    softmax_scale: float | None = None  # None: head_dim ** -0.5
+    softcap: float = 0.0
+    layout_q: Layout = Layout()
+    layout_k: Layout = Layout()
+    layout_v: Layout = Layout()
+    layout_out: Layout = Layout()
+    layout_dout: Layout = Layout()
+    dtype_out: str = ""  # see `default_dtype_out`
+    descaling: str = "none"
+    distribution: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.head_dim_v == 0:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        if self.softmax_scale is None:
+            object.__setattr__(self, "softmax_scale", max(self.head_dim, 1) ** -0.5)
+        if not self.dtype_out:
+            object.__setattr__(self, "dtype_out", default_dtype_out(self.dtype))
+        self._check_numbers()
+        try:
+            dtype_named(self.dtype)
+            dtype_named(self.dtype_out)
+            self.mask.check(self.batch)
+        except ValueError as error:
+            raise ProblemError(str(error)) from None
+        if self.descaling not in DESCALINGS:
+            raise ProblemError(f"descaling: {self.descaling!r} is none of {', '.join(DESCALINGS)}")
+        if not re.fullmatch(r"\w+", self.distribution, re.ASCII):
+            raise ProblemError(f"distribution: {self.distribution!r} is not a name")
+        for name, what in {"out": "an output", "dout": "an upstream gradient"}.items():
+            if self.layouts[name].expand:
+                raise ProblemError(f"layout_{name}: {what} cannot be expanded")
+
+    def _check_numbers(self) -> None:
+        for name in ("batch", "heads_q", "heads_kv", "head_dim", "head_dim_v"):
+            if getattr(self, name) < 1:
+                raise ProblemError(f"{name}: {getattr(self, name)} is less than 1")
+        for name in ("seqlen_q", "seqlen_kv", "seed", "softcap"):
+            if getattr(self, name) < 0:
+                raise ProblemError(f"{name}: {getattr(self, name)} is negative")
+        if self.heads_q % self.heads_kv:
+            raise ProblemError(
+                f"heads_q: {self.heads_q} is no multiple of heads_kv = {self.heads_kv}"
+            )
+        for name in ("softmax_scale", "softcap"):
+            if not math.isfinite(getattr(self, name)):
+                raise ProblemError(f"{name}: {getattr(self, name)} is not finite")
+        if 0 < abs(self.scale) < 2.0 ** dtype_named("float32").emin:
+            raise ProblemError(
+                f"softmax_scale: {self.scale} is below fp32's normal range, in which kernels"
+                " hold it"
+            )
+        if abs(self.scale) > dtype_named("float32").max:
+            raise ProblemError(
+                f"softmax_scale: {self.scale} is above fp32's largest number, and kernels hold it"
+                " in fp32"
+            )
+
+    @property
+    def scale(self) -> float:
+        assert self.softmax_scale is not None
+        return self.softmax_scale
+
+    @property
+    def format(self) -> DType:
+        return dtype_named(self.dtype)
+
+    @property
+    def format_out(self) -> DType:
+        return dtype_named(self.dtype_out)
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head; query head h reads key head h // group."""
+        return self.heads_q // self.heads_kv
+
+    @property
+    def shape_q(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads_q, self.seqlen_q, self.head_dim
+
+    @property
+    def shape_k(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads_kv, self.seqlen_kv, self.head_dim
+
+    @property
+    def shape_v(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads_kv, self.seqlen_kv, self.head_dim_v
+
+    @property
+    def shape_out(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads_q, self.seqlen_q, self.head_dim_v
+
+    @property
+    def shape_dout(self) -> tuple[int, int, int, int]:
+        return self.shape_out
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """Of every tensor with a layout of its own."""
+        return {name: getattr(self, f"layout_{name}") for name in ("q", "k", "v", "out", "dout")}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        """Of the tensors in `layouts`."""
+        return {
+            "q": self.shape_q,
+            "k": self.shape_k,
+            "v": self.shape_v,
+            "out": self.shape_out,
+            "dout": self.shape_out,
+        }
+
+    @property
+    def pairs(self) -> int:
+        """(query, key) pairs over all heads: what the cost of judging grows with."""
+        return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
+
+    def kv_lengths(self) -> tuple[int, ...]:
+        """Valid keys per sequence, as a `Lengths` mask says or seqlen_kv."""
+        whole = (self.seqlen_kv,) * self.batch
+        given = [part.kv_lengths for part in self.mask.atoms if isinstance(part, Lengths)]
+        return tuple(min(lengths) for lengths in zip(whole, *given, strict=True))
+
+    @property
+    def name(self) -> str:
+        """One line that `Problem.parse` reads back; fields at their defaults are left out."""
+        return ",".join(f"{key}={text}" for key, text in self._texts())
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        defaults = {f.name: f.default for f in fields(self)}
+        defaults |= {
+            "softmax_scale": self.head_dim**-0.5,
+            "head_dim_v": self.head_dim,
+            "mask": Full(),
+        }
+        defaults |= {"dtype_out": default_dtype_out(self.dtype)}
+        for name, key in _KEYS.items():
+            value = getattr(self, name)
+            if value != defaults[name]:
+                yield key, value.name if isinstance(value, Mask | Layout) else str(value)
+
+    @staticmethod
+    def parse(text: str) -> Problem:
+        """The Problem of that name; raises ProblemError with the part that does not parse."""
+        values: dict[str, object] = {}
+        for item in text.split(","):
+            key, equals, value = item.partition("=")
+            if not equals or key not in _FIELDS or _FIELDS[key] in values:
+                raise ProblemError(
+                    f"{item!r} is not a field of a problem (fields: {', '.join(_FIELDS)})"
+                )
+            try:
+                values[_FIELDS[key]] = _read(_FIELDS[key], value)
+            except ValueError as error:
+                raise ProblemError(f"{key}: {value!r} does not parse ({error})") from None
+        try:
+            return Problem(**values)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ProblemError(f"{text!r} is not a whole problem: {error}") from None
+
+    def but(self, **changes: object) -> Problem:
+        """This problem with some fields changed; dtype_out goes along with dtype where it was the
+        default."""
+        if "dtype" in changes and self.dtype_out == default_dtype_out(self.dtype):
+            changes = {"dtype_out": "", **changes}
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _read(name: str, text: str) -> object:
+    if name == "mask":
+        return parse_mask(text)
+    if name.startswith("layout_"):
+        return Layout.parse(text)
+    if name in ("softmax_scale", "softcap"):
+        return float(text)
+    return text if name in ("dtype", "dtype_out", "descaling", "distribution") else int(text)
+
+
+_KEYS = {
+    "batch": "b",
+    "heads_q": "hq",
+    "heads_kv": "hkv",
+    "seqlen_q": "sq",
+    "seqlen_kv": "skv",
+    "head_dim": "d",
+    "head_dim_v": "dv",
+    "dtype": "dtype",
+    "mask": "mask",
+    "softmax_scale": "scale",
+    "softcap": "softcap",
+    "layout_q": "lq",
+    "layout_k": "lk",
+    "layout_v": "lv",
+    "layout_out": "lo",
+    "layout_dout": "ldo",
+    "dtype_out": "out",
+    "descaling": "descale",
+    "distribution": "dist",
+    "seed": "seed",
+}
+_FIELDS = {key: name for name, key in _KEYS.items()}
