@@ -1,4 +1,4 @@
-"""Every command that README.md or docs/ names is run somewhere: by a step of .ci/run, or by a test.
+"""Every command that README.md, CONTRIBUTING.md or docs/ names is run: by .ci/run, or by a test.
 
 A command counts as run where RUNS says, and RUNS is held against the file and the function that it
 names.  Whoever documents a new command, or a new option of one, runs it in a test and adds a line.
@@ -27,7 +27,7 @@ from verify.cli.sanitize import Request
 from verify.problem.case import Case
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = ("", "sh", "bash", "console", "text")
 
 # "python3 -m verify run", "verify run", "tox -e gpu", "pytest -n auto", "pip install -e .", ...
@@ -74,6 +74,8 @@ def of(file: str, function: str, shows: str) -> Place:
 
 HERE = "test_documented_commands"
 SANITIZE = (HERE, "test_sanitize_reaches_the_lane_with_its_options")
+RUN = (HERE, "test_run_is_told_its_options")
+TERMS = ("test_verdict_page", "test_the_terms_are_what_the_command_prints")
 
 RUNS = {
     "verify": wheel('verify, "--version"'),
@@ -85,6 +87,8 @@ RUNS = {
         "test_cli", "test_names_that_match_nothing_are_answered_with_those_that_exist", '"-k"'
     ),
     "verify run -x": wheel('"run", "wrong.py", "-x"'),
+    "verify run --seed": of(*RUN, '"--seed"'),
+    "verify run -n": of(*RUN, '"-n"'),
     "verify fuzz": wheel('"fuzz", "wrong.py"'),
     "verify fuzz --max-time": wheel('"--max-time"'),
     "verify fuzz --keep-going": of(HERE, "test_fuzz_keeps_going", '"--keep-going"'),
@@ -109,6 +113,9 @@ RUNS = {
     ),
     "verify test": ci("python3 -m verify test --profile ci"),
     "references.masks": of(HERE, "test_masks_are_drawn", '"references.masks"'),
+    "tests.bound_terms": of(*TERMS, "bound_terms.main(words)"),
+    "tests.bound_terms --index": of(*TERMS, "bound_terms.main(words)"),
+    "tests.bound_terms --arch": of(*TERMS, "bound_terms.main(words)"),
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests.faults"'),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
@@ -248,6 +255,18 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     verify(monkeypatch, "sanitize", "--case", case)
     assert [request.quick for request in asked] == [True, False]
     assert [request.case for request in asked] == [None, Case.parse(case)]
+
+
+def test_run_is_told_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They reach the campaign as they were given."""
+    asked: list[RunRequest] = []
+    monkeypatch.setattr("verify.cli.run.execute", lambda order, console: asked.append(order))
+    monkeypatch.setattr("verify.cli.run.conclude", lambda order, search, **how: search())
+    kernel = tmp_path / "my_attention.py"
+    kernel.touch()
+    verify(monkeypatch, "run", str(kernel), "-x", "--seed", "2", "-n", "0")
+    (order,) = asked
+    assert (order.exit_first, order.seed, order.workers) == (True, 2, "0")
 
 
 def test_fuzz_keeps_going(monkeypatch: pytest.MonkeyPatch) -> None:
