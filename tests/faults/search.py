@@ -185,8 +185,8 @@ class _Accused:
 
 @cache
 def _candidates(accused: _Accused, group: str) -> tuple[tuple[Config, Problem], ...]:
-    """The cases for a kernel, in a fixed order: the list of edge cases of the finest config, or what the group
-    asks, then draws for all."""
+    """The cases for a kernel, in a fixed order: the list of edge cases of the finest config, or
+    what the group asks, then draws for all."""
     declaration, leading = accused.declaration, group in _LEADING
     config, dtypes = finest(declaration), declaration.support.dtypes
     most = _LONGEST if leading else _OTHERS

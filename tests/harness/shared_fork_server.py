@@ -1,7 +1,7 @@
 """One process of an environment for all tests of a worker that load kernels or open a judge.
 
-Each judge and each roster starts a fork server, which imports torch: a second of CPU time, where a test
-asks for three launches.  Lives begin in the directory of the test that started the process, so
+Each judge and each roster starts a fork server, which imports torch: a second of CPU time, where a
+test asks for three launches.  Lives begin in the directory of the test that started the process, so
 that accused kernels name files by absolute paths.  Tests of the fork server itself (test_cell*.py)
 start their own.
 """
@@ -44,7 +44,8 @@ _parked: dict[_Key, _Parked] = {}
 
 
 class SharedForkServer(ForkServer):
-    """A fork server that goes on with the process of one that was closed, if there is one like it."""
+    """A fork server that goes on with the process of one that was closed, if there is one like
+    it."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)

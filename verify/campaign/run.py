@@ -86,8 +86,8 @@ class CampaignRun:
     """A run that is being made: its directory, profile, and the kernel files on trial (none: the
     collection).
 
-    fork server: what the roster's lives and then the judge's are forked from, for its owner to close;
-    None: each has one of its own.
+    fork server: what the roster's lives and then the judge's are forked from, for its owner to
+    close; None: each has one of its own.
     """
 
     directory: Path

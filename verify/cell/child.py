@@ -121,8 +121,8 @@ def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) 
         os.close(peer)
         os.close(log)
         return pid, scratch
-    # The life: it must not outlive the fork server, and must not return into the fork server's loop whatever
-    # happens.
+    # The life: it must not outlive the fork server, and must not return into the fork server's loop
+    # whatever happens.
     try:
         die_with(fork_server)
         os.setsid()

@@ -1,9 +1,9 @@
 """Descendants: the processes that a life started, which must not outlive it.
 
 A process whose parent ends is inherited by its nearest living ancestor that asked to be a
-subreaper.  A life asks, so that what its kernels leave behind stays below it; the fork server asks, so
-that it inherits all of that when the life ends, a process that forked twice and began a session of
-its own included, and can kill it.
+subreaper.  A life asks, so that what its kernels leave behind stays below it; the fork server asks,
+so that it inherits all of that when the life ends, a process that forked twice and began a session
+of its own included, and can kill it.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ class ForkServer:
                 return answer
 
     def reap(self, pid: int) -> int | None:
-        """Exit status of a life that has ended (negative: a signal), or None if the fork server cannot
-        say.
+        """Exit status of a life that has ended (negative: a signal), or None if the fork server
+        cannot say.
 
         What the life has left running is killed, and its scratch is removed.
         """

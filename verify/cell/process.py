@@ -292,8 +292,8 @@ class Cell:
         )
 
     def _ensure_life(self) -> None:
-        # What can be read between two requests is the end of a life that died idle (with its
-        # fork server, say), or words that nobody asked for; neither is an answer to the next request.
+        # What can be read between two requests is the end of a life that died idle (with its fork
+        # server, say), or words that nobody asked for; neither is an answer to the next request.
         if self._life is not None and select.select([self._life], [], [], 0)[0]:
             self._end_life()
         if self._life is not None:

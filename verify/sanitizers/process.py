@@ -1,9 +1,9 @@
 """A sanitized process: a cell whose one life is started under the tool, and which ends so that the
 tool can speak.
 
-Its life is not forked from a fork server that has torch loaded: the tool puts its own library in front
-of CUDA when a program starts.  It serves as many cases as it survives; what it did not survive is
-for a fresh process.
+Its life is not forked from a fork server that has torch loaded: the tool puts its own library in
+front of CUDA when a program starts.  It serves as many cases as it survives; what it did not
+survive is for a fresh process.
 """
 
 from __future__ import annotations

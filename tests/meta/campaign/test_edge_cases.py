@@ -1,4 +1,5 @@
-"""The list of edge cases's edges: inside every support, few, and such that the interpreter bears them."""
+"""The list of edge cases's edges: inside every support, few, and such that the interpreter bears
+them."""
 
 from __future__ import annotations
 
