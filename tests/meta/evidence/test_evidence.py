@@ -289,7 +289,7 @@ class TestDevice:
 
     def test_triton_and_cuda_stay_out_of_the_process(self):
         script = (
-            "import sys; from verify import device; device.fingerprint(); print('triton' in"
+            "import sys; from verify.machine import device; device.fingerprint(); print('triton' in"
             " sys.modules)\n"
         )
         script += "torch = sys.modules['torch']; print(torch.cuda.is_initialized())"
