@@ -28,11 +28,9 @@ from verify.oracles import (
     causality,
     counting,
     gather,
-    gradient_bound,
-    gradient_causality,
     integer_scores,
     poison,
-    power_of_two_backward,
+    power_of_two,
 )
 from verify.oracles.contract import oracle as contract
 from verify.problem import Problem
@@ -216,7 +214,7 @@ def relation(oracle: Oracle, forward: Forward, lag: float, case: Problem = LAGGI
     return oracle.judge(trial)
 
 
-@pytest.mark.parametrize("oracle", [causality.ORACLE, poison.ORACLE], ids=["causality", "poison"])
+@pytest.mark.parametrize("oracle", [causality.FORWARD, poison.ORACLE], ids=["causality", "poison"])
 def test_rows_that_vote_on_a_rescale_are_held_to_their_bounds(oracle: Oracle) -> None:
     rulings = [
         relation(oracle, voting, lag, LAGGING.but(seed=seed))
@@ -253,8 +251,8 @@ def test_gradients_of_rows_that_vote_on_a_rescale_are_held_to_their_bounds() -> 
         trial = tried_by(
             hand, LAGGING.but(seed=seed, mask=Window(30, 0)), "backward", numerics=numerics
         )
-        assert acquitted(gradient_bound.judge(trial))
-        return gradient_causality.judge(trial)
+        assert acquitted(bound.judge_backward(trial))
+        return causality.judge_backward(trial)
 
     assert not all(acquitted(ruling(seed, 0.0)) for seed in range(4, 14)), (
         "the scores of one row reach the bits of another"
@@ -327,8 +325,8 @@ def test_what_is_rounded_to_fp16_on_the_way_is_not_asked_to_scale(
     def rulings(kernel: Short, **declared: str) -> list[Ruling]:
         cases, gradients = [OCTAVES.but(seed=seed) for seed in range(12)], replace(WIDE, **declared)
         trials = [tried_by(kernel, case, "backward", gradients=gradients) for case in cases]
-        assert all(power_of_two_backward.ORACLE.concerns(trial) for trial in trials)
-        return [power_of_two_backward.judge(trial) for trial in trials]
+        assert all(power_of_two.BACKWARD.concerns(trial) for trial in trials)
+        return [power_of_two.judge_backward(trial) for trial in trials]
 
     assert all(map(acquitted, rulings(kernel, **declared)))
     assert not all(map(acquitted, rulings(kernel))), "what the declaration is for"
@@ -346,10 +344,10 @@ def test_short_ranges_are_told_from_the_declaration(dtype: str) -> None:
         )
 
     short = dtype == "float16"
-    assert power_of_two_backward._wide_dscores(backward())
+    assert power_of_two._wide_dscores(backward())
     for changes in ({"delta": "input"}, {"score_gradient": "input"}):
-        assert power_of_two_backward._wide_dscores(backward(**changes)) is not short
-    narrow = power_of_two_backward._summed_narrowly
+        assert power_of_two._wide_dscores(backward(**changes)) is not short
+    narrow = power_of_two._summed_narrowly
     assert narrow(backward()) == narrow(backward(atomics=("dq",))) == ()
     assert narrow(backward(group="cast")) == (("dk", "dv") if short else ())
     assert narrow(backward(heads_kv=4, group="cast")) == ()
@@ -363,7 +361,7 @@ def test_keys_that_the_scale_has_multiplied_stay_normal() -> None:
     for seed, scale in itertools.product(range(4), (32**-0.5, 2.0**-6, 2.0**-9)):
         case = OCTAVES.but(seed=seed, softmax_scale=scale)
         trial = tried_by(Hand(), case, "backward", gradients=replace(WIDE, prescale="k"))
-        a, _ = power_of_two_backward.exponents(trial)
+        a, _ = power_of_two.exponents(trial)
         moved.add(a)
         sizes = (trial.expanded[1].double() * scale * LOG2_E * 2.0**-a).abs()
         assert not a or 2.0**-14 <= float(sizes[sizes > 0].min()) <= float(sizes.max()) <= 65504

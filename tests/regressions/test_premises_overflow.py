@@ -25,8 +25,6 @@ from verify.judging.trial import Trial
 from verify.oracles import (
     bound,
     causality,
-    gradient_bound,
-    gradient_causality,
     poison,
     power_of_two,
     repeat,
@@ -157,7 +155,7 @@ def test_a_saved_result_that_is_not_finite_may_spread_to_hidden_keys() -> None:
     for seed in range(6):
         trial = backward(seed=seed)
         assert bool((~trial.saved.outputs["out"].isfinite()).any())
-        for oracle in (gradient_bound.ORACLE, gradient_causality.ORACLE):
+        for oracle in (bound.BACKWARD, causality.BACKWARD):
             assert acquitted(oracle.judge(trial))
         # the only row that sees that key
         last = trial.saved.outputs["lse"][:, :, -1].isfinite().unflatten(1, (2, 2)).all(2)
@@ -175,7 +173,7 @@ def test_what_no_such_row_reaches_is_asked_all_the_same(name: str, value: float)
         if bool(asked_for.any()):
             at = first(asked_for)
             convicted(
-                gradient_bound.judge(backward((name, at, value), seed=seed, **few)), place(name, at)
+                bound.judge_backward(backward((name, at, value), seed=seed, **few)), place(name, at)
             )
             planted += 1
     assert planted
@@ -187,7 +185,7 @@ def test_finite_rows_spread_nothing(value: float) -> None:
     for name in ("dk", "dv"):
         trial = backward((name, (0, 0, 23, 0), value), distribution="normal")
         assert bool(trial.saved.outputs["out"].isfinite().all())
-        convicted(gradient_bound.judge(trial), f"{name}[b=0, h=0, k=23, d=0]")
+        convicted(bound.judge_backward(trial), f"{name}[b=0, h=0, k=23, d=0]")
 
 
 # Rows whose scores the declared arithmetic does not hold: a finite stand-in for masked scores
@@ -235,7 +233,7 @@ def eager(kernel: Eager, problem: Problem, **changes: object) -> Trial:
     return asked(kernel, problem, declaration)
 
 
-@pytest.mark.parametrize("oracle", [causality.ORACLE, poison.ORACLE], ids=["causality", "poison"])
+@pytest.mark.parametrize("oracle", [causality.FORWARD, poison.ORACLE], ids=["causality", "poison"])
 def test_hidden_keys_may_show_in_rows_whose_scores_overflow(oracle) -> None:
     below = Problem(**(SHAPE | {"head_dim": 128}), distribution="below_sentinel", mask=Causal())
     for seed in range(4):
@@ -299,7 +297,7 @@ def test_sums_of_an_undeclared_function_may_be_rounded_in_fp16() -> None:
     kernel = Eager(product=torch.float16)
     trials = [eager(kernel, case, undeclared=True) for case in cases]
     down = [
-        t for t in trials if power_of_two.ORACLE.concerns(t) and power_of_two.powers(t).values < 0
+        t for t in trials if power_of_two.FORWARD.concerns(t) and power_of_two.powers(t).values < 0
     ]
     assert all(acquitted(power_of_two.judge(trial)) for trial in down)
     assert not all(acquitted(power_of_two.judge(eager(kernel, trial.problem))) for trial in down), (

@@ -21,8 +21,6 @@ from verify.oracles import (
     convexity,
     duplicated_keys,
     empty_rows,
-    gradient_bound,
-    gradient_causality,
     gradient_sums,
     key_permutation,
     linearity,
@@ -53,18 +51,18 @@ CASE = Problem(
 )
 NUMERICS = GradientNumerics(block_m=0, block_n=0)
 FORWARD = (
-    bound,
-    convexity,
-    poison,
-    causality,
-    split_merge,
-    key_permutation,
-    duplicated_keys,
-    linearity,
-    slice,
-    power_of_two,
+    bound.FORWARD,
+    convexity.ORACLE,
+    poison.ORACLE,
+    causality.FORWARD,
+    split_merge.ORACLE,
+    key_permutation.FORWARD,
+    duplicated_keys.ORACLE,
+    linearity.FORWARD,
+    slice.FORWARD,
+    power_of_two.FORWARD,
 )
-BACKWARD = (gradient_bound, gradient_sums, gradient_causality)
+BACKWARD = (bound.BACKWARD, gradient_sums.ORACLE, causality.BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def tried(problem: Problem, entry: str = "forward", **changes: object) -> Trial:
     return tried_by(Fused(**changes), problem, entry, gradients=NUMERICS)
 
 
-@pytest.mark.parametrize("oracle", FORWARD, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("oracle", FORWARD, ids=lambda oracle: oracle.name)
 def test_no_forward_oracle_convicts(oracle) -> None:
     asked = 0
     for problem in (
@@ -125,16 +123,16 @@ def test_no_forward_oracle_convicts(oracle) -> None:
     ):
         for seed in range(3):
             trial = tried(problem.but(seed=seed))
-            if oracle.ORACLE.concerns(trial) and not (
-                oracle is poison and problem.mask != Causal()
+            if oracle.concerns(trial) and not (
+                oracle is poison.ORACLE and problem.mask != Causal()
             ):
                 asked += 1
-                assert acquitted(oracle.ORACLE.judge(trial)), trial.problem.name
-    assert asked or oracle is power_of_two
+                assert acquitted(oracle.judge(trial)), trial.problem.name
+    assert asked or oracle is power_of_two.FORWARD
     assert not bool(tried(CASE).first.outputs["out"].isfinite().all())
 
 
-@pytest.mark.parametrize("oracle", BACKWARD, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("oracle", BACKWARD, ids=lambda oracle: oracle.name)
 def test_no_backward_oracle_convicts(oracle) -> None:
     for problem in (
         CASE,
@@ -143,13 +141,13 @@ def test_no_backward_oracle_convicts(oracle) -> None:
     ):
         for seed in range(3):
             trial = tried(problem.but(seed=seed), "backward")
-            if oracle.ORACLE.concerns(trial):
-                assert acquitted(oracle.ORACLE.judge(trial)), trial.problem.name
+            if oracle.concerns(trial):
+                assert acquitted(oracle.judge(trial)), trial.problem.name
 
 
 def test_a_wrong_kernel_is_convicted_under_a_huge_scale() -> None:
     convicted(bound.judge(tried(CASE.but(softmax_scale=1e6), wrong=True)))
-    convicted(gradient_bound.judge(tried(CASE.but(softmax_scale=1e3), "backward", wrong=True)))
+    convicted(bound.judge_backward(tried(CASE.but(softmax_scale=1e3), "backward", wrong=True)))
 
 
 def test_a_poisoned_key_overflows_no_score() -> None:

@@ -75,6 +75,6 @@ def _holds(trial: Trial, layout: str) -> bool:
         sound = all(ruling.finding is None for _, _, ruling in held(other))
         # Where a bound is infinite, any number holds.
         known = sound and bool(other.truth.out_bound.isfinite().all())
-        return known and bound.ORACLE.judge(other).finding is None
+        return known and bound.FORWARD.judge(other).finding is None
     except InfrastructureError:
         return False

@@ -1,9 +1,11 @@
-"""Oracles: one file each.  A file that defines ORACLE, or ORACLES, is found by itself; nothing else
-has to be touched.
+"""Oracles: one property per file, forward and backward in it.
+
+A file that defines ORACLE, or ORACLES, is found by itself; nothing else has to be touched.
 
 Oracles of one group judge the same cases, and so share runs and references.  The group also says
 which problems are drawn and which entry point of a kernel answers them.  Most groups are defined
-here; an oracle that shares its cases with no other defines its own, GROUP, in its file.
+here; an oracle that shares its cases with no other defines its own in its file, as GROUP, or as
+one of GROUPS.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
@@ -112,10 +115,16 @@ def _modules() -> tuple[ModuleType, ...]:
     return tuple(importlib.import_module(name) for name in names)
 
 
+def defined(module: ModuleType, name: str) -> tuple[Any, ...]:
+    """What a module defines under that name, GROUP or ORACLE, and in the tuple of its plural."""
+    one = (getattr(module, name),) if hasattr(module, name) else ()
+    return (*getattr(module, f"{name}S", ()), *one)
+
+
 @cache
 def groups() -> Mapping[str, Group]:
     """All groups by name: the shared ones first.  Raises ValueError where two have one name."""
-    own = [module.GROUP for module in _modules() if hasattr(module, "GROUP")]
+    own = [group for module in _modules() for group in defined(module, "GROUP")]
     return grouped((*_SHARED, *sorted(own, key=lambda group: (group.family, group.name))))
 
 
@@ -132,10 +141,7 @@ def grouped(several: Sequence[Group]) -> Mapping[str, Group]:
 @cache
 def oracles() -> tuple[Oracle, ...]:
     """All oracles, by group and rank."""
-    found: list[Oracle] = []
-    for module in _modules():
-        found += getattr(module, "ORACLES", ())
-        found += [module.ORACLE] if hasattr(module, "ORACLE") else []
+    found = [oracle for module in _modules() for oracle in defined(module, "ORACLE")]
     return ordered(found, groups())
 
 

@@ -1,16 +1,22 @@
 """Bound: every element of O and LSE against fp64, within its own derived tolerance, NaN and Inf
-exact."""
+exact.
+
+Gradient bound: every element of dQ, dK and dV against fp64, within its own derived tolerance,
+NaN and Inf exact."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
+from verify.evidence import Finding
 from verify.judging.comparison import Comparison, compare, excess, summary
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.statistics.forward import forward_measures
+from verify.statistics.gradients import gradient_measures
 
 
 def judge(trial: Trial) -> Ruling:
@@ -47,10 +53,69 @@ def judge(trial: Trial) -> Ruling:
     return Ruling(finding, measures | forward_measures(trial))
 
 
-ORACLE = Oracle(
+def judge_backward(trial: Trial) -> Ruling:
+    """r <= 1 for every element.  What the saved O and LSE were off by is known and allowed for, if
+    it is allowed itself."""
+    finding = None if trial.own_softmax else _saved(trial)
+    if finding is not None:
+        return Ruling(finding)
+    truth, measures = trial.gradients, {"seqlen_kv": float(trial.problem.seqlen_kv)}
+    for number, (name, got) in enumerate(trial.first.outputs.items()):
+        want, bound = getattr(truth, name), getattr(truth, f"{name}_bound")
+        compared = compare(got, want, bound, trial.problem.format)
+        measures |= summary(name, compared, want, bound)
+        finding = finding or excess("gradient_bound", name, got, want, bound, compared)
+        if truth.best_bounds is not None and number == 0:
+            measures |= _leniency(bound, truth.best_bounds[number])
+    return Ruling(finding, measures | gradient_measures(trial))
+
+
+def _saved(trial: Trial) -> Finding | None:
+    """A forward that saves what is out of its own bounds excuses nothing."""
+    saved, truth = trial.saved, trial.truth
+    assert saved.out is not None
+    assert saved.lse is not None
+    live = ~truth.empty
+    natural = torch.where(live, trial.natural_lse(saved.lse), 0.0)
+    lse = truth.lse.nan_to_num(neginf=0.0)
+    compared = compare(
+        saved.out,
+        truth.out,
+        torch.where(live[..., None], truth.out_bound, torch.inf),
+        trial.problem.format_out,
+    )
+    finding = excess("gradient_bound", "saved out", saved.out, truth.out, truth.out_bound, compared)
+    compared = compare(natural, lse, truth.lse_bound, dtype_named("float32"))
+    return finding or excess("gradient_bound", "saved lse", natural, lse, truth.lse_bound, compared)
+
+
+def _leniency(bound: Tensor, best: Tensor) -> dict[str, float]:
+    """How much wider the declared arithmetic's bound is than that of the best honest one."""
+    comparable = (best > 0) & best.isfinite() & bound.isfinite()
+    return (
+        {"bound_ratio": float((bound[comparable] / best[comparable]).median())}
+        if bool(comparable.any())
+        else {}
+    )
+
+
+FORWARD = Oracle(
     name="bound",
     group="accuracy",
     catches="wrong values of any size above honest rounding, wrong LSE, NaN and Inf out of place",
     judge=judge,
     rank=20,
 )
+
+BACKWARD = Oracle(
+    name="gradient_bound",
+    group="gradients",
+    catches=(
+        "wrong gradients of any size above honest rounding: delta, scale, masks, head sums, NaN and"
+        " Inf out of place"
+    ),
+    judge=judge_backward,
+    rank=20,
+)
+
+ORACLES = (FORWARD, BACKWARD)

@@ -1,24 +1,44 @@
 """Gather: one key wins every row by 160 powers of two, so O is that row of V, bit for bit, and LSE
-is its logit."""
+is its logit.
+
+Gather, backward: one key wins every row and dO, V hold integers, so dP equals delta: dQ = dK =
+0, and dV scatters dO."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-from verify.arithmetic.dtypes import dtype_named
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.arithmetic.rounding import cast
 from verify.judging.comparison import compare
 from verify.judging.findings import Ruling, convict, first, place
+from verify.judging.invariants import KNOWN_GRADIENTS, beyond
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
-from verify.oracles import Oracle
-from verify.problem.known_answers import gather_targets
-from verify.tolerance.arithmetic import resolve
+from verify.oracles import Group, Oracle
+from verify.problem.known_answers import gather_possible, gather_targets
+from verify.tolerance.arithmetic import U, relative, resolve
+from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
 from verify.variant import Declaration
 
 # significant bits of V's patterns: an output that need not be exact is compared after rounding to
 # as many
 _KEPT = 8
+
+# Exponentials that are 0 at a loser's exponent, 160 below the winner's in base 2.
+_VANISHING = (
+    "ex2.approx",
+    "exp2f",
+    "expf",
+    "vexp",
+    "__expf",
+    "ex2.approx.f16",
+    "ex2.approx.ftz.bf16",
+)
 
 
 def judge(trial: Trial) -> Ruling:
@@ -93,10 +113,175 @@ def excludes(declaration: Declaration) -> str | None:
     return "subtracts more than the maximum: the winner's P is not 1" if up else None
 
 
-ORACLE = Oracle(
+def judge_backward(trial: Trial) -> Ruling:
+    """Where the saved O is the selected row of V, bit for bit, dS is 0 in the whole row: 0 times
+    anything at the keys that lost, whose P underflows, and P (dP - delta) with equal exact sums at
+    the winner.  dV: see `_scattered`."""
+    p, run = trial.problem, trial.first
+    targets = gather_targets(p)
+    live = targets >= 0
+    index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim_v)
+    v = trial.expanded[2].repeat_interleave(p.group, 1)
+    want = v.gather(2, index) if p.seqlen_kv else v.new_zeros(*targets.shape, p.head_dim_v)
+    exact = torch.ones_like(live) if trial.own_softmax else (trial.start[0] == want).all(-1) | ~live
+    selected_by_inexact = torch.zeros(p.batch, p.heads_kv, p.seqlen_kv, dtype=torch.bool)
+    b, h, i = (live & ~exact).nonzero(as_tuple=True)
+    selected_by_inexact[b, h // p.group, targets[b, h, i]] = True
+    measures = (
+        {"gather_backward_exact_rows": float(exact[live].double().mean())}
+        if bool(live.any())
+        else {}
+    )
+    for name, asked in (("dq", exact), ("dk", ~selected_by_inexact)):
+        got = run.outputs[name]
+        bad = asked[..., None] & ~(got == 0)
+        if bool(bad.any()):
+            at = first(bad)
+            message = (
+                f"{name} is {float(got[at]):.6g} at {place(name, at)}, should be 0: every row"
+                f" selects one key, where dP and delta are equal sums of integers; {int(bad.sum())}"
+                f" of {bad.numel()} elements are not 0"
+            )
+            return convict(
+                "gather_backward", message, name=name, bad=bad, got=float(got[at]), bound=0.0
+            )
+    wanted, slack = _scattered(trial, targets, live)
+    output = p.format
+    low, high = (cast((wanted + side * slack).numpy(), output).double() for side in (-1, 1))
+    got = run.outputs["dv"].double()
+    bad = ~((got >= low) & (got <= high))
+    if not bool(bad.any()):
+        return Ruling(measures=measures)
+    at = first(bad)
+    message = (
+        f"dv is {float(got[at]):.9g} at {place('dv', at)}, should be {float(wanted[at]):.9g}, the"
+        f" sum of dO over the rows that select this key, within {float(slack[at]):.3g};"
+        f" {int(bad.sum())} of {bad.numel()} elements are wrong"
+    )
+    return convict(
+        "gather_backward", message, name="dv", bad=bad, got=float(got[at]), bound=float(slack[at])
+    )
+
+
+def _scattered(trial: Trial, targets: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of dO by selected key, fp64 like dv, and how far they may be missed before the last
+    rounding: 0 where the winners' P is certain to round to 1.
+
+    P = exp(S - LSE^) of the winner is 1 but for what LSE^ was rounded by, which is known, and the
+    backward's own exponent; in a softmax of the backward's own it is exp(0) / 1.
+    """
+    p, declared = trial.problem, trial.declaration.gradients
+    assert declared is not None
+    a = resolve_gradients(declared, trial.config, p, trial.arch)
+    z, error = (
+        _exponents(trial, a, targets, live)
+        if not a.own
+        else torch.zeros(2, *targets.shape, dtype=torch.float64)
+    )
+    low, high = (_cast_probability(torch.exp(z + side * error), a.probability) for side in (-1, 1))
+    off = torch.maximum((low - 1).abs(), (high - 1).abs()).masked_fill(~live, 0.0)[..., None]
+    dout = trial.dout.double().masked_fill(~live[..., None], 0.0)
+    # By key, one query head apart: sums, magnitudes, and what the weights are off by; then the
+    # group.
+    sums, sizes, offs = (
+        _scatter(x, targets, live, p.seqlen_kv) for x in (dout, dout.abs(), dout.abs() * off)
+    )
+    cast_off = (
+        a.output.unit_roundoff * (sums.abs() + offs) * (sums.abs() + offs > 2.0**a.output.precision)
+        if a.cast
+        else 0.0
+    )
+    sums, sizes, offs = (
+        x.view(p.batch, p.heads_kv, p.group, *x.shape[2:]).sum(2)
+        for x in (sums, sizes, offs + cast_off)
+    )
+    rounded = a.weights.kappa(p.seqlen_q * p.group) + relative(
+        a.blocks_m * p.group + a.gradient_roundings, U
+    )
+    return sums, offs + (offs > 0) * (1 + rounded) * rounded * (sizes + offs)
+
+
+def _exponents(
+    trial: Trial, a: GradientArithmetic, targets: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor]:
+    """S - LSE^ of each row's winner, and the bound of the backward's own error of it; Q K^T of the
+    codes is exact."""
+    p = trial.problem
+    index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim)
+    q, k, _ = (x.double() for x in trial.expanded)
+    keys = k.repeat_interleave(p.group, 1)
+    score = (
+        (q * keys.gather(2, index)).sum(-1) * p.scale if p.seqlen_kv else q.new_zeros(targets.shape)
+    )
+    lse = torch.where(live, trial.start[1], 0.0)
+    z = torch.where(live, score - lse, 0.0)
+    scaled = relative(a.scale_roundings + 1, U) * score.abs()
+    reach = z.abs() + scaled
+    error = (
+        scaled
+        + relative(4, U) / 4 * (reach + 2 * torch.maximum(reach, lse.abs()))
+        - math.log1p(-a.exp)
+    )
+    return z, error
+
+
+def _cast_probability(values: Tensor, probability: DType) -> Tensor:
+    """As P enters its product; fp32 is no cast."""
+    return values if probability.precision >= 24 else cast(values.numpy(), probability).double()
+
+
+def _scatter(rows: Tensor, targets: Tensor, live: Tensor, seqlen_kv: int) -> Tensor:
+    """(batch, heads_q, seqlen_kv, dim): sums of rows by the key that they select."""
+    found = rows.new_zeros(*rows.shape[:2], seqlen_kv, rows.shape[-1])
+    index = targets.clamp(min=0)[..., None].expand(rows.shape)
+    return (
+        found.scatter_add_(2, index, rows.masked_fill(~live[..., None], 0.0))
+        if seqlen_kv
+        else found
+    )
+
+
+def excludes_backward(declaration: Declaration) -> str | None:
+    """Why dQ and dK need not be 0, or dV not the sum of dO, or None."""
+    declared = declaration.gradients
+    if declared is None:
+        return "declares no gradients"
+    if declared.exp not in _VANISHING:
+        return f"declares {declared.exp}, which is not known to vanish"
+    # With K rounded after it was scaled the winner's P is not 1, but in a softmax of the backward's
+    # own; a rounded delta is not dP, and sums in 16 bits of memory are not exact.  Nothing that a
+    # forward declares matters: what it saved is looked at.
+    return beyond(
+        declared, (*KNOWN_GRADIENTS, "prescale") if declared.softmax == "own" else KNOWN_GRADIENTS
+    )
+
+
+GROUP = Group(
+    name="gather_backward",
+    about="one key wins every row and dO, V hold integers: dQ and dK are 0, dV scatters dO",
+    entry="backward",
+    family="exact",
+    distributions=("gather_integers",),
+    excludes_problem=gather_possible,
+)
+
+FORWARD = Oracle(
     name="gather",
     group="gather",
     catches="wrong indexing: layouts, strides, tails, swizzles, head maps, page tables",
     judge=judge,
     excludes=excludes,
 )
+
+BACKWARD = Oracle(
+    name="gather_backward",
+    group="gather_backward",
+    catches=(
+        "wrong indexing in a backward, delta of another row or head, lost or doubled rows and keys,"
+        " P that is not 1"
+    ),
+    judge=judge_backward,
+    excludes=excludes_backward,
+)
+
+ORACLES = (FORWARD, BACKWARD)

@@ -1,4 +1,6 @@
-"""Key permutation: keys that the same rows see, in another order, leave O and LSE as they were."""
+"""Key permutation: keys that the same rows see, in another order, leave O and LSE as they were.
+
+Gradients of permuted keys: dK and dV move with their keys, dQ stays."""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ import torch
 from torch import Tensor
 
 from verify.judging.findings import Ruling
-from verify.judging.metamorphic import check_within_bounds, failed, forward_results, taken
+from verify.judging.metamorphic import (
+    check_within_bounds,
+    failed,
+    forward_results,
+    gradient_results,
+    taken,
+)
 from verify.judging.parts import no_full_mask, with_mask
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
@@ -69,10 +77,36 @@ def excludes(declaration: Declaration) -> str | None:
     return no_full_mask(declaration.support)
 
 
-GROUP = Group(
-    name="key_permutation", about="the keys in another order", family="relations", adapt=adapt
+def judge_backward(trial: Trial) -> Ruling:
+    """The forward of the permuted keys saves other last bits, which the second's own bounds
+    know."""
+    order, values = permutation(trial.problem), trial.inputs
+    moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
+    other = trial.beside("permuted", trial.problem, inputs=moved, dout=trial.dout)
+
+    def move(name: str, tensor: Tensor) -> Tensor:
+        return tensor[:, :, order] if name in ("dk", "dv") else tensor
+
+    results = gradient_results(trial, other, move)
+    return failed(other) or check_within_bounds(
+        "gradient_key_permutation", "with its keys permuted", results
+    )
+
+
+GROUPS = (
+    Group(
+        name="key_permutation", about="the keys in another order", family="relations", adapt=adapt
+    ),
+    Group(
+        name="gradient_key_permutation",
+        about="gradients of keys in another order",
+        entry="backward",
+        family="relations",
+        adapt=adapt,
+    ),
 )
-ORACLE = Oracle(
+
+FORWARD = Oracle(
     name="key_permutation",
     group="key_permutation",
     catches=(
@@ -83,3 +117,17 @@ ORACLE = Oracle(
     excludes=excludes,
     concerns=asked,
 )
+
+BACKWARD = Oracle(
+    name="gradient_key_permutation",
+    group="gradient_key_permutation",
+    catches=(
+        "gradients that depend on a key's place: first and last blocks, tails, sums that begin too"
+        " late"
+    ),
+    judge=judge_backward,
+    excludes=excludes,
+    concerns=asked,
+)
+
+ORACLES = (FORWARD, BACKWARD)

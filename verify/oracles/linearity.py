@@ -1,5 +1,8 @@
 """Linearity: O is linear in V, so the O of V's leading bits and that of the rest add up; LSE does
-not look at V."""
+not look at V.
+
+Gradient linearity: dQ, dK and dV are linear in dO, so those of dO's leading bits and those of
+the rest add up."""
 
 from __future__ import annotations
 
@@ -89,8 +92,51 @@ def _results(trials: list[Trial]) -> Iterator[RelatedResult]:
     )
 
 
-GROUP = Group(name="linearity", about="V in two parts that add up to it", family="relations")
-ORACLE = Oracle(
+def judge_backward(trial: Trial) -> Ruling:
+    """g(dO) = g(dO1) + g(dO2), dO = dO1 + dO2 exactly: within the bounds of all three, each for
+    what its forward saved."""
+    parts = leading_bit(trial.dout, trial.problem.format_out)
+    tags = ("leading bits of dO", "rest of dO")
+    others = [
+        trial.beside(tag, trial.problem, inputs=trial.inputs, dout=part)
+        for tag, part in zip(tags, parts, strict=True)
+    ]
+    for other in others:
+        found = failed(other)
+        if found is not None:
+            return found
+    return check_within_bounds(
+        "gradient_linearity",
+        "as the sum of the gradients by dO's leading bits and by the rest",
+        _gradient_results(trial, others),
+    )
+
+
+def _gradient_results(trial: Trial, others: list[Trial]) -> Iterator[RelatedResult]:
+    one, two = others
+    for name, tensor in trial.first.outputs.items():
+        output, bound = trial.problem.format, getattr(trial.gradients, f"{name}_bound")
+        parts = [
+            part_bound(getattr(t.gradients, f"{name}_bound"), getattr(t.gradients, name), output)
+            for t in others
+        ]
+        total = one.first.outputs[name].double() + two.first.outputs[name].double()
+        yield RelatedResult(
+            name, tensor, bound, total, parts[0] + parts[1], getattr(trial.gradients, name), output
+        )
+
+
+GROUPS = (
+    Group(name="linearity", about="V in two parts that add up to it", family="relations"),
+    Group(
+        name="gradient_linearity",
+        about="dO in two parts that add up to it",
+        entry="backward",
+        family="relations",
+    ),
+)
+
+FORWARD = Oracle(
     name="linearity",
     group="linearity",
     catches=(
@@ -100,3 +146,16 @@ ORACLE = Oracle(
     judge=judge,
     concerns=lambda trial: trial.problem.pairs > 0,
 )
+
+BACKWARD = Oracle(
+    name="gradient_linearity",
+    group="gradient_linearity",
+    catches=(
+        "upstream gradients that are clamped or flushed, a delta of something else, accumulators"
+        " that keep what they had"
+    ),
+    judge=judge_backward,
+    concerns=lambda trial: trial.problem.pairs > 0,
+)
+
+ORACLES = (FORWARD, BACKWARD)

@@ -1,16 +1,35 @@
 """Powers of two: V times 2^k makes O exactly 2^k times as large; Q times 2^a and K times 2^-a
-change no bit of O and LSE."""
+change no bit of O and LSE.
+
+Powers of two, backward: dO times 2^g scales all gradients exactly; Q times 2^a and K times 2^-a
+scale dQ and dK."""
 
 from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
+from verify.arithmetic.dtypes import DType, dtype_named
 from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import check_same_bits, failed
-from verify.judging.power_scaling import SHORTEST, normal, powers, scaled, tamed, times, wide
+from verify.judging.power_scaling import (
+    SHORTEST,
+    Powers,
+    chosen,
+    normal,
+    powers,
+    room,
+    scaled,
+    spread_of_weights,
+    tamed,
+    times,
+    wide,
+)
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
+from verify.variant import Declaration, GradientNumerics
 
 
 def judge(trial: Trial) -> Ruling:
@@ -52,15 +71,132 @@ def concerns(trial: Trial) -> bool:
     )
 
 
-GROUP = Group(
-    name="power_of_two",
-    about="inputs times powers of two: results scale bit for bit",
-    family="exact",
-    distributions=("octaves", "small_integers"),
-    adapt=tamed,
+_FACTOR = 34  # binary exponents that dP - delta may lie below 1
+
+
+def exponents(trial: Trial) -> tuple[int, int]:
+    """a and g.  V stays as it is, so O and LSE keep their bits.  dS is P (dP - delta), and must be
+    a normal number in fp32, as must its products with K and Q: what fp32's range leaves is divided
+    between a and g."""
+    p = trial.problem
+    spare = int(powers_left(trial))
+    if spare <= 0 or not trial.dout.numel():
+        return 0, 0
+    a = max(-(spare // 3), min(spare // 3, powers(trial).keys))
+    for operand, side in _prescaled(trial):  # what the scale has multiplied must be normal too
+        least, most = room(operand, _dtype(trial, _declared(trial).operands), False)
+        a = side * max(least, min(most, side * a)) if least <= 0 <= most else 0
+    low, high = room(trial.dout, p.format_out, False)
+    g = chosen((max(low, -(spare // 2)), min(high, spare // 2)), bool(p.seed & 2))
+    # Where dS is rounded to a format of short range, dO is scaled in every other problem, and then
+    # shows in dV alone.
+    return a, g if _wide_dscores(trial) or p.seed & 4 else 0
+
+
+def _prescaled(trial: Trial) -> list[tuple[Tensor, int]]:
+    """Operands that the scale has multiplied, fp64, and the sign of a in the power that multiplies
+    each."""
+    (q, k, _), scale, declared = trial.expanded, trial.problem.scale, _declared(trial).prescale
+    if declared == "k":
+        return [(k.double() * scale * math.log2(math.e), -1)]
+    root = math.sqrt(abs(scale))
+    return [(q.double() * root, 1), (k.double() * root, -1)] if declared == "sqrt" else []
+
+
+def powers_left(trial: Trial) -> float:
+    """Binary exponents of fp32's range that P and dP - delta leave."""
+    return 120 - spread_of_weights(trial) - _FACTOR
+
+
+def _wide_dscores(trial: Trial) -> bool:
+    """Whether dS, and the delta that it is made of, have fp32's range."""
+    declared = _declared(trial)
+    return not any(
+        _short(_dtype(trial, name)) for name in (declared.score_gradient, declared.delta)
+    )
+
+
+def _declared(trial: Trial) -> GradientNumerics:
+    declared = trial.declaration.gradients
+    assert declared is not None
+    return declared
+
+
+def _dtype(trial: Trial, name: str) -> DType:
+    return dtype_named(trial.problem.dtype if name == "input" else name)
+
+
+def _short(dtype: DType) -> bool:
+    """Whether its range is shorter than fp32's."""
+    return dtype.emin > dtype_named("float32").emin
+
+
+def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
+    """Gradients whose parts are rounded to a short range, in memory or by head: they may be
+    subnormal, and the whole not."""
+    declared = _declared(trial)
+    cast = declared.group == "cast" and trial.problem.group > 1 and _short(trial.problem.format)
+    atomics = declared.atomics if _short(_dtype(trial, declared.atomics_dtype)) else ()
+    return (*atomics, *(("dk", "dv") if cast else ()))
+
+
+def judge_backward(trial: Trial) -> Ruling:
+    """One further forward and backward; gradients are compared where they are normal numbers both
+    times."""
+    a, g = exponents(trial)
+    inputs, dout = scaled(trial, Powers(a, 0)), times(trial.dout, math.ldexp(1.0, g))
+    other = trial.beside("power_of_two_backward", trial.problem, inputs=inputs, dout=dout)
+    ruling = failed(other, other.first)
+    if ruling is not None:
+        return ruling
+    saved = [
+        (f"saved {name}", tensor, other.saved.outputs[name])
+        for name, tensor in trial.saved.outputs.items()
+    ]
+    what = f"q 2^{a}, k 2^{-a}, dO 2^{g}"
+    ruling = check_same_bits("power_of_two_backward", what, saved)
+    if ruling.finding is not None:
+        return ruling
+    powers_of = {"dv": g} | ({"dq": g - a, "dk": g + a} if g == 0 or _wide_dscores(trial) else {})
+    pairs: list[tuple[str, Tensor, Tensor]] = []
+    asked = {}
+    narrow = _summed_narrowly(trial)
+    for name, power in powers_of.items():
+        if power and name in narrow:
+            continue
+        before, factor = trial.first.outputs[name], math.ldexp(1.0, power)
+        pairs.append((name, times(before, factor), other.first.outputs[name]))
+        asked[name] = normal(before, factor, trial.problem.format)
+    return check_same_bits("power_of_two_backward", what, pairs, asked)
+
+
+def excludes_backward(declaration: Declaration) -> str | None:
+    """Why gradients need not scale bit for bit, or None."""
+    contract = declaration.contract
+    if not (contract.deterministic and contract.deterministic_backward):
+        return "declared not deterministic"
+    return wide(declaration)
+
+
+GROUPS = (
+    Group(
+        name="power_of_two",
+        about="inputs times powers of two: results scale bit for bit",
+        family="exact",
+        distributions=("octaves", "small_integers"),
+        adapt=tamed,
+    ),
+    Group(
+        name="power_of_two_backward",
+        about="inputs and upstream gradient times powers of two: gradients scale bit for bit",
+        entry="backward",
+        family="exact",
+        distributions=("octaves", "small_integers"),
+        adapt=tamed,
+    ),
 )
 
-ORACLE = Oracle(
+FORWARD = Oracle(
     name="power_of_two",
     group="power_of_two",
     catches=(
@@ -70,3 +206,16 @@ ORACLE = Oracle(
     excludes=wide,
     concerns=concerns,
 )
+
+BACKWARD = Oracle(
+    name="power_of_two_backward",
+    group="power_of_two_backward",
+    catches=(
+        "hidden absolute epsilons, clamps, flushing to zero and narrow intermediates in a backward"
+    ),
+    judge=judge_backward,
+    excludes=excludes_backward,
+    concerns=lambda trial: exponents(trial) != (0, 0),
+)
+
+ORACLES = (FORWARD, BACKWARD)

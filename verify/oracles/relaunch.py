@@ -1,5 +1,8 @@
 """Relaunch: another problem of the same shapes in the same process is right too, and leaves nothing
-behind for the first."""
+behind for the first.
+
+Relaunch, of gradients: another problem of the same shapes in the same process, then the first
+one again."""
 
 from __future__ import annotations
 
@@ -59,10 +62,12 @@ def _other_scale(problem: Problem) -> float:
 
 def judge(trial: Trial) -> Ruling:
     """Its O and LSE within their bounds; then the first problem's bits again."""
-    return judged("relaunch", trial, _results, repeats=trial.declaration.contract.deterministic)
+    return _judge_relaunch(
+        "relaunch", trial, _results, repeats=trial.declaration.contract.deterministic
+    )
 
 
-def judged(
+def _judge_relaunch(
     oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result]], *, repeats: bool
 ) -> Ruling:
     """The other problem's results, each within its own bound; then the first problem again, bit for
@@ -110,12 +115,38 @@ def _results(trial: Trial) -> Iterator[Result]:
         )
 
 
-GROUP = Group(
-    name="relaunch",
-    about="another problem of the same shapes, and the first again",
-    family="relations",
+def judge_backward(trial: Trial) -> Ruling:
+    """Its dQ, dK and dV, from what its own forward saved, within their bounds; then the first
+    problem's bits again."""
+    return _judge_relaunch(
+        "relaunch_backward",
+        trial,
+        _gradient_results,
+        repeats=trial.declaration.contract.deterministic_backward,
+    )
+
+
+def _gradient_results(trial: Trial) -> Iterator[Result]:
+    truth = trial.gradients
+    for name, got in trial.first.outputs.items():
+        yield name, got, getattr(truth, name), getattr(truth, f"{name}_bound"), trial.problem.format
+
+
+GROUPS = (
+    Group(
+        name="relaunch",
+        about="another problem of the same shapes, and the first again",
+        family="relations",
+    ),
+    Group(
+        name="relaunch_backward",
+        about="the gradients of another problem of the same shapes, and of the first again",
+        entry="backward",
+        family="relations",
+    ),
 )
-ORACLE = Oracle(
+
+FORWARD = Oracle(
     name="relaunch",
     group="relaunch",
     catches=(
@@ -124,3 +155,15 @@ ORACLE = Oracle(
     ),
     judge=judge,
 )
+
+BACKWARD = Oracle(
+    name="relaunch_backward",
+    group="relaunch_backward",
+    catches=(
+        "what a backward keeps of one launch and applies to the next: scales, masks, strides,"
+        " delta, counters"
+    ),
+    judge=judge_backward,
+)
+
+ORACLES = (FORWARD, BACKWARD)

@@ -1,8 +1,12 @@
 """Replicated heads: grouped heads give what they give with each key head stored once for every
-query head."""
+query head.
+
+Gradients of replicated heads: dQ is the same, and dK and dV of a key head are the sums over its
+copies."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -10,10 +14,12 @@ from torch import Tensor
 
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
+    RelatedResult,
     check_within_bounds,
     failed,
     forward_pairs,
     forward_results,
+    part_bound,
     same_bits,
     taken,
 )
@@ -73,13 +79,64 @@ def excludes(declaration: Declaration) -> str | None:
     return None if declaration.support.grouped_heads else "supports no grouped heads"
 
 
-GROUP = Group(
-    name="replicated_heads",
-    about="grouped heads, and the same ungrouped",
-    family="relations",
-    adapt=adapt,
+def judge_backward(trial: Trial) -> Ruling:
+    """The copies' gradients are summed in fp64, and so are their bounds."""
+    p = trial.problem
+    other = trial.beside(
+        "replicated", replicated(p), inputs=replicas(p, trial.inputs), dout=trial.dout
+    )
+    when = f"with {p.heads_kv} key heads stored once for each of {p.heads_q} query heads"
+    return failed(other) or check_within_bounds(
+        "gradient_replicated_heads", when, _gradient_results(trial, other)
+    )
+
+
+def _gradient_results(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
+    def summed(name: str, tensor: Tensor) -> Tensor:
+        b, _, *rest = tensor.shape
+        return (
+            tensor.double()
+            if name == "dq"
+            else tensor.double().view(b, -1, trial.problem.group, *rest).sum(2)
+        )
+
+    output = trial.problem.format
+    for name, tensor in trial.first.outputs.items():
+        yield RelatedResult(
+            name,
+            tensor,
+            getattr(trial.gradients, f"{name}_bound"),
+            summed(name, other.first.outputs[name]),
+            summed(
+                name,
+                part_bound(
+                    getattr(other.gradients, f"{name}_bound"),
+                    getattr(other.gradients, name),
+                    output,
+                ),
+            ),
+            getattr(trial.gradients, name),
+            output,
+        )
+
+
+GROUPS = (
+    Group(
+        name="replicated_heads",
+        about="grouped heads, and the same ungrouped",
+        family="relations",
+        adapt=adapt,
+    ),
+    Group(
+        name="gradient_replicated_heads",
+        about="gradients of grouped heads, and of the same ungrouped",
+        entry="backward",
+        family="relations",
+        adapt=adapt,
+    ),
 )
-ORACLE = Oracle(
+
+FORWARD = Oracle(
     name="replicated_heads",
     group="replicated_heads",
     catches=(
@@ -90,3 +147,17 @@ ORACLE = Oracle(
     excludes=excludes,
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )
+
+BACKWARD = Oracle(
+    name="gradient_replicated_heads",
+    group="gradient_replicated_heads",
+    catches=(
+        "heads of a group that are left out of dK and dV, counted twice, or given to another key"
+        " head"
+    ),
+    judge=judge_backward,
+    excludes=excludes,
+    concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
+)
+
+ORACLES = (FORWARD, BACKWARD)

@@ -1,18 +1,24 @@
 """Slice: one sequence alone gives the bits that it gave in the batch; one key head alone is within
-its bounds."""
+its bounds.
+
+Gradient slice: one sequence alone gives the gradients' bits that it gave in the batch; one key
+head is within its bounds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from references.masks import intersect
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
+    Pair,
     check_same_bits,
     check_within_bounds,
     failed,
     forward_pairs,
     forward_results,
+    gradient_results,
     same_bits,
 )
 from verify.judging.parts import Part
@@ -90,10 +96,50 @@ def name_of(part: Part, alone: Problem) -> str:
     return f"with sequence {part.batch.start}{head} alone"
 
 
-GROUP = Group(
-    name="slice", about="one sequence, or one head of it, alone", family="relations", adapt=adapt
+def judge_backward(trial: Trial) -> Ruling:
+    """What the sequence's own forward saves should be the same, too; the gradients follow from
+    it."""
+    part, alone = sliced(trial.problem, trial.declaration.support)
+    dout = part.result(trial.problem, trial.dout)
+    other = trial.beside("slice", alone, inputs=part.inputs(trial), dout=dout)
+    found = failed(other)
+    if found is not None:
+        return found
+    pairs, when, contract = (
+        list(_gradient_pairs(trial, other, part)),
+        name_of(part, alone),
+        trial.declaration.contract,
+    )
+    if contract.deterministic and contract.deterministic_backward and invariant(trial, alone):
+        return check_same_bits("gradient_slice", when, pairs)
+    move = partial(part.gradient, trial.problem)
+    return same_bits(pairs) or check_within_bounds(
+        "gradient_slice", when, gradient_results(trial, other, move)
+    )
+
+
+def _gradient_pairs(trial: Trial, other: Trial, part: Part) -> Iterator[Pair]:
+    for name, tensor in trial.first.outputs.items():
+        yield name, part.gradient(trial.problem, name, tensor), other.first.outputs[name]
+
+
+GROUPS = (
+    Group(
+        name="slice",
+        about="one sequence, or one head of it, alone",
+        family="relations",
+        adapt=adapt,
+    ),
+    Group(
+        name="gradient_slice",
+        about="the gradients of one sequence, or of one head of it, alone",
+        entry="backward",
+        family="relations",
+        adapt=adapt,
+    ),
 )
-ORACLE = Oracle(
+
+FORWARD = Oracle(
     name="slice",
     group="slice",
     catches=(
@@ -103,3 +149,16 @@ ORACLE = Oracle(
     judge=judge,
     concerns=lambda trial: trial.problem.batch * trial.problem.heads_kv > 1,
 )
+
+BACKWARD = Oracle(
+    name="gradient_slice",
+    group="gradient_slice",
+    catches=(
+        "gradients that leak between sequences and heads, accumulators shared by them, schedules"
+        " that depend on the batch"
+    ),
+    judge=judge_backward,
+    concerns=lambda trial: trial.problem.batch * trial.problem.heads_kv > 1,
+)
+
+ORACLES = (FORWARD, BACKWARD)

@@ -69,7 +69,7 @@ def test_an_eager_softcap_in_16_bits_is_within_its_bounds(one_thread: None) -> N
         q, k, v = (x.to(torch.bfloat16) for x in trial.expanded)
         capped = torch.tanh(q @ k.mT * 4.0 / 20.0) * 20.0
         trial.launches["first"] = Launch(OK, "nan", {"out": torch.softmax(capped, -1) @ v})
-        ruling = bound.ORACLE.judge(trial)
+        ruling = bound.FORWARD.judge(trial)
         assert acquitted(ruling)
         worst = max(worst, ruling.measures["r_out"])
     assert worst > 0.3, "the bound says nothing"

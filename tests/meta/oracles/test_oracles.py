@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ from verify.oracles import (
     Oracle,
     bound,
     counting,
+    defined,
     empty_rows,
     gather,
     grouped,
@@ -74,13 +76,13 @@ def test_every_oracle_says_what_it_catches_and_belongs_to_a_group() -> None:
 
 
 RIGHT = {
-    "bound": (bound.ORACLE, PLAIN),
-    "bound, empty rows": (bound.ORACLE, EMPTY),
-    "bound, half": (bound.ORACLE, PLAIN.but(dtype="float16", mask=Causal())),
+    "bound": (bound.FORWARD, PLAIN),
+    "bound, empty rows": (bound.FORWARD, EMPTY),
+    "bound, half": (bound.FORWARD, PLAIN.but(dtype="float16", mask=Causal())),
     "counting": (counting.ORACLE, PLAIN.but(distribution="counting", mask=Window(2, 1))),
     "counting, half": (counting.ORACLE, EMPTY.but(distribution="counting", dtype="float16")),
-    "gather": (gather.ORACLE, PLAIN.but(distribution="gather", mask=Causal())),
-    "gather, half": (gather.ORACLE, EMPTY.but(distribution="gather", dtype="float16")),
+    "gather": (gather.FORWARD, PLAIN.but(distribution="gather", mask=Causal())),
+    "gather, half": (gather.FORWARD, EMPTY.but(distribution="gather", dtype="float16")),
     "empty_rows": (empty_rows.ORACLE, EMPTY),
 }
 
@@ -425,6 +427,16 @@ def test_groups_and_oracles_name_only_what_exists() -> None:
         ordered([replace(oracle, group="yours")], grouped([mine]))
     with pytest.raises(ValueError, match=r"oracle new: group mine has two of that name"):
         ordered([oracle, oracle], grouped([mine]))
+
+
+def test_a_module_may_define_one_group_or_several() -> None:
+    one, two, three = (Group(name=name, about="") for name in ("one", "two", "three"))
+    module = ModuleType("mine")
+    assert defined(module, "GROUP") == ()
+    module.GROUPS = (one, two)
+    assert defined(module, "GROUP") == (one, two)
+    module.GROUP = three
+    assert defined(module, "GROUP") == (one, two, three)
 
 
 def test_every_oracle_is_tried_here() -> None:

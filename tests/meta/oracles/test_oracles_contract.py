@@ -19,7 +19,6 @@ from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles.contract import lse
 from verify.oracles.contract import oracle as contract
-from verify.oracles.contract import oracle_backward as contract_backward
 from verify.problem import Problem
 from verify.variant import Contract, Declaration, GradientNumerics
 
@@ -348,7 +347,7 @@ def backward(
         if plant is not None and tag == ("first" if problem.mask != PLAIN.mask else "repeated2"):
             plant(made)
         asked.launches[tag] = Launch(OK, "nan", made)
-    return contract_backward.judge(asked)
+    return contract.judge_backward(asked)
 
 
 def test_gradients_that_differ_between_runs_contradict_a_deterministic_backward() -> None:

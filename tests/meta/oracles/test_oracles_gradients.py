@@ -21,7 +21,7 @@ from tests.harness.fake_trials import (
 from verify.cell.process import Reply
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
-from verify.oracles import gradient_bound, gradient_sums, repeat
+from verify.oracles import bound, gradient_sums, repeat
 from verify.variant import GradientNumerics
 
 torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def test_exact_gradients_pass() -> None:
         PLAIN.but(dtype="float16", mask=Causal()),
         PLAIN.but(softmax_scale=-1.0),
     ):
-        ruling = gradient_bound.judge(tried(problem))
+        ruling = bound.judge_backward(tried(problem))
         assert acquitted(ruling)
         assert {"r_dq", "r_dk", "r_dv", "worst_index_dk", "worst_bound_dv", "max_error_dq"} <= set(
             ruling.measures
@@ -67,7 +67,7 @@ def test_one_element_out_of_bounds_is_convicted_and_located() -> None:
         def plant(exact: dict[str, Tensor], name: str = name) -> None:
             exact[name][1, 0, 2, 3] += 0.01
 
-        finding = convicted(gradient_bound.judge(tried(plant=plant)), f"{name} is off by 0.01")
+        finding = convicted(bound.judge_backward(tried(plant=plant)), f"{name} is off by 0.01")
         assert (finding.oracle, finding.where, finding.count) == ("gradient_bound", place, 1)
 
 
@@ -81,7 +81,7 @@ def test_an_infinite_gradient_that_is_right_breaks_no_sum() -> None:
     exact = {name: getattr(trial.gradients, name).to(torch.float16) for name in ("dq", "dk", "dv")}
     assert bool(exact["dv"].isinf().any())
     trial.launches["first"] = Launch(Reply("ok"), "nan", exact)
-    assert acquitted(gradient_bound.judge(trial))
+    assert acquitted(bound.judge_backward(trial))
     assert acquitted(gradient_sums.judge(trial))
     exact["dk"][0, 0, 0, 0] = torch.inf
     convicted(gradient_sums.judge(trial), "sum dK = 0 does not hold")
@@ -89,7 +89,7 @@ def test_an_infinite_gradient_that_is_right_breaks_no_sum() -> None:
 
 def test_not_a_number_is_convicted() -> None:
     finding = convicted(
-        gradient_bound.judge(tried(plant=lambda exact: exact["dv"][0, 1].fill_(torch.nan)))
+        bound.judge_backward(tried(plant=lambda exact: exact["dv"][0, 1].fill_(torch.nan)))
     )
     assert finding.count == PLAIN.seqlen_kv * PLAIN.head_dim
 
@@ -97,7 +97,7 @@ def test_not_a_number_is_convicted() -> None:
 def test_a_row_without_a_key_has_no_gradient() -> None:
     """Sequence 1 sees nothing: exactly zero, without tolerance."""
     convicted(
-        gradient_bound.judge(tried(EMPTY, lambda exact: exact["dk"][1, 0, 3].fill_(1e-30))),
+        bound.judge_backward(tried(EMPTY, lambda exact: exact["dk"][1, 0, 3].fill_(1e-30))),
         "dk is off by",
     )
 
@@ -109,13 +109,13 @@ def test_a_wrong_forward_excuses_nothing() -> None:
     trial.launches["saved"] = Launch(
         Reply("ok"), "nan", {"out": out, "lse": trial.saved.outputs["lse"]}
     )
-    convicted(gradient_bound.judge(trial), "saved out is off by 1")
+    convicted(bound.judge_backward(trial), "saved out is off by 1")
     trial = tried()
     lse = trial.saved.outputs["lse"] + 1.0
     trial.launches["saved"] = Launch(
         Reply("ok"), "nan", {"out": trial.saved.outputs["out"], "lse": lse}
     )
-    convicted(gradient_bound.judge(trial), "saved lse is off by 1")
+    convicted(bound.judge_backward(trial), "saved lse is off by 1")
 
 
 def test_gradients_too_must_repeat() -> None:

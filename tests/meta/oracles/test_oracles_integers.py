@@ -19,7 +19,7 @@ from tests.harness.reference_kernel import Hand, faulty, tried_by, truncated
 from verify.arithmetic.instructions import EXP
 from verify.arithmetic.mma import unit_for
 from verify.judging.trial import Trial
-from verify.oracles import bound, dyadic, gather_backward, gradient_bound, integer_scores, of_group
+from verify.oracles import bound, dyadic, gather, integer_scores, of_group
 from verify.problem import Problem
 from verify.problem.known_answers import DYADIC_RANGE, gather_targets
 from verify.variant import Config, Contract, Declaration, GradientNumerics, Numerics
@@ -316,7 +316,7 @@ def scattered(dtype: str = "float16", **changes: object) -> Problem:
 def test_a_gathered_row_has_no_gradient_but_dv(dtype: str) -> None:
     for mask in MASKS:
         trial = tried_by(Hand(), scattered(dtype, mask=mask), "backward")
-        ruling = gather_backward.judge(trial)
+        ruling = gather.judge_backward(trial)
         assert acquitted(ruling)
         assert ruling.measures["gather_backward_exact_rows"] == 1
 
@@ -328,7 +328,7 @@ def test_dv_is_the_sum_of_dout_bit_for_bit() -> None:
     for b, h, i in (targets >= 0).nonzero().tolist():
         want[b, h // 2, targets[b, h, i]] += trial.dout[b, h, i].float()
     assert torch.equal(trial.first.outputs["dv"].float(), want)
-    _, slack = gather_backward._scattered(trial, targets, targets >= 0)
+    _, slack = gather._scattered(trial, targets, targets >= 0)
     assert float(slack.max()) == 0
 
 
@@ -347,7 +347,7 @@ def test_a_gradient_where_there_is_none_is_convicted(name: str) -> None:
     trial = tried_by(hand, scattered(), "backward")
     # the forward is another kernel, and right
     trial.launches["saved"] = tried_by(Hand(), scattered()).first
-    convicted(gather_backward.judge(trial), words)
+    convicted(gather.judge_backward(trial), words)
 
 
 def test_a_delta_a_little_off_looks_right_elsewhere() -> None:
@@ -356,18 +356,18 @@ def test_a_delta_a_little_off_looks_right_elsewhere() -> None:
         hand, problem("normal", "bfloat16"), "backward", configs=(Config(block_m=16, block_n=32),)
     )
     trial.launches["saved"] = tried_by(Hand(), problem("normal", "bfloat16")).first
-    assert acquitted(gradient_bound.judge(trial))
+    assert acquitted(bound.judge_backward(trial))
 
 
 def test_rows_and_keys_that_are_wrong_are_named() -> None:
     for name, place in (("dq", "dq[b=1, h=3, q=4, d=5]"), ("dk", "dk[b=1, h=1, k=4, d=5]")):
         trial = tried_by(Hand(), scattered(), "backward")
         trial.first.outputs[name][1, -1, 4, 5] = 2.0**-20
-        finding = convicted(gather_backward.judge(trial), f"{name} is 9.5", "should be 0")
+        finding = convicted(gather.judge_backward(trial), f"{name} is 9.5", "should be 0")
         assert (finding.where, finding.count) == (place, 1)
     trial = tried_by(Hand(), scattered(), "backward")
     trial.first.outputs["dv"][0, 1, 3] *= 0.0
-    assert convicted(gather_backward.judge(trial), "dv is 0 at dv[b=0, h=1, k=3").count > 0
+    assert convicted(gather.judge_backward(trial), "dv is 0 at dv[b=0, h=1, k=3").count > 0
 
 
 def test_a_forward_that_does_not_gather_exactly_is_not_held_against_the_backward() -> None:
@@ -376,7 +376,7 @@ def test_a_forward_that_does_not_gather_exactly_is_not_held_against_the_backward
     saved["out"] = saved["out"].clone()
     saved["out"][0, 0, 3] *= 1 + 2**-22
     trial.launches["saved"] = replace(trial.saved, outputs=saved)
-    ruling = gather_backward.judge(trial)
+    ruling = gather.judge_backward(trial)
     assert acquitted(ruling)
     assert ruling.measures["gather_backward_exact_rows"] == 319 / 320
 
@@ -397,9 +397,9 @@ def test_a_backward_that_may_honestly_miss_these_integers_is_not_asked() -> None
         case = scattered("bfloat16", head_dim=512)
         trial = tried_by(hand, case, "backward")
         trial.launches["saved"] = tried_by(Hand(), case).first
-        assert not acquitted(gather_backward.judge(trial))
+        assert not acquitted(gather.judge_backward(trial))
     (long,) = (oracle for oracle in of_group("long_gradients") if oracle.name == "gather_backward")
-    for excludes in (gather_backward.ORACLE.excludes, long.excludes):
+    for excludes in (gather.BACKWARD.excludes, long.excludes):
         assert excludes(DECLARED) == "declares no gradients"
         for known in (
             {},
@@ -429,8 +429,8 @@ def test_a_field_that_nobody_knows_is_a_reason() -> None:
         frozen=True,
         kw_only=True,
     )
-    assert gather_backward.excludes(replace(DECLARED, gradients=newer())) is None
-    told = gather_backward.excludes(replace(DECLARED, gradients=newer(novel="yes")))
+    assert gather.excludes_backward(replace(DECLARED, gradients=newer())) is None
+    told = gather.excludes_backward(replace(DECLARED, gradients=newer(novel="yes")))
     assert told == "declares novel = 'yes', for which nothing is derived"
 
 
@@ -444,6 +444,6 @@ def test_nothing_that_a_forward_declares_changes_what_its_backward_is_asked() ->
         scores="input",
     )
     trial = tried_by(Hand(), scattered(), "backward", numerics=odd)
-    assert gather_backward.judge(trial) == gather_backward.judge(
+    assert gather.judge_backward(trial) == gather.judge_backward(
         tried_by(Hand(), scattered(), "backward")
     )

@@ -13,7 +13,7 @@ from references.masks import Causal, Lengths
 from tests.harness.fake_trials import DECLARED, acquitted, convicted
 from tests.harness.reference_kernel import Hand, faulty, tried_by
 from verify.judging.power_scaling import Powers, powers, scaled, tamed, times
-from verify.oracles import bound, gradient_bound, power_of_two, power_of_two_backward
+from verify.oracles import bound, power_of_two
 from verify.problem import Problem
 from verify.variant import Config, Contract, GradientNumerics
 
@@ -41,11 +41,11 @@ def test_an_honest_kernel_scales(dtype: str) -> None:
             problem(dtype, seed=seed, mask=Lengths((24, 5), (70, 0))),
         ):
             trial = tried_by(Hand(), case)
-            assert power_of_two.ORACLE.concerns(trial)
+            assert power_of_two.FORWARD.concerns(trial)
             assert acquitted(power_of_two.judge(trial))
             backward = tried_by(Hand(), case, "backward")
-            assert power_of_two_backward.ORACLE.concerns(backward)
-            assert acquitted(power_of_two_backward.judge(backward))
+            assert power_of_two.BACKWARD.concerns(backward)
+            assert acquitted(power_of_two.judge_backward(backward))
 
 
 def test_both_directions_are_asked_as_far_as_the_format_goes() -> None:
@@ -100,7 +100,7 @@ def test_a_kernel_that_repeats_no_bits_is_held_to_its_bound() -> None:
         "out is off by",
     )
     assert (
-        power_of_two_backward.ORACLE.excludes(replace(DECLARED, contract=free))
+        power_of_two.BACKWARD.excludes(replace(DECLARED, contract=free))
         == "declared not deterministic"
     )
 
@@ -123,7 +123,7 @@ def test_what_is_absolute_in_a_backward_is_convicted(name: str) -> None:
     for seed in (0, 1, 2, 3):
         case = problem("bfloat16", seed=seed)
         trial = tried_by(BACKWARD_FAULTS[name], case, "backward")
-        a, g = power_of_two_backward.exponents(trial)
+        a, g = power_of_two.exponents(trial)
         honest = tried_by(Hand(), case)
         inputs, dout = scaled(trial, Powers(a, 0)), times(trial.dout, 2.0**g)
         other = honest.beside("power_of_two_backward", case, inputs=inputs)
@@ -132,7 +132,7 @@ def test_what_is_absolute_in_a_backward_is_convicted(name: str) -> None:
         trial.beside("power_of_two_backward", case, inputs=inputs, dout=dout).launches["saved"] = (
             other.first
         )
-        found.append(power_of_two_backward.judge(trial))
+        found.append(power_of_two.judge_backward(trial))
     finding = next(ruling for ruling in found if ruling.finding is not None)
     convicted(finding, "should keep its bits")
 
@@ -144,13 +144,13 @@ def test_a_small_epsilon_in_delta_looks_right_elsewhere() -> None:
             BACKWARD_FAULTS[name], case, "backward", configs=(Config(block_m=16, block_n=32),)
         )
         trial.launches["saved"] = tried_by(Hand(), case).first
-        assert acquitted(gradient_bound.judge(trial))
+        assert acquitted(bound.judge_backward(trial))
 
 
 def test_dout_is_scaled_in_every_dtype_and_queries_too() -> None:
     pairs = {
         dtype: [
-            power_of_two_backward.exponents(tried_by(Hand(), problem(dtype, seed=s), "backward"))
+            power_of_two.exponents(tried_by(Hand(), problem(dtype, seed=s), "backward"))
             for s in range(8)
         ]
         for dtype in ("float16", "bfloat16")
@@ -174,12 +174,12 @@ def test_what_the_scale_has_multiplied_stays_normal() -> None:
             )
             for seed in range(2)
         ]
-        found[name] = [power_of_two_backward.exponents(trial)[0] for trial in trials]
+        found[name] = [power_of_two.exponents(trial)[0] for trial in trials]
     assert found == {"none": [12, -12], "k": [2, -12], "sqrt": [7, -7]}
 
 
 def test_short_accumulators_are_not_asked() -> None:
     narrow = replace(DECLARED, numerics=replace(DECLARED.numerics, accumulator="float16"))
-    for oracle in (power_of_two.ORACLE, power_of_two_backward.ORACLE):
+    for oracle in (power_of_two.FORWARD, power_of_two.BACKWARD):
         assert oracle.excludes(DECLARED) is None
         assert oracle.excludes(narrow) == "accumulates in float16, whose range is short"

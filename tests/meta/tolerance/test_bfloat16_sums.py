@@ -30,7 +30,7 @@ from tests.meta.tolerance.test_tolerance_backward import ratios as ratios_backwa
 from tests.meta.tolerance.test_tolerance_backward import truth_of as truth_of_backward
 from verify.arithmetic.mma import provenance, unit_for
 from verify.judging.comparison import compare
-from verify.oracles import gather_backward
+from verify.oracles import gather
 from verify.oracles.numerics.oracle import asks
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
@@ -159,7 +159,7 @@ def test_nothing_is_asked_where_a_sum_may_overflow() -> None:
 
 def test_oracles_whose_premise_is_broken_say_so(opened: Bench) -> None:
     declaration = opened.variants["right"]
-    assert "accumulator = 'bfloat16'" in str(gather_backward.excludes(declaration))
+    assert "accumulator = 'bfloat16'" in str(gather.excludes_backward(declaration))
     problem = SQUARE.but(dtype="bfloat16")
     assert declaration.gradients is not None
     forward = resolve(declaration.numerics, Config(), problem, "cpu")

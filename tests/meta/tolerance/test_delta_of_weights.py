@@ -18,7 +18,7 @@ from tests.meta.judging.test_metamorphic import SQUARE
 from tests.meta.tolerance.test_tolerance_backward import FULL, SHAPES, arithmetic, numerics, saver
 from tests.meta.tolerance.test_tolerance_backward import truth_of as exact_truth_of
 from verify.judging.comparison import compare
-from verify.oracles import gather_backward
+from verify.oracles import gather
 from verify.oracles.long import long_columns
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
@@ -125,7 +125,7 @@ def test_a_wrong_one_is_convicted(fault: str, opened: Bench) -> None:
 def test_oracles_whose_premise_is_broken_say_so(opened: Bench) -> None:
     """exp(S - LSE^) of a rounded LSE^ is not 1, so that D is not dP where one key wins its row."""
     declaration = opened.variants["right"]
-    assert "delta_of = 'weights'" in str(gather_backward.excludes(declaration))
+    assert "delta_of = 'weights'" in str(gather.excludes_backward(declaration))
     oracle = next(one for one in long_columns.ORACLES if one.name == "long_columns")
     assert oracle.excludes is not None
     assert "sums up D" in str(oracle.excludes(declaration))

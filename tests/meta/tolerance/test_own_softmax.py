@@ -19,7 +19,7 @@ from verify.campaign.targets import Target
 from verify.cell.discovery import roster
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
-from verify.oracles import gather_backward, gradient_bound, gradient_sums
+from verify.oracles import bound, gather, gradient_sums
 from verify.oracles.long import long_columns
 from verify.problem import Problem
 from verify.tolerance.backward import gradient_truth, resolve
@@ -111,7 +111,7 @@ def own_trial(problem: Problem, numerics: GradientNumerics = OWN) -> Trial:
 
 
 def test_exact_gradients_pass_and_others_do_not() -> None:
-    for oracle in (gradient_bound, gradient_sums):
+    for oracle in (bound.BACKWARD, gradient_sums.ORACLE):
         trial = own_trial(HALF)
         assert acquitted(oracle.judge(trial))
         trial.first.outputs["dk"][0, 0, 2] += 1.0
@@ -122,11 +122,11 @@ def test_the_winner_of_a_row_has_all_its_weight() -> None:
     """P = exp(0) / 1 however the scores were rounded: no slack for an LSE."""
     problem = HALF.but(distribution="gather_integers", softmax_scale=1.0)
     trial = own_trial(problem)
-    assert gather_backward.excludes(trial.declaration) is None
-    assert acquitted(gather_backward.judge(trial))
+    assert gather.excludes_backward(trial.declaration) is None
+    assert acquitted(gather.judge_backward(trial))
     dv = trial.first.outputs["dv"]
     dv[dv != 0] *= 1 + 2**-7
-    convicted(gather_backward.judge(trial), "dv is")
+    convicted(gather.judge_backward(trial), "dv is")
 
 
 def test_columns_alone_say_too_little() -> None:

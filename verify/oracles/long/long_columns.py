@@ -13,7 +13,7 @@ from verify.judging.findings import Ruling
 from verify.judging.selected_positions import Given, column_gradients, positions, row_gradients
 from verify.judging.trial import Trial
 from verify.judging.truth import device_for
-from verify.oracles import Group, Oracle, gather_backward
+from verify.oracles import Group, Oracle, gather
 from verify.oracles.long.long_rows import judge_rows
 from verify.oracles.long.problems import backward_problems
 from verify.tolerance.gradients_arithmetic import resolve
@@ -87,8 +87,8 @@ ORACLES = (
         name="gather_backward",
         group="long_gradients",
         catches="rows and keys anywhere that are lost, doubled or taken for others: dV scatters dO",
-        judge=gather_backward.judge,
-        excludes=gather_backward.excludes,
+        judge=gather.judge_backward,
+        excludes=gather.excludes_backward,
         concerns=lambda trial: trial.problem.distribution == "gather_integers",
         rank=30,
     ),
