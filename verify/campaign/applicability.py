@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import click
 
 from verify.bundle import INSTALLED, ROOT
+from verify.campaign import derivations
 from verify.campaign.targets import excludes_group
 from verify.cell.discovery import roster
 from verify.oracles import Oracle, groups, oracles
 from verify.variant import Declaration
 
 PATH = ROOT / "docs" / "applicability.md"
-COMMAND = "python -m verify oracles --table"
 
 
 def reason(declaration: Declaration, oracle: Oracle) -> str | None:
@@ -60,9 +60,9 @@ def table(declarations: Sequence[Declaration]) -> str:
         f"- {title}, {_numbers(found)}: {why}." for (title, why), found in reasons.items()
     )
     return (
-        f"# Which oracle judges which variant\n\nMade by `{COMMAND}` from the declarations;"
-        " [oracles.md](oracles.md) says what each oracle asks. A variant is asked\nabout its own"
-        " entry points alone, and an oracle may still leave single problems to"
+        f"# Which oracle judges which variant\n\nMade by `{derivations.COMMAND}` from the"
+        " declarations; [oracles.md](oracles.md) says what each oracle asks. A variant is asked\n"
+        "about its own entry points alone, and an oracle may still leave single problems to"
         f" others.\n\n{rows}\n\n{names}\n\n## Left out\n\n{left_out}\n"
     )
 
@@ -83,15 +83,20 @@ def _numbers(found: Sequence[int]) -> str:
 
 
 def list_oracles(write: bool) -> int:
-    """Print the oracles: what each catches, and in which group it sits; or `write` the table of
-    docs/applicability.md."""
+    """Print the oracles: what each catches, and in which group it sits; or `write`
+    docs/applicability.md and docs/oracles.md."""
     if write and INSTALLED:
         raise click.UsageError(
-            "--table: docs/applicability.md is a file of a checkout; an installed wheel has none"
+            "--table: docs/applicability.md and docs/oracles.md are files of a checkout; an"
+            " installed wheel has none"
         )
     if write:
-        PATH.write_text(table(roster().declarations), encoding="utf-8")
-        click.echo(f"wrote {PATH}")
+        for path, text in (
+            (PATH, table(roster().declarations)),
+            (derivations.PATH, derivations.page()),
+        ):
+            path.write_text(text, encoding="utf-8")
+            click.echo(f"wrote {path}")
         return 0
     for oracle in oracles():
         click.echo(f"{oracle.name} ({oracle.group}): {oracle.catches}")

@@ -58,7 +58,10 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     "--table",
     "write",
     is_flag=True,
-    help="Write docs/applicability.md: which oracle judges which variant.",
+    help=(
+        "Write docs/applicability.md (which oracle judges which variant) and docs/oracles.md (what"
+        " each oracle asks, and why)."
+    ),
 )
 def oracles(write: bool) -> int:
     """List the oracles: what each catches, and in which group it sits."""

@@ -1,5 +1,5 @@
 """Sums that hold of gradients whatever the scores are, with slacks that need no reference; derived
-in docs/oracles.md.
+in verify/oracles/gradient_sums.py.
 
     sum_j dV_j = sum_i dO_i     sum_j dK_j = 0, without a softcap     <dQ, Q> = <dK, K>     <dV, V>
     = <dO, O>

@@ -2,8 +2,8 @@
 reference.
 
 Every size comes from norms of rows: |q . k| <= |q| |k|, so that a sequence of any length costs a
-few passes over its tensors. The derivation is in docs/oracles.md; the terms are those of
-docs/tolerance.md, with a row's largest score error in place of each score's own.
+few passes over its tensors. The derivation is in verify/oracles/convexity.py; the terms are those
+of docs/tolerance.md, with a row's largest score error in place of each score's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Oracles: one property per file, forward and backward in it.
 
-A file that defines ORACLE, or ORACLES, is found by itself; nothing else has to be touched.
+A file that defines ORACLE, or ORACLES, is found by itself; nothing else has to be touched.  Its
+docstring derives the property: docs/oracles.md is made of these docstrings.
 
 Oracles of one group judge the same cases, and so share runs and references.  The group also says
 which problems are drawn and which entry point of a kernel answers them.  Most groups are defined
@@ -143,6 +144,16 @@ def oracles() -> tuple[Oracle, ...]:
     """All oracles, by group and rank."""
     found = [oracle for module in _modules() for oracle in defined(module, "ORACLE")]
     return ordered(found, groups())
+
+
+@cache
+def by_module() -> Mapping[ModuleType, tuple[Oracle, ...]]:
+    """The oracles of each module that defines some, as it lists them; the modules in the order of
+    `oracles`, each where the first of its own stands there."""
+    order = oracles()
+    having = {module: defined(module, "ORACLE") for module in _modules()}
+    first = {module: min(map(order.index, own)) for module, own in having.items() if own}
+    return {module: having[module] for module in sorted(first, key=first.__getitem__)}
 
 
 def ordered(several: Sequence[Oracle], known: Mapping[str, Group]) -> tuple[Oracle, ...]:

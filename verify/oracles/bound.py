@@ -1,8 +1,15 @@
 """Bound: every element of O and LSE against fp64, within its own derived tolerance, NaN and Inf
 exact.
 
-Gradient bound: every element of dQ, dK and dV against fp64, within its own derived tolerance,
-NaN and Inf exact."""
+The reference is attention in fp64. docs/tolerance.md derives the bound of each element from the
+declared arithmetic. NaN and infinities must stand where they belong. Any distribution and any
+problem can be judged. Rows without a key are left to empty_rows.
+
+Backward: every element of dQ, dK and dV against fp64, within the bounds of
+docs/tolerance-backward.md. The truth is the gradients that the saved O and LSE imply: the error of
+the saved tensors is known, and it is allowed for. The saved tensors must be within their own
+bounds; a forward that saves something worse excuses nothing.
+"""
 
 from __future__ import annotations
 

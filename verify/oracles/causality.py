@@ -1,7 +1,18 @@
 """Causality: another key, value or query changes no bit of a row that does not look at it.
 
-Gradient causality: a row whose dO is 0 gives nothing to any gradient, and nothing goes between
-rows and keys that are hidden from each other."""
+One hidden key with its value, and one query, are replaced by other ordinary numbers. A row that
+sees neither computes the same from the same operands, so its bits stay. A kernel that rescales
+lazily, or that is not declared deterministic, is held to its bounds instead: the rows of a tile can
+vote on when to catch up with the maximum. Rows that share a maximum (`maximum_rows`) look at all
+that any row of their tile looks at.
+
+Backward: a row whose dO is 0 gives nothing to any gradient, and nothing passes between rows and
+keys that are hidden from each other. First dO is set to 0 from some row on: dQ of these rows is
+exactly 0, and so are dK and dV of keys that only these rows see, because dO = 0 gives dP = delta =
+0, hence dS = 0. Then one key is replaced. The other gradients keep their bits; they are held to
+their bounds where the key reaches rows whose forward rescales lazily or shares a maximum. Elements
+whose bound is infinite are not compared: inf * 0 is NaN.
+"""
 
 from __future__ import annotations
 

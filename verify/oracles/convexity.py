@@ -1,5 +1,24 @@
 """Convexity: O is an average of the V that its row sees, so it lies between the least and the
-greatest, without a reference."""
+greatest, without a reference.
+
+The weights of the average are not negative, whatever the scores are. So
+
+    min V - slack <= O <= max V + slack
+
+over the keys that the row sees (over all keys of the head that some row sees, where rows see no
+single interval). Where V is constant, so is O. The slack follows from docs/tolerance.md without
+delta:
+
+    slack = M [ (1 + u_P)(1 + kappa(n))(1 + u)^(2 n_b) - 1 + min(n (eta_P + 2 t) g, 1) + ls ]
+            / (1 - ls),    M = max |V|,
+
+then division, flushed numbers and the output's rounding are added (`_average` of
+`verify/judging/invariants.py`). g needs |m| <= |s| |q| max |k|. There is no reference, and the time
+is linear in the length: minima and maxima of intervals come from a table of powers of two.
+
+Catches outputs that are not normalised, lost rescales, values from other rows, and off-by-ones
+where rows see few keys.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,17 @@
 """Counting: with Q = 0 every visible key weighs the same, so O = hits / visible and LSE = ln
-visible."""
+visible.
+
+V[:, 0] = 1, and V[j, c] = 1 where j = c - 1 modulo the rest. The hits and the visible keys are
+counted from the mask in integers.
+
+Where exp(0) was measured to be 1, P is not normalised and nothing is merged, all sums are exact,
+and only the division, the exponential and the rounding of the output can err. Elsewhere the bounds
+of docs/tolerance.md hold, with u_P = 0 where P can only be rounded to 1. The bounds are needed for
+three reasons: nothing guarantees that exp(0) = 1; tf32 cuts a weight just below 1 by 2^-11 and a
+normalised 1 / visible by up to 2^-10; an LSE that divides P is rounded.
+
+Catches off-by-ones of masks, windows, lengths and alignments, and a wrong base of LSE.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,13 @@
 """Decode step: the last query rows alone, as a decoder asks for them, are the last rows of the
-prefill."""
+prefill.
+
+A row of attention does not depend on other queries, so the truth of the last rows is the same in
+both questions. A token, a few tokens of a speculative decoder, or a chunk is asked for alone (1, 2,
+7 or 16 rows). A kernel can go another way with few rows, so both results are held to their bounds,
+and the share of equal bits is measured. Rows that share a maximum with other rows in the whole than
+alone have other bounds in each. Needs support for lengths that differ and for problems without a
+mask.
+"""
 
 from __future__ import annotations
 

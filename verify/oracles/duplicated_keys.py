@@ -1,4 +1,10 @@
-"""Duplicated keys: every key and value twice leaves O as it was and adds ln 2 to LSE."""
+"""Duplicated keys: every key and value twice leaves O as it was and adds ln 2 to LSE.
+
+Numerator and denominator of softmax double, and the largest score stays. So O stays and LSE grows
+by ln 2, each within its own bound. Without a mask the copies lie apart, in other blocks. Where the
+mask goes by rows, the queries are doubled too, and the rows that see both copies are compared.
+Needs a mask that can be doubled: random masks cannot.
+"""
 
 from __future__ import annotations
 

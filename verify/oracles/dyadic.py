@@ -1,5 +1,29 @@
 """Dyadic: integer scores under a scale of ln 2 make every weight a power of two, so O is one
-division and one rounding."""
+division and one rounding.
+
+s = ln 2, and the scores are integers in [-4, 4]: every weight is a power of two, none below 2^-8 of
+the row's largest. float32(ln 2 log2 e) is 1, and so is the product of float32(ln 2) and
+float32(log2 e) in fp32. So a kernel that scales by one factor, rounded once, and uses an
+exponential in base 2 has integer exponents, exact differences and, if its exponential is exact at
+integers, exact weights in every dtype of P. V holds integers in [-4, 4): P V, the row sum and the
+rescales are exact as long as sum P |V| 2^8 stays below the limit of integer_scores. O = sum P V /
+sum P is then one division (5 u) and one rounding: it must lie between the values to which the ends
+of that interval round. LSE = ln 2 (m + log2 l) to fp32 rounding. One element of head_dim makes the
+scores climb or fall with the key, so that maxima move.
+
+No document says whether an exponential is exact at integers. It was measured of ex2.approx and
+exp2f on an H100, at every integer from -126 to 127 (`exact_at_integers` in
+`verify/arithmetic/instructions.py`). On sm_90 therefore no error of P is allowed, an ulp of one
+weight shows where weights cancel, and the only slack of O is the division and one rounding. On
+other arches, and in Triton's interpreter, whose exp2 is numpy's, the exponential's error is allowed
+for each key and rescale, and with it the errors of sums that are then not exact; of a 16-bit O that
+leaves all but ties.
+
+Catches exponentials of low precision, fp16 accumulators, lost rescales, mixed bases, and outputs
+that are truncated or rounded twice, which no bound sees. Does not judge kernels of base e, with a
+factor of several roundings (other than descales, which are powers of two here), with normalised P,
+or that merge parts by a rounded LSE.
+"""
 
 from __future__ import annotations
 

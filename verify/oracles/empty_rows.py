@@ -1,5 +1,11 @@
 """Empty rows: a query that sees no key gets exactly what the contract says, in O and in the raw
-LSE."""
+LSE.
+
+Bit for bit, up to the sign of zero; NaN equals NaN where the contract promises NaN. The softmax of
+no score is 0 / 0, so that only a convention can say what such a row holds: the contract declares
+it (`empty_row_out`, `empty_row_lse`). There is no slack. A row is excused only where the declared
+arithmetic can overflow: a masked score of infinity can make NaN of it.
+"""
 
 from __future__ import annotations
 

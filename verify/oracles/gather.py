@@ -1,8 +1,42 @@
 """Gather: one key wins every row by 160 powers of two, so O is that row of V, bit for bit, and LSE
 is its logit.
 
-Gather, backward: one key wins every row and dO, V hold integers, so dP equals delta: dQ = dK =
-0, and dV scatters dO."""
+K holds distinct codes of +-1. q_i is the code of one visible key pi(i), so large that every other
+weight is below 2^-160 of the winner's: zero in fp32. Hence O = V[pi(i)] bit for bit, and LSE is the
+winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In fp32, and where tf32
+cuts the weight (one fma per exponent leaves it below 1), O is rounded to the 8 bits that V has
+before it is compared. The rows of V are unlike each other, so that the finding can name the row
+that was read instead. Catches wrong indices: layouts, swizzles, tails, head maps. Not asked where
+the maximum is rounded up (`maximum_excess`, `maximum_step`): the winner's P is not 1 there.
+
+Backward: the same codes, with integers in V and dO. Where the saved O is V[pi(i)] bit for bit,
+delta_i = sum dO O and the winner's dP = dO . V are sums of the same integers, below 2^24. Both are
+exact in any order, hence equal. So dS = P (dP - delta) = 0 at the winner whatever its P is, and
+also at the other keys, because their P = exp(S - LSE^) underflows: **dQ = dK = 0**, exactly. Rows
+whose saved O is off are not asked, nor are keys that one of these rows selects.
+
+dV_j is the sum of P_i dO_i over the rows that select j. P_i = exp(S_i - LSE^_i) is 1 but for the
+rounding of LSE^, which is known, and the error of the kernel's own exponent, which is delta of
+docs/tolerance-backward.md without kappa, since the products of the codes are exact. In bf16, and
+mostly in fp16, P's dtype rounds all of [exp(z - delta), exp(z + delta)] to 1. Then dV is the sum of
+integers, rounded once if it needs to be. Elsewhere the error that P can have is allowed, and no
+more.
+
+Not asked of backwards that declare what makes another result honest:
+
+- a D that is summed up from P dP and a saved LSE (`delta_of`), and sums in bfloat16: D is not dP;
+- K rounded after it was multiplied by the scale;
+- delta or sums in memory in 16 bits;
+- an exponential that is not known to vanish;
+- a field of `GradientNumerics` that the oracle does not name.
+
+No field of `Numerics` matters: the saved O is looked at, the saved LSE is taken as it is, and
+nothing else of the forward enters. A backward that makes its own softmax has P_i = exp(0) / 1 = 1,
+so that every row is asked and dV has no slack, however Q and K were scaled before.
+
+The backward catches wrong indices, the delta of another row or head, a delta that is a little off
+(2^-9 passes the bound in bf16), lost and doubled rows, and a P that is not 1.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,19 @@
 """Integer scores: Q K^T is exact in any order, so O and LSE are held to a bound whose scores err by
-nothing but the scale."""
+nothing but the scale.
+
+Q and K are sparse integers in [-2, 2], and at two elements of head_dim, one in each half, +x and -x
+with x up to 2^21 (2^11 in 8 bits). Partial sums are large, scores small, and all are integers below
+the limit of any unit. With F fraction bits of the largest term and p + 1 bits of a result, integers
+add up exactly, in any order, while sum |q k| < 2^min(F, p + 1): 2^24 on sm_80 and later, 2^23 on
+sm_70, 2^13 in the 8-bit units of sm_89 and sm_90, and 2^11 for an fp16 accumulator, for which the
+second distribution is made (`small_integers`). Where any scale can be asked for, the scale is a
+power of four, so that q s and q sqrt(s), k sqrt(s) are exact too. They are not exact where an
+exponential in base 2 puts log2 e into them as well.
+
+Expected: O and LSE within the bound that remains with kappa = 0 in Q K^T. Catches accumulators
+narrower than declared (one of 13 bits passes the element bound of O on normal data), a tail of
+head_dim that is lost, and fragments that are exchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,13 @@
 """Key permutation: keys that the same rows see, in another order, leave O and LSE as they were.
 
-Gradients of permuted keys: dK and dV move with their keys, dQ stays."""
+Softmax and P V are sums over keys, in any order, and so are their bounds, which therefore serve
+both orders: the two results may differ by the sum of both bounds. A key moves only among keys that
+exactly the same rows see. A mask that fixes the order of the keys, such as a causal one over a
+square, gives way to another one. Needs support for problems without a mask.
+
+Backward: dK and dV move with their keys, and dQ stays. The forward of the permuted keys saves other
+last bits; the bounds of the second question account for what it saved.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
 """Key shift: K + 1 w^T adds the same to every score of a row, so O stays and LSE grows by scale q .
-w."""
+w.
+
+Softmax does not change when all scores of a row rise by the same. K holds integers in [-2, 2] and w
+multiples of a power of two, so that the shifted K is exactly representable and the rise of LSE is
+known exactly. Each of the two results has its own bound. The softcap is left out: capped scores do
+not move together.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,16 @@
 """Linearity: O is linear in V, so the O of V's leading bits and that of the rest add up; LSE does
 not look at V.
 
-Gradient linearity: dQ, dK and dV are linear in dO, so those of dO's leading bits and those of
-the rest add up."""
+V is split exactly in two, V = V1 + V2. Then O(V) = O(V1) + O(V2) but for the errors of the three
+results, so the slack is the sum of their three bounds. LSE depends on Q and K alone: it keeps its
+bits where runs repeat.
+
+Backward: dQ, dK and dV are linear in dO. dO is split exactly in two, and the gradients add up
+within the bounds of all three, each for what its own forward saved.
+
+An element of which a part can overflow has an infinite bound and is left out, though the sum need
+not overflow.
+"""
 
 from __future__ import annotations
 

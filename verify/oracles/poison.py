@@ -1,4 +1,15 @@
-"""Poison: NaN or huge values where a row does not look change no bit of its O and LSE."""
+"""Poison: NaN or huge values where a row does not look change no bit of its O and LSE.
+
+Keys that some rows do not see hold NaN, in some cases infinities, or huge finite values where the
+contract wants masked values finite. These rows compute from the same operands as before, so they
+keep their bits. A kernel that rescales lazily is held to its bounds instead: the rows of a tile can
+vote on when to catch up with the maximum.
+
+Huge keys are only as large as leaves their scores finite, whatever the scale, and finite in fp16
+where scores can be fp16: an infinity could spread honestly, since -inf + inf is NaN. Huge values
+are finite in the format that V is converted to. Rows that share a maximum are asked if no row of
+their tile sees poison. Needs a mask.
+"""
 
 from __future__ import annotations
 

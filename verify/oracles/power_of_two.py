@@ -1,8 +1,35 @@
 """Powers of two: V times 2^k makes O exactly 2^k times as large; Q times 2^a and K times 2^-a
 change no bit of O and LSE.
 
-Powers of two, backward: dO times 2^g scales all gradients exactly; Q times 2^a and K times 2^-a
-scale dQ and dK."""
+One further run scales V, Q and K, as far up or down as the problem allows. Where there are
+descales, they are multiplied instead of the 8-bit values.
+
+Why bit for bit: the rounding of a scaled number is the scaled rounding, provided that nothing
+underflows or overflows. To ensure this (`verify/judging/power_scaling.py`),
+
+- every nonzero input stays normal in its dtype, also after it was multiplied by the scale where
+  that is declared;
+- weights are at least 2^-(2 |s| max|q| max|k| log2 e), so that products stay within 2^+-120;
+- O is compared where it is normal in its dtype, and above 2^-80, both times.
+
+Values are `octaves`, 1/4 <= |x| < 2 in eight bits, or small integers; scales are at most
+head_dim^-1/2. Kernels with accumulators in fp16 are not asked. Functions that declare nothing may
+have rounded any part to fp16, and are held to the bounds of the scaled problem alone.
+
+Catches epsilons, clamps, thresholds and narrow intermediates that ordinary values never meet: a
+clamp of V at 1000, O + 1e-6, small outputs that are flushed.
+
+Backward: dO times 2^g scales all gradients exactly; Q times 2^a and K times 2^-a scale dQ and dK.
+With Q 2^a and K 2^-a, S, P, dP and dS keep their bits, dQ is divided by 2^a and dK is multiplied by
+2^a. With dO 2^g, dP, delta and dS are multiplied by 2^g, and so are all gradients. V stays, so that
+O and LSE keep their bits too. dS can lie 34 + 2 |s| |q| |k| log2 e binary places below 1; what
+fp32's range leaves is divided between a and g.
+
+Where dS or delta is rounded to fp16, which has subnormals on the way, dO is scaled in every other
+case only, and then only dV is compared. A gradient whose parts are rounded to fp16, in memory or by
+query head, is compared only where it keeps its size: the parts can be subnormal where the whole is
+not. A K that the scale multiplies first must stay normal after this multiplication too.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
 """Refusal: just outside its support a kernel says `Unsupported`, names the argument, and touches
-nothing."""
+nothing.
+
+One argument of the problem lies just outside the declared support. The kernel must raise
+`Unsupported` with the name of that argument, before it touches any memory: a silent wrong answer, a
+crash and another exception are all worse than a refusal. There is no slack. Not asked of kernels
+that declare no support.
+"""
 
 from __future__ import annotations
 

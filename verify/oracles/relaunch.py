@@ -1,8 +1,14 @@
 """Relaunch: another problem of the same shapes in the same process is right too, and leaves nothing
 behind for the first.
 
-Relaunch, of gradients: another problem of the same shapes in the same process, then the first
-one again."""
+The second problem runs in the same process and over the same memory. It has the same shapes and
+dtype, other values and, wherever the support allows it, another scale, mask, softcap and strides.
+Its results must be within its own bounds, although the first problem came before it. Then the first
+problem runs again: it must give the same bits, although the other came before it. Kernels that do
+not declare that runs repeat are asked for the bounds alone.
+
+Backward: the same of dQ, dK and dV, from what the other problem's own forward saved.
+"""
 
 from __future__ import annotations
 

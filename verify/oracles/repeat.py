@@ -1,4 +1,9 @@
-"""Repeat: the same inputs again, over other garbage in the outputs, give the same bits."""
+"""Repeat: the same inputs again, over other garbage in the outputs, give the same bits.
+
+The first run finds NaN in its outputs and workspaces, the second huge finite values: a kernel that
+reads them before it writes them shows. There is no slack. Not asked of kernels that declare that
+their runs differ (`deterministic`, `deterministic_backward`).
+"""
 
 from __future__ import annotations
 

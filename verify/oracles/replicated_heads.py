@@ -1,8 +1,14 @@
 """Replicated heads: grouped heads give what they give with each key head stored once for every
 query head.
 
-Gradients of replicated heads: dQ is the same, and dK and dV of a key head are the sums over its
-copies."""
+Query heads of a group read equal keys and values either way, so the truth is the same. A kernel can
+pack the rows of a group into one tile, so that its sums have another order: both results are held
+to their bounds, and the share of equal bits is measured. Needs support for grouped heads.
+
+Backward: dQ stays. dK and dV of a key head are the sums over its copies, because each query head of
+the group adds its part to the shared head. The copies' gradients are summed in fp64, and so are
+their bounds. An element is left out where that of a copy can overflow.
+"""
 
 from __future__ import annotations
 

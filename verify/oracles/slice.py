@@ -1,8 +1,15 @@
 """Slice: one sequence alone gives the bits that it gave in the batch; one key head alone is within
 its bounds.
 
-Gradient slice: one sequence alone gives the gradients' bits that it gave in the batch; one key
-head is within its bounds."""
+Sequences and heads do not enter each other's results, so the truth of a part is that part of the
+truth. Equal bits are expected where the contract promises them (`batch_invariant`), runs repeat,
+the sequence has all its heads, and its buffers are as well aligned alone as in the batch: a kernel
+can go another way where rows begin at other boundaries. Elsewhere both results are held to their
+bounds.
+
+Backward: one sequence alone gives the gradients that it gave in the batch, under the same
+conditions. What its own forward saves should be the same too; the gradients follow from it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,13 @@
 """Split and merge: attention over two ranges of keys, merged by their LSE in fp64, is attention
-over both."""
+over both.
+
+O = sum_i w_i O_i with w_i = exp(LSE_i - LSE), and LSE = ln sum_i exp(LSE_i); also where a row sees
+nothing of one range, whose LSE then stands for -inf. If B_i bounds O_i, L_i bounds LSE_i and
+L = max_i L_i, no w_i is off by a factor of more than exp(L_i + L). So the merged O is within sum_i
+w_i [exp(L_i + L) B_i + expm1(L_i + L) |O_i - O|], and the merged LSE within L. The keys are split
+in the middle, at an end, beside one, or anywhere. Needs an LSE, lengths that differ, and support
+for problems without a mask.
+"""
 
 from __future__ import annotations
 

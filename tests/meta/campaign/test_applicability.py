@@ -1,19 +1,17 @@
-"""The committed table says which oracle judges which variant, and every oracle is explained."""
+"""The committed pages say which oracle judges which variant, and what each oracle asks."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.harness.fake_trials import DECLARED
-from verify.campaign import applicability
+from verify.campaign import applicability, derivations
 from verify.cell.discovery import roster
-from verify.oracles import oracles
+from verify.oracles import by_module, oracles
 from verify.variant import Numerics
-
-DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -23,16 +21,31 @@ def table() -> str:
 
 def test_the_committed_table_is_current(table: str) -> None:
     committed = applicability.PATH.read_text(encoding="utf-8")
-    assert table == committed, f"write it again with `{applicability.COMMAND}`"
+    assert table == committed, f"write it again with `{derivations.COMMAND}`"
+
+
+def test_the_committed_derivations_are_current() -> None:
+    committed = derivations.PATH.read_text(encoding="utf-8")
+    assert derivations.page() == committed, f"write it again with `{derivations.COMMAND}`"
 
 
 def test_every_oracle_is_explained() -> None:
-    text = (DOCS / "oracles.md").read_text(encoding="utf-8")
-    for name in {oracle.name for oracle in oracles()}:
-        assert f"\n### {name}\n" in text, f"docs/oracles.md does not explain {name}"
-    assert {line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")} == {
-        o.name for o in oracles()
-    }
+    """By the docstring of its module, which says more than its first sentence."""
+    text = derivations.page()
+    for oracle in oracles():
+        assert f"\n- **{oracle.name}** (group {oracle.group}, " in text
+    assert sum(map(len, by_module().values())) == len(oracles())
+    for module, own in by_module().items():
+        assert f"\n## {own[0].name}\n" in text
+        assert len((module.__doc__ or "").split("\n\n")) > 1, f"{module.__name__} derives nothing"
+
+
+def test_the_pages_that_a_derivation_names_exist() -> None:
+    text = derivations.page()
+    named = set(re.findall(r"\]\(([\w-]+\.md)\)", text))
+    assert {"tolerance.md", "tolerance-backward.md", "applicability.md"} <= named
+    assert all((derivations.PATH.parent / page).is_file() for page in named)
+    assert "docs/" not in text
 
 
 def test_what_is_left_out_has_its_reason() -> None:

@@ -241,9 +241,11 @@ def test_oracles(
     assert verify(monkeypatch, "oracles") == 0
     assert "empty_rows" in capsys.readouterr().out
     monkeypatch.setattr("verify.campaign.applicability.PATH", tmp_path / "table.md")
+    monkeypatch.setattr("verify.campaign.derivations.PATH", tmp_path / "oracles.md")
     monkeypatch.setattr("verify.campaign.applicability.roster", lambda: Roster((), ()))
     assert verify(monkeypatch, "oracles", "--table") == 0
-    assert "empty_rows" in (tmp_path / "table.md").read_text(encoding="utf-8")
+    for page in ("table.md", "oracles.md"):
+        assert "empty_rows" in (tmp_path / page).read_text(encoding="utf-8")
 
 
 def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:

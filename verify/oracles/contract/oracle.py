@@ -1,8 +1,24 @@
 """Contract: what a kernel promises, measured on designed problems from raw outputs, and compared
 with what it declares.
 
-Backward contract: repetition, batch invariance and gradients of empty rows, measured on designed
-problems."""
+Promises beyond numbers show on designed problems: base and scale of LSE, empty rows, alignment,
+window ends, the order of softcap and mask, NaN, repetition, batch invariance. Each is measured and
+then compared with the declaration. Where the declared arithmetic is too coarse to tell the declared
+behaviour from another one, nothing is contradicted.
+
+A NaN that a row reads must come out of it (`nan = "propagates"`, the default): from an element of Q
+or K as NaN in all of the row's O and in its LSE, from an element of V as NaN in that column. Three
+faults hide it: a maximum that ignores NaN, a clamp that makes a number of it, and `sum > 0` where
+`sum != 0` is meant for an empty row. `"out"` promises O alone: FlashAttention-2 gives such a row an
+LSE of +inf. What becomes of infinities is observed, not judged. Rows that read neither must stay
+finite.
+
+A kernel that has causal masks alone is asked under one: rows that see no key say nothing about the
+base of LSE, nor do they read what is put into their query.
+
+Backward: the same of repetition and of gradients of empty rows: dQ of rows that see no key, and dK
+and dV of keys that no row sees, are 0. gradient_slice asks for batch invariance of gradients.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,12 @@
 """Long columns: chosen rows of dQ and chosen keys of dK and dV of a long sequence, around the
 gradients of what was saved.
 
-See docs/long-sequences.md.
+Chosen rows of dQ are sums over all keys, chosen keys of dK and dV sums over all rows. They have the
+bounds of gradient_bound, by the same functions (`errors_of`, `rules_of`, `results`), from the same
+declaration: so no field of `GradientNumerics` can matter there and not here. The forward's
+declaration enters by the saved O and LSE alone, which must be within their own bounds. A backward
+that makes its own softmax is left to gather_backward: the error that dK_j can have depends on the
+row sums of all rows. docs/long-sequences.md says which rows and keys are chosen.
 """
 
 from __future__ import annotations

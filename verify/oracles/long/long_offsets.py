@@ -1,7 +1,10 @@
 """Long offsets: rows of K, and of O, lie so far apart in memory that offsets pass 31 bits; each
 must still be the right one.
 
-See docs/long-sequences.md.
+The problems are small ones of gather, in which the stride of rows alone puts the last row of one
+tensor 2^31 elements from the first: offsets of 32 bits wrap before that, in elements or in bytes.
+The expectation is that of gather, bit for bit. Asked once per variant, in its narrowest dtype,
+on a machine with a GPU and enough free memory. See docs/long-sequences.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Long rows: chosen rows of O and LSE of a long sequence against fp64, each within its own derived
 bound.
 
-See docs/long-sequences.md.
+A row of O and LSE depends on one query alone, so that chosen rows can be judged in full by the
+bounds of bound, without those between them. docs/long-sequences.md says which rows are chosen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
 """Long sequences as a whole: every row finite, its LSE between two that need no score, and O known
 where one key wins.
 
-See docs/long-sequences.md.
+All rows of sequences past 131072 are judged: O is finite, and LSE counts the keys that the row
+sees. Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen). The
+mean of scores is the score of the mean key, whose sums over intervals are differences of running
+sums; behind a softcap only -r is known in place of a. The slack is that of the row's largest score.
+Asked where every row sees one interval of keys. The questions of convexity and gather are asked at
+these lengths too. docs/long-sequences.md describes the problems.
 """
 
 from __future__ import annotations

@@ -1,5 +1,12 @@
 """Declared numerics: accumulators, score roundings, prescaling, P's format, row sum and
-exponential, each put to a probe."""
+exponential, each put to a probe.
+
+The inputs are fixed problems on which one claim of `Numerics` shows: a narrow accumulator, P of
+another format, rounded scores, a rough exponential. A claim is false where the result exceeds the
+bound of the declared word; the finding names the claim, and the word that the result behaves like.
+A false claim spoils some others, which are then not asked: scores that are summed in too few bits
+say nothing about the rounding of scores. Needs rows that see all keys.
+"""
 
 from __future__ import annotations
 
