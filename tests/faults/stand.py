@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from references.attention import backward, forward
-from references.definition import Attention
 from tests.faults.fault import TRITON_BACKWARD, Fault
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
@@ -180,7 +179,7 @@ def exact(problem: Problem, entry: str) -> Mapping[str, Tensor]:
     """The fp64 values of what a test compares: O of a forward, dQ, dK and dV of a backward."""
     inputs, attention = (
         dequantised(problem, tensors(problem)),
-        Attention(problem.mask, problem.scale, problem.softcap),
+        problem.attention,
     )
     if entry == "forward":
         return {"out": forward(*inputs, attention).out}

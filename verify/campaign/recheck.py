@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor
 
 from references.attention import backward, query_gradient
-from references.definition import Attention
 from verify.cell.discovery import roster
 from verify.judging.truth import compute_truth
 from verify.problem import Problem
@@ -151,7 +150,7 @@ def _gradient(
         raise IndexError(f"{tensor} has no element {index}")
     rows, dim = shape[2:]
     row = slice(index // dim % rows, index // dim % rows + 1)
-    attention = Attention(problem.mask, problem.scale, problem.softcap)
+    attention = problem.attention
     q, k, v, upstream = inputs
     if tensor == "dq":
         found = query_gradient(q, k, v, upstream, attention, rows=row)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from references.attention import RowBlock, row_blocks
-from references.definition import Attention
 from verify.arithmetic.dtypes import DType
 from verify.evidence import Finding
 from verify.judging.comparison import compare
@@ -143,7 +142,7 @@ def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor)
         2, p.batch * p.heads_q, len(rows), p.head_dim, dtype=torch.float64
     )
     for block in row_blocks(
-        given.q, given.k, given.v, _attention(p), rows=rows, budget=_WHOLE[device.type]
+        given.q, given.k, given.v, p.attention, rows=rows, budget=_WHOLE[device.type]
     ):
         keys, values = (_of_heads(p, x, block) for x in (given.k, given.v))
         own = given.rows(p, block, keys, values)
@@ -176,7 +175,7 @@ def column_gradients(
     ]
     empty = ~live_rows(p).flatten(0, 1).to(device)
     budget = max(_TILE[device.type], _ROWS * p.group * len(keys))
-    blocks = row_blocks(given.q, given.k, given.v, _attention(p), columns=keys, budget=budget)
+    blocks = row_blocks(given.q, given.k, given.v, p.attention, columns=keys, budget=budget)
     for (start, stop), parts in groupby(
         blocks, key=lambda block: (block.index[0].start, block.index[0].stop)
     ):
@@ -200,10 +199,6 @@ def column_gradients(
     return Chosen("dk", keys, full[0], full[2], p.format), Chosen(
         "dv", keys, full[1], full[3], p.format
     )
-
-
-def _attention(p: Problem) -> Attention:
-    return Attention(p.mask, p.scale, p.softcap)
 
 
 def _of_heads(p: Problem, x: Tensor, block: RowBlock) -> Tensor:

@@ -17,7 +17,7 @@ from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Cell, Reply
 from verify.judging.history import Hearing
 from verify.judging.launch import Launch
-from verify.judging.truth import Clock, Truth, compute_truth, device_for
+from verify.judging.truth import Clock, Truth, compute_truth, on_device
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, dout, tensors
 from verify.tolerance import backward
@@ -312,11 +312,14 @@ class Trial:
         arithmetics = [backward.resolve(declared, self.config, p, self.arch)]
         if self.with_best:
             arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
-        device = device_for(3 * p.pairs * (p.head_dim + p.head_dim_v))
-        q, k, v = (tensor.to(device) for tensor in self.expanded)
-        dout, out, lse = (tensor.to(device) for tensor in (self.dout, *self.start))
-        with self.clock.timed("bound"):
+
+        def compute(device: torch.device) -> GradientTruth:
+            q, k, v = (tensor.to(device) for tensor in self.expanded)
+            dout, out, lse = (tensor.to(device) for tensor in (self.dout, *self.start))
             return backward.gradient_truth(p, q, k, v, dout, out, lse, *arithmetics).to("cpu")
+
+        with self.clock.timed("bound"):
+            return on_device(3 * p.pairs * (p.head_dim + p.head_dim_v), compute)
 
     def natural_lse(self, lse: Tensor) -> Tensor:
         """A raw LSE in the suite's convention, fp64 natural logarithm."""

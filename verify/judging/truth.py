@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from references.attention import row_blocks
-from references.definition import Attention
 from verify.arithmetic.unit import spilled
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
 from verify.tolerance.maxima import shared_excess
+
+T = TypeVar("T")
 
 # Multiply-adds of one product above which a GPU, where there is one, computes the reference faster
 # than one core.
@@ -74,7 +76,21 @@ def compute_truth(
     `best_out_bound`.  rows: of these alone."""
     clock = clock or Clock()
     count = p.seqlen_q if rows is None else len(rows)
-    device = device_for(p.pairs * (p.head_dim + p.head_dim_v) * count / max(p.seqlen_q, 1))
+    return on_device(
+        p.pairs * (p.head_dim + p.head_dim_v) * count / max(p.seqlen_q, 1),
+        lambda device: _compute_truth(p, inputs, arithmetics, clock, rows, device),
+    )
+
+
+def _compute_truth(
+    p: Problem,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    arithmetics: list[ForwardArithmetic],
+    clock: Clock,
+    rows: Tensor | None,
+    device: torch.device,
+) -> Truth:
+    count = p.seqlen_q if rows is None else len(rows)
     shape = (p.batch * p.heads_q, count)
     made: dict[str, Tensor] = {
         "out": torch.zeros(*shape, p.head_dim_v, dtype=torch.float64),
@@ -91,7 +107,7 @@ def compute_truth(
         q,
         k,
         v,
-        Attention(p.mask, p.scale, p.softcap),
+        p.attention,
         rows=rows,
         budget=None if rows is None else _CHOSEN,
     )
@@ -120,6 +136,21 @@ def compute_truth(
             for name, tensor in made.items()
         }
     )
+
+
+def on_device(products: float, compute: Callable[[torch.device], T]) -> T:
+    """The result of `compute` on the device that suits so many multiply-adds.
+
+    Kernels and other workers use the same GPU: where its memory is taken, the CPU computes instead.
+    """
+    device = device_for(products)
+    try:
+        return compute(device)
+    except torch.OutOfMemoryError:
+        if device.type == "cpu":
+            raise
+    torch.cuda.empty_cache()
+    return compute(torch.device("cpu"))
 
 
 def device_for(products: float) -> torch.device:

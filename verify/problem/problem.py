@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 
+from references.definition import Attention
 from references.masks import Full, Lengths, Mask, parse_mask
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.problem.layout import Layout, ProblemError
@@ -95,6 +96,11 @@ class Problem:
                 f"softmax_scale: {self.scale} is above fp32's largest number, and kernels hold it"
                 " in fp32"
             )
+
+    @property
+    def attention(self) -> Attention:
+        """Mask, scale and softcap, as the references take them."""
+        return Attention(self.mask, self.scale, self.softcap)
 
     @property
     def scale(self) -> float:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from references.attention import RowBlock, row_blocks
-from references.definition import Attention
 from references.positions import Sizes
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
@@ -107,9 +106,7 @@ def predictions(
     """
     q, k, v = inputs
     found = []
-    for block in row_blocks(
-        q, k, v, Attention(problem.mask, problem.scale, problem.softcap), rows=rows
-    ):
+    for block in row_blocks(q, k, v, problem.attention, rows=rows):
         heads, part = block.index
         own = slice(heads.start // problem.group, heads.stop // problem.group)
         queries = q.flatten(0, 1)[heads][:, rows[part]].double()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from references.attention import row_blocks
-from references.definition import Attention
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ForwardArithmetic
 from verify.tolerance.forward import overflows
@@ -49,7 +48,7 @@ def shared_excess(
     largest[:, ~inside] = beyond
     own = torch.full_like(largest, -torch.inf)
     at = inside.nonzero().flatten()
-    for block in row_blocks(q, k, k[..., :1], _attention(problem), rows=asked):
+    for block in row_blocks(q, k, k[..., :1], problem.attention, rows=asked):
         heads, part = block.index
         room = room_on(block.scores.device)
         errors = largest_score_errors(block, a, problem, room)[..., 0]
@@ -61,10 +60,6 @@ def shared_excess(
     mine = own[:, torch.searchsorted(every, chosen)]
     excess = (tops - mine).clamp(min=0.0)
     return torch.where(mine == -torch.inf, 0.0, excess).nan_to_num(nan=_FAR, posinf=_FAR)
-
-
-def _attention(problem: Problem) -> Attention:
-    return Attention(problem.mask, problem.scale, problem.softcap)
 
 
 def whole_tiles(touched: Tensor, size: int) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 from click.testing import CliRunner
 
 from references.attention import backward
-from references.definition import Attention
 from references.masks import Causal
 from tests.harness.fake_campaign import BINS, evidence, verdict
 from tests.meta.probes.test_probes_report import REPORT
@@ -101,7 +100,7 @@ def truth(problem: Problem):
 
 def gradients(problem: Problem):
     """All of dQ, dK and dV at once, by the reference of its own."""
-    attention = Attention(problem.mask, problem.scale, problem.softcap)
+    attention = problem.attention
     return backward(*dequantised(problem, tensors(problem)), dout(problem), attention)
 
 

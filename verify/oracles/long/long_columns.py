@@ -15,9 +15,15 @@ import torch
 
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
-from verify.judging.selected_positions import Given, column_gradients, positions, row_gradients
+from verify.judging.selected_positions import (
+    Chosen,
+    Given,
+    column_gradients,
+    positions,
+    row_gradients,
+)
 from verify.judging.trial import Trial
-from verify.judging.truth import device_for
+from verify.judging.truth import on_device
 from verify.oracles import Group, Oracle, gather
 from verify.oracles.long.long_rows import judge_rows
 from verify.oracles.long.problems import backward_problems
@@ -41,12 +47,16 @@ def judge(trial: Trial) -> Ruling:
         positions(p, "keys"),
     )
     heads = p.batch * p.heads_q * (p.head_dim + p.head_dim_v)
-    device = device_for(3.0 * heads * (len(rows) * p.seqlen_kv + len(keys) * p.seqlen_q))
-    given = Given(*(tensor.to(device) for tensor in (*trial.expanded, trial.dout, *trial.start)))
+    products = 3.0 * heads * (len(rows) * p.seqlen_kv + len(keys) * p.seqlen_q)
+
+    def compute(device: torch.device) -> list[Chosen]:
+        given = Given(*(x.to(device) for x in (*trial.expanded, trial.dout, *trial.start)))
+        return [row_gradients(p, given, a, rows), *column_gradients(p, given, a, keys)]
+
     found: Finding | None = None
     with trial.clock.timed("bound"):
-        chosen = [row_gradients(p, given, a, rows), *column_gradients(p, given, a, keys)]
-    if device.type == "cuda":
+        chosen = on_device(products, compute)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()  # gigabytes, which other workers on this device need
     for one in chosen:
         finding, measures[f"long_r_{one.name}"] = one.judge(
