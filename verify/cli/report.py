@@ -136,7 +136,7 @@ def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
     what it says."""
     from verify.campaign.run import publish, remember_failures
     from verify.report import ReportError, read
-    from verify.report.terminal import notes
+    from verify.report.terminal import headline, notes
     from verify.statistics.verdicts import findings
 
     places = []
@@ -158,6 +158,7 @@ def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
         raise UsageError(str(error)) from None
     if state_directory().is_dir():
         remember_failures(evidence)
+    console.print(headline(made), highlight=False)
     console.print(said, highlight=False)
     for note in notes(made):
         console.print(note, highlight=False)
@@ -169,12 +170,14 @@ def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
 def _render(folder: Path) -> int:
     """Write the pages of a report again; the exit code says what it says."""
     from verify.report import ReportError, read, write
+    from verify.report.terminal import headline
 
     try:
         paths = write(read(folder), folder)
         made = read(folder)
     except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None
+    console.print(headline(made), highlight=False)
     console.print(f"report: {paths[-1]}", highlight=False)
     return status_of(made)
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from verify.report import contract, pooled, probed, text, tight
 from verify.report.beside import FILES, Beside
+from verify.report.headline import headline
+from verify.report.rate import NOTE as RATE_NOTE
+from verify.report.rate import rate
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
 from verify.report.states import CLAIMS, GRAVE, claimed, claims, states, unjudged
 from verify.report.tables import (
@@ -16,7 +19,6 @@ from verify.report.tables import (
     build_rows,
     declarations,
     device_rows,
-    headline,
     not_built,
     oracles_of,
     ordered,
@@ -191,20 +193,15 @@ def _claims(report: Report) -> Iterator[str]:
     judged = [variant for variant in ordered(report) if claimed(variant)]
     if judged:
         yield "\n## Claims\n"
-        yield CLAIMS
+        yield f"{CLAIMS} {RATE_NOTE}"
         yield ""
     for variant in judged:
         parts = [f"{_name(variant['ref'])}: {text.markdown(claims(variant))}"]
         for state in states(variant):
             said = text.markdown(state)
             parts.append(f"{_WARNING} **{said}**" if state.name in GRAVE else said)
-        yield (
-            "- "
-            + ". ".join(
-                [*parts, *([text.markdown(unjudged(variant))] if unjudged(variant) else [])]
-            )
-            + "."
-        )
+        parts += [text.markdown(said) for said in (rate(variant), unjudged(variant)) if said]
+        yield f"- {'. '.join(parts)}."
 
 
 def _ratios(tensors: Sequence[str]) -> list[str]:
