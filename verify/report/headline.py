@@ -36,18 +36,23 @@ def failures(report: Report) -> Failures:
     return Failures(len(known), len(new) + len(builds) + len(beside))
 
 
-def headline(report: Report) -> str:
-    """Known and new failures; how many variants pass, fail, are incomplete or were not run, over
-    how many cases; and how many builds compile."""
+def variants(report: Report) -> str:
+    """ "27 variants: 1 failing, 17 passing, 9 not run"."""
     found = Counter(
         text.label(variant["status"], variant["cases"]) for variant in report["variants"]
     )
     words = {"FAIL": "failing", "pass": "passing", "incomplete": "incomplete", "not run": "not run"}
     parts = [f"{found[key]} {word}" for key, word in words.items() if found[key]]
-    total, cases, failing = len(report["variants"]), report["cases"], report["failures"]
+    total = len(report["variants"])
+    return f"{total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}"
+
+
+def headline(report: Report) -> str:
+    """Known and new failures; how many variants pass, fail, are incomplete or were not run, over
+    how many cases; and how many builds compile."""
     said = (
-        f"{failures(report)}. {total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}."
-        f" {cases:,} judged cases, {failing:,} failing."
+        f"{failures(report)}. {variants(report)}. {report['cases']:,} judged cases,"
+        f" {report['failures']:,} failing."
     )
     tried, broken = build_counts(b for variant in report["variants"] for b in variant["builds"])
     said += f" {tried:,} builds compiled, {broken:,} failing." if tried else ""
