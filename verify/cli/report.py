@@ -35,7 +35,7 @@ class _Place:
     def published(self, folder: Path, status: int) -> int:
         """Publish the report in a folder if that was asked for; the exit code, which is USAGE if it
         is refused."""
-        from verify.report import read
+        from verify.report import read, write_index
         from verify.report.publishing import LossError, publish
 
         if not self.publish:
@@ -43,6 +43,7 @@ class _Place:
         target = published_parent(self.directory) / folder.name
         try:
             page, lost = publish(read(folder), target, replace=self.replace)
+            write_index(target.parent)
         except OSError as error:
             raise UsageError(f"{target}: {error.strerror or error}") from None
         except LossError as error:
@@ -136,7 +137,7 @@ def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
     what it says."""
     from verify.campaign.run import publish, remember_failures
     from verify.report import ReportError, read
-    from verify.report.terminal import notes
+    from verify.report.terminal import headline, notes
     from verify.statistics.verdicts import findings
 
     places = []
@@ -158,6 +159,7 @@ def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
         raise UsageError(str(error)) from None
     if state_directory().is_dir():
         remember_failures(evidence)
+    console.print(headline(made), highlight=False)
     console.print(said, highlight=False)
     for note in notes(made):
         console.print(note, highlight=False)
@@ -167,14 +169,20 @@ def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
 
 
 def _render(folder: Path) -> int:
-    """Write the pages of a report again; the exit code says what it says."""
-    from verify.report import ReportError, read, write
+    """Write the pages of a report again, and the index over it if there is one or if it is
+    published; the exit code says what it says."""
+    from verify.report import ReportError, index, read, write, write_index
+    from verify.report.terminal import headline
 
     try:
         paths = write(read(folder), folder)
         made = read(folder)
+        parent = folder.resolve().parent
+        if (parent / index.NAME).exists() or parent == published_parent(None).resolve():
+            write_index(parent)
     except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None
+    console.print(headline(made), highlight=False)
     console.print(f"report: {paths[-1]}", highlight=False)
     return status_of(made)
 
@@ -206,15 +214,16 @@ def recheck(folder: Path) -> int:
     any kernel.
 
     Of gradients the reference alone: their bounds depend on what the kernel's forward saved. Pages
-    that are not those of their report.json and of what lies beside it are named too, probes.md and
-    sanitizer.md among them. Exits 1 if anything disagrees.
+    that are not those of their report.json and of what lies beside it are named too, probes.md,
+    sanitizer.md and the index over all reports among them. Exits 1 if anything disagrees.
     """
     from verify.campaign.recheck import recheck as again
-    from verify.report import ReportError
+    from verify.report import ReportError, index
 
     try:
         found = again(folder)
-    except ReportError as error:
+        listed = [] if (folder / "report.json").is_file() else index.disagreements(folder)
+    except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None
     for one in found:
         console.print(
@@ -234,4 +243,8 @@ def recheck(folder: Path) -> int:
             say(console, f"  {text}")
         if one.contradicting:
             say(console, f"  verify report --render {one.path.parent} writes the pages again")
-    return FAILED if any(one.disagreeing or one.contradicting for one in found) else CLEAN
+    for text in listed:
+        say(console, text)
+        say(console, f"  verify report --render {found[0].path.parent} writes it again")
+    differ = listed or any(one.disagreeing or one.contradicting for one in found)
+    return FAILED if differ else CLEAN

@@ -268,9 +268,12 @@ def _shortfalls(report: Report) -> dict[tuple[str, str], str]:
 
 
 def _show(outcome: Outcome, report: Report | None = None) -> list[Line]:
-    """Print the table, claims, what keeps lines from holding, the errors and the failures."""
-    from verify.report.terminal import Beside, notes
+    """Print the report's first line, the table, claims, what keeps lines from holding, the errors
+    and the failures."""
+    from verify.report.terminal import Beside, headline, notes
 
+    if report is not None:
+        console.print(headline(report), highlight=False)
     lines = list(outcome.lines())
     console.print(table(lines, Beside(report)))
     for note in notes(report) if report is not None else ():

@@ -39,6 +39,7 @@ __all__ = [
     "render_comparison",
     "worst_cases",
     "write",
+    "write_index",
 ]
 
 
@@ -61,6 +62,17 @@ def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
     if "r.svg" not in files:
         (place / "r.svg").unlink(missing_ok=True)
     return place / "report.json", place / "report.md", place / "report.html"
+
+
+def write_index(parent: Path | str) -> Path | None:
+    """Write index.md over all reports of a folder; returns its path, or None where another page of
+    that name lies there, which stays."""
+    from verify.report import index
+
+    place = Path(parent)
+    if not index.replaceable(place):
+        return None
+    return _replace(place / index.NAME, index.render(place))
 
 
 def _replace(path: Path, content: str) -> Path:

@@ -10,6 +10,9 @@ from markupsafe import Markup
 
 from verify.report import contract, plots, pooled, probed, sanitized, text, tight
 from verify.report.beside import Beside
+from verify.report.headline import headline
+from verify.report.rate import NOTE as RATE_NOTE
+from verify.report.rate import rate
 from verify.report.schema import Distribution, Report
 from verify.report.states import CLAIMS, GRAVE, claimed, claims, states, unjudged
 from verify.report.tables import (
@@ -21,7 +24,6 @@ from verify.report.tables import (
     declarations,
     device_rows,
     grouped,
-    headline,
     histogram,
     not_built,
     oracles_of,
@@ -94,6 +96,8 @@ def render(report: Report, beside: Beside | None = None, ratio_plot: str | None 
         unjudged=unjudged,
         grave=GRAVE,
         claims_note=CLAIMS,
+        rate=rate,
+        rate_note=RATE_NOTE,
         of_failing=text.of_failing,
         closest=closest(report),
         why=why,

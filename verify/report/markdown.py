@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from verify.report import contract, pooled, probed, text, tight
 from verify.report.beside import FILES, Beside
+from verify.report.headline import headline
+from verify.report.rate import NOTE as RATE_NOTE
+from verify.report.rate import rate
 from verify.report.schema import Distribution, DTypeReport, Failure, Oracle, Report, VariantReport
 from verify.report.states import CLAIMS, GRAVE, claimed, claims, states, unjudged
 from verify.report.tables import (
@@ -16,7 +19,6 @@ from verify.report.tables import (
     build_rows,
     declarations,
     device_rows,
-    headline,
     not_built,
     oracles_of,
     ordered,
@@ -28,7 +30,7 @@ from verify.report.tables import (
 
 LIMIT = 1 << 20  # bytes: GitHub's limit of a step summary
 
-_MARKS = {"green": "✅", "red": "❌", "grey": "⬜"}
+MARKS = {"green": "✅", "red": "❌", "grey": "⬜"}
 _WARNING = "⚠️"
 _BESIDE = {"probes": "Probes of the device", "sanitizer": "Sanitizers"}
 _MESSAGE = 2000  # characters of one message
@@ -61,7 +63,7 @@ def _lines(report: Report, beside: Beside, *, details: bool) -> Iterator[str]:
     yield f"# Attention accuracy: {name}"
     yield ""
     yield (
-        f"{_MARKS[report['status']]} **{text.label(report['status'], report['cases'])}**"
+        f"{MARKS[report['status']]} **{text.label(report['status'], report['cases'])}**"
         f" {text.markdown(headline(report))}"
     )
     for reason in report["reasons"]:
@@ -69,7 +71,7 @@ def _lines(report: Report, beside: Beside, *, details: bool) -> Iterator[str]:
     for entry in report.get("beside", []):
         if entry["status"] != "green":
             yield (
-                f"\n{_MARKS[entry['status']]} **{_BESIDE[entry['name']]}:"
+                f"\n{MARKS[entry['status']]} **{_BESIDE[entry['name']]}:"
                 f" {text.markdown(entry['said'])}**"
             )
     yield ""
@@ -99,14 +101,15 @@ def _lines(report: Report, beside: Beside, *, details: bool) -> Iterator[str]:
             yield ""
         if one.terms:
             rows = [[_name(ref), *map(text.markdown, cells)] for ref, cells in one.rows]
-            yield from _table(["variant", *map(text.markdown, one.terms)], rows)
+            yield from table(["variant", *map(text.markdown, one.terms)], rows)
     yield from _shortcomings(report)
     yield from _device(report)
 
 
-def _table(
+def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> Iterator[str]:
+    """The lines of a table of cells that are Markdown already.  right: columns of numbers."""
     yield "| " + " | ".join(columns) + " |"
     yield "|" + "|".join(" ---: " if i in right else " --- " for i in range(len(columns))) + "|"
     for row in rows:
@@ -132,7 +135,7 @@ def _verdicts(report: Report) -> Iterator[str]:
     rows: list[list[str]] = []
     for variant in ordered(report):
         if not variant["cases"] and variant["status"] != "red":
-            verdict = f"{_MARKS[variant['status']]} {text.label(variant['status'], 0)}"
+            verdict = f"{MARKS[variant['status']]} {text.label(variant['status'], 0)}"
             reason = text.markdown(text.shorter(why(variant), 200))
             rows.append(
                 [
@@ -145,7 +148,7 @@ def _verdicts(report: Report) -> Iterator[str]:
             continue
         for place, d in enumerate(variant["dtypes"]):
             verdict = (
-                f"{_MARKS[d['status']]} {text.label(d['status'], d['cases'])}{_marked(variant)}"
+                f"{MARKS[d['status']]} {text.label(d['status'], d['cases'])}{_marked(variant)}"
             )
             start = [
                 _name(variant["ref"]) if place == 0 else "",
@@ -156,18 +159,18 @@ def _verdicts(report: Report) -> Iterator[str]:
             rows.append([*start, text.tally(d), *_measures(d, tensors), share, empty])
         if variant["cases"] and variant["status"] == "grey":
             state = (
-                f"{_MARKS['grey']} {text.label('grey', 1)}:"
+                f"{MARKS['grey']} {text.label('grey', 1)}:"
                 f" {text.markdown(text.shorter(why(variant), 200))}"
             )
             rows.append(["", "", state, *[text.NONE] * (len(columns) - 3)])
         tried, broken = build_counts(variant["builds"])
         if broken:
             state = (
-                f"{_MARKS['red']} {text.label('red', tried)}: {broken} of {tried} fail to compile"
+                f"{MARKS['red']} {text.label('red', tried)}: {broken} of {tried} fail to compile"
             )
             rows.append(["", "builds", state, *[text.NONE] * (len(columns) - 3)])
     yield "\n## Verdicts\n"
-    yield from _table(columns, rows, range(3, len(columns)))
+    yield from table(columns, rows, range(3, len(columns)))
     yield ""
     yield (
         "r: error of the worst element of all cases over its bound; above 1 the kernel is wrong."
@@ -191,20 +194,15 @@ def _claims(report: Report) -> Iterator[str]:
     judged = [variant for variant in ordered(report) if claimed(variant)]
     if judged:
         yield "\n## Claims\n"
-        yield CLAIMS
+        yield f"{CLAIMS} {RATE_NOTE}"
         yield ""
     for variant in judged:
         parts = [f"{_name(variant['ref'])}: {text.markdown(claims(variant))}"]
         for state in states(variant):
             said = text.markdown(state)
             parts.append(f"{_WARNING} **{said}**" if state.name in GRAVE else said)
-        yield (
-            "- "
-            + ". ".join(
-                [*parts, *([text.markdown(unjudged(variant))] if unjudged(variant) else [])]
-            )
-            + "."
-        )
+        parts += [text.markdown(said) for said in (rate(variant), unjudged(variant)) if said]
+        yield f"- {'. '.join(parts)}."
 
 
 def _ratios(tensors: Sequence[str]) -> list[str]:
@@ -289,7 +287,7 @@ def _builds(report: Report) -> Iterator[str]:
             "block, memory in bytes. Where few of many builds were compiled, the rest was left out."
         )
         yield ""
-        yield from _table(BUILD_COLUMNS, rows, range(2, 9))
+        yield from table(BUILD_COLUMNS, rows, range(2, 9))
     broken = broken_builds(report)
     for ref, b in broken[:_LISTED]:
         names = text.shorter(", ".join(b["failing"]), 200)
@@ -304,7 +302,7 @@ def _tight(report: Report) -> Iterator[str]:
     rows = tight.rows(report)
     if rows:
         yield "\n## Tightness of the bounds\n"
-        yield from _table(tight.COLUMNS, rows, range(2, len(tight.COLUMNS)))
+        yield from table(tight.COLUMNS, rows, range(2, len(tight.COLUMNS)))
         yield ""
         yield tight.NOTE
 
@@ -318,7 +316,7 @@ def _pools(report: Report) -> Iterator[str]:
         yield "\n## Statistics of the campaign\n"
         yield pooled.NOTE
         yield ""
-        yield from _table(pooled.COLUMNS, rows, range(3, 9))
+        yield from table(pooled.COLUMNS, rows, range(3, 9))
 
 
 def _beside(report: Report, beside: Beside) -> Iterator[str]:
@@ -329,13 +327,13 @@ def _beside(report: Report, beside: Beside) -> Iterator[str]:
         yield f"\n## {title}\n"
         if name not in told:
             yield (
-                f"{_MARKS['grey']} {text.label('grey', 0)}: {text.code(FILES[name])} says nothing,"
+                f"{MARKS['grey']} {text.label('grey', 0)}: {text.code(FILES[name])} says nothing,"
                 " or is not there."
             )
             continue
         status, said = told[name]["status"], text.markdown(told[name]["said"])
         yield (
-            f"{_MARKS[status]} **{text.label(status, 1)}** {said} More is in"
+            f"{MARKS[status]} **{text.label(status, 1)}** {said} More is in"
             f" {text.code(name + '.md')}."
         )
         if name == "probes" and beside.probes is not None:
@@ -352,7 +350,7 @@ def _faults(faults: Sequence[probed.ProbeFault]) -> Iterator[str]:
         ]
         said = text.markdown(text.shorter("; ".join([*parts, *fault.notes]), _MESSAGE))
         yield (
-            f"- {_MARKS[fault.status]} **{text.markdown(fault.name)}**: {said}. Entry:"
+            f"- {MARKS[fault.status]} **{text.markdown(fault.name)}**: {said}. Entry:"
             f" {text.code(fault.entry)}"
         )
 
@@ -362,7 +360,7 @@ def _build(name: str) -> str:
 
 
 def _variant(variant: VariantReport) -> Iterator[str]:
-    state = f"{_MARKS[variant['status']]} {text.label(variant['status'], variant['cases'])}"
+    state = f"{MARKS[variant['status']]} {text.label(variant['status'], variant['cases'])}"
     entries = text.markdown(" and ".join(variant["entries"]))
     yield f"<details><summary>{text.markdown(variant['ref'])} ({entries}) {state}</summary>\n"
     for reason in variant["reasons"]:
@@ -386,7 +384,7 @@ def _dtype(d: DTypeReport) -> Iterator[str]:
         for o in oracles_of(d)
     ]
     columns = ["oracle", "group", "cases", "not applicable", *_ratios(tensors)]
-    yield from _table(columns, rows, range(2, len(columns)))
+    yield from table(columns, rows, range(2, len(columns)))
     spreads: dict[str, Distribution | None] = {
         f"r_{name}": d["tensors"][name]["r"] for name in tensors
     }
@@ -396,7 +394,7 @@ def _dtype(d: DTypeReport) -> Iterator[str]:
     ]
     if cells:
         yield ""
-        yield from _table(
+        yield from table(
             ["measure", "cases", "least", "median", "90 %", "99 %", "worst"], cells, range(1, 7)
         )
     for title, worst in worst_of(d):
@@ -425,7 +423,7 @@ def _shortcomings(report: Report) -> Iterator[str]:
             [_name(n["variant"]), text.markdown(n["dtype"]), text.markdown(n["reason"])]
             for n in report["not_run"]
         ]
-        yield from _table(["variant", "dtype", "reason"], rows[:_LISTED])
+        yield from table(["variant", "dtype", "reason"], rows[:_LISTED])
         yield from _rest(len(rows))
     if report["lost"] or report["torn"] or report["unstable"]:
         yield "\n## Incomplete evidence\n"
@@ -449,7 +447,7 @@ def _rest(total: int) -> Iterator[str]:
 
 def _device(report: Report) -> Iterator[str]:
     yield "\n## Device and sources\n"
-    yield from _table(
+    yield from table(
         ["", ""], [[text.markdown(name), text.markdown(item)] for name, item in device_rows(report)]
     )
     yield ""
@@ -457,4 +455,4 @@ def _device(report: Report) -> Iterator[str]:
         [_name(v["ref"]), text.code(v["path"]), text.code(v["source_hash"])]
         for v in ordered(report)
     ]
-    yield from _table(["variant", "source", "source hash"], rows)
+    yield from table(["variant", "source", "source hash"], rows)

@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-from verify.report import beside, html, markdown, plots, text
+from verify.report import beside, html, markdown, plots, svg, text
 from verify.report.beside import Beside
 from verify.report.schema import BesideReport, DTypeReport, Report, VariantReport, dumps
 
@@ -119,7 +119,7 @@ def _difference(there: str, wanted: str) -> Iterator[str]:
     # What no encoding holds was written as its escape.
     wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
     lines = [
-        _STYLE.sub("<style>", plots.without_pictures(page)).splitlines() for page in (there, wanted)
+        _STYLE.sub("<style>", svg.without_pictures(page)).splitlines() for page in (there, wanted)
     ]
     most = max(map(len, lines))
     old, new = ([*part, *[""] * (most - len(part))] for part in lines)

@@ -9,16 +9,12 @@ page's font.
 
 from __future__ import annotations
 
-import io
-import json
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
 from typing import Any
 
-from verify.report import text
+from verify.report import svg, text
 from verify.report.schema import Report, Sample, TensorReport, VariantReport
 from verify.report.statistics import PLOTTED
 
@@ -45,8 +41,6 @@ _PANELS = (("Output O", ("out",)), ("Gradients dQ, dK, dV", ("dq", "dk", "dv")))
 _ROW, _GAP = 0.24, 0.7  # inches: of one row, and between panels
 _LETTER = 6.2  # points: a wide letter of the tick labels
 
-_INK = "#0a0b0c"  # stands for currentColor, which matplotlib does not know
-_SCALE = 1.55  # CSS pixels per point at full width: 9 pt are 14 px
 _FLOOR = 2.0**-14  # r at or below it is drawn there: exact results have r = 0
 _CEILING = 2.0**4
 # of the largest error or bound: what is smaller would squeeze all others, and is drawn there
@@ -57,12 +51,12 @@ _STYLE: Any = {
     "text.parse_math": False,  # names are not formulas
     "font.family": "DejaVu Sans",
     "font.size": 9,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
+    "axes.edgecolor": svg.INK,
+    "axes.labelcolor": svg.INK,
     "axes.linewidth": 0.6,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "text.color": svg.INK,
+    "xtick.color": svg.INK,
+    "ytick.color": svg.INK,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "axes.spines.top": False,
@@ -93,7 +87,7 @@ def ratio_plot(report: Report) -> str | None:
             _variant_names(axes, [row[0] for row in rows], _LETTER * widest + 18)
             top -= heights[place] + _GAP
         axes.set_xlabel("r = |error| / bound, worst element of each case")
-        return _svg(figure, "ratio", "r by variant and dtype", panels)
+        return svg.element(figure, "ratio", "r by variant and dtype", panels)
 
 
 def _rows(report: Report, tensors: Sequence[str]) -> list[_Row]:
@@ -109,7 +103,7 @@ def _rows(report: Report, tensors: Sequence[str]) -> list[_Row]:
 def _ratio_panel(axes: Any, title: str, rows: Sequence[_Row]) -> None:
     for place, (_, dtype, _, found, samples) in enumerate(rows):
         _ratio_row(axes, place, dtype, found, samples)
-    axes.axvline(1.0, color=_INK, linewidth=1.0)
+    axes.axvline(1.0, color=svg.INK, linewidth=1.0)
     axes.annotate(
         "r = 1: the bound",
         (1.0, 1.0),
@@ -152,7 +146,7 @@ def _variant_names(axes: Any, refs: Sequence[str], distance: float) -> None:
             va="center",
         )
         if place:
-            axes.axhline(place - 0.5, color=_INK, linewidth=0.4, alpha=0.25)
+            axes.axhline(place - 0.5, color=svg.INK, linewidth=0.4, alpha=0.25)
 
 
 def _ratio_row(
@@ -164,7 +158,7 @@ def _ratio_row(
     heights = [place + 0.22 * math.sin(2.399963 * i) for i in range(len(found))]
     axes.plot(found, heights, ".", color=colour, markersize=3.2, alpha=0.6, markeredgewidth=0)
     median, worst = _on_axis(report["r"]["median"]), report["r"]["maximum"]
-    axes.plot([median, median], [place - 0.3, place + 0.3], color=_INK, linewidth=1.4)
+    axes.plot([median, median], [place - 0.3, place + 0.3], color=svg.INK, linewidth=1.4)
     beyond = not worst <= 1
     axes.plot(
         _on_axis(worst),
@@ -172,7 +166,7 @@ def _ratio_row(
         "X" if beyond else mark,
         color=colour,
         markersize=7,
-        markeredgecolor=_INK,
+        markeredgecolor=svg.INK,
         markeredgewidth=0.7,
     )
     if beyond:
@@ -231,7 +225,7 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
             axes.set_xlabel("seqlen_kv")
         figure.subplots_adjust(0.0, 0.0, 1.0, 1.0, wspace=0.08, hspace=0.3)
         told = [(dtype, name, drawn[dtype, name]) for dtype in dtypes for name in tensors]
-        return _svg(figure, key, "error and bound against seqlen_kv", told)
+        return svg.element(figure, key, "error and bound against seqlen_kv", told)
 
 
 def _with_error(samples: Sequence[Sample]) -> list[Sample]:
@@ -257,7 +251,7 @@ def _error_panel(axes: Any, dtype: str, points: Sequence[Sample], floor: float) 
     bounds = [(keys, max(bound, floor)) for keys, bound in bounds]
     errors = [(s["seqlen_kv"], max(s["max_error"], floor)) for s in points if s["max_error"]]
     exact = len(points) - len(errors)
-    axes.plot(*_columns(bounds), "_", color=_INK, markersize=6, alpha=0.55)
+    axes.plot(*_columns(bounds), "_", color=svg.INK, markersize=6, alpha=0.55)
     axes.plot(*_columns(errors), mark, color=colour, markersize=3.6, alpha=0.75, markeredgewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
@@ -270,7 +264,7 @@ def _error_panel(axes: Any, dtype: str, points: Sequence[Sample], floor: float) 
         lambda value, place: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
     )
     axes.minorticks_off()
-    axes.grid(visible=True, color=_INK, alpha=0.12, linewidth=0.5)
+    axes.grid(visible=True, color=svg.INK, alpha=0.12, linewidth=0.5)
 
 
 def _columns(pairs: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float | None]]:
@@ -292,62 +286,3 @@ def _figure(width: float, height: float) -> Iterator[Any]:
         matplotlib.rcdefaults()  # whoever renders may have a matplotlibrc
         matplotlib.rcParams.update(_STYLE)
         yield Figure(figsize=(width, height))
-
-
-def _svg(figure: Any, key: str, label: str, drawn: Any) -> str:
-    """The figure as an <svg> element; matplotlib has escaped all text in it.  drawn: the data,
-    whose digest it bears."""
-    stream = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(
-        stream,
-        format="svg",
-        transparent=True,
-        bbox_inches="tight",
-        pad_inches=0.05,
-        metadata=nothing,
-    )
-    image = stream.getvalue()
-    image = image[image.index("<svg") :]
-    image = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", image, flags=re.DOTALL)
-    image = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{key}-", image)
-    image = re.sub(r"\n\s*", "\n", image.replace(_INK, "currentColor"))
-    found = re.match(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>', image)
-    assert found is not None
-    body = image[found.end() : image.rindex("</svg>")]
-    marks = (
-        f'data-drawn="{_digest(json.dumps(drawn, sort_keys=True))}" data-picture="{_digest(body)}"'
-    )
-    return _opening_tag(label, marks)(found) + image[found.end() :]
-
-
-_PICTURE = re.compile(
-    r'<svg [^>]*?data-drawn="(\w+)" data-picture="(\w+)"[^>]*>(.*?)</svg>', re.DOTALL
-)
-
-
-def without_pictures(page: str) -> str:
-    """A page with the digest of the data in place of every plot, so that pages compare whatever
-    machine drew them.
-
-    A picture that was changed since it was drawn stays as it is.
-    """
-    return _PICTURE.sub(
-        lambda svg: f"<svg {svg[1]}>" if _digest(svg[3]) == svg[2] else svg[0], page
-    )
-
-
-def _digest(content: str) -> str:
-    return sha256(content.encode("utf-8", "backslashreplace")).hexdigest()[:16]
-
-
-def _opening_tag(label: str, marks: str) -> Callable[[re.Match[str]], str]:
-    """As wide as the page allows, but no wider than makes the text larger than the page's."""
-
-    def tag(found: re.Match[str]) -> str:
-        width, height = float(found[1]), float(found[2])
-        spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-        size = f'viewBox="0 0 {width:.1f} {height:.1f}" style="max-width: {width * _SCALE:.0f}px"'
-        return f'<svg {spaces} {size} role="img" aria-label="{label}" {marks}>'
-
-    return tag

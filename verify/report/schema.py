@@ -356,7 +356,7 @@ class Report(_Campaign, total=False):
 def dumps(report: Report) -> str:
     """The text of report.json: strict JSON, equal for equal reports."""
     # Indented to the depth of a variant's dtypes and compact below: small diffs in git, without a
-    # line per number.
+    # line per number, nor a blank beside each.
     return _indent(strict_json.encode(report), 0) + "\n"
 
 
@@ -414,7 +414,7 @@ _SHORT = 120
 
 
 def _indent(data: Any, depth: int) -> str:
-    flat = json.dumps(data, allow_nan=False, ensure_ascii=False)
+    flat = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     if len(flat) <= _SHORT or depth >= _DEEPEST or not isinstance(data, dict | list):
         return flat
     inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from verify.report.schema import (
     VariantReport,
     WorstCase,
 )
-from verify.report.states import GRAVE, states
 from verify.report.statistics import badness
 
 _ORDER = {"red": 0, "grey": 1, "green": 2}
@@ -36,27 +35,6 @@ _DEVICE = {
     "platform": "Platform",
     "cores": "Cores",
 }
-
-
-def headline(report: Report) -> str:
-    """How many variants pass, fail, are incomplete or were not run, over how many cases, and how
-    many builds compile."""
-    found = Counter(
-        text.label(variant["status"], variant["cases"]) for variant in report["variants"]
-    )
-    words = {"FAIL": "failing", "pass": "passing", "incomplete": "incomplete", "not run": "not run"}
-    parts = [f"{found[key]} {word}" for key, word in words.items() if found[key]]
-    total, cases, failures = len(report["variants"]), report["cases"], report["failures"]
-    said = (
-        f"{total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}. {cases:,} judged"
-        f" cases, {failures:,} failing."
-    )
-    tried, broken = build_counts(b for variant in report["variants"] for b in variant["builds"])
-    said += f" {tried:,} builds compiled, {broken:,} failing." if tried else ""
-    for name in GRAVE:
-        marked = sum(any(state.name == name for state in states(v)) for v in report["variants"])
-        said += f" {marked} {name}." if marked else ""
-    return said
 
 
 def build_counts(builds: Iterable[BuildsReport]) -> tuple[int, int]:

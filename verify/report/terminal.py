@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from verify.report import text
+from verify.report.headline import failures
+from verify.report.headline import headline as first_line
 from verify.report.outcome import incomplete
+from verify.report.rate import rate
 from verify.report.schema import Report, VariantReport
 from verify.report.states import GRAVE, claimed, claims, gradients, marks, states
 from verify.report.tables import grouped
@@ -42,9 +45,16 @@ class Beside:
         return "".join(f", {name}" for name in (marks(variant) if variant else ()))
 
 
+def headline(report: Report) -> Text:
+    """The first line: new failures stand out, known ones are marked."""
+    found = failures(report)
+    style = "bold red" if found.new else "yellow" if found.known else "bold"
+    return Text(text.one_line(first_line(report)), style=style)
+
+
 def notes(report: Report) -> Iterator[Text]:
-    """Lines under the table: claims and states of every variant that was judged, and why gradients
-    were not."""
+    """Lines under the table: claims, states and failure rate of every variant that was judged, and
+    why gradients were not."""
     judged = [variant for variant in report["variants"] if claimed(variant)]
     for variant in judged:
         yield Text(f"{text.one_line(variant['ref'])} claims {claims(variant)}", style="dim")
@@ -52,6 +62,8 @@ def notes(report: Report) -> Iterator[Text]:
             yield Text(
                 f"  {text.one_line(state)}", style="bold yellow" if state.name in GRAVE else "dim"
             )
+        if said := rate(variant):
+            yield Text(f"  {said}", style="dim")
     yield from _unjudged(judged)
 
 

@@ -34,6 +34,7 @@ from verify.report import (
     parse,
     plots,
     read,
+    svg,
     worst_cases,
     write,
 )
@@ -335,10 +336,10 @@ class TestPages:
     def test_a_plot_is_known_by_its_data(self, green):
         known, picture = green
         again = plots.ratio_plot(parse(loads(dumps(known))))
-        assert plots.without_pictures(picture) == plots.without_pictures(again)
+        assert svg.without_pictures(picture) == svg.without_pictures(again)
         worse = plots.ratio_plot(build(evidence(24, worse=1.5), BINS))
-        assert plots.without_pictures(picture) != plots.without_pictures(worse)
-        assert "<path" not in plots.without_pictures(picture)
+        assert svg.without_pictures(picture) != svg.without_pictures(worse)
+        assert "<path" not in svg.without_pictures(picture)
 
     def test_what_came_to_lie_beside_it_is_missed(self, folder):
         (folder / "sanitizer.json").write_text(json.dumps(account()))
@@ -402,7 +403,7 @@ class TestPages:
         (folder / "r.svg").write_text(page.replace(body, other))
         assert disagreements(read(folder), folder)  # changed since it was drawn
         (folder / "r.svg").write_text(
-            page.replace(body, other).replace(plots._digest(body), plots._digest(other))
+            page.replace(body, other).replace(svg._digest(body), svg._digest(other))
         )
         assert disagreements(read(folder), folder) == []
 

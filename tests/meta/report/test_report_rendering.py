@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.fake_campaign import BINS, evidence, of, verdict
 from verify.evidence import Begin, Finding, NotRun
-from verify.report import Report, build, compare, plots, render_comparison, text
+from verify.report import Report, build, compare, plots, render_comparison, svg, text
 from verify.report import html as html_report
 from verify.report import markdown as markdown_report
 
@@ -214,7 +214,7 @@ class TestPlots:
     def test_themed_by_the_page(self, report):
         image = plots.ratio_plot(report)
         assert "currentColor" in image
-        assert plots._INK not in image
+        assert svg.INK not in image
         assert "<?xml" not in image
         assert "metadata" not in image
 
