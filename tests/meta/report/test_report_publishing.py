@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from tests.harness.fake_campaign import BINS, DEVICE, evidence, of
 from tests.meta.report.test_report_states import campaign
 from verify import cli
+from verify.bundle import ROOT
 from verify.campaign import runner as engine
 from verify.evidence import Evidence, Recorder
 from verify.report import Report, build, plots, read, write
@@ -285,3 +286,9 @@ def test_a_support_that_no_version_takes_is_refused_in_one_line(tmp_path: Path) 
         build(found)
     assert "\n" not in str(refusal.value)
     assert Support(dtypes=("float16",), head_dims=(64,)).masks
+
+
+def test_the_committed_reports_travel_light() -> None:
+    """Fewer than 8 MB in all: every clone and every sdist carries them."""
+    files = [path for path in (ROOT / "reports").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 8 * 10**6

@@ -1,5 +1,4 @@
-"""Honest arithmetic that a campaign's statistics once took for a fault: errors of one sign that no
-row sum divides out."""
+"""Exponentials that all err in one direction are honest up to the declared error."""
 
 from __future__ import annotations
 
@@ -18,8 +17,13 @@ from verify.variant import GradientNumerics, Numerics
 
 torch.set_num_threads(1)
 
+
 POLYNOMIAL = 8.5e-5  # `exp2_poly3` declares 8.8e-5
+
+
 SHAPE = "hq=2,sq=48,skv=64,d=16"
+
+
 CASES = [
     f"{SHAPE},dist={name},seed={seed}"
     for seed, name in enumerate(("normal", "same_sign_v", "v_mean") * 16)

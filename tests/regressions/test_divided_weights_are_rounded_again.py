@@ -1,4 +1,4 @@
-"""Honest kernels that once left their bounds."""
+"""A weight of 16 bits that was divided is rounded again."""
 
 from __future__ import annotations
 
