@@ -12,6 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from verify.cell.discovery import environment
 from verify.oracles import groups, of_group
 from verify.problem import Problem, strategies
+from verify.problem.outside import outside
 from verify.problem.strategies import LIMITS
 from verify.variant import Config, Declaration
 
@@ -41,9 +42,7 @@ class Target:
         )
         group, limits, declaration = groups()[self.group], LIMITS[device], self.declaration
         if group.outside:
-            return strategies.outside(declaration, dtype=self.dtype, limits=limits).map(
-                lambda pair: pair[0]
-            )
+            return outside(declaration, dtype=self.dtype, limits=limits).map(lambda pair: pair[0])
         masks = tuple(mask for mask in declaration.support.masks if mask != "full")
         if group.masked and masks:
             declaration = replace(declaration, support=replace(declaration.support, masks=masks))
@@ -74,7 +73,7 @@ def excludes_group(declaration: Declaration, group: str) -> str | None:
     if groups()[group].entry not in declaration.entries:
         return f"has no {groups()[group].entry} of its own"
     if groups()[group].outside and all(
-        strategies.outside(declaration, dtype=dtype, limits=LIMITS["interpreter"]).is_empty
+        outside(declaration, dtype=dtype, limits=LIMITS["interpreter"]).is_empty
         for dtype in declaration.support.dtypes
     ):
         return "supports everything that can be asked"

@@ -29,17 +29,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from references.masks import parse_mask
 from verify.cell import closed_imports as isolation
-from verify.cell.arena import Slot, slots_from
 from verify.cell.concurrent import Streams, run_together
 from verify.cell.confinement import Confinement, confine
 from verify.cell.descendants import become_subreaper, bury
 from verify.cell.device_memory import DeviceMemory
+from verify.cell.launching import _arguments, _buffers, launch, turn
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.protocol import Closed, receive, send
 from verify.machine.leash import die_with
-from verify.variant import AttentionArgs, Build, Descales, Gradients, Saved, Unsupported, Variant
+from verify.variant import Build, Unsupported, Variant
 
 # requests in which an exception is the judge's, but for a kernel's entry point
 _OURS = ("run", "arena", "device")
@@ -154,15 +153,6 @@ def _shut_in(message: dict[str, Any], scratch: str) -> dict[str, Any]:
         except OSError as error:
             return {"error": str(error)}
     return {}
-
-
-class _Turn:
-    """Whose code is running: `kernels` is true while an exception is the kernel's."""
-
-    kernels = True
-
-
-turn = _Turn()
 
 
 class Life:
@@ -339,68 +329,6 @@ class Life:
             except RuntimeError:
                 self.poisoned = True
                 raise
-
-
-def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
-    """Run the entry that the message names on views of `arena`, a uint8 tensor; raises Breach where
-    the variant lacks it."""
-    buffers = _buffers(message, arena)
-    args = _arguments(message, variant, buffers)
-    if variant.allocates_outputs:
-        # Whatever the kernel allocates next is likely to be this memory: leave poison in it.
-        for slot in message["slots"]:
-            if slot["role"] == "output":
-                torch.full_like(
-                    buffers[slot["name"]], float("nan"), memory_format=torch.contiguous_format
-                )
-    prefix = "workspace."
-    workspace = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in buffers.items()
-        if name.startswith(prefix)
-    }
-    entry, _ = variant.entry(message["entry"])
-    if entry is None:
-        raise Breach(f"{variant.name} has no {message['entry']}")
-    turn.kernels = True
-    if message["entry"] == "backward":
-        saved = Saved(buffers["out"], buffers["lse"])
-        gradients = Gradients(buffers["dq"], buffers["dk"], buffers["dv"])
-        entry(args, saved, buffers["dout"], gradients, workspace)
-    else:
-        entry(args, buffers["out"], buffers.get("lse"), workspace)
-    turn.kernels = False
-
-
-def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
-    """Every buffer of a run by name: views of the arena, or shapes without memory where that is on
-    "meta"."""
-
-    def tensor(slot: Slot) -> Tensor:
-        if arena.device.type == "meta":
-            dtype = getattr(torch, slot.dtype)
-            return torch.empty(0, dtype=dtype, device="meta").as_strided(slot.shape, slot.strides)
-        return slot.view(arena)
-
-    return {slot.name: tensor(slot) for slot in slots_from(message["slots"])}
-
-
-def _arguments(
-    message: dict[str, Any], variant: Variant, buffers: dict[str, Tensor]
-) -> AttentionArgs:
-    descales = (
-        Descales(*(buffers[f"descale_{n}"] for n in "qkv")) if "descale_q" in buffers else None
-    )
-    return AttentionArgs(
-        q=buffers["q"],
-        k=buffers["k"],
-        v=buffers["v"],
-        mask=parse_mask(message["mask"]),
-        softmax_scale=message["softmax_scale"],
-        softcap=message["softcap"],
-        config=variant.config_of(message["entry"], variant.configs[message["config"]]),
-        descales=descales,
-    )
 
 
 def _arch() -> str:

@@ -1,5 +1,6 @@
 """Evidence: what a run records on disk, and how it is read back.  Knows no kernel and no oracle."""
 
+from verify.evidence.reading import Evidence, load
 from verify.evidence.records import (
     COUNTED_PHASES,
     SCHEMA_VERSION,
@@ -16,7 +17,7 @@ from verify.evidence.records import (
     VariantEntry,
     Verdict,
 )
-from verify.evidence.store import Evidence, Recorder, is_plain, load, new_run_id
+from verify.evidence.store import Recorder, is_plain, new_run_id
 
 __all__ = [
     "COUNTED_PHASES",

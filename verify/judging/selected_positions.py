@@ -19,7 +19,7 @@ from verify.evidence import Finding
 from verify.judging.comparison import compare
 from verify.judging.findings import convict, place
 from verify.problem import Problem
-from verify.problem.distributions import Source
+from verify.problem.source import Source
 from verify.problem.visibility import live_rows
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_pairs import Rows, errors_of, pairs_by_key, pairs_of, rows_of

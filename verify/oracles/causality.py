@@ -43,7 +43,7 @@ from verify.judging.metamorphic import (
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.problem.distributions import Source
+from verify.problem.source import Source
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
 

@@ -29,7 +29,7 @@ from verify.judging.parts import no_full_mask, with_mask
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.problem.distributions import Source
+from verify.problem.source import Source
 from verify.variant import Declaration, Support
 
 

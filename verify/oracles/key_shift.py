@@ -21,8 +21,8 @@ from verify.judging.metamorphic import RelatedResult, check_within_bounds, faile
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
-from verify.problem.distributions import Source
 from verify.problem.inputs import dequantised
+from verify.problem.source import Source
 from verify.variant import Support
 
 

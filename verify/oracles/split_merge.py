@@ -26,7 +26,7 @@ from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.problem.coverage import square_only
-from verify.problem.distributions import Source
+from verify.problem.source import Source
 from verify.variant import Declaration, Support
 
 

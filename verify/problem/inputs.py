@@ -19,8 +19,9 @@ from torch import Tensor
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.rounding import Floats, cast
 from verify.problem import Problem, ProblemError
-from verify.problem.distributions import DISTRIBUTIONS, Distribution, Source
+from verify.problem.distributions import DISTRIBUTIONS, Distribution
 from verify.problem.known_answers import GATHERS, gather_possible
+from verify.problem.source import Source
 
 
 @dataclass(frozen=True)

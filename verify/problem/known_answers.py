@@ -15,7 +15,8 @@ from torch import Tensor
 
 from verify.arithmetic.rounding import Floats
 from verify.problem import Problem, ProblemError
-from verify.problem.distributions import Integers, Source, Values, distribution
+from verify.problem.distributions import Values, distribution
+from verify.problem.source import Integers, Source
 
 GATHERS = ("gather", "gather_integers")
 _LARGEST_GATHERED = 2.0**11  # 2^-24 of it is half of what rounds to 1 in fp16

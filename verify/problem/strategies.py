@@ -9,7 +9,7 @@ batch 1, one head, short, head_dim 16, full mask, default scale, contiguous, "no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement
@@ -17,16 +17,16 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from references.masks import Mask, drawn_words, intersect, kind_of
+from references.masks import Mask, intersect, kind_of
 from verify.problem import ORDERS, Layout, Problem
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
 from verify.problem.known_answers import GATHERS, gather_possible
-from verify.variant import DESCALINGS, Declaration, Support, default_dtype_out
+from verify.variant import Declaration, Support, default_dtype_out
 
-__all__ = ["LIMITS", "Limits", "outside", "problems"]
+__all__ = ["LIMITS", "Limits", "problems"]
 
-_HEAD_DIMS = (
+HEAD_DIMS = (
     16,
     64,
     32,
@@ -66,8 +66,8 @@ _SCALES = {
     "positive": st.sampled_from(_POSITIVE * 4 + EXTREME_SCALES),
     "default": st.just("default"),
 }
-_CAPS = (20.0, 50.0, 1.0)
-_SOFTCAPS = st.sampled_from((0.0,) * 6 + _CAPS)
+CAPS = (20.0, 50.0, 1.0)
+_SOFTCAPS = st.sampled_from((0.0,) * 6 + CAPS)
 _STYLES = st.sampled_from(("contiguous",) * 3 + ("bshd", "sbhd", "free", "free"))
 _ORDERS, _PITCHES, _OFFSETS = (
     st.sampled_from(ORDERS),
@@ -83,7 +83,6 @@ _EXPANSIONS = {
     "dout": st.just(""),
 }
 _SEEDS, _SHORT_SEEDS = st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1)
-_LONGEST_REFUSAL = 1 << 13  # a longer input, made just to see it refused, costs too much memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,27 +123,27 @@ def problems(
     names = tuple(ordinary() if distributions is None else distributions)
     if not names:
         raise ValueError("distributions: none to choose from")
-    return _problems(declaration.support, dtype, limits, names)
+    return draw_problems(declaration.support, dtype, limits, names)
 
 
-_Pair = st.SearchStrategy[tuple[int, int]]
+LengthPair = st.SearchStrategy[tuple[int, int]]
 _T = TypeVar("_T")
 
 
 @st.composite
-def _problems(
+def draw_problems(
     draw: st.DrawFn,
     support: Support,
     dtype: str,
     limits: Limits,
     names: tuple[str, ...],
-    lengths: _Pair | None = None,
+    lengths: LengthPair | None = None,
 ) -> Problem:
     # First what is always drawn, from the same lists; then what depends on it.  So shrinking one
     # draw shifts no other's meaning, and Hypothesis, which repeats examples with small changes,
     # rarely changes what nobody reads.
     head_dim, other_head_dim_v = (
-        draw(_head_dims(support)),
+        draw(head_dims_in(support)),
         support.separate_head_dim_v and draw(_one_in(4)),
     )
     seqlen_q, seqlen_kv = draw(_lengths(support, limits) if lengths is None else lengths)
@@ -158,7 +157,7 @@ def _problems(
     style = draw(_STYLES) if support.layouts != "contiguous" else "contiguous"
     kinds = draw(_mask_kinds(support, seqlen_q == seqlen_kv))
     seed = draw(_SEEDS)
-    head_dim_v = draw(_head_dims(support)) if other_head_dim_v else head_dim
+    head_dim_v = draw(head_dims_in(support)) if other_head_dim_v else head_dim
     row = head_dim + head_dim_v
     room = min(
         limits.pairs // max(seqlen_q * seqlen_kv, 1),
@@ -167,7 +166,7 @@ def _problems(
     group = _fit(group, min(room, limits.heads))
     heads_kv = _fit(heads_kv, min(room, limits.heads) // group)
     batch = _fit(batch, min(room // (group * heads_kv), limits.batch))
-    mask = intersect(*(_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
+    mask = intersect(*(draw_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
     layouts = _layouts(draw, style, 1 if support.layouts == "any" else 8)
     if name in GATHERS:  # see `gather_possible`
         scale, softcap, layouts["q"] = scale or "default", 0.0, replace(layouts["q"], expand="")
@@ -222,13 +221,13 @@ def _fit(count: int, most: int) -> int:
     return max(1, min(count, most))
 
 
-def _head_dims(support: Support) -> st.SearchStrategy[int]:
+def head_dims_in(support: Support) -> st.SearchStrategy[int]:
     return _head_dims_of(tuple(support.head_dims))
 
 
 @cache
 def _head_dims_of(dims: tuple[int, ...]) -> st.SearchStrategy[int]:
-    edges = [d for d in _HEAD_DIMS if d in dims]
+    edges = [d for d in HEAD_DIMS if d in dims]
     simplest = edges[0] if edges and edges[0] in (16, 64) else min(dims)
     special = list(dict.fromkeys([simplest, *edges, min(dims), max(dims)]))
     return st.sampled_from(special) | st.sampled_from(special) | st.sampled_from(sorted(dims))
@@ -246,12 +245,12 @@ def _seqlens(low: int, high: int) -> st.SearchStrategy[int]:
     return st.sampled_from(short) | st.sampled_from(edges) | st.integers(low, high)
 
 
-def _lengths(support: Support, limits: Limits) -> _Pair:
+def _lengths(support: Support, limits: Limits) -> LengthPair:
     return _lengths_of(support.min_seqlen, support.max_seqlen, square_only(support), limits)
 
 
 @cache
-def _lengths_of(least: int, most: int | None, square: bool, limits: Limits) -> _Pair:
+def _lengths_of(least: int, most: int | None, square: bool, limits: Limits) -> LengthPair:
     """(seqlen_q, seqlen_kv): equal, any, decode, tall, wide, or zero."""
     low = max(least, 1)
     relations = (
@@ -325,7 +324,7 @@ class _Choose:
         return self.draw(_SHORT_SEEDS)
 
 
-def _atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int) -> Mask:
+def draw_atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: int) -> Mask:
     mask = kind_of(kind).draw(_Choose(draw), kind, batch, seqlen_q, seqlen_kv)
     assert mask.word == kind, f"drawn as {kind}, but its word is {mask.word}: {mask.name}"
     return mask
@@ -343,190 +342,3 @@ def _layout(name: str, unit: int) -> st.SearchStrategy[Layout]:
     """Made once: to make and to check a strategy takes Hypothesis longer than to draw from it."""
     pitches, offsets = (extra.map(lambda n: n // unit * unit) for extra in (_PITCHES, _OFFSETS))
     return st.builds(Layout, _ORDERS, pitches, offsets, _EXPANSIONS[name])
-
-
-def outside(
-    declaration: Declaration, *, dtype: str, limits: Limits
-) -> st.SearchStrategy[tuple[Problem, str]]:
-    """Problems just outside the support, each with the argument that the kernel must name when it
-    refuses.
-
-    One thing is broken at a time; what follows from it (head_dim_v where it must equal head_dim)
-    goes along.  Empty (`st.nothing()`) if the support has no edge that a Problem can cross.
-    """
-    edges = tuple(_edges(declaration.support, dtype)) if dtype in declaration.support.dtypes else ()
-    return _outside(declaration.support, edges, limits) if edges else st.nothing()
-
-
-_Change = Callable[[st.DrawFn, Problem], Problem]
-
-
-@dataclass(frozen=True)
-class _Edge:
-    """A way out of a support: draw a problem inside another `support`, of those lengths, then
-    change it."""
-
-    argument: str
-    support: Support
-    dtype: str
-    lengths: _Pair | None = None
-    change: _Change = lambda draw, problem: problem
-
-
-@st.composite
-def _outside(
-    draw: st.DrawFn, support: Support, edges: tuple[_Edge, ...], limits: Limits
-) -> tuple[Problem, str]:
-    edge = draw(st.sampled_from(edges))
-    problem = edge.change(
-        draw, draw(_problems(edge.support, edge.dtype, limits, ordinary(), edge.lengths))
-    )
-    refusal = support.refusal(problem)
-    named = refusal[0] if refusal else None
-    # `refusal` does not see layouts
-    wanted = None if edge.argument.startswith("layout_") else edge.argument
-    assert named == wanted, f"{named} is refused, not {wanted}: {problem.name}"
-    return problem, edge.argument
-
-
-def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
-    inner = support.head_dims
-    descalings = tuple(descaling for descaling in DESCALINGS if descaling not in support.descalings)
-    if descalings:
-        yield _Edge("descales", replace(support, descalings=descalings), dtype)
-    for other in ("float64", "float32", "bfloat16", "float16"):
-        if other not in support.dtypes:
-            yield _Edge("dtype", replace(support, dtypes=(other,)), other)
-    beyond = [
-        d
-        for d in (max(inner) + 1, max(inner) + 8, min(inner) - 1, 24, 48)
-        if d > 0 and d not in inner
-    ]
-    if support.separate_head_dim_v:
-        apart = replace(support, head_dims=beyond, separate_head_dim_v=False)
-        yield _Edge(
-            "head_dim",
-            apart,
-            dtype,
-            change=lambda draw, base: base.but(head_dim_v=draw(_head_dims(support))),
-        )
-        yield _Edge(
-            "head_dim_v",
-            support,
-            dtype,
-            change=lambda draw, base: base.but(head_dim_v=draw(st.sampled_from(beyond))),
-        )
-    else:
-        yield _Edge("head_dim", replace(support, head_dims=beyond), dtype)
-        yield _Edge(
-            "head_dim_v",
-            support,
-            dtype,
-            change=lambda draw, base: base.but(head_dim_v=_another(draw, support, base)),
-        )
-    if not support.grouped_heads:
-        yield _Edge(
-            "heads_kv",
-            support,
-            dtype,
-            change=lambda draw, base: base.but(
-                heads_q=base.heads_kv * draw(st.sampled_from((2, 3, 8)))
-            ),
-        )
-    if support.scales != "any":
-        factors = st.sampled_from((2.0, -1.0, 0.0) if support.scales == "default" else (-1.0, 0.0))
-        yield _Edge(
-            "softmax_scale",
-            support,
-            dtype,
-            change=lambda draw, base: base.but(softmax_scale=base.scale * draw(factors)),
-        )
-    if not support.softcap:
-        yield _Edge(
-            "softcap",
-            support,
-            dtype,
-            change=lambda draw, base: base.but(softcap=draw(st.sampled_from(_CAPS))),
-        )
-    yield from _length_edges(support, dtype)
-    yield from _mask_edges(support, dtype)
-    rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on
-    if support.layouts != "any" and (support.max_seqlen or rows) >= rows:
-        pitches = st.sampled_from((8, 1)) if support.layouts == "contiguous" else st.just(1)
-        for name in ("q", "k", "v", "out"):
-            yield _Edge(
-                f"layout_{name}", support, dtype, st.just((rows, rows)), _pitched(name, pitches)
-            )
-
-
-def _pitched(name: str, pitches: st.SearchStrategy[int]) -> _Change:
-    return lambda draw, base: base.but(**{f"layout_{name}": Layout(pitch=draw(pitches))})
-
-
-def _another(draw: st.DrawFn, support: Support, base: Problem) -> int:
-    """A head_dim_v that differs from head_dim, supported if there is one."""
-    others = [d for d in _HEAD_DIMS if d in support.head_dims and d != base.head_dim]
-    return draw(st.sampled_from(others or [base.head_dim + 8]))
-
-
-def _length_edges(support: Support, dtype: str) -> Iterator[_Edge]:
-    low, short = max(support.min_seqlen, 1), support.min_seqlen - 1
-    free = replace(support, min_seqlen=0, max_seqlen=None, cross_lengths=True)
-    some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
-    cross = not square_only(support)
-    if short >= 0:
-        yield _Edge(
-            "seqlen_q",
-            free,
-            dtype,
-            some.map(lambda n: (short, n)) if cross else st.just((short, short)),
-        )
-    if short >= 0 and cross:
-        yield _Edge("seqlen_kv", free, dtype, some.map(lambda n: (n, short)))
-    if (
-        not support.cross_lengths
-        and mask_kinds(support, square=False)
-        and support.max_seqlen != low
-    ):
-        yield _Edge(
-            "seqlen_kv", free, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1))
-        )
-    if support.max_seqlen is not None and support.max_seqlen < _LONGEST_REFUSAL:
-        long = support.max_seqlen + 1
-        yield _Edge(
-            "seqlen_kv",
-            free,
-            dtype,
-            some.map(lambda n: (n, long)) if cross else st.just((long, long)),
-        )
-
-
-def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
-    low = max(support.min_seqlen, 1)
-    some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
-    for kind in drawn_words():
-        only = replace(support, masks=(kind,), intersections=False)
-        if kind in support.masks:
-            continue
-        if f"{kind.partition('.')[0]}.square" not in support.masks:
-            yield _Edge("mask", only, dtype)
-        elif (
-            support.cross_lengths and support.max_seqlen != low
-        ):  # where the lengths are equal, it is inside
-            yield _Edge(
-                "mask", only, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1))
-            )
-    kinds = [kind for kind in mask_kinds(support, square=True) if kind != "full"]
-    if not support.intersections and len(kinds) > 1:
-
-        def several(draw: st.DrawFn, base: Problem) -> Problem:
-            return base.but(
-                mask=intersect(
-                    *(
-                        _atom(draw, kind, base.batch, base.seqlen_q, base.seqlen_kv)
-                        for kind in kinds
-                    )
-                )
-            )
-
-        yield _Edge("mask", support, dtype, some.map(lambda n: (n, n)), several)

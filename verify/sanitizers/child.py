@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from verify.cell.arena import slots_from
-from verify.cell.child import Life, launch, preload
+from verify.cell.child import Life, preload
 from verify.cell.isolated_buffers import Separate
+from verify.cell.launching import launch
 
 
 class SeparateLife(Life):

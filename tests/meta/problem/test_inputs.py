@@ -280,7 +280,7 @@ def test_streams_are_independent() -> None:
 
 
 def test_quantiles_are_those_of_the_normal_distribution() -> None:
-    from verify.problem.distributions import _normal_quantiles
+    from verify.problem.source import _normal_quantiles
 
     table = _normal_quantiles()
     exact = statistics.NormalDist()

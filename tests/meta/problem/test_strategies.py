@@ -16,7 +16,8 @@ from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.distributions import ordinary
 from verify.problem.known_answers import gather_possible
-from verify.problem.strategies import LIMITS, Limits, outside, problems
+from verify.problem.outside import outside
+from verify.problem.strategies import LIMITS, Limits, problems
 from verify.variant import DESCALINGS, MASK_KINDS, Config, Contract, Declaration, Numerics, Support
 
 T = TypeVar("T")

@@ -41,8 +41,9 @@ from verify.judging.parts import Part
 from verify.oracles import bound, duplicated_keys, refusal, relaunch
 from verify.problem import Problem
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
+from verify.problem.outside import outside
 from verify.problem.refusal import inside
-from verify.problem.strategies import LIMITS, outside, problems
+from verify.problem.strategies import LIMITS, problems
 from verify.variant import AttentionArgs, Config, DeclarationError, Support, Unsupported
 
 torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from verify.oracles.numerics.hypotheses import (
     run_if_supported,
 )
 from verify.problem import Problem
-from verify.problem.distributions import Source
+from verify.problem.source import Source
 
 _ROWS = 64
 _SCALE = 0.1372  # no power of two, and none after a multiplication by log2(e)

@@ -1,0 +1,318 @@
+"""Evidence read back: one run, or several runs of one device as one."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+from verify.evidence import strict_json
+from verify.evidence.records import (
+    KINDS,
+    SCHEMA_VERSION,
+    Begin,
+    Built,
+    Drawn,
+    EvidenceError,
+    Finding,
+    NotRun,
+    RunInfo,
+    VariantEntry,
+    Verdict,
+)
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A run read back, or several as one.
+
+    verdicts: one per (case, oracle), sorted by it: the last one written, except that a failure is
+    never replaced by a pass. unstable: (case, oracle) that both passed and failed.  lost: begun,
+    never judged.  torn: "file:line" of lines cut short. builds: one per (variant, arch, build), the
+    last one recorded. changed: refs recorded with more than one source hash, whose verdicts
+    therefore do not belong together.
+    """
+
+    runs: tuple[RunInfo, ...] = ()
+    variants: tuple[VariantEntry, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    unstable: tuple[tuple[str, str], ...] = ()
+    lost: tuple[Begin, ...] = ()
+    drawn: tuple[Drawn, ...] = ()
+    not_run: tuple[NotRun, ...] = ()
+    builds: tuple[Built, ...] = ()
+    torn: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    @property
+    def run(self) -> RunInfo:
+        """The run's first record of itself; raises EvidenceError if there is none."""
+        if not self.runs:
+            raise EvidenceError(
+                "the evidence has no run record: nothing says on what device it was measured"
+            )
+        return self.runs[0]
+
+    def with_verdicts(self, verdicts: Iterable[Verdict]) -> Evidence:
+        """Joined with further verdicts, as if they were recorded now."""
+        now = [replace(verdict, time=time.time()) for verdict in verdicts]
+        if not now:
+            return self
+        joined, unstable = _join([*self.verdicts, *now])
+        return replace(self, verdicts=joined, unstable=tuple(sorted({*self.unstable, *unstable})))
+
+    @cached_property
+    def judged(self) -> frozenset[str]:
+        """Cases with a verdict of any oracle: what a resumed run need not repeat."""
+        return frozenset(verdict.case for verdict in self.verdicts)
+
+    @cached_property
+    def _by_case(self) -> dict[str, list[Verdict]]:
+        found: dict[str, list[Verdict]] = defaultdict(list)
+        for verdict in self.verdicts:
+            found[verdict.case].append(verdict)
+        return dict(found)
+
+    def verdict_of(self, case: str, oracle: str | None = None) -> Verdict | None:
+        """That oracle's verdict on a case; without an oracle, a failing verdict if any oracle has
+        one, else the first."""
+        found = [v for v in self._by_case.get(case, []) if oracle in (None, v.oracle)]
+        return min(found, key=lambda v: v.outcome != "fail", default=None)
+
+
+def load(*run_dirs: Path | str) -> Evidence:
+    """Read a run directory, or several as one, in whatever order they are named; their runs are
+    then called by directory.
+
+    Raises EvidenceError if one is none, for evidence of another schema version and for a whole line
+    that is not a record; of several also if one has no run record or two hold the same run.
+    """
+    folders = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values()
+    # a case is named in every line about it: equal strings become one object
+    strings: dict[str, str] = {}
+    decoders = {
+        kind: strict_json.decoder(shape, strings.setdefault) for kind, shape in KINDS.items()
+    }
+    with _no_collection():
+        parts = sorted((_folder(path, decoders, len(folders) > 1) for path in folders), key=_begun)
+        if len(parts) > 1:
+            _tell_apart(parts)
+        return _joined(parts)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the cyclic garbage collector, which would walk a million new records again and again:
+    none is in a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass
+class _Folder:
+    """What one run directory holds, in the order of its files."""
+
+    path: Path
+    runs: list[RunInfo] = field(default_factory=list)
+    variants: list[VariantEntry] = field(default_factory=list)
+    begins: list[Begin] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+    builds: list[Built] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+
+
+def _begun(folder: _Folder) -> tuple[str, str]:
+    """A sort key: when the first run began; by name, where nothing says when."""
+    return min((run.started for run in folder.runs), default=""), folder.path.name
+
+
+def _tell_apart(folders: Sequence[_Folder]) -> None:
+    """Call runs by their directories, whatever they were called when they began; raises
+    EvidenceError as `load` says."""
+    seen: dict[tuple[str, str], Path] = {}
+    for folder in folders:
+        if not folder.runs:
+            raise EvidenceError(
+                f"{folder.path}: has no run record: nothing says on what device it was measured"
+            )
+        for key in {(run.run, run.started) for run in folder.runs}:
+            if key in seen:
+                raise EvidenceError(
+                    f"{seen[key]} and {folder.path} both hold the run {key[0]} of {key[1]}: name"
+                    " one of them"
+                )
+            seen[key] = folder.path
+        folder.runs = [replace(run, run=folder.path.name) for run in folder.runs]
+
+
+def _joined(parts: Sequence[_Folder]) -> Evidence:
+    verdicts, unstable = _join(v for part in parts for v in part.verdicts)
+    variants = [entry for part in parts for entry in part.variants]
+    hashes: dict[str, set[str]] = defaultdict(set)
+    for entry in variants:
+        hashes[entry.ref].add(entry.source_hash)
+    return Evidence(
+        runs=tuple(
+            sorted((r for part in parts for r in part.runs), key=lambda r: (r.started, r.run))
+        ),
+        variants=_last(variants, lambda r: (r.ref,)),
+        verdicts=verdicts,
+        unstable=unstable,
+        lost=_lost([b for part in parts for b in part.begins], {v.case for v in verdicts}),
+        drawn=_sum_drawn(d for part in parts for d in part.drawn),
+        not_run=_last(
+            (n for part in parts for n in part.not_run), lambda r: (r.variant, r.dtype, r.reason)
+        ),
+        builds=_last(
+            (b for part in parts for b in part.builds), lambda r: (r.variant, r.arch, r.build)
+        ),
+        torn=tuple(where for part in parts for where in part.torn),
+        changed=tuple(sorted(ref for ref, found in hashes.items() if len(found) > 1)),
+    )
+
+
+def _folder(path: Path, decoders: Mapping[str, Callable[[Any, str], Any]], named: bool) -> _Folder:
+    """Read a run directory.  named: places in it are called by its name too."""
+    if not path.is_dir():
+        raise EvidenceError(f"{path}: is no run directory")
+    found = _Folder(path)
+    lists: dict[str, list[Any]] = {
+        "run": found.runs,
+        "variant": found.variants,
+        "begin": found.begins,
+        "verdict": found.verdicts,
+        "drawn": found.drawn,
+        "not_run": found.not_run,
+        "built": found.builds,
+    }
+    for file in sorted(path.glob("*.jsonl")):
+        name = f"{path.name}/{file.name}" if named else file.name
+        for number, data in _lines(file):
+            if data is _TORN:
+                found.torn.append(f"{name}:{number}")
+                continue
+            try:
+                kind = _kind(data)
+                record = decoders[kind](data, kind)
+                lists[kind].append(_held_to_its_measures(record) if kind == "verdict" else record)
+            except (EvidenceError, strict_json.ShapeError) as error:
+                raise EvidenceError(f"{name}:{number}: {error}") from None
+    return found
+
+
+_RATIO = re.compile(r"(?:.*_)?r_(?:out|lse|dq|dk|dv)")  # "r_out", "long_r_dq"
+
+
+def _held_to_its_measures(verdict: Verdict) -> Verdict:
+    """As recorded, but failing where it passes and one of its own measures says that an element is
+    out of bounds.
+
+    Whatever wrote such a record, a judge with a fault or a kernel, it is no evidence that a kernel
+    is right.
+    """
+    if verdict.outcome != "pass":
+        return verdict
+    beyond = {
+        name: r for name, r in verdict.measures.items() if not r <= 1 and _RATIO.fullmatch(name)
+    }
+    if not beyond:
+        return verdict
+    name = next(iter(beyond))
+    message = (
+        f"recorded as passing with {name} = {beyond[name]:.4g}: above 1 an element is out of its"
+        " bound"
+    )
+    finding = Finding(oracle=verdict.oracle, message=message, got=beyond[name], bound=1.0)
+    return replace(verdict, outcome="fail", finding=finding)
+
+
+_TORN = object()
+
+
+def _lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """Lines of one file, numbered from 1.  One that does not parse was cut short, by a kill or a
+    full disk, wherever it is."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield number, strict_json.loads(line)
+            except ValueError:
+                if line.strip():
+                    yield number, _TORN
+
+
+def _kind(data: Any) -> str:
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise EvidenceError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+    if kind == "run" and data.get("schema") != SCHEMA_VERSION:
+        raise EvidenceError(
+            f"evidence of schema {data.get('schema')!r}; this version reads {SCHEMA_VERSION}"
+        )
+    return kind
+
+
+def _join(verdicts: Iterable[Verdict]) -> tuple[tuple[Verdict, ...], tuple[tuple[str, str], ...]]:
+    """One verdict per (case, oracle), and the keys that both passed and failed.
+
+    A case that fails once and then passes is a race or a dependence on memory, which is worse than
+    a plain failure: the failure stays.  A case judged while generating and again while shrinking
+    stays counted.
+    """
+    joined, unstable = [], []
+    for key, group in groupby(
+        sorted(verdicts, key=lambda v: (v.case, v.oracle, v.time)), lambda v: (v.case, v.oracle)
+    ):
+        found = list(group)
+        failed = [v for v in found if v.outcome == "fail"]
+        last = (failed or found)[-1]
+        counted = [v.phase for v in found if v.counted]
+        joined.append(last if last.counted or not counted else replace(last, phase=counted[0]))
+        if failed and any(v.outcome == "pass" for v in found):
+            unstable.append(key)
+    return tuple(joined), tuple(unstable)
+
+
+def _lost(begins: list[Begin], judged: set[str]) -> tuple[Begin, ...]:
+    last = {
+        begin.case: begin
+        for begin in sorted(begins, key=lambda b: b.time)
+        if begin.case not in judged
+    }
+    return tuple(last[case] for case in sorted(last))
+
+
+def _sum_drawn(records: Iterable[Drawn]) -> tuple[Drawn, ...]:
+    drawn: Counter[tuple[str, str, str]] = Counter()
+    refused: Counter[tuple[str, str, str]] = Counter()
+    for record in records:
+        key = (record.variant, record.dtype, record.group)
+        drawn[key] += record.drawn
+        refused[key] += record.refused
+    return tuple(
+        Drawn(variant=key[0], dtype=key[1], group=key[2], drawn=drawn[key], refused=refused[key])
+        for key in sorted(drawn)
+    )
+
+
+def _last(records: Iterable[R], key: Callable[[R], tuple[str, ...]]) -> tuple[R, ...]:
+    """The last record for every key, in the order of the keys."""
+    found = {key(record): record for record in records}
+    return tuple(found[name] for name in sorted(found))

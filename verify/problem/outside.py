@@ -1,0 +1,212 @@
+"""Problems just outside a support, each with the argument that the kernel must name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from references.masks import drawn_words, intersect
+from verify.problem import Layout, Problem
+from verify.problem.coverage import mask_kinds, square_only
+from verify.problem.distributions import ordinary
+from verify.problem.strategies import (
+    CAPS,
+    HEAD_DIMS,
+    LengthPair,
+    Limits,
+    draw_atom,
+    draw_problems,
+    head_dims_in,
+)
+from verify.variant import DESCALINGS, Declaration, Support
+
+_LONGEST_REFUSAL = 1 << 13  # a longer input, made just to see it refused, costs too much memory
+
+
+def outside(
+    declaration: Declaration, *, dtype: str, limits: Limits
+) -> st.SearchStrategy[tuple[Problem, str]]:
+    """Problems just outside the support, each with the argument that the kernel must name when it
+    refuses.
+
+    One thing is broken at a time; what follows from it (head_dim_v where it must equal head_dim)
+    goes along.  Empty (`st.nothing()`) if the support has no edge that a Problem can cross.
+    """
+    edges = tuple(_edges(declaration.support, dtype)) if dtype in declaration.support.dtypes else ()
+    return _outside(declaration.support, edges, limits) if edges else st.nothing()
+
+
+_Change = Callable[[st.DrawFn, Problem], Problem]
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """A way out of a support: draw a problem inside another `support`, of those lengths, then
+    change it."""
+
+    argument: str
+    support: Support
+    dtype: str
+    lengths: LengthPair | None = None
+    change: _Change = lambda draw, problem: problem
+
+
+@st.composite
+def _outside(
+    draw: st.DrawFn, support: Support, edges: tuple[_Edge, ...], limits: Limits
+) -> tuple[Problem, str]:
+    edge = draw(st.sampled_from(edges))
+    problem = edge.change(
+        draw, draw(draw_problems(edge.support, edge.dtype, limits, ordinary(), edge.lengths))
+    )
+    refusal = support.refusal(problem)
+    named = refusal[0] if refusal else None
+    # `refusal` does not see layouts
+    wanted = None if edge.argument.startswith("layout_") else edge.argument
+    assert named == wanted, f"{named} is refused, not {wanted}: {problem.name}"
+    return problem, edge.argument
+
+
+def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
+    inner = support.head_dims
+    descalings = tuple(descaling for descaling in DESCALINGS if descaling not in support.descalings)
+    if descalings:
+        yield _Edge("descales", replace(support, descalings=descalings), dtype)
+    for other in ("float64", "float32", "bfloat16", "float16"):
+        if other not in support.dtypes:
+            yield _Edge("dtype", replace(support, dtypes=(other,)), other)
+    beyond = [
+        d
+        for d in (max(inner) + 1, max(inner) + 8, min(inner) - 1, 24, 48)
+        if d > 0 and d not in inner
+    ]
+    if support.separate_head_dim_v:
+        apart = replace(support, head_dims=beyond, separate_head_dim_v=False)
+        yield _Edge(
+            "head_dim",
+            apart,
+            dtype,
+            change=lambda draw, base: base.but(head_dim_v=draw(head_dims_in(support))),
+        )
+        yield _Edge(
+            "head_dim_v",
+            support,
+            dtype,
+            change=lambda draw, base: base.but(head_dim_v=draw(st.sampled_from(beyond))),
+        )
+    else:
+        yield _Edge("head_dim", replace(support, head_dims=beyond), dtype)
+        yield _Edge(
+            "head_dim_v",
+            support,
+            dtype,
+            change=lambda draw, base: base.but(head_dim_v=_another(draw, support, base)),
+        )
+    if not support.grouped_heads:
+        yield _Edge(
+            "heads_kv",
+            support,
+            dtype,
+            change=lambda draw, base: base.but(
+                heads_q=base.heads_kv * draw(st.sampled_from((2, 3, 8)))
+            ),
+        )
+    if support.scales != "any":
+        factors = st.sampled_from((2.0, -1.0, 0.0) if support.scales == "default" else (-1.0, 0.0))
+        yield _Edge(
+            "softmax_scale",
+            support,
+            dtype,
+            change=lambda draw, base: base.but(softmax_scale=base.scale * draw(factors)),
+        )
+    if not support.softcap:
+        yield _Edge(
+            "softcap",
+            support,
+            dtype,
+            change=lambda draw, base: base.but(softcap=draw(st.sampled_from(CAPS))),
+        )
+    yield from _length_edges(support, dtype)
+    yield from _mask_edges(support, dtype)
+    rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on
+    if support.layouts != "any" and (support.max_seqlen or rows) >= rows:
+        pitches = st.sampled_from((8, 1)) if support.layouts == "contiguous" else st.just(1)
+        for name in ("q", "k", "v", "out"):
+            yield _Edge(
+                f"layout_{name}", support, dtype, st.just((rows, rows)), _pitched(name, pitches)
+            )
+
+
+def _pitched(name: str, pitches: st.SearchStrategy[int]) -> _Change:
+    return lambda draw, base: base.but(**{f"layout_{name}": Layout(pitch=draw(pitches))})
+
+
+def _another(draw: st.DrawFn, support: Support, base: Problem) -> int:
+    """A head_dim_v that differs from head_dim, supported if there is one."""
+    others = [d for d in HEAD_DIMS if d in support.head_dims and d != base.head_dim]
+    return draw(st.sampled_from(others or [base.head_dim + 8]))
+
+
+def _length_edges(support: Support, dtype: str) -> Iterator[_Edge]:
+    low, short = max(support.min_seqlen, 1), support.min_seqlen - 1
+    free = replace(support, min_seqlen=0, max_seqlen=None, cross_lengths=True)
+    some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
+    cross = not square_only(support)
+    if short >= 0:
+        yield _Edge(
+            "seqlen_q",
+            free,
+            dtype,
+            some.map(lambda n: (short, n)) if cross else st.just((short, short)),
+        )
+    if short >= 0 and cross:
+        yield _Edge("seqlen_kv", free, dtype, some.map(lambda n: (n, short)))
+    if (
+        not support.cross_lengths
+        and mask_kinds(support, square=False)
+        and support.max_seqlen != low
+    ):
+        yield _Edge(
+            "seqlen_kv", free, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1))
+        )
+    if support.max_seqlen is not None and support.max_seqlen < _LONGEST_REFUSAL:
+        long = support.max_seqlen + 1
+        yield _Edge(
+            "seqlen_kv",
+            free,
+            dtype,
+            some.map(lambda n: (n, long)) if cross else st.just((long, long)),
+        )
+
+
+def _mask_edges(support: Support, dtype: str) -> Iterator[_Edge]:
+    low = max(support.min_seqlen, 1)
+    some = st.integers(low, min(low + 64, support.max_seqlen or low + 64))
+    for kind in drawn_words():
+        only = replace(support, masks=(kind,), intersections=False)
+        if kind in support.masks:
+            continue
+        if f"{kind.partition('.')[0]}.square" not in support.masks:
+            yield _Edge("mask", only, dtype)
+        elif (
+            support.cross_lengths and support.max_seqlen != low
+        ):  # where the lengths are equal, it is inside
+            yield _Edge(
+                "mask", only, dtype, some.map(lambda n: (n, n - 1) if n > low else (n, n + 1))
+            )
+    kinds = [kind for kind in mask_kinds(support, square=True) if kind != "full"]
+    if not support.intersections and len(kinds) > 1:
+
+        def several(draw: st.DrawFn, base: Problem) -> Problem:
+            return base.but(
+                mask=intersect(
+                    *(
+                        draw_atom(draw, kind, base.batch, base.seqlen_q, base.seqlen_kv)
+                        for kind in kinds
+                    )
+                )
+            )
+
+        yield _Edge("mask", support, dtype, some.map(lambda n: (n, n)), several)
