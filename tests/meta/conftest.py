@@ -14,6 +14,15 @@ from tests.harness.accused_files import ENVIRONMENT, FILL, Accused, kernel
 from tests.harness.shared_fork_server import SharedForkServer, end_all
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 
+# The modules that ask which device kernels run on.  Commands ask too: tests call them as users do.
+ASK_FOR_THE_DEVICE = (
+    "verify.cell.discovery",
+    "verify.oracles.long.problems",
+    "verify.campaign.judge",
+    "verify.campaign.run",
+    "verify.campaign.targets",
+)
+
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
@@ -28,9 +37,8 @@ def one_thread() -> Iterator[None]:
 def kernels_run_on_the_cpu() -> Iterator[None]:
     """On a machine with a GPU, too: the kernels that these tests put on trial are written for a
     CPU, and what is held against them is on record from one."""
-    places = ("verify.cell.discovery", "verify.campaign.judge", "verify.oracles.long.problems")
     with contextlib.ExitStack() as patches:
-        for place in places:
+        for place in ASK_FOR_THE_DEVICE:
             patches.enter_context(mock.patch(f"{place}.environment", return_value=PLAIN_CPU))
         yield
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.meta.conftest import ASK_FOR_THE_DEVICE
 from verify.bundle import ROOT
 
 # From the lowest floor up.  Rooms of one floor do not import each other.
@@ -156,3 +157,14 @@ def test_the_page_shows_the_same_floors() -> None:
     lines = [re.findall(r"[a-z_]+", line[:31]) for line in drawn[1].splitlines() if line.strip()]
     rooms = [{name.rpartition(".")[2] for name in floor} for floor in reversed(FLOORS)]
     assert [set(line) for line in lines] == rooms[1:]  # without __main__, which calls the cli
+
+
+def test_the_judges_own_tests_know_who_asks_for_the_device() -> None:
+    """On a GPU machine, too, they run kernels on the CPU: `kernels_run_on_the_cpu` says so to each
+    of these modules."""
+    asking = set()
+    for module, path in modules().items():
+        names = re.findall(r"^from verify\.cell\.discovery import (.*)$", path.read_text(), re.M)
+        if any("environment" in line for line in names) and room_of(module) != "verify.cli":
+            asking.add(module)
+    assert asking | {"verify.cell.discovery"} == set(ASK_FOR_THE_DEVICE)
