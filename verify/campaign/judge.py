@@ -40,7 +40,7 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
 _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
 
 
-@dataclass
+@dataclass(repr=False)  # Hypothesis prints a failing test's arguments, and warns of long ones
 class Judge:
     """Hears cases one at a time; close it at the end.
 

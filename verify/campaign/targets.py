@@ -17,7 +17,7 @@ from verify.problem.strategies import LIMITS
 from verify.variant import Config, Declaration
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Target:
     """One variant, config and dtype before one group of oracles: what one property test hears."""
 
@@ -25,6 +25,10 @@ class Target:
     config: Config
     dtype: str
     group: str
+
+    def __repr__(self) -> str:
+        """Short: Hypothesis prints a failing test's arguments, and warns of long ones."""
+        return f"<{self.group} of {self.id}>"
 
     @property
     def id(self) -> str:

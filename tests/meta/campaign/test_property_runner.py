@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.harness.in_process import declared
-from tests.properties import property_runner as guilt
-from tests.properties import test_attention
+from tests.properties import property_runner, test_attention
 from tests.properties.property_runner import Guilty, hold
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
-from verify.evidence import Finding, Phase, Verdict
+from verify.evidence import Finding, Phase, Recorder, Verdict
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.oracles import Group, grouped, groups
 from verify.problem import Problem
+from verify.variant import Config
 
 
 class Bench:
@@ -136,10 +137,22 @@ def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.Mon
             Group(name="lost", about="of a family without a test", family="nobody's"),
         ]
     )
-    assert guilt.unheard(tests, known) == ["silent", "lost"]
-    assert guilt.unheard(vars(test_attention).values(), groups()) == []
-    monkeypatch.setattr(guilt, "groups", lambda: known)
+    assert property_runner.unheard(tests, known) == ["silent", "lost"]
+    assert property_runner.unheard(vars(test_attention).values(), groups()) == []
+    monkeypatch.setattr(property_runner, "groups", lambda: known)
     with pytest.raises(
         pytest.UsageError, match=r"no property test judges silent, lost: give the group"
     ):
-        guilt.check_all_are_heard(tests)
+        property_runner.check_all_are_heard(tests)
+
+
+def test_what_hypothesis_prints_of_a_failing_test_is_short(tmp_path: Path) -> None:
+    """It warns of long ones; made an error, that warning would stand in the place of a verdict."""
+    target = Target(declared(), Config(), "float32", "accuracy")
+    xfails = Xfails(tuple(KNOWN for _ in range(1000)))
+    assert len(repr(target)) < 200
+    assert "accuracy" in repr(target)
+    with Recorder(tmp_path, "one") as recorder:
+        judge = Judge(recorder, xfails=xfails)
+        assert len(repr(judge)) < 200
+        judge.close()
