@@ -40,7 +40,7 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
 _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
 
 
-@dataclass(repr=False)  # Hypothesis prints a failing test's arguments, and warns of long ones
+@dataclass(repr=False)
 class Judge:
     """Hears cases one at a time; close it at the end.
 
@@ -61,6 +61,10 @@ class Judge:
     histories: dict[str, History] = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
     _arch: str = ""
+
+    def __repr__(self) -> str:
+        """Short: Hypothesis prints a failing test's arguments, and warns of long ones."""
+        return f"<{type(self).__name__}>"
 
     def __post_init__(self) -> None:
         torch.set_num_threads(threads(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
