@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from hypothesis.vendor.pretty import RepresentationPrinter
 
 from verify.bundle import published
 from verify.campaign.layout_diagnosis import Layouts
@@ -40,7 +41,7 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
 _BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
 
 
-@dataclass(repr=False)
+@dataclass
 class Judge:
     """Hears cases one at a time; close it at the end.
 
@@ -62,9 +63,9 @@ class Judge:
     layouts: Layouts = field(default_factory=Layouts)
     _arch: str = ""
 
-    def __repr__(self) -> str:
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """Short: Hypothesis prints a failing test's arguments, and warns of long ones."""
-        return f"<{type(self).__name__}>"
+        printer.text(f"<{type(self).__name__}>")
 
     def __post_init__(self) -> None:
         torch.set_num_threads(threads(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))

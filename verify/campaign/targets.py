@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import cast
 
 from hypothesis.strategies import SearchStrategy
+from hypothesis.vendor.pretty import RepresentationPrinter
 
 from verify.cell.discovery import environment
 from verify.oracles import groups, of_group
@@ -17,7 +18,7 @@ from verify.problem.strategies import LIMITS
 from verify.variant import Config, Declaration
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Target:
     """One variant, config and dtype before one group of oracles: what one property test hears."""
 
@@ -26,9 +27,9 @@ class Target:
     dtype: str
     group: str
 
-    def __repr__(self) -> str:
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """Short: Hypothesis prints a failing test's arguments, and warns of long ones."""
-        return f"<{self.group} of {self.id}>"
+        printer.text(f"<{self.group} of {self.id}>")
 
     @property
     def id(self) -> str:
