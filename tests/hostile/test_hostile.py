@@ -15,7 +15,7 @@ import pytest
 
 from verify.campaign.run import CampaignRun, changed, publish
 from verify.campaign.targets import Target
-from verify.cell import confinement as confine
+from verify.cell import confinement
 from verify.evidence import Evidence, Verdict, load
 from verify.evidence.judge_version import judge_hash
 from verify.problem import Problem
@@ -30,7 +30,7 @@ PROBLEM = Problem(heads_q=2, heads_kv=2, seqlen_q=20, seqlen_kv=33, head_dim=16,
 TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 TIMES = 3  # cases of each kernel, on inputs of their own: some attacks need an earlier one
 
-pytestmark = pytest.mark.skipif(not confine.wanted(), reason=f"cells are {confine.state()}")
+pytestmark = pytest.mark.skipif(not confinement.wanted(), reason=f"cells are {confinement.state()}")
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,20 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
             judge.close()
         refused = {Path(failure.path).stem: failure.message for failure in run.roster.failures}
         evidence = load(run.directory)
-        yield Heard(folder, run, verdicts, refused, evidence, build(evidence), orphans(), version)
+        yield Heard(
+            folder, run, verdicts, refused, evidence, build(evidence), orphans(folder), version
+        )
 
 
-def orphans() -> list[int]:
-    """Processes that go by the name that a hostile kernel gave its own."""
+def orphans(folder: Path) -> list[int]:
+    """Processes that go by the name that a hostile kernel gave its own, and that were started in
+    this directory: another worker's may still be at work."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/comm"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if path.read_text(encoding="utf-8").startswith("hostile"):
-                found.append(int(path.parent.name))
+            named = (path / "comm").read_text(encoding="utf-8").startswith("hostile")
+            if named and (path / "cwd").readlink() == folder.resolve():
+                found.append(int(path.name))
     return found
 
 
