@@ -36,9 +36,8 @@ def _pin_gpu(worker: str) -> None:
 
 _pin_gpu(_WORKER)
 
-from verify.campaign import builds as builder  # noqa: E402
-from verify.campaign import halt  # noqa: E402
-from verify.campaign import run as campaign  # noqa: E402 - after the mask
+from verify.campaign import builds, halt  # noqa: E402 - after the mask
+from verify.campaign import run as campaign  # noqa: E402
 from verify.campaign.judge import Judge  # noqa: E402
 from verify.campaign.runner import NO_SPACE  # noqa: E402
 from verify.cell.discovery import environment  # noqa: E402
@@ -171,7 +170,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pairs = [
             (declaration, arch)
             for declaration in run.compiled
-            for arch in builder.arches(run.profile)
+            for arch in builds.arches(run.profile)
         ]
         ids = [f"{declaration.ref}-{arch}" for declaration, arch in pairs]
         metafunc.parametrize(("declaration", "arch"), pairs, ids=ids)
@@ -196,8 +195,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: without it each of Python's collections of garbage is
-    cheap."""
+    """Freeze the modules that are imported: Python's garbage collections skip them from now on."""
     gc.collect()
     gc.freeze()
 
@@ -232,7 +230,7 @@ def judge(pytestconfig: pytest.Config) -> Iterator[Judge]:
 
 
 @pytest.fixture(scope="session", name="builder")
-def _builder(pytestconfig: pytest.Config) -> Iterator[builder.Builder]:
+def _builder(pytestconfig: pytest.Config) -> Iterator[builds.Builder]:
     """The compilers of this worker."""
     opened = pytestconfig.stash[_RUN].builder(_WORKER or "main")
     yield opened

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,20 +13,6 @@ from tests.harness.in_process import trial as asked
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.variant import Contract, Numerics
-
-INF, NAN = math.inf, math.nan
-
-
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 24,
-    "head_dim": 32,
-    "dtype": "float16",
-}
-
 
 EAGER = Numerics(scores="input", normalised=True, exp="vexp", block_n=0)
 

@@ -8,33 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from references.masks import Causal, Window
+from references.masks import Window
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, acquitted, convicted, right_run, trial_of
 from tests.harness.reference_kernel import Hand, faulty, tried_by
+from tests.regressions.cases import COUNTED
 from verify.judging.launch import Launch
 from verify.oracles import (
     bound,
     counting,
 )
-from verify.problem import Problem
 from verify.variant import Numerics
 
 torch.set_num_threads(1)
-
-
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 70,
-    "head_dim": 32,
-    "dtype": "float16",
-}
-
-
-COUNTED = Problem(**(SHAPE | {"seqlen_q": 8}), seed=3, distribution="counting", mask=Causal())
 
 
 def off_by(error: float) -> Hand:

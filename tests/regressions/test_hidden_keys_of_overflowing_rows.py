@@ -9,6 +9,7 @@ import torch
 from references.masks import Causal
 from tests.harness.eager import Eager, eager
 from tests.harness.fake_trials import acquitted, convicted
+from tests.regressions.cases import SQUARE
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.oracles import (
     causality,
@@ -19,20 +20,9 @@ from verify.problem import Problem
 torch.set_num_threads(1)
 
 
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 24,
-    "head_dim": 32,
-    "dtype": "float16",
-}
-
-
 @pytest.mark.parametrize("oracle", [causality.FORWARD, poison.ORACLE], ids=["causality", "poison"])
 def test_hidden_keys_may_show_in_rows_whose_scores_overflow(oracle) -> None:
-    below = Problem(**(SHAPE | {"head_dim": 128}), distribution="below_sentinel", mask=Causal())
+    below = Problem(**(SQUARE | {"head_dim": 128}), distribution="below_sentinel", mask=Causal())
     for seed in range(4):
         trial = eager(Eager(), below.but(seed=seed))
         assert bool(beyond_arithmetic(trial).any())

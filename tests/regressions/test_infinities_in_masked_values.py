@@ -7,6 +7,7 @@ import torch
 from references.masks import Causal
 from tests.harness.fake_trials import acquitted, tried
 from tests.harness.reference_kernel import faulty, tried_by
+from tests.regressions.cases import SHAPE
 from verify.oracles import (
     poison,
 )
@@ -14,17 +15,6 @@ from verify.problem import Problem
 from verify.variant import Contract
 
 torch.set_num_threads(1)
-
-
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 70,
-    "head_dim": 32,
-    "dtype": "float16",
-}
 
 
 def test_infinities_are_planted_where_masked_values_may_be_anything() -> None:

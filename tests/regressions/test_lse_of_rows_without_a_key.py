@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from references.masks import Causal
@@ -11,13 +9,11 @@ from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.in_process import Kernel as Direct
 from tests.harness.in_process import declared
 from tests.harness.in_process import trial as asked
+from tests.harness.reference_kernel import LOG2_E
 from verify.oracles.contract import oracle as contract
 from verify.variant import Numerics
 
 torch.set_num_threads(1)
-
-
-LOG2_E = math.log2(math.e)
 
 
 def test_rows_without_a_key_say_nothing_of_the_lse() -> None:

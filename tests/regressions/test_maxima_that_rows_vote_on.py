@@ -16,7 +16,8 @@ from references.masks import Causal, Window
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.in_process import declared
 from tests.harness.in_process import trial as asked
-from tests.harness.reference_kernel import Hand, tried_by
+from tests.harness.reference_kernel import LOG2_E, Hand, tried_by
+from tests.regressions.cases import SHAPE
 from verify.judging.findings import Ruling
 from verify.oracles import (
     Oracle,
@@ -28,20 +29,6 @@ from verify.problem import Problem
 from verify.variant import Numerics
 
 torch.set_num_threads(1)
-
-
-LOG2_E = math.log2(math.e)
-
-
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 70,
-    "head_dim": 32,
-    "dtype": "float16",
-}
 
 
 LAGGING = Problem(**(SHAPE | {"dtype": "float32"}), seed=4, mask=Causal(), softmax_scale=1.0)

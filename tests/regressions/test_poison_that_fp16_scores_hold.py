@@ -11,6 +11,7 @@ from tests.harness.eager import Eager, eager
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.in_process import Kernel, declared
 from tests.harness.in_process import trial as asked
+from tests.regressions.cases import SQUARE
 from verify.oracles import (
     poison,
 )
@@ -19,18 +20,7 @@ from verify.problem import Problem
 torch.set_num_threads(1)
 
 
-INF, NAN = math.inf, math.nan
-
-
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 24,
-    "head_dim": 32,
-    "dtype": "float16",
-}
+INF = math.inf
 
 
 def test_a_key_that_must_not_show_is_no_larger_than_fp16_scores_hold() -> None:
@@ -38,10 +28,10 @@ def test_a_key_that_must_not_show_is_no_larger_than_fp16_scores_hold() -> None:
     for distribution in ("normal", "increasing"):
         for seed in range(4):
             case = Problem(
-                **(SHAPE | {"head_dim": 128}), distribution=distribution, mask=Causal(), seed=seed
+                **(SQUARE | {"head_dim": 128}), distribution=distribution, mask=Causal(), seed=seed
             )
             assert acquitted(poison.judge(eager(Eager(hidden=-INF, added=True), case)))
-    case = Problem(**SHAPE, mask=Causal(), seed=1)
+    case = Problem(**SQUARE, mask=Causal(), seed=1)
     convicted(poison.judge(eager(Eager(hidden=-30.0, added=True), case)), "huge values")
     assert float(poison.poisoned(eager(Eager(), case)).inputs.k.abs().max()) < 2.0**14
     wide = asked(Kernel(), case, declared(softcap=False))

@@ -13,6 +13,7 @@ from torch import Tensor
 from references.masks import Causal
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.reference_kernel import LOG2_E, Hand, tried_by
+from tests.regressions.cases import SQUARE
 from verify.judging.findings import first, place
 from verify.judging.trial import Trial
 from verify.oracles import (
@@ -28,18 +29,7 @@ torch.set_num_threads(1)
 INF, NAN = math.inf, math.nan
 
 
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 24,
-    "head_dim": 32,
-    "dtype": "float16",
-}
-
-
-OVERFLOWING = Problem(**SHAPE, seed=3, distribution="large_logits", mask=Causal())
+OVERFLOWING = Problem(**SQUARE, seed=3, distribution="large_logits", mask=Causal())
 
 
 HALF_SCORES = Numerics(scores="input", exp="exp2f")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.harness.fake_trials import acquitted, convicted, trial_of
-from tests.harness.reference_kernel import Hand, faulty, tried_by
+from tests.harness.reference_kernel import LOG2_E, Hand, faulty, tried_by
+from tests.regressions.cases import SHAPE
 from verify.oracles import (
     bound,
     integer_scores,
@@ -19,20 +19,6 @@ from verify.problem import Problem
 from verify.variant import Numerics
 
 torch.set_num_threads(1)
-
-
-LOG2_E = math.log2(math.e)
-
-
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 70,
-    "head_dim": 32,
-    "dtype": "float16",
-}
 
 
 INTEGERS = Problem(**SHAPE, seed=5, distribution="integer_scores")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from references.masks import Causal
 from tests.harness.fake_trials import acquitted
-from tests.harness.reference_kernel import Hand, tried_by
+from tests.harness.reference_kernel import LOG2_E, Hand, tried_by
+from tests.regressions.cases import SHAPE
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
 from verify.oracles import (
@@ -23,20 +23,6 @@ from verify.problem import Problem
 from verify.variant import GradientNumerics
 
 torch.set_num_threads(1)
-
-
-LOG2_E = math.log2(math.e)
-
-
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 70,
-    "head_dim": 32,
-    "dtype": "float16",
-}
 
 
 OCTAVES = Problem(**SHAPE, distribution="octaves", mask=Causal())

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from references.masks import Causal, Window
+from references.masks import Window
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, acquitted, convicted, trial_of
+from tests.regressions.cases import COUNTED, SHAPE
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import (
@@ -21,20 +22,6 @@ from verify.problem.known_answers import gather_targets
 from verify.variant import Numerics
 
 torch.set_num_threads(1)
-
-
-SHAPE = {
-    "batch": 2,
-    "heads_q": 4,
-    "heads_kv": 2,
-    "seqlen_q": 24,
-    "seqlen_kv": 70,
-    "head_dim": 32,
-    "dtype": "float16",
-}
-
-
-COUNTED = Problem(**(SHAPE | {"seqlen_q": 8}), seed=3, distribution="counting", mask=Causal())
 
 
 CUT = Numerics(float32_products="tf32", probability="float32", exp="expf", block_n=32)

@@ -20,7 +20,7 @@ from verify.campaign.admission import unanswerable
 from verify.campaign.builds import Builder, left_out
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target, excludes_group, excludes_here
-from verify.cell import confinement as confine
+from verify.cell import confinement
 from verify.cell.discovery import Roster, Unloadable, environment, roster
 from verify.cell.process import ForkServer
 from verify.evidence import (
@@ -258,7 +258,7 @@ def _record(run: CampaignRun, found: Roster) -> None:
                     "torch": torch.__version__,
                     "hypothesis": hypothesis.__version__,
                     "judge": judge_hash(),
-                    "cells": confine.state(),
+                    "cells": confinement.state(),
                     "xfails": digest(at_start()),
                 },
             )

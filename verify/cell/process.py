@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verify.cell import extension_locks as batons
+from verify.cell import extension_locks
 from verify.cell.arena import Arena
 from verify.cell.descendants import compiling, resident
 from verify.cell.fork_server import (
@@ -139,7 +139,7 @@ class Cell:
         """Load a kernel file; the reply's data["variants"] describes what it holds."""
         self._ensure_life()
         # one that an earlier run's kernel left behind would hold this one up for ever
-        batons.clear()
+        extension_locks.clear()
         message = {"op": "load", "path": path, "package_root": str(ROOT)}
         reply = self._ask(message, build_deadline(), building=0.0)
         if reply.status == "hang":
@@ -309,7 +309,7 @@ class Cell:
         """Kill the life, if any, and return its exit status."""
         if self._life is None:
             return None
-        held = batons.held_by(self._pid)
+        held = extension_locks.held_by(self._pid)
         self._life.close()
         self._life = None
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -317,7 +317,7 @@ class Cell:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         status = self._fork_server.reap(self._pid)
-        batons.clear(held)
+        extension_locks.clear(held)
         return status
 
     def _exit_description(self, garbage: str) -> str:

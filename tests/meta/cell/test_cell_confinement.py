@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from verify.cell import confinement as confine
+from verify.cell import confinement
 from verify.cell.confinement import Confinement
 from verify.cell.process import PLAIN_CPU, ROOT, Cell, ForkServer, InfrastructureError
 
 ENVIRONMENT = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),), patience=20.0)
 Tried = Callable[[str], str]
 
-pytestmark = pytest.mark.skipif(not confine.wanted(), reason=confine.state())
+pytestmark = pytest.mark.skipif(not confinement.wanted(), reason=confinement.state())
 
 
 @pytest.fixture(scope="module")
@@ -146,18 +146,18 @@ def test_other_processes_are_out_of_reach(tried: Tried) -> None:
 
 
 def test_what_is_switched_off_is_said(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    assert confine.state() == f"confined by Landlock (ABI {confine.abi()})"
+    assert confinement.state() == f"confined by Landlock (ABI {confinement.abi()})"
     monkeypatch.setenv("VERIFY_CONFINE", "0")
-    assert confine.state() == "not confined: VERIFY_CONFINE=0"
-    assert confine.confinement([place / ".verify"]) is None
+    assert confinement.state() == "not confined: VERIFY_CONFINE=0"
+    assert confinement.confinement([place / ".verify"]) is None
     monkeypatch.delenv("VERIFY_CONFINE")
     for abi, words in (
         (0, "this kernel has no Landlock"),
         (1, "this kernel's Landlock is of ABI 1, 2 is needed"),
     ):
-        monkeypatch.setattr(confine, "abi", lambda abi=abi: abi)
-        assert confine.state() == f"not confined: {words}"
-        assert confine.confinement([place / ".verify"]) is None
+        monkeypatch.setattr(confinement, "abi", lambda abi=abi: abi)
+        assert confinement.state() == f"not confined: {words}"
+        assert confinement.confinement([place / ".verify"]) is None
 
 
 def test_a_life_that_cannot_be_confined_is_no_verdict(
@@ -180,7 +180,7 @@ def test_a_life_that_cannot_be_confined_is_no_verdict(
 
 def test_more_can_be_made_writable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VERIFY_WRITABLE", f"{tmp_path / 'one'}{os.pathsep}{tmp_path / 'two'}")
-    found = confine.confinement([tmp_path])
+    found = confinement.confinement([tmp_path])
     assert found is not None
     assert {str(tmp_path / "one"), str(tmp_path / "two")} <= set(found.writable)
     assert (tmp_path / "one").is_dir()

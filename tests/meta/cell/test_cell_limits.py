@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.harness.accused_files import ENVIRONMENT, FILL, PROBLEM, Accused, kernel, process_of, run
-from verify.cell import extension_locks as batons
+from verify.cell import extension_locks
 from verify.cell.arena import workspace_limit
 from verify.cell.descendants import children, descendants
 from verify.cell.discovery import roster
@@ -109,10 +109,10 @@ def test_a_baton_that_somebody_holds_stays(tmp_path: Path, monkeypatch: pytest.M
         path.parent.mkdir(parents=True)
         path.touch()
     with held.open("rb"):
-        assert batons.held_by(os.getpid()) == {held}
-        batons.clear()
+        assert extension_locks.held_by(os.getpid()) == {held}
+        extension_locks.clear()
         assert (held.exists(), left.exists()) == (True, False)
-    batons.clear()
+    extension_locks.clear()
     assert not held.exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.fake_campaign import evidence, verdict
 from verify import __version__, cli
-from verify.campaign import runner as engine
+from verify.campaign import runner
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, RunRequest
 from verify.cell.process import ROOT
 from verify.cli import summary
@@ -236,7 +236,7 @@ def test_the_end_of_the_time_is_no_interruption(
 ) -> None:
     recorded("timely", passing())
     monkeypatch.setattr(RunRequest, "command", lambda self: ["sleep", "60"])
-    monkeypatch.setattr(engine, "_GRACE", 0.0)
+    monkeypatch.setattr(runner, "_GRACE", 0.0)
     assert command(monkeypatch, "fuzz", PLAIN, "--run-id", "timely", "--max-time", "0.5") == CLEAN
     assert "interrupted" not in capsys.readouterr().out
 

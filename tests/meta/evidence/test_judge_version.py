@@ -9,9 +9,8 @@ from rich.console import Console
 
 from verify import bundle
 from verify.campaign import run as campaign
-from verify.campaign import runner as engine
-from verify.evidence import Evidence, RunInfo
-from verify.evidence import judge_version as judge
+from verify.campaign import runner
+from verify.evidence import Evidence, RunInfo, judge_version
 from verify.evidence.judge_version import judge_changed, judge_hash
 
 
@@ -64,15 +63,15 @@ def test_the_last_beginning_counts_and_evidence_of_an_earlier_day_says_nothing(t
 
 def test_it_is_exit_3_whatever_was_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    order = engine.RunRequest(run_id="one")
+    order = runner.RunRequest(run_id="one")
     run = campaign.CampaignRun(order.directory, "dev", ())
     nobody = campaign.Roster((), (campaign.Unloadable("k.py", "k.py", "no"),))
     monkeypatch.setattr(campaign, "roster", lambda files, shared: nobody)
     assert len(run.roster.failures) == 1, "a verdict: one file does not load"
     console = Console(record=True, width=200)
-    assert engine._status(1, order, "", console) == engine.FAILED
+    assert runner._status(1, order, "", console) == runner.FAILED
     assert campaign.changed(run) is None
-    monkeypatch.setattr(judge, "judge_hash", lambda: "edited")
-    assert engine._status(0, order, "", console) == engine.INFRASTRUCTURE
+    monkeypatch.setattr(judge_version, "judge_hash", lambda: "edited")
+    assert runner._status(0, order, "", console) == runner.INFRASTRUCTURE
     assert "changed while the run judged" in console.export_text()
     assert campaign.changed(run) is not None

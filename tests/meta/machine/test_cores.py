@@ -126,11 +126,11 @@ def test_nothing_else_counts_cores() -> None:
 
 
 def test_a_campaign_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verify.campaign import run as campaign
+    from verify.campaign import run
     from verify.campaign.runner import RunRequest
 
-    monkeypatch.setattr(campaign.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(campaign, "cores", lambda: 5)
-    assert campaign.workers() == 5
+    monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(run, "cores", lambda: 5)
+    assert run.workers() == 5
     words = RunRequest(kernels=(Path("one.py"),)).command()
     assert words[words.index("-n") + 1] == "auto"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from tests.harness.fake_campaign import BINS, DEVICE, entry, evidence, of, verdict
 from verify import cli
-from verify.campaign import runner as engine
+from verify.campaign import runner
 from verify.cell.discovery import Roster
 from verify.evidence import Evidence, NotRun, Recorder, load, strict_json
 from verify.report import (
@@ -296,7 +296,7 @@ class TestReading:
         ):
             monkeypatch.setattr(sys, "argv", ["verify", *command])
             monkeypatch.setattr("verify.campaign.recheck.roster", lambda: Roster((), ()))
-            assert cli.main() == engine.USAGE
+            assert cli.main() == runner.USAGE
             lines = capsys.readouterr().out.splitlines()
             assert len(lines) == 1
             assert "has schema version 1; this version of verify reads 2" in lines[0]
@@ -392,7 +392,7 @@ class TestCommand:
         built = read(runs / "pages" / DEVICE["slug"])
         whole = build(dataclasses.replace(evidence(8), lost=(), builds=(), not_run=()))
         assert built["failures"] > 0
-        assert (status, built["run"]) == (engine.FAILED, "one, two")
+        assert (status, built["run"]) == (runner.FAILED, "one, two")
         assert "one" in said
         assert (built["cases"], built["failures"], built["lost"]) == (
             whole["cases"],
@@ -426,13 +426,13 @@ class TestCommand:
                 ):
                     recorder.write(item)
             # not all was judged
-            assert self.told("--run", name, "--out", "alone")[0] == engine.INFRASTRUCTURE
+            assert self.told("--run", name, "--out", "alone")[0] == runner.INFRASTRUCTURE
         for name, message in (
             ("abroad", "mixes devices: cpu, nvidia"),
             ("changed", f"more than one source of {entry_.ref}"),
         ):
             status, said = self.told("--run", "one", "--run", name, "--out", "pages")
-            assert status == engine.USAGE
+            assert status == runner.USAGE
             assert message in said
         assert not (runs / "pages").exists()
 
@@ -444,7 +444,7 @@ class TestCommand:
             ("empty", "nothing was judged in empty"),
         ):
             status, said = self.told("--run", name, "--out", "pages")
-            assert status == engine.USAGE
+            assert status == runner.USAGE
             assert message in said
         assert not (runs / "pages").exists()
 
@@ -469,7 +469,7 @@ class TestCommand:
             verdicts, "findings", lambda found: counts.append(len(found)) or [failed]
         )
         before = {path: path.read_bytes() for path in (runs / ".verify" / "runs").glob("*/*")}
-        assert self.told("--run", "one", "--run", "two", "--out", "pages")[0] == engine.FAILED
+        assert self.told("--run", "one", "--run", "two", "--out", "pages")[0] == runner.FAILED
         assert counts == [len(evidence(8).verdicts)]
         failing = [
             f["oracle"]

@@ -16,7 +16,7 @@ from tests.harness.fake_campaign import BINS, DEVICE, evidence
 from tests.meta.probes.test_probes_report import FUNCTION, MATRIX, REPORT, WRONG
 from tests.meta.report.test_report_rendering import HOSTILE, Elements
 from verify import cli
-from verify.campaign import runner as engine
+from verify.campaign import runner
 from verify.probes.report import ProbeNotRun, ProbeReport
 from verify.probes.report import write as write_probes
 from verify.report import Report, build, plots, read, write
@@ -371,12 +371,12 @@ def test_the_command_writes_the_pages_again(
 ) -> None:
     write(green, tmp_path)
     monkeypatch.setattr(sys, "argv", ["verify", "report", "--render", str(tmp_path)])
-    assert cli.main() == engine.CLEAN
+    assert cli.main() == runner.CLEAN
     write_probes(dataclasses.replace(REPORT, **WRONG["bits"]), tmp_path, "")
-    assert cli.main() == engine.FAILED
+    assert cli.main() == runner.FAILED
     assert "DISAGREES" in (tmp_path / "report.html").read_text(encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["verify", "report", "--render", str(tmp_path / "none")])
-    assert cli.main() == engine.USAGE
+    assert cli.main() == runner.USAGE
     assert "No such file" in capsys.readouterr().out
 
 

@@ -16,7 +16,7 @@ from tests.harness.fake_campaign import BINS, DEVICE, evidence, of
 from tests.meta.report.test_report_states import campaign
 from verify import cli
 from verify.bundle import ROOT
-from verify.campaign import runner as engine
+from verify.campaign import runner
 from verify.evidence import Evidence, Recorder
 from verify.report import Report, build, plots, read, write
 from verify.report.publishing import LossError, losses, publish
@@ -166,7 +166,7 @@ class TestCommand:
 
     def test_no_tracked_file_is_written(self, here: Path) -> None:
         self.record(here, campaign())
-        assert self.told("--run", "one")[0] == engine.CLEAN
+        assert self.told("--run", "one")[0] == runner.CLEAN
         assert (here / ".verify" / "report" / SLUG / "report.html").is_file()
         assert [path.name for path in here.iterdir()] == [".verify"]
 
@@ -175,13 +175,13 @@ class TestCommand:
         self.record(here, whole)
         self.record(here, dataclasses.replace(whole, verdicts=whole.verdicts[:20]), "two")
         status, said = self.told("--run", "one", "--publish")
-        assert status == engine.CLEAN
+        assert status == runner.CLEAN
         assert "published: " in said
         target = here / "reports" / SLUG / "report.json"
         before = target.read_bytes()
         status, said = self.told("--run", "two", "--publish")
         lines = " ".join(said.split())
-        assert status == engine.USAGE
+        assert status == runner.USAGE
         assert (
             "covers more than the new report, which is not published; --replace publishes it all"
             " the same" in lines
@@ -189,11 +189,11 @@ class TestCommand:
         assert "mine, float16: " in said
         assert target.read_bytes() == before
         status, said = self.told("--run", "two", "--publish", "--replace")
-        assert status == engine.INFRASTRUCTURE  # published, and as incomplete as it is
+        assert status == runner.INFRASTRUCTURE  # published, and as incomplete as it is
         assert "covered more, and was replaced. What is lost:" in said
         assert target.read_bytes() != before
         # together they cover it
-        assert self.told("--run", "one", "--run", "two", "--publish")[0] == engine.CLEAN
+        assert self.told("--run", "one", "--run", "two", "--publish")[0] == runner.CLEAN
 
     def test_what_lies_beside_the_published_report_counts(self, here: Path) -> None:
         self.record(here, campaign())
@@ -208,7 +208,7 @@ class TestCommand:
     )
     def test_options_that_contradict_each_other(self, here: Path, words: tuple[str, ...]) -> None:
         status, said = self.told(*words)
-        assert status == engine.USAGE
+        assert status == runner.USAGE
         assert "\n" not in said
 
     @pytest.mark.parametrize(
@@ -221,15 +221,15 @@ class TestCommand:
     def test_strict(self, here: Path, declared: dict[str, Any], said: str) -> None:
         self.record(here, campaign(**declared))
         status, plain = self.told("--run", "one")
-        assert status == engine.CLEAN
+        assert status == runner.CLEAN
         assert said.removeprefix("mine: ") in plain
         status, strict = self.told("--run", "one", "--strict")
-        assert status == engine.FAILED
+        assert status == runner.FAILED
         assert f"--strict: {said}" in strict
 
     def test_strict_has_nothing_against_honest_declarations(self, here: Path) -> None:
         self.record(here, campaign())
-        assert self.told("--run", "one", "--strict")[0] == engine.CLEAN
+        assert self.told("--run", "one", "--strict")[0] == runner.CLEAN
 
     def test_an_incomplete_run_is_no_success(
         self, here: Path, monkeypatch: pytest.MonkeyPatch
@@ -239,7 +239,7 @@ class TestCommand:
         )
         self.record(here, campaign())
         status, said = self.told("--run", "one")
-        assert status == engine.INFRASTRUCTURE
+        assert status == runner.INFRASTRUCTURE
         assert "incomplete: mine: 1 of 1 coverage bins empty" in said
 
     def test_a_pass_beyond_its_bound_fails(self, here: Path) -> None:
@@ -248,7 +248,7 @@ class TestCommand:
             dataclasses.replace(v, measures=v.measures | {"r_out": 1e6}) for v in found.verdicts[:1]
         )
         self.record(here, dataclasses.replace(found, verdicts=tampered + found.verdicts[1:]))
-        assert self.told("--run", "one")[0] == engine.FAILED
+        assert self.told("--run", "one")[0] == runner.FAILED
         assert read(here / ".verify" / "report" / SLUG)["status"] == "red"
 
     def test_words_that_no_encoding_holds_cost_no_report(self, here: Path) -> None:
