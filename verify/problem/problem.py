@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from references.definition import Attention
 from references.masks import Full, Lengths, Mask, parse_mask
+from references.premises import Feature, Premise
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.problem.layout import Layout, ProblemError
 from verify.variant import DESCALINGS, default_dtype_out
@@ -101,6 +102,16 @@ class Problem:
     def attention(self) -> Attention:
         """Mask, scale and softcap, as the references take them."""
         return Attention(self.mask, self.scale, self.softcap)
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """Everything in this problem that is not plain attention on strided tensors."""
+        found: list[Feature] = []
+        if self.softcap:
+            found.append(_Named("softcap", _SOFTCAP_BREAKS))
+        if self.descaling != "none":
+            found.append(_Named(f"descales by {self.descaling}", frozenset({Premise.PLAIN_INPUTS})))
+        return tuple(found)
 
     @property
     def scale(self) -> float:
@@ -210,6 +221,15 @@ class Problem:
         if "dtype" in changes and self.dtype_out == default_dtype_out(self.dtype):
             changes = {"dtype_out": "", **changes}
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Named:
+    label: str
+    breaks: frozenset[Premise]
+
+
+_SOFTCAP_BREAKS = frozenset({Premise.LINEAR_SCORES, Premise.UNBOUNDED_SCORES})
 
 
 def _read(name: str, text: str) -> object:

@@ -1,0 +1,58 @@
+"""Premises: what an oracle may need to be true of an attention, and a feature may break.
+
+The vocabulary is closed: a feature (a score mod, a storage, a quantisation) names the premises that
+it breaks, an oracle names those that it needs, and the judge compares the two.  A feature that
+names none breaks all: an oracle is not asked about what it has never heard of.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+
+class Premise(StrEnum):
+    """One property of plain attention, O = softmax(scale Q K^T) V, that a feature can take away."""
+
+    LINEAR_SCORES = "linear_scores"
+    """A score is softmax_scale q . k, plus what depends on neither q nor k."""
+
+    POSITION_FREE_SCORES = "position_free_scores"
+    """A score depends on the values of q and k alone, not on batch, head, row or key."""
+
+    UNBOUNDED_SCORES = "unbounded_scores"
+    """A larger q gives larger scores, without a limit."""
+
+    SCALE_HOMOGENEOUS = "scale_homogeneous"
+    """Q times a power of two and K divided by it leave every score as it is, bit for bit."""
+
+    ROWS_AVERAGE_VALUES = "rows_average_values"
+    """The weights of a row that sees a key are at least 0, and their sum is 1."""
+
+    VISIBLE_MASS_ONLY = "visible_mass_only"
+    """A row's O, LSE and gradients depend on the keys that it sees and on nothing else."""
+
+    PLAIN_INPUTS = "plain_inputs"
+    """Q, K and V are the stored numbers: no factor stands beside them."""
+
+    STRIDED_STORAGE = "strided_storage"
+    """A kernel sees each tensor as a strided view."""
+
+    EXACT_OUTPUT = "exact_output"
+    """O is rounded once, from what was computed to its dtype, and not scaled for it."""
+
+
+class Feature(Protocol):
+    """What an oracle may have to know of: a score mod, a storage, a quantisation."""
+
+    @property
+    def label(self) -> str:
+        """One or two words for messages and tables: "softcap", "descales by head"."""
+
+    @property
+    def breaks(self) -> frozenset[Premise]:
+        """The premises that do not hold with this feature."""
+
+
+EVERY_PREMISE = frozenset(Premise)
+"""What a feature breaks that says nothing about itself."""
