@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from references.score_mods import cap_of
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, LOG_ERROR, ULP, tanh_error
 from verify.arithmetic.mma import NearestChain, Unit, unit_for
@@ -242,7 +243,9 @@ class Emulation:
     def logits(self, raw: Tensor) -> Tensor:
         """Scaled scores in log2 units (natural for the eager style), softcap included, fp32."""
         natural = (
-            self.kernel.style == "eager" or self.problem.softcap or self.numerics.scores == "input"
+            self.kernel.style == "eager"
+            or self.problem.score_mod
+            or self.numerics.scores == "input"
         )
         scale = 1.0 if self.numerics.prescale != "none" else self.scale
         if not natural:
@@ -250,9 +253,10 @@ class Emulation:
         x = raw * self.descaled(torch.tensor(scale))
         if self.numerics.scores == "input":
             x = self.round(x, self.problem.dtype)
-        if self.problem.softcap:
+        cap = cap_of(self.problem.score_mod)
+        if cap:
             cap, error = (
-                torch.tensor(self.problem.softcap),
+                torch.tensor(cap),
                 tanh_error(self.numerics.softcap_tanh) - ULP,
             )
             x = (

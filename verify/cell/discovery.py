@@ -9,11 +9,13 @@ import re
 import stat
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from references.score_mods import mod_kind_of
 from verify.bundle import ROOT
 from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
 from verify.cell.untrusted_text import visible
@@ -175,11 +177,11 @@ def _check(declaration: Declaration) -> None:
     reads = declaration.gradients is not None and declaration.gradients.softmax == "saved"
     if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
+    mods = [mod_kind_of(word).gallery()[0] for word in {"softcap", *support.score_mods}]
     for dtype in support.dtypes:
-        problem = Problem(
-            seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype, softcap=1.0
-        )
-        for config in declaration.configs:
+        problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype)
+        for config, mod in product(declaration.configs, mods):
+            problem = problem.but(score_mod=mod)
             try:
                 resolve(declaration.numerics, declaration.saved_config or config, problem, "cpu")
                 if declaration.gradients is not None:

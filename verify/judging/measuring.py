@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Full, Lengths, Mask
+from references.score_mods import ScoreMod
 from verify.arithmetic.rounding import cast
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
@@ -98,7 +99,11 @@ def run_probe(trial: Trial, tag: str, problem: Problem, inputs: Inputs) -> Trial
 
 
 def probe_problem(
-    declaration: Declaration, dtype: str, *, head_dim: int = 64, **shape: int | Mask | float
+    declaration: Declaration,
+    dtype: str,
+    *,
+    head_dim: int = 64,
+    **shape: int | Mask | ScoreMod | None,
 ) -> Problem:
     """A problem of that dtype with contiguous normal inputs and the supported head dim nearest to
     `head_dim`; lengths are made equal, to the larger one, and long enough, where the support asks
@@ -131,9 +136,11 @@ def open_mask(support: Support) -> Mask:
 
 def plain(trial: Trial) -> bool:
     """Whether the problem is one of all keys visible (as far as the support allows), without a
-    softcap."""
+    score mod."""
     p = trial.problem
-    return p.mask == open_mask(trial.declaration.support) and not p.softcap and p.seqlen_kv > 0
+    return (
+        p.mask == open_mask(trial.declaration.support) and p.score_mod is None and p.seqlen_kv > 0
+    )
 
 
 def hides(support: Support) -> tuple[Mask, ...]:

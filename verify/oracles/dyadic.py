@@ -146,7 +146,7 @@ def _rounded(values: Tensor, trial: Trial) -> Tensor:
 
 
 def _ln_2(problem: Problem, support: Support) -> Problem:
-    return problem.but(softmax_scale=math.copysign(math.log(2), problem.scale), softcap=0.0)
+    return problem.but(softmax_scale=math.copysign(math.log(2), problem.scale), score_mod=None)
 
 
 def _applies(declaration: Declaration) -> str | None:

@@ -63,7 +63,7 @@ def judge(trial: Trial) -> Ruling:
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
     """Capped scores do not move together."""
-    return problem.but(softcap=0.0)
+    return problem.but(score_mod=None)
 
 
 def _asked(trial: Trial) -> bool:

@@ -159,8 +159,9 @@ def _selecting(source: Source) -> tuple[Floats, Floats]:
 def gather_possible(problem: Problem) -> str | None:
     """Why `gather` cannot be built for that problem, or None."""
     bits = _code_bits(problem)
-    if problem.softcap:
-        return "softcap: it bounds the logits, so no key can outweigh the others"
+    if problem.score_mod is not None:
+        label = problem.score_mod.label
+        return f"{label}: it changes the logits, so that no key need outweigh the others"
     if problem.head_dim < bits:
         return (
             f"head_dim: {problem.head_dim} elements cannot hold the {bits} bits of"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from references.masks import drawn_words, intersect
+from references.score_mods import ScoreMod, mod_kind_of, mod_words
 from verify.problem import Layout, Problem
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
 from verify.problem.strategies import (
-    CAPS,
     HEAD_DIMS,
     LengthPair,
     Limits,
@@ -121,13 +121,9 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
             dtype,
             change=lambda draw, base: base.but(softmax_scale=base.scale * draw(factors)),
         )
-    if not support.softcap:
-        yield _Edge(
-            "softcap",
-            support,
-            dtype,
-            change=lambda draw, base: base.but(softcap=draw(st.sampled_from(CAPS))),
-        )
+    for word in mod_words():
+        if word not in support.score_mods:
+            yield _Edge(word, support, dtype, change=_modified(mod_kind_of(word).gallery()))
     yield from _length_edges(support, dtype)
     yield from _mask_edges(support, dtype)
     rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on
@@ -141,6 +137,10 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
 
 def _pitched(name: str, pitches: st.SearchStrategy[int]) -> _Change:
     return lambda draw, base: base.but(**{f"layout_{name}": Layout(pitch=draw(pitches))})
+
+
+def _modified(mods: tuple[ScoreMod, ...]) -> _Change:
+    return lambda draw, base: base.but(score_mod=draw(st.sampled_from(mods)))
 
 
 def _another(draw: st.DrawFn, support: Support, base: Problem) -> int:

@@ -107,7 +107,7 @@ class ForwardArithmetic:
     normalised: bool
     exponential: Function  # of the keys
     rescale: Function  # of the rescales, and of a merge
-    tanh: float
+    function: float  # relative error of the elementary function of a score mod
     blocks: int  # n_b
     output: DType
     by_lse: bool = False  # P = exp(S - LSE), with the LSE rounded
@@ -281,7 +281,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         merged=numerics.split_keys,
         exponential=exponential(numerics.exp),
         rescale=exponential(numerics.rescale_exp or numerics.exp),
-        tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
+        function=function_error(problem, numerics.softcap_tanh, numerics.scores),
         blocks=blocks,
         output=problem.format_out,
         probability_scale=probability_scale,
@@ -299,6 +299,26 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         excess=numerics.maximum_excess * math.log(2),
         step=numerics.maximum_step,
     )
+
+
+def function_error(problem: Problem, tanh: str, scores: str = "float32") -> float:
+    """Relative error of the elementary function that a problem's score mod takes, 0 for none; a
+    kernel has this tanh and keeps its scores in fp32, or in the "input" dtype.
+
+    Raises ValueError where no bound is derived.
+    """
+    mod = problem.score_mod
+    if mod is None:
+        return 0.0
+    roundings = mod.roundings(problem.extent)
+    for each in roundings:
+        if each.function not in ("", "tanh"):
+            raise ValueError(f"score_mod: no error is known for the function {each.function!r}")
+        if each.narrow is None and scores == "input" and problem.dtype != "float32":
+            raise ValueError(
+                f"numerics.scores: no bound is derived for {scores!r} beside {mod.label}"
+            )
+    return tanh_error(tanh) if any(each.function for each in roundings) else 0.0
 
 
 def _operand_roundings(numerics: Numerics, operands: DType) -> float:

@@ -15,6 +15,7 @@ from dataclasses import fields
 from typing import Any
 
 from references.masks import mask_words
+from references.score_mods import mod_words
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
 from verify.brief import shown
@@ -208,6 +209,11 @@ def _masks(value: object) -> object:
     return some_of(*words, least=1)(value)
 
 
+def _score_mods(value: object) -> object:
+    """The same of score mods."""
+    return some_of(*mod_words())(value)
+
+
 def _sequence(value: object, what: str) -> tuple[Any, ...]:
     """As a tuple; a bare string is none, though Python would take it for its letters."""
     if isinstance(value, tuple):
@@ -248,7 +254,7 @@ RULES: dict[str, dict[str, Check]] = {
         "min_seqlen": whole(0, MOST_TOKENS),
         "max_seqlen": whole(0, MOST_TOKENS, optional=True),
         "scales": one_of(*SCALES),
-        "softcap": flag,
+        "score_mods": _score_mods,
         "layouts": one_of(*LAYOUTS),
         "devices": some_of(*DEVICES, least=1),
         "capability": _capability,

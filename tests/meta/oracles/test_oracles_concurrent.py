@@ -290,7 +290,7 @@ def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: 
         "size": WHERE.size,
         "mask": "full",
         "softmax_scale": 1.0,
-        "softcap": 0.0,
+        "score_mod": "",
         "together": LAUNCHES,
     }
     assert life._answer(request, []) == {"status": "ok", "held": True}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from references.score_mods import Softcap
 from tests.harness.emulation import Result
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
 from tests.meta.tolerance.test_tolerance_backward import (
@@ -287,7 +288,7 @@ def test_older_units_and_softcaps_give_larger_bounds():
     problem = Problem.parse(f"{DIFFUSE},dtype=float16")
     bounds = [bounds_under(problem, arch) for arch in ("sm_70", "sm_75", "sm_80", "sm_90")]
     assert all(itertools.starmap(looser, itertools.pairwise(bounds)))
-    capped = problem.but(softcap=5.0, dtype="float32", dtype_out="float32")
+    capped = problem.but(score_mod=Softcap(5.0), dtype="float32", dtype_out="float32")
     assert looser(bounds_under(capped, softcap_tanh="tanh.approx"), bounds_under(capped))
 
 
@@ -324,7 +325,7 @@ def test_what_is_not_derived_is_refused(
         "seqlen_kv": 1,
         "head_dim": 16,
         "dtype": "float16",
-        "softcap": 20.0,
+        "score_mod": Softcap(20.0),
     } | of_problem
     with pytest.raises(ValueError, match=message):
         resolve(replace(GradientNumerics(), **changes), Config(), Problem(**given), "sm_90")

@@ -13,6 +13,7 @@ import torch
 from verify.arithmetic.mma import known, provenance, unit_for
 from verify.cell.process import ROOT
 from verify.report import read
+from verify.report.states import score_mods
 from verify.variant import (
     Config,
     Contract,
@@ -90,7 +91,7 @@ NONSENSE: list[tuple[str, str, object, str]] = [
     ("support", "scales", "all", "'all' is none of any, positive, default"),
     ("support", "layouts", "dense", "'dense' is none of any, aligned, contiguous"),
     ("support", "devices", ("tpu",), "'tpu' is none of cpu, cuda"),
-    ("support", "softcap", "yes", "'yes' is neither True nor False"),
+    ("support", "score_mods", ("cap",), "'cap' is none of softcap"),
     ("support", "min_seqlen", -1, "-1 is no whole number"),
     ("support", "max_seqlen", 1e9, "1000000000.0 is no whole number"),
     ("support", "capability", (9,), "is no pair of whole numbers"),
@@ -181,7 +182,9 @@ def test_what_is_declared_in_reports_on_record_is_legal_still() -> None:
         for variant in read(folder)["variants"]:
             assert Numerics(**variant["numerics"])
             assert Contract(**variant["contract"])
-            assert Support(**variant["support"])
+            mods = {"score_mods": score_mods(variant["support"])}
+            fields = {name: x for name, x in variant["support"].items() if name != "softcap"}
+            assert Support(**(fields | mods))
             assert variant["gradients"] is None or GradientNumerics(**variant["gradients"])
 
 

@@ -31,7 +31,7 @@ def measure(trial: Trial) -> list[Measured]:
     """NaN in one query, key and value, infinities, and NaN at keys that some rows of a tile do not
     see."""
     p = trial.problem
-    if p.softcap or p.seqlen_kv <= _KEY or not p.seqlen_q:
+    if p.score_mod is not None or p.seqlen_kv <= _KEY or not p.seqlen_q:
         return []
     visible = _visible(trial) if plain(trial) else []
     return visible if isinstance(p.mask, Full) else visible + _hidden(trial)

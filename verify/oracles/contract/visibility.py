@@ -21,7 +21,7 @@ def measure(trial: Trial) -> list[Measured]:
     it."""
     p = trial.problem
     if (
-        p.softcap
+        p.score_mod is not None
         or not isinstance(p.mask, Causal | Window)
         or not 0 < p.seqlen_kv <= p.head_dim_v
         or not p.seqlen_q

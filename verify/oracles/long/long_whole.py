@@ -80,7 +80,7 @@ def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
 
     Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen).  The
     mean of scores is the score of the mean key, whose sums over intervals are differences of
-    running ones; behind a softcap only -r is known.
+    running ones; behind a score mod only -r is known.
     """
     p, (q, k, _) = trial.problem, trial.expanded
     found = intervals(p)
@@ -88,8 +88,10 @@ def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
     low, high = (x[:, None].expand(p.batch, p.heads_kv, p.seqlen_q) for x in found)
     count = (high - low).clamp(min=1).repeat_interleave(p.group, 1)
     logs = torch.log(count.double())
-    size = reached.clamp(max=p.softcap) if p.softcap else reached
-    if p.softcap or not p.seqlen_kv:
+    mod, size = p.score_mod, reached
+    if mod is not None:
+        size = mod.reach(p.extent, reached)
+    if mod is not None or not p.seqlen_kv:
         return logs - size, logs + size
     running = torch.nn.functional.pad(k.double(), (0, 0, 1, 0)).cumsum(2)
     ends = (running.gather(2, x[..., None].expand(*x.shape, p.head_dim)) for x in (high, low))
