@@ -172,7 +172,7 @@ def _check(declaration: Declaration) -> None:
             f"configs: {', '.join(names) or 'none'}: one at least, each with a name of its own that"
             " parses back"
         )
-    reads = declaration.gradients is not None and declaration.gradients.softmax == "saved"
+    reads = declaration.gradients is not None and declaration.gradients.softmax.source == "saved"
     if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
     for dtype in support.dtypes:
