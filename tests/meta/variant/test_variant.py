@@ -312,6 +312,7 @@ ODD = Variant(
         max_capability=(9, 9),
         dtypes_out=("float32",),
         descalings=("tensor", "head"),
+        storages=("strided", "tiles"),
     ),
     numerics=flat_numerics(
         operands="float32",
