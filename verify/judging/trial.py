@@ -272,10 +272,12 @@ class Trial:
             "entry": entry,
             "config": self.declaration.configs.index(self.config),
             "slots": where.wire(),
+            "stored": where.wire_stored(),
             "size": where.size,
             "mask": self.problem.mask.name,
             "softmax_scale": self.problem.scale,
             "softcap": self.problem.softcap,
+            "descaling": self.problem.descaling,
         }
 
     @cached_property
