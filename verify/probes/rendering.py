@@ -1,4 +1,4 @@
-"""Probes for the eye: markdown and the terminal's tables, from the same rows."""
+"""The probes' markdown page and terminal tables, made from the same rows."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ _FUNCTIONS = (
 _ORDERS = ("variant", "config", "dtype", "keys", "order of P V", "first groups of keys")
 
 
-def verdict(found: MatrixProbe | FunctionProbe) -> str:
-    """How a probe and its table compare: "agrees", "DISAGREES", "FAILED" or "not in the table"."""
-    if not found.agrees:
+def verdict(probe: MatrixProbe | FunctionProbe) -> str:
+    """The comparison of a probe with its table: "agrees", "DISAGREES", "FAILED" or "not in the
+    table"."""
+    if not probe.agrees:
         return _BAD
-    if found.error:
+    if probe.error:
         return _FAILED
     return (
         _UNKNOWN
-        if isinstance(found, MatrixProbe) and (found.guess or found.agreement is None)
+        if isinstance(probe, MatrixProbe) and (probe.guess or probe.agreement is None)
         else _GOOD
     )
 
 
-def table_entry(found: MatrixProbe | FunctionProbe, arch: str) -> str:
-    """Where the tables have what a probe is compared with: the file and the entry, for whoever
-    corrects them."""
-    if isinstance(found, MatrixProbe):
+def table_entry(probe: MatrixProbe | FunctionProbe, arch: str) -> str:
+    """The file and the entry of the table that a probe is compared with, for a correction."""
+    if isinstance(probe, MatrixProbe):
         file, arch = "verify/arithmetic/units.py", arch.rstrip("a")
-        named = [one for one in INSTRUCTIONS if one.name == found.name]
+        named = [one for one in INSTRUCTIONS if one.name == probe.name]
         return (
             f"{file}, {arch}: {named[0].operands} into {named[0].accumulator}, {named[0].kind}"
             if named
@@ -78,13 +78,13 @@ def table_entry(found: MatrixProbe | FunctionProbe, arch: str) -> str:
         f'{file}: {title}["{key}"]'
         for title, one in tables.items()
         for key in one
-        if one[key] is entries.get(found.name)
+        if one[key] is entries.get(probe.name)
     ]
     return places[0] if places else file
 
 
-def _matrix_row(found: MatrixProbe) -> tuple[str, ...]:
-    quantities = {quantity.name: quantity.measured for quantity in found.structure}
+def _matrix_row(probe: MatrixProbe) -> tuple[str, ...]:
+    quantities = {quantity.name: quantity.measured for quantity in probe.structure}
     names = (
         "products per addition",
         "fraction bits F",
@@ -92,48 +92,48 @@ def _matrix_row(found: MatrixProbe) -> tuple[str, ...]:
         "output rounding",
         "accumulator joins",
     )
-    shown = [quantities.get(name, "-") for name in (*names, "subnormal operands")]
-    known = [quantity for quantity in (*found.structure, *found.specials) if quantity.expected]
-    same = f"{sum(quantity.agrees for quantity in known)} of {len(known)}"
+    cells = [quantities.get(name, "-") for name in (*names, "subnormal operands")]
+    compared = [quantity for quantity in (*probe.structure, *probe.specials) if quantity.expected]
+    same = f"{sum(quantity.agrees for quantity in compared)} of {len(compared)}"
     bits = (
         "-"
-        if found.agreement is None
-        else f"{found.agreement.mismatches} of {found.agreement.dots} differ"
+        if probe.agreement is None
+        else f"{probe.agreement.mismatches} of {probe.agreement.dots} differ"
     )
-    return (found.name, *shown, same, bits, verdict(found))
+    return (probe.name, *cells, same, bits, verdict(probe))
 
 
-def _function_row(found: FunctionProbe) -> tuple[str, ...]:
-    worst = (found.ulp, found.ratio)
+def _function_row(probe: FunctionProbe) -> tuple[str, ...]:
+    worst = (probe.ulp, probe.ratio)
     numbers = [("-", "-") if one is None else (f"{one.value:.6g}", one.at) for one in worst]
-    if found.ulp_bound is not None:
-        numbers[0] = (f"{found.ulp_bound:.6g}", numbers[0][1])
-    inputs = f"all {found.inputs}" if found.exhaustive else f"{found.inputs} sampled"
-    subnormal = f"in: {found.subnormal_inputs or '-'}; out: {found.subnormal_results or '-'}"
+    if probe.ulp_bound is not None:
+        numbers[0] = (f"{probe.ulp_bound:.6g}", numbers[0][1])
+    inputs = f"all {probe.inputs}" if probe.exhaustive else f"{probe.inputs} sampled"
+    subnormal = f"in: {probe.subnormal_inputs or '-'}; out: {probe.subnormal_results or '-'}"
     return (
-        found.name,
+        probe.name,
         inputs,
         *numbers[0],
         *numbers[1],
-        found.order or "-",
-        found.integers or "-",
+        probe.order or "-",
+        probe.integers or "-",
         subnormal,
-        verdict(found),
+        verdict(probe),
     )
 
 
 def _order_rows(report: ProbeReport) -> Rows:
     rows: Rows = []
-    for found in report.orders:
-        groups = " | ".join(found.groups)
-        keys = str(found.keys or "-")
+    for probe in report.orders:
+        groups = " | ".join(probe.groups)
+        keys = str(probe.keys or "-")
         rows.append(
             (
-                found.variant,
-                found.config,
-                found.dtype or "-",
+                probe.variant,
+                probe.config,
+                probe.dtype or "-",
                 keys,
-                found.reason or found.order,
+                probe.reason or probe.order,
                 groups,
             )
         )
@@ -141,8 +141,8 @@ def _order_rows(report: ProbeReport) -> Rows:
 
 
 def tables(report: ProbeReport) -> list[Table]:
-    """What the terminal shows: one table each, of those that have rows."""
-    found = []
+    """The tables for the terminal; those without rows are left out."""
+    shown = []
     for title, columns, rows in (
         ("Matrix instructions", _MATRIX, [_matrix_row(probe) for probe in report.matrix]),
         ("Functions", _FUNCTIONS, [_function_row(probe) for probe in report.functions]),
@@ -152,36 +152,38 @@ def tables(report: ProbeReport) -> list[Table]:
             table = Table(*(Column(name, overflow="fold") for name in columns), title=title)
             for row in rows:
                 table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-            found.append(table)
-    return found
+            shown.append(table)
+    return shown
 
 
 def details(report: ProbeReport) -> Iterator[str]:
-    """A line for everything that disagrees or failed."""
+    """One line for each disagreement and each failure."""
     for probe in report.matrix:
         entry = table_entry(probe, report.arch)
         for quantity in (*probe.structure, *probe.specials):
             if not quantity.agrees:
-                words = f"measured {quantity.measured}, the table's unit gives {quantity.expected}"
-                yield f"{probe.name}: {quantity.name}: {words}; entry: {entry}"
+                comparison = (
+                    f"measured {quantity.measured}, the table's unit gives {quantity.expected}"
+                )
+                yield f"{probe.name}: {quantity.name}: {comparison}; entry: {entry}"
         if probe.agreement is not None and probe.agreement.mismatches:
             yield f"{probe.name}: {mismatches(probe)}; entry: {entry}"
         if probe.error:
             yield f"{probe.name}: {probe.error}"
     for function in report.functions:
         if function.ratio is not None and not function.agrees:
-            words = (
+            comparison = (
                 f"{function.ratio.value:.6g} of the table's bound at {function.ratio.at}"
                 f" ({function.table})"
             )
             entry = f"entry: {table_entry(function, report.arch)}"
-            yield f"{function.name}: {'; '.join(filter(None, (words, function.wrong, entry)))}"
+            yield f"{function.name}: {'; '.join(filter(None, (comparison, function.wrong, entry)))}"
         if function.error:
             yield f"{function.name}: {function.error}"
 
 
 def mismatches(probe: MatrixProbe) -> str:
-    """How many results differ from the model, and the first of them."""
+    """A text with the number of results that differ from the model, and the first of them."""
     agreement = probe.agreement
     assert agreement is not None
     kinds = ", ".join(f"{kind}: {count}" for kind, count in agreement.by_kind.items())
@@ -214,10 +216,10 @@ def _lines(report: ProbeReport) -> Iterator[str]:
             else f"{_MARKS[_BAD]}**DISAGREES**"
         )
         yield f"\n{headline} {ran} probes, arch `{report.arch}`, {report.seconds:.0f} s."
-    wrong = list(details(report))
-    if wrong:
+    problems = list(details(report))
+    if problems:
         yield "\n## Disagreements and failures\n"
-        yield from (f"- ❌ {_cell(line)}" for line in wrong)
+        yield from (f"- ❌ {_cell(line)}" for line in problems)
     if report.matrix:
         yield "\n## Matrix instructions\n"
         yield (
@@ -282,7 +284,7 @@ def _page(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def _cell(text: str) -> str:
-    """Text that neither ends a cell nor begins a tag."""
+    """The text escaped for a table cell."""
     return (
         text.replace("\n", " ")
         .replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""sanitizer.md, and the tables of the terminal: what sanitizer.json says, and nothing else."""
+"""sanitizer.md and the tables on the terminal, made from sanitizer.json alone."""
 
 from __future__ import annotations
 
@@ -30,43 +30,45 @@ def markdown(account: Account) -> str:
     ]
     findings = [f"- `{id_}` {tool}: {outcome}" for id_, tool, outcome in _failing(account["tried"])]
     parts += ["## Findings", "\n".join(findings) + "\n" if findings else "None.\n"]
-    left = [f"- {one['variant']}: {one['reason']}" for one in account["not_run"]]
-    parts += ["## Not run", "\n".join(left) + "\n"] if left else []
+    not_run = [f"- {one['variant']}: {one['reason']}" for one in account["not_run"]]
+    parts += ["## Not run", "\n".join(not_run) + "\n"] if not_run else []
     return "\n".join(part if part.endswith("\n") else part + "\n" for part in parts)
 
 
 def rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
     """Per variant and tool: processes, cases, records, seconds, the worst outcome."""
-    found = []
+    lines = []
     for variant, tool in dict.fromkeys((t["variant"], t["tool"]) for t in tried):
-        mine = [t for t in tried if (t["variant"], t["tool"]) == (variant, tool)]
-        outcomes = [outcome for t in mine for outcome in t["cases"].values()]
+        of_pair = [t for t in tried if (t["variant"], t["tool"]) == (variant, tool)]
+        outcomes = [outcome for t in of_pair for outcome in t["cases"].values()]
         bad = [outcome for outcome in outcomes if outcome != "clean"]
-        words = f"{len(bad)} of {len(outcomes)} {'/'.join(sorted(set(bad)))}"
-        processes = [process for t in mine for process in t["processes"]]
+        result = f"{len(bad)} of {len(outcomes)} {'/'.join(sorted(set(bad)))}"
+        processes = [process for t in of_pair for process in t["processes"]]
         numbers = (len(processes), len(outcomes), sum(process["total"] for process in processes))
         seconds = f"{sum(process['seconds'] for process in processes):.0f}"
-        verdict = "clean" if outcomes and not bad else words
-        found.append((variant, tool, *map(str, numbers), seconds, verdict))
-    return found
+        verdict = "clean" if outcomes and not bad else result
+        lines.append((variant, tool, *map(str, numbers), seconds, verdict))
+    return lines
 
 
 def matrix(account: Account) -> list[tuple[str, ...]]:
-    """Per planted kernel: its name, what it does, and what each tool said."""
-    found = []
+    """Per planted kernel: its name, its fault, and each tool's result."""
+    lines = []
     for name in dict.fromkeys((one["variant"], one["about"]) for one in account["planted"]):
         planted = [one for one in account["planted"] if (one["variant"], one["about"]) == name]
-        mine = {one["tool"]: one for one in planted}
-        found.append((*name, *(_word(mine[tool]) for tool in account["tools"] if tool in mine)))
-    return found
+        by_tool = {one["tool"]: one for one in planted}
+        lines.append(
+            (*name, *(_word(by_tool[tool]) for tool in account["tools"] if tool in by_tool))
+        )
+    return lines
 
 
 def _word(planted: Planted) -> str:
     twin = planted["wanted"] == "clean"
     if planted["record"] is not None and not twin:
         return "caught"
-    said = "not seen" if planted["outcome"] == "clean" and not twin else planted["outcome"]
-    return said if planted["holds"] else f"{said}, wanted {planted['wanted']}"
+    word = "not seen" if planted["outcome"] == "clean" and not twin else planted["outcome"]
+    return word if planted["holds"] else f"{word}, wanted {planted['wanted']}"
 
 
 def _exceptions(account: Account) -> str:
