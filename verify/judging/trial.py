@@ -272,10 +272,12 @@ class Trial:
             "entry": entry,
             "config": self.declaration.configs.index(self.config),
             "slots": where.as_data(),
+            "stored": where.stored_as_data(),
             "size": where.size,
             "mask": self.problem.mask.name,
             "softmax_scale": self.problem.scale,
             "softcap": self.problem.softcap,
+            "descaling": self.problem.descaling,
         }
 
     @cached_property

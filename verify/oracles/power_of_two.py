@@ -93,9 +93,8 @@ def judge(trial: Trial) -> Ruling:
 def concerns(trial: Trial) -> bool:
     """Whether anything can be scaled; by descales only where bits are compared, since bounds know
     the problem's own."""
-    return bool(powers(trial)) and (
-        trial.declaration.contract.deterministic or trial.problem.descaling == "none"
-    )
+    exact = trial.declaration.contract.deterministic or not trial.problem.quantisation.scaled
+    return bool(powers(trial)) and exact
 
 
 _FACTOR = 34  # binary exponents that dP - delta may lie below 1

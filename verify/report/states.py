@@ -176,6 +176,8 @@ def claims(variant: VariantReport) -> str:
         parts.append(f"{scales} scale only")
     if (layouts := support.get("layouts", "any")) != "any":
         parts.append(f"{layouts} tensors only")
+    if (storages := [*support.get("storages", ["strided"])]) != ["strided"]:
+        parts.append(f"{' or '.join(storages)} K and V")
     if variant["contract"].get("lse", "natural") is None and "forward" in variant["entries"]:
         parts.append("returns no LSE")
     return text.one_line("; ".join([*parts, *_words(variant)]))

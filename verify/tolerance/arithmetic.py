@@ -233,6 +233,9 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if numerics.operands == "input" else numerics.operands
     probability = given if numerics.probability == "input" else numerics.probability
     _check(numerics, given, operands, probability)
+    if not problem.quantisation.by_head:
+        said = f"no bound is derived for {problem.quantisation.label}"
+        raise ValueError(f"problem.quantisation: {said}")
     other = _other_half(given, probability)
     # The format of P and V as the unit sees them.
     multiplied = "float32" if other and numerics.values == "input" else probability

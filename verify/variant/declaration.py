@@ -58,6 +58,7 @@ def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: 
         "dtypes_out",
         "descalings",
         "masks",
+        "storages",
         "devices",
         "capability",
     ):

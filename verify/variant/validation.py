@@ -10,11 +10,13 @@ past that a declaration buys nothing but a wider bound.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from references.masks import mask_words
+from references.quantisation import quantisation_words
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
 from verify.brief import shown
@@ -30,7 +32,7 @@ SQUARE_KINDS = tuple(word for word in _SQUARES if word != "causal.square")
 MASK_KINDS = tuple(word for word in mask_words() if word not in SQUARE_KINDS)
 SCALES = ("any", "positive", "default")
 LAYOUTS = ("any", "aligned", "contiguous")
-DESCALINGS = ("none", "tensor", "head")
+DESCALINGS = quantisation_words()
 DEVICES = ("cpu", "cuda")
 # What a kernel may read.  float64 is no dtype of an attention kernel: no bound is derived for it.
 INPUT_DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
@@ -208,6 +210,22 @@ def _masks(value: object) -> object:
     return some_of(*words, least=1)(value)
 
 
+def _descalings(value: object) -> object:
+    """Words of the quantisations that are registered when a declaration is made."""
+    return some_of(*quantisation_words(), least=1)(value)
+
+
+def _storages(value: object) -> object:
+    """Words of storages, one at least.  Whether there are such, the judge asks."""
+    words = _sequence(value, "words of storages")
+    for word in words:
+        if not isinstance(word, str) or not re.fullmatch(r"[a-z]+", word):
+            raise ValueError(f"{shown(word)} is no word of a storage, as 'strided'")
+    if not words or len(set(words)) < len(words):
+        raise ValueError(f"{shown(value)} is empty or names one twice")
+    return words
+
+
 def _sequence(value: object, what: str) -> tuple[Any, ...]:
     """As a tuple; a bare string is none, though Python would take it for its letters."""
     if isinstance(value, tuple):
@@ -239,7 +257,7 @@ RULES: dict[str, dict[str, Check]] = {
         "dtypes": some_of(*DTYPES, least=1),
         "head_dims": wholes(1, MOST_HEAD_DIM),
         "dtypes_out": some_of(*DTYPES),
-        "descalings": some_of(*DESCALINGS, least=1),
+        "descalings": _descalings,
         "masks": _masks,
         "intersections": flag,
         "grouped_heads": flag,
@@ -250,6 +268,7 @@ RULES: dict[str, dict[str, Check]] = {
         "scales": one_of(*SCALES),
         "softcap": flag,
         "layouts": one_of(*LAYOUTS),
+        "storages": _storages,
         "devices": some_of(*DEVICES, least=1),
         "capability": _capability,
         "max_capability": _capability_or_none,

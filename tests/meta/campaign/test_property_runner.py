@@ -72,7 +72,7 @@ def search(bench: Bench, dtype: str) -> None:
     holds()
 
 
-def test_a_guilty_verdict_is_shrunk() -> None:
+def test_a_failing_verdict_is_shrunk() -> None:
     bench = Bench(breaks=False)
     with pytest.raises(Convicted, match="too long"):
         search(bench, "float16")

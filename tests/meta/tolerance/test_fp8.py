@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from references.quantisation import ByTensor
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.meta.tolerance.test_tolerance import SHAPES, bound_of, ratios, suits, truth_of
 from verify.problem import Problem
@@ -165,7 +166,7 @@ def test_what_a_declaration_resolves_to():
     assert (
         resolve(OURS, Config(), problem_of(dtype_out="float16"), "sm_90").output.name == "float16"
     )
-    assert resolve(OURS, Config(), problem_of(descaling="tensor"), "sm_90").descale >= 1
+    assert resolve(OURS, Config(), problem_of(quantisation=ByTensor()), "sm_90").descale >= 1
 
 
 @pytest.mark.parametrize(

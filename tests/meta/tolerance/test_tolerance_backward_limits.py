@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from references.quantisation import ByHead
 from tests.harness.emulation import Result
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
 from tests.meta.tolerance.test_tolerance_backward import (
@@ -310,7 +311,7 @@ def test_older_units_and_softcaps_give_larger_bounds():
         ({"score_gradient": "float8_e5m2"}, {}, "float8_e5m2"),
         ({"softcap_tanh": "tan"}, {}, "tan"),
         ({}, {"dtype_out": "float32"}, "dtype_out.*float32"),
-        ({}, {"descaling": "head"}, "descaling.*head"),
+        ({}, {"quantisation": ByHead()}, "descaling.*head"),
         ({}, {"dtype": "float8_e4m3fn"}, "dtype.*float8_e4m3fn"),
         ({}, {"dtype": "float64"}, "dtype.*float64"),
     ],

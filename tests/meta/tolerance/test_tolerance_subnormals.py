@@ -13,6 +13,7 @@ from torch import Tensor
 from references.attention import row_blocks
 from references.definition import Attention
 from references.positions import Sizes
+from references.quantisation import ByTensor
 from verify.arithmetic.dot import fused_dot
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.mma import Unit, unit_for
@@ -107,7 +108,7 @@ def test_scores_of_descaled_subnormal_operands():
         head_dim_v=1,
         dtype="float8_e4m3fn",
         dtype_out="bfloat16",
-        descaling="tensor",
+        quantisation=ByTensor(),
         softmax_scale=4.0,
     )
     a = resolve(

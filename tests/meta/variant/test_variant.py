@@ -311,6 +311,7 @@ ODD = Variant(
         max_capability=(9, 9),
         dtypes_out=("float32",),
         descalings=("tensor", "head"),
+        storages=("strided", "tiles"),
     ),
     numerics=Numerics(
         operands="float32",

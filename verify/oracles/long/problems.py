@@ -14,6 +14,7 @@ from references.masks import Causal, Full, Lengths, Mask
 from verify.cell.discovery import environment
 from verify.problem import Problem
 from verify.problem.known_answers import GATHERS, gather_possible
+from verify.problem.refusal import plainest
 from verify.variant import Declaration, Support
 
 # rows or keys: past every power of two at which indices wrap, with a ragged tail
@@ -144,8 +145,8 @@ def _problem(
         seqlen_kv=seqlen_kv,
         head_dim=min(support.head_dims, key=lambda dim: (abs(dim - wanted), -dim)),
         dtype=dtype,
-        descaling="none" if "none" in support.descalings else support.descalings[0],
         seed=_SEED,
+        **plainest(support),
         **more,  # type: ignore[arg-type]
     )
     masked = plain if mask is None else plain.but(mask=mask)
