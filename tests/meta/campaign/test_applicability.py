@@ -63,6 +63,6 @@ def test_what_is_left_out_has_its_reason() -> None:
     found = applicability.table([merging, DECLARED])
     assert "| dyadic | dyadic | x |  |" in found
     assert "- dyadic, 2: merges parts by a rounded LSE." in found
-    assert "1. accused\n2. merging\n" in found
+    assert "1. kernel\n2. merging\n" in found
     assert "no backward of its own" not in found
     assert applicability._numbers([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"
