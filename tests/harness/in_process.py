@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from references.score_mods import cap_of
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import OK
 from verify.cell.arena import Arena
 from verify.cell.process import Cell
@@ -163,7 +164,7 @@ class Direct(Trial):
         return Launch(OK, poison, outputs)
 
 
-NUMERICS = Numerics(exp="vexp", block_n=0)
+NUMERICS = flat_numerics(exp="vexp", block_n=0)
 
 
 def declared(

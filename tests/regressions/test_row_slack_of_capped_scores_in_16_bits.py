@@ -11,19 +11,20 @@ import torch
 
 from references.attention import row_blocks
 from references.score_mods import Softcap
+from tests.harness.declared import flat_numerics
 from verify.judging.invariants import forward_slack, reach
 from verify.problem import Problem
 from verify.tolerance.forward import resolve
 from verify.tolerance.scratch import room_on
 from verify.tolerance.weights import largest_score_errors
-from verify.variant import Config, Numerics
+from verify.variant import Config
 
 
 @pytest.mark.parametrize("size", [0.5, 1.0, 3.0])
 def test_a_row_has_no_less_slack_than_its_score(size: float) -> None:
     p = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="bfloat16", score_mod=Softcap(20.0))
     q = k = torch.full(p.shape_q, size, dtype=torch.float64)  # |q . k| is |q| |k|
-    a = resolve(Numerics(scores="input"), Config(), p, "sm_90a")
+    a = resolve(flat_numerics(scores="input"), Config(), p, "sm_90a")
     (block,) = row_blocks(q, k, k, p.attention)
     own = largest_score_errors(block, a, p, room_on(q.device))
     assert float(own) <= float(forward_slack(p, a, reach(p, q, k), (q, k, k)).score)

@@ -29,6 +29,7 @@ from references.score_mods import (
 )
 from references.score_mods.base import KINDS
 from tests.harness import in_process as direct
+from tests.harness.declared import flat_numerics
 from tests.meta.references.test_references import Shape, as_double, operands, tensors
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
@@ -46,7 +47,6 @@ from verify.variant import (
     Declaration,
     DeclarationError,
     GradientNumerics,
-    Numerics,
 )
 
 torch.set_num_threads(1)
@@ -118,7 +118,20 @@ KERNEL = """
     import torch
 
     from alibi_mod import Alibi
-    from verify.variant import Contract, GradientNumerics, Numerics, Support, Variant
+    from verify.variant import (
+        Contract,
+        GradientNumerics,
+        GradientProducts,
+        GradientSoftmax,
+        GradientSums,
+        Numerics,
+        Output,
+        Products,
+        ScoreGradient,
+        Softmax,
+        Support,
+        Variant,
+    )
 
     SUPPORT = Support(
         dtypes=("float16", "bfloat16", "float32"),
@@ -198,15 +211,15 @@ KERNEL = """
             backward=backward_by(of_backward or bias, support),
             support=support,
             numerics=Numerics(
-                operands="float32", probability="float32", normalised=True, exp="vexp", block_n=0
+                products=Products(operands="float32"),
+                softmax=Softmax(exp="vexp", block_n=0),
+                output=Output(probability="float32", normalised=True),
             ),
             gradients=GradientNumerics(
-                operands="float32",
-                exp="vexp",
-                probability="float32",
-                score_gradient="float32",
-                block_m=0,
-                block_n=0,
+                products=GradientProducts(operands="float32"),
+                softmax=GradientSoftmax(exp="vexp", probability="float32"),
+                score_gradient=ScoreGradient(dtype="float32"),
+                sums=GradientSums(block_m=0, block_n=0),
             ),
             contract=Contract(),
         )
@@ -435,10 +448,15 @@ def test_a_kind_that_no_kernel_declares_is_refused(alibi: type[ScoreMod]) -> Non
 
 
 def test_scores_in_16_bits_are_refused_where_they_are_not_derived(alibi: type[ScoreMod]) -> None:
-    narrow, problem = Numerics(scores="input"), PROBLEM.but(dtype="float16", dtype_out="float16")
+    narrow, problem = (
+        flat_numerics(scores="input"),
+        PROBLEM.but(dtype="float16", dtype_out="float16"),
+    )
     tolerance.resolve(narrow, Config(), problem.but(score_mod=Softcap(1.0)), "cpu")
     tolerance.resolve(narrow, Config(), PROBLEM.but(score_mod=alibi(8.0)), "cpu")
-    with pytest.raises(ValueError, match=r"numerics\.scores: no bound is derived .* beside alibi"):
+    with pytest.raises(
+        ValueError, match=r"numerics\.softmax\.scores: no bound is derived .* beside alibi"
+    ):
         tolerance.resolve(narrow, Config(), problem.but(score_mod=alibi(8.0)), "cpu")
     gradients.resolve(GradientNumerics(), Config(), problem.but(score_mod=alibi(8.0)), "cpu")
 
