@@ -54,28 +54,28 @@ class FlushingBackward(_Backward):
     def dot(
         self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = ""
     ) -> Tensor:
-        found = flushing_dot(a, b, self.least)
-        return found if start is None else start + found
+        product = flushing_dot(a, b, self.least)
+        return product if start is None else start + product
 
 
 def filled(problem: Problem, **sizes: Any) -> Inputs:
     """Inputs of one size each, or of these tensors; V and dO are random, but a zero column of V,
     unless given."""
-    made = torch.Generator().manual_seed(problem.seed)
+    generator = torch.Generator().manual_seed(problem.seed)
     shapes = {
         "q": problem.shape_q,
         "k": problem.shape_k,
         "v": problem.shape_v,
         "dout": problem.shape_out,
     }
-    found = {name: torch.randn(shape, generator=made) for name, shape in shapes.items()}
-    found["v"][..., 0] = 0.0
-    found |= {
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors["v"][..., 0] = 0.0
+    tensors |= {
         name: torch.full(shapes[name], x) if isinstance(x, float) else x
         for name, x in sizes.items()
     }
     return Inputs(
-        **{name: x.expand(shapes[name]).to(problem.format.torch) for name, x in found.items()}
+        **{name: x.expand(shapes[name]).to(problem.format.torch) for name, x in tensors.items()}
     )
 
 
@@ -88,9 +88,9 @@ def truth(problem: Problem, kernel: Kernel, given: Inputs) -> Truth:
 def run(problem: Problem, kernel: Kernel, given: Inputs, least: float = 0.0) -> Result:
     """The kernel's own results; least: what it flushes below, if anything."""
     factors = dict.fromkeys("qkv", torch.ones(problem.batch * problem.heads_q, 1, 1))
-    made = Flushing(problem, kernel, Luck.NEAREST, factors, least) if least else None
-    made = made or Emulation(problem, kernel, Luck.NEAREST, factors)
-    return made.run(given.q, given.k.float(), given.v.float())
+    emulation = Flushing(problem, kernel, Luck.NEAREST, factors, least) if least else None
+    emulation = emulation or Emulation(problem, kernel, Luck.NEAREST, factors)
+    return emulation.run(given.q, given.k.float(), given.v.float())
 
 
 def errors(problem: Problem, kernel: Kernel, given: Inputs, result: Result) -> Ratios:
@@ -113,17 +113,17 @@ def gradient_errors(
 ) -> dict[str, float]:
     """The largest error over bound of each gradient, of a backward that flushes below `least`, if
     anything."""
-    made = (
+    backward = (
         FlushingBackward(problem, kernel, Luck.NEAREST, "dq", least)
         if least
         else _Backward(problem, kernel, Luck.NEAREST, "dq")
     )
-    found = made.run(given, saved)
+    results = backward.run(given, saved)
     want = gradient_bounds(problem, kernel, given, saved)
     return {
         name: float(
             compare(
-                found[name], getattr(want, name), getattr(want, f"{name}_bound"), problem.format
+                results[name], getattr(want, name), getattr(want, f"{name}_bound"), problem.format
             ).ratio.max()
         )
         for name in NAMES

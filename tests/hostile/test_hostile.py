@@ -56,11 +56,11 @@ def must(name: str) -> Must:
         )
         or ""
     )
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"Must: (fail|not load|pass)(?: ([a-z_ ]+))?(?:, (\w+))?(?:: (.+))?", text.splitlines()[-1]
     )
-    assert found is not None, f"{name}: its docstring's last line says not what must happen"
-    return Must(found[1], tuple((found[2] or "").split(" or ")), found[4] or "", found[3] or "")
+    assert match is not None, f"{name}: its docstring's last line says not what must happen"
+    return Must(match[1], tuple((match[2] or "").split(" or ")), match[4] or "", match[3] or "")
 
 
 @dataclass
@@ -96,9 +96,9 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
                 problem = PROBLEM.but(
                     seqlen_q=min(PROBLEM.seqlen_q, most), seqlen_kv=min(PROBLEM.seqlen_kv, most)
                 )
-                found = [judge.judge(target, problem.but(seed=i)) for i in range(TIMES)]
+                verdicts_of = [judge.judge(target, problem.but(seed=i)) for i in range(TIMES)]
                 verdicts[Path(declaration.path).stem] = [
-                    verdict for each in found for verdict in each
+                    verdict for each in verdicts_of for verdict in each
                 ]
         finally:
             judge.close()
@@ -112,38 +112,40 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
 def orphans(folder: Path) -> list[int]:
     """Processes that go by the name that a hostile kernel gave its own, and that were started in
     this directory: another worker's may still be at work."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             named = (path / "comm").read_text(encoding="utf-8").startswith("hostile")
             if named and (path / "cwd").readlink() == folder.resolve():
-                found.append(int(path.name))
-    return found
+                pids.append(int(path.name))
+    return pids
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hostile_kernel_ends_as_it_must(name: str, heard: Heard) -> None:
-    wanted = must(name)
-    if wanted.fate == "not load":
-        assert wanted.words in heard.refused.get(name, "it loads")
+    expected = must(name)
+    if expected.fate == "not load":
+        assert expected.words in heard.refused.get(name, "it loads")
         return
     assert name not in heard.refused, heard.refused[name]
     failing = [verdict for verdict in heard.verdicts[name] if verdict.outcome == "fail"]
-    if wanted.fate == "pass":
+    if expected.fate == "pass":
         assert not failing, failing[0].finding
         (variant,) = (v for v in heard.report["variants"] if v["path"] == f"{name}.py")
         assert [state.name for state in states(variant)][:1] == (
-            [wanted.state] if wanted.state else []
+            [expected.state] if expected.state else []
         )
         return
     by_case = {verdict.case: [v for v in failing if v.case == verdict.case] for verdict in failing}
     assert len(by_case) == TIMES, "every time"
-    for found in by_case.values():
+    for verdicts in by_case.values():
         messages = [
-            v.finding.message for v in found if v.finding is not None and v.oracle in wanted.oracles
+            v.finding.message
+            for v in verdicts
+            if v.finding is not None and v.oracle in expected.oracles
         ]
-        assert messages, f"convicted by {[v.oracle for v in found]} alone"
-        assert any(wanted.words in message for message in messages), messages
+        assert messages, f"convicted by {[v.oracle for v in verdicts]} alone"
+        assert any(expected.words in message for message in messages), messages
 
 
 def test_every_kernel_was_heard_or_refused(heard: Heard) -> None:
@@ -160,12 +162,12 @@ def test_nothing_is_left_behind(heard: Heard) -> None:
 
 
 def test_the_report_is_written_and_can_be_shown(heard: Heard, tmp_path: Path) -> None:
-    said = publish(heard.evidence, "hostile", tmp_path, tmp_path / "report")
+    line = publish(heard.evidence, "hostile", tmp_path, tmp_path / "report")
     written = [
         path for path in (tmp_path / "report").iterdir() if path.suffix in (".json", ".md", ".html")
     ]
     assert len(written) >= 3
-    for text in [said, *(path.read_text(encoding="utf-8") for path in written)]:
+    for text in [line, *(path.read_text(encoding="utf-8") for path in written)]:
         hidden = {
             c
             for c in text

@@ -60,9 +60,9 @@ def test_what_is_left_out_has_its_reason() -> None:
         applicability.reason(DECLARED, by_name["gradient_sums", "gradients"])
         == "has no backward of its own"
     )
-    found = applicability.table([merging, DECLARED])
-    assert "| dyadic | dyadic | x |  |" in found
-    assert "- dyadic, 2: merges parts by a rounded LSE." in found
-    assert "1. kernel\n2. merging\n" in found
-    assert "no backward of its own" not in found
+    table = applicability.table([merging, DECLARED])
+    assert "| dyadic | dyadic | x |  |" in table
+    assert "- dyadic, 2: merges parts by a rounded LSE." in table
+    assert "1. kernel\n2. merging\n" in table
+    assert "no backward of its own" not in table
     assert applicability._numbers([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"

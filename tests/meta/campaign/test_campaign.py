@@ -114,10 +114,10 @@ def test_a_report_of_a_run_lies_where_its_device_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Evidence of another machine: the folder is that of the device that was measured."""
-    found = evidence(cases=8)
+    recorded = evidence(cases=8)
     monkeypatch.chdir(tmp_path)
     with Recorder(tmp_path / ".verify" / "runs" / "abroad", "gw0") as recorder:
-        for record in (*found.runs, *found.variants, *found.verdicts):
+        for record in (*recorded.runs, *recorded.variants, *recorded.verdicts):
             recorder.write(record)
     done = CliRunner().invoke(
         cli.app, ["report", "--run", "abroad", "--out", "pages"], standalone_mode=False

@@ -61,11 +61,11 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def descendants(process: int) -> set[int]:
-    found = set()
+    pids = set()
     for task in Path(f"/proc/{process}/task").glob("*"):
         for child in (task / "children").read_text().split():
-            found |= {int(child)} | descendants(int(child))
-    return found
+            pids |= {int(child)} | descendants(int(child))
+    return pids
 
 
 def wait_for(met: Callable[[], object], seconds: float, what: str) -> None:

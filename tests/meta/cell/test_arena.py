@@ -72,9 +72,9 @@ def tensor(arena: Arena, where: Plan, name: str) -> Tensor:
 def struck(arena: Arena, where: Plan, byte: int) -> Damage:
     """The damage that is found after one byte was flipped."""
     arena.bytes[byte] ^= 0xFF
-    found = arena.damage(where, "nan")
-    assert found is not None, f"byte {byte} ({where.owner(byte)}) changed unseen"
-    return found
+    damage = arena.damage(where, "nan")
+    assert damage is not None, f"byte {byte} ({where.owner(byte)}) changed unseen"
+    return damage
 
 
 # The plan.
@@ -223,17 +223,17 @@ def test_a_clean_run_finds_nothing(arena: Arena, poison: str) -> None:
 def test_a_byte_before_or_after_a_buffer_is_found(arena: Arena, name: str, distance: int) -> None:
     where = laid(arena)
     slot = where[name]
-    found = struck(arena, where, slot.end + distance - 1)
-    assert (found.slot, found.count) == ("redzone", 1)
-    assert found.where == f"{distance - 1} bytes past the end of {name}"
+    damage = struck(arena, where, slot.end + distance - 1)
+    assert (damage.slot, damage.count) == ("redzone", 1)
+    assert damage.where == f"{distance - 1} bytes past the end of {name}"
 
     where = laid(arena)
-    found = struck(arena, where, slot.begin - distance)
-    assert (found.slot, found.count) == ("redzone", 1)
+    damage = struck(arena, where, slot.begin - distance)
+    assert (damage.slot, damage.count) == ("redzone", 1)
     order = [s.name for s in where.slots]
     neighbour = order[order.index(name) - 1] if order.index(name) else None
     words = f"past the end of {neighbour}" if neighbour else f"{distance} bytes before {name}"
-    assert words in found.where
+    assert words in damage.where
 
 
 def test_every_byte_that_is_no_output_is_guarded(arena: Arena) -> None:
@@ -257,31 +257,31 @@ def test_every_byte_that_is_no_output_is_guarded(arena: Arena) -> None:
 def test_a_write_into_the_gap_of_a_pitched_tensor_is_found(arena: Arena) -> None:
     where = laid(arena)
     gap = where["out"].start + PROBLEM.head_dim * 2  # just behind the first row
-    found = struck(arena, where, gap)
-    assert (found.slot, found.count) == ("redzone", 1)
-    assert found.where == "+16 bytes from the start of out, inside its allocation"
+    damage = struck(arena, where, gap)
+    assert (damage.slot, damage.count) == ("redzone", 1)
+    assert damage.where == "+16 bytes from the start of out, inside its allocation"
     where = laid(arena)
-    found = struck(arena, where, where["out"].start - 1)
-    assert found.where == "-1 bytes from the start of out, inside its allocation"
+    damage = struck(arena, where, where["out"].start - 1)
+    assert damage.where == "-1 bytes from the start of out, inside its allocation"
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_changed_input_is_found(arena: Arena, name: str) -> None:
     where = laid(arena)
     tensor(arena, where, name)[1, 0, 2, 3] += 1
-    found = arena.damage(where, "nan")
-    assert found is not None
-    assert found.slot == name
-    assert f"from the start of {name}, inside its allocation" in found.where
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert damage.slot == name
+    assert f"from the start of {name}, inside its allocation" in damage.where
 
 
 def test_the_sign_of_a_zero_in_an_input_is_a_change(arena: Arena) -> None:
     problem = PROBLEM.but(distribution="counting")
     where = laid(arena, problem)
     tensor(arena, where, "q")[0, 0, 0, 0] = -0.0
-    found = arena.damage(where, "nan")
-    assert found is not None
-    assert (found.slot, found.count) == ("q", 1)
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert (damage.slot, damage.count) == ("q", 1)
 
 
 def test_all_damaged_bytes_are_counted_and_the_first_is_named(arena: Arena) -> None:
@@ -289,9 +289,9 @@ def test_all_damaged_bytes_are_counted_and_the_first_is_named(arena: Arena) -> N
     end = where["lse"].end
     arena.bytes[end + 4 : end + 10] ^= 0xFF
     arena.bytes[where.size - 1] ^= 0xFF
-    found = arena.damage(where, "nan")
-    assert found is not None
-    assert (found.count, found.where) == (7, "4 bytes past the end of lse")
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert (damage.count, damage.where) == (7, "4 bytes past the end of lse")
 
 
 @by_poison
@@ -368,9 +368,9 @@ def test_another_process_sees_the_same_bytes(arena: Arena) -> None:
     data = os.pread(arena.fd, size, 0)
     assert data == arena.bytes.tobytes()
     os.pwrite(arena.fd, b"\0", where["q"].begin - 1)
-    found = arena.damage(where, "nan")
-    assert found is not None
-    assert found.where == "1 bytes before q"
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert damage.where == "1 bytes before q"
 
 
 def test_nobody_can_change_the_size_of_the_arena(arena: Arena) -> None:

@@ -38,11 +38,11 @@ def works(cell: Cell, path: Path, arena: Arena) -> bool:
 
 def children(pid: int | str = "self") -> set[int]:
     """Process ids of the direct children."""
-    found = set()
+    pids = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
-            found |= set(map(int, (task / "children").read_text().split()))
-    return found
+            pids |= set(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 def ends(pid: int, within: float = 5.0) -> bool:
@@ -234,8 +234,8 @@ def test_garbage_in_every_descriptor_harms_nobody(cell: Cell, arena: Arena, writ
         """)
     reply = run(cell, bad, arena)
     assert reply.status == "crash"
-    found = arena.damage(WHERE, "nan")
-    assert found is None or found.slot == "redzone"
+    damage = arena.damage(WHERE, "nan")
+    assert damage is None or damage.slot == "redzone"
     assert works(cell, write(FILL), arena)
 
 

@@ -31,11 +31,11 @@ class Allocator:
 
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    found = Allocator()
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: found.allocated)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: found.allocated + SPARE)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", found.mem_get_info)
-    return found
+    allocator = Allocator()
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocator.allocated)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: allocator.allocated + SPARE)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", allocator.mem_get_info)
+    return allocator
 
 
 Takes = Callable[[int], Callable[[], None]]

@@ -279,10 +279,10 @@ def test_a_pipe_is_no_kernel_file_and_no_source(tmp_path: Path, write: Writer) -
     module = f"m = types.ModuleType('m'); m.__file__ = {str(pipe)!r}"
     claims = write(before=f"import types, sys; {module}; sys.modules['m'] = m")
     begun = time.monotonic()
-    found = roster([claims])
+    listed = roster([claims])
     assert time.monotonic() - begun < 60
-    assert not found.entries
-    assert "not a regular file" in found.failures[0].message
+    assert not listed.entries
+    assert "not a regular file" in listed.failures[0].message
 
 
 def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, write: Writer) -> None:

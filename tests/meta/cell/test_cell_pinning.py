@@ -36,10 +36,10 @@ class Notes:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
-    found = Notes()
+    notes = Notes()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
-    return found
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: notes)
+    return notes
 
 
 @pytest.fixture

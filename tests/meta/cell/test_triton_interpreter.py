@@ -339,8 +339,8 @@ def test_fp64_to_bf16_rounds_once(child, inputs):
     of those go down."""
     above = inputs["fp64"][: 1 << 16]
     normal = np.isfinite(above) & (np.abs(above) > 2.0**-126) & (np.abs(above) < 3.3e38)
-    found = values(child["fp64-bf16"], torch.bfloat16)[: 1 << 16]
-    assert (np.abs(found[normal]) > np.abs(above[normal])).all()
+    results = values(child["fp64-bf16"], torch.bfloat16)[: 1 << 16]
+    assert (np.abs(results[normal]) > np.abs(above[normal])).all()
 
 
 @pytest.mark.parametrize("name", ML)
@@ -383,8 +383,8 @@ def test_8_bits_widen_exactly_to_16(child, inputs, name, wider):
 def test_dot_has_every_product_of_8_bit_operands(child, inputs, pair):
     """All 65536 pairs, NaN and infinity included; the other terms of each sum are 0 * 0."""
     left, right = (inputs["bits8"].view(ML[name][0]).astype(np.float64) for name in pair)
-    found = child[f"products-{pair[0]}-{pair[1]}"].astype(np.float64)
-    np.testing.assert_array_equal(found, left[:, None] * right[None, :])
+    results = child[f"products-{pair[0]}-{pair[1]}"].astype(np.float64)
+    np.testing.assert_array_equal(results, left[:, None] * right[None, :])
 
 
 @pytest.mark.parametrize("name", ["bf16", "e4m3"])
@@ -406,10 +406,10 @@ def test_every_pattern_widens_exactly(child, inputs, name):
     bits, dtype = (
         (inputs["bits8"], ML[name][1]) if name in ML else (inputs["bits16"], SIXTEEN[name])
     )
-    found = child[f"{name}-fp32"].view(np.float32).astype(np.float64)
-    assert_same(found, values(bits, dtype))
+    results = child[f"{name}-fp32"].view(np.float32).astype(np.float64)
+    assert_same(results, values(bits, dtype))
     if name in ML:
-        assert_same(found, bits.view(ML[name][0]).astype(np.float64))
+        assert_same(results, bits.view(ML[name][0]).astype(np.float64))
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,9 @@ def documented(text: str) -> Iterator[str]:
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
     for line in lines:
-        found = COMMAND.fullmatch(re.sub(r"\s+#.*", "", line.strip()))
-        if found is not None:
-            yield found["words"] or found["module"]
+        match = COMMAND.fullmatch(re.sub(r"\s+#.*", "", line.strip()))
+        if match is not None:
+            yield match["words"] or match["module"]
 
 
 def parts(command: str) -> list[str]:

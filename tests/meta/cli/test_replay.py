@@ -175,9 +175,9 @@ def test_a_failure_that_needs_earlier_calls_is_repeated_with_them(replay: Replay
         case = Case.parse(CASE if not seed else f"{CASE},seed={seed}")
         asked = run.target_of(case)
         assert asked is not None
-        found = judge.judge(asked, case.problem)
+        verdicts = judge.judge(asked, case.problem)
     judge.close()
-    (wrong,) = [verdict for verdict in found if verdict.outcome == "fail"]
+    (wrong,) = [verdict for verdict in verdicts if verdict.outcome == "fail"]
     assert wrong.finding is not None
     assert wrong.finding.before == (f"{CASE},seed=1", f"{CASE},seed=2")
     status, lines = replay(CASE)

@@ -90,8 +90,8 @@ def shown(page: Path, program: str) -> Iterator[tuple[list[str], str]]:
 
 def measures(output: str) -> dict[str, float]:
     """What a replay prints behind the oracles' names."""
-    found = re.findall(r"\b([a-z]\w*) (-?[\d.]+(?:e[+-]\d+)?)(?=,|\n|$)", " ".join(output.split()))
-    return {name: float(number) for name, number in found}
+    pairs = re.findall(r"\b([a-z]\w*) (-?[\d.]+(?:e[+-]\d+)?)(?=,|\n|$)", " ".join(output.split()))
+    return {name: float(number) for name, number in pairs}
 
 
 @cache
@@ -120,8 +120,8 @@ def bound_ratio(truth: Truth) -> float:
 
 def the_case_that_passes() -> tuple[Case, str]:
     """And what its replay prints."""
-    (found,) = shown(PAGE, "verify replay")
-    ((case,), output) = found
+    (shell,) = shown(PAGE, "verify replay")
+    ((case,), output) = shell
     return Case.parse(case), output
 
 
@@ -185,10 +185,10 @@ def value(expression: str) -> float:
 def doubt(expression: str) -> float:
     """What the last places of its numbers may change."""
     moved = 0.0
-    for found in TERM.finditer(expression):
-        if "." in found[0]:
-            more = repr(float(found[0]) + last_place(found[0]))
-            changed = expression[: found.start()] + more + expression[found.end() :]
+    for match in TERM.finditer(expression):
+        if "." in match[0]:
+            more = repr(float(match[0]) + last_place(match[0]))
+            changed = expression[: match.start()] + more + expression[match.end() :]
             moved += abs(value(changed) - value(expression))
     return moved
 

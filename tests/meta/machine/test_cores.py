@@ -117,12 +117,12 @@ def test_nothing_else_counts_cores() -> None:
         for folder in ("verify", "references", "tests")
         for path in (root / folder).rglob("*.py")
     ]
-    found = [
+    counting = [
         path
         for path in [*files, root / "conftest.py"]
         if "cpu_" + "count(" in path.read_text(encoding="utf-8")
     ]
-    assert [path.name for path in found] == ["cores.py"]
+    assert [path.name for path in counting] == ["cores.py"]
 
 
 def test_a_campaign_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
