@@ -1,4 +1,4 @@
-"""A small, realistic campaign that never ran: what the tests of evidence and reports judge."""
+"""Fake evidence of a small, realistic campaign, for the tests of evidence and reports."""
 
 import dataclasses
 import math
@@ -119,8 +119,7 @@ def verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:
 
 
 def of_tensor(tensor: str, r: float, bound: float, index: int) -> dict[str, float]:
-    """What an oracle measures of one tensor: r, the largest error, and the element with the worst
-    r."""
+    """An oracle's measures of one tensor: r, the largest error and the element with the worst r."""
     measures = {"r": r, "max_error": r * bound, "error_bound": bound}
     measures |= {"worst_index": float(index), "worst_reference": 0.25, "worst_bound": bound}
     return {f"{name}_{tensor}": value for name, value in measures.items()}
@@ -160,8 +159,8 @@ def built(
 
 
 def builds() -> tuple[Built, ...]:
-    """Two builds everywhere of a variant that spills in one of them, one that fails, some left out,
-    one of an absent device."""
+    """Builds: two per architecture of a variant that spills in one of them, one that fails, some
+    left out, one for an absent device."""
     names = ("m128n64-float16-d64", "m128n64-float16-d256")
     records = [built("triton-fwd", arch, name) for arch in ARCHES for name in names]
     records[7] = built("triton-fwd", "sm_90a", names[1], spill=(96, 128))

@@ -1,4 +1,4 @@
-"""The committed pages say which oracle judges which variant, and what each oracle asks."""
+"""The committed pages list which oracle judges which variant, and the property of each oracle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_committed_derivations_are_current() -> None:
 
 
 def test_every_oracle_is_explained() -> None:
-    """By the docstring of its module, which says more than its first sentence."""
+    """Each oracle has a derivation: its module's docstring has more than one paragraph."""
     text = derivations.page()
     for oracle in oracles():
         assert f"\n- **{oracle.name}** (group {oracle.group}, " in text

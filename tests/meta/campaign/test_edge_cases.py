@@ -1,5 +1,4 @@
-"""The list of edge cases's edges: inside every support, few, and such that the interpreter bears
-them."""
+"""Edge cases: they are inside every support, few, and small enough for Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -115,8 +114,8 @@ def test_what_lies_before_the_edge_is_hidden_where_a_mask_can() -> None:
 
 
 def test_edges_reach_past_what_is_drawn() -> None:
-    """More heads, rows of a group, sequences and pairs of both than a table of 32, 128 or 256 has;
-    scales far from 1; a window in which a whole tile lies; three orders of memory at once."""
+    """There are more heads, rows of a group, sequences and pairs of both than a table of 32, 128 or
+    256 entries; scales far from 1; a window that contains a whole tile; three layouts at once."""
     cases = asked(WHOLE, "accuracy")
     assert max(p.batch for p in cases) > 32
     assert max(p.batch * p.heads_q for p in cases) > 256
@@ -134,7 +133,7 @@ def test_edges_reach_past_what_is_drawn() -> None:
 
 
 def low_lse(group: str, dtype: str, support: Support, kind: str = "full") -> list[Problem]:
-    """The edges of that kind of mask at which a key of zeros outweighs all others."""
+    """The edges with that kind of mask in which a key of zeros outweighs all others."""
     return [
         p
         for p in asked(support, group, dtype)
@@ -146,8 +145,8 @@ def low_lse(group: str, dtype: str, support: Support, kind: str = "full") -> lis
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", ["whole", "square"])
 def test_every_dtype_meets_tiles_that_are_filled_in_part(group: str, dtype: str, name: str) -> None:
-    """A kernel that leaves the ends unmasked at multiples of a part of its tile is asked one,
-    whatever the tile."""
+    """For any tile, there is an edge case that fails a kernel which does not mask the end at
+    multiples of a part of its tile."""
     cases = low_lse(group, dtype, SUPPORTS[name])
     for tile in (16, 32, 64, 80, 96, 112, 128, 160, 192, 256):
         for part in (n for n in (8, 16, 32, 64, 128) if n < tile and tile % n == 0):
@@ -183,8 +182,8 @@ def test_so_do_other_head_dims_and_masks_that_do_not_hide_the_end() -> None:
 
 
 def test_masks_have_their_corners_where_tiles_have_theirs() -> None:
-    """Of the first and the last row of a tile, since the one says where a walk begins and the other
-    where it needs no mask."""
+    """The corner of the first row of a tile decides where the loop over keys begins; that of the
+    last row decides where it needs no mask."""
     whole = [
         p
         for p in asked(WHOLE, "gradients")

@@ -1,5 +1,5 @@
-"""Guarded memory: each planted fault is found and located in words, and a clean run finds
-nothing."""
+"""Guarded memory: the arena finds each planted fault and describes its place; a clean run has
+none."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def tensor(arena: Arena, where: Plan, name: str) -> Tensor:
 
 
 def struck(arena: Arena, where: Plan, byte: int) -> Damage:
-    """The damage that is found after one byte was flipped."""
+    """The damage that the arena reports after one byte was flipped."""
     arena.bytes[byte] ^= 0xFF
     damage = arena.damage(where, "nan")
     assert damage is not None, f"byte {byte} ({where.owner(byte)}) changed unseen"
@@ -186,8 +186,8 @@ def test_poisons(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_poisons_of_8_bits(dtype: torch.dtype) -> None:
-    """No finite number and not the NaN that conversions give: any of these may be a right
-    output."""
+    """The NaN poison is neither a finite number nor the NaN that conversions give: these can be
+    right outputs."""
     nan, huge = pattern(dtype, "nan"), pattern(dtype, "huge")
     ordinary = torch.full((1,), float("nan")).to(dtype)
     assert bool(nan.float().isnan())
@@ -237,7 +237,7 @@ def test_a_byte_before_or_after_a_buffer_is_found(arena: Arena, name: str, dista
 
 
 def test_every_byte_that_is_no_output_is_guarded(arena: Arena) -> None:
-    """The complement of the outputs, sampled: whatever byte there changes is found."""
+    """A change of any byte outside the outputs is found (sampled)."""
     where = laid(arena)
     free = torch.zeros(where.size, dtype=torch.uint8)
     for name in set(BUFFERS) - set(OURS):
@@ -374,8 +374,8 @@ def test_another_process_sees_the_same_bytes(arena: Arena) -> None:
 
 
 def test_nobody_can_change_the_size_of_the_arena(arena: Arena) -> None:
-    """Whoever looks at a mapped file beyond its end gets SIGBUS: a kernel that shrank it would take
-    the judge along."""
+    """Reading a mapped file past its end raises SIGBUS: a kernel that shrank the file would crash
+    the judge."""
     arena.reserve(10)
     for size in (0, 4096, arena.capacity * 2):
         with pytest.raises(PermissionError):

@@ -15,11 +15,11 @@ from verify.cell.device_memory import DeviceMemory
 from verify.cell.process import Cell, _bytes
 
 TOTAL = 80 << 30
-SPARE = 2 << 20  # bytes that torch's pool holds beside what it gave away
+SPARE = 2 << 20  # bytes that torch's pool holds and has not allocated
 
 
 class Allocator:
-    """Counts what is taken in torch's allocator, and by others from the driver."""
+    """Counts memory taken from torch's allocator, and memory that others take from the driver."""
 
     def __init__(self) -> None:
         self.allocated = 1000  # the judge's arena
@@ -43,7 +43,7 @@ Takes = Callable[[int], Callable[[], None]]
 
 @pytest.fixture
 def takes(allocator: Allocator) -> Takes:
-    """A launch that leaves so many bytes more taken than before."""
+    """A function that returns a launch which keeps that many bytes."""
 
     def launch_of(size: int) -> Callable[[], None]:
         return lambda: setattr(allocator, "allocated", allocator.allocated + size)

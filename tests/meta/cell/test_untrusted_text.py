@@ -1,5 +1,5 @@
-"""Words of a cell: what a kernel writes can be shown on a terminal and stored in a file, and still
-be read."""
+"""Untrusted text: a kernel's text can be shown on a terminal, stored in a file, and still be
+read."""
 
 from __future__ import annotations
 

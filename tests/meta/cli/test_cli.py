@@ -1,5 +1,5 @@
-"""The command line: usage errors in one line, states, interruption, exit codes, and the page that
-tells them."""
+"""The command line: one-line usage errors, states, interruption, exit codes, and its page in
+docs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "command-line.md"
 
 @pytest.fixture
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of its own, and commands that find the sources from there."""
+    """A fresh current directory, from which commands find the sources."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:

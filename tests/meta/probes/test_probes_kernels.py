@@ -1,6 +1,5 @@
-"""The probes' own kernels: compiled for every architecture, and run by a host compiler's code,
-their fragments read as the manual has them, with planted matrix units and functions in the place of
-the device's."""
+"""The probes' kernels: compiled for every architecture, and run as host code, with fragments as in
+PTX's manual and with planted matrix units and functions instead of the device's."""
 
 from __future__ import annotations
 
@@ -72,8 +71,8 @@ HOSTED = [
 @runs
 @pytest.mark.parametrize("name", HOSTED)
 def test_the_kernel_reads_and_writes_its_fragments(name: str, tmp_path: Path) -> None:
-    """With the table's unit in the tensor core's place, the whole probe agrees; with another it
-    does not."""
+    """With the table's unit instead of the tensor core the complete probe agrees; with another unit
+    it does not."""
     one = BY_NAME[name]
     unit = matrix.table_unit("sm_90", one)
     assert unit is not None

@@ -359,7 +359,7 @@ def test_exit_codes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # no committed report is written anew beside these probes
+    monkeypatch.chdir(tmp_path)  # so that no committed report is written again with these probes
     monkeypatch.setattr(command, "measure", lambda request, console: report)
     assert CliRunner().invoke(app, ["probe"], standalone_mode=False).return_value == status
     failed = replace(report, functions=(replace(FUNCTION, error="no"),))
@@ -368,7 +368,7 @@ def test_exit_codes(
 
 
 def probed(report: ProbeReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What `verify probe` prints, where that report is what is measured."""
+    """The output of `verify probe` if it measures that report."""
 
     def measure(request: command.Request, console: object) -> ProbeReport:
         write(report, request.folder, rendering.markdown(report))

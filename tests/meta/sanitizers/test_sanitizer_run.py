@@ -1,4 +1,4 @@
-"""The whole sanitizer lane, with a tool that is made of paper.
+"""The complete sanitizer lane, with a fake tool ("paper").
 
 It starts the program like the real one, but from a process that has torch loaded, and writes what
 kernels tell it to: a kernel that runs under it finds the file PAPER in its environment, and appends
@@ -50,10 +50,10 @@ while words[0].startswith("--"):
     options[name] = "" if name == "--xml" else words.pop(0)
 if mode == "broken":
     sys.exit("no such option")
-told = tempfile.NamedTemporaryFile("r")
+report_file = tempfile.NamedTemporaryFile("r")
 tool = options["--tool"]
-code = started(words, os.environ | {"PAPER": told.name, "PAPER_TOOL": tool})
-lines = told.read().splitlines()
+code = started(words, os.environ | {"PAPER": report_file.name, "PAPER_TOOL": tool})
+lines = report_file.read().splitlines()
 orders = {line[1:] for line in lines if line.startswith("!")}
 records = [line.split("|") for line in lines if not line.startswith("!") and mode != "asleep"]
 records = [(kernel, text) for for_tool, kernel, text in records if for_tool == tool]
@@ -123,7 +123,7 @@ INCONCLUSIVE = {"untold": "left no records.xml", "dies": "crash", "lazy": "prove
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the lane left: its exit code, its words, its evidence and its report."""
+    """The results of a run of the lane: its exit code, its output, its evidence and its report."""
 
     status: int
     words: str
@@ -132,7 +132,7 @@ class Outcome:
 
 
 class Lane:
-    """The lane in a folder of its own, with kernels and a tool made of paper."""
+    """The lane in a separate folder, with kernels and the fake tool."""
 
     def __init__(self, folder: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -179,7 +179,7 @@ class Lane:
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of the paper tool, and of the server that starts its programs."""
+    """The folder of the fake tool and of the server that starts its programs."""
     folder = tmp_path_factory.mktemp("tools")
     tool = folder / "compute-sanitizer"
     tool.write_text(f"#!{sys.executable}\n{PAPER_TOOL}", encoding="utf-8")
@@ -304,4 +304,4 @@ def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
 
 
 def test_who_is_unknown_is_not_tried(lane: Lane) -> None:
-    assert lane.run(kernels=(lane.planted,), variants=("nobody",)).status == USAGE
+    assert lane.run(kernels=(lane.planted,), variants=("unknown",)).status == USAGE

@@ -1,5 +1,4 @@
-"""What the sanitizer lane reads of the tool, and what it believes: records, summaries, five
-facts."""
+"""How the sanitizer lane reads and judges the tool's output: records, summaries, five facts."""
 
 from __future__ import annotations
 
