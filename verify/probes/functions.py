@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from verify.arithmetic.dtypes import DTYPES, DType
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH, Function
+from verify.evidence.strict_json import Number
 from verify.probes import toolchain
 from verify.probes.toolchain import Launch, Program
 
@@ -160,7 +161,7 @@ class Worst:
     """The largest of something, and the input (bits in hexadecimal digits; of two arguments
     both)."""
 
-    value: float
+    value: Number
     at: str
 
 
@@ -180,7 +181,7 @@ class FunctionProbe:
     inputs: int = 0
     exhaustive: bool = False
     ulp: Worst | None = None
-    ulp_bound: float | None = None
+    ulp_bound: Number | None = None
     relative: Worst | None = None
     absolute: Worst | None = None
     ratio: Worst | None = None

@@ -118,7 +118,7 @@ def _declared(variant: VariantReport) -> list[Mapping[str, Any]]:
     """The declarations that its own bounds follow from: a backward alone says nothing of a
     forward."""
     forward = [] if variant["entries"] == ["backward"] else [variant["numerics"]]
-    return forward + ([] if variant["gradients"] is None else [variant["gradients"]])
+    return [*forward, *([] if variant["gradients"] is None else [variant["gradients"]])]
 
 
 def kind(declared: Mapping[str, Any], dtype: str) -> str:
