@@ -29,7 +29,7 @@ from verify.sanitizers import report
 from verify.sanitizers.facts import WAIVERS, Waiver
 from verify.sanitizers.lane import GROUP, Lane, dead, few
 from verify.sanitizers.planted import FAULTS, PlantedFault
-from verify.sanitizers.report import Account
+from verify.sanitizers.report import LaneRun
 from verify.sanitizers.selection import select
 from verify.sanitizers.session import Booth, Session, Subject
 from verify.sanitizers.tool import TOOLS, Sanitizer, find
@@ -108,7 +108,7 @@ def _sanitize(request: Request, console: Console) -> int:
             progress.update(task, advance=1)
 
         lane = Lane(booth, recorder, request.tools, few(request.workers), done)
-        account = Account(
+        lane_run = LaneRun(
             run=run.directory.name,
             device=device.fingerprint(),
             sanitizer=sanitizer.version,
@@ -118,17 +118,17 @@ def _sanitize(request: Request, console: Console) -> int:
             not_run=_not_run(run, chosen),
             waivers=request.waivers,
         )
-        if account.alive:  # else nothing that follows would prove anything
+        if lane_run.alive:  # else nothing that follows would prove anything
             progress.reset(task, total=len(choices) * len(request.tools), description="processes")
             tried = tuple(
                 lane.try_all((_subject(request, choice) for choice in choices), environment)
             )
-            account = replace(
-                account,
+            lane_run = replace(
+                lane_run,
                 tried=tried,
                 dead=tuple(dead(request.waivers, tried)) if request.whole else (),
             )
-    return _finish(request, run, replace(account, seconds=time.monotonic() - begun), console)
+    return _finish(request, run, replace(lane_run, seconds=time.monotonic() - begun), console)
 
 
 def _means(request: Request) -> tuple[Sanitizer, Environment]:
@@ -217,17 +217,17 @@ def _subject(request: Request, choice: _Choice) -> Subject:
     return Subject(declaration, config, dtype, cases)
 
 
-def _finish(request: Request, run: CampaignRun, account: Account, console: Console) -> int:
+def _finish(request: Request, run: CampaignRun, lane_run: LaneRun, console: Console) -> int:
     """Print and write what came out; returns the exit code."""
-    console.print(report.planted_table(account))
-    if account.tried:
-        console.print(report.table(account))
+    console.print(report.planted_table(lane_run))
+    if lane_run.tried:
+        console.print(report.table(lane_run))
     failing = [verdict for verdict in load(run.directory).verdicts if verdict.outcome == "fail"]
     for verdict in failing[:_MOST_SHOWN]:
         say(console, f"\n{explain(verdict)}")
     if len(failing) > _MOST_SHOWN:
         console.print(f"\n... and {len(failing) - _MOST_SHOWN} more failing verdicts", style="red")
-    for trialled in account.planted:
+    for trialled in lane_run.planted:
         if not trialled.holds:
             said = (
                 "; ".join(trialled.session.judgement.reasons) or trialled.session.judgement.outcome
@@ -237,24 +237,26 @@ def _finish(request: Request, run: CampaignRun, account: Account, console: Conso
                 console,
                 f"{trialled.session.tool} on {trialled.fault.variant}: wanted {wanted}, got {said}",
             )
-    if not account.alive:
+    if not lane_run.alive:
         say(console, "the planted faults were not told from their twins: nothing else was tried")
-    for waiver in account.dead:
+    for waiver in lane_run.dead:
         say(
             console,
             f"a dead exception: {waiver.tool} {waiver.kind} in {waiver.kernel} ({waiver.reason})"
             " was seen nowhere",
         )
     for folder in filter(None, (run.directory, request.report_dir)):
-        paths = report.write(account, folder)
+        paths = report.write(lane_run, folder)
     console.print(
-        f"run {account.run}, {account.seconds:.0f} s; report: {paths[-1]}", highlight=False
+        f"run {lane_run.run}, {lane_run.seconds:.0f} s; report: {paths[-1]}", highlight=False
     )
-    return _status(account, loaded=not run.roster.failures)
+    return _status(lane_run, loaded=not run.roster.failures)
 
 
-def _status(account: Account, *, loaded: bool) -> int:
-    outcomes = {tried.outcome for tried in account.tried}
+def _status(lane_run: LaneRun, *, loaded: bool) -> int:
+    outcomes = {tried.outcome for tried in lane_run.tried}
     if outcomes & {"faulty", "failed"} or not loaded:
         return FAILED
-    return CLEAN if outcomes == {"clean"} and account.alive and not account.dead else INFRASTRUCTURE
+    return (
+        CLEAN if outcomes == {"clean"} and lane_run.alive and not lane_run.dead else INFRASTRUCTURE
+    )

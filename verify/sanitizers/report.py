@@ -10,21 +10,19 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from verify.evidence.strict_json import decode
-from verify.sanitizers import account as written
-from verify.sanitizers import page
+from verify.sanitizers import account, page
+from verify.sanitizers.account import SCHEMA_VERSION, Account, KnownFalse, Planted, Shown
 from verify.sanitizers.facts import Waiver
 from verify.sanitizers.lane import Trialled, Tried
 from verify.sanitizers.records import Record
 
-SCHEMA_VERSION = 1
 _MOST_RECORDS = 20  # of one session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
-    """A run, told.  whole: nothing was left out by an option; not_run: variant and reason; dead:
-    waivers without use."""
+class LaneRun:
+    """What a run of the lane did.  whole: nothing was left out by an option; not_run: variant and
+    reason; dead: waivers without use."""
 
     run: str
     device: dict[str, Any]
@@ -44,41 +42,34 @@ class Account:
         return bool(self.planted) and all(trialled.holds for trialled in self.planted)
 
 
-def as_data(account: Account) -> dict[str, Any]:
-    """The account as JSON-ready data."""
+def told(run: LaneRun) -> Account:
+    """The run as sanitizer.json tells it."""
     return {
         "schema": SCHEMA_VERSION,
-        "run": account.run,
-        "device": account.device,
-        "sanitizer": account.sanitizer,
-        "tools": list(account.tools),
-        "whole": account.whole,
-        "seconds": round(account.seconds, 1),
-        "planted": [_planted(trialled) for trialled in account.planted],
-        "tried": [_tried(tried) for tried in account.tried],
-        "not_run": [{"variant": variant, "reason": reason} for variant, reason in account.not_run],
-        "waivers": [
-            asdict(waiver) | {"dead": waiver in account.dead} for waiver in account.waivers
-        ],
+        "run": run.run,
+        "device": run.device,
+        "sanitizer": run.sanitizer,
+        "tools": list(run.tools),
+        "whole": run.whole,
+        "seconds": round(run.seconds, 1),
+        "planted": [_planted(trialled) for trialled in run.planted],
+        "tried": [_tried(tried) for tried in run.tried],
+        "not_run": [{"variant": variant, "reason": reason} for variant, reason in run.not_run],
+        "waivers": [_waiver(waiver, waiver in run.dead) for waiver in run.waivers],
     }
 
 
-def as_read(data: dict[str, Any]) -> written.Account:
-    """The data as whoever reads sanitizer.json has it."""
-    return decode(written.Account, data)
-
-
-def write(account: Account, folder: Path) -> list[Path]:
+def write(run: LaneRun, folder: Path) -> list[Path]:
     """Write sanitizer.json and sanitizer.md; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "sanitizer.json", folder / "sanitizer.md"]
-    data = as_data(account)
+    data = told(run)
     paths[0].write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    paths[1].write_text(page.markdown(as_read(data)), encoding="utf-8")
+    paths[1].write_text(page.markdown(data), encoding="utf-8")
     return paths
 
 
-def table(account: Account) -> Table:
+def table(run: LaneRun) -> Table:
     """One line per variant and tool."""
     shown = Table(
         Column("variant", overflow="fold"),
@@ -89,21 +80,21 @@ def table(account: Account) -> Table:
         "seconds",
         "verdict",
     )
-    for row in page.rows(as_read(as_data(account))["tried"]):
+    for row in page.rows(told(run)["tried"]):
         colour = "green" if row[-1] == "clean" else "bold red"
         shown.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]")
     return shown
 
 
-def planted_table(account: Account) -> Table:
+def planted_table(run: LaneRun) -> Table:
     """One line per planted kernel, one column per tool."""
-    shown = Table("planted", "what", *account.tools)
-    for row in page.matrix(as_read(as_data(account))):
+    shown = Table("planted", "what", *run.tools)
+    for row in page.matrix(told(run)):
         shown.add_row(*row)
     return shown
 
 
-def _planted(trialled: Trialled) -> dict[str, Any]:
+def _planted(trialled: Trialled) -> Planted:
     fault, session = trialled.fault, trialled.session
     record = fault.shown_by(session.judgement)
     return {
@@ -119,7 +110,7 @@ def _planted(trialled: Trialled) -> dict[str, Any]:
     }
 
 
-def _tried(tried: Tried) -> dict[str, Any]:
+def _tried(tried: Tried) -> account.Tried:
     return {
         "variant": tried.subject.declaration.ref,
         "family": tried.subject.declaration.family,
@@ -146,5 +137,17 @@ def _tried(tried: Tried) -> dict[str, Any]:
     }
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _waiver(waiver: Waiver, dead: bool) -> KnownFalse:
+    return {
+        "tool": waiver.tool,
+        "kind": waiver.kind,
+        "kernel": waiver.kernel,
+        "words": waiver.words,
+        "reason": waiver.reason,
+        "proof": waiver.proof,
+        "dead": dead,
+    }
+
+
+def _record(record: Record) -> Shown:
     return {name: value for name, value in asdict(record).items() if value and name != "words"}
