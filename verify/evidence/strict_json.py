@@ -18,10 +18,13 @@ import re
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import date
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
+
+from verify.brief import shown
 
 T = TypeVar("T")
 
@@ -105,20 +108,22 @@ _PARSER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def decode(shape: type[T], data: Any, where: str = "") -> T:
-    """`data` (from `loads`) as a dataclass or TypedDict; unknown keys are ignored, so that later
-    writers may add some.
+    """`data` (from `loads`) as a dataclass, TypedDict or Struct; unknown keys are ignored, so that
+    later writers may add some, unless a Struct forbids them.
 
-    Raises ShapeError, which begins with the path to the offending place, and RecursionError.
+    Raises ShapeError, one line that begins with the path to the offending place, and
+    RecursionError.
     """
     try:
-        return msgspec.convert(data, shape, dec_hook=_taken)
+        return msgspec.convert(data, shape, dec_hook=_taken, builtin_types=(date,))
     except msgspec.ValidationError as error:
-        said, _, path = str(error).partition(" - at `$")
-        place = f"{where or shape.__name__}{path[:-1]}"
+        said, at, path = str(error).rpartition(" - at `$")
+        said, path = (said, path[:-1]) if at else (path, "")
+        place = f"{where or shape.__name__}{path}"
         absent = _ABSENT.fullmatch(said)
-        raise ShapeError(
-            f"{place}.{absent[1]}: is missing" if absent else f"{place}: {said}"
-        ) from None
+        # What is wrong can be quoted from the data, control characters included.
+        why = f".{absent[1]}: is missing" if absent else f": {shown(said)[1:-1]}"
+        raise ShapeError(place + why) from None
 
 
 def reader(shape: type[T]) -> Callable[[bytes], T]:

@@ -68,6 +68,16 @@ class TestShapes:
         assert found.finding.message == "nan"
         assert {"kind": "verdict", **strict_json.encode(found)} == VERDICT | told
 
+    def test_hostile_text_stays_on_one_short_line(self, tmp_path):
+        line = json.dumps(VERDICT | {"outcome": "a\n\x1b[31m\u202e - at `$.case`" + "x" * 5000})
+        (tmp_path / "gw0.jsonl").write_text(line + "\n")
+        with pytest.raises(EvidenceError) as caught:
+            load(tmp_path)
+        said = str(caught.value)
+        assert said.startswith("gw0.jsonl:1: verdict.outcome: Invalid enum value 'a")
+        assert said.isprintable()
+        assert len(said) < 120
+
     @pytest.mark.parametrize("head", ['{"kind":"begin","more":', '{"more":'])
     def test_too_deep_nesting_is_named(self, tmp_path, head):
         (tmp_path / "gw0.jsonl").write_text(head + "[" * 200_000 + "\n")
