@@ -52,7 +52,7 @@ def replicas(problem: Problem, given: Inputs) -> Inputs:
         for tensor, layout in ((given.k, problem.layout_k), (given.v, problem.layout_v))
     )
     others = {
-        name: x if problem.descaling == "tensor" else repeat(x) for name, x in given.others.items()
+        name: x if problem.quantisation.shared else repeat(x) for name, x in given.others.items()
     }
     return replace(given, k=k, v=v, others=others)
 

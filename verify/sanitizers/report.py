@@ -1,5 +1,4 @@
-"""The lane's own report: what was planted and caught, tried and found, as JSON, a page and
-tables."""
+"""The sanitizers' report as JSON, as a page and as tables: planted faults, kernels, records."""
 
 from __future__ import annotations
 
@@ -8,12 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column, Table
+from rich.table import Table
 
+from verify.document import terminal
 from verify.sanitizers import account, page
 from verify.sanitizers.account import SCHEMA_VERSION, Account, KnownFalse, Planted, Shown
 from verify.sanitizers.facts import Waiver
-from verify.sanitizers.lane import Trialled, Tried
+from verify.sanitizers.lane import PlantedSession, TriedSubject
 from verify.sanitizers.records import Record
 
 _MOST_RECORDS = 20  # of one session
@@ -21,16 +21,18 @@ _MOST_RECORDS = 20  # of one session
 
 @dataclass(frozen=True, kw_only=True)
 class LaneRun:
-    """What a run of the lane did.  whole: nothing was left out by an option; not_run: variant and
-    reason; dead: waivers without use."""
+    """What a run of the sanitizers did.
+
+    whole: no option left anything out.  not_run: (variant, reason).  dead: unused waivers.
+    """
 
     run: str
     device: dict[str, Any]
     sanitizer: str
     tools: tuple[str, ...]
     whole: bool
-    planted: tuple[Trialled, ...]
-    tried: tuple[Tried, ...] = ()
+    planted: tuple[PlantedSession, ...]
+    tried: tuple[TriedSubject, ...] = ()
     not_run: tuple[tuple[str, str], ...] = ()
     waivers: tuple[Waiver, ...] = ()
     dead: tuple[Waiver, ...] = ()
@@ -38,8 +40,8 @@ class LaneRun:
 
     @property
     def alive(self) -> bool:
-        """Whether every tool caught what it must, and nothing else."""
-        return bool(self.planted) and all(trialled.holds for trialled in self.planted)
+        """Whether every tool gave the required result for every planted kernel."""
+        return bool(self.planted) and all(planted.holds for planted in self.planted)
 
 
 def told(run: LaneRun) -> Account:
@@ -52,7 +54,7 @@ def told(run: LaneRun) -> Account:
         "tools": list(run.tools),
         "whole": run.whole,
         "seconds": round(run.seconds, 1),
-        "planted": [_planted(trialled) for trialled in run.planted],
+        "planted": [_planted(planted) for planted in run.planted],
         "tried": [_tried(tried) for tried in run.tried],
         "not_run": [{"variant": variant, "reason": reason} for variant, reason in run.not_run],
         "waivers": [_waiver(waiver, waiver in run.dead) for waiver in run.waivers],
@@ -69,33 +71,14 @@ def write(run: LaneRun, folder: Path) -> list[Path]:
     return paths
 
 
-def table(run: LaneRun) -> Table:
-    """One line per variant and tool."""
-    shown = Table(
-        Column("variant", overflow="fold"),
-        "tool",
-        "processes",
-        "cases",
-        "records",
-        "seconds",
-        "verdict",
-    )
-    for row in page.rows(told(run)["tried"]):
-        colour = "green" if row[-1] == "clean" else "bold red"
-        shown.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]")
-    return shown
+def tables(run: LaneRun) -> tuple[Table, Table]:
+    """Of the planted kernels, with one column per tool; of the kernels on trial."""
+    data = told(run)
+    return terminal.render(page.planted(data)), terminal.render(page.kernels(data["tried"]))
 
 
-def planted_table(run: LaneRun) -> Table:
-    """One line per planted kernel, one column per tool."""
-    shown = Table("planted", "what", *run.tools)
-    for row in page.matrix(told(run)):
-        shown.add_row(*row)
-    return shown
-
-
-def _planted(trialled: Trialled) -> Planted:
-    fault, session = trialled.fault, trialled.session
+def _planted(planted: PlantedSession) -> Planted:
+    fault, session = planted.fault, planted.session
     record = fault.shown_by(session.judgement)
     return {
         "variant": fault.variant,
@@ -103,14 +86,14 @@ def _planted(trialled: Trialled) -> Planted:
         "tool": session.tool,
         "wanted": fault.wanted(session.tool),
         "outcome": session.judgement.outcome,
-        "holds": trialled.holds,
+        "holds": planted.holds,
         "reasons": list(session.judgement.reasons),
         "record": None if record is None else _record(record),
         "seconds": round(session.seconds, 1),
     }
 
 
-def _tried(tried: Tried) -> account.Tried:
+def _tried(tried: TriedSubject) -> account.Tried:
     return {
         "variant": tried.subject.declaration.ref,
         "family": tried.subject.declaration.family,

@@ -115,11 +115,7 @@ def _part(trial: Trial, tag: str, part: Placement) -> Trial:
         name: tensor for name, tensor in trial.inputs.named.items() if name in ("q", "k", "v")
     }
     others = {
-        name: (
-            tensor
-            if tensor.shape == (1, 1) and p.descaling == "tensor"
-            else tensor[list(part.sequences)][:, heads]
-        )
+        name: (tensor if p.quantisation.shared else tensor[list(part.sequences)][:, heads])
         for name, tensor in trial.inputs.others.items()
     }
     taken = _taken(trial, stored, part)

@@ -22,6 +22,7 @@ from verify.judging.metamorphic import failed
 from verify.judging.trial import Trial
 from verify.oracles import Oracle, gather
 from verify.problem import Layout, Problem
+from verify.problem.storage import STRIDED
 
 REACH = 1 << 31  # elements: 32-bit offsets wrap before, in elements or in bytes
 _UNIT = 64  # rows begin at multiples of it, so that any path for aligned rows stays open
@@ -51,7 +52,7 @@ def judge(trial: Trial) -> Ruling:
                 ruling = failed(other) or gather.judge(other)
             finally:
                 trial.arena.close()
-                trial.cell.restart()  # the life holds a copy on its device
+                trial.cell.restart()  # the process holds a copy on its device
         if ruling.finding is not None:
             message = (
                 f"the last row of {name} lies {REACH} elements from the first:"
@@ -85,6 +86,7 @@ def _concerns(trial: Trial) -> bool:
         and p.dtype == narrowest
         and trial.config == trial.declaration.configs[0]
         and support.layouts != "contiguous"
+        and STRIDED in support.storages
         and torch.cuda.is_available()
     )
 
