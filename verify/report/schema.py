@@ -298,6 +298,24 @@ class PoolReport(TypedDict):
     too_good: bool
 
 
+class AccuracyReport(TypedDict):
+    """Errors of O of one (variant, dtype), in ulp of its output (`verify.judging.comparison.ulps`).
+
+    ulp50: median over the cases of each case's median; ulp99: of each case's 99th percentile, and
+    ulp99_worst the largest of them.  best50, best99: the same of O rounded correctly, on the same
+    cases.
+    """
+
+    variant: str
+    dtype: str
+    cases: int
+    ulp50: float
+    ulp99: float
+    ulp99_worst: float
+    best50: float
+    best99: float
+
+
 class Started(TypedDict):
     """One of several runs that are reported together, and when it first began."""
 
@@ -349,6 +367,7 @@ class Report(_Campaign, total=False):
     """
 
     pools: list[PoolReport]
+    accuracy: list[AccuracyReport]
     beside: list[BesideReport]
     runs: list[Started]
 
