@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from verify.document import Block, Heading, Paragraph, Row, Section, Span, Table, text
 from verify.report.beside import Beside
 from verify.report.schema import Report
+from verify.variant.numerics import leaves
 
 ORDER = 130
 
@@ -54,11 +55,11 @@ def declarations(report: Report) -> list[Declared]:
         ("Declared contract", [(v["ref"], v["contract"]) for v in variants]),
         (
             "Declared numerics",
-            [(v["ref"], v["numerics"]) for v in variants if "forward" in v["entries"]],
+            [(v["ref"], leaves(v["numerics"])) for v in variants if "forward" in v["entries"]],
         ),
         (
             "Declared numerics of gradients",
-            [(v["ref"], v["gradients"]) for v in variants if v["gradients"] is not None],
+            [(v["ref"], leaves(v["gradients"])) for v in variants if v["gradients"] is not None],
         ),
     ):
         if declared:
