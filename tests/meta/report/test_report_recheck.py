@@ -415,7 +415,7 @@ class TestPages:
 
     def test_the_command_says_so(self, folder, monkeypatch):
         monkeypatch.setattr(recheck, "roster", lambda: type("Nobody", (), {"declarations": ()}))
-        monkeypatch.setattr(recheck, "again", lambda report: (0, ()))
+        monkeypatch.setattr(recheck, "recheck_report", lambda report: (0, ()))
         assert (
             CliRunner()
             .invoke(cli.app, ["recheck", str(folder)], standalone_mode=False)
