@@ -182,7 +182,7 @@ def _check(declaration: Declaration) -> None:
         )
     for word in support.storages:
         storage_kind(word)
-    reads = declaration.gradients is not None and declaration.gradients.softmax == "saved"
+    reads = declaration.gradients is not None and declaration.gradients.softmax.source == "saved"
     if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
     for dtype, word in product(support.dtypes, support.descalings):

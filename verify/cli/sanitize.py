@@ -223,9 +223,10 @@ def _subject(request: Request, choice: _Choice) -> Subject:
 
 def _finish(request: Request, run: CampaignRun, account: Account, console: Console) -> int:
     """Print and write the results; returns the exit code."""
-    console.print(report.planted_table(account))
+    planted_table, table = report.tables(account)
+    console.print(planted_table)
     if account.tried:
-        console.print(report.table(account))
+        console.print(table)
     failing = [verdict for verdict in load(run.directory).verdicts if verdict.outcome == "fail"]
     for verdict in failing[:_MOST_SHOWN]:
         say(console, f"\n{explain(verdict)}")

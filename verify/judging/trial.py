@@ -116,7 +116,9 @@ class Trial:
     def own_softmax(self) -> bool:
         """Whether the backward on trial declares that it reads nothing that a forward saved."""
         declared = self.declaration.gradients
-        return self.entry == "backward" and declared is not None and declared.softmax == "own"
+        return (
+            self.entry == "backward" and declared is not None and declared.softmax.source == "own"
+        )
 
     @property
     def reads_out(self) -> bool:
