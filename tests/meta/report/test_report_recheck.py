@@ -169,7 +169,9 @@ class TestGradients:
         value = float(gradients(BACKWARD).dk.flatten()[5])
         for bound in (1e-3, 1e3, math.inf):
             assert (
-                recheck.recheck_report(report(BACKWARD, dk_index=5, dk_reference=value, dk_bound=bound))[1]
+                recheck.recheck_report(
+                    report(BACKWARD, dk_index=5, dk_reference=value, dk_bound=bound)
+                )[1]
                 == ()
             )
 
@@ -213,7 +215,10 @@ class TestMissing:
         problem = BACKWARD.but(distribution="normal", seqlen_q=1, seqlen_kv=0)
         # no key: exactly zero
         assert float(torch.nan_to_num(gradients(problem).dq).abs().sum()) == 0
-        assert recheck.recheck_report(report(problem, dq_index=0, dq_reference=0.0, dq_bound=0.0))[1] == ()
+        assert (
+            recheck.recheck_report(report(problem, dq_index=0, dq_reference=0.0, dq_bound=0.0))[1]
+            == ()
+        )
         worst = only_worst(report(problem, dq_index=0, dq_reference=math.nan))
         assert list(recheck._disagreement(worst, "reference", math.nan, math.nan, 0.0)) == []
         assert list(recheck._disagreement(worst, "reference", math.inf, math.inf, 0.0)) == []
@@ -303,7 +308,7 @@ class TestWhatIsNoReport:
             "a:m64n64:accuracy:sq=99999999999,skv=0,d=64,dtype=float16",
         ],
     )
-    def test_cases_that_nobody_judges_disagree(self, case):
+    def test_cases_that_cannot_be_judged_disagree(self, case):
         known = report(FORWARD, out_index=0, out_reference=1.0, out_bound=1.0)
         only_worst(known)["case"] = case
         count, (said,) = recheck.recheck_report(known)
