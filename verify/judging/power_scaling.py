@@ -53,7 +53,7 @@ def spread_of_weights(trial: Trial) -> float:
     norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
     reach = abs(trial.problem.scale) * norms[0] * norms[1] * math.log2(math.e)
     numerics = trial.declaration.numerics
-    return 2 * reach + 1 + numerics.maximum_excess + numerics.maximum_step * reach
+    return 2 * reach + 1 + numerics.softmax.maximum.excess + numerics.softmax.maximum.step * reach
 
 
 def powers(trial: Trial) -> Powers:
@@ -87,7 +87,7 @@ def _powers(trial: Trial) -> Powers:
         min(high, _SAFE - largest_sum, out_high),
     )
     factor = {"none": 1.0, "q": abs(p.scale), "sqrt": math.sqrt(abs(p.scale))}[
-        numerics.prescale
+        numerics.products.prescale
     ] or 1.0
     operands = arithmetic.prescaled or p.dtype
     ranges = [room(x, p.format, p.quantisation.scaled) for x in (inputs.q, inputs.k)]
@@ -168,7 +168,7 @@ def normal(tensor: Tensor, factor: float, dtype: DType) -> Tensor:
 def wide(declaration: Declaration) -> str | None:
     """Why powers of two are no question for a kernel: it accumulates in a format of short range; or
     None."""
-    accumulator = declaration.numerics.accumulator
+    accumulator = declaration.numerics.products.accumulator
     return (
         None
         if dtype_named(accumulator).emin <= SHORTEST

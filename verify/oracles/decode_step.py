@@ -61,7 +61,7 @@ def judge(trial: Trial) -> Ruling:
     move = partial(part.result, trial.problem)
     found = failed(other) or same_bits(forward_pairs(trial, other, move))
     # Rows that share a maximum with others alone than in the whole have other bounds.
-    shared = trial.declaration.numerics.maximum_rows != 1
+    shared = trial.declaration.numerics.softmax.maximum.rows != 1
     results = forward_results(trial, other, move, own_bounds=shared)
     return found or check_within_bounds("decode_step", when, results)
 

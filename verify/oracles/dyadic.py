@@ -79,7 +79,7 @@ def answer(trial: Trial) -> Answer:
     stored = trial.inputs.v.expand(p.shape_v).double().abs().repeat_interleave(p.group, 1)
     # Multiples of 2^-DYADIC_RANGE of the row's largest weight, whatever was the maximum when they
     # were added: exact while they and their sums fit into a significand.
-    exp = exp_error_at_integers(numerics.exp, trial.arch)
+    exp = exp_error_at_integers(numerics.softmax.exp, trial.arch)
     each = math.expm1(-a.blocks * math.log1p(-exp))
     sums = weights.sum(-1) * 2.0**DYADIC_RANGE >= 2.0**24
     ls = relative(p.seqlen_kv + a.blocks, U) * (sums | (each > 0))
@@ -155,18 +155,19 @@ def _applies(declaration: Declaration) -> str | None:
     # powers of two.
     descales = 2 * (set(support.descalings) != {"none"})
     reasons = {
-        f"declares {numerics.exp}, no exponential in base 2": numerics.exp not in _BASE_2,
+        f"declares {numerics.softmax.exp}, no exponential in base 2": numerics.softmax.exp
+        not in _BASE_2,
         "does not declare that it scales by one factor, rounded once": (
-            numerics.scale_roundings - descales != 1
+            numerics.softmax.scale_roundings - descales != 1
         ),
-        f"declares {numerics.prescale} to be scaled before the product": (
-            numerics.prescale != "none"
+        f"declares {numerics.products.prescale} to be scaled before the product": (
+            numerics.products.prescale != "none"
         ),
-        "declares 16-bit scores": numerics.scores != "float32",
+        "declares 16-bit scores": numerics.softmax.scores != "float32",
         "declares P to be normalised before the product": (
-            numerics.normalised or numerics.normaliser != "sum"
+            numerics.output.normalised or numerics.output.normaliser != "sum"
         ),
-        "merges parts by a rounded LSE": numerics.split_keys,
+        "merges parts by a rounded LSE": numerics.output.split_keys,
         "takes the default scale only": support.scales == "default",
     }
     return next((reason for reason, holds in reasons.items() if holds), None) or beyond(

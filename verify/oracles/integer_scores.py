@@ -105,9 +105,9 @@ def concerns(trial: Trial) -> bool:
     largest = float((norm_q * norm_k.repeat_interleave(p.group, 1)).max())
     fraction, exponent = math.frexp(abs(p.scale))
     numerics = trial.declaration.numerics
-    power = fraction == 0.5 and numerics.exp in _BASE_E
+    power = fraction == 0.5 and numerics.softmax.exp in _BASE_E
     exact_factor = {"none": True, "q": power, "sqrt": power and exponent % 2 == 1}
-    return largest < exact_below(unit) and exact_factor[numerics.prescale]
+    return largest < exact_below(unit) and exact_factor[numerics.products.prescale]
 
 
 def exact_truth(trial: Trial) -> Truth:

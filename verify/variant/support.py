@@ -18,7 +18,7 @@ from verify.variant.validation import (
     MASK_KINDS,
     SCALES,
     DeclarationError,
-    check,
+    Declared,
 )
 
 __all__ = ["DESCALINGS", "LAYOUTS", "MASK_KINDS", "ROW_ALIGNMENT", "SCALES", "Shape", "Support"]
@@ -56,7 +56,7 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Support:
+class Support(Declared, path="support"):
     """Inside it the bounds hold; outside it the kernel raises `Unsupported` naming the argument.
 
     masks: words of `references.masks.mask_words()`.  "causal.square" is causal where seqlen_q ==
@@ -96,7 +96,7 @@ class Support:
     max_capability: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check(self, "support")
+        super().__post_init__()
         eight = [name for name in self.dtypes_out if name.startswith("float8")]
         if eight:
             raise DeclarationError(

@@ -1,7 +1,7 @@
 """Validation: what each field of a declaration may hold, and the one-line error that names it.
 
-`RULES` is the one table.  A class calls `check(self, "numerics")` when it is made; a field without
-a rule is not checked, and a test holds that every field has one.
+`RULES` is the one table.  A `Declared` class is checked by the rules of its path when it is made; a
+test holds that every field has a rule, or is a part that has rules of its own.
 
 Ceilings of counts are wider than the longest honest kernel needs (the figures stand beside them):
 past that a declaration buys nothing but a wider bound.
@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from references.masks import mask_words
 from references.quantisation import quantisation_words
@@ -56,23 +56,55 @@ class DeclarationError(ValueError):
     hold."""
 
 
-def check(declared: Any, owner: str) -> None:
-    """Check every field of a frozen dataclass by the rules of `owner`; raises DeclarationError that
-    names the first bad one."""
-    rules = RULES[owner]
-    for each in fields(declared):
-        if each.name not in rules:
-            continue
-        value = getattr(declared, each.name)
-        try:
-            kept = rules[each.name](value)
-        except ValueError as error:
-            raise DeclarationError(f"{owner}.{each.name}: {error}") from None
-        if kept is not value:
-            object.__setattr__(declared, each.name, kept)
+class Declared:
+    """A frozen dataclass with keywords alone that is checked when it is made.
+
+    path: what errors and reports call it, as "numerics.products", and its rules' key in `RULES`.
+    A field whose default is made by a class is a part and takes an instance of that class.  Raises
+    DeclarationError that names the first field that is unknown or holds what it may not.
+    """
+
+    path: ClassVar[str]
+
+    def __init_subclass__(cls, path: str | None = None) -> None:
+        if path is not None:
+            cls.path = path
+
+    def __new__(cls, *_: object, **values: object) -> Self:
+        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        if unknown := [name for name in values if name not in names]:
+            raise DeclarationError(
+                f"{cls.path}.{unknown[0]}: no such field; {cls.path} has {', '.join(names)}"
+            )
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        rules = RULES.get(self.path, {})
+        for each in fields(self):  # type: ignore[arg-type]
+            value, part = getattr(self, each.name), each.default_factory
+            rule = instance_of(part) if isinstance(part, type) else rules.get(each.name)
+            if rule is None:
+                continue
+            try:
+                kept = rule(value)
+            except ValueError as error:
+                raise DeclarationError(f"{self.path}.{each.name}: {error}") from None
+            if kept is not value:
+                object.__setattr__(self, each.name, kept)
 
 
 # What checks are made of.
+
+
+def instance_of(kind: type) -> Check:
+    """An instance of that class."""
+
+    def checked(value: object) -> object:
+        if not isinstance(value, kind):
+            raise ValueError(f"{shown(value)} is no {kind.__name__}")
+        return value
+
+    return checked
 
 
 def one_of(*words: str | None) -> Check:
@@ -273,58 +305,72 @@ RULES: dict[str, dict[str, Check]] = {
         "capability": _capability,
         "max_capability": _capability_or_none,
     },
-    "numerics": {
+    "numerics.products": {
         "operands": _kept,
         "float32_products": _products,
         "accumulator": one_of("float32", "float16", "bfloat16"),
         "score_accumulator": one_of("float32", "float16", "bfloat16", None),
         "accumulator_rounded": one_of("product", "block"),
         "prescale": one_of("none", "q", "sqrt"),
+        "promotion": whole(0, MOST_PRODUCTS),
+    },
+    "numerics.softmax": {
+        "exp": one_of(*EXP),
+        "scale_roundings": _roundings,
+        "softcap_tanh": one_of(*TANH_ERROR),
         "scores": one_of("float32", "input"),
+        "rescale_exp": one_of(*EXP, None),
+        "block_n": _block,
+    },
+    "numerics.softmax.maximum": {
+        "lag": number(0, MOST_LAG),
+        "rows": _block,
+        "excess": number(0, MOST_LAG),
+        "step": number(0, 1),
+    },
+    "numerics.softmax.row_sum": {
+        "of": one_of("unrounded", "rounded", "mma"),
+        "lanes": whole(1, MOST_LANES),
+        "apart": flag,
+    },
+    "numerics.output": {
         "probability": _kept,
         "values": one_of("probability", "input"),
+        "probability_scale": power_of_two(1 / LARGEST_SCALE, LARGEST_SCALE),
         "normalised": flag,
         "normaliser": one_of("sum", "lse"),
         "split_keys": flag,
-        "exp": one_of(*EXP),
-        "rescale_exp": one_of(*EXP, None),
-        "block_n": _block,
-        "lazy_rescale": number(0, MOST_LAG),
-        "maximum_rows": _block,
-        "maximum_excess": number(0, MOST_LAG),
-        "maximum_step": number(0, 1),
-        "row_sum": one_of("unrounded", "rounded", "mma"),
-        "row_sum_lanes": whole(1, MOST_LANES),
-        "row_sum_apart": flag,
         "division": one_of("any", *DIVISION),
-        "softcap_tanh": one_of(*TANH_ERROR),
-        "scale_roundings": _roundings,
-        "probability_scale": power_of_two(1 / LARGEST_SCALE, LARGEST_SCALE),
-        "promotion": whole(0, MOST_PRODUCTS),
-        "output_roundings": _roundings,
+        "roundings": _roundings,
     },
-    "gradients": {
-        "softmax": one_of("saved", "own"),
+    "gradients.products": {
         "operands": _kept,
         "float32_products": _products,
         "accumulator": one_of("float32", "bfloat16"),
         "score_accumulator": one_of("float32", "bfloat16", None),
+        "prescale": one_of("none", "k", "sqrt"),
+    },
+    "gradients.softmax": {
         "exp": one_of(*EXP),
         "scale_roundings": _roundings,
         "softcap_tanh": one_of(*TANH_ERROR),
-        "prescale": one_of("none", "k", "sqrt"),
+        "source": one_of("saved", "own"),
+        "probability": _kept,
+    },
+    "gradients.score_gradient": {
+        "dtype": _kept,
+        "of": one_of("unrounded", "rounded"),
+        "scaled": flag,
         "delta": _kept,
         "delta_of": one_of("output", "weights"),
-        "probability": _kept,
-        "score_gradient": _kept,
-        "score_gradient_of": one_of("unrounded", "rounded"),
-        "score_gradient_scaled": flag,
+    },
+    "gradients.sums": {
         "block_m": _block,
         "block_n": _block,
         "group": one_of("float32", "cast"),
         "atomics": some_of("dq", "dk", "dv"),
         "atomics_dtype": _kept,
-        "gradient_roundings": _roundings,
+        "roundings": _roundings,
     },
     "contract": {
         "lse": one_of("natural", "base2", None),

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from verify.variant import Numerics, Support, Variant
+from verify.variant import Numerics, Products, Softmax, Support, Variant
 
 SUPPORT = Support(dtypes=("float32",), head_dims=(16,), masks=("full",))
 
@@ -38,12 +38,15 @@ def wrong(args, out, lse):
 
 def declare(name, forward, **more):
     """A variant that the judge has no reason to refuse."""
-    fields = {"support": SUPPORT, "numerics": Numerics(operands="float32", exp="vexp")}
+    fields = {
+        "support": SUPPORT,
+        "numerics": Numerics(products=Products(operands="float32"), softmax=Softmax(exp="vexp")),
+    }
     return Variant(name=name, family="torch", forward=forward, **(fields | more))
 
 
 def sockets():
-    """Descriptors of this process's sockets: the wire to the judge."""
+    """Descriptors of this process's sockets, which lead to the judge."""
     found = []
     for fd in map(int, os.listdir("/proc/self/fd")):
         try:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import DECLARED
 from verify.campaign import applicability, derivations
 from verify.cell.discovery import roster
 from verify.oracles import by_module, oracles
-from verify.variant import Numerics
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_the_pages_that_a_derivation_names_exist() -> None:
 
 def test_what_is_left_out_has_its_reason() -> None:
     by_name = {(oracle.name, oracle.group): oracle for oracle in oracles()}
-    merging = replace(DECLARED, ref="merging", numerics=Numerics(split_keys=True))
+    merging = replace(DECLARED, ref="merging", numerics=flat_numerics(split_keys=True))
     assert applicability.reason(DECLARED, by_name["dyadic", "dyadic"]) is None
     assert (
         applicability.reason(merging, by_name["dyadic", "dyadic"])
@@ -63,6 +63,6 @@ def test_what_is_left_out_has_its_reason() -> None:
     found = applicability.table([merging, DECLARED])
     assert "| dyadic | dyadic | x |  |" in found
     assert "- dyadic, 2: merges parts by a rounded LSE." in found
-    assert "1. accused\n2. merging\n" in found
+    assert "1. kernel\n2. merging\n" in found
     assert "no backward of its own" not in found
     assert applicability._numbers([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"

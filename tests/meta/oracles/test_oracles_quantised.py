@@ -9,16 +9,17 @@ from torch import Tensor
 
 from references.masks import Causal, Full, Lengths
 from references.quantisation import Unquantised, parse_quantisation
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import SHAPE, acquitted, convicted, tried
 from verify.judging.trial import Trial
 from verify.oracles import bound, counting, gather, poison
 from verify.problem import Problem
 from verify.problem.inputs import dequantised, descales, tensors
-from verify.variant import DESCALINGS, Numerics
+from verify.variant import DESCALINGS
 
 torch.set_num_threads(1)
 
-FP8 = Numerics(probability_scale=256.0, output_roundings=1, scale_roundings=3)
+FP8 = flat_numerics(probability_scale=256.0, output_roundings=1, scale_roundings=3)
 MASKS = (Full(), Causal(), Lengths((6, 2), (9, 3)))
 
 

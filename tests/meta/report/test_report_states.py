@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 
 from tests.harness.fake_campaign import BINS, entry, evidence, failing, verdict
+from tests.harness.rendered import as_html, as_markdown
 from verify.bootstrap import ROOT
 from verify.cli.summary import Outcome, _shortfalls, table
 from verify.evidence import Evidence, Verdict
+from verify.evidence.flat_numerics import FORWARD, in_parts
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.problem import Problem
 from verify.report import Report, build, plots, read
-from verify.report.html import render as render_html
-from verify.report.markdown import render as render_markdown
 from verify.report.outcome import incomplete, outcome
 from verify.report.schema import VariantReport
 from verify.report.states import (
@@ -37,6 +37,7 @@ from verify.report.states import (
 )
 from verify.report.terminal import Beside, gaps, notes
 from verify.variant import GradientNumerics, Numerics, Support
+from verify.variant.numerics import leaves
 
 DTYPES = ("float16", "bfloat16")
 
@@ -100,7 +101,7 @@ def row(dtype: str, found: Evidence, of: Report, known: Xfails | None = None) ->
 
 def everywhere(of: Report) -> list[str]:
     """What a reader of the terminal, of the Markdown and of the page sees."""
-    return [shown(of), html.unescape(render_markdown(of)), html.unescape(render_html(of))]
+    return [shown(of), html.unescape(as_markdown(of)), html.unescape(as_html(of))]
 
 
 class TestNarrow:
@@ -123,9 +124,9 @@ class TestNarrow:
         for page in everywhere(found):
             assert said in page
         assert row("float16", campaign(support=support), found)[-1] == "holds, narrow"
-        assert "⚠️ **narrow**" in render_markdown(found)
-        assert '<span class="chip warn"' in render_html(found)
-        assert "1 narrow." in render_html(found)
+        assert "⚠️ **narrow**" in as_markdown(found)
+        assert '<span class="warn">narrow</span>' in as_html(found)
+        assert "1 narrow." in as_html(found)
 
     @pytest.mark.parametrize(
         "support",
@@ -150,9 +151,16 @@ class TestNarrow:
 
 
 class TestLenient:
-    @pytest.mark.parametrize("field", ["scale_roundings", "output_roundings", "lazy_rescale"])
-    def test_a_count_that_no_honest_kernel_has(self, field: str) -> None:
-        found = report(numerics={field: 20000})
+    @pytest.mark.parametrize(
+        ("recorded", "field"),
+        [
+            ({"softmax": {"scale_roundings": 20000}}, "softmax.scale_roundings"),
+            ({"output_roundings": 20000}, "output.roundings"),  # as flat records name it
+            ({"lazy_rescale": 20000}, "softmax.maximum.lag"),
+        ],
+    )
+    def test_a_count_that_no_honest_kernel_has(self, recorded: dict[str, Any], field: str) -> None:
+        found = report(numerics=recorded)
         said = f"{field} is 20,000, honest kernels have at most {COUNTED[field]}"
         assert strictly(found) == [f"mine: lenient: {said}"]
         for page in everywhere(found):
@@ -163,7 +171,7 @@ class TestLenient:
         declared = asdict(GradientNumerics()) | {"gradient_roundings": 500}
         found = report(entries=("forward", "backward"), gradients=declared)
         assert strictly(found) == [
-            "mine: lenient: gradient_roundings is 500, honest kernels have at most 8"
+            "mine: lenient: sums.roundings is 500, honest kernels have at most 8"
         ]
 
     def test_bounds_far_above_the_best(self) -> None:
@@ -207,7 +215,7 @@ class TestLenient:
     def test_honest_words_have_a_floor_of_their_own(
         self, numerics: dict[str, Any], dtype: str, wanted: str
     ) -> None:
-        assert kind(asdict(Numerics()) | numerics, dtype) == wanted
+        assert kind(leaves(in_parts(numerics, FORWARD)), dtype) == wanted
 
     def test_weak_and_honest_words_are_claimed_and_not_lenient(self) -> None:
         found = report(numerics={"scores": "input"}, ratio=33.0)
@@ -270,8 +278,8 @@ class TestGradients:
         assert unjudged(found["variants"][0]) == "gradients: not judged (no declared backward)"
         assert row("float16", campaign(), found)[6] == "not judged"
         assert "gradients: not judged (no declared backward): mine" in shown(found)
-        assert "gradients: not judged (no declared backward)" in render_markdown(found)
-        assert "Gradients: not judged (no declared backward)" in render_html(found)
+        assert "gradients: not judged (no declared backward)" in as_markdown(found)
+        assert "gradients: not judged (no declared backward)" in as_html(found)
 
     def test_a_backward_that_no_case_measured(self) -> None:
         found = report(entries=("forward", "backward"), gradients=asdict(GradientNumerics()))

@@ -121,7 +121,7 @@ def _squares(d: Declaration) -> bool:
     A kernel that makes its own tensors, a library's, may write out a mask or all scores, one that
     takes all keys at once (block_n = 0) does; and what libraries' grids hold is in no support.
     """
-    return not d.allocates_outputs and not d.undeclared and d.numerics.block_n != 0
+    return not d.allocates_outputs and not d.undeclared and d.numerics.softmax.block_n != 0
 
 
 def _problem(
