@@ -108,7 +108,7 @@ import math
 
 import torch
 
-from verify.variant import Numerics, Support, Variant
+from verify.variant import Numerics, Softmax, Support, Variant
 
 
 def support(*storages):
@@ -198,7 +198,7 @@ VARIANTS = [
         family="torch",
         forward=entry,
         support=declared,
-        numerics=Numerics(exp="vexp", block_n=0),
+        numerics=Numerics(softmax=Softmax(exp="vexp", block_n=0)),
     )
     for entry, declared in (
         *((entry, PAGED) for entry in (right, swaps, scribbles)),
