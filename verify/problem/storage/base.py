@@ -128,7 +128,10 @@ class Storage(ABC):
 
     @classmethod
     def draw(cls, choose: Choose) -> Self:
-        """A storage of this kind, weighted towards edges; the simplest if a kind has no fields."""
+        """A storage of this kind, weighted towards edges; one for all tensors that it holds.
+
+        Strided tensors are drawn one by one instead, in verify/problem/strategies.py.
+        """
         return cls()
 
     @property
