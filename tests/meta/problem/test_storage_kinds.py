@@ -108,7 +108,7 @@ import math
 
 import torch
 
-from verify.variant import Numerics, Support, Variant
+from verify.variant import Numerics, Softmax, Support, Variant
 
 
 def support(*storages):
@@ -198,7 +198,7 @@ VARIANTS = [
         family="torch",
         forward=entry,
         support=declared,
-        numerics=Numerics(exp="vexp", block_n=0),
+        numerics=Numerics(softmax=Softmax(exp="vexp", block_n=0)),
     )
     for entry, declared in (
         *((entry, PAGED) for entry in (right, swaps, scribbles)),
@@ -463,6 +463,7 @@ def test_a_kind_without_it_is_refused_when_its_class_is_made(lacks: str) -> None
         ({"word": "ze.bra"}, "Zebra.word 'ze.bra' is not of lower-case letters alone"),
         ({"word": "strided"}, "Zebra: 'strided' is the name of another kind"),
         ({"word": "zebra", "heads": ("bshd",)}, "Zebra: 'bshd' is the name of another kind"),
+        ({"word": "zebra", "breaks": frozenset()}, "Zebra.breaks lacks Premise.STRIDED_STORAGE"),
         ({"word": "zebra", "holds": ("out",)}, r"Zebra.holds \('out',\) can be of q, k and v only"),
     ],
 )
