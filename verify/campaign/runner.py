@@ -52,11 +52,12 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 class RunRequest:
     """What a command asks of the engine.
 
-    workers: "auto", or a number; 0 runs in one process.  exit_first: stop at the first failing
-    verdict.
+    oracles: files with further ones.  workers: "auto", or a number; 0 runs in one process.
+    exit_first: stop at the first failing verdict.
     """
 
     kernels: tuple[Path, ...] = ()
+    oracles: tuple[Path, ...] = ()
     profile: str | None = None
     examples: int | None = None
     seed: int | None = None
@@ -102,6 +103,8 @@ class RunRequest:
         words += ["--exitfirst"] if self.exit_first else []
         for kernel in self.kernels:
             words += ["--kernel", str(kernel)]
+        for oracle in self.oracles:
+            words += ["--oracle", str(oracle)]
         return words
 
 

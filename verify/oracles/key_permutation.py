@@ -7,6 +7,8 @@ square, gives way to another one. Needs support for problems without a mask.
 
 Backward: dK and dV move with their keys, and dQ stays. The forward of the permuted keys saves other
 last bits; the bounds of the second question account for what it saved.
+
+Premises: a key has the same score in another place (position_free_scores).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
     check_within_bounds,
@@ -121,6 +124,7 @@ FORWARD = Oracle(
         " skipped rescales"
     ),
     judge=judge,
+    needs=frozenset({Premise.POSITION_FREE_SCORES}),
     excludes=excludes,
     concerns=asked,
 )
@@ -133,6 +137,7 @@ BACKWARD = Oracle(
         " late"
     ),
     judge=judge_backward,
+    needs=frozenset({Premise.POSITION_FREE_SCORES}),
     excludes=excludes,
     concerns=asked,
 )

@@ -8,6 +8,8 @@ to their bounds, and the share of equal bits is measured. Needs support for grou
 Backward: dQ stays. dK and dV of a key head are the sums over its copies, because each query head of
 the group adds its part to the shared head. The copies' gradients are summed in fp64, and so are
 their bounds. An element is left out where that of a copy can overflow.
+
+Premises: a key head can be stored once more (strided_storage).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
     RelatedResult,
@@ -151,6 +154,7 @@ FORWARD = Oracle(
     ),
     judge=judge,
     excludes=excludes,
+    needs=frozenset({Premise.STRIDED_STORAGE}),
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )
 
@@ -163,6 +167,7 @@ BACKWARD = Oracle(
     ),
     judge=judge_backward,
     excludes=excludes,
+    needs=frozenset({Premise.STRIDED_STORAGE}),
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )
 
