@@ -36,7 +36,7 @@ class Premise(StrEnum):
     """A row's O, LSE and gradients depend on the keys that it sees and on nothing else."""
 
     HIDDEN_HAS_NO_EFFECT = "hidden_has_no_effect"
-    """Keys that a row does not see, and queries of other rows, change nothing of the row."""
+    """Keys that a row does not see, queries of other rows and other heads do not change the row."""
 
     LINEAR_IN_VALUES = "linear_in_values"
     """O is linear in V, and the gradients are linear in dO."""
@@ -44,8 +44,8 @@ class Premise(StrEnum):
     PLAIN_INPUTS = "plain_inputs"
     """Q, K and V are the stored numbers: no factor stands beside them."""
 
-    ONE_FACTOR_PER_ROW = "one_factor_per_row"
-    """The elements of a row of Q, K or V share their factor, so that products are added first."""
+    FACTORS_BY_HEAD = "factors_by_head"
+    """All elements of a key head, and of the query heads that read it, share one factor."""
 
     STRIDED_STORAGE = "strided_storage"
     """A kernel sees each tensor as a strided view."""

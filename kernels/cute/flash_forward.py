@@ -72,7 +72,11 @@ from verify.variant import (
     Config,
     Contract,
     Numerics,
+    Output,
+    Products,
     Resources,
+    RowSum,
+    Softmax,
     Support,
     Unsupported,
     Variant,
@@ -219,13 +223,16 @@ VARIANT = Variant(
     configs=CONFIGS,
     support=SUPPORT,
     numerics=Numerics(
-        operands="input",
-        accumulator="float32",
-        scores="float32",
-        probability="input",
-        exp="ex2.approx",
-        row_sum_lanes=4,  # a row's columns lie in four neighbouring lanes
-        row_sum_apart=True,
+        products=Products(operands="input", accumulator="float32"),
+        softmax=Softmax(
+            scores="float32",
+            exp="ex2.approx",
+            row_sum=RowSum(
+                lanes=4,  # a row's columns lie in four neighbouring lanes
+                apart=True,
+            ),
+        ),
+        output=Output(probability="input"),
     ),
     contract=Contract(
         lse="natural",

@@ -65,7 +65,11 @@ from verify.variant import (
     Config,
     Contract,
     Numerics,
+    Output,
+    Products,
     Resources,
+    RowSum,
+    Softmax,
     Support,
     Unsupported,
     Variant,
@@ -165,12 +169,15 @@ VARIANT = Variant(
     configs=CONFIGS,
     support=SUPPORT,
     numerics=Numerics(
-        operands="input",
-        accumulator="float32",
-        scores="float32",
-        probability="input",
-        exp="ex2.approx",
-        row_sum_lanes=4,  # a row's columns lie in four neighbouring lanes
+        products=Products(operands="input", accumulator="float32"),
+        softmax=Softmax(
+            scores="float32",
+            exp="ex2.approx",
+            row_sum=RowSum(
+                lanes=4,  # a row's columns lie in four neighbouring lanes
+            ),
+        ),
+        output=Output(probability="input"),
     ),
     contract=Contract(
         lse="natural",

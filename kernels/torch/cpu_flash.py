@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from kernels.torch.common import BIAS_MASKS, flag_or_bias, missing_operator
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+from verify.variant import AttentionArgs, Contract, Numerics, Softmax, Support, Variant, Workspace
 
 BIAS_SUPPORT = Support(
     dtypes=("float32",),
@@ -75,7 +75,7 @@ def _variant(suffix: str, support: Support, exp: str) -> Variant:
         family="torch",
         forward=forward,
         support=support,
-        numerics=Numerics(exp=exp, block_n=512),
+        numerics=Numerics(softmax=Softmax(exp=exp, block_n=512)),
         contract=Contract(empty_row_lse=0.0, batch_invariant=False),
         allocates_outputs=True,
         available=lambda: missing_operator("_scaled_dot_product_flash_attention_for_cpu"),

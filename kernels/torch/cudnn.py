@@ -36,7 +36,16 @@ from kernels.torch.common import (
     missing_cuda,
     takes_causal_flag,
 )
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    Numerics,
+    Output,
+    Softmax,
+    Support,
+    Variant,
+    Workspace,
+)
 
 FLAG_SUPPORT = Support(
     dtypes=("float16", "bfloat16"),
@@ -83,7 +92,9 @@ def _variant(name: str, support: Support) -> Variant:
         family="torch",
         forward=forward,
         support=support,
-        numerics=Numerics(split_keys=True, block_n=64, scale_roundings=3),
+        numerics=Numerics(
+            softmax=Softmax(block_n=64, scale_roundings=3), output=Output(split_keys=True)
+        ),
         contract=Contract(batch_invariant=False, deterministic=False),
         allocates_outputs=True,
         available=available,

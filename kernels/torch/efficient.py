@@ -31,7 +31,16 @@ import torch
 from torch import Tensor
 
 from kernels.torch.common import BIAS_MASKS, check_grid, flag_or_bias, missing_cuda
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    Numerics,
+    Products,
+    Softmax,
+    Support,
+    Variant,
+    Workspace,
+)
 
 BIAS_SUPPORT = Support(
     dtypes=("float32", "float16", "bfloat16"),
@@ -67,7 +76,10 @@ def _variant(name: str, support: Support) -> Variant:
         family="torch",
         forward=forward,
         support=support,
-        numerics=Numerics(float32_products="tf32x3", block_n=64, scale_roundings=3),
+        numerics=Numerics(
+            products=Products(float32_products="tf32x3"),
+            softmax=Softmax(block_n=64, scale_roundings=3),
+        ),
         contract=Contract(empty_row_lse=0.0),
         allocates_outputs=True,
         available=lambda: missing_cuda("_scaled_dot_product_efficient_attention"),

@@ -32,7 +32,16 @@ import torch
 from torch import Tensor
 
 from kernels.torch.common import check_grid, missing_cuda, takes_causal_flag
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    Numerics,
+    Output,
+    Softmax,
+    Support,
+    Variant,
+    Workspace,
+)
 
 SUPPORT = Support(
     dtypes=("float16", "bfloat16"),
@@ -73,7 +82,9 @@ VARIANT = Variant(
     family="torch",
     forward=forward,
     support=SUPPORT,
-    numerics=Numerics(split_keys=True, block_n=32, scale_roundings=3),
+    numerics=Numerics(
+        softmax=Softmax(block_n=32, scale_roundings=3), output=Output(split_keys=True)
+    ),
     contract=Contract(empty_row_lse=math.inf, nan="out", batch_invariant=False),
     allocates_outputs=True,
     available=available,

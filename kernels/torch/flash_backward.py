@@ -26,6 +26,8 @@ from verify.variant import (
     Contract,
     GradientNumerics,
     Gradients,
+    GradientSoftmax,
+    GradientSums,
     Saved,
     Variant,
     Workspace,
@@ -72,7 +74,8 @@ VARIANT = Variant(
     saved_by=flash.VARIANT,
     support=SUPPORT,
     gradients=GradientNumerics(
-        block_m=64, block_n=32, scale_roundings=3, atomics=("dq",), group="cast"
+        softmax=GradientSoftmax(scale_roundings=3),
+        sums=GradientSums(block_m=64, block_n=32, atomics=("dq",), group="cast"),
     ),
     contract=Contract(deterministic_backward=False),
     allocates_outputs=True,

@@ -38,7 +38,10 @@ from verify.variant import (
     AttentionArgs,
     GradientNumerics,
     Gradients,
+    GradientSoftmax,
+    GradientSums,
     Saved,
+    ScoreGradient,
     Unsupported,
     Variant,
     Workspace,
@@ -148,12 +151,13 @@ VARIANT = Variant(
     saved_by=flex_compiled.VARIANT,
     support=SUPPORT,
     gradients=GradientNumerics(
-        block_m=64,
-        block_n=64,
-        scale_roundings=3,
-        score_gradient_scaled=True,
-        softcap_tanh="tanhf",
-        gradient_roundings=5,  # those of dS beside a softcap; the finished sums are multiplied by 1
+        softmax=GradientSoftmax(scale_roundings=3, softcap_tanh="tanhf"),
+        score_gradient=ScoreGradient(scaled=True),
+        sums=GradientSums(
+            block_m=64,
+            block_n=64,
+            roundings=5,  # those of dS beside a softcap; the finished sums are multiplied by 1
+        ),
     ),
     allocates_outputs=True,
     available=flex_compiled.available,

@@ -31,7 +31,17 @@ from torch.nn.attention import flex_attention as flex
 
 from kernels.torch.common import BIAS_MASKS, has_part
 from references.masks import Dense, Full, Lengths
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    Numerics,
+    Output,
+    Products,
+    Softmax,
+    Support,
+    Variant,
+    Workspace,
+)
 
 SUPPORT = Support(
     dtypes=("float32", "float16", "bfloat16"),
@@ -112,11 +122,9 @@ VARIANT = Variant(
     forward=forward,
     support=SUPPORT,
     numerics=Numerics(
-        operands="float32" if RAISES_OPERANDS else "input",
-        scores="float32" if RAISES_OPERANDS else "input",
-        normalised=True,
-        exp="vexp",
-        block_n=0,
+        products=Products(operands="float32" if RAISES_OPERANDS else "input"),
+        softmax=Softmax(scores="float32" if RAISES_OPERANDS else "input", exp="vexp", block_n=0),
+        output=Output(normalised=True),
     ),
     contract=Contract(batch_invariant=False),
     allocates_outputs=True,

@@ -28,7 +28,17 @@ import torch
 from torch import Tensor
 
 from kernels.torch.common import BIAS_MASKS, flag_or_bias, missing_operator
-from verify.variant import AttentionArgs, Contract, Numerics, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Contract,
+    Numerics,
+    Output,
+    Products,
+    Softmax,
+    Support,
+    Variant,
+    Workspace,
+)
 
 SUPPORT = Support(
     dtypes=("float32", "float16", "bfloat16"),
@@ -59,12 +69,9 @@ VARIANT = Variant(
     forward=forward,
     support=SUPPORT,
     numerics=Numerics(
-        operands="float32",
-        prescale="sqrt",
-        probability="float32",
-        normalised=True,
-        exp="vexp",
-        block_n=0,
+        products=Products(operands="float32", prescale="sqrt"),
+        softmax=Softmax(exp="vexp", block_n=0),
+        output=Output(probability="float32", normalised=True),
     ),
     contract=Contract(lse=None, batch_invariant=False),
     allocates_outputs=True,

@@ -56,7 +56,11 @@ from verify.variant import (
     Contract,
     Descales,
     Numerics,
+    Output,
+    Products,
     Resources,
+    RowSum,
+    Softmax,
     Support,
     Variant,
     Workspace,
@@ -387,11 +391,12 @@ VARIANT = Variant(
     ),
     support=SUPPORT,
     numerics=Numerics(
-        scale_roundings=3,  # scale * log2(e) on the host, then both factors
-        probability_scale=256.0,
-        promotion=PROMOTION,
-        row_sum_apart=True,
-        output_roundings=1,
+        products=Products(promotion=PROMOTION),
+        softmax=Softmax(
+            scale_roundings=3,  # scale * log2(e) on the host, then both factors
+            row_sum=RowSum(apart=True),
+        ),
+        output=Output(probability_scale=256.0, roundings=1),
     ),
     contract=Contract(
         # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile

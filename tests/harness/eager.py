@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tests.harness.declared import flat_numerics
 from tests.harness.in_process import declared
 from tests.harness.in_process import trial as asked
 from verify.judging.trial import Trial
 from verify.problem import Problem
-from verify.variant import Contract, Numerics
+from verify.variant import Contract
 
-EAGER = Numerics(scores="input", normalised=True, exp="vexp", block_n=0)
+EAGER = flat_numerics(scores="input", normalised=True, exp="vexp", block_n=0)
 
 
 @dataclass(frozen=True)

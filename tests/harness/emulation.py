@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.harness.declared import with_fields
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, LOG_ERROR, ULP, tanh_error
 from verify.arithmetic.mma import NearestChain, Unit, unit_for
@@ -62,7 +63,7 @@ class Kernel:
         """Another kernel; names of `Numerics` fields change the numerics."""
         own = {key: value for key, value in changes.items() if key in Kernel.__dataclass_fields__}
         rest = {key: value for key, value in changes.items() if key not in own}
-        return replace(self, **own, numerics=replace(self.numerics, **rest))
+        return replace(self, **own, numerics=with_fields(self.numerics, **rest))
 
 
 @dataclass(frozen=True)
@@ -207,13 +208,15 @@ class Emulation:
     def probability(self) -> str:
         return (
             self.problem.dtype
-            if self.numerics.probability == "input"
-            else self.numerics.probability
+            if self.numerics.output.probability == "input"
+            else self.numerics.output.probability
         )
 
     @property
     def probability_scale(self) -> float:
-        return self.numerics.probability_scale if self.probability.startswith("float8") else 1.0
+        return (
+            self.numerics.output.probability_scale if self.probability.startswith("float8") else 1.0
+        )
 
     # Scores
 
@@ -224,36 +227,45 @@ class Emulation:
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Q K^T as the unit gives it, of prescaled operands where that is declared."""
         operands = (
-            self.problem.dtype if self.numerics.operands == "input" else self.numerics.operands
+            self.problem.dtype
+            if self.numerics.products.operands == "input"
+            else self.numerics.products.operands
         )
-        if self.numerics.prescale == "q":
+        if self.numerics.products.prescale == "q":
             q = self.round(q * torch.tensor(self.scale), operands)
-        elif self.numerics.prescale == "sqrt":
+        elif self.numerics.products.prescale == "sqrt":
             root = torch.tensor(abs(self.scale)).sqrt()
             q, k = (
                 self.round(q * root * math.copysign(1.0, self.scale), operands),
                 self.round(k * root, operands),
             )
         raw = self.dot(
-            q, k.mT, operands, self.numerics.score_accumulator or self.numerics.accumulator
+            q,
+            k.mT,
+            operands,
+            self.numerics.products.score_accumulator or self.numerics.products.accumulator,
         )
-        return self.round(raw, self.problem.dtype) if self.numerics.scores == "input" else raw
+        return (
+            self.round(raw, self.problem.dtype) if self.numerics.softmax.scores == "input" else raw
+        )
 
     def logits(self, raw: Tensor) -> Tensor:
         """Scaled scores in log2 units (natural for the eager style), softcap included, fp32."""
         natural = (
-            self.kernel.style == "eager" or self.problem.softcap or self.numerics.scores == "input"
+            self.kernel.style == "eager"
+            or self.problem.softcap
+            or self.numerics.softmax.scores == "input"
         )
-        scale = 1.0 if self.numerics.prescale != "none" else self.scale
+        scale = 1.0 if self.numerics.products.prescale != "none" else self.scale
         if not natural:
             return raw * self.sigma(scale)
         x = raw * self.descaled(torch.tensor(scale))
-        if self.numerics.scores == "input":
+        if self.numerics.softmax.scores == "input":
             x = self.round(x, self.problem.dtype)
         if self.problem.softcap:
             cap, error = (
                 torch.tensor(self.problem.softcap),
-                tanh_error(self.numerics.softcap_tanh) - ULP,
+                tanh_error(self.numerics.softmax.softcap_tanh) - ULP,
             )
             x = (
                 cap
@@ -263,7 +275,7 @@ class Emulation:
 
     def sigma(self, scale: float) -> Tensor:
         """scale log2 e, rounded once, or formed of two rounded factors."""
-        if self.numerics.scale_roundings == 1 or self.problem.descaling != "none":
+        if self.numerics.softmax.scale_roundings == 1 or self.problem.descaling != "none":
             return self.descaled(torch.tensor(scale * LOG2E))
         return torch.tensor(scale) * torch.tensor(LOG2E)
 
@@ -279,7 +291,7 @@ class Emulation:
     # Walks over the keys
 
     def blocks(self, keys: int) -> Iterator[slice]:
-        size = self.numerics.block_n or max(keys, 1)
+        size = self.numerics.softmax.block_n or max(keys, 1)
         return (slice(at, min(at + size, keys)) for at in range(0, keys, size))
 
     def walk(self, x: Tensor, v: Tensor, raw: bool = False) -> tuple[Tensor, Tensor]:
@@ -291,9 +303,9 @@ class Emulation:
         for part in self.blocks(x.shape[-1]):
             own = self.raised(x[..., part].amax(-1, keepdim=True), sigma if raw else 1.0)
             new = torch.maximum(top, own)
-            if self.numerics.lazy_rescale:
+            if self.numerics.softmax.maximum.lag:
                 ahead = (new - top) * (sigma if raw else 1.0)
-                new = torch.where(ahead > self.numerics.lazy_rescale, new, top)
+                new = torch.where(ahead > self.numerics.softmax.maximum.lag, new, top)
             base = torch.where(new == -math.inf, 0.0, new)
             if raw:
                 shift = base * sigma - more
@@ -339,7 +351,7 @@ class Emulation:
 
     def raised(self, top: Tensor, sigma: Tensor | float) -> Tensor:
         """What is subtracted, of row maxima that sigma makes log2 units: a tile's, rounded up."""
-        size, rows = self.numerics.maximum_rows, top.shape[1]
+        size, rows = self.numerics.softmax.maximum.rows, top.shape[1]
         if size != 1:
             size = size or max(rows, 1)
             pad = 0.0 if self.push else -math.inf  # rows of zeros past the end
@@ -347,8 +359,8 @@ class Emulation:
             tops = tiles.unflatten(1, (-1, size)).amax(2, keepdim=True).expand(-1, -1, size, -1)
             top = tops.flatten(1, 2)[:, :rows]
         part = 1.0 if self.push else 0.6
-        excess = part * self.numerics.maximum_excess
-        step = part * self.numerics.maximum_step
+        excess = part * self.numerics.softmax.maximum.excess
+        step = part * self.numerics.softmax.maximum.step
         if not (excess or step):
             return top
         return torch.where(top == -math.inf, top, top + excess / sigma + step * top.abs())
@@ -363,7 +375,7 @@ class Emulation:
 
     def exp2(self, y: Tensor, sign: Tensor | float, rescale: bool = False) -> Tensor:
         """2^y with the declared error, flushed to zero below the normal range."""
-        function = EXP[(rescale and self.numerics.rescale_exp) or self.numerics.exp]
+        function = EXP[(rescale and self.numerics.softmax.rescale_exp) or self.numerics.softmax.exp]
         y = self.round(y.float(), function.argument) if function.argument != "float32" else y
         own = dtype_named(function.argument).unit_roundoff  # of the result
         size = y.double().abs().nan_to_num(posinf=0.0) * LN2
@@ -374,16 +386,16 @@ class Emulation:
 
     def count(self, p: Tensor, start: Tensor, running: bool) -> Tensor:
         """The row sum so far and that of a block."""
-        if self.numerics.row_sum == "mma":
+        if self.numerics.softmax.row_sum.of == "mma":
             return self.weigh(p, torch.ones(p.shape[0], p.shape[2], 1), start)
-        if self.numerics.row_sum == "rounded":
+        if self.numerics.softmax.row_sum.of == "rounded":
             p = self.rounded(p)
         return self.add_up(p, start) if running else start + self.add_up(p, torch.zeros_like(start))
 
     def add_up(self, p: Tensor, start: Tensor) -> Tensor:
         """The row sum, key by key in each of the lanes, of which the first goes on from the
         start."""
-        lanes = 1 if self.kernel.fault == "one lane" else self.numerics.row_sum_lanes
+        lanes = 1 if self.kernel.fault == "one lane" else self.numerics.softmax.row_sum.lanes
         each = math.ceil(p.shape[-1] / lanes)
         total = start
         for lane in range(lanes):
@@ -402,32 +414,36 @@ class Emulation:
     def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
         """start + round(P) V."""
         kind, p = self.probability, self.rounded(p)
-        narrow = self.numerics.accumulator if not self.numerics.promotion else "float32"
+        narrow = (
+            self.numerics.products.accumulator
+            if not self.numerics.products.promotion
+            else "float32"
+        )
         start = start.to(getattr(torch, narrow)).float()
         if self.kernel.fault == "fp16 accumulation":
             for at in range(0, p.shape[-1], 16):
                 start = (start + p[..., at : at + 16] @ v[:, at : at + 16]).half().float()
             return start
         if {kind, self.problem.dtype} == {"float16", "bfloat16"}:
-            if self.numerics.values == "input" or self.kernel.fault == "V as it is":
+            if self.numerics.output.values == "input" or self.kernel.fault == "V as it is":
                 kind = "float32"
             else:
                 v = self.round(v, kind)
         kind = "float16" if kind.startswith("float8") and self.problem.format.itemsize > 1 else kind
-        return self.dot(p, v, kind, self.numerics.accumulator, start)
+        return self.dot(p, v, kind, self.numerics.products.accumulator, start)
 
     def dot(
         self, a: Tensor, b: Tensor, kind: str, accumulator: str, start: Tensor | None = None
     ) -> Tensor:
-        if kind == "float32" and self.numerics.float32_products == "tf32":
+        if kind == "float32" and self.numerics.products.float32_products == "tf32":
             a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
         unit = unit_for(self.kernel.arch, kind, accumulator)
         if isinstance(unit, NearestChain):
-            if accumulator == "bfloat16" and self.numerics.accumulator_rounded == "block":
+            if accumulator == "bfloat16" and self.numerics.products.accumulator_rounded == "block":
                 return self.round(serial_dot(a, b, start), "bfloat16")
             return serial_dot(a, b, start, getattr(torch, accumulator))
         least = -1100 if self.kernel.normalises else least_exponent(unit, kind)
-        step = self.numerics.promotion
+        step = self.numerics.products.promotion
         if not step or (unit.fraction >= 23 and accumulator == "float32"):
             return fused_dot(a, b, unit, start, least)
         for at in range(0, a.shape[2], step):
@@ -437,7 +453,7 @@ class Emulation:
 
     def divide(self, x: Tensor, total: Tensor) -> Tensor:
         """x / total, as far off as is allowed; 0 for an empty row."""
-        quotient, name = x / torch.where(total == 0, 1.0, total), self.numerics.division
+        quotient, name = x / torch.where(total == 0, 1.0, total), self.numerics.output.division
         error = 2 * ULP if name == "any" else DIVISION[name].error
         return (
             (quotient.double() * (1 + self.push * (error - U))).float() if self.push else quotient

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from references.attention import forward as reference
+from tests.harness.declared import with_fields
 from tests.harness.emulation import (
     LN2,
     LOG2E,
@@ -71,7 +72,7 @@ class BackwardKernel:
             if key in BackwardKernel.__dataclass_fields__
         }
         rest = {key: value for key, value in changes.items() if key not in own}
-        return replace(self, **own, numerics=replace(self.numerics, **rest))
+        return replace(self, **own, numerics=with_fields(self.numerics, **rest))
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def emulate(
     given = inputs or Inputs.of(problem)
     saved = (
         exact(problem, given)
-        if kernel.numerics.softmax == "own"
+        if kernel.numerics.softmax.source == "own"
         else forward(problem, kernel.forward, luck)
     )
     return saved, _Backward(problem, kernel, luck, aim).run(given, saved)
@@ -166,7 +167,7 @@ class _Backward:
     @property
     def of_scores(self) -> str:
         """The accumulator of S and dP."""
-        return self.numerics.score_accumulator or self.numerics.accumulator
+        return self.numerics.products.score_accumulator or self.numerics.products.accumulator
 
     @property
     def push(self) -> float:
@@ -183,13 +184,16 @@ class _Backward:
             visible = torch.ones_like(visible)
         empty = ~visible.any(-1, keepdim=True)
         lse = saved.lse.flatten(0, 1)[..., None].masked_fill(empty, math.inf)
-        own, of_weights = self.numerics.softmax == "own", self.numerics.delta_of == "weights"
+        own, of_weights = (
+            self.numerics.softmax.source == "own",
+            self.numerics.score_gradient.delta_of == "weights",
+        )
         delta = self.delta(dout, out)
         first = -delta.expand(-1, -1, p.seqlen_kv) if self.kernel.initial else None
-        dp = self.dot(dout, v.mT, self.numerics.operands, first, self.of_scores)
+        dp = self.dot(dout, v.mT, self.numerics.products.operands, first, self.of_scores)
         factor = dp if self.kernel.initial or fault == "no delta" else dp - delta
         asking, used = self.scaled(q, k)
-        raw = self.dot(asking, used.mT, self.numerics.operands, None, self.of_scores)
+        raw = self.dot(asking, used.mT, self.numerics.products.operands, None, self.of_scores)
         sign = self.sign(factor, q, k, dout)
         if own:
             weights, slope = self.softmax(raw, visible, sign)
@@ -197,33 +201,37 @@ class _Backward:
             weights, slope = self.weights(raw, lse, sign)
             weights = weights.masked_fill(~visible, 0.0)
         if own or of_weights:
-            kept = self.round(weights, self.numerics.probability)
-            whole_p = kept if self.numerics.score_gradient_of == "rounded" else weights
+            kept = self.round(weights, self.numerics.softmax.probability)
+            whole_p = kept if self.numerics.score_gradient.of == "rounded" else weights
             delta = self.own_delta(whole_p, dp.masked_fill(~visible, 0.0))
             factor = dp - delta
         weights = weights.masked_fill(~visible, 0.0)
         if fault == "a lost pair of blocks":
             weights[..., -min(16, p.seqlen_q // 2) :, -min(16, p.seqlen_kv // 2) :] = 0.0
-        rounded = self.round(weights, self.numerics.probability)
-        scored = rounded if self.numerics.score_gradient_of == "rounded" else weights
+        rounded = self.round(weights, self.numerics.softmax.probability)
+        scored = rounded if self.numerics.score_gradient.of == "rounded" else weights
         ds = scored * dp - scored * delta if self.kernel.apart else scored * factor
         ds = ds if fault == "no slope" else ds * slope
         ds, scale = torch.where(visible, ds, 0.0), p.scale
-        if self.numerics.score_gradient_scaled:
+        if self.numerics.score_gradient.scaled:
             ds, scale = ds * torch.tensor(scale), 1.0
-        ds = self.round(ds, self.numerics.score_gradient)
+        ds = self.round(ds, self.numerics.score_gradient.dtype)
         weights = rounded
-        rest = scale / p.scale * LN2 if self.numerics.prescale == "k" and p.scale else scale
-        if self.numerics.prescale == "sqrt":
+        rest = (
+            scale / p.scale * LN2 if self.numerics.products.prescale == "k" and p.scale else scale
+        )
+        if self.numerics.products.prescale == "sqrt":
             rest, scale = (float(root) for root in self.roots())
-        kind = self.numerics.score_gradient
+        kind = self.numerics.score_gradient.dtype
         whole = replace(self, aim="dq").over_blocks(
-            ds, used, self.numerics.block_n, kind, None, rest
+            ds, used, self.numerics.sums.block_n, kind, None, rest
         )
         dq = self.finish(whole, 1.0 if self.stored("dq") else rest)
         scale = 1.0 if fault == "no scale in dK" else scale
         dk = replace(self, aim="dk").over_heads(ds.mT, asking, kind, scale)
-        dv = replace(self, aim="dv").over_heads(weights.mT, dout, self.numerics.probability, 1.0)
+        dv = replace(self, aim="dv").over_heads(
+            weights.mT, dout, self.numerics.softmax.probability, 1.0
+        )
         shapes = (p.shape_q, p.shape_k, p.shape_v)
         return {
             name: x.view(shape) for name, x, shape in zip(NAMES, (dq, dk, dv), shapes, strict=True)
@@ -232,20 +240,20 @@ class _Backward:
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q and K with the part of the scale that they are multiplied by."""
         by_q, by_k = torch.ones(()), torch.ones(())
-        if self.numerics.prescale == "k":
+        if self.numerics.products.prescale == "k":
             by_k = torch.tensor(
                 self.problem.scale * (LN2 if self.kernel.fault == "another base" else LOG2E)
             )
-        if self.numerics.prescale == "sqrt":
+        if self.numerics.products.prescale == "sqrt":
             by_q, by_k = self.roots()
-        return q if by_q == 1 else self.round(q * by_q, self.numerics.operands), self.round(
-            k * by_k, self.numerics.operands
-        )
+        return q if by_q == 1 else self.round(
+            q * by_q, self.numerics.products.operands
+        ), self.round(k * by_k, self.numerics.products.operands)
 
     @property
     def behind(self) -> float:
         """What of the scale multiplies products."""
-        return 1.0 if self.numerics.prescale == "sqrt" else self.problem.scale
+        return 1.0 if self.numerics.products.prescale == "sqrt" else self.problem.scale
 
     def roots(self) -> tuple[Tensor, Tensor]:
         root = torch.tensor(abs(self.problem.scale)).sqrt()
@@ -268,7 +276,11 @@ class _Backward:
         total = torch.zeros(*out.shape[:2], 1)
         for d in range(out.shape[-1]):
             total += dout[..., d : d + 1] * out[..., d : d + 1]
-        kind = "input" if self.kernel.fault == "delta in the input's dtype" else self.numerics.delta
+        kind = (
+            "input"
+            if self.kernel.fault == "delta in the input's dtype"
+            else self.numerics.score_gradient.delta
+        )
         return total if kind == "float32" else self.round(total, kind)
 
     def softmax(self, raw: Tensor, visible: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,14 +305,14 @@ class _Backward:
             return x, torch.ones(())
         cap, error = (
             torch.tensor(self.problem.softcap),
-            tanh_error(self.numerics.softcap_tanh) - ULP,
+            tanh_error(self.numerics.softmax.softcap_tanh) - ULP,
         )
         tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
         return cap * tangent, 1 - tangent * tangent
 
     def own_delta(self, weights: Tensor, dp: Tensor) -> Tensor:
         """D as the sum of P dP."""
-        delta = self.round(serial_sum(weights * dp), self.numerics.delta)
+        delta = self.round(serial_sum(weights * dp), self.numerics.score_gradient.delta)
         if self.kernel.fault == "D without its last key":
             delta = serial_sum((weights * dp)[..., :-1])
         return delta.roll(-1, 1) if self.kernel.fault == "D of the next row" else delta
@@ -311,17 +323,19 @@ class _Backward:
         scale = self.behind * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
         if self.kernel.fault == "LSE of the other base":
             lse = lse * LOG2E
-        if self.numerics.prescale == "k" and not p.softcap:
+        if self.numerics.products.prescale == "k" and not p.softcap:
             return self.exp2(
                 (raw.double() - (lse * torch.tensor(LOG2E)).double()).float(), sign
             ), slope
         if not (self.kernel.natural or p.softcap):
             sigma = torch.tensor(scale * LOG2E)
-            if self.numerics.scale_roundings > 1:
+            if self.numerics.softmax.scale_roundings > 1:
                 sigma = torch.tensor(scale) * torch.tensor(LOG2E)
             shift = lse * torch.tensor(LOG2E)
             return self.exp2((raw.double() * sigma.double() - shift.double()).float(), sign), slope
-        x, slope = self.capped(raw * torch.tensor(LN2 if self.numerics.prescale == "k" else scale))
+        x, slope = self.capped(
+            raw * torch.tensor(LN2 if self.numerics.products.prescale == "k" else scale)
+        )
         return self.exp2((x - lse).double() * LOG2E, sign), slope
 
     def sign(self, factor: Tensor, q: Tensor, k: Tensor, dout: Tensor) -> Tensor:
@@ -335,7 +349,7 @@ class _Backward:
         )
 
     def exp2(self, y: Tensor, sign: Tensor) -> Tensor:
-        function = EXP[self.numerics.exp]
+        function = EXP[self.numerics.softmax.exp]
         y = self.round(y.float(), function.argument) if function.argument != "float32" else y
         size, own = (
             y.double().abs().nan_to_num(posinf=0.0) * LN2,
@@ -355,7 +369,7 @@ class _Backward:
 
     def stored(self, name: str) -> bool:
         """Whether that gradient is added up in memory in 16 bits."""
-        return name in self.numerics.atomics and self.numerics.atomics_dtype == "input"
+        return name in self.numerics.sums.atomics and self.numerics.sums.atomics_dtype == "input"
 
     def over_blocks(
         self,
@@ -382,7 +396,7 @@ class _Backward:
                 total = self.dot(weights[..., part], operand[:, part], kind, total)
             else:
                 total = total + self.dot(weights[..., part], operand[:, part], kind)
-                total = self.round(total, self.numerics.accumulator)
+                total = self.round(total, self.numerics.products.accumulator)
         return total
 
     def over_heads(self, weights: Tensor, operand: Tensor, kind: str, scale: float) -> Tensor:
@@ -391,9 +405,9 @@ class _Backward:
         heads = range(self.problem.group)
         if self.kernel.fault == "first head of a group alone":
             heads = range(1)
-        block, total = self.numerics.block_m, None
+        block, total = self.numerics.sums.block_m, None
         for head in heads:
-            if self.numerics.group == "cast" and self.problem.group > 1:
+            if self.numerics.sums.group == "cast" and self.problem.group > 1:
                 one = self.finish(
                     self.over_blocks(weights[:, head], operand[:, head], block, kind, None), scale
                 ).float()
@@ -403,7 +417,7 @@ class _Backward:
                     weights[:, head], operand[:, head], block, kind, total, scale
                 )
         assert total is not None
-        if self.numerics.group == "cast" and self.problem.group > 1:
+        if self.numerics.sums.group == "cast" and self.problem.group > 1:
             return total if self.kernel.wide else total.to(self.problem.format.torch)
         return self.finish(total, 1.0 if self.stored(self.aim) else scale)
 
@@ -412,9 +426,9 @@ class _Backward:
     ) -> Tensor:
         """sums: the dtype of S and dP; that of the gradients if there is none."""
         kind = self.problem.dtype if kind == "input" else kind
-        if kind == "float32" and self.numerics.float32_products == "tf32":
+        if kind == "float32" and self.numerics.products.float32_products == "tf32":
             a, b, kind = truncate_tf32(a), truncate_tf32(b), "tf32"
-        sums = sums or self.numerics.accumulator
+        sums = sums or self.numerics.products.accumulator
         unit = unit_for(self.kernel.arch, kind, sums)
         if isinstance(unit, NearestChain):
             return serial_dot(a, b, start, getattr(torch, sums))

@@ -61,11 +61,9 @@ def entry(ref: str, dtypes=("float16", "bfloat16"), **changes) -> VariantEntry:
             "softcap": False,
         },
         "numerics": {
-            "operands": "input",
-            "accumulator": "float32",
-            "exp": "ex2.approx",
-            "block_n": None,
-            "probability": "input",
+            "products": {"operands": "input", "accumulator": "float32"},
+            "softmax": {"exp": "ex2.approx", "block_n": None},
+            "output": {"probability": "input"},
         },
         "contract": {
             "lse": "natural",
@@ -225,7 +223,7 @@ def evidence(cases: int = 60, *, worse: float = 1.0) -> Evidence:
             "triton-backward",
             ("float16", "float32"),
             entries=("backward",),
-            gradients={"probability": "input"},
+            gradients={"softmax": {"probability": "input"}},
         ),
         entry("triton-fp8-forward", ("float8_e4m3fn",)),
     ]

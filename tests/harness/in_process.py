@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import OK
 from verify.cell.arena import Arena
 from verify.cell.process import Cell
@@ -161,7 +162,7 @@ class Direct(Trial):
         return Launch(OK, poison, outputs)
 
 
-NUMERICS = Numerics(exp="vexp", block_n=0)
+NUMERICS = flat_numerics(exp="vexp", block_n=0)
 
 
 def declared(

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tests.harness.declared import flat_gradients
 from tests.harness.fake_trials import OK, trial_of
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.problem import Problem
-from verify.variant import GradientNumerics
 
 LOG2_E = math.log2(math.e)
 BLOCK = 32
@@ -125,7 +125,7 @@ class Judge(Trial):
 
 def tried_by(hand: Hand, problem: Problem, entry: str = "forward", **changes: object) -> Trial:
     """The trial of a kernel by hand."""
-    plain = trial_of(problem, **({"gradients": GradientNumerics(block_m=0, block_n=0)} | changes))
+    plain = trial_of(problem, **({"gradients": flat_gradients(block_m=0, block_n=0)} | changes))
     judge = Judge(
         plain.declaration, plain.config, problem, plain.cell, plain.arena, plain.arch, entry=entry
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, acquitted, convicted, trial_of
 from verify.judging.findings import first, place
@@ -22,7 +23,10 @@ def tried(case: Problem, numerics: Numerics, luck: Luck) -> Trial:
     result = emulate(
         case,
         Kernel(
-            "honest", numerics, arch="sm_80", style="eager" if numerics.normalised else "online"
+            "honest",
+            numerics,
+            arch="sm_80",
+            style="eager" if numerics.output.normalised else "online",
         ),
         luck,
     )
@@ -37,7 +41,7 @@ def test_a_weight_of_16_bits_that_was_divided_is_rounded_again(exp: str, dtype: 
     """What an exponential gives in 16 bits is exact in P's dtype; its quotient by the row sum is
     not."""
     numerics = {
-        normalised: Numerics(exp=exp, normalised=normalised, block_n=0)
+        normalised: flat_numerics(exp=exp, normalised=normalised, block_n=0)
         for normalised in (False, True)
     }
     case = Problem(

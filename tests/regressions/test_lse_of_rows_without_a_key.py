@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from references.masks import Causal
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.in_process import Kernel as Direct
 from tests.harness.in_process import declared
 from tests.harness.in_process import trial as asked
 from tests.harness.reference_kernel import LOG2_E
 from verify.oracles.contract import oracle as contract
-from verify.variant import Numerics
 
 torch.set_num_threads(1)
 
@@ -20,7 +20,7 @@ def test_rows_without_a_key_say_nothing_of_the_lse() -> None:
     """A kernel that has causal masks alone is asked for its LSE under one, beside rows that see
     nothing."""
     declaration = declared(
-        numerics=Numerics(exp="vexp", block_n=0), masks=("causal",), softcap=False
+        numerics=flat_numerics(exp="vexp", block_n=0), masks=("causal",), softcap=False
     )
     cases = [
         case

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Window
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.in_process import declared
 from tests.harness.in_process import trial as asked
@@ -26,7 +27,6 @@ from verify.oracles import (
     poison,
 )
 from verify.problem import Problem
-from verify.variant import Numerics
 
 torch.set_num_threads(1)
 
@@ -79,7 +79,7 @@ def nudged(by: float) -> Forward:
 def relation(oracle: Oracle, forward: Forward, lag: float, case: Problem = LAGGING) -> Ruling:
     """What causality or poison says of a forward that declares that lag, and promises its bits."""
     trial = asked(
-        forward, case, declared(numerics=Numerics(exp="exp2f", block_n=16, lazy_rescale=lag))
+        forward, case, declared(numerics=flat_numerics(exp="exp2f", block_n=16, maximum_lag=lag))
     )
     assert acquitted(bound.judge(trial))
     assert oracle.concerns(trial)
@@ -118,7 +118,7 @@ class Voting(Hand):
 
 def test_gradients_of_rows_that_vote_on_a_rescale_are_held_to_their_bounds() -> None:
     def ruling(seed: int, lag: float, *factors: float) -> Ruling:
-        numerics = Numerics(exp="exp2f", block_n=16, lazy_rescale=lag)
+        numerics = flat_numerics(exp="exp2f", block_n=16, maximum_lag=lag)
         hand = Voting(factors=itertools.chain(factors, itertools.repeat(1.0)))
         trial = tried_by(
             hand, LAGGING.but(seed=seed, mask=Window(30, 0)), "backward", numerics=numerics

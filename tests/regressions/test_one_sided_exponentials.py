@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.reference_kernel import faulty, tried_by
 from verify.evidence import Verdict
 from verify.problem import Problem
 from verify.statistics.gradients import gradient_measures
 from verify.statistics.pool import Pool, pools
-from verify.variant import GradientNumerics, Numerics
 
 torch.set_num_threads(1)
 
@@ -41,8 +41,8 @@ def pooled(dtype: str, error: float) -> dict[str, Pool]:
     for name in CASES:
         problem = Problem.parse(f"{name},dtype={dtype}")
         declared = {
-            "gradients": GradientNumerics(exp="exp2_poly3", block_m=0, block_n=0),
-            "numerics": Numerics(exp="exp2_poly3"),
+            "gradients": flat_gradients(exp="exp2_poly3", block_m=0, block_n=0),
+            "numerics": flat_numerics(exp="exp2_poly3"),
         }
         measures = gradient_measures(tried_by(faulty(exp2=exp2), problem, "backward", **declared))
         heard.append(

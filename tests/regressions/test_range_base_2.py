@@ -6,16 +6,16 @@ import math
 
 import pytest
 
+from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import Kernel, Result
 from tests.harness.emulation_backward import BackwardKernel, exact
 from tests.harness.range_edges import errors, filled, gradient_bounds, gradient_errors, run, truth
 from verify.problem import Problem, ProblemError
-from verify.variant import GradientNumerics, Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FUSED = Kernel("fused", Numerics(block_n=16, scale_roundings=3), style="fused")
-ONLINE = Kernel("online", Numerics(block_n=16))
-BACKWARD = BackwardKernel("base 2", GradientNumerics(block_m=0, block_n=0), ONLINE)
+FUSED = Kernel("fused", flat_numerics(block_n=16, scale_roundings=3), style="fused")
+ONLINE = Kernel("online", flat_numerics(block_n=16))
+BACKWARD = BackwardKernel("base 2", flat_gradients(block_m=0, block_n=0), ONLINE)
 ONE_KEY = Problem(
     seqlen_q=3, seqlen_kv=1, head_dim=1, head_dim_v=4, dtype="bfloat16", softmax_scale=1.0, seed=1
 )

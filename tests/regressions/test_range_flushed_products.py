@@ -6,23 +6,23 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import TINY, Kernel
 from tests.harness.emulation_backward import BackwardKernel, Inputs
 from tests.harness.range_edges import errors, filled, gradient_errors, run, truth
 from verify.problem import Problem
-from verify.variant import GradientNumerics, Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FLUSHED = Kernel(
     "products that flush",
-    Numerics(operands="float32", probability="float32", exp="expf", block_n=16),
+    flat_numerics(operands="float32", probability="float32", exp="expf", block_n=16),
 )
 BACKWARD = BackwardKernel(
     "its backward",
-    GradientNumerics(
+    flat_gradients(
         operands="float32",
         probability="float32",
-        score_gradient="float32",
+        score_gradient_dtype="float32",
         exp="expf",
         block_m=0,
         block_n=4,

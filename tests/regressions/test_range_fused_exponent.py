@@ -6,18 +6,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import Kernel, Result
 from tests.harness.emulation_backward import BackwardKernel
 from tests.harness.range_edges import errors, filled, gradient_bounds, gradient_errors, run, truth
 from verify.problem import Problem
-from verify.variant import GradientNumerics, Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FUSED = Kernel(
-    "as FlashAttention-2 writes it", Numerics(block_n=32, scale_roundings=3), style="fused"
+    "as FlashAttention-2 writes it", flat_numerics(block_n=32, scale_roundings=3), style="fused"
 )
 BACKWARD = BackwardKernel(
-    "its backward", GradientNumerics(scale_roundings=3, block_m=0, block_n=0), FUSED
+    "its backward", flat_gradients(scale_roundings=3, block_m=0, block_n=0), FUSED
 )
 CASE = Problem(seqlen_q=12, seqlen_kv=40, head_dim=16, dtype="float16", softmax_scale=1.0, seed=2)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal
+from tests.harness.declared import flat_gradients
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.reference_kernel import LOG2_E, Hand, tried_by
 from verify.judging.trial import Trial
@@ -34,7 +35,6 @@ from verify.problem import Problem
 from verify.problem.known_answers import gather_possible
 from verify.problem.strategies import EXTREME_SCALES
 from verify.statistics.rows import unsuited
-from verify.variant import GradientNumerics
 
 torch.set_num_threads(1)
 
@@ -49,7 +49,7 @@ CASE = Problem(
     softmax_scale=1e9,
     seed=6,
 )
-NUMERICS = GradientNumerics(block_m=0, block_n=0)
+NUMERICS = flat_gradients(block_m=0, block_n=0)
 FORWARD = (
     bound.FORWARD,
     convexity.ORACLE,

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from references.masks import Causal, Full
+from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import Kernel, Result
 from tests.harness.emulation_backward import BackwardKernel
 from tests.harness.range_edges import errors, filled, gradient_errors, run, truth
 from verify.problem import Problem
-from verify.variant import GradientNumerics, Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KERNEL = Kernel("fp32 products", Numerics(operands="float32", exp="expf", block_n=16))
+KERNEL = Kernel("fp32 products", flat_numerics(operands="float32", exp="expf", block_n=16))
 BACKWARD = BackwardKernel(
-    "its backward", GradientNumerics(operands="float32", exp="expf", block_m=0, block_n=0), KERNEL
+    "its backward", flat_gradients(operands="float32", exp="expf", block_m=0, block_n=0), KERNEL
 )
 CASE = Problem(seqlen_q=4, seqlen_kv=9, head_dim=16, dtype="bfloat16", softmax_scale=0.0, seed=3)
 ROWS = torch.tensor([2.0**10, 2.0**58, 2.0**62, 2.0**70])[:, None]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.reference_kernel import LOG2_E, Hand, tried_by
 from tests.regressions.cases import SQUARE
@@ -21,7 +22,6 @@ from verify.oracles import (
     causality,
 )
 from verify.problem import Problem
-from verify.variant import Numerics
 
 torch.set_num_threads(1)
 
@@ -32,7 +32,7 @@ INF, NAN = math.inf, math.nan
 OVERFLOWING = Problem(**SQUARE, seed=3, distribution="large_logits", mask=Causal())
 
 
-HALF_SCORES = Numerics(scores="input", exp="exp2f")
+HALF_SCORES = flat_numerics(scores="input", exp="exp2f")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
+from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.fake_trials import acquitted, convicted, trial_of
 from tests.harness.reference_kernel import LOG2_E, Hand, faulty, tried_by
 from tests.regressions.cases import SHAPE
@@ -16,7 +15,6 @@ from verify.oracles import (
     integer_scores,
 )
 from verify.problem import Problem
-from verify.variant import Numerics
 
 torch.set_num_threads(1)
 
@@ -38,7 +36,8 @@ def test_scores_are_exact_where_operands_are_multiplied_by_a_power_of_two(exp: s
     for scale, powers in powers_of_2_and_4.items():
         for prescale, exact in (("none", True), *zip(("q", "sqrt"), powers, strict=True)):
             trial = trial_of(
-                INTEGERS.but(softmax_scale=scale), numerics=Numerics(prescale=prescale, exp=exp)
+                INTEGERS.but(softmax_scale=scale),
+                numerics=flat_numerics(prescale=prescale, exp=exp),
             )
             assert integer_scores.ORACLE.concerns(trial) is (
                 exact and (prescale == "none" or exp in BASE_E)
@@ -55,13 +54,13 @@ def folded(name: str, x: Tensor) -> Tensor:
 def test_log2_e_in_q_is_honest_and_leaves_no_exact_scores() -> None:
     case, numerics = (
         INTEGERS.but(softmax_scale=0.25, dtype="bfloat16"),
-        Numerics(prescale="q", scale_roundings=3),
+        flat_numerics(prescale="q", scale_roundings=3),
     )
     trial = tried_by(faulty(load=folded), case, numerics=numerics)
     assert acquitted(bound.judge(trial))
     assert not integer_scores.ORACLE.concerns(trial)
     convicted(integer_scores.judge(trial), "lse is off by")  # what it would say if it were asked
     for hand, right in ((Hand(), True), (faulty(scores=lambda x: x.half().float()), False)):
-        trial = tried_by(hand, case, numerics=replace(numerics, exp="expf"))
+        trial = tried_by(hand, case, numerics=with_fields(numerics, exp="expf"))
         assert integer_scores.ORACLE.concerns(trial)
         assert acquitted(integer_scores.judge(trial)) is right

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal
+from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.fake_trials import acquitted
 from tests.harness.reference_kernel import LOG2_E, Hand, tried_by
 from tests.regressions.cases import SHAPE
@@ -20,7 +21,6 @@ from verify.oracles import (
     power_of_two,
 )
 from verify.problem import Problem
-from verify.variant import GradientNumerics
 
 torch.set_num_threads(1)
 
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 OCTAVES = Problem(**SHAPE, distribution="octaves", mask=Causal())
 
 
-WIDE = GradientNumerics(probability="float32", score_gradient="float32", block_m=0, block_n=0)
+WIDE = flat_gradients(probability="float32", score_gradient_dtype="float32", block_m=0, block_n=0)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,10 @@ def test_what_is_rounded_to_fp16_on_the_way_is_not_asked_to_scale(
     declared: dict[str, str], kernel: Short
 ) -> None:
     def rulings(kernel: Short, **declared: str) -> list[Ruling]:
-        cases, gradients = [OCTAVES.but(seed=seed) for seed in range(12)], replace(WIDE, **declared)
+        cases, gradients = (
+            [OCTAVES.but(seed=seed) for seed in range(12)],
+            with_fields(WIDE, **declared),
+        )
         trials = [tried_by(kernel, case, "backward", gradients=gradients) for case in cases]
         assert all(power_of_two.BACKWARD.concerns(trial) for trial in trials)
         return [power_of_two.judge_backward(trial) for trial in trials]
@@ -81,12 +84,12 @@ def test_short_ranges_are_told_from_the_declaration(dtype: str) -> None:
             Hand(),
             OCTAVES.but(dtype=dtype, heads_kv=heads_kv),
             "backward",
-            gradients=replace(WIDE, **changes),
+            gradients=with_fields(WIDE, **changes),
         )
 
     short = dtype == "float16"
     assert power_of_two._wide_dscores(backward())
-    for changes in ({"delta": "input"}, {"score_gradient": "input"}):
+    for changes in ({"delta": "input"}, {"score_gradient_dtype": "input"}):
         assert power_of_two._wide_dscores(backward(**changes)) is not short
     narrow = power_of_two._summed_narrowly
     assert narrow(backward()) == narrow(backward(atomics=("dq",))) == ()
@@ -101,7 +104,7 @@ def test_keys_that_the_scale_has_multiplied_stay_normal() -> None:
     moved = set()
     for seed, scale in itertools.product(range(4), (32**-0.5, 2.0**-6, 2.0**-9)):
         case = OCTAVES.but(seed=seed, softmax_scale=scale)
-        trial = tried_by(Hand(), case, "backward", gradients=replace(WIDE, prescale="k"))
+        trial = tried_by(Hand(), case, "backward", gradients=with_fields(WIDE, prescale="k"))
         a, _ = power_of_two.exponents(trial)
         moved.add(a)
         sizes = (trial.expanded[1].double() * scale * LOG2_E * 2.0**-a).abs()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.in_process import Kernel as Direct
 from tests.harness.in_process import declared
 from tests.harness.in_process import trial as asked
 from verify.oracles.contract import oracle as contract
-from verify.variant import Numerics
 
 torch.set_num_threads(1)
 
 
-COARSE = Numerics(exp="ex2.approx.ftz.bf16", block_n=16, prescale="sqrt")
+COARSE = flat_numerics(exp="ex2.approx.ftz.bf16", block_n=16, prescale="sqrt")
 
 
 def test_a_softcap_that_coarse_arithmetic_hides_contradicts_nothing() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.property_cases import bench
 from tests.meta.tolerance.test_tolerance import ratios, truth_of
 from verify.arithmetic.mma import provenance, unit_for
 from verify.problem import Problem
 from verify.tolerance.arithmetic import product_unit
-from verify.variant import Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CASE = Problem(
@@ -35,7 +35,7 @@ def test_a_right_kernel_passes_in_the_interpreter_and_one_that_declares_ieee_doe
 def test_the_bound_of_tf32_holds_what_a_serial_chain_of_cut_operands_does() -> None:
     cut = Kernel(
         "tf32",
-        Numerics(float32_products="tf32", exp="exp2f", block_n=32),
+        flat_numerics(float32_products="tf32", exp="exp2f", block_n=32),
         arch="cpu",
         dtypes=("float32",),
     )
@@ -43,7 +43,7 @@ def test_the_bound_of_tf32_holds_what_a_serial_chain_of_cut_operands_does() -> N
         problem = CASE.but(distribution=distribution)
         found = emulate(problem, cut, Luck.AGAINST)
         assert ratios(problem, found, truth_of(problem, cut.numerics, "cpu")).worst <= 1
-    ieee = truth_of(CASE, Numerics(exp="exp2f", block_n=32), "cpu")
+    ieee = truth_of(CASE, flat_numerics(exp="exp2f", block_n=32), "cpu")
     assert ratios(CASE, emulate(CASE, cut), ieee).worst > 1
 
 

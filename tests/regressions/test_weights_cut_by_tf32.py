@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from references.masks import Window
+from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.fake_trials import OK, acquitted, convicted, trial_of
 from tests.regressions.cases import COUNTED, SHAPE
@@ -24,7 +25,7 @@ from verify.variant import Numerics
 torch.set_num_threads(1)
 
 
-CUT = Numerics(float32_products="tf32", probability="float32", exp="expf", block_n=32)
+CUT = flat_numerics(float32_products="tf32", probability="float32", exp="expf", block_n=32)
 
 
 def emulated(
@@ -45,7 +46,7 @@ def emulated(
 
 @pytest.mark.parametrize("style", ["online", "eager", "split"])
 def test_weights_that_tf32_cuts_are_counted_as_it_may_cut_them(style: str) -> None:
-    numerics = replace(
+    numerics = with_fields(
         CUT,
         **{"eager": {"normalised": True, "block_n": 0}, "split": {"split_keys": True}}.get(
             style, {}
@@ -89,7 +90,9 @@ def test_a_winner_that_tf32_cuts_is_gathered_to_the_bits_that_its_values_have() 
         convicted(gather.judge(trial), "out[b=0, h=0, q=3] should be row", ", is row")
         convicted(
             gather.judge(
-                emulated(case, replace(CUT, float32_products="ieee"), "fused", of=case.but(seed=9))
+                emulated(
+                    case, with_fields(CUT, float32_products="ieee"), "fused", of=case.but(seed=9)
+                )
             ),
             "rows are wrong",
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import OK, trial_of
 from verify.judging.launch import Launch
 from verify.oracles import (
     counting,
 )
 from verify.problem import Problem
-from verify.variant import Numerics
 
 torch.set_num_threads(1)
 
@@ -23,7 +23,7 @@ def test_weights_divided_by_a_rounded_lse_are_counted_with_its_error(
 ) -> None:
     """P = exp(S - LSE) is 1 / n only as well as the LSE is rounded, and is itself rounded for its
     product."""
-    numerics = Numerics(block_n=0, normaliser="lse", normalised=normalised, exp="vexp")
+    numerics = flat_numerics(block_n=0, normaliser="lse", normalised=normalised, exp="vexp")
     for keys in range(60, 300, 7):
         case = Problem(
             seqlen_q=1, seqlen_kv=keys, head_dim=16, dtype=dtype, distribution="counting", seed=1

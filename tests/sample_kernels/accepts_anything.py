@@ -2,7 +2,7 @@
 
 import torch
 
-from verify.variant import Contract, Numerics, Support, Variant
+from verify.variant import Contract, Numerics, Output, Products, Softmax, Support, Variant
 
 
 def forward(args, out, lse, workspace):
@@ -20,6 +20,10 @@ VARIANT = Variant(
         layouts="contiguous",
         scales="default",
     ),
-    numerics=Numerics(operands="float32", normalised=True, exp="vexp"),
+    numerics=Numerics(
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp"),
+        output=Output(normalised=True),
+    ),
     contract=Contract(lse=None),
 )

@@ -6,7 +6,20 @@ from dataclasses import replace
 
 import torch
 
-from verify.variant import Contract, GradientNumerics, Numerics, Support, Variant
+from verify.variant import (
+    Contract,
+    GradientNumerics,
+    GradientProducts,
+    GradientSoftmax,
+    GradientSums,
+    Numerics,
+    Output,
+    Products,
+    ScoreGradient,
+    Softmax,
+    Support,
+    Variant,
+)
 
 SUPPORT = Support(
     dtypes=("bfloat16", "float32"),
@@ -88,8 +101,11 @@ def backward_by(product):
     return backward
 
 
-WIDE = {"operands": "float32", "probability": "float32", "exp": "vexp"}
-BY_PRODUCT = Numerics(**WIDE, block_n=BLOCK, accumulator="bfloat16")
+BY_PRODUCT = Numerics(
+    products=Products(operands="float32", accumulator="bfloat16"),
+    softmax=Softmax(exp="vexp", block_n=BLOCK),
+    output=Output(probability="float32"),
+)
 RIGHT = Variant(
     name="right",
     family="torch",
@@ -98,7 +114,10 @@ RIGHT = Variant(
     support=SUPPORT,
     numerics=BY_PRODUCT,
     gradients=GradientNumerics(
-        **WIDE, score_gradient="float32", accumulator="bfloat16", block_m=0, block_n=0
+        products=GradientProducts(operands="float32", accumulator="bfloat16"),
+        softmax=GradientSoftmax(exp="vexp", probability="float32"),
+        score_gradient=ScoreGradient(dtype="float32"),
+        sums=GradientSums(block_m=0, block_n=0),
     ),
     contract=Contract(),
 )
@@ -108,7 +127,9 @@ BLOCKS = replace(
     forward=forward_by(by_block),
     backward=None,
     gradients=None,
-    numerics=replace(BY_PRODUCT, accumulator_rounded="block"),
+    numerics=replace(
+        BY_PRODUCT, products=replace(BY_PRODUCT.products, accumulator_rounded="block")
+    ),
 )
 VARIANTS = [
     RIGHT,
@@ -117,11 +138,13 @@ VARIANTS = [
     replace(
         BLOCKS,
         name="declares-fp32",
-        numerics=replace(BY_PRODUCT, accumulator="float32"),
+        numerics=replace(BY_PRODUCT, products=replace(BY_PRODUCT.products, accumulator="float32")),
     ),
     replace(
         RIGHT,
         name="declares-fp32-backward",
-        gradients=replace(RIGHT.gradients, accumulator="float32"),
+        gradients=replace(
+            RIGHT.gradients, products=replace(RIGHT.gradients.products, accumulator="float32")
+        ),
     ),
 ]

@@ -4,7 +4,7 @@ kernel is possible."""
 import torch
 from breaks_process import SUPPORT, right
 
-from verify.variant import Numerics, Variant
+from verify.variant import Numerics, Output, Products, Softmax, Variant
 
 
 def no_attribute(*args, **kwargs):
@@ -17,6 +17,10 @@ VARIANT = Variant(
     family="torch",
     forward=right,
     support=SUPPORT,
-    numerics=Numerics(operands="float32", normalised=True, exp="vexp", block_n=0),
+    numerics=Numerics(
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp", block_n=0),
+        output=Output(normalised=True),
+    ),
     allocates_outputs=True,
 )

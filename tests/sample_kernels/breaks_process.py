@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from verify.variant import Numerics, Support, Variant
+from verify.variant import Numerics, Output, Products, Softmax, Support, Variant
 
 SUPPORT = Support(dtypes=("float32",), head_dims=(16,), masks=("full",), cross_lengths=True)
 STATE = {"broken": "", "calls": 0}
@@ -60,7 +60,11 @@ def variant(name, forward, **changes):
         family="torch",
         forward=forward,
         support=SUPPORT,
-        numerics=Numerics(operands="float32", normalised=True, exp="vexp", block_n=0),
+        numerics=Numerics(
+            products=Products(operands="float32"),
+            softmax=Softmax(exp="vexp", block_n=0),
+            output=Output(normalised=True),
+        ),
         **changes,
     )
 

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from verify.variant import Config, Contract, Numerics, Support, Variant
+from verify.variant import Config, Contract, Numerics, Products, Softmax, Support, Variant
 
 SUPPORT = Support(
     dtypes=("float16", "bfloat16", "float32"),
@@ -53,6 +53,6 @@ VARIANT = Variant(
     forward=forward,
     configs=[Config(block_n=32), Config(block_n=64)],
     support=SUPPORT,
-    numerics=Numerics(operands="float32", exp="vexp"),
+    numerics=Numerics(products=Products(operands="float32"), softmax=Softmax(exp="vexp")),
     contract=Contract(masked_values="finite"),
 )

@@ -7,7 +7,20 @@ from dataclasses import replace
 
 import torch
 
-from verify.variant import Contract, GradientNumerics, Numerics, Support, Variant
+from verify.variant import (
+    Contract,
+    GradientNumerics,
+    GradientProducts,
+    GradientSoftmax,
+    GradientSums,
+    Numerics,
+    Output,
+    Products,
+    ScoreGradient,
+    Softmax,
+    Support,
+    Variant,
+)
 
 SUPPORT = Support(
     dtypes=("float16", "bfloat16", "float32"),
@@ -87,16 +100,15 @@ RIGHT = Variant(
     backward=backward_by(of_weights),
     support=SUPPORT,
     numerics=Numerics(
-        operands="float32", probability="float32", normalised=True, exp="vexp", block_n=0
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp", block_n=0),
+        output=Output(probability="float32", normalised=True),
     ),
     gradients=GradientNumerics(
-        delta_of="weights",
-        operands="float32",
-        exp="vexp",
-        probability="float32",
-        score_gradient="float32",
-        block_m=0,
-        block_n=0,
+        products=GradientProducts(operands="float32"),
+        softmax=GradientSoftmax(exp="vexp", probability="float32"),
+        score_gradient=ScoreGradient(delta_of="weights", dtype="float32"),
+        sums=GradientSums(block_m=0, block_n=0),
     ),
     contract=Contract(),
 )

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 
 from references.masks import Window
-from verify.variant import Contract, Numerics, Support, Variant
+from verify.variant import Contract, Numerics, Products, Softmax, Support, Variant
 
 SUPPORT = Support(
     dtypes=("bfloat16",), head_dims=(64,), masks=("full", "window"), layouts="contiguous"
 )
-NUMERICS = Numerics(operands="float32", exp="vexp", block_n=0)
+NUMERICS = Numerics(products=Products(operands="float32"), softmax=Softmax(exp="vexp", block_n=0))
 
 
 def product(a, b, accumulator):

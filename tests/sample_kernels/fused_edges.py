@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from verify.variant import Config, Contract, GradientNumerics, Numerics, Support, Variant
+from verify.variant import (
+    Config,
+    Contract,
+    GradientNumerics,
+    GradientProducts,
+    GradientSoftmax,
+    GradientSums,
+    Numerics,
+    Products,
+    Softmax,
+    Support,
+    Variant,
+)
 
 TINY = 2.0**-126
 SUPPORT = Support(
@@ -109,9 +121,14 @@ def variant(name, kernel):
         backward=kernel.backward,
         configs=[Config()],
         support=SUPPORT,
-        numerics=Numerics(operands="float32", exp="vexp", block_n=32, scale_roundings=3),
+        numerics=Numerics(
+            products=Products(operands="float32"),
+            softmax=Softmax(exp="vexp", block_n=32, scale_roundings=3),
+        ),
         gradients=GradientNumerics(
-            operands="float32", exp="vexp", scale_roundings=3, block_m=0, block_n=0
+            products=GradientProducts(operands="float32"),
+            softmax=GradientSoftmax(exp="vexp", scale_roundings=3),
+            sums=GradientSums(block_m=0, block_n=0),
         ),
         contract=Contract(masked_values="finite", nan="any"),
     )

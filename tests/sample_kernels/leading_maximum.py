@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from verify.variant import Contract, Numerics, Support, Variant
+from verify.variant import Contract, Maximum, Numerics, Products, Softmax, Support, Variant
 
 SUPPORT = Support(
     dtypes=("float16",),
@@ -58,26 +58,33 @@ def forward_by(raised):
     return forward
 
 
-NUMERICS = Numerics(operands="float32", exp="vexp", block_n=BLOCK)
+def declared(**maximum: float) -> Numerics:
+    return Numerics(
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp", block_n=BLOCK, maximum=Maximum(**maximum)),  # type: ignore[arg-type]
+    )
+
+
+NUMERICS = declared()
 SHARED = Variant(
     name="shared",
     family="torch",
     forward=forward_by(of_tile),
     support=SUPPORT,
-    numerics=replace(NUMERICS, maximum_rows=TILE),
+    numerics=declared(rows=TILE),
     contract=Contract(),
 )
 WHOLE = replace(
     SHARED,
     name="whole",
     forward=forward_by(whole),
-    numerics=replace(NUMERICS, maximum_excess=1.01),
+    numerics=declared(excess=1.01),
 )
 COARSE = replace(
     SHARED,
     name="coarse",
     forward=forward_by(coarse),
-    numerics=replace(NUMERICS, maximum_step=2**-6),
+    numerics=declared(step=2**-6),
 )
 VARIANTS = [
     SHARED,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from verify.variant import Contract, Numerics, Support, Variant
+from verify.variant import Contract, Numerics, Output, Products, Softmax, Support, Variant
 
 HALVES = Support(
     dtypes=("bfloat16",),
@@ -38,7 +38,11 @@ def forward_by(support, kept, converted):
     return forward
 
 
-NUMERICS = Numerics(operands="float32", probability="float16", exp="vexp", block_n=0)
+NUMERICS = Numerics(
+    products=Products(operands="float32"),
+    softmax=Softmax(exp="vexp", block_n=0),
+    output=Output(probability="float16"),
+)
 RIGHT = Variant(
     name="right",
     family="torch",
@@ -52,7 +56,7 @@ TO_FLOAT = replace(
     name="values-as-they-are",
     forward=forward_by(TO_BF16, torch.bfloat16, torch.float32),
     support=TO_BF16,
-    numerics=replace(NUMERICS, probability="bfloat16", values="input"),
+    numerics=replace(NUMERICS, output=Output(probability="bfloat16", values="input")),
 )
 VARIANTS = [
     RIGHT,
@@ -61,7 +65,7 @@ VARIANTS = [
         TO_FLOAT,
         name="both-in-bfloat16",
         forward=forward_by(TO_BF16, torch.bfloat16, torch.bfloat16),
-        numerics=replace(NUMERICS, probability="bfloat16"),
+        numerics=replace(NUMERICS, output=Output(probability="bfloat16")),
     ),
     replace(
         TO_FLOAT,

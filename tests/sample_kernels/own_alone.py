@@ -3,16 +3,20 @@ one without delta."""
 
 from own_softmax import RIGHT, SUPPORT, backward, without_delta
 
-from verify.variant import GradientNumerics, Variant
+from verify.variant import (
+    GradientNumerics,
+    GradientProducts,
+    GradientSoftmax,
+    GradientSums,
+    ScoreGradient,
+    Variant,
+)
 
 GRADIENTS = GradientNumerics(
-    softmax="own",
-    operands="float32",
-    exp="vexp",
-    probability="float32",
-    score_gradient="float32",
-    block_m=0,
-    block_n=0,
+    products=GradientProducts(operands="float32"),
+    softmax=GradientSoftmax(source="own", exp="vexp", probability="float32"),
+    score_gradient=ScoreGradient(dtype="float32"),
+    sums=GradientSums(block_m=0, block_n=0),
 )
 
 

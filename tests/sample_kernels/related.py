@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from references.masks import Causal
-from verify.variant import Config, Contract, Numerics, Support, Variant
+from verify.variant import Config, Contract, Numerics, Output, Products, Softmax, Support, Variant
 
 SUPPORT = Support(
     dtypes=("float16", "float32"),
@@ -105,7 +105,11 @@ def variant(name, fault=""):
         forward=partial(forward, fault=fault),
         configs=[Config()],
         support=SUPPORT,
-        numerics=Numerics(operands="float32", probability="float32", exp="vexp", block_n=0),
+        numerics=Numerics(
+            products=Products(operands="float32"),
+            softmax=Softmax(exp="vexp", block_n=0),
+            output=Output(probability="float32"),
+        ),
         contract=Contract(batch_invariant=True),
     )
 

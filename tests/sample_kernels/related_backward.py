@@ -6,7 +6,20 @@ from functools import partial
 
 import torch
 
-from verify.variant import Config, Contract, GradientNumerics, Numerics, Support, Variant
+from verify.variant import (
+    Config,
+    Contract,
+    GradientNumerics,
+    GradientProducts,
+    GradientSoftmax,
+    GradientSums,
+    Numerics,
+    Output,
+    Products,
+    Softmax,
+    Support,
+    Variant,
+)
 
 SUPPORT = Support(
     dtypes=("float16", "float32"),
@@ -95,14 +108,15 @@ RIGHT = Variant(
     configs=[Config()],
     support=SUPPORT,
     numerics=Numerics(
-        operands="float32",
-        normalised=True,
-        normaliser="lse",
-        probability="float32",
-        exp="vexp",
-        block_n=0,
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp", block_n=0),
+        output=Output(normalised=True, normaliser="lse", probability="float32"),
     ),
-    gradients=GradientNumerics(operands="float32", exp="vexp", block_m=0, block_n=0),
+    gradients=GradientNumerics(
+        products=GradientProducts(operands="float32"),
+        softmax=GradientSoftmax(exp="vexp"),
+        sums=GradientSums(block_m=0, block_n=0),
+    ),
     contract=Contract(batch_invariant=True),
 )
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from verify.variant import Numerics, Support, Variant
+from verify.variant import Numerics, Softmax, Support, Variant
 
 SUPPORT = Support(
     dtypes=("float32",), head_dims=(16, 32, 64), masks=("full", "causal"), layouts="contiguous"
@@ -54,7 +54,7 @@ VARIANTS = [
         family="torch",
         forward=kernel(scratch),
         support=SUPPORT,
-        numerics=Numerics(exp="vexp", block_n=0),
+        numerics=Numerics(softmax=Softmax(exp="vexp", block_n=0)),
     )
     for name, scratch in (("own-scratch", _own), ("shared-scratch", _shared))
 ]

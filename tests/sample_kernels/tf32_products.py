@@ -6,7 +6,7 @@ from dataclasses import replace
 import triton
 import triton.language as tl
 
-from verify.variant import Config, Contract, Numerics, Support, Variant
+from verify.variant import Config, Contract, Numerics, Products, Softmax, Support, Variant
 
 SUPPORT = Support(dtypes=("float32",), head_dims=(16, 32), masks=("full",), layouts="contiguous")
 
@@ -49,7 +49,12 @@ BY_TF32 = Variant(
     forward=forward,
     configs=[Config()],
     support=SUPPORT,
-    numerics=Numerics(float32_products="tf32", exp="expf", block_n=0),
+    numerics=Numerics(
+        products=Products(float32_products="tf32"), softmax=Softmax(exp="expf", block_n=0)
+    ),
     contract=Contract(masked_values="finite"),
 )
-VARIANTS = [BY_TF32, replace(BY_TF32, name="ieee", numerics=Numerics(exp="expf", block_n=0))]
+VARIANTS = [
+    BY_TF32,
+    replace(BY_TF32, name="ieee", numerics=Numerics(softmax=Softmax(exp="expf", block_n=0))),
+]

@@ -2,7 +2,7 @@
 
 import torch
 
-from verify.variant import Contract, Numerics, Support, Variant
+from verify.variant import Contract, Numerics, Output, Products, Softmax, Support, Variant
 
 SUPPORT = Support(dtypes=("float32",), head_dims=(64,), masks=("full",), layouts="contiguous")
 
@@ -19,6 +19,10 @@ VARIANT = Variant(
     family="torch",
     forward=forward,
     support=SUPPORT,
-    numerics=Numerics(operands="float32", normalised=True, exp="vexp"),
+    numerics=Numerics(
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp"),
+        output=Output(normalised=True),
+    ),
     contract=Contract(lse=None),
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from verify.variant import Contract, Numerics, Support, Variant
+from verify.variant import Contract, Numerics, Output, Products, Softmax, Support, Variant
 
 SUPPORT = Support(
     dtypes=("float32",),
@@ -77,7 +77,11 @@ BASE = Variant(
     family="torch",
     forward=nan_rows,
     support=SUPPORT,
-    numerics=Numerics(operands="float32", normalised=True, exp="vexp"),
+    numerics=Numerics(
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp"),
+        output=Output(normalised=True),
+    ),
     contract=Contract(),
 )
 VARIANTS = [

@@ -135,7 +135,9 @@ def exp_error(name: str) -> float:
     try:
         return EXP_ERROR[name]
     except KeyError:
-        raise ValueError(f"numerics.exp: {name!r} is none of {', '.join(EXP_ERROR)}") from None
+        raise ValueError(
+            f"numerics.softmax.exp: {name!r} is none of {', '.join(EXP_ERROR)}"
+        ) from None
 
 
 def exp_error_at_integers(name: str, arch: str) -> float:
@@ -151,5 +153,5 @@ def tanh_error(name: str) -> float:
         return TANH_ERROR[name]
     except KeyError:
         raise ValueError(
-            f"numerics.softcap_tanh: {name!r} is none of {', '.join(TANH_ERROR)}"
+            f"numerics.softmax.softcap_tanh: {name!r} is none of {', '.join(TANH_ERROR)}"
         ) from None

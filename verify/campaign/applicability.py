@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from references.quantisation import parse_quantisation, quantisation_words
 from verify.bundle import INSTALLED, ROOT
 from verify.campaign import derivations
 from verify.campaign.targets import excludes_group, excludes_variant
@@ -14,7 +15,8 @@ from verify.cell.discovery import roster
 from verify.oracles import Oracle, groups, oracles
 from verify.problem import Problem
 from verify.problem.premises import broken
-from verify.variant import DESCALINGS, Declaration
+from verify.problem.storage import storage_kind, storage_words
+from verify.variant import Declaration
 
 PATH = ROOT / "docs" / "applicability.md"
 
@@ -67,7 +69,9 @@ def table(declarations: Sequence[Declaration]) -> str:
 def _features() -> Iterator[str]:
     """One row per oracle and group, one column per feature."""
     plain = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
-    problems = (plain.but(softcap=1.0), *(plain.but(descaling=kind) for kind in DESCALINGS))
+    problems = [plain.but(softcap=1.0)]
+    problems += [plain.but(quantisation=parse_quantisation(word)) for word in quantisation_words()]
+    problems += [plain.but(layout_k=storage_kind(word)()) for word in storage_words()]
     found = {feature.label: problem for problem in problems for feature in problem.features}
     yield " | ".join(("| oracle", "group", *found)) + " |"
     yield "|" + " --- |" * (2 + len(found))

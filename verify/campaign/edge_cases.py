@@ -11,7 +11,7 @@ from verify.campaign.targets import Target
 from verify.oracles import groups
 from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, coverage_bins, square_only
-from verify.problem.refusal import inside
+from verify.problem.refusal import inside, plainest
 from verify.problem.sampling import draws
 from verify.variant import Config, Declaration, Support
 
@@ -137,7 +137,7 @@ def _plain(target: Target) -> Problem:
         seqlen_kv=33,
         head_dim=min(support.head_dims, key=lambda dim: abs(dim - 16)),
         dtype=target.dtype,
-        descaling="none" if "none" in support.descalings else support.descalings[0],
+        **plainest(support),
     )
 
 

@@ -26,6 +26,7 @@ from verify.report import Report, ReportError, WorstCase, read, worst_cases
 from verify.report.pages import disagreements
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Numerics
+from verify.variant.numerics import rebuilt
 
 # Two machines add fp64 numbers in different orders; a bound is a smooth function of such sums.
 _AGREEMENT = 1e-9
@@ -103,7 +104,7 @@ def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Ite
     of one case."""
     problem = _problem(worst[0])
     config = Config.parse(worst[0]["config"])
-    arithmetic = resolve(Numerics(**numerics), config, problem, arch)
+    arithmetic = resolve(rebuilt(Numerics, numerics), config, problem, arch)
     truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
     for one in worst:
         reference, bound = {

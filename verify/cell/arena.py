@@ -15,13 +15,15 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import index
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from verify.problem import Layout, Problem
+from verify.problem import Layout, Problem, Storage
+from verify.problem.storage import STRIDED, Piece
 
 # bytes on each side of a buffer; a tile's overshoot past a short tensor stays inside
 REDZONE = 16 * 1024
@@ -74,11 +76,23 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """One input: its storage, logical shape and dtype, and its slots' names by those of its pieces
+    (see `Storage.pieces`)."""
+
+    storage: Storage
+    shape: tuple[int, ...]
+    dtype: str
+    slots: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Where every buffer of one run lies; `size` in bytes."""
+    """Where every buffer of one run lies; `size` in bytes; the inputs by their names."""
 
     slots: tuple[Slot, ...]
     size: int
+    inputs: Mapping[str, Placed]
 
     def __getitem__(self, name: str) -> Slot:
         return next(slot for slot in self.slots if slot.name == name)
@@ -93,6 +107,20 @@ class Plan:
     def wire(self) -> list[dict[str, Any]]:
         """The slots as JSON-ready data."""
         return [asdict(slot) for slot in self.slots]
+
+    def wire_stored(self) -> dict[str, dict[str, Any]]:
+        """The inputs that are no strided tensors, as JSON-ready data."""
+        return {
+            name: {
+                "word": placed.storage.word,
+                "name": placed.storage.name,
+                "shape": placed.shape,
+                "dtype": placed.dtype,
+                "slots": dict(placed.slots),
+            }
+            for name, placed in self.inputs.items()
+            if placed.storage.word != STRIDED
+        }
 
     def owner(self, byte: int) -> str:
         """In words, what lies at that byte."""
@@ -116,8 +144,22 @@ def slots_from(wire: list[dict[str, Any]]) -> tuple[Slot, ...]:
     )
 
 
-# dtype, shape, and a layout where it is not contiguous
-Buffer = tuple[str, tuple[int, ...], Layout | None]
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a run, and the pieces that it is made of."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    storage: Storage
+    pieces: Mapping[str, Piece]
+
+    @staticmethod
+    def packed(shape: tuple[int, ...], dtype: str) -> _Tensor:
+        return _Tensor(dtype, shape, Layout(), {"": Piece.packed(shape)})
+
+    @staticmethod
+    def stored(shape: tuple[int, int, int, int], dtype: str, storage: Storage) -> _Tensor:
+        return _Tensor(dtype, shape, storage, storage.pieces(shape))
 
 
 def plan(
@@ -134,34 +176,32 @@ def plan(
     as they were saved, and dout, and writes dq, dk and dv.
     """
     p = problem
-    own: dict[str, Buffer] = {
-        name: (p.dtype, p.shapes[name], p.layouts[name]) for name in ("q", "k", "v")
-    }
-    if p.descaling != "none":
-        shared = Layout(expand="bh") if p.descaling == "tensor" else None
-        own |= {
-            f"descale_{name}": ("float32", (p.batch, p.heads_kv), shared)
-            for name in ("q", "k", "v")
-        }
-    made: dict[str, Buffer] = {"out": (p.dtype_out, p.shape_out, p.layout_out)}
+    own = {name: _Tensor.stored(p.shapes[name], p.dtype, p.layouts[name]) for name in "qkv"}
+    for name, shape in p.quantisation.buffers(p.shapes).items():
+        shared = Piece(shape, (0,) * len(shape)) if p.quantisation.shared else Piece.packed(shape)
+        own[name] = _Tensor("float32", shape, Layout(), {"": shared})
+    made = {"out": _Tensor.stored(p.shape_out, p.dtype_out, p.layout_out)}
     if lse:
-        made["lse"] = ("float32", p.shape_q[:3], None)
+        made["lse"] = _Tensor.packed(p.shape_q[:3], "float32")
     if entry == "backward":
-        own |= made | {"dout": (p.dtype_out, p.shape_out, p.layout_dout)}
-        made = {
-            f"d{n}": (p.dtype, p.shapes[n], replace(p.layouts[n], expand=""))
-            for n in ("q", "k", "v")
-        }
+        own |= made | {"dout": _Tensor.stored(p.shape_out, p.dtype_out, p.layout_dout)}
+        made = {f"d{n}": _Tensor.stored(p.shapes[n], p.dtype, p.layouts[n].gradient) for n in "qkv"}
     scratch = {
-        f"workspace.{name}": (dtype, shape, None) for name, (shape, dtype) in workspace.items()
+        f"workspace.{name}": _Tensor.packed(tuple(map(index, shape)), dtype)
+        for name, (shape, dtype) in workspace.items()
     }
     slots: list[Slot] = []
+    inputs: dict[str, Placed] = {}
     position = REDZONE
-    for role, buffers in (("input", own), ("output", made), ("workspace", scratch)):
-        for name, buffer in buffers.items():
-            slots.append(_slot(name, role, buffer, position))
-            position = _up(slots[-1].end) + REDZONE
-    return Plan(tuple(slots), _up(position))
+    for role, tensors in (("input", own), ("output", made), ("workspace", scratch)):
+        for name, tensor in tensors.items():
+            names = {of: f"{name}.{of}" if of else name for of in tensor.pieces}
+            for of, piece in tensor.pieces.items():
+                slots.append(_slot(names[of], role, piece.dtype or tensor.dtype, piece, position))
+                position = _up(slots[-1].end) + REDZONE
+            if role == "input":
+                inputs[name] = Placed(tensor.storage, tensor.shape, tensor.dtype, names)
+    return Plan(tuple(slots), _up(position), inputs)
 
 
 def workspace_limit(problem: Problem) -> int:
@@ -178,37 +218,18 @@ def workspace_limit(problem: Problem) -> int:
     return (128 << 20) + 64 * 4 * elements + 4 * 4 * scores
 
 
-def _slot(name: str, role: str, buffer: Buffer, position: int) -> Slot:
-    dtype, shape, layout = buffer
+def _slot(name: str, role: str, dtype: str, piece: Piece, position: int) -> Slot:
     size = torch_dtype(dtype).itemsize
-    if len(shape) == 4 and layout is not None:
-        box = (shape[0], shape[1], shape[2], shape[3])
-        strides: tuple[int, ...] = layout.strides(box)
-        offset, extent = layout.offset, layout.extent(box) + layout.pitch
-    else:
-        strides, offset, extent = contiguous(shape), 0, int(np.prod(shape, dtype=np.int64))
-        if layout is not None:  # one element for all
-            strides, extent = (0,) * len(shape), 1
     return Slot(
         name,
         role,
         dtype,
-        tuple(shape),
-        strides,
-        position + offset * size,
+        piece.shape,
+        piece.strides,
+        position + piece.offset * size,
         position,
-        position + extent * size,
+        position + (piece.extent + piece.behind) * size,
     )
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a contiguous tensor."""
-    strides: list[int] = []
-    step = 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 def side_name(launch: int, name: str) -> str:
@@ -222,6 +243,7 @@ def side_by_side(
     """A plan that holds one run's plan as often as there are inputs, one behind the other, and the
     inputs under its names."""
     slots: list[Slot] = []
+    placed: dict[str, Placed] = {}
     inputs: dict[str, Tensor] = {}
     for launch, tensors in enumerate(given):
         ahead = launch * where.size
@@ -229,8 +251,11 @@ def side_by_side(
             begin, end = slot.begin + ahead, slot.end + ahead
             name = side_name(launch, slot.name)
             slots.append(replace(slot, name=name, start=slot.start + ahead, begin=begin, end=end))
+        for name, one in where.inputs.items():
+            moved = {of: side_name(launch, slot_name) for of, slot_name in one.slots.items()}
+            placed[side_name(launch, name)] = replace(one, slots=moved)
         inputs |= {side_name(launch, name): tensor for name, tensor in tensors.items()}
-    return Plan(tuple(slots), where.size * len(given)), inputs
+    return Plan(tuple(slots), where.size * len(given), placed), inputs
 
 
 def _up(position: int) -> int:
@@ -289,20 +314,16 @@ class Arena:
         """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces;
         keep the pristine image.
 
-        inputs: stored values by the name of their buffer; size 1 where a dimension is expanded.
+        inputs: stored values by the name of the input; size 1 where a dimension is expanded.
         """
         self.reserve(where.size)
         self.bytes[: where.size].view(np.uint16)[:] = CANARY
         arena = torch.from_numpy(self.bytes)
+        for name, placed in where.inputs.items():
+            views = {of: where[slot].view(arena) for of, slot in placed.slots.items()}
+            placed.storage.write(inputs[name], views)
         for slot in where.slots:
-            if slot.role == "input":
-                stored = inputs[slot.name]
-                view = slot.view(arena)
-                # An expanded dimension is stored once: write through the narrowed view.
-                for dim, (have, want) in enumerate(zip(stored.shape, view.shape, strict=True)):
-                    view = view.narrow(dim, 0, have) if have != want else view
-                view.copy_(stored)
-            else:
+            if slot.role != "input":
                 fill(slot.view(arena), poison)
         self._pristine = self.bytes[: where.size].copy()
 

@@ -9,15 +9,18 @@ import re
 import stat
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from references.quantisation import parse_quantisation
 from verify.bundle import ROOT
 from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
 from verify.cell.untrusted_text import visible
 from verify.problem import Problem
+from verify.problem.storage import storage_kind
 from verify.tolerance.backward import resolve as resolve_gradients
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Declaration, declaration_from
@@ -172,12 +175,19 @@ def _check(declaration: Declaration) -> None:
             f"configs: {', '.join(names) or 'none'}: one at least, each with a name of its own that"
             " parses back"
         )
-    reads = declaration.gradients is not None and declaration.gradients.softmax == "saved"
+    for word in support.storages:
+        storage_kind(word)
+    reads = declaration.gradients is not None and declaration.gradients.softmax.source == "saved"
     if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
-    for dtype in support.dtypes:
+    for dtype, word in product(support.dtypes, support.descalings):
         problem = Problem(
-            seqlen_q=1, seqlen_kv=1, head_dim=max(support.head_dims), dtype=dtype, softcap=1.0
+            seqlen_q=1,
+            seqlen_kv=1,
+            head_dim=max(support.head_dims),
+            dtype=dtype,
+            softcap=1.0,
+            quantisation=parse_quantisation(word),
         )
         for config in declaration.configs:
             try:

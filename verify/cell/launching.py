@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from references.masks import parse_mask
-from verify.cell.arena import Slot, slots_from
+from verify.cell.arena import Slot, slots_from, torch_dtype
 from verify.cell.loading import Breach
-from verify.variant import AttentionArgs, Descales, Gradients, Saved, Variant
+from verify.variant import AttentionArgs, Descales, Gradients, Saved, Stored, Variant
 
 
 class _Turn:
@@ -59,7 +59,7 @@ def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
 
     def tensor(slot: Slot) -> Tensor:
         if arena.device.type == "meta":
-            dtype = getattr(torch, slot.dtype)
+            dtype = torch_dtype(slot.dtype)
             return torch.empty(0, dtype=dtype, device="meta").as_strided(slot.shape, slot.strides)
         return slot.view(arena)
 
@@ -69,16 +69,23 @@ def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
 def _arguments(
     message: dict[str, Any], variant: Variant, buffers: dict[str, Tensor]
 ) -> AttentionArgs:
-    descales = (
-        Descales(*(buffers[f"descale_{n}"] for n in "qkv")) if "descale_q" in buffers else None
-    )
+    descales = None
+    if "descale_q" in buffers:
+        q, k, v = (buffers[f"descale_{name}"] for name in "qkv")
+        descales = Descales(q, k, v, message["descaling"])
+    stored: dict[str, Stored] = {}
+    logical: dict[str, Tensor] = {}
+    for name, held in message.get("stored", {}).items():
+        tensors = {of: buffers[slot] for of, slot in held["slots"].items()}
+        stored[name] = Stored(held["word"], held["name"], tensors)
+        dtype = torch_dtype(held["dtype"])
+        logical[name] = torch.empty(held["shape"], dtype=dtype, device="meta")
     return AttentionArgs(
-        q=buffers["q"],
-        k=buffers["k"],
-        v=buffers["v"],
+        **{name: logical[name] if name in logical else buffers[name] for name in "qkv"},
         mask=parse_mask(message["mask"]),
         softmax_scale=message["softmax_scale"],
         softcap=message["softcap"],
         config=variant.config_of(message["entry"], variant.configs[message["config"]]),
         descales=descales,
+        stored=stored,
     )

@@ -22,6 +22,9 @@ from verify.variant import (
     Contract,
     DeclarationError,
     Numerics,
+    Output,
+    Products,
+    Softmax,
     Support,
     Variant,
     Workspace,
@@ -37,15 +40,11 @@ class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours
 # What is honest in eager mode and in a first kernel: everything rounded to the input's dtype, tf32
 # for fp32.
 WEAKEST = Numerics(
-    float32_products="tf32",
-    scores="input",
-    normalised=True,
-    normaliser="lse",
-    prescale="q",
-    exp="exp_u20",
-    softcap_tanh="tanh.approx",
-    block_n=16,
-    scale_roundings=3,
+    products=Products(float32_products="tf32", prescale="q"),
+    softmax=Softmax(
+        scores="input", exp="exp_u20", softcap_tanh="tanh.approx", block_n=16, scale_roundings=3
+    ),
+    output=Output(normalised=True, normaliser="lse"),
 )
 _NAMES = (
     "attention",
@@ -89,7 +88,8 @@ def variants(module: Any, path: Path, interpreted: bool = False) -> tuple[Varian
     layout = settings.get("LAYOUT", "bhsd")
     # Only a GPU, and Triton's interpreter, multiply fp32 by tf32.
     by_tf32 = interpreted or torch.cuda.is_available()
-    numerics = WEAKEST if by_tf32 else replace(WEAKEST, float32_products="ieee")
+    ieee = replace(WEAKEST, products=replace(WEAKEST.products, float32_products="ieee"))
+    numerics = WEAKEST if by_tf32 else ieee
     made = {
         each: replace(_variant(function, path.stem, settings, each), numerics=numerics)
         for each in LAYOUTS

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,59 +22,35 @@ from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.subnormals import Operands
 from verify.tolerance.weights import flushed_score, flushes_factor, product_error
+from verify.variant import GradientNumerics, Numerics
+from verify.variant.numerics import leaves
 
 # The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is
 # derived.
 KNOWN = (
-    *(
-        "operands",
-        "float32_products",
-        "prescale",
-        "scores",
-        "probability",
-        "normalised",
-        "split_keys",
-        "exp",
-        "block_n",
-    ),
-    *("softcap_tanh", "scale_roundings", "probability_scale", "promotion", "output_roundings"),
-    *("row_sum_lanes", "row_sum_apart", "division", "values"),
+    *("products.operands", "products.float32_products", "products.prescale", "products.promotion"),
+    *("softmax.scores", "softmax.exp", "softmax.scale_roundings", "softmax.softcap_tanh"),
+    *("softmax.block_n", "softmax.row_sum.lanes", "softmax.row_sum.apart"),
+    *("output.probability", "output.values", "output.probability_scale", "output.normalised"),
+    *("output.split_keys", "output.division", "output.roundings"),
 )
 # The same of `GradientNumerics`, for the slacks and for answers that are known exactly.
 KNOWN_GRADIENTS = (
-    *(
-        "softmax",
-        "operands",
-        "float32_products",
-        "exp",
-        "scale_roundings",
-        "softcap_tanh",
-        "probability",
-        "score_gradient",
-    ),
-    *(
-        "score_gradient_of",
-        "score_gradient_scaled",
-        "block_m",
-        "block_n",
-        "group",
-        "atomics",
-        "gradient_roundings",
-    ),
+    *("products.operands", "products.float32_products", "softmax.source", "softmax.exp"),
+    *("softmax.scale_roundings", "softmax.softcap_tanh", "softmax.probability"),
+    *("score_gradient.dtype", "score_gradient.of", "score_gradient.scaled"),
+    *("sums.block_m", "sums.block_n", "sums.group", "sums.atomics", "sums.roundings"),
 )
 _LARGE = 300.0  # exp of more is no number to work with
 
 
-def beyond(declared: object, known: Iterable[str]) -> str | None:
+def beyond(declared: Numerics | GradientNumerics, known: Iterable[str]) -> str | None:
     """Why nothing is derived here for these numerics: they declare something else than its default
     that is not in `known`."""
-    for field in fields(declared):  # type: ignore[arg-type]
-        default = field.default if field.default is not MISSING else None
-        if field.name not in known and getattr(declared, field.name) != default:
-            return (
-                f"declares {field.name} = {getattr(declared, field.name)!r}, for which nothing is"
-                " derived"
-            )
+    defaults = leaves(type(declared)())
+    for path, value in leaves(declared).items():
+        if path not in known and value != defaults[path]:
+            return f"declares {declared.path}.{path} = {value!r}, for which nothing is derived"
     return None
 
 

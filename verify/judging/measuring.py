@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from references.masks import Causal, Full, Lengths, Mask
@@ -23,7 +22,8 @@ from verify.judging.launch import Launch
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.problem import Problem
-from verify.problem.inputs import Inputs
+from verify.problem.inputs import Inputs, unit_descales
+from verify.problem.refusal import plainest
 from verify.variant import Declaration, Support
 
 UNDECIDED = "undecided"
@@ -74,19 +74,12 @@ def make_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
         name: rounded(tensor.double().expand(shape), problem)
         for name, (tensor, shape) in shapes.items()
     }
-    return Inputs(stored["q"], stored["k"], stored["v"], _ones(problem))
+    return Inputs(stored["q"], stored["k"], stored["v"], unit_descales(problem))
 
 
 def rounded(tensor: Tensor, problem: Problem) -> Tensor:
     """fp64 values rounded to the problem's dtype."""
     return cast(tensor.numpy(), problem.format)
-
-
-def _ones(problem: Problem) -> dict[str, Tensor]:
-    if problem.descaling == "none":
-        return {}
-    shape = (problem.batch, problem.heads_kv) if problem.descaling == "head" else (1, 1)
-    return {f"descale_{name}": torch.ones(shape) for name in "qkv"}
 
 
 def run_probe(trial: Trial, tag: str, problem: Problem, inputs: Inputs) -> Trial:
@@ -114,8 +107,8 @@ def probe_problem(
         seqlen_kv=lengths[1],
         head_dim=nearest,
         dtype=dtype,
-        descaling=support.descalings[0],
         seed=1,
+        **plainest(support),
         **shape,  # type: ignore[arg-type]
     )
 

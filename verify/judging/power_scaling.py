@@ -53,7 +53,7 @@ def spread_of_weights(trial: Trial) -> float:
     norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
     reach = abs(trial.problem.scale) * norms[0] * norms[1] * math.log2(math.e)
     numerics = trial.declaration.numerics
-    return 2 * reach + 1 + numerics.maximum_excess + numerics.maximum_step * reach
+    return 2 * reach + 1 + numerics.softmax.maximum.excess + numerics.softmax.maximum.step * reach
 
 
 def powers(trial: Trial) -> Powers:
@@ -72,7 +72,7 @@ def _powers(trial: Trial) -> Powers:
     spare = _SAFE - spread_of_weights(trial)
     if not (inputs.q.numel() and inputs.k.numel()) or spare <= 0:
         return Powers(0, 0)
-    low, high = room(inputs.v, p.format, "descale_v" in inputs.others)
+    low, high = room(inputs.v, p.format, p.quantisation.scaled)
     arithmetic = resolve(numerics, trial.config, p, trial.arch)
     if arithmetic.conversion is not None:  # V must be normal in P's format too
         own = room(trial.expanded[2], arithmetic.probability, False)
@@ -87,10 +87,10 @@ def _powers(trial: Trial) -> Powers:
         min(high, _SAFE - largest_sum, out_high),
     )
     factor = {"none": 1.0, "q": abs(p.scale), "sqrt": math.sqrt(abs(p.scale))}[
-        numerics.prescale
+        numerics.products.prescale
     ] or 1.0
     operands = arithmetic.prescaled or p.dtype
-    ranges = [room(x, p.format, "descale_q" in inputs.others) for x in (inputs.q, inputs.k)]
+    ranges = [room(x, p.format, p.quantisation.scaled) for x in (inputs.q, inputs.k)]
     # what the scale has multiplied must be normal too
     if arithmetic.prescaled and operands == p.dtype:
         ranges += [room(x.double() * factor, p.format, False) for x in (inputs.q, inputs.k)]
@@ -139,7 +139,7 @@ def scaled(trial: Trial, found: Powers) -> Inputs:
         "k": math.ldexp(1.0, -found.keys),
         "v": math.ldexp(1.0, found.values),
     }
-    if "descale_q" in inputs.others:
+    if trial.problem.quantisation.scaled:
         return replace(
             inputs, others={name: x * factors[name[-1]] for name, x in inputs.others.items()}
         )
@@ -168,7 +168,7 @@ def normal(tensor: Tensor, factor: float, dtype: DType) -> Tensor:
 def wide(declaration: Declaration) -> str | None:
     """Why powers of two are no question for a kernel: it accumulates in a format of short range; or
     None."""
-    accumulator = declaration.numerics.accumulator
+    accumulator = declaration.numerics.products.accumulator
     return (
         None
         if dtype_named(accumulator).emin <= SHORTEST

@@ -116,7 +116,9 @@ class Trial:
     def own_softmax(self) -> bool:
         """Whether the backward on trial declares that it reads nothing that a forward saved."""
         declared = self.declaration.gradients
-        return self.entry == "backward" and declared is not None and declared.softmax == "own"
+        return (
+            self.entry == "backward" and declared is not None and declared.softmax.source == "own"
+        )
 
     @property
     def reads_out(self) -> bool:
@@ -272,10 +274,12 @@ class Trial:
             "entry": entry,
             "config": self.declaration.configs.index(self.config),
             "slots": where.wire(),
+            "stored": where.wire_stored(),
             "size": where.size,
             "mask": self.problem.mask.name,
             "softmax_scale": self.problem.scale,
             "softcap": self.problem.softcap,
+            "descaling": self.problem.descaling,
         }
 
     @cached_property

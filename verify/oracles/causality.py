@@ -3,7 +3,7 @@
 One hidden key with its value, and one query, are replaced by other ordinary numbers. A row that
 sees neither computes the same from the same operands, so its bits stay. A kernel that rescales
 lazily, or that is not declared deterministic, is held to its bounds instead: the rows of a tile can
-vote on when to catch up with the maximum. Rows that share a maximum (`maximum_rows`) look at all
+vote on when to catch up with the maximum. Rows that share a maximum (`maximum.rows`) look at all
 that any row of their tile looks at.
 
 Backward: a row whose dO is 0 gives nothing to any gradient, and nothing passes between rows and
@@ -97,7 +97,10 @@ def judge(trial: Trial) -> Ruling:
     if found is not None:
         return found
     # Rows of a tile may vote on whether a lagging maximum is caught up with.
-    if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:
+    if (
+        not trial.declaration.contract.deterministic
+        or trial.declaration.numerics.softmax.maximum.lag
+    ):
         return check_within_bounds("causality", when, _within(trial, other, untouched))
     asked = dict.fromkeys(trial.first.outputs, untouched)
     return check_same_bits(
@@ -191,7 +194,7 @@ def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
     # Rows of a tile may vote on whether a lagging maximum is caught up with, or share one: see
     # `causality`.
     numerics = trial.declaration.numerics
-    same = not numerics.lazy_rescale and numerics.maximum_rows == 1
+    same = not numerics.softmax.maximum.lag and numerics.softmax.maximum.rows == 1
     return _unchanged(
         trial, other, f"with key {key} changed", Scope(~looking, ~together), same_forward=same
     )

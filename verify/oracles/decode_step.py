@@ -9,7 +9,7 @@ alone have other bounds in each. Needs support for lengths that differ and for p
 mask.
 
 Premises: other queries have no effect (hidden_has_no_effect), a row alone has another number
-(position_free_scores), and rows of a tensor can be asked for alone (strided_storage).
+(position_free_scores) and the same factor (factors_by_head).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def judge(trial: Trial) -> Ruling:
     move = partial(part.result, trial.problem)
     found = failed(other) or same_bits(forward_pairs(trial, other, move))
     # Rows that share a maximum with others alone than in the whole have other bounds.
-    shared = trial.declaration.numerics.maximum_rows != 1
+    shared = trial.declaration.numerics.softmax.maximum.rows != 1
     results = forward_results(trial, other, move, own_bounds=shared)
     return found or check_within_bounds("decode_step", when, results)
 
@@ -88,7 +88,7 @@ ORACLE = Oracle(
     judge=judge,
     excludes=excludes,
     needs=frozenset(
-        {Premise.HIDDEN_HAS_NO_EFFECT, Premise.POSITION_FREE_SCORES, Premise.STRIDED_STORAGE}
+        {Premise.HIDDEN_HAS_NO_EFFECT, Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}
     ),
     concerns=lambda trial: trial.problem.seqlen_q > 1 and trial.problem.seqlen_kv > 0,
 )

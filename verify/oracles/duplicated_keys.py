@@ -5,9 +5,9 @@ by ln 2, each within its own bound. Without a mask the copies lie apart, in othe
 mask goes by rows, the queries are doubled too, and the rows that see both copies are compared.
 Needs a mask that can be doubled: random masks cannot.
 
-Premises: a copy of a key has another place and the same score (position_free_scores), nothing but
-the visible keys weighs (visible_mass_only, rows_average_values), and tensors can be made longer
-(strided_storage).
+Premises: a copy of a key has another place, the same score (position_free_scores) and the same
+factor (factors_by_head); nothing but the visible keys weighs (visible_mass_only,
+rows_average_values).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ ORACLE = Oracle(
             Premise.POSITION_FREE_SCORES,
             Premise.VISIBLE_MASS_ONLY,
             Premise.ROWS_AVERAGE_VALUES,
-            Premise.STRIDED_STORAGE,
+            Premise.FACTORS_BY_HEAD,
         }
     ),
     concerns=lambda trial: trial.problem.pairs > 0,

@@ -25,7 +25,7 @@ factor of several roundings (other than descales, which are powers of two here),
 or that merge parts by a rounded LSE.
 
 Premises: scores are integers times ln 2 (linear_scores, position_free_scores) whose products are
-summed as integers (one_factor_per_row), only the weights of visible keys are added up
+summed as integers (factors_by_head), only the weights of visible keys are added up
 (visible_mass_only, rows_average_values), and O is rounded once (exact_output).
 """
 
@@ -84,7 +84,7 @@ def answer(trial: Trial) -> Answer:
     stored = trial.inputs.v.expand(p.shape_v).double().abs().repeat_interleave(p.group, 1)
     # Multiples of 2^-DYADIC_RANGE of the row's largest weight, whatever was the maximum when they
     # were added: exact while they and their sums fit into a significand.
-    exp = exp_error_at_integers(numerics.exp, trial.arch)
+    exp = exp_error_at_integers(numerics.softmax.exp, trial.arch)
     each = math.expm1(-a.blocks * math.log1p(-exp))
     sums = weights.sum(-1) * 2.0**DYADIC_RANGE >= 2.0**24
     ls = relative(p.seqlen_kv + a.blocks, U) * (sums | (each > 0))
@@ -160,18 +160,19 @@ def _applies(declaration: Declaration) -> str | None:
     # powers of two.
     descales = 2 * (set(support.descalings) != {"none"})
     reasons = {
-        f"declares {numerics.exp}, no exponential in base 2": numerics.exp not in _BASE_2,
+        f"declares {numerics.softmax.exp}, no exponential in base 2": numerics.softmax.exp
+        not in _BASE_2,
         "does not declare that it scales by one factor, rounded once": (
-            numerics.scale_roundings - descales != 1
+            numerics.softmax.scale_roundings - descales != 1
         ),
-        f"declares {numerics.prescale} to be scaled before the product": (
-            numerics.prescale != "none"
+        f"declares {numerics.products.prescale} to be scaled before the product": (
+            numerics.products.prescale != "none"
         ),
-        "declares 16-bit scores": numerics.scores != "float32",
+        "declares 16-bit scores": numerics.softmax.scores != "float32",
         "declares P to be normalised before the product": (
-            numerics.normalised or numerics.normaliser != "sum"
+            numerics.output.normalised or numerics.output.normaliser != "sum"
         ),
-        "merges parts by a rounded LSE": numerics.split_keys,
+        "merges parts by a rounded LSE": numerics.output.split_keys,
         "takes the default scale only": support.scales == "default",
     }
     return next((reason for reason, holds in reasons.items() if holds), None) or beyond(
@@ -200,7 +201,7 @@ ORACLE = Oracle(
         {
             Premise.LINEAR_SCORES,
             Premise.POSITION_FREE_SCORES,
-            Premise.ONE_FACTOR_PER_ROW,
+            Premise.FACTORS_BY_HEAD,
             Premise.VISIBLE_MASS_ONLY,
             Premise.ROWS_AVERAGE_VALUES,
             Premise.EXACT_OUTPUT,

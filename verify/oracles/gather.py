@@ -7,7 +7,7 @@ winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In 
 cuts the weight (one fma per exponent leaves it below 1), O is rounded to the 8 bits that V has
 before it is compared. The rows of V are unlike each other, so that the finding can name the row
 that was read instead. Catches wrong indices: layouts, swizzles, tails, head maps. Not asked where
-the maximum is rounded up (`maximum_excess`, `maximum_step`): the winner's P is not 1 there.
+the maximum is rounded up (`maximum.excess`, `maximum.step`): the winner's P is not 1 there.
 
 Backward: the same codes, with integers in V and dO. Where the saved O is V[pi(i)] bit for bit,
 delta_i = sum dO O and the winner's dP = dO . V are sums of the same integers, below 2^24. Both are
@@ -151,7 +151,7 @@ def _which(row: Tensor, values: Tensor) -> str:
 def excludes(declaration: Declaration) -> str | None:
     """Why O need not be a row of V bit for bit, or None."""
     numerics = declaration.numerics
-    up = numerics.maximum_excess or numerics.maximum_step
+    up = numerics.softmax.maximum.excess or numerics.softmax.maximum.step
     return "subtracts more than the maximum: the winner's P is not 1" if up else None
 
 
@@ -288,13 +288,16 @@ def excludes_backward(declaration: Declaration) -> str | None:
     declared = declaration.gradients
     if declared is None:
         return "declares no gradients"
-    if declared.exp not in _VANISHING:
-        return f"declares {declared.exp}, which is not known to vanish"
+    if declared.softmax.exp not in _VANISHING:
+        return f"declares {declared.softmax.exp}, which is not known to vanish"
     # With K rounded after it was scaled the winner's P is not 1, but in a softmax of the backward's
     # own; a rounded delta is not dP, and sums in 16 bits of memory are not exact.  Nothing that a
     # forward declares matters: what it saved is looked at.
     return beyond(
-        declared, (*KNOWN_GRADIENTS, "prescale") if declared.softmax == "own" else KNOWN_GRADIENTS
+        declared,
+        (*KNOWN_GRADIENTS, "products.prescale")
+        if declared.softmax.source == "own"
+        else KNOWN_GRADIENTS,
     )
 
 

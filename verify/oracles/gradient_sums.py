@@ -152,9 +152,9 @@ def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
 def _applies(declaration: Declaration) -> str | None:
     if declaration.gradients is None:
         return "declares no gradients"
-    known: tuple[str, ...] = (*KNOWN_GRADIENTS, "delta_of")
-    if declaration.gradients.prescale == "sqrt":
-        known = (*known, "prescale")
+    known: tuple[str, ...] = (*KNOWN_GRADIENTS, "score_gradient.delta_of")
+    if declaration.gradients.products.prescale == "sqrt":
+        known = (*known, "products.prescale")
     return beyond(declaration.numerics, KNOWN) or beyond(declaration.gradients, known)
 
 

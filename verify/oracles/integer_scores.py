@@ -14,7 +14,7 @@ Expected: O and LSE within the bound that remains with kappa = 0 in Q K^T. Catch
 narrower than declared (one of 13 bits passes the element bound of O on normal data), a tail of
 head_dim that is lost, and fragments that are exchanged.
 
-Premises: the products of integers are added before any factor (one_factor_per_row). What becomes of
+Premises: the products of integers are added before any factor (factors_by_head). What becomes of
 the exact sums is the reference's business.
 """
 
@@ -109,9 +109,9 @@ def concerns(trial: Trial) -> bool:
     largest = float((norm_q * norm_k.repeat_interleave(p.group, 1)).max())
     fraction, exponent = math.frexp(abs(p.scale))
     numerics = trial.declaration.numerics
-    power = fraction == 0.5 and numerics.exp in _BASE_E
+    power = fraction == 0.5 and numerics.softmax.exp in _BASE_E
     exact_factor = {"none": True, "q": power, "sqrt": power and exponent % 2 == 1}
-    return largest < exact_below(unit) and exact_factor[numerics.prescale]
+    return largest < exact_below(unit) and exact_factor[numerics.products.prescale]
 
 
 def exact_truth(trial: Trial) -> Truth:
@@ -160,6 +160,6 @@ ORACLE = Oracle(
     group="integer_scores",
     catches="narrow accumulators of Q K^T, a lost tail or swapped fragments along head_dim",
     judge=judge,
-    needs=frozenset({Premise.ONE_FACTOR_PER_ROW}),
+    needs=frozenset({Premise.FACTORS_BY_HEAD}),
     concerns=concerns,
 )

@@ -5,8 +5,8 @@ Softmax does not change when all scores of a row rise by the same. K holds integ
 multiples of a power of two, so that the shifted K is exactly representable and the rise of LSE is
 known exactly. Each of the two results has its own bound.
 
-Premises: all scores of a row rise alike (linear_scores), and all that the LSE is made of rises with
-them (visible_mass_only).
+Premises: all scores of a row rise alike (linear_scores, factors_by_head), and all that the LSE is
+made of rises with them (visible_mass_only).
 """
 
 from __future__ import annotations
@@ -80,6 +80,6 @@ ORACLE = Oracle(
         " saturate"
     ),
     judge=judge,
-    needs=frozenset({Premise.LINEAR_SCORES, Premise.VISIBLE_MASS_ONLY}),
+    needs=frozenset({Premise.LINEAR_SCORES, Premise.FACTORS_BY_HEAD, Premise.VISIBLE_MASS_ONLY}),
     concerns=_asked,
 )

@@ -139,7 +139,10 @@ def judge(trial: Trial) -> Ruling:
         "NaN or infinities" if trial.declaration.contract.masked_values == "any" else "huge values"
     )
     # see `causality`
-    if not trial.declaration.contract.deterministic or trial.declaration.numerics.lazy_rescale:
+    if (
+        not trial.declaration.contract.deterministic
+        or trial.declaration.numerics.softmax.maximum.lag
+    ):
         return _within_bounds(trial, run, poisoning)
     pairs = [(name, clean, run.outputs[name]) for name, clean in trial.first.outputs.items()]
     when = (

@@ -30,9 +30,10 @@ case only, and then only dV is compared. A gradient whose parts are rounded to f
 query head, is compared only where it keeps its size: the parts can be subnormal where the whole is
 not. A K that the scale multiplies first must stay normal after this multiplication too.
 
-Premises: scores keep their bits (scale_homogeneous), the weights that are flushed are known by
-norms (norm_bounded_scores) among visible keys alone (visible_mass_only), O is linear in V
-(linear_in_values) and rounded once (exact_output).
+Premises: scores keep their bits (scale_homogeneous), a factor is multiplied for its whole head
+(factors_by_head), the weights that are flushed are known by norms (norm_bounded_scores) among
+visible keys alone (visible_mass_only), O is linear in V (linear_in_values) and rounded once
+(exact_output).
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ from verify.variant import Declaration, GradientNumerics
 _NEEDS = frozenset(
     {
         Premise.SCALE_HOMOGENEOUS,
+        Premise.FACTORS_BY_HEAD,
         Premise.NORM_BOUNDED_SCORES,
         Premise.VISIBLE_MASS_ONLY,
         Premise.LINEAR_IN_VALUES,
@@ -128,7 +130,7 @@ def exponents(trial: Trial) -> tuple[int, int]:
         return 0, 0
     a = max(-(spare // 3), min(spare // 3, powers(trial).keys))
     for operand, side in _prescaled(trial):  # what the scale has multiplied must be normal too
-        least, most = room(operand, _dtype(trial, _declared(trial).operands), False)
+        least, most = room(operand, _dtype(trial, _declared(trial).products.operands), False)
         a = side * max(least, min(most, side * a)) if least <= 0 <= most else 0
     low, high = room(trial.dout, p.format_out, False)
     g = chosen((max(low, -(spare // 2)), min(high, spare // 2)), bool(p.seed & 2))
@@ -140,7 +142,11 @@ def exponents(trial: Trial) -> tuple[int, int]:
 def _prescaled(trial: Trial) -> list[tuple[Tensor, int]]:
     """Operands that the scale has multiplied, fp64, and the sign of a in the power that multiplies
     each."""
-    (q, k, _), scale, declared = trial.expanded, trial.problem.scale, _declared(trial).prescale
+    (q, k, _), scale, declared = (
+        trial.expanded,
+        trial.problem.scale,
+        _declared(trial).products.prescale,
+    )
     if declared == "k":
         return [(k.double() * scale * math.log2(math.e), -1)]
     root = math.sqrt(abs(scale))
@@ -154,10 +160,8 @@ def powers_left(trial: Trial) -> float:
 
 def _wide_dscores(trial: Trial) -> bool:
     """Whether dS, and the delta that it is made of, have fp32's range."""
-    declared = _declared(trial)
-    return not any(
-        _short(_dtype(trial, name)) for name in (declared.score_gradient, declared.delta)
-    )
+    of_scores = _declared(trial).score_gradient
+    return not any(_short(_dtype(trial, name)) for name in (of_scores.dtype, of_scores.delta))
 
 
 def _declared(trial: Trial) -> GradientNumerics:
@@ -178,9 +182,9 @@ def _short(dtype: DType) -> bool:
 def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
     """Gradients whose parts are rounded to a short range, in memory or by head: they may be
     subnormal, and the whole not."""
-    declared = _declared(trial)
-    cast = declared.group == "cast" and trial.problem.group > 1 and _short(trial.problem.format)
-    atomics = declared.atomics if _short(_dtype(trial, declared.atomics_dtype)) else ()
+    sums = _declared(trial).sums
+    cast = sums.group == "cast" and trial.problem.group > 1 and _short(trial.problem.format)
+    atomics = sums.atomics if _short(_dtype(trial, sums.atomics_dtype)) else ()
     return (*atomics, *(("dk", "dv") if cast else ()))
 
 

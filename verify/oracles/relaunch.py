@@ -29,7 +29,7 @@ from verify.judging.metamorphic import check_same_bits, failed
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.problem import ORDERS, Problem
+from verify.problem import Problem
 from verify.problem.refusal import inside
 from verify.variant import Support
 
@@ -40,12 +40,7 @@ Result = tuple[str, Tensor, Tensor, Tensor, DType]
 def relaunched(problem: Problem, support: Support) -> Problem:
     """The same shapes and dtype with other values and, wherever the support has another, scale,
     mask, softcap and strides."""
-    layouts = {
-        f"layout_{name}": replace(
-            layout, order=ORDERS[(ORDERS.index(layout.order) + 1) % len(ORDERS)]
-        )
-        for name, layout in problem.layouts.items()
-    }
+    layouts = {f"layout_{name}": layout.sibling for name, layout in problem.layouts.items()}
     lengths = (problem.seqlen_q, problem.seqlen_kv)
     found = problem.but(seed=problem.seed ^ 1)
     for changes in (

@@ -9,7 +9,8 @@ Backward: dQ stays. dK and dV of a key head are the sums over its copies, becaus
 the group adds its part to the shared head. The copies' gradients are summed in fp64, and so are
 their bounds. An element is left out where that of a copy can overflow.
 
-Premises: a key head can be stored once more (strided_storage).
+Premises: other heads have no effect (hidden_has_no_effect), and a head is copied with its factor
+(factors_by_head).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def replicas(problem: Problem, given: Inputs) -> Inputs:
         for tensor, layout in ((given.k, problem.layout_k), (given.v, problem.layout_v))
     )
     others = {
-        name: x if problem.descaling == "tensor" else repeat(x) for name, x in given.others.items()
+        name: x if problem.quantisation.shared else repeat(x) for name, x in given.others.items()
     }
     return replace(given, k=k, v=v, others=others)
 
@@ -154,7 +155,7 @@ FORWARD = Oracle(
     ),
     judge=judge,
     excludes=excludes,
-    needs=frozenset({Premise.STRIDED_STORAGE}),
+    needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT, Premise.FACTORS_BY_HEAD}),
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )
 
@@ -167,7 +168,7 @@ BACKWARD = Oracle(
     ),
     judge=judge_backward,
     excludes=excludes,
-    needs=frozenset({Premise.STRIDED_STORAGE}),
+    needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT, Premise.FACTORS_BY_HEAD}),
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )
 

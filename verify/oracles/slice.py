@@ -11,7 +11,7 @@ Backward: one sequence alone gives the gradients that it gave in the batch, unde
 conditions. What its own forward saves should be the same too; the gradients follow from it.
 
 Premises: the part's batch and heads begin at 0 (position_free_scores), other sequences and heads
-have no effect (hidden_has_no_effect), and each can be asked for alone (strided_storage).
+have no effect (hidden_has_no_effect), and a head keeps its factor (factors_by_head).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from verify.problem import Problem
 from verify.variant import ROW_ALIGNMENT, Support
 
 _NEEDS = frozenset(
-    {Premise.POSITION_FREE_SCORES, Premise.HIDDEN_HAS_NO_EFFECT, Premise.STRIDED_STORAGE}
+    {Premise.POSITION_FREE_SCORES, Premise.HIDDEN_HAS_NO_EFFECT, Premise.FACTORS_BY_HEAD}
 )
 
 

@@ -8,9 +8,9 @@ w_i [exp(L_i + L) B_i + expm1(L_i + L) |O_i - O|], and the merged LSE within L. 
 in the middle, at an end, beside one, or anywhere. Needs an LSE, lengths that differ, and support
 for problems without a mask.
 
-Premises: the second range's keys begin at 0 (position_free_scores), a range's LSE counts its keys
-alone (visible_mass_only) and divides its O (rows_average_values), ranges can be asked for alone
-(strided_storage), and O is neither scaled nor rounded twice (exact_output).
+Premises: the second range's keys begin at 0 (position_free_scores) and keep their factor
+(factors_by_head), a range's LSE counts its keys alone (visible_mass_only) and divides its O
+(rows_average_values), and O is neither scaled nor rounded twice (exact_output).
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ ORACLE = Oracle(
             Premise.POSITION_FREE_SCORES,
             Premise.VISIBLE_MASS_ONLY,
             Premise.ROWS_AVERAGE_VALUES,
-            Premise.STRIDED_STORAGE,
+            Premise.FACTORS_BY_HEAD,
             Premise.EXACT_OUTPUT,
         }
     ),

@@ -4,7 +4,7 @@ Here are the names that kernels and users import; the package's other modules ma
 problems.
 """
 
-from verify.problem.layout import EXPANSIONS, ORDERS, Layout, ProblemError
 from verify.problem.problem import Problem
+from verify.problem.storage import EXPANSIONS, ORDERS, Layout, ProblemError, Storage
 
-__all__ = ["EXPANSIONS", "ORDERS", "Layout", "Problem", "ProblemError"]
+__all__ = ["EXPANSIONS", "ORDERS", "Layout", "Problem", "ProblemError", "Storage"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from references.masks import Intersection, Lengths, drawn_words, kind_of
 from verify.arithmetic.dtypes import dtype_named
-from verify.problem import Problem
+from verify.problem import Layout, Problem
 from verify.problem.distributions import ordinary
+from verify.problem.storage import STRIDED, storage_words
 from verify.variant import ROW_ALIGNMENT, Config, Support
 
 _BINS = (
@@ -36,7 +39,8 @@ _BINS = (
 
 def bins_required() -> tuple[str, ...]:
     """The bins that all supports together fill."""
-    return (*_BINS, *(f"mask:{word}" for word in drawn_words()))
+    masks = (f"mask:{word}" for word in drawn_words())
+    return (*_BINS, *masks, *(f"storage:{word}" for word in storage_words() if word != STRIDED))
 
 
 _WITHOUT_PAIRS = ("zero_length", "empty_row")  # where no query has a key, nothing else is exercised
@@ -78,14 +82,15 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         and scale != 0
         and both[0] > 0,
         "grouped_heads": grouped,
-        "descaling": problem.descaling != "none",
+        "descaling": problem.quantisation.scaled,
         "descaling_by_head": problem.descaling == "head" and grouped,
         "head_dim_v!=head_dim": problem.head_dim_v != problem.head_dim,
         "scale<0": scale < 0,
         "scale=0": scale == 0,
         "softcap": problem.softcap > 0,
         "strided": any(
-            layout.order != "bhsd" or layout.pitch or layout.expand for layout in layouts.values()
+            isinstance(layout, Layout) and replace(layout, offset=0) != Layout()
+            for layout in layouts.values()
         ),
         "expanded": any(layout.expand for layout in layouts.values()),
         "misaligned": any(
@@ -96,6 +101,7 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         f"distribution:{problem.distribution}": True,
     }
     found |= {f"mask:{part.word}": True for part in atoms}
+    found |= {f"storage:{x.word}": True for x in layouts.values() if x.word != STRIDED}
     return {
         name
         for name, filled in found.items()
@@ -137,6 +143,7 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
         "misaligned": support.layouts == "any" or (support.layouts == "contiguous" and not aligned),
         "mask:intersection": support.intersections and len(set(masks) - {"full"}) > 1,
         **{f"mask:{word}": word in masks for word in drawn_words()},
+        **{f"storage:{word}": word in support.storages for word in storage_words()},
     }
     return {name for name in bins_required() if closed.get(name, True)}
 

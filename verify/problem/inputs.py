@@ -9,11 +9,11 @@ ml_dtypes).  The distributions whose answer an oracle knows are in `verify.probl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType, dtype_named
@@ -60,49 +60,41 @@ def _quantised(values: Floats, dtype: DType) -> Floats:
 
 
 def descales(problem: Problem) -> dict[str, Tensor]:
-    """float32 factors "descale_q", "descale_k" and "descale_v", (batch, heads_kv) or (1, 1) as
-    stored; none for "none".
+    """float32 factors of the problem's quantisation by the name of their buffer, as stored.
 
     Of eight significant bits, in [1/4, 4).  Where an oracle must know O bit for bit, powers of two,
     and those of q and k cancel: their product is 1 for a head's own factors, and another head's
     would show.
     """
-    if problem.descaling == "none":
-        return {}
     source, exact = Source(problem), _distribution(problem).oracle
-    shape = (problem.batch, problem.heads_kv) if problem.descaling == "head" else (1, 1)
     found = {}
-    for name in ("q", "k", "v"):
-        words = source.words("q" if name == "k" and exact else name, "descale", shape).astype(
-            np.int64
-        )
-        exponent = (words & 3) - 2
+    for buffer, shape in problem.quantisation.stored(problem.shapes).items():
+        name = buffer.removeprefix("descale_")
+        stream = "q" if name == "k" and exact else name
+        words = source.words(stream, "descale", shape).astype(np.int64)
+        exponent = ((words & 3) - 2) * (-1 if name == "k" and exact else 1)
         mantissa = np.where(exact, 128, 128 + (words >> 2 & 127))
-        powers = np.array([math.ldexp(1.0, e - 7) for e in range(-2, 3)])
-        sign = -1 if name == "k" and exact else 1
-        found[f"descale_{name}"] = cast(
-            mantissa * powers[sign * exponent + 2], dtype_named("float32")
-        )
+        found[buffer] = cast(np.ldexp(mantissa / 128, exponent), dtype_named("float32"))
     return found
+
+
+def unit_descales(problem: Problem) -> dict[str, Tensor]:
+    """The factors of the problem's quantisation as stored, all 1."""
+    stored = problem.quantisation.stored(problem.shapes)
+    return {name: torch.ones(shape) for name, shape in stored.items()}
 
 
 def dequantised(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v at their full logical shapes: views of what the kernel gets; 8-bit ones in fp64,
     times their descales."""
-    full = {"q": problem.shape_q, "k": problem.shape_k, "v": problem.shape_v}
-    found = {name: getattr(inputs, name).expand(shape) for name, shape in full.items()}
-    for name, tensor in found.items():
+
+    def whole(name: str) -> Tensor:
+        tensor: Tensor = getattr(inputs, name).expand(problem.shapes[name])
         if tensor.dtype.itemsize == 1:  # torch computes nothing with them
-            found[name] = tensor.double()
-        if f"descale_{name}" in inputs.others:
-            factor = (
-                inputs.others[f"descale_{name}"].double().expand(problem.batch, problem.heads_kv)
-            )
-            found[name] = (
-                tensor.double()
-                * factor.repeat_interleave(tensor.shape[1] // problem.heads_kv, 1)[..., None, None]
-            )
-    return found["q"], found["k"], found["v"]
+            tensor = tensor.double()
+        return problem.quantisation.dequantise(name, tensor, inputs.others, problem.shapes)
+
+    return whole("q"), whole("k"), whole("v")
 
 
 def check_distribution(problem: Problem) -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from references.masks import drawn_words, intersect
+from references.quantisation import quantisation_words
 from verify.problem import Layout, Problem
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
+from verify.problem.storage import STRIDED, storage_kind, storage_words
 from verify.problem.strategies import (
     CAPS,
     HEAD_DIMS,
@@ -20,7 +22,7 @@ from verify.problem.strategies import (
     draw_problems,
     head_dims_in,
 )
-from verify.variant import DESCALINGS, Declaration, Support
+from verify.variant import Declaration, Support
 
 _LONGEST_REFUSAL = 1 << 13  # a longer input, made just to see it refused, costs too much memory
 
@@ -63,15 +65,16 @@ def _outside(
     )
     refusal = support.refusal(problem)
     named = refusal[0] if refusal else None
-    # `refusal` does not see layouts
-    wanted = None if edge.argument.startswith("layout_") else edge.argument
-    assert named == wanted, f"{named} is refused, not {wanted}: {problem.name}"
+    strides = named is None and edge.argument.startswith("layout_")  # which `refusal` does not see
+    assert strides or named == edge.argument, (
+        f"{named} is refused, not {edge.argument}: {problem.name}"
+    )
     return problem, edge.argument
 
 
 def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
     inner = support.head_dims
-    descalings = tuple(descaling for descaling in DESCALINGS if descaling not in support.descalings)
+    descalings = tuple(word for word in quantisation_words() if word not in support.descalings)
     if descalings:
         yield _Edge("descales", replace(support, descalings=descalings), dtype)
     for other in ("float64", "float32", "bfloat16", "float16"):
@@ -128,6 +131,10 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
             dtype,
             change=lambda draw, base: base.but(softcap=draw(st.sampled_from(CAPS))),
         )
+    for word in storage_words():
+        if word not in support.storages:
+            name = "k" if word == STRIDED else storage_kind(word).holds[0]
+            yield _Edge(f"layout_{name}", replace(support, storages=(word,)), dtype)
     yield from _length_edges(support, dtype)
     yield from _mask_edges(support, dtype)
     rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on

@@ -5,11 +5,9 @@ Default deny: an oracle that names no premises is asked about no problem that ha
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields, replace
 
 from references.premises import Feature, Premise
-from verify.problem.layout import ProblemError
 from verify.problem.problem import Problem
 from verify.variant import Support
 
@@ -29,15 +27,19 @@ def broken(needs: Needs, problem: Problem) -> str | None:
 
 
 def without_broken(needs: Needs, problem: Problem, support: Support) -> Problem:
-    """The problem without the features that break these needs, as far as the support allows it."""
-    for field in fields(problem):
-        if field.default is MISSING or not _breaking(needs, problem):
-            continue
-        with contextlib.suppress(ProblemError):  # a default that the other fields do not allow
-            plainer = replace(problem, **{field.name: field.default})
-            fewer = len(_breaking(needs, plainer)) < len(_breaking(needs, problem))
-            if fewer and support.refusal(plainer) is None:
-                problem = plainer
+    """The problem without the features that break these needs, as far as the support allows it.
+
+    A feature goes with all fields of its label.
+    """
+    for feature in _breaking(needs, problem):
+        defaults = {
+            field.name: field.default
+            for field in fields(problem)
+            if getattr(getattr(problem, field.name), "label", field.name) == feature.label
+        }
+        plainer = replace(problem, **defaults)  # type: ignore[arg-type]
+        if support.refusal(plainer) is None:
+            problem = plainer
     return problem
 
 

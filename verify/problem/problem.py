@@ -11,9 +11,12 @@ from dataclasses import dataclass, field, fields, replace
 from references.definition import Attention
 from references.masks import Full, Lengths, Mask, parse_mask
 from references.premises import Feature, Premise
+from references.quantisation import Quantisation, Unquantised, parse_quantisation
 from verify.arithmetic.dtypes import DType, dtype_named
-from verify.problem.layout import Layout, ProblemError
-from verify.variant import DESCALINGS, default_dtype_out
+from verify.problem.storage import STRIDED, Layout, ProblemError, Storage, parse_storage
+from verify.variant import default_dtype_out
+
+_CONTIGUOUS, _UNQUANTISED = Layout(), Unquantised()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +26,11 @@ class Problem:
 
     softmax_scale multiplies the scores and may be zero or negative.  softcap c > 0 replaces a
     scaled score s by c tanh(s / c), before the mask; 0 means none.  dtype_out is O's; 8-bit inputs
-    give bfloat16 unless it says otherwise. descaling: whether q, k and v come with fp32 factors:
-    "none", one per "tensor", or one per batch and key "head". layout_dout is that of the upstream
-    gradient; dq, dk and dv lie like q, k and v, with nothing expanded. distribution and seed choose
-    the values (`verify.problem.inputs`). Raises ProblemError, naming the field, for what makes no
-    sense.
+    give bfloat16 unless it says otherwise. quantisation: which factors q, k and v come with. The
+    layouts say how tensors lie in memory; layout_dout is that of the upstream gradient; dq, dk and
+    dv lie like q, k and v where these are strided, with nothing expanded. distribution and seed
+    choose the values (`verify.problem.inputs`). Raises ProblemError, naming the field, for what
+    makes no sense.
     """
 
     batch: int = 1
@@ -41,13 +44,13 @@ class Problem:
     mask: Mask = field(default_factory=Full)
     softmax_scale: float | None = None  # None: head_dim ** -0.5
     softcap: float = 0.0
-    layout_q: Layout = Layout()
-    layout_k: Layout = Layout()
-    layout_v: Layout = Layout()
-    layout_out: Layout = Layout()
-    layout_dout: Layout = Layout()
+    layout_q: Storage = _CONTIGUOUS
+    layout_k: Storage = _CONTIGUOUS
+    layout_v: Storage = _CONTIGUOUS
+    layout_out: Storage = _CONTIGUOUS
+    layout_dout: Storage = _CONTIGUOUS
     dtype_out: str = ""  # see `default_dtype_out`
-    descaling: str = "none"
+    quantisation: Quantisation = _UNQUANTISED
     distribution: str = "normal"
     seed: int = 0
 
@@ -65,10 +68,12 @@ class Problem:
             self.mask.check(self.batch)
         except ValueError as error:
             raise ProblemError(str(error)) from None
-        if self.descaling not in DESCALINGS:
-            raise ProblemError(f"descaling: {self.descaling!r} is none of {', '.join(DESCALINGS)}")
         if not re.fullmatch(r"\w+", self.distribution, re.ASCII):
             raise ProblemError(f"distribution: {self.distribution!r} is not a name")
+        for name, storage in self.layouts.items():
+            if name not in storage.holds:
+                holds = ", ".join(storage.holds)
+                raise ProblemError(f"layout_{name}: {storage.word} storage is for {holds} only")
         for name, what in {"out": "an output", "dout": "an upstream gradient"}.items():
             if self.layouts[name].expand:
                 raise ProblemError(f"layout_{name}: {what} cannot be expanded")
@@ -109,9 +114,20 @@ class Problem:
         found: list[Feature] = []
         if self.softcap:
             found.append(_Named("softcap", _SOFTCAP_BREAKS))
-        if self.descaling != "none":
-            found.append(_Named(f"descales by {self.descaling}", frozenset({Premise.PLAIN_INPUTS})))
+        if self.quantisation.scaled:
+            found.append(self.quantisation)
+        found += dict.fromkeys(x for x in self.layouts.values() if x.word != STRIDED)
         return tuple(found)
+
+    @property
+    def descaling(self) -> str:
+        """The word of the quantisation, as `Support.descalings` lists it."""
+        return self.quantisation.word
+
+    @property
+    def storages(self) -> dict[str, str]:
+        """The kind of storage of q, k and v, by its word."""
+        return {name: self.layouts[name].word for name in ("q", "k", "v")}
 
     @property
     def scale(self) -> float:
@@ -152,8 +168,8 @@ class Problem:
         return self.shape_out
 
     @property
-    def layouts(self) -> dict[str, Layout]:
-        """Of every tensor with a layout of its own."""
+    def layouts(self) -> dict[str, Storage]:
+        """Of every tensor with a storage of its own."""
         return {name: getattr(self, f"layout_{name}") for name in ("q", "k", "v", "out", "dout")}
 
     @property
@@ -194,7 +210,8 @@ class Problem:
         for name, key in _KEYS.items():
             value = getattr(self, name)
             if value != defaults[name]:
-                yield key, value.name if isinstance(value, Mask | Layout) else str(value)
+                named = isinstance(value, Mask | Storage | Quantisation)
+                yield key, value.name if named else str(value)
 
     @staticmethod
     def parse(text: str) -> Problem:
@@ -236,10 +253,12 @@ def _read(name: str, text: str) -> object:
     if name == "mask":
         return parse_mask(text)
     if name.startswith("layout_"):
-        return Layout.parse(text)
+        return parse_storage(text)
+    if name == "quantisation":
+        return parse_quantisation(text)
     if name in ("softmax_scale", "softcap"):
         return float(text)
-    return text if name in ("dtype", "dtype_out", "descaling", "distribution") else int(text)
+    return text if name in ("dtype", "dtype_out", "distribution") else int(text)
 
 
 _KEYS = {
@@ -260,7 +279,7 @@ _KEYS = {
     "layout_out": "lo",
     "layout_dout": "ldo",
     "dtype_out": "out",
-    "descaling": "descale",
+    "quantisation": "descale",
     "distribution": "dist",
     "seed": "seed",
 }

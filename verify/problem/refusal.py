@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from references.quantisation import parse_quantisation
 from verify.problem import Layout, Problem
+from verify.problem.storage import STRIDED, storage_kind
 from verify.variant import ROW_ALIGNMENT, Support
 
 
@@ -12,7 +16,8 @@ def excludes(support: Support, problem: Problem) -> tuple[str, str] | None:
     if refused is not None:
         return refused
     for name, layout in problem.layouts.items():
-        if name == "dout":  # only a backward sees it
+        # Only a backward sees dO, and the rules of layouts are for strided tensors.
+        if name == "dout" or layout.word != STRIDED:
             continue
         if support.layouts == "contiguous" and layout != Layout():
             return f"layout_{name}", f"{layout.name} is not contiguous"
@@ -23,6 +28,17 @@ def excludes(support: Support, problem: Problem) -> tuple[str, str] | None:
                 f"rows of {layout.name} are not aligned to {ROW_ALIGNMENT} bytes",
             )
     return None
+
+
+def plainest(support: Support) -> dict[str, Any]:
+    """Fields of a Problem: the quantisation that asks least of a kernel of that support, and the
+    simplest storages where it takes no strided K and V."""
+    word = "none" if "none" in support.descalings else support.descalings[0]
+    fields: dict[str, Any] = {"quantisation": parse_quantisation(word)}
+    if STRIDED not in support.storages:
+        kind = storage_kind(support.storages[0])
+        fields |= {f"layout_{name}": kind() for name in kind.holds}
+    return fields
 
 
 def inside(support: Support, problem: Problem | None) -> bool:

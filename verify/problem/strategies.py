@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
 from typing import TypeVar
@@ -18,10 +18,12 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from references.masks import Mask, intersect, kind_of
-from verify.problem import ORDERS, Layout, Problem
+from references.quantisation import parse_quantisation
+from verify.problem import ORDERS, Layout, Problem, Storage
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
 from verify.problem.known_answers import GATHERS, gather_possible
+from verify.problem.storage import STRIDED, storage_kind
 from verify.variant import Declaration, Support, default_dtype_out
 
 __all__ = ["LIMITS", "Limits", "problems"]
@@ -155,6 +157,8 @@ def draw_problems(
     descaling = draw(_one_of(tuple(support.descalings)))
     dtype_out = draw(_one_of((default_dtype_out(dtype), *support.dtypes_out)))
     style = draw(_STYLES) if support.layouts != "contiguous" else "contiguous"
+    several = len(support.storages) > 1
+    storage = storage_kind(draw(_one_of(support.storages)) if several else support.storages[0])
     kinds = draw(_mask_kinds(support, seqlen_q == seqlen_kv))
     seed = draw(_SEEDS)
     head_dim_v = draw(head_dims_in(support)) if other_head_dim_v else head_dim
@@ -169,7 +173,9 @@ def draw_problems(
     mask = intersect(*(draw_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
     layouts = _layouts(draw, style, 1 if support.layouts == "any" else 8)
     if name in GATHERS:  # see `gather_possible`
-        scale, softcap, layouts["q"] = scale or "default", 0.0, replace(layouts["q"], expand="")
+        scale, softcap, layouts["q"] = scale or "default", 0.0, layouts["q"].gradient
+    if storage.word != STRIDED:
+        layouts |= dict.fromkeys(storage.holds, storage.draw(_Choose(draw)))
     problem = Problem(
         batch=batch,
         heads_q=group * heads_kv,
@@ -187,7 +193,7 @@ def draw_problems(
         else -(head_dim**-0.5),
         softcap=softcap,
         dtype_out=dtype_out,
-        descaling=descaling,
+        quantisation=parse_quantisation(descaling),
         layout_q=layouts["q"],
         layout_k=layouts["k"],
         layout_v=layouts["v"],
@@ -330,7 +336,7 @@ def draw_atom(draw: st.DrawFn, kind: str, batch: int, seqlen_q: int, seqlen_kv: 
     return mask
 
 
-def _layouts(draw: st.DrawFn, style: str, unit: int) -> dict[str, Layout]:
+def _layouts(draw: st.DrawFn, style: str, unit: int) -> dict[str, Storage]:
     """Layouts by tensor, whose pitch and offset are multiples of `unit` elements."""
     if style != "free":
         return dict.fromkeys(_EXPANSIONS, Layout() if style == "contiguous" else Layout(style))

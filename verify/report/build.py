@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from verify.evidence import Begin, Evidence, RunInfo, VariantEntry, Verdict
+from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
 from verify.report import contract, pooled, resources, statistics
 from verify.report.failures import _failing
@@ -265,8 +266,8 @@ def _variant(
         "cases": sum(d["cases"] for d in dtypes),
         "failures": sum(d["failures"] for d in dtypes),
         "support": entry.support,
-        "numerics": entry.numerics,
-        "gradients": entry.gradients,
+        "numerics": in_parts(entry.numerics, FORWARD),
+        "gradients": entry.gradients and in_parts(entry.gradients, BACKWARD),
         "contract": entry.contract,
         "dtypes": dtypes,
         "failing": _failing(verdicts, known),

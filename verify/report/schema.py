@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from verify.evidence import strict_json
+from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 
 SCHEMA_VERSION = 2
 
@@ -391,11 +392,15 @@ def parse(data: Any) -> Report:
             f"has schema version {version!r}; this version of verify reads {SCHEMA_VERSION}"
         )
     try:
-        return strict_json.decode(Report, data, "report")
+        report = strict_json.decode(Report, data, "report")
     except strict_json.ShapeError as error:
         raise ReportError(str(error)) from None
     except RecursionError:
         raise ReportError("is nested too deeply") from None
+    for variant in report["variants"]:
+        variant["numerics"] = in_parts(variant["numerics"], FORWARD)
+        variant["gradients"] = variant["gradients"] and in_parts(variant["gradients"], BACKWARD)
+    return report
 
 
 def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from verify.report import text
 from verify.report.schema import DTypeReport, Report, VariantReport
 from verify.variant import MASK_KINDS
+from verify.variant.numerics import leaves
 
 # A support that ends below three tiles of 64 keys, or that spans fewer lengths than these, never
 # asks for a second rescale.
@@ -28,7 +29,12 @@ CASES = 8
 FLOORS = {"fine": 16.0, "8 bits": 128.0, "16 bits": 256.0, "tf32": 8192.0}
 # No honest kernel rounds a factor or a finished sum more often (7 in the longest chain), or
 # rescales later (8 in FlashAttention-4).
-COUNTED = {"scale_roundings": 8, "output_roundings": 8, "gradient_roundings": 8, "lazy_rescale": 16}
+COUNTED = {
+    "softmax.scale_roundings": 8,
+    "output.roundings": 8,
+    "sums.roundings": 8,
+    "softmax.maximum.lag": 16,
+}
 
 # The states that `--strict` objects to.
 GRAVE = ("lenient", "narrow")
@@ -38,7 +44,10 @@ CLAIMS = (
     " so few lengths or head dims that passing says little."
 )
 
-_COARSE = ("accumulator", "score_accumulator", "scores", "delta", "atomics_dtype")
+_COARSE = (
+    *("products.accumulator", "products.score_accumulator", "softmax.scores"),
+    *("score_gradient.delta", "sums.atomics_dtype"),
+)
 _SIXTEEN = ("float16", "bfloat16")
 
 
@@ -118,7 +127,8 @@ def _declared(variant: VariantReport) -> list[Mapping[str, Any]]:
     """The declarations that its own bounds follow from: a backward alone says nothing of a
     forward."""
     forward = [] if variant["entries"] == ["backward"] else [variant["numerics"]]
-    return forward + ([] if variant["gradients"] is None else [variant["gradients"]])
+    backward = [] if variant["gradients"] is None else [variant["gradients"]]
+    return [leaves(declared) for declared in (*forward, *backward)]
 
 
 def kind(declared: Mapping[str, Any], dtype: str) -> str:
@@ -126,11 +136,11 @@ def kind(declared: Mapping[str, Any], dtype: str) -> str:
     FLOORS."""
     if dtype.startswith("float8"):
         return "8 bits"
-    if dtype == "float32" and declared.get("float32_products", "ieee") == "tf32":
+    if dtype == "float32" and declared.get("products.float32_products", "ieee") == "tf32":
         return "tf32"
     words = [declared.get(field) or "float32" for field in _COARSE]
-    if declared.get("prescale", "none") != "none":
-        words.append(declared.get("operands", "input"))
+    if declared.get("products.prescale", "none") != "none":
+        words.append(declared.get("products.operands", "input"))
     narrow = any(word in _SIXTEEN or (word == "input" and dtype in _SIXTEEN) for word in words)
     return "16 bits" if narrow else "fine"
 
@@ -176,6 +186,8 @@ def claims(variant: VariantReport) -> str:
         parts.append(f"{scales} scale only")
     if (layouts := support.get("layouts", "any")) != "any":
         parts.append(f"{layouts} tensors only")
+    if (storages := [*support.get("storages", ["strided"])]) != ["strided"]:
+        parts.append(f"{' or '.join(storages)} K and V")
     if variant["contract"].get("lse", "natural") is None and "forward" in variant["entries"]:
         parts.append("returns no LSE")
     return text.one_line("; ".join([*parts, *_words(variant)]))

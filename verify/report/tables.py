@@ -21,6 +21,7 @@ from verify.report.schema import (
     WorstCase,
 )
 from verify.report.statistics import badness
+from verify.variant.numerics import leaves
 
 _ORDER = {"red": 0, "grey": 1, "green": 2}
 _DEVICE = {
@@ -96,11 +97,11 @@ def declarations(report: Report) -> list[Declared]:
         ("Declared contract", [(v["ref"], v["contract"]) for v in variants]),
         (
             "Declared numerics",
-            [(v["ref"], v["numerics"]) for v in variants if "forward" in v["entries"]],
+            [(v["ref"], leaves(v["numerics"])) for v in variants if "forward" in v["entries"]],
         ),
         (
             "Declared numerics of gradients",
-            [(v["ref"], v["gradients"]) for v in variants if v["gradients"] is not None],
+            [(v["ref"], leaves(v["gradients"])) for v in variants if v["gradients"] is not None],
         ),
     ):
         if declared:

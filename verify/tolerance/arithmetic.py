@@ -12,7 +12,8 @@ from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, 
 from verify.problem import Problem
 from verify.problem.inputs import descales
 from verify.tolerance.subnormals import Operands, Weighted
-from verify.variant import Config, Numerics
+from verify.variant import Config, Maximum, Numerics, Output, Products, Softmax
+from verify.variant.numerics import leaves
 
 U = 2.0**-24  # unit roundoff of the fp32 arithmetic between the two products
 TINY = 2.0**-126  # what flush-to-zero may lose
@@ -23,9 +24,6 @@ ANY_DIVISION = 5
 # Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of
 # both, and a square root.
 PRESCALE_ROUNDINGS = {"none": 0, "q": 2, "k": 2, "sqrt": 6}
-
-
-_MAXIMA = ("maximum_rows", "maximum_excess", "maximum_step")
 
 
 def relative(count: int, u: float) -> float:
@@ -230,34 +228,38 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is
     unknown or not derived."""
     given = problem.dtype
-    operands = given if numerics.operands == "input" else numerics.operands
-    probability = given if numerics.probability == "input" else numerics.probability
+    products, softmax, output = numerics.products, numerics.softmax, numerics.output
+    operands = given if products.operands == "input" else products.operands
+    probability = given if output.probability == "input" else output.probability
     _check(numerics, given, operands, probability)
+    if not problem.quantisation.by_head:
+        said = f"no bound is derived for {problem.quantisation.label}"
+        raise ValueError(f"problem.quantisation: {said}")
     other = _other_half(given, probability)
     # The format of P and V as the unit sees them.
-    multiplied = "float32" if other and numerics.values == "input" else probability
-    block_n = block_size(numerics.block_n, config.block_n)
+    multiplied = "float32" if other and output.values == "input" else probability
+    block_n = block_size(softmax.block_n, config.block_n)
     blocks = block_count(problem.seqlen_kv, block_n)
     scores, values = (
-        product_unit(arch, name, numerics.float32_products, accumulator)
+        product_unit(arch, name, products.float32_products, accumulator)
         for name, accumulator in (
-            (operands, numerics.score_accumulator or numerics.accumulator),
-            (multiplied, numerics.accumulator),
+            (operands, products.score_accumulator or products.accumulator),
+            (multiplied, products.accumulator),
         )
     )
-    if numerics.accumulator_rounded == "block":
+    if products.accumulator_rounded == "block":
         lengths = (problem.head_dim, block_n or problem.seqlen_kv)
         scores = _by_block(scores, lengths[0])
         values = _by_block(values, lengths[1])
-    lanes, apart = numerics.row_sum_lanes, numerics.row_sum_apart
+    lanes, apart = softmax.row_sum.lanes, softmax.row_sum.apart
     keys = block_n or max(problem.seqlen_kv, 1)
     by_head = descales(problem)
     factors = {name: float(factor.max()) for name, factor in by_head.items()}
     least = (by_head["descale_q"] * by_head["descale_k"], by_head["descale_v"]) if by_head else ()
-    scores = accumulated(scores, numerics.promotion)
-    values = accumulated(values, numerics.promotion, block_n, blocks)
+    scores = accumulated(scores, products.promotion)
+    values = accumulated(values, products.promotion, block_n, blocks)
     wide = dtype_named(probability).itemsize > 1
-    probability_scale = 1.0 if wide else numerics.probability_scale
+    probability_scale = 1.0 if wide else output.probability_scale
     return ForwardArithmetic(
         scores=scores,
         values=values,
@@ -269,40 +271,40 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
             problem.seqlen_kv,
             multiplied=1 / factors.get("descale_v", 1.0),
         ),
-        prescaled="" if numerics.prescale == "none" else operands,
+        prescaled="" if products.prescale == "none" else operands,
         operand_roundings=_operand_roundings(numerics, dtype_named(operands)),
         score_format=(
-            dtype_named(given) if numerics.scores == "input" and given != "float32" else None
+            dtype_named(given) if softmax.scores == "input" and given != "float32" else None
         ),
-        scale_roundings=numerics.scale_roundings,
+        scale_roundings=softmax.scale_roundings,
         probability=dtype_named(probability),
-        normalised=numerics.normalised,
-        by_lse=numerics.normaliser == "lse",
-        merged=numerics.split_keys,
-        exponential=exponential(numerics.exp),
-        rescale=exponential(numerics.rescale_exp or numerics.exp),
-        tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
+        normalised=output.normalised,
+        by_lse=output.normaliser == "lse",
+        merged=output.split_keys,
+        exponential=exponential(softmax.exp),
+        rescale=exponential(softmax.rescale_exp or softmax.exp),
+        tanh=tanh_error(softmax.softcap_tanh) if problem.softcap else 0.0,
         blocks=blocks,
         output=problem.format_out,
         probability_scale=probability_scale,
-        output_roundings=numerics.output_roundings,
+        output_roundings=output.roundings,
         descale=max(1.0, factors.get("descale_v", 1.0)),
         least_factors=(float(least[0].min()), float(least[1].min())) if least else (1.0, 1.0),
-        lag=numerics.lazy_rescale * math.log(2),
-        row_sum=numerics.row_sum,
+        lag=softmax.maximum.lag * math.log(2),
+        row_sum=softmax.row_sum.of,
         chain=math.ceil(keys / lanes) if apart or lanes > 1 else 0,
         joins=lanes - 1,
         running=not apart,
-        division=_division(numerics.division),
+        division=_division(output.division),
         conversion=_conversion(given, multiplied) if other else None,
-        maximum_rows=block_size(numerics.maximum_rows, config.block_m) or max(problem.seqlen_q, 1),
-        excess=numerics.maximum_excess * math.log(2),
-        step=numerics.maximum_step,
+        maximum_rows=block_size(softmax.maximum.rows, config.block_m) or max(problem.seqlen_q, 1),
+        excess=softmax.maximum.excess * math.log(2),
+        step=softmax.maximum.step,
     )
 
 
 def _operand_roundings(numerics: Numerics, operands: DType) -> float:
-    return relative(PRESCALE_ROUNDINGS[numerics.prescale], operands.unit_roundoff)
+    return relative(PRESCALE_ROUNDINGS[numerics.products.prescale], operands.unit_roundoff)
 
 
 def _operands(
@@ -310,8 +312,8 @@ def _operands(
 ) -> Operands:
     """Q and K as they are multiplied, by the largest of their factors."""
     prescaled, (by_q, by_k) = (
-        numerics.prescale != "none",
-        prescaled_by(numerics.prescale, problem.scale),
+        numerics.products.prescale != "none",
+        prescaled_by(numerics.products.prescale, problem.scale),
     )
     return Operands(
         unit,
@@ -334,7 +336,7 @@ def _division(name: str) -> int:
 def exponential(name: str) -> Function:
     """The named exponential; raises ValueError that lists those that are known."""
     if name not in EXP:
-        raise ValueError(f"numerics.exp: {name!r} is none of {', '.join(EXP)}")
+        raise ValueError(f"numerics.softmax.exp: {name!r} is none of {', '.join(EXP)}")
     return EXP[name]
 
 
@@ -380,48 +382,37 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     # the other format of 8 or of 16 bits.
     size = dtype_named(given).itemsize
     either = tuple(name for name, dtype in DTYPES.items() if size <= 2 and dtype.itemsize == size)
-    _require("operands", operands, holding(given))
-    _require("probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
-    alone = _other_half(given, probability) and numerics.values == "input"
+    _require("products.operands", operands, holding(given))
+    _require("output.probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
+    products, softmax, output = numerics.products, numerics.softmax, numerics.output
+    alone = _other_half(given, probability) and output.values == "input"
     of_scores, of_values = (
-        _accumulators(operand, numerics.float32_products)
+        _accumulators(operand, products.float32_products)
         for operand in (operands, "float32" if alone else probability)
     )
-    for name, value, possible in (
-        ("accumulator", numerics.accumulator, of_values),
-        ("score_accumulator", numerics.score_accumulator or numerics.accumulator, of_scores),
-        (
-            "prescale",
-            numerics.prescale,
-            ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",),
-        ),
-        ("scores", numerics.scores, ("float32",) if eight else ("float32", "input")),
-        ("float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
-        ("normaliser", numerics.normaliser, ("sum", "lse")),
-        (
-            "row_sum",
-            numerics.row_sum,
-            ("unrounded",) if numerics.normalised else ("unrounded", "rounded", "mma"),
-        ),
-        ("division", numerics.division, ("any", *DIVISION)),
-    ):
-        _require(name, value, possible)
-    if math.frexp(numerics.probability_scale)[0] != 0.5:
+    into = products.score_accumulator or products.accumulator
+    prescaled = ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",)
+    sums = ("unrounded",) if output.normalised else ("unrounded", "rounded", "mma")
+    _require("products.accumulator", products.accumulator, of_values)
+    _require("products.score_accumulator", into, of_scores)
+    _require("products.prescale", products.prescale, prescaled)
+    _require("softmax.scores", softmax.scores, ("float32",) if eight else ("float32", "input"))
+    _require("softmax.row_sum.of", softmax.row_sum.of, sums)
+    beside = {
+        "output.normaliser": output.normaliser != "sum",
+        "output.split_keys": output.split_keys,
+        "softmax.maximum.lag": softmax.maximum.lag != 0,
+    }
+    other = next((path for path, declared in beside.items() if declared), None)
+    for name, value in leaves(replace(softmax.maximum, lag=0.0)).items():
+        if other and value != getattr(Maximum(), name):
+            raise ValueError(
+                f"numerics.softmax.maximum.{name}: no bound is derived beside numerics.{other}"
+            )
+    if not softmax.maximum.lag < math.log2(dtype_named(probability).max) - 1:
         raise ValueError(
-            f"numerics.probability_scale: no bound is derived for {numerics.probability_scale}, no"
-            " power of two"
-        )
-    for name in _MAXIMA:
-        if getattr(numerics, name) != getattr(Numerics(), name):
-            for other in ("normaliser", "split_keys", "lazy_rescale"):
-                if getattr(numerics, other) != getattr(Numerics(), other):
-                    raise ValueError(f"numerics.{name}: no bound is derived beside {other}")
-    if numerics.row_sum_lanes < 1:
-        raise ValueError(f"numerics.row_sum_lanes: {numerics.row_sum_lanes} are none")
-    if not 0 <= numerics.lazy_rescale < math.log2(dtype_named(probability).max) - 1:
-        raise ValueError(
-            f"numerics.lazy_rescale: no bound is derived for {numerics.lazy_rescale}, which P in"
-            f" {probability} lacks"
+            f"numerics.softmax.maximum.lag: no bound is derived for {softmax.maximum.lag}, which P"
+            f" in {probability} lacks"
         )
 
 
@@ -434,4 +425,8 @@ def _require(name: str, value: str, possible: tuple[str, ...]) -> None:
 
 # The tightest arithmetic of an honest kernel, everything between the inputs and O in fp32 or
 # promoted to it: what bounds are printed beside.
-BEST = Numerics(probability="float32", block_n=0, promotion=32)
+BEST = Numerics(
+    products=Products(promotion=32),
+    softmax=Softmax(block_n=0),
+    output=Output(probability="float32"),
+)

@@ -23,9 +23,10 @@ from verify.tolerance.arithmetic import (
     relative,
 )
 from verify.tolerance.subnormals import Operands
-from verify.variant import Config, GradientNumerics
+from verify.variant import Config, GradientNumerics, GradientSoftmax, GradientSums, ScoreGradient
 
-_PRODUCTS = ("operands", "probability", "score_gradient")
+# What enters the products as their first operand, by the path that declares it.
+_PRODUCTS = ("products.operands", "softmax.probability", "score_gradient.dtype")
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -83,7 +84,11 @@ class GradientArithmetic:
 
 # The tightest arithmetic of an honest backward, everything between inputs and outputs in fp32: what
 # bounds are printed beside.
-BEST = GradientNumerics(probability="float32", score_gradient="float32", block_m=0, block_n=0)
+BEST = GradientNumerics(
+    softmax=GradientSoftmax(probability="float32"),
+    score_gradient=ScoreGradient(dtype="float32"),
+    sums=GradientSums(block_m=0, block_n=0),
+)
 
 
 def resolve(
@@ -92,21 +97,20 @@ def resolve(
     """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is
     unknown or not derived."""
     given = problem.dtype
+    products, softmax = numerics.products, numerics.softmax
+    of_scores, sums = numerics.score_gradient, numerics.sums
     named = {
-        name: getattr(numerics, name)
-        for name in ("operands", "probability", "score_gradient", "delta", "atomics_dtype")
+        "products.operands": products.operands,
+        "softmax.probability": softmax.probability,
+        "score_gradient.dtype": of_scores.dtype,
+        "score_gradient.delta": of_scores.delta,
+        "sums.atomics_dtype": sums.atomics_dtype,
     }
     used = {name: given if value == "input" else value for name, value in named.items()}
     asked: list[tuple[str, str, tuple[str, ...]]] = [
         ("problem.dtype", given, _DTYPES),
         ("problem.dtype_out", problem.dtype_out, (given,)),
         ("problem.descaling", problem.descaling, ("none",)),
-        ("gradients.float32_products", numerics.float32_products, ("ieee", "tf32", "tf32x3")),
-        ("gradients.group", numerics.group, ("float32", "cast")),
-        ("gradients.prescale", numerics.prescale, ("none", "k", "sqrt")),
-        ("gradients.softmax", numerics.softmax, ("saved", "own")),
-        ("gradients.score_gradient_of", numerics.score_gradient_of, ("unrounded", "rounded")),
-        *(("gradients.atomics", name, ("dq", "dk", "dv")) for name in numerics.atomics),
         *((f"gradients.{name}", value, _DTYPES) for name, value in used.items()),
     ]
     if given in _DTYPES:
@@ -120,55 +124,57 @@ def resolve(
                 f"{name}: no bound of gradients is derived for {value!r}, only for"
                 f" {', '.join(possible)}"
             )
-    of_scores = numerics.score_accumulator or numerics.accumulator
-    accumulators = dict.fromkeys(_PRODUCTS, numerics.accumulator) | {"operands": of_scores}
-    products, units = numerics.float32_products, {}
-    for name, accumulator in accumulators.items():
-        if accumulator != "float32" and used[name] == "float32" and products != "ieee":
+    units = {}
+    for name in _PRODUCTS:
+        first = name == "products.operands"
+        accumulator = (first and products.score_accumulator) or products.accumulator
+        by = products.float32_products
+        if accumulator != "float32" and used[name] == "float32" and by != "ieee":
             raise ValueError(
-                f"gradients.float32_products: no bound of gradients is derived for {products!r}"
-                f" into {accumulator}"
+                "gradients.products.float32_products: no bound of gradients is derived for"
+                f" {by!r} into {accumulator}"
             )
-        units[name] = product_unit(arch, used[name], products, accumulator)
+        units[name] = product_unit(arch, used[name], by, accumulator)
+    multiplies, weighs, derives = (units[name] for name in _PRODUCTS)
     operands, (by_q, by_k) = (
-        dtype_named(used["operands"]),
-        prescaled_by(numerics.prescale, problem.scale),
+        dtype_named(used["products.operands"]),
+        prescaled_by(products.prescale, problem.scale),
     )
-    prescaled, both = numerics.prescale != "none", numerics.prescale == "sqrt"
-    largest = abs(problem.scale) * math.log2(math.e) if numerics.prescale == "k" else by_k
-    error = relative(PRESCALE_ROUNDINGS[numerics.prescale], operands.unit_roundoff)
+    prescaled, both = products.prescale != "none", products.prescale == "sqrt"
+    largest = abs(problem.scale) * math.log2(math.e) if products.prescale == "k" else by_k
+    error = relative(PRESCALE_ROUNDINGS[products.prescale], operands.unit_roundoff)
     flushed = max(operands.smallest_subnormal / 2, TINY)
-    of_factors = Operands(units["operands"], operands, lost=units["operands"].flush)
+    of_factors = Operands(multiplies, operands, lost=multiplies.flush)
     multiplied = replace(of_factors, query=1 / by_q, key=1 / by_k, error=error)
     if both:
         multiplied = replace(multiplied, lost=max(of_factors.lost, flushed))
     return GradientArithmetic(
-        scores=units["operands"],
+        scores=multiplies,
         operands=multiplied,
         factors=of_factors,
-        weights=units["probability"],
-        score_gradients=units["score_gradient"],
-        scale_roundings=numerics.scale_roundings,
-        exponential=exponential(numerics.exp),
-        tanh=tanh_error(numerics.softcap_tanh) if problem.softcap else 0.0,
-        probability=dtype_named(used["probability"]),
-        score_gradient=dtype_named(used["score_gradient"]),
-        blocks_m=block_count(problem.seqlen_q, block_size(numerics.block_m, config.block_m)),
-        blocks_n=block_count(problem.seqlen_kv, block_size(numerics.block_n, config.block_n)),
-        cast=numerics.group == "cast" and problem.group > 1,
-        gradient_roundings=numerics.gradient_roundings,
+        weights=weighs,
+        score_gradients=derives,
+        scale_roundings=softmax.scale_roundings,
+        exponential=exponential(softmax.exp),
+        tanh=tanh_error(softmax.softcap_tanh) if problem.softcap else 0.0,
+        probability=dtype_named(used["softmax.probability"]),
+        score_gradient=dtype_named(used["score_gradient.dtype"]),
+        blocks_m=block_count(problem.seqlen_q, block_size(sums.block_m, config.block_m)),
+        blocks_n=block_count(problem.seqlen_kv, block_size(sums.block_n, config.block_n)),
+        cast=sums.group == "cast" and problem.group > 1,
+        gradient_roundings=sums.roundings,
         output=dtype_named(given),
-        rounded=numerics.score_gradient_of == "rounded",
-        own=numerics.softmax == "own",
-        of_weights=numerics.softmax == "saved" and numerics.delta_of == "weights",
+        rounded=of_scores.of == "rounded",
+        own=softmax.source == "own",
+        of_weights=softmax.source == "saved" and of_scores.delta_of == "weights",
         prescaled=error,
         both=both,
         coarse=(flushed + TINY) * (by_k if both else 1.0) if prescaled else 0.0,
         overscaled=operands.overflow / largest if largest > 1 else 0.0,
-        delta=_narrow(used["delta"]),
-        factor=abs(problem.scale) if numerics.score_gradient_scaled and problem.scale else 1.0,
-        memory=_narrow(used["atomics_dtype"]),
-        atomics=numerics.atomics,
+        delta=_narrow(used["score_gradient.delta"]),
+        factor=abs(problem.scale) if of_scores.scaled and problem.scale else 1.0,
+        memory=_narrow(used["sums.atomics_dtype"]),
+        atomics=sums.atomics,
     )
 
 

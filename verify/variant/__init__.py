@@ -11,6 +11,7 @@ from verify.variant.arguments import (
     Descales,
     Gradients,
     Saved,
+    Stored,
     Unsupported,
     Workspace,
     default_dtype_out,
@@ -19,7 +20,19 @@ from verify.variant.build import COMPILED_ARCHES, Build, Resources
 from verify.variant.config import Config
 from verify.variant.contract import Contract
 from verify.variant.declaration import Declaration, declaration_from
-from verify.variant.numerics import GradientNumerics, Numerics
+from verify.variant.numerics import (
+    GradientNumerics,
+    GradientProducts,
+    GradientSoftmax,
+    GradientSums,
+    Maximum,
+    Numerics,
+    Output,
+    Products,
+    RowSum,
+    ScoreGradient,
+    Softmax,
+)
 from verify.variant.support import DESCALINGS, LAYOUTS, MASK_KINDS, ROW_ALIGNMENT, SCALES, Support
 from verify.variant.validation import DeclarationError
 from verify.variant.variant import ENTRIES, Variant
@@ -40,10 +53,20 @@ __all__ = [
     "DeclarationError",
     "Descales",
     "GradientNumerics",
+    "GradientProducts",
+    "GradientSoftmax",
+    "GradientSums",
     "Gradients",
+    "Maximum",
     "Numerics",
+    "Output",
+    "Products",
     "Resources",
+    "RowSum",
     "Saved",
+    "ScoreGradient",
+    "Softmax",
+    "Stored",
     "Support",
     "Unsupported",
     "Variant",

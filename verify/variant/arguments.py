@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -28,12 +29,28 @@ class Descales:
     and v * descale_v.
 
     Each is (batch, heads_kv), as FlashAttention-3 has it (a query head takes the factor of its key
-    head's group); strides (0, 0) mean one factor per tensor.
+    head's group), where `quantisation`, a word of `Support.descalings`, is "head", and "tensor"
+    where one factor is stored for all, so that the strides are 0.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
+    quantisation: str = "head"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that is no strided view: what its storage hands over in place of it.
+
+    word: the storage, as `Support.storages` lists it.
+    name: the storage with its parameters, as case ids show it.
+    tensors: by the storage's names for them, on the device of q.
+    """
+
+    word: str
+    name: str
+    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,9 @@ class AttentionArgs:
     """What a kernel gets: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv,
     head_dim) and v (the same with head_dim_v), with any strides; `softmax_scale` may be zero or
     negative; `softcap` 0 means none; `descales` come with quantised inputs, or are None.
+
+    stored: those of "q", "k" and "v" that are not strided.  Such a tensor is here twice: its field
+    has its shape and dtype and no memory (device "meta"), and what there is to read is in `stored`.
 
     Never the Problem: no seed, no distribution, no name of the test.
     """
@@ -53,6 +73,7 @@ class AttentionArgs:
     softcap: float
     config: Config
     descales: Descales | None = None
+    stored: Mapping[str, Stored] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -92,13 +113,13 @@ class AttentionArgs:
 
     @property
     def descaling(self) -> str:
-        if self.descales is None:
-            return "none"
-        return (
-            "head"
-            if any(any(t.stride()) for t in (self.descales.q, self.descales.k, self.descales.v))
-            else "tensor"
-        )
+        return "none" if self.descales is None else self.descales.quantisation
+
+    @property
+    def storages(self) -> dict[str, str]:
+        """The kind of storage of q, k and v, by its word."""
+        words = {name: stored.word for name, stored in self.stored.items()}
+        return dict.fromkeys(("q", "k", "v"), "strided") | words
 
 
 @dataclass(frozen=True)

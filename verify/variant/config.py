@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from verify.variant.validation import check
+from verify.variant.validation import Declared
 
 _LETTERS = {"m": "block_m", "n": "block_n", "w": "num_warps", "s": "num_stages"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Declared, path="config"):
     """What an autotuner or a launcher may choose.  `options` holds choices that only one family
     has."""
 
@@ -20,9 +20,6 @@ class Config:
     num_warps: int | None = None
     num_stages: int | None = None
     options: tuple[tuple[str, int | str], ...] = ()
-
-    def __post_init__(self) -> None:
-        check(self, "config")
 
     @property
     def name(self) -> str:

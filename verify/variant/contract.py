@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from verify.variant.validation import check
+from verify.variant.validation import Declared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contract:
+class Contract(Declared, path="contract"):
     """What the kernel promises beyond numbers.
 
     lse: "natural", "base2" or None if it returns none.  empty_row_out and empty_row_lse: what a row
@@ -30,6 +30,3 @@ class Contract:
     nan: str = "propagates"
     batch_invariant: bool = False
     deterministic_backward: bool = True
-
-    def __post_init__(self) -> None:
-        check(self, "contract")

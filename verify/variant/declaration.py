@@ -7,7 +7,7 @@ from typing import Any
 
 from verify.variant.config import Config
 from verify.variant.contract import Contract
-from verify.variant.numerics import GradientNumerics, Numerics
+from verify.variant.numerics import GradientNumerics, Numerics, rebuilt
 from verify.variant.support import Support
 
 
@@ -58,14 +58,12 @@ def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: 
         "dtypes_out",
         "descalings",
         "masks",
+        "storages",
         "devices",
         "capability",
     ):
         support[key] = tuple(support[key])
     support["max_capability"] = support["max_capability"] and tuple(support["max_capability"])
-    gradients = data["gradients"] and GradientNumerics(
-        **(data["gradients"] | {"atomics": tuple(data["gradients"]["atomics"])})
-    )
     return Declaration(
         ref=ref,
         path=path,
@@ -74,10 +72,10 @@ def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: 
         family=data["family"],
         configs=tuple(_config(c) for c in data["configs"]),
         support=Support(**support),
-        numerics=Numerics(**data["numerics"]),
+        numerics=rebuilt(Numerics, data["numerics"]),
         contract=Contract(**data["contract"]),
         entries=tuple(data["entries"]),
-        gradients=gradients or None,
+        gradients=rebuilt(GradientNumerics, data["gradients"]) if data["gradients"] else None,
         saved_config=_config(data["saved_config"]) if data["saved_config"] else None,
         allocates_outputs=data["allocates_outputs"],
         workspaces=tuple(data["workspaces"]),

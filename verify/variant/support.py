@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from verify.variant.validation import (
     MASK_KINDS,
     SCALES,
     DeclarationError,
-    check,
+    Declared,
 )
 
 __all__ = ["DESCALINGS", "LAYOUTS", "MASK_KINDS", "ROW_ALIGNMENT", "SCALES", "Shape", "Support"]
@@ -46,6 +46,8 @@ class Shape(Protocol):
     @property
     def descaling(self) -> str: ...
     @property
+    def storages(self) -> Mapping[str, str]: ...
+    @property
     def mask(self) -> Mask: ...
     @property
     def scale(self) -> float: ...
@@ -54,20 +56,24 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Support:
+class Support(Declared, path="support"):
     """Inside it the bounds hold; outside it the kernel raises `Unsupported` naming the argument.
 
     masks: words of `references.masks.mask_words()`.  "causal.square" is causal where seqlen_q ==
     seqlen_kv only (both alignments agree there); "window" covers both alignments, and
     "window.square" is it where the lengths are equal; `intersections` says whether several may be
-    combined. scales: softmax_scale may be "any", "positive", or only the "default" head_dim **
-    -0.5. layouts: q, k, v and out, head_dim innermost, may have "any" strides besides, "aligned"
-    ones (every row begins at a multiple of 16 bytes, so that head dims are multiples of as much),
-    or must be "contiguous". dtypes_out: dtypes of O that may be asked for, where not the default
-    (see `Problem.dtype_out`). descalings: which `Descales` may come: "none", one factor per
-    "tensor", or per batch and key "head". capability: the least CUDA compute capability, for
-    kernels that run on "cuda"; max_capability: the greatest, for those made of one generation's
-    instructions.
+    combined.
+    scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
+    layouts: strided tensors, head_dim innermost, may have "any" strides besides, "aligned" ones
+    (every row begins at a multiple of 16 bytes, so that head dims are multiples of as much), or
+    must be "contiguous".
+    storages: how q, k and v may lie in memory, by the words of `verify.problem.storage`; q may be
+    strided in any case, as all outputs are.
+    dtypes_out: dtypes of O that may be asked for, where not the default (see `Problem.dtype_out`).
+    descalings: which `Descales` may come, by the words of `references.quantisation`: "none", one
+    factor per "tensor", or per batch and key "head".
+    capability: the least CUDA compute capability, for kernels that run on "cuda"; max_capability:
+    the greatest, for those made of one generation's instructions.
     """
 
     dtypes: tuple[str, ...]
@@ -84,12 +90,13 @@ class Support:
     scales: str = "any"
     softcap: bool = False
     layouts: str = "any"
+    storages: tuple[str, ...] = ("strided",)
     devices: tuple[str, ...] = ("cpu", "cuda")
     capability: tuple[int, int] = (7, 0)
     max_capability: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check(self, "support")
+        super().__post_init__()
         eight = [name for name in self.dtypes_out if name.startswith("float8")]
         if eight:
             raise DeclarationError(
@@ -180,6 +187,14 @@ class Support:
                 f"{shape.scale} is not positive",
             ),
             ("softcap", shape.softcap != 0 and not self.softcap, "is not supported"),
+            *(
+                (
+                    f"layout_{name}",
+                    word not in self.storages and (name, word) != ("q", "strided"),
+                    f"{word} storage is none of {', '.join(self.storages)}",
+                )
+                for name, word in shape.storages.items()
+            ),
         ]
 
     def _mask_outside(self, shape: Shape) -> str | None:
@@ -204,7 +219,10 @@ class Support:
         dtype_out = str(out.dtype).removeprefix("torch.")
         if dtype_out not in (default_dtype_out(args.dtype), *self.dtypes_out):
             raise Unsupported("dtype_out", f"{dtype_out} is not supported for {args.dtype}")
-        for name, tensor in {"q": args.q, "k": args.k, "v": args.v, "out": out, **others}.items():
+        given = {"q": args.q, "k": args.k, "v": args.v, "out": out, **others}
+        for name, tensor in given.items():
+            if name in args.stored:  # the rules of layouts are for strided tensors
+                continue
             if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
                 raise Unsupported(
                     f"layout_{name}",

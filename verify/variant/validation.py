@@ -1,7 +1,7 @@
 """Validation: what each field of a declaration may hold, and the one-line error that names it.
 
-`RULES` is the one table.  A class calls `check(self, "numerics")` when it is made; a field without
-a rule is not checked, and a test holds that every field has one.
+`RULES` is the one table.  A `Declared` class is checked by the rules of its path when it is made; a
+test holds that every field has a rule, or is a part that has rules of its own.
 
 Ceilings of counts are wider than the longest honest kernel needs (the figures stand beside them):
 past that a declaration buys nothing but a wider bound.
@@ -10,11 +10,13 @@ past that a declaration buys nothing but a wider bound.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from references.masks import mask_words
+from references.quantisation import quantisation_words
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
 from verify.brief import shown
@@ -30,7 +32,7 @@ SQUARE_KINDS = tuple(word for word in _SQUARES if word != "causal.square")
 MASK_KINDS = tuple(word for word in mask_words() if word not in SQUARE_KINDS)
 SCALES = ("any", "positive", "default")
 LAYOUTS = ("any", "aligned", "contiguous")
-DESCALINGS = ("none", "tensor", "head")
+DESCALINGS = quantisation_words()
 DEVICES = ("cpu", "cuda")
 # What a kernel may read.  float64 is no dtype of an attention kernel: no bound is derived for it.
 INPUT_DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
@@ -54,23 +56,55 @@ class DeclarationError(ValueError):
     hold."""
 
 
-def check(declared: Any, owner: str) -> None:
-    """Check every field of a frozen dataclass by the rules of `owner`; raises DeclarationError that
-    names the first bad one."""
-    rules = RULES[owner]
-    for each in fields(declared):
-        if each.name not in rules:
-            continue
-        value = getattr(declared, each.name)
-        try:
-            kept = rules[each.name](value)
-        except ValueError as error:
-            raise DeclarationError(f"{owner}.{each.name}: {error}") from None
-        if kept is not value:
-            object.__setattr__(declared, each.name, kept)
+class Declared:
+    """A frozen dataclass with keywords alone that is checked when it is made.
+
+    path: what errors and reports call it, as "numerics.products", and its rules' key in `RULES`.
+    A field whose default is made by a class is a part and takes an instance of that class.  Raises
+    DeclarationError that names the first field that is unknown or holds what it may not.
+    """
+
+    path: ClassVar[str]
+
+    def __init_subclass__(cls, path: str | None = None) -> None:
+        if path is not None:
+            cls.path = path
+
+    def __new__(cls, *_: object, **values: object) -> Self:
+        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        if unknown := [name for name in values if name not in names]:
+            raise DeclarationError(
+                f"{cls.path}.{unknown[0]}: no such field; {cls.path} has {', '.join(names)}"
+            )
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        rules = RULES.get(self.path, {})
+        for each in fields(self):  # type: ignore[arg-type]
+            value, part = getattr(self, each.name), each.default_factory
+            rule = instance_of(part) if isinstance(part, type) else rules.get(each.name)
+            if rule is None:
+                continue
+            try:
+                kept = rule(value)
+            except ValueError as error:
+                raise DeclarationError(f"{self.path}.{each.name}: {error}") from None
+            if kept is not value:
+                object.__setattr__(self, each.name, kept)
 
 
 # What checks are made of.
+
+
+def instance_of(kind: type) -> Check:
+    """An instance of that class."""
+
+    def checked(value: object) -> object:
+        if not isinstance(value, kind):
+            raise ValueError(f"{shown(value)} is no {kind.__name__}")
+        return value
+
+    return checked
 
 
 def one_of(*words: str | None) -> Check:
@@ -208,6 +242,22 @@ def _masks(value: object) -> object:
     return some_of(*words, least=1)(value)
 
 
+def _descalings(value: object) -> object:
+    """Words of the quantisations that are registered when a declaration is made."""
+    return some_of(*quantisation_words(), least=1)(value)
+
+
+def _storages(value: object) -> object:
+    """Words of storages, one at least.  Whether there are such, the judge asks."""
+    words = _sequence(value, "words of storages")
+    for word in words:
+        if not isinstance(word, str) or not re.fullmatch(r"[a-z]+", word):
+            raise ValueError(f"{shown(word)} is no word of a storage, as 'strided'")
+    if not words or len(set(words)) < len(words):
+        raise ValueError(f"{shown(value)} is empty or names one twice")
+    return words
+
+
 def _sequence(value: object, what: str) -> tuple[Any, ...]:
     """As a tuple; a bare string is none, though Python would take it for its letters."""
     if isinstance(value, tuple):
@@ -239,7 +289,7 @@ RULES: dict[str, dict[str, Check]] = {
         "dtypes": some_of(*DTYPES, least=1),
         "head_dims": wholes(1, MOST_HEAD_DIM),
         "dtypes_out": some_of(*DTYPES),
-        "descalings": some_of(*DESCALINGS, least=1),
+        "descalings": _descalings,
         "masks": _masks,
         "intersections": flag,
         "grouped_heads": flag,
@@ -250,62 +300,77 @@ RULES: dict[str, dict[str, Check]] = {
         "scales": one_of(*SCALES),
         "softcap": flag,
         "layouts": one_of(*LAYOUTS),
+        "storages": _storages,
         "devices": some_of(*DEVICES, least=1),
         "capability": _capability,
         "max_capability": _capability_or_none,
     },
-    "numerics": {
+    "numerics.products": {
         "operands": _kept,
         "float32_products": _products,
         "accumulator": one_of("float32", "float16", "bfloat16"),
         "score_accumulator": one_of("float32", "float16", "bfloat16", None),
         "accumulator_rounded": one_of("product", "block"),
         "prescale": one_of("none", "q", "sqrt"),
+        "promotion": whole(0, MOST_PRODUCTS),
+    },
+    "numerics.softmax": {
+        "exp": one_of(*EXP),
+        "scale_roundings": _roundings,
+        "softcap_tanh": one_of(*TANH_ERROR),
         "scores": one_of("float32", "input"),
+        "rescale_exp": one_of(*EXP, None),
+        "block_n": _block,
+    },
+    "numerics.softmax.maximum": {
+        "lag": number(0, MOST_LAG),
+        "rows": _block,
+        "excess": number(0, MOST_LAG),
+        "step": number(0, 1),
+    },
+    "numerics.softmax.row_sum": {
+        "of": one_of("unrounded", "rounded", "mma"),
+        "lanes": whole(1, MOST_LANES),
+        "apart": flag,
+    },
+    "numerics.output": {
         "probability": _kept,
         "values": one_of("probability", "input"),
+        "probability_scale": power_of_two(1 / LARGEST_SCALE, LARGEST_SCALE),
         "normalised": flag,
         "normaliser": one_of("sum", "lse"),
         "split_keys": flag,
-        "exp": one_of(*EXP),
-        "rescale_exp": one_of(*EXP, None),
-        "block_n": _block,
-        "lazy_rescale": number(0, MOST_LAG),
-        "maximum_rows": _block,
-        "maximum_excess": number(0, MOST_LAG),
-        "maximum_step": number(0, 1),
-        "row_sum": one_of("unrounded", "rounded", "mma"),
-        "row_sum_lanes": whole(1, MOST_LANES),
-        "row_sum_apart": flag,
         "division": one_of("any", *DIVISION),
-        "softcap_tanh": one_of(*TANH_ERROR),
-        "scale_roundings": _roundings,
-        "probability_scale": power_of_two(1 / LARGEST_SCALE, LARGEST_SCALE),
-        "promotion": whole(0, MOST_PRODUCTS),
-        "output_roundings": _roundings,
+        "roundings": _roundings,
     },
-    "gradients": {
-        "softmax": one_of("saved", "own"),
+    "gradients.products": {
         "operands": _kept,
         "float32_products": _products,
         "accumulator": one_of("float32", "bfloat16"),
         "score_accumulator": one_of("float32", "bfloat16", None),
+        "prescale": one_of("none", "k", "sqrt"),
+    },
+    "gradients.softmax": {
         "exp": one_of(*EXP),
         "scale_roundings": _roundings,
         "softcap_tanh": one_of(*TANH_ERROR),
-        "prescale": one_of("none", "k", "sqrt"),
+        "source": one_of("saved", "own"),
+        "probability": _kept,
+    },
+    "gradients.score_gradient": {
+        "dtype": _kept,
+        "of": one_of("unrounded", "rounded"),
+        "scaled": flag,
         "delta": _kept,
         "delta_of": one_of("output", "weights"),
-        "probability": _kept,
-        "score_gradient": _kept,
-        "score_gradient_of": one_of("unrounded", "rounded"),
-        "score_gradient_scaled": flag,
+    },
+    "gradients.sums": {
         "block_m": _block,
         "block_n": _block,
         "group": one_of("float32", "cast"),
         "atomics": some_of("dq", "dk", "dv"),
         "atomics_dtype": _kept,
-        "gradient_roundings": _roundings,
+        "roundings": _roundings,
     },
     "contract": {
         "lse": one_of("natural", "base2", None),

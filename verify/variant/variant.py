@@ -15,7 +15,7 @@ from verify.variant.config import Config
 from verify.variant.contract import Contract
 from verify.variant.numerics import GradientNumerics, Numerics
 from verify.variant.support import Support
-from verify.variant.validation import INPUT_DTYPES, DeclarationError
+from verify.variant.validation import INPUT_DTYPES, DeclarationError, Declared
 
 ENTRIES = ("forward", "backward")
 RUNS = ("forward", "saved", "backward")  # "saved": the forward whose raw results a backward gets
@@ -24,7 +24,7 @@ WorkspaceOf = Callable[[AttentionArgs], dict[str, tuple[tuple[int, ...], str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class Variant(Declared, path="variant"):
     """An algorithm with one or two entry points.
 
     forward(args, out, lse, workspace) writes O (see `Problem.dtype_out`) and LSE (float32, (batch,
@@ -70,7 +70,7 @@ class Variant:
         if self.forward is None and self.saved_by is None and not self._reads_nothing:
             raise DeclarationError(
                 f"{self.name}: a variant has a forward, or a backward and what it is saved_by, "
-                'or a backward that declares GradientNumerics(softmax="own")'
+                'or a backward that declares GradientSoftmax(source="own")'
             )
         self.support.check_rows()
 
@@ -120,7 +120,7 @@ class Variant:
     @property
     def _reads_nothing(self) -> bool:
         """Whether the backward makes its own softmax, so that no forward has to save anything."""
-        return self.gradients is not None and self.gradients.softmax == "own"
+        return self.gradients is not None and self.gradients.softmax.source == "own"
 
     @property
     def saver(self) -> Variant:

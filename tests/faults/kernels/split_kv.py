@@ -13,7 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify.variant import AttentionArgs, Config, Contract, Numerics, Support, Variant, Workspace
+from verify.variant import (
+    AttentionArgs,
+    Config,
+    Contract,
+    Numerics,
+    Output,
+    Products,
+    Softmax,
+    Support,
+    Variant,
+    Workspace,
+)
 
 TILE = 16  # parts begin at multiples of it
 
@@ -139,7 +150,11 @@ VARIANT = Variant(
         Config(block_n=16, options=(("splits", 5),)),
     ),
     support=SUPPORT,
-    numerics=Numerics(operands="float32", probability="float32", exp="vexp", split_keys=True),
+    numerics=Numerics(
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp"),
+        output=Output(probability="float32", split_keys=True),
+    ),
     contract=Contract(masked_values="any", batch_invariant=False),
     workspace=workspace_of,
 )

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from verify.variant import Numerics, Support, Variant
+from verify.variant import Numerics, Products, Softmax, Support, Variant
 
 SUPPORT = Support(dtypes=("float32",), head_dims=(16,), masks=("full",))
 
@@ -38,7 +38,10 @@ def wrong(args, out, lse):
 
 def declare(name, forward, **more):
     """A variant that the judge has no reason to refuse."""
-    fields = {"support": SUPPORT, "numerics": Numerics(operands="float32", exp="vexp")}
+    fields = {
+        "support": SUPPORT,
+        "numerics": Numerics(products=Products(operands="float32"), softmax=Softmax(exp="vexp")),
+    }
     return Variant(name=name, family="torch", forward=forward, **(fields | more))
 
 

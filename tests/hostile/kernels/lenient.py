@@ -5,7 +5,7 @@ Must: not load: scale_roundings
 
 from hostile_base import declare, wrong
 
-from verify.variant import Numerics
+from verify.variant import Numerics, Output, Softmax
 
 
 def forward(args, out, lse, workspace):
@@ -13,5 +13,7 @@ def forward(args, out, lse, workspace):
 
 
 VARIANT = declare(
-    "lenient", forward, numerics=Numerics(scale_roundings=20000, output_roundings=20000)
+    "lenient",
+    forward,
+    numerics=Numerics(softmax=Softmax(scale_roundings=20000), output=Output(roundings=20000)),
 )

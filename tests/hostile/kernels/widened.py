@@ -5,7 +5,7 @@ Must: pass, lenient
 
 from hostile_base import declare, right
 
-from verify.variant import Numerics
+from verify.variant import Numerics, Output, Products, Softmax
 
 
 def forward(args, out, lse, workspace):
@@ -16,5 +16,9 @@ def forward(args, out, lse, workspace):
 VARIANT = declare(
     "widened",
     forward,
-    numerics=Numerics(operands="float32", exp="vexp", scale_roundings=16, output_roundings=16),
+    numerics=Numerics(
+        products=Products(operands="float32"),
+        softmax=Softmax(exp="vexp", scale_roundings=16),
+        output=Output(roundings=16),
+    ),
 )

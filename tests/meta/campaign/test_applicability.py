@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from references.premises import Premise
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import DECLARED
 from verify.campaign import applicability, derivations
 from verify.cell.discovery import roster
 from verify.oracles import by_module, oracles
-from verify.variant import Numerics
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_pages_that_a_derivation_names_exist() -> None:
 
 def test_what_is_left_out_has_its_reason() -> None:
     by_name = {(oracle.name, oracle.group): oracle for oracle in oracles()}
-    merging = replace(DECLARED, ref="merging", numerics=Numerics(split_keys=True))
+    merging = replace(DECLARED, ref="merging", numerics=flat_numerics(split_keys=True))
     assert applicability.reason(DECLARED, by_name["dyadic", "dyadic"]) is None
     assert (
         applicability.reason(merging, by_name["dyadic", "dyadic"])

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests import bound_terms
+from tests.harness.declared import with_fields
 from verify.campaign.edge_cases import edges
 from verify.campaign.targets import Target
 from verify.cell.loading import load
@@ -154,7 +155,7 @@ def test_a_bound_that_it_cannot_take_apart_is_refused(
 ) -> None:
     ((words, _),) = shown(TOLERANCE, "tests.bound_terms")
     declared = declaration_of(Case.parse(words[0]).variant)
-    narrow = replace(declared, numerics=replace(declared.numerics, accumulator="float16"))
+    narrow = replace(declared, numerics=with_fields(declared.numerics, accumulator="float16"))
     monkeypatch.setattr("tests.bound_terms.declaration_of", lambda variant: narrow)
     for more, said in (([], "does not take apart"), (["--index", "16"], "not from 0 to 15")):
         assert bound_terms.main([*words, *more]) == 2

@@ -12,6 +12,7 @@ import torch
 from hypothesis import Phase, given, settings
 
 from references.masks import GALLERY, Causal, Dense, Full, Lengths, Mask, intersect, parse_mask
+from references.quantisation import ByHead
 from tests.harness.fake_trials import DECLARED, convicted, right_run, trial_of
 from tests.harness.property_cases import Bench, bench
 from verify.arithmetic.dtypes import dtype_named
@@ -219,7 +220,7 @@ def test_a_part_keeps_its_kind_of_mask_and_its_values() -> None:
         layout_k=Layout(expand="b"),
         layout_v=Layout(expand="h"),
         dtype="float8_e4m3fn",
-        descaling="head",
+        quantisation=ByHead(),
     )
     support = replace(DECLARED.support, dtypes=("float8_e4m3fn",), descalings=("head",))
     part = Part.of(whole, batch=range(1, 2), heads_kv=range(1, 2), rows=range(20, 24))

@@ -3,13 +3,14 @@ forward does."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
 
 from references import attention
 from references.masks import Causal
+from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.fake_trials import trial_of
 from verify.judging.selected_positions import Chosen, Given, column_gradients, row_gradients
 from verify.judging.trial import Trial
@@ -47,7 +48,7 @@ ODD: dict[str, dict[str, object]] = {
     "prescale": {"prescale": "k"},
     "delta": {"delta": "input"},
     "probability": {"probability": "float32"},
-    "score_gradient": {"score_gradient": "float32"},
+    "score_gradient_dtype": {"score_gradient_dtype": "float32"},
     "score_gradient_of": {"score_gradient_of": "rounded"},
     "score_gradient_scaled": {"score_gradient_scaled": True},
     "block_m": {"block_m": 1},
@@ -55,7 +56,7 @@ ODD: dict[str, dict[str, object]] = {
     "group": {"group": "cast"},
     "atomics": {"atomics": ("dq", "dk", "dv"), "atomics_dtype": "input"},
     "atomics_dtype": {"atomics": ("dq",), "atomics_dtype": "input"},
-    "gradient_roundings": {"gradient_roundings": 9},
+    "sums_roundings": {"sums_roundings": 9},
 }
 
 
@@ -78,7 +79,7 @@ def both(problem: Problem, numerics: GradientNumerics) -> tuple[GradientTruth, t
 @pytest.mark.parametrize("name", ODD)
 def test_what_is_declared_moves_the_chosen_bounds_as_the_whole_ones(name: str) -> None:
     plain, _ = both(PROBLEM, GradientNumerics())
-    whole, found = both(PROBLEM, replace(GradientNumerics(), **ODD[name]))
+    whole, found = both(PROBLEM, with_fields(GradientNumerics(), **ODD[name]))
     moved = False
     for chosen in found:
         bound = getattr(whole, f"{chosen.name}_bound")
@@ -87,7 +88,7 @@ def test_what_is_declared_moves_the_chosen_bounds_as_the_whole_ones(name: str) -
     assert moved, f"{name} changes no bound: the comparison shows nothing"
 
 
-WHOLE_ROWS = {"softmax": "own", "delta_of": "weights"}  # what sums over all keys of a row
+WHOLE_ROWS = {"softmax_source": "own", "delta_of": "weights"}  # what sums over all keys of a row
 
 
 def test_every_field_that_may_be_declared_is_tried_above() -> None:
@@ -98,14 +99,12 @@ def test_every_field_that_may_be_declared_is_tried_above() -> None:
 def test_sums_over_whole_rows_are_not_known_where_keys_are_chosen(name: str) -> None:
     """`long_columns` leaves such kernels alone, nobody else may ask."""
     with pytest.raises(ValueError, match="one of whole rows, which are not given"):
-        both(PROBLEM, GradientNumerics(**{name: WHOLE_ROWS[name]}))
+        both(PROBLEM, flat_gradients(**{name: WHOLE_ROWS[name]}))
 
 
 @pytest.mark.parametrize(("scale", "large"), [(20.0, False), (20000.0, True)])
 def test_a_prescaled_key_that_may_overflow_leaves_nothing_to_ask(scale: float, large: bool) -> None:
-    whole, found = both(
-        PROBLEM.but(softcap=0.0, softmax_scale=scale), GradientNumerics(prescale="k")
-    )
+    whole, found = both(PROBLEM.but(softcap=0.0, softmax_scale=scale), flat_gradients(prescale="k"))
     for chosen in found:
         assert bool(chosen.bound.isinf().all()) is large
         assert bool(getattr(whole, f"{chosen.name}_bound").isinf().all()) is large

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.harness.declared import with_fields
 from tests.harness.fake_trials import acquitted, convicted
 from tests.harness.in_process import NUMERICS, Kernel, declared, trial
 from verify.judging.findings import Ruling
@@ -196,49 +196,49 @@ HONEST = {
     "bf16 scores": (
         Kernel(scores=BRAIN),
         "bfloat16",
-        replace(NUMERICS, scores="input"),
+        with_fields(NUMERICS, scores="input"),
         "scores",
         "bfloat16",
     ),
     "fp16 accumulators": (
         Kernel(score_accumulator=HALF, value_accumulator=HALF),
         "float16",
-        replace(NUMERICS, accumulator="float16"),
+        with_fields(NUMERICS, accumulator="float16"),
         "accumulator of P V",
         "float16, rounded every 16 products",
     ),
     "fp16 scores' accumulator": (
         Kernel(score_accumulator=HALF),
         "float16",
-        replace(NUMERICS, score_accumulator="float16"),
+        with_fields(NUMERICS, score_accumulator="float16"),
         "accumulator of Q K^T",
         "float16, rounded every 16 products",
     ),
     "rounded row sum": (
         Kernel(rounded_sum=True),
         "bfloat16",
-        replace(NUMERICS, row_sum="rounded"),
+        with_fields(NUMERICS, row_sum_of="rounded"),
         "row sum",
         "of P rounded to bfloat16",
     ),
     "q prescaled": (
         Kernel(prescale=True),
         "float16",
-        replace(NUMERICS, prescale="q"),
+        with_fields(NUMERICS, prescale="q"),
         "operands",
         "q, rounded to float16",
     ),
     "P in fp32": (
         Kernel(probability=torch.float32),
         "float16",
-        replace(NUMERICS, probability="float32"),
+        with_fields(NUMERICS, probability="float32"),
         "P",
         "float32",
     ),
     "cubic": (
         Kernel(exp=CUBIC),
         "bfloat16",
-        replace(NUMERICS, exp="exp2_poly3"),
+        with_fields(NUMERICS, exp="exp2_poly3"),
         "exponential",
         "within 2^-14",
     ),
@@ -255,26 +255,26 @@ def test_the_same_passes_where_it_is_declared(name: str) -> None:
 
 BETTER = {
     "P": (Kernel(probability=torch.float32), "bfloat16", NUMERICS, "P", "float32"),
-    "scores": (Kernel(), "bfloat16", replace(NUMERICS, scores="input"), "scores", "float32"),
+    "scores": (Kernel(), "bfloat16", with_fields(NUMERICS, scores="input"), "scores", "float32"),
     "accumulators": (
         Kernel(),
         "float16",
-        replace(NUMERICS, accumulator="float16"),
+        with_fields(NUMERICS, accumulator="float16"),
         "accumulator of P V",
         "float32",
     ),
     "row sum": (
         Kernel(),
         "float16",
-        replace(NUMERICS, row_sum="rounded"),
+        with_fields(NUMERICS, row_sum_of="rounded"),
         "row sum",
         "of P before rounding",
     ),
-    "operands": (Kernel(), "float16", replace(NUMERICS, prescale="sqrt"), "operands", "none"),
+    "operands": (Kernel(), "float16", with_fields(NUMERICS, prescale="sqrt"), "operands", "none"),
     "exponential": (
         Kernel(),
         "float16",
-        replace(NUMERICS, exp="exp2_poly3"),
+        with_fields(NUMERICS, exp="exp2_poly3"),
         "exponential",
         "within 2^-21",
     ),
@@ -293,7 +293,7 @@ def test_better_than_declared_passes_and_shows(name: str) -> None:
 def eight(fixed: int | None, promotion: int, arch: str) -> Ruling:
     """An e4m3 kernel whose unit keeps 13 fraction bits, promoted as `fixed` says, which declares
     `promotion`."""
-    numerics = replace(NUMERICS, promotion=promotion, block_n=64)
+    numerics = with_fields(NUMERICS, promotion=promotion, block_n=64)
     declaration = declared(numerics=numerics, dtypes=("float8_e4m3fn",))
     (problem,) = declared_numerics.asks(declaration, "float8_e4m3fn")
     return declared_numerics.judge(trial(Kernel(fixed=fixed), problem, declaration, arch))
@@ -333,7 +333,7 @@ def test_half_of_a_claim_that_is_false_is_told_from_the_other() -> None:
     """An fp16 accumulator that is declared for the scores alone, in both products."""
     kernel = Kernel(score_accumulator=HALF, value_accumulator=HALF)
     finding = convicted(
-        judged(kernel, "float16", replace(NUMERICS, score_accumulator="float16")),
+        judged(kernel, "float16", with_fields(NUMERICS, score_accumulator="float16")),
         "accumulator of P V float32",
     )
     assert "accumulator of Q K^T" not in finding.message

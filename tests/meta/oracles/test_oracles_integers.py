@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Lengths, Window
+from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.fake_trials import DECLARED, acquitted, convicted, tried
 from tests.harness.reference_kernel import Hand, faulty, tried_by, truncated
 from verify.arithmetic.instructions import EXP
@@ -22,7 +23,7 @@ from verify.judging.trial import Trial
 from verify.oracles import bound, dyadic, gather, integer_scores, of_group
 from verify.problem import Problem
 from verify.problem.known_answers import DYADIC_RANGE, gather_targets
-from verify.variant import Config, Contract, Declaration, GradientNumerics, Numerics
+from verify.variant import Config, Contract, Declaration, GradientNumerics
 
 torch.set_num_threads(1)
 
@@ -136,7 +137,9 @@ def test_integers_are_exact_below_what_a_unit_holds() -> None:
 
 def test_a_scale_that_is_no_power_of_two_before_the_product_makes_scores_inexact() -> None:
     trial = tried_by(
-        Hand(), scored().but(softmax_scale=0.1), numerics=replace(DECLARED.numerics, prescale="q")
+        Hand(),
+        scored().but(softmax_scale=0.1),
+        numerics=with_fields(DECLARED.numerics, prescale="q"),
     )
     assert not integer_scores.ORACLE.concerns(trial)
     assert scored(softmax_scale=-0.3).scale == -0.25
@@ -234,7 +237,7 @@ def test_one_ulp_of_a_weight_is_convicted_where_exponentials_are_exact() -> None
     assert finding.where.startswith("out[")
     for arch in ("cpu", "sm_80", "sm_100"):
         assert acquitted(dyadic.judge(on(arch, tried_by(faulty(exp2=one_ulp), case)))), arch
-    for numerics in (replace(DECLARED.numerics, exp="exp2f"), DECLARED.numerics):
+    for numerics in (with_fields(DECLARED.numerics, exp="exp2f"), DECLARED.numerics):
         asked = on("sm_90", tried_by(faulty(exp2=one_ulp), case, numerics=numerics))
         assert not acquitted(dyadic.judge(asked))
 
@@ -242,7 +245,7 @@ def test_one_ulp_of_a_weight_is_convicted_where_exponentials_are_exact() -> None
 def test_the_division_that_is_declared_is_all_that_is_allowed() -> None:
     case = weighted("float32")
     for division, roundings in (("any", 5), ("div.rn", 1), ("rcp.approx", 3)):
-        numerics = replace(DECLARED.numerics, division=division)
+        numerics = with_fields(DECLARED.numerics, division=division)
         want = dyadic.answer(on("sm_90", tried_by(Hand(), case, numerics=numerics)))
         assert torch.allclose(want.slack, roundings * 2.0**-24 * want.out.abs(), rtol=1e-6, atol=0)
         assert acquitted(dyadic.judge(on("sm_90", tried_by(Hand(), case, numerics=numerics))))
@@ -288,7 +291,7 @@ def test_who_has_no_exact_weights_is_not_asked() -> None:
         ("normalised", True, "normalised"),
         ("split_keys", True, "merges"),
     ):
-        told = reason(replace(DECLARED, numerics=replace(DECLARED.numerics, **{field: value})))
+        told = reason(replace(DECLARED, numerics=with_fields(DECLARED.numerics, **{field: value})))
         assert words in str(told)
     assert "default scale" in str(
         reason(replace(DECLARED, support=replace(DECLARED.support, scales="default")))
@@ -383,7 +386,9 @@ def test_a_forward_that_does_not_gather_exactly_is_not_held_against_the_backward
 
 def as_declared(**changes: object) -> Declaration:
     return replace(
-        DECLARED, gradients=replace(GradientNumerics(), **changes), entries=("forward", "backward")
+        DECLARED,
+        gradients=with_fields(GradientNumerics(), **changes),
+        entries=("forward", "backward"),
     )
 
 
@@ -410,10 +415,14 @@ def test_a_backward_that_may_honestly_miss_these_integers_is_not_asked() -> None
             {"block_m": 64},
         ):
             assert excludes(as_declared(**known)) is None
-        for name, value in (("delta", "input"), ("prescale", "k"), ("atomics_dtype", "input")):
+        for path, value in (
+            ("score_gradient.delta", "input"),
+            ("products.prescale", "k"),
+            ("sums.atomics_dtype", "input"),
+        ):
             assert (
-                excludes(as_declared(**{name: value}))
-                == f"declares {name} = {value!r}, for which nothing is derived"
+                excludes(as_declared(**{path.split(".")[1]: value}))
+                == f"declares gradients.{path} = {value!r}, for which nothing is derived"
             )
         assert (
             excludes(as_declared(exp="exp2_poly3"))
@@ -431,14 +440,14 @@ def test_a_field_that_nobody_knows_is_a_reason() -> None:
     )
     assert gather.excludes_backward(replace(DECLARED, gradients=newer())) is None
     told = gather.excludes_backward(replace(DECLARED, gradients=newer(novel="yes")))
-    assert told == "declares novel = 'yes', for which nothing is derived"
+    assert told == "declares gradients.novel = 'yes', for which nothing is derived"
 
 
 def test_nothing_that_a_forward_declares_changes_what_its_backward_is_asked() -> None:
-    odd = Numerics(
+    odd = flat_numerics(
         accumulator="float16",
-        row_sum="mma",
-        lazy_rescale=8.0,
+        row_sum_of="mma",
+        maximum_lag=8.0,
         division="rcp.approx",
         split_keys=True,
         scores="input",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Dense, Documents, Lengths, Window, intersect
+from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Luck
 from tests.harness.emulation_backward import Inputs, emulate
 from tests.harness.fake_trials import (
@@ -33,7 +34,7 @@ from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.problem.visibility import live_rows, visible_range
 from verify.tolerance.arithmetic import resolve
-from verify.variant import Config, GradientNumerics, Numerics
+from verify.variant import Config, GradientNumerics
 
 torch.set_num_threads(1)
 
@@ -127,9 +128,11 @@ def test_an_infinity_is_an_average_only_beyond_the_format() -> None:
 def test_averages_know_which_numerics_they_know() -> None:
     excludes = convexity.ORACLE.excludes
     assert excludes(DECLARED) is None
-    lse = replace(DECLARED, numerics=Numerics(normaliser="lse"))
-    assert excludes(lse) == "declares normaliser = 'lse', for which nothing is derived"
-    assert beyond(Numerics(accumulator="float16"), KNOWN) is not None
+    lse = replace(DECLARED, numerics=flat_numerics(normaliser="lse"))
+    assert (
+        excludes(lse) == "declares numerics.output.normaliser = 'lse', for which nothing is derived"
+    )
+    assert beyond(flat_numerics(accumulator="float16"), KNOWN) is not None
     assert not convexity.ORACLE.concerns(trial_of(PLAIN.but(seqlen_kv=0)))
     huge = PLAIN.but(seqlen_q=1 << 17, seqlen_kv=1 << 17, mask=Dense(50, 1))
     assert not convexity.ORACLE.concerns(trial_of(huge))
@@ -144,7 +147,7 @@ def test_slacks_from_norms_are_no_less_than_the_errors_that_they_stand_for(text:
         ("float32", "sink"),
     ):
         case = Problem.parse(f"{text},dtype={dtype},dist={distribution}")
-        arithmetic = resolve(Numerics(block_n=32), Config(), case, "sm_90")
+        arithmetic = resolve(flat_numerics(block_n=32), Config(), case, "sm_90")
         given = Inputs.of(case)
         truth = compute_truth(case, (given.q, given.k, given.v), [arithmetic])
         qkv = (given.q, given.k, given.v)
@@ -189,8 +192,8 @@ def worst(found: list[Invariant]) -> dict[str, float]:
 SUMMED = HONEST + tuple(
     kernel
     for kernel in UNUSUAL
-    if kernel.numerics.delta == "float32"
-    and (kernel.numerics.score_gradient_scaled or kernel.numerics.softmax == "own")
+    if kernel.numerics.score_gradient.delta == "float32"
+    and (kernel.numerics.score_gradient.scaled or kernel.numerics.softmax.source == "own")
 )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from references import attention
 from references.masks import Causal, Full, Lengths, Mask, Window
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import OK, convicted, trial_of
 from verify.cell.process import Environment
 from verify.judging.findings import Ruling
@@ -23,7 +24,7 @@ from verify.oracles.long import long_rows, long_whole
 from verify.oracles.long import problems as long
 from verify.oracles.long.long_whole import gathered_truth, lse_range
 from verify.problem import Problem
-from verify.variant import Numerics, Support
+from verify.variant import Support
 
 torch.set_num_threads(1)
 
@@ -389,6 +390,6 @@ def test_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         square = max(min(p.seqlen_q, p.seqlen_kv) for p in asked)
         assert (square > 1 << 17) == (device == "cuda" and not changes)
         assert (max(p.batch for p in asked) > 65535) == (device == "cuda" and not changes)
-    at_once = _asked(monkeypatch, "cuda", numerics=Numerics(block_n=0))
+    at_once = _asked(monkeypatch, "cuda", numerics=flat_numerics(block_n=0))
     assert max(p.seqlen_q for p in at_once) > 1 << 17
     assert max(min(p.seqlen_q, p.seqlen_kv) for p in at_once) < 1 << 17

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from references import attention
 from references.masks import Causal, Full, Lengths, Mask, Window
+from tests.harness.declared import flat_gradients
 from tests.harness.fake_trials import OK, convicted, trial_of
 from verify.cell.process import Environment
 from verify.judging.findings import Ruling
@@ -254,7 +255,7 @@ def test_chosen_gradients_are_those_of_the_whole(mask: Mask, softcap: float) -> 
     trial = trial_of(p)
     exact = attention.forward(*trial.expanded, attention.Attention(p.mask, p.scale, p.softcap))
     given = Given(*trial.expanded, trial.dout, exact.out, exact.lse)
-    a = resolve(GradientNumerics(group="cast"), Config(block_m=32, block_n=32), p, "sm_90")
+    a = resolve(flat_gradients(group="cast"), Config(block_m=32, block_n=32), p, "sm_90")
     whole = backward.gradient_truth(p, *trial.expanded, trial.dout, exact.out, exact.lse, a)
     rows, keys = torch.tensor([129, 0, 64, 7]), torch.tensor([3, 149, 64, 65, 0])
     for chosen in (row_gradients(p, given, a, rows), *column_gradients(p, given, a, keys)):

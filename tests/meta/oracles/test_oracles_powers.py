@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Lengths
+from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.fake_trials import DECLARED, acquitted, convicted
 from tests.harness.reference_kernel import Hand, faulty, tried_by
 from verify.judging.power_scaling import Powers, powers, scaled, tamed, times
 from verify.oracles import bound, power_of_two
 from verify.problem import Problem
-from verify.variant import Config, Contract, GradientNumerics
+from verify.variant import Config, Contract
 
 torch.set_num_threads(1)
 
@@ -56,7 +57,7 @@ def test_both_directions_are_asked_as_far_as_the_format_goes() -> None:
     assert not powers(tried_by(Hand(), problem(seqlen_kv=0)))
     assert not powers(tried_by(Hand(), problem(softmax_scale=40.0))), "weights would underflow"
     assert tamed(problem(softmax_scale=-40.0), DECLARED.support).scale == -(32**-0.5)
-    prescaled = replace(DECLARED.numerics, prescale="q")
+    prescaled = with_fields(DECLARED.numerics, prescale="q")
     assert (
         powers(tried_by(Hand(), problem(seed=1, softmax_scale=2.0**-10), numerics=prescaled)).keys
         == -2
@@ -167,7 +168,7 @@ def test_dout_is_scaled_in_every_dtype_and_queries_too() -> None:
 def test_what_the_scale_has_multiplied_stays_normal() -> None:
     found = {}
     for name in ("none", "k", "sqrt"):
-        declared = GradientNumerics(prescale=name)
+        declared = flat_gradients(prescale=name)
         trials = [
             tried_by(
                 Hand(), problem(seed=seed, softmax_scale=2.0**-10), "backward", gradients=declared
@@ -179,7 +180,7 @@ def test_what_the_scale_has_multiplied_stays_normal() -> None:
 
 
 def test_short_accumulators_are_not_asked() -> None:
-    narrow = replace(DECLARED, numerics=replace(DECLARED.numerics, accumulator="float16"))
+    narrow = replace(DECLARED, numerics=with_fields(DECLARED.numerics, accumulator="float16"))
     for oracle in (power_of_two.FORWARD, power_of_two.BACKWARD):
         assert oracle.excludes(DECLARED) is None
         assert oracle.excludes(narrow) == "accumulates in float16, whose range is short"

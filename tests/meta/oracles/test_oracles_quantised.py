@@ -8,22 +8,28 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Full, Lengths
+from references.quantisation import Unquantised, parse_quantisation
+from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import SHAPE, acquitted, convicted, tried
 from verify.judging.trial import Trial
 from verify.oracles import bound, counting, gather, poison
 from verify.problem import Problem
 from verify.problem.inputs import dequantised, descales, tensors
-from verify.variant import DESCALINGS, Numerics
+from verify.variant import DESCALINGS
 
 torch.set_num_threads(1)
 
-FP8 = Numerics(probability_scale=256.0, output_roundings=1, scale_roundings=3)
+FP8 = flat_numerics(probability_scale=256.0, output_roundings=1, scale_roundings=3)
 MASKS = (Full(), Causal(), Lengths((6, 2), (9, 3)))
 
 
 def quantised(distribution: str = "normal", descaling: str = "head", **changes: object) -> Problem:
     return Problem(
-        **SHAPE, dtype="float8_e4m3fn", descaling=descaling, distribution=distribution, seed=5
+        **SHAPE,
+        dtype="float8_e4m3fn",
+        quantisation=parse_quantisation(descaling),
+        distribution=distribution,
+        seed=5,
     ).but(**changes)
 
 
@@ -76,7 +82,7 @@ def test_the_reference_sees_what_the_factors_make_of_the_inputs() -> None:
     assert torch.equal(q, inputs.q.double() * factor)
     assert all(
         tensor.dtype == torch.float64
-        for tensor in dequantised(problem.but(descaling="none"), tensors(problem))
+        for tensor in dequantised(problem.but(quantisation=Unquantised()), tensors(problem))
     )
 
 

@@ -212,8 +212,18 @@ def test_a_wrong_result_is_a_breach(tmp_path: Path, result: str, words: str) -> 
 # Declarations that no case can be made of: a verdict on the file, never an accident of the judge.
 
 NONSENSE = {
-    "exp": ('numerics=Numerics(exp="bogus")', "numerics.exp: 'bogus' is none of"),
-    "prescale": ('numerics=Numerics(prescale="k")', "numerics.prescale"),
+    "exp": (
+        'numerics=Numerics(softmax=Softmax(exp="bogus"))',
+        "numerics.softmax.exp: 'bogus' is none of",
+    ),
+    "prescale": (
+        'numerics=Numerics(products=Products(prescale="k"))',
+        "numerics.products.prescale: 'k'",
+    ),
+    "field": (
+        'numerics=Numerics(exp="expf")',
+        "numerics.exp: no such field; numerics has products, softmax, output",
+    ),
     "lse": ('contract=Contract(lse="base3")', "contract.lse: 'base3'"),
     "masked": ('contract=Contract(masked_values="none")', "contract.masked_values: 'none'"),
     "nan": ('contract=Contract(nan="never")', "contract.nan: 'never'"),
@@ -237,7 +247,7 @@ NONSENSE = {
 def test_nonsense_in_a_declaration_does_not_load(tmp_path: Path) -> None:
     text = """
         import torch
-        from verify.variant import Config, Contract, Numerics, Support, Variant
+        from verify.variant import Config, Contract, Numerics, Products, Softmax, Support, Variant
         support = Support(dtypes=("float16",), head_dims=(32,))
         given = dict(name="x", family="torch", forward=print, support=support)
         VARIANT = Variant(**(given | dict({})))

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from references.premises import EVERY_PREMISE, Feature, Premise
+from references.quantisation import parse_quantisation
 from tests.harness.fake_trials import DECLARED, PLAIN, tried
 from verify.campaign.targets import Target, excludes_problem
 from verify.oracles import groups, oracles
@@ -17,7 +18,7 @@ from verify.problem.premises import broken, without_broken
 from verify.problem.sampling import draws
 
 CAPPED = PLAIN.but(softcap=2.0)
-SCALED = PLAIN.but(dtype="float8_e4m3fn", descaling="head")
+SCALED = PLAIN.but(dtype="float8_e4m3fn", quantisation=parse_quantisation("head"))
 LINEAR = frozenset({Premise.LINEAR_SCORES})
 SUPPORT = replace(
     DECLARED.support, dtypes=("float32", "float8_e4m3fn"), softcap=True, descalings=("none", "head")
@@ -59,7 +60,9 @@ def test_what_is_broken_is_left_out_where_the_support_allows_it() -> None:
     assert without_broken(LINEAR, CAPPED, SUPPORT) == PLAIN
     assert without_broken(LINEAR, SCALED, SUPPORT) == SCALED
     both = SCALED.but(softcap=2.0)
-    assert without_broken(None, both, SUPPORT) == both.but(softcap=0.0, descaling="none")
+    assert without_broken(None, both, SUPPORT) == both.but(
+        softcap=0.0, quantisation=parse_quantisation("none")
+    )
     narrow = replace(SUPPORT, descalings=("head",))
     assert without_broken(None, both, narrow) == SCALED
     with with_feature(Unheard()):

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from references.masks import GALLERY, Causal, Full, Lengths, Mask, Window, intersect
 from verify.arithmetic.dtypes import DTYPES
-from verify.cell.arena import contiguous, plan
+from verify.cell.arena import plan
 from verify.problem import ORDERS, Layout, Problem, ProblemError
 from verify.problem.case import Case, CaseError, replay_command
 from verify.problem.inputs import tensors
+from verify.problem.storage import Piece
 from verify.problem.strategies import LIMITS, problems
 from verify.variant import MASK_KINDS, Config, Contract, Declaration, Numerics, Support
 
@@ -331,7 +332,7 @@ def test_every_drawn_layout_fits_its_slot(problem: Problem) -> None:
 
 def test_contiguous_strides() -> None:
     for shape in ((2, 3, 4), (1,), (), (2, 0, 3)):
-        assert contiguous(shape) == torch.empty(shape).stride()
+        assert Piece.packed(shape).strides == torch.empty(shape).stride()
 
 
 # Cases.

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from references.attention import backward
 from references.masks import Causal
+from references.quantisation import ByHead
 from tests.harness.fake_campaign import BINS, evidence, verdict
 from tests.meta.probes.test_probes_report import REPORT
 from tests.meta.report.test_report_beside import account
@@ -54,7 +55,7 @@ FORWARD = Problem(
     mask=Causal(),
 )
 QUANTISED = FORWARD.but(
-    dtype="float8_e4m3fn", dtype_out="bfloat16", descaling="head", mask=Causal("tl")
+    dtype="float8_e4m3fn", dtype_out="bfloat16", quantisation=ByHead(), mask=Causal("tl")
 )
 BACKWARD = FORWARD.but(dtype="float32", dtype_out="float32", head_dim_v=24, softcap=3.0, seed=7)
 

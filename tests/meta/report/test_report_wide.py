@@ -121,7 +121,9 @@ class TestTensors:
     def test_written_and_read_back(self, report):
         text = dumps(report)
         assert parse(loads(text)) == parse(loads(dumps(parse(loads(text)))))
-        assert of(parse(loads(text)), "triton-backward")["gradients"] == {"probability": "input"}
+        assert of(parse(loads(text)), "triton-backward")["gradients"] == {
+            "softmax": {"probability": "input"}
+        }
         assert of(parse(loads(text)), "triton-backward")["entries"] == ["backward"]
 
 

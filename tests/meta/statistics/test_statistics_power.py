@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.harness import emulation, emulation_backward
+from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import Kernel, Luck
 from tests.harness.emulation_backward import BackwardKernel, Inputs, nominal
 from verify.evidence import Verdict
@@ -27,13 +28,13 @@ from verify.statistics.pool import Pool, pools
 from verify.statistics.rows import Prediction, chosen, summary
 from verify.tolerance.forward import resolve
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
-from verify.variant import Config, GradientNumerics, Numerics
+from verify.variant import Config
 
 HALVES = ("float16", "bfloat16")
-ONLINE = Kernel("online, sm_90", Numerics(block_n=32))
+ONLINE = Kernel("online, sm_90", flat_numerics(block_n=32))
 EAGER = Kernel(
     "eager, normalised P",
-    Numerics(operands="float32", normalised=True, exp="vexp", block_n=0),
+    flat_numerics(operands="float32", normalised=True, exp="vexp", block_n=0),
     "cpu",
     "eager",
 )
@@ -41,25 +42,27 @@ HONEST = (
     ONLINE,
     ONLINE.but(name="sm_80", arch="sm_80"),
     EAGER,
-    Kernel("fused", Numerics(block_n=32, scale_roundings=3), style="fused"),
-    Kernel("everything in fp32", Numerics(probability="float32", block_n=0)),
-    Kernel("prescaled q", Numerics(prescale="q", block_n=32)),
+    Kernel("fused", flat_numerics(block_n=32, scale_roundings=3), style="fused"),
+    Kernel("everything in fp32", flat_numerics(probability="float32", block_n=0)),
+    Kernel("prescaled q", flat_numerics(prescale="q", block_n=32)),
     Kernel(
         "scores in the input's dtype",
         EAGER.but(scores="input", operands="input").numerics,
         "sm_90",
         "eager",
     ),
-    Kernel("merged halves", Numerics(block_n=32, split_keys=True), style="split"),
+    Kernel("merged halves", flat_numerics(block_n=32, split_keys=True), style="split"),
 )
 EIGHT = Kernel(
-    "8 bits", Numerics(block_n=32, probability_scale=256.0, promotion=32), dtypes=("float8_e4m3fn",)
+    "8 bits",
+    flat_numerics(block_n=32, probability_scale=256.0, promotion=32),
+    dtypes=("float8_e4m3fn",),
 )
-BACKWARD = BackwardKernel("one accumulator", GradientNumerics(block_m=16, block_n=32), ONLINE)
+BACKWARD = BackwardKernel("one accumulator", flat_gradients(block_m=16, block_n=32), ONLINE)
 HONEST_BACKWARDS = (
     BACKWARD,
     BACKWARD.but(name="cast heads", group="cast", natural=True),
-    BACKWARD.but(name="fp32", probability="float32", score_gradient="float32"),
+    BACKWARD.but(name="fp32", probability="float32", score_gradient_dtype="float32"),
     BACKWARD.but(name="dS scaled before it is rounded", score_gradient_scaled=True),
     BACKWARD.but(name="dS of rounded P", score_gradient_of="rounded"),
 )
@@ -257,7 +260,7 @@ def test_bad_luck_is_no_fault() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"row_sum": "rounded"},
+        {"row_sum_of": "rounded"},
         {"exp": "ex2.approx.f16"},
         {"accumulator": "float16"},
         {"rescale_exp": "__expf"},
@@ -400,7 +403,7 @@ def test_wrong_gradients_within_the_bound(change: Change, test: str, dtype: str)
     [
         ({"delta": "float32"}, {"delta": "input"}, {"dq", "dk"}),
         ({}, {"fault": "scale off by 1e-3"}, {"dq", "dk", "dv"}),
-        ({"score_gradient": "float32"}, {"score_gradient": "input"}, {"dq", "dk"}),
+        ({"score_gradient_dtype": "float32"}, {"score_gradient_dtype": "input"}, {"dq", "dk"}),
         ({"probability": "float32"}, {"probability": "input"}, {"dv"}),
     ],
     ids=["delta rounded", "scale", "dS rounded", "P rounded"],
@@ -429,7 +432,7 @@ def test_fp32_where_rounding_is_declared_is_noted(dtype: str) -> None:
     but not as declared."""
     for found in (
         backwards(
-            BACKWARD.but(probability="float32", score_gradient="float32"),
+            BACKWARD.but(probability="float32", score_gradient_dtype="float32"),
             problems(dtype, SQUARE, 3),
             BACKWARD,
         ),

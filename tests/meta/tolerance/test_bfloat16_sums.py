@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from references.masks import Causal, Full, Lengths
+from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, nominal
 from tests.harness.emulation_backward import emulate as emulate_backward
@@ -38,7 +39,7 @@ from verify.statistics import forward as statistics
 from verify.statistics import gradients as statistics_backward
 from verify.tolerance import backward as tolerance_backward
 from verify.tolerance.forward import resolve
-from verify.variant import Config, GradientNumerics, Numerics
+from verify.variant import Config, GradientProducts, Products
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,16 +47,18 @@ SUMS = {"accumulator": "bfloat16"}
 BLOCKS = {**SUMS, "accumulator_rounded": "block"}
 WIDE = {"operands": "float32", "probability": "float32", "exp": "vexp"}
 HONEST = (
-    Kernel("every product", Numerics(**SUMS, exp="exp_u20", block_n=64), arch="cpu", dtypes=ALL),
-    Kernel("every block", Numerics(**BLOCKS, **WIDE, block_n=32), arch="cpu", dtypes=ALL),
+    Kernel(
+        "every product", flat_numerics(**SUMS, exp="exp_u20", block_n=64), arch="cpu", dtypes=ALL
+    ),
+    Kernel("every block", flat_numerics(**BLOCKS, **WIDE, block_n=32), arch="cpu", dtypes=ALL),
     Kernel(
         "of P V alone",
-        Numerics(**SUMS, score_accumulator="float32", row_sum="mma", block_n=32),
+        flat_numerics(**SUMS, score_accumulator="float32", row_sum_of="mma", block_n=32),
         arch="cpu",
     ),
     Kernel(
         "of scores alone",
-        Numerics(score_accumulator="bfloat16", accumulator_rounded="block", **WIDE, block_n=0),
+        flat_numerics(score_accumulator="bfloat16", accumulator_rounded="block", **WIDE, block_n=0),
         arch="cpu",
         style="eager",
         dtypes=("float32",),
@@ -67,7 +70,7 @@ BACKWARDS = (
     BackwardKernel("of S and dP", numerics(score_accumulator="bfloat16", **FULL), saver("cpu")),
     BackwardKernel(
         "of gradients, D of weights",
-        numerics(**SUMS, score_accumulator="float32", softmax="own"),
+        numerics(**SUMS, score_accumulator="float32", softmax_source="own"),
         saver("cpu"),
         dtypes=("float32", "bfloat16"),
     ),
@@ -136,7 +139,7 @@ def test_the_units() -> None:
 
 def test_the_words_show_in_the_bounds() -> None:
     text = "sq=20,skv=128,d=64,scale=0.02,dist=same_sign_v,dtype=bfloat16"
-    found = [bound_of(text, Numerics(**changes), "cpu").out for changes in (SUMS, BLOCKS, {})]
+    found = [bound_of(text, flat_numerics(**changes), "cpu").out for changes in (SUMS, BLOCKS, {})]
     assert bool((found[0] > found[1]).all())
     assert bool((found[1] > found[2]).all())
     problem = Problem.parse("sq=24,skv=24,d=16,dtype=bfloat16")
@@ -171,9 +174,21 @@ def test_oracles_whose_premise_is_broken_say_so(opened: Bench) -> None:
 @pytest.mark.parametrize(
     ("made", "changes", "message"),
     [
-        (Numerics, {"accumulator_rounded": "row"}, r"numerics\.accumulator_rounded: 'row'"),
-        (GradientNumerics, {"accumulator": "float16"}, r"gradients\.accumulator: 'float16'"),
-        (GradientNumerics, {"score_accumulator": "tf32"}, r"gradients\.score_accumulator: 'tf32'"),
+        (
+            Products,
+            {"accumulator_rounded": "row"},
+            r"numerics\.products\.accumulator_rounded: 'row'",
+        ),
+        (
+            GradientProducts,
+            {"accumulator": "float16"},
+            r"gradients\.products\.accumulator: 'float16'",
+        ),
+        (
+            GradientProducts,
+            {"score_accumulator": "tf32"},
+            r"gradients\.products\.score_accumulator: 'tf32'",
+        ),
     ],
 )
 def test_an_illegal_value_is_refused(made: type, changes: dict[str, str], message: str) -> None:
@@ -184,10 +199,10 @@ def test_an_illegal_value_is_refused(made: type, changes: dict[str, str], messag
 def test_what_is_not_derived_is_refused() -> None:
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float32")
     tf32 = {**SUMS, "float32_products": "tf32"}
-    with pytest.raises(ValueError, match=r"numerics\.accumulator: .*'bfloat16'"):
-        resolve(Numerics(**tf32), Config(), problem, "sm_90")
-    with pytest.raises(ValueError, match=r"gradients\.float32_products: .*bfloat16"):
-        tolerance_backward.resolve(GradientNumerics(**tf32), Config(), problem, "sm_90")
+    with pytest.raises(ValueError, match=r"numerics\.products\.accumulator: .*'bfloat16'"):
+        resolve(flat_numerics(**tf32), Config(), problem, "sm_90")
+    with pytest.raises(ValueError, match=r"gradients\.products\.float32_products: .*bfloat16"):
+        tolerance_backward.resolve(flat_gradients(**tf32), Config(), problem, "sm_90")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from references.masks import Causal, Lengths
+from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.emulation import Luck, Result
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
 from tests.harness.property_cases import Bench, bench
@@ -24,7 +25,7 @@ from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.statistics.gradients import underived
 from verify.tolerance.backward import GradientTruth, resolve
-from verify.variant import Config, GradientNumerics
+from verify.variant import Config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -139,7 +140,7 @@ def test_the_word_shows_in_the_bounds() -> None:
     problem = Problem.parse("sq=33,skv=200,d=32,dtype=float16")
     saved, _ = emulate(problem, HONEST[1])
     under = [
-        resolve(replace(honest, delta_of=name), Config(), problem, "sm_90")
+        resolve(with_fields(honest, delta_of=name), Config(), problem, "sm_90")
         for name in ("weights", "output")
     ]
     found = exact_truth_of(problem, saved, *under)
@@ -149,6 +150,7 @@ def test_the_word_shows_in_the_bounds() -> None:
 
 def test_an_illegal_value_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"gradients\.delta_of: 'scores' is none of output, weights"
+        ValueError,
+        match=r"gradients\.score_gradient\.delta_of: 'scores' is none of output, weights",
     ):
-        GradientNumerics(delta_of="scores")
+        flat_gradients(delta_of="scores")

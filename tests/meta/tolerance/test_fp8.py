@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from references.quantisation import ByTensor
+from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.meta.tolerance.test_tolerance import SHAPES, bound_of, ratios, suits, truth_of
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.tolerance.forward import BEST, resolve
-from verify.variant import Config, Numerics
+from verify.variant import Config
 
 ROOT = Path(__file__).parents[3]
 DTYPES = ("float8_e4m3fn", "float8_e5m2")
-OURS = Numerics(
+OURS = flat_numerics(
     scale_roundings=3, probability_scale=256.0, output_roundings=1, block_n=32, promotion=32
 )
 PROMOTED = Kernel("promoted, sm_90", OURS, dtypes=DTYPES)
@@ -157,7 +159,7 @@ def test_what_a_declaration_resolves_to():
     assert arithmetic.saturates == 1.75
     assert arithmetic.scores.kappa(256) < 1.01 * 33 * 2.0**-13, "promotion holds for Q K^T too"
     assert (
-        resolve(replace(OURS, promotion=0), Config(), problem_of(), "sm_90").scores.kappa(256)
+        resolve(with_fields(OURS, promotion=0), Config(), problem_of(), "sm_90").scores.kappa(256)
         == 264 * 2.0**-13
     )
     wide = resolve(OURS, Config(), problem_of(dtype="bfloat16"), "sm_90")
@@ -165,7 +167,7 @@ def test_what_a_declaration_resolves_to():
     assert (
         resolve(OURS, Config(), problem_of(dtype_out="float16"), "sm_90").output.name == "float16"
     )
-    assert resolve(OURS, Config(), problem_of(descaling="tensor"), "sm_90").descale >= 1
+    assert resolve(OURS, Config(), problem_of(quantisation=ByTensor()), "sm_90").descale >= 1
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_what_a_declaration_resolves_to():
 )
 def test_what_is_not_derived_is_refused(changes: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
-        resolve(replace(OURS, **changes), Config(), problem_of(), "sm_90")
+        resolve(with_fields(OURS, **changes), Config(), problem_of(), "sm_90")
 
 
 def test_more_lenient_declarations_give_larger_bounds():
@@ -188,10 +190,10 @@ def test_more_lenient_declarations_give_larger_bounds():
         bound_of(text, BEST, "sm_100"),
         bound_of(text, OURS, "sm_100"),
         bound_of(text, OURS, "sm_90"),
-        bound_of(text, replace(OURS, promotion=64), "sm_90"),
-        bound_of(text, replace(OURS, promotion=0), "sm_90"),
-        bound_of(text, replace(OURS, promotion=0), "sm_89"),
-        bound_of(text, replace(OURS, promotion=0), "sm_999"),
+        bound_of(text, with_fields(OURS, promotion=64), "sm_90"),
+        bound_of(text, with_fields(OURS, promotion=0), "sm_90"),
+        bound_of(text, with_fields(OURS, promotion=0), "sm_89"),
+        bound_of(text, with_fields(OURS, promotion=0), "sm_999"),
     ]
     for tight, loose in itertools.pairwise(order):
         assert bool((loose.out >= tight.out).all())

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from references.masks import Causal, Full, Lengths
+from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
@@ -38,39 +39,45 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 E4M3 = ("float8_e4m3fn",)
 HONEST = (
-    Kernel("a tile of 8 rows", Numerics(maximum_rows=8, block_n=32)),
+    Kernel("a tile of 8 rows", flat_numerics(maximum_rows=8, block_n=32)),
     Kernel(
-        "all rows, fused", Numerics(maximum_rows=0, block_n=32, scale_roundings=3), style="fused"
+        "all rows, fused",
+        flat_numerics(maximum_rows=0, block_n=32, scale_roundings=3),
+        style="fused",
     ),
-    Kernel("rounded up to an integer", Numerics(maximum_excess=1.0, block_n=32)),
-    Kernel("rounded up to bfloat16", Numerics(maximum_step=2.0**-7, block_n=16), dtypes=ALL),
+    Kernel("rounded up to an integer", flat_numerics(maximum_excess=1.0, block_n=32)),
+    Kernel("rounded up to bfloat16", flat_numerics(maximum_step=2.0**-7, block_n=16), dtypes=ALL),
     Kernel(
         "a tile, normalised",
-        Numerics(maximum_rows=4, operands="float32", normalised=True, exp="vexp", block_n=0),
+        flat_numerics(maximum_rows=4, operands="float32", normalised=True, exp="vexp", block_n=0),
         arch="cpu",
         style="eager",
         dtypes=ALL,
     ),
-    Kernel("sum by mma", Numerics(row_sum="mma", maximum_excess=3.0, block_n=32), style="fused"),
+    Kernel(
+        "sum by mma", flat_numerics(row_sum_of="mma", maximum_excess=3.0, block_n=32), style="fused"
+    ),
     Kernel(
         "ex2.approx.f16",
-        Numerics(exp="ex2.approx.f16", rescale_exp="ex2.approx", maximum_excess=2.0, block_n=32),
+        flat_numerics(
+            exp="ex2.approx.f16", rescale_exp="ex2.approx", maximum_excess=2.0, block_n=32
+        ),
         dtypes=("float16",),
     ),
-    Kernel("__expf, a tile", Numerics(exp="__expf", maximum_rows=16, block_n=32)),
+    Kernel("__expf, a tile", flat_numerics(exp="__expf", maximum_rows=16, block_n=32)),
     Kernel(
         "8 bits",
-        Numerics(probability_scale=256.0, promotion=32, maximum_excess=1.0, block_n=32),
+        flat_numerics(probability_scale=256.0, promotion=32, maximum_excess=1.0, block_n=32),
         dtypes=E4M3,
     ),
     Kernel(
         "a tile, rounded up, in fp32",
-        Numerics(maximum_rows=8, maximum_step=0.01, maximum_excess=0.5, block_n=32),
+        flat_numerics(maximum_rows=8, maximum_step=0.01, maximum_excess=0.5, block_n=32),
         dtypes=("float32",),
     ),
     Kernel(
         "fp16 accumulators, a tile",
-        Numerics(accumulator="float16", maximum_rows=8, block_n=32),
+        flat_numerics(accumulator="float16", maximum_rows=8, block_n=32),
         dtypes=("float16",),
     ),
 )
@@ -88,7 +95,7 @@ def test_honest_kernels_stay_within_the_bound(kernel: Kernel) -> None:
         assert found.worst <= 1, f"{kernel.name}: r = {found.worst:.3g} for {problem.name}"
 
 
-OWN = Kernel("own", Numerics(block_n=32))
+OWN = Kernel("own", flat_numerics(block_n=32))
 FAULTS = {
     "shared in secret": (OWN.but(maximum_rows=0), OWN, "sq=40,skv=96,d=64,dtype=float16,scale=1.0"),
     "further than declared": (
@@ -121,7 +128,7 @@ def test_how_far_a_shared_maximum_lies_above_a_row() -> None:
     problem = Problem(seqlen_q=5, seqlen_kv=1, head_dim=1, dtype="float32", softmax_scale=1.0)
     q = torch.tensor([1.0, 4.0, -2.0, -3.0, -7.0], dtype=torch.float64).view(1, 1, 5, 1)
     k = torch.ones(1, 1, 1, 1, dtype=torch.float64)
-    arithmetic = resolve(Numerics(maximum_rows=2), Config(), problem, "sm_90")
+    arithmetic = resolve(flat_numerics(maximum_rows=2), Config(), problem, "sm_90")
     found = shared_excess(problem, q, k, arithmetic)
     want = torch.tensor([[3.0, 0.0, 0.0, 1.0, 7.0]], dtype=torch.float64)
     torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
@@ -136,7 +143,7 @@ def test_a_row_that_overflows_takes_its_tile_along() -> None:
     problem = Problem(seqlen_q=3, seqlen_kv=1, head_dim=1, dtype="bfloat16", softmax_scale=1.0)
     q = torch.tensor([1.0, 3e38, 1.0], dtype=torch.float64).view(1, 1, 3, 1)
     k = torch.full((1, 1, 1, 1), 8.0, dtype=torch.float64)
-    arithmetic = resolve(Numerics(maximum_rows=2), Config(), problem, "sm_90")
+    arithmetic = resolve(flat_numerics(maximum_rows=2), Config(), problem, "sm_90")
     above = shared_excess(problem, q, k, arithmetic)
     found = bound(blocks_of(problem, q, k, k), arithmetic, problem, above)
     assert found.out[0, :, 0].isinf().tolist() == [True, True, False]
@@ -152,7 +159,7 @@ def test_what_tiles_are_touched() -> None:
 def test_tiles_come_from_the_config_where_nothing_is_declared() -> None:
     problem = Problem(seqlen_q=50, seqlen_kv=9, head_dim=16, dtype="float16")
     found = [
-        resolve(Numerics(maximum_rows=rows), Config(block_m=32), problem, "sm_90").maximum_rows
+        resolve(flat_numerics(maximum_rows=rows), Config(block_m=32), problem, "sm_90").maximum_rows
         for rows in (None, 0, 1, 8)
     ]
     assert found == [32, 50, 1, 8]
@@ -179,25 +186,34 @@ def test_nothing_is_asked_where_all_p_vanish() -> None:
 def test_the_words_show_in_the_bounds() -> None:
     text = "sq=20,skv=128,d=64,scale=0.02,dist=same_sign_v,dtype=float16"
     for changes in ({"maximum_excess": 6.0}, {"maximum_step": 0.5}):
-        one, own = bound_of(text, Numerics(**changes)), bound_of(text)
+        one, own = bound_of(text, flat_numerics(**changes)), bound_of(text)
         assert bool((one.out >= own.out).all())
         assert bool((one.lse >= own.lse).all())
         assert bool((one.out > own.out).any())
     problem = Problem.parse("sq=20,skv=128,d=64,scale=1.0,dtype=float16")
-    shared, own = (truth_of(problem, Numerics(maximum_rows=n), "sm_90") for n in (0, 1))
+    shared, own = (truth_of(problem, flat_numerics(maximum_rows=n), "sm_90") for n in (0, 1))
     assert float((shared.out_bound / own.out_bound).max()) > 2
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"maximum_rows": -1}, r"numerics\.maximum_rows: -1"),
-        ({"maximum_excess": -1.0}, r"numerics\.maximum_excess: -1\.0"),
-        ({"maximum_excess": math.inf}, r"numerics\.maximum_excess: inf"),
-        ({"maximum_step": 1.5}, r"numerics\.maximum_step: 1\.5"),
-        ({"maximum_rows": 2, "split_keys": True}, r"numerics\.maximum_rows: .*split_keys"),
-        ({"maximum_step": 0.1, "normaliser": "lse"}, r"numerics\.maximum_step: .*normaliser"),
-        ({"maximum_excess": 1.0, "lazy_rescale": 8.0}, r"numerics\.maximum_excess: .*lazy_rescale"),
+        ({"maximum_rows": -1}, r"numerics\.softmax\.maximum\.rows: -1"),
+        ({"maximum_excess": -1.0}, r"numerics\.softmax\.maximum\.excess: -1\.0"),
+        ({"maximum_excess": math.inf}, r"numerics\.softmax\.maximum\.excess: inf"),
+        ({"maximum_step": 1.5}, r"numerics\.softmax\.maximum\.step: 1\.5"),
+        (
+            {"maximum_rows": 2, "split_keys": True},
+            r"numerics\.softmax\.maximum\.rows: .*split_keys",
+        ),
+        (
+            {"maximum_step": 0.1, "normaliser": "lse"},
+            r"numerics\.softmax\.maximum\.step: .*normaliser",
+        ),
+        (
+            {"maximum_excess": 1.0, "maximum_lag": 8.0},
+            r"numerics\.softmax\.maximum\.excess: .*maximum\.lag",
+        ),
     ],
     ids=str,
 )
@@ -206,7 +222,7 @@ def test_what_is_illegal_or_not_derived_is_refused(
 ) -> None:
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
     with pytest.raises(ValueError, match=message):
-        resolve(Numerics(**changes), Config(), problem, "sm_90")
+        resolve(flat_numerics(**changes), Config(), problem, "sm_90")
 
 
 # On trial
@@ -259,5 +275,5 @@ def test_oracles_whose_premise_is_broken_say_so(opened: Bench) -> None:
     assert "winner's P is not 1" in str(found["whole"])
     assert "winner's P is not 1" in str(found["coarse"])
     for changes in ({"maximum_rows": 2}, {"maximum_excess": 1.0}, {"maximum_step": 0.1}):
-        arithmetic = resolve(Numerics(**changes), Config(), HALF, "cpu")
+        arithmetic = resolve(flat_numerics(**changes), Config(), HALF, "cpu")
         assert "maximum" in str(underived(arithmetic))

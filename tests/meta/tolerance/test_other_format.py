@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from references.masks import Causal, Lengths
+from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
@@ -26,7 +27,7 @@ from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.statistics.forward import underived
 from verify.tolerance.forward import resolve
-from verify.variant import Config, Numerics
+from verify.variant import Config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,36 +35,36 @@ TO_HALF, TO_BFLOAT = {"probability": "float16"}, {"probability": "bfloat16"}
 HALF, BFLOAT = ("float16",), ("bfloat16",)
 AS_IT_IS = {"values": "input"}
 HONEST = (
-    Kernel("fp16 P and V of bf16 inputs", Numerics(**TO_HALF, block_n=32), dtypes=BFLOAT),
+    Kernel("fp16 P and V of bf16 inputs", flat_numerics(**TO_HALF, block_n=32), dtypes=BFLOAT),
     Kernel(
         "fused, sm_80",
-        Numerics(**TO_HALF, block_n=32, scale_roundings=3),
+        flat_numerics(**TO_HALF, block_n=32, scale_roundings=3),
         arch="sm_80",
         dtypes=BFLOAT,
         style="fused",
     ),
     Kernel(
         "V as it is, CPU",
-        Numerics(**TO_HALF, **AS_IT_IS, exp="exp_u20", block_n=64),
+        flat_numerics(**TO_HALF, **AS_IT_IS, exp="exp_u20", block_n=64),
         arch="cpu",
         dtypes=BFLOAT,
     ),
-    Kernel("bf16 P and V of fp16 inputs", Numerics(**TO_BFLOAT, block_n=32), dtypes=HALF),
+    Kernel("bf16 P and V of fp16 inputs", flat_numerics(**TO_BFLOAT, block_n=32), dtypes=HALF),
     Kernel(
         "bf16 P, V as it is",
-        Numerics(**TO_BFLOAT, **AS_IT_IS, row_sum="rounded", block_n=32),
+        flat_numerics(**TO_BFLOAT, **AS_IT_IS, row_sum_of="rounded", block_n=32),
         dtypes=HALF,
     ),
     Kernel(
         "normalised P in fp16",
-        Numerics(**TO_HALF, operands="float32", normalised=True, exp="vexp", block_n=0),
+        flat_numerics(**TO_HALF, operands="float32", normalised=True, exp="vexp", block_n=0),
         arch="cpu",
         style="eager",
         dtypes=BFLOAT,
     ),
     Kernel(
         "fp16 P and accumulators",
-        Numerics(**TO_HALF, accumulator="float16", score_accumulator="float32", block_n=32),
+        flat_numerics(**TO_HALF, accumulator="float16", score_accumulator="float32", block_n=32),
         dtypes=BFLOAT,
     ),
 )
@@ -89,7 +90,7 @@ FAULTS = {
         f"{LONG},dtype=float16",
     ),
     "V rounded in secret": (
-        HONEST[3].but(row_sum="rounded"),
+        HONEST[3].but(row_sum_of="rounded"),
         HONEST[4],
         "sq=16,skv=4,d=64,dtype=float16,scale=4.0",
     ),
@@ -126,7 +127,7 @@ def test_what_a_conversion_of_v_costs() -> None:
 def test_the_words_show_in_the_bounds() -> None:
     text = "sq=20,skv=128,d=64,scale=0.02,dist=same_sign_v,dtype=float16"
     found = [
-        bound_of(text, Numerics(**changes)).out
+        bound_of(text, flat_numerics(**changes)).out
         for changes in ({}, {**TO_BFLOAT, **AS_IT_IS}, TO_BFLOAT)
     ]
     assert bool((found[0] < found[1]).all())
@@ -136,8 +137,8 @@ def test_the_words_show_in_the_bounds() -> None:
 def test_statistics_predict_no_roundings_of_v() -> None:
     problem = Problem.parse("sq=20,skv=128,d=64,dtype=float16")
     for numerics, said in (
-        (Numerics(**TO_BFLOAT), "values"),
-        (Numerics(**TO_BFLOAT, **AS_IT_IS), "None"),
+        (flat_numerics(**TO_BFLOAT), "values"),
+        (flat_numerics(**TO_BFLOAT, **AS_IT_IS), "None"),
     ):
         assert said in str(underived(resolve(numerics, Config(), problem, "sm_90")))
 
@@ -145,16 +146,22 @@ def test_statistics_predict_no_roundings_of_v() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"values": "float16"}, r"numerics\.values: 'float16' is none of probability, input"),
-        ({"probability": "float8_e5m2"}, r"numerics\.probability: .*'float8_e5m2'"),
-        ({**TO_HALF, **AS_IT_IS, "accumulator": "float16"}, r"numerics\.accumulator: .*'float16'"),
+        (
+            {"values": "float16"},
+            r"numerics\.output\.values: 'float16' is none of probability, input",
+        ),
+        ({"probability": "float8_e5m2"}, r"numerics\.output\.probability: .*'float8_e5m2'"),
+        (
+            {**TO_HALF, **AS_IT_IS, "accumulator": "float16"},
+            r"numerics\.products\.accumulator: .*'float16'",
+        ),
     ],
     ids=str,
 )
 def test_what_is_not_derived_is_refused(changes: dict[str, object], message: str) -> None:
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="bfloat16")
     with pytest.raises(ValueError, match=message):
-        resolve(Numerics(**changes), Config(), problem, "sm_90")
+        resolve(flat_numerics(**changes), Config(), problem, "sm_90")
 
 
 @pytest.fixture(scope="module")

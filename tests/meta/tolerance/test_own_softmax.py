@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from references.masks import Causal, Lengths
+from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.fake_trials import acquitted, convicted, trial_of
 from tests.harness.property_cases import ACCUSED, Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
@@ -27,7 +28,7 @@ from verify.variant import Config, Contract, GradientNumerics
 
 torch.set_num_threads(1)
 
-OWN = GradientNumerics(softmax="own", block_m=0, block_n=0)
+OWN = flat_gradients(softmax_source="own", block_m=0, block_n=0)
 HALF = SQUARE.but(dtype="bfloat16")
 FAULTS = {
     "without-delta": "dq is off by",
@@ -146,7 +147,7 @@ def test_bounds_of_an_own_softmax_cost_little_precision() -> None:
 def test_what_all_weights_of_a_row_have_in_common_is_divided_out() -> None:
     """Scores that are large and known badly, fp32 inside: one weight is near 1 however the scores
     err, and D near its dP."""
-    wide = replace(OWN, probability="float32", score_gradient="float32")
+    wide = with_fields(OWN, probability="float32", score_gradient_dtype="float32")
     ratios = ratios_to_saved(
         HALF.but(head_dim=64, head_dim_v=64, softmax_scale=4.0, dtype="float16"), wide
     )
@@ -162,10 +163,10 @@ def test_d_in_16_bits_is_rounded_where_o_is_0() -> None:
     )
     q, v = torch.full((1, 1, 1, 1), 2.0**12), torch.tensor([1.0, -1.0]).view(1, 1, 2, 1)
     k, out, lse = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1), 0.6931471)
-    wide = replace(OWN, probability="float32", score_gradient="float32")
+    wide = with_fields(OWN, probability="float32", score_gradient_dtype="float32")
     under = [
         replace(
-            resolve(replace(wide, delta=name), Config(), problem, "sm_90"),
+            resolve(with_fields(wide, delta=name), Config(), problem, "sm_90"),
             output=dtype_named("float32"),
         )
         for name in ("input", "float32")
@@ -183,7 +184,7 @@ def ratios_to_saved(problem: Problem, numerics: GradientNumerics) -> dict[str, f
     trial = own_trial(problem)
     q, k, v = trial.expanded
     own, saved = (
-        resolve(replace(numerics, softmax=name), Config(), problem, "sm_90")
+        resolve(with_fields(numerics, softmax_source=name), Config(), problem, "sm_90")
         for name in ("own", "saved")
     )
     found = gradient_truth(problem, q, k, v, trial.dout, *trial.start, own, saved)
@@ -227,6 +228,6 @@ def test_only_a_backward_that_reads_an_lse_needs_one(tmp_path: Path) -> None:
     found = roster([ACCUSED / "own_softmax.py"])
     assert not found.failures
     assert all(declaration.contract.lse is None for declaration in found.declarations)
-    source = (ACCUSED / "own_softmax.py").read_text().replace('softmax="own",', "")
+    source = (ACCUSED / "own_softmax.py").read_text().replace('source="own", ', "")
     (tmp_path / "reads.py").write_text(source)
     assert "a backward needs the LSE" in str(roster([tmp_path / "reads.py"]).failures)

@@ -17,6 +17,7 @@ from torch import Tensor
 from references.attention import RowBlock, row_blocks
 from references.definition import Attention
 from references.masks import Lengths
+from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.emulation import Kernel, Luck, Result, emulate
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
@@ -30,48 +31,53 @@ from verify.variant import Config, Numerics
 ALL = ("float16", "bfloat16", "float32")
 EAGER = {"normalised": True, "exp": "vexp", "block_n": 0}
 HONEST = (
-    Kernel("online, sm_90", Numerics(block_n=32)),
-    Kernel("online, sm_80", Numerics(block_n=32), arch="sm_80"),
-    Kernel("online, sm_70", Numerics(block_n=32), arch="sm_70", dtypes=("float16",)),
-    Kernel("fused as FlashAttention-2", Numerics(block_n=32, scale_roundings=3), style="fused"),
-    Kernel("fp32 by FMA", Numerics(block_n=16, scale_roundings=3), dtypes=("float32",)),
+    Kernel("online, sm_90", flat_numerics(block_n=32)),
+    Kernel("online, sm_80", flat_numerics(block_n=32), arch="sm_80"),
+    Kernel("online, sm_70", flat_numerics(block_n=32), arch="sm_70", dtypes=("float16",)),
+    Kernel(
+        "fused as FlashAttention-2", flat_numerics(block_n=32, scale_roundings=3), style="fused"
+    ),
+    Kernel("fp32 by FMA", flat_numerics(block_n=16, scale_roundings=3), dtypes=("float32",)),
     Kernel(
         "fp32 by tf32",
-        Numerics(block_n=32, float32_products="tf32"),
+        flat_numerics(block_n=32, float32_products="tf32"),
         arch="sm_80",
         dtypes=("float32",),
     ),
     Kernel("everything in fp32", BEST, dtypes=("float16", "bfloat16")),
     Kernel(
         "torch's CPU flash, fp32",
-        Numerics(exp="exp_u20", block_n=64),
+        flat_numerics(exp="exp_u20", block_n=64),
         arch="cpu",
         dtypes=("float32",),
     ),
-    Kernel("torch's CPU flash, 16 bits", Numerics(exp="fexp_u20", block_n=64), arch="cpu"),
+    Kernel("torch's CPU flash, 16 bits", flat_numerics(exp="fexp_u20", block_n=64), arch="cpu"),
     Kernel(
         "torch's math",
-        Numerics(operands="float32", prescale="sqrt", probability="float32", **EAGER),
+        flat_numerics(operands="float32", prescale="sqrt", probability="float32", **EAGER),
         arch="cpu",
         style="eager",
         dtypes=ALL,
     ),
     Kernel(
         "torch's eager flex",
-        Numerics(operands="float32", **EAGER),
+        flat_numerics(operands="float32", **EAGER),
         arch="cpu",
         style="eager",
         dtypes=ALL,
     ),
     Kernel(
         "eager in the input's dtype",
-        Numerics(scores="input", scale_roundings=3, **EAGER),
+        flat_numerics(scores="input", scale_roundings=3, **EAGER),
         style="eager",
     ),
-    Kernel("prescaled q", Numerics(prescale="q", block_n=32)),
-    Kernel("tanh.approx", Numerics(softcap_tanh="tanh.approx", block_n=32)),
+    Kernel("prescaled q", flat_numerics(prescale="q", block_n=32)),
+    Kernel("tanh.approx", flat_numerics(softcap_tanh="tanh.approx", block_n=32)),
     Kernel(
-        "operands that are normalised", Numerics(block_n=32), dtypes=("float16",), normalises=True
+        "operands that are normalised",
+        flat_numerics(block_n=32),
+        dtypes=("float16",),
+        normalises=True,
     ),
 )
 SHAPES = (
@@ -155,7 +161,7 @@ def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
             )
 
 
-SPLIT = Kernel("split", Numerics(block_n=32), style="split")
+SPLIT = Kernel("split", flat_numerics(block_n=32), style="split")
 
 
 def test_honest_merges_by_lse_stay_within_the_bound_of_merges():
@@ -208,8 +214,8 @@ def test_honest_kernels_use_much_of_the_bound(dtype: str, name: str, distributio
 
 # Planted faults: (kernel as it computes, what it declares, problem)
 
-HALF = Kernel("half", Numerics(block_n=32))
-SINGLE = Kernel("single", Numerics(block_n=16), dtypes=("float32",))
+HALF = Kernel("half", flat_numerics(block_n=32))
+SINGLE = Kernel("single", flat_numerics(block_n=16), dtypes=("float32",))
 LONG = "sq=16,skv=96,d=64"
 FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
     "P in fp8": (HALF.but(probability="float8_e4m3fn"), HALF, f"{LONG},dtype=bfloat16"),
@@ -252,7 +258,8 @@ def test_planted_faults_exceed_the_bound(name: str):
     # The same problem computed as declared passes: it is the fault that is caught.
     assert ratios(problem, emulate(problem, declared, Luck.AGAINST), truth).worst <= 1
     functions = [
-        (kernel.numerics.exp, kernel.numerics.softcap_tanh) for kernel in (faulty, declared)
+        (kernel.numerics.softmax.exp, kernel.numerics.softmax.softcap_tanh)
+        for kernel in (faulty, declared)
     ]
     # where the function's error is the fault
     luck = Luck.NEAREST if functions[0] == functions[1] else Luck.AGAINST
@@ -290,7 +297,7 @@ def with_operands(
         problem, *(torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in (q, k, v))
     )
     return bound(
-        block, resolve(Numerics(**numerics), Config(block_n=32), problem, "sm_90"), problem
+        block, resolve(flat_numerics(**numerics), Config(block_n=32), problem, "sm_90"), problem
     )
 
 
@@ -451,7 +458,7 @@ def test_more_lenient_declarations_give_larger_bounds(
     looser: dict[str, object], tighter: dict[str, object]
 ):
     problem = f"{DIFFUSE},dtype=float16"
-    loose, tight = (bound_of(problem, Numerics(**changes)) for changes in (looser, tighter))
+    loose, tight = (bound_of(problem, flat_numerics(**changes)) for changes in (looser, tighter))
     assert bool((loose.out >= tight.out).all())
     assert bool((loose.lse >= tight.lse).all())
     assert bool((loose.out > tight.out).any() or (loose.lse > tight.lse).any())
@@ -482,7 +489,7 @@ def test_best_is_no_looser_than_any_declaration():
         ("accumulator", "float64"),
         ("score_accumulator", "float64"),
         ("rescale_exp", "exp9"),
-        ("row_sum", "pairwise"),
+        ("row_sum_of", "pairwise"),
         ("division", "div.rough"),
         ("prescale", "k"),
         ("scores", "float8"),
@@ -496,4 +503,4 @@ def test_best_is_no_looser_than_any_declaration():
 def test_what_is_not_derived_is_refused(field: str, value: str):
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16", softcap=20.0)
     with pytest.raises(ValueError, match=value):
-        resolve(replace(Numerics(), **{field: value}), Config(), problem, "sm_90")
+        resolve(with_fields(Numerics(), **{field: value}), Config(), problem, "sm_90")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from references.attention import backward
 from references.definition import Attention
+from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import Kernel, Luck, Result
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
 from verify.arithmetic.dtypes import dtype_named
@@ -30,23 +31,23 @@ from verify.tolerance.backward import (
     gradient_truth,
     resolve,
 )
-from verify.variant import Config, GradientNumerics, Numerics
+from verify.variant import Config, GradientNumerics
 
 HALVES, SINGLES = ("float16", "bfloat16"), ("float32",)
 
 
 def numerics(**changes: object) -> GradientNumerics:
-    return GradientNumerics(**({"block_m": 16, "block_n": 32} | changes))
+    return flat_gradients(**({"block_m": 16, "block_n": 32} | changes))
 
 
 def saver(arch: str = "sm_90", **changes: object) -> Kernel:
-    return Kernel("saver", Numerics(block_n=32, **changes), arch)
+    return Kernel("saver", flat_numerics(block_n=32, **changes), arch)
 
 
-FULL = {"probability": "float32", "score_gradient": "float32"}
+FULL = {"probability": "float32", "score_gradient_dtype": "float32"}
 COMPOSITE = {
     **FULL,
-    "softmax": "own",
+    "softmax_source": "own",
     "operands": "float32",
     "prescale": "sqrt",
     "exp": "vexp",
@@ -94,7 +95,7 @@ HONEST = (
 )
 UNUSUAL = (
     BackwardKernel(
-        "prescaled K, as Triton's tutorial", numerics(prescale="k", gradient_roundings=2), saver()
+        "prescaled K, as Triton's tutorial", numerics(prescale="k", sums_roundings=2), saver()
     ),
     BackwardKernel("D in 16 bits", numerics(delta="input"), saver()),
     BackwardKernel("scaled dS", numerics(score_gradient_scaled=True), saver(), style="partial"),
@@ -123,16 +124,16 @@ UNUSUAL = (
         apart=True,
         dtypes=("float32", *HALVES),
     ),
-    BackwardKernel("a softmax of its own, 16 bits", numerics(softmax="own"), saver()),
+    BackwardKernel("a softmax of its own, 16 bits", numerics(softmax_source="own"), saver()),
     BackwardKernel(
         "of rounded P, D in 16 bits",
-        numerics(softmax="own", score_gradient_of="rounded", delta="input"),
+        numerics(softmax_source="own", score_gradient_of="rounded", delta="input"),
         saver(),
     ),
 )
 HALF, FLOAT, SINGLE = HONEST[0], HONEST[5], HONEST[9]
 OWN_FP32, OWN = UNUSUAL[-3:-1]
-ROUGH = HALF.but(score_gradient="float32")
+ROUGH = HALF.but(score_gradient_dtype="float32")
 ADDED = FLOAT.but(atomics=("dq",), block_n=16, style="partial")
 SHAPES = (
     "sq=33,skv=70,d=32",
@@ -342,12 +343,12 @@ FAULTS: dict[str, tuple[BackwardKernel, BackwardKernel, str]] = {
     "P in fp8": (HALF.but(probability="float8_e4m3fn"), HALF, f"{LONG},dtype=bfloat16"),
     "P in bf16, declared fp16": (HALF.but(probability="bfloat16"), HALF, f"{LONG},dtype=float16"),
     "dS in bf16, declared fp16": (
-        HALF.but(score_gradient="bfloat16"),
+        HALF.but(score_gradient_dtype="bfloat16"),
         HALF,
         f"{LONG},dtype=float16",
     ),
     "dS in bf16, declared fp32": (
-        FLOAT.but(score_gradient="bfloat16"),
+        FLOAT.but(score_gradient_dtype="bfloat16"),
         FLOAT,
         f"{LONG},dtype=bfloat16",
     ),
@@ -388,7 +389,8 @@ def test_planted_faults_exceed_the_bound(name: str):
     # The same problem computed as declared passes: it is the fault that is caught.
     assert worst(ratios(problem, declared, declared, Luck.AGAINST, "dv")) <= 1
     functions = [
-        (kernel.numerics.exp, kernel.numerics.softcap_tanh) for kernel in (faulty, declared)
+        (kernel.numerics.softmax.exp, kernel.numerics.softmax.softcap_tanh)
+        for kernel in (faulty, declared)
     ]
     # where the function's error is the fault
     luck = Luck.NEAREST if functions[0] == functions[1] else Luck.AGAINST

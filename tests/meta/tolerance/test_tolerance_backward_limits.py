@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from references.quantisation import ByHead
+from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.emulation import Result
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
 from tests.meta.tolerance.test_tolerance_backward import (
@@ -132,7 +134,7 @@ def test_infinite_only_where_something_may_overflow():
     found = with_operands(*operands, dtype="float16")
     assert (infinite(found.dq_bound), infinite(found.dk_bound)) == ([False, True], [True, True])
     assert not any(infinite(found.dv_bound))
-    for changes in ({"dtype": "float16", "score_gradient": "float32"}, {"dtype": "bfloat16"}):
+    for changes in ({"dtype": "float16", "score_gradient_dtype": "float32"}, {"dtype": "bfloat16"}):
         assert not any(infinite(with_operands(*operands, **changes).dq_bound)), changes
     # Q K^T, dO V^T, D, the finished sums and P^T dO past fp32's range.
     huge = 3e38
@@ -209,7 +211,7 @@ def test_what_a_prescaled_operand_loses_below_the_normal_range_is_allowed():
     """K of fp16 subnormals, multiplied by a scale that drops most of their bits; the same declared
     as exact is too much."""
     problem = Problem.parse("sq=2,skv=200,d=128,scale=0.01,dtype=float16,dist=subnormals,seed=132")
-    kernel = HALF.but(prescale="k", gradient_roundings=2, wide=True)
+    kernel = HALF.but(prescale="k", sums_roundings=2, wide=True)
     under = arithmetic(problem, kernel)
     saved, found = emulate(problem, kernel)
     centre, worst = nominal(problem, Inputs.of(problem), saved), []
@@ -246,11 +248,11 @@ def looser(loose: list[Tensor], tight: list[Tensor]) -> bool:
     ("loose", "tight"),
     [
         ({}, {"probability": "float32"}),
-        ({}, {"score_gradient": "float32"}),
+        ({}, {"score_gradient_dtype": "float32"}),
         ({"exp": "fexp_u20"}, {"exp": "exp_u20"}),
         ({"exp": "exp_u20"}, {}),
         ({"scale_roundings": 3}, {}),
-        ({"gradient_roundings": 2}, {}),
+        ({"sums_roundings": 2}, {}),
         ({"block_m": 8}, {}),
         ({"block_n": 16}, {}),
         ({}, {"block_m": 0, "block_n": 0}),
@@ -294,23 +296,27 @@ def test_older_units_and_softcaps_give_larger_bounds():
 @pytest.mark.parametrize(
     ("changes", "of_problem", "message"),
     [
-        ({"float32_products": "bf16x3"}, {}, "gradients.float32_products.*bf16x3"),
-        ({"group": "bfloat16"}, {}, "gradients.group.*bfloat16"),
-        ({"prescale": "q"}, {}, "gradients.prescale.*q"),
-        ({"delta": "float8_e5m2"}, {}, "gradients.delta.*float8_e5m2"),
-        ({"atomics_dtype": "float8_e5m2"}, {}, "gradients.atomics_dtype.*float8_e5m2"),
-        ({"atomics": ("dp",)}, {}, "gradients.atomics.*dp"),
+        ({"float32_products": "bf16x3"}, {}, "gradients.products.float32_products.*bf16x3"),
+        ({"group": "bfloat16"}, {}, "gradients.sums.group.*bfloat16"),
+        ({"prescale": "q"}, {}, "gradients.products.prescale.*q"),
+        ({"delta": "float8_e5m2"}, {}, "gradients.score_gradient.delta.*float8_e5m2"),
+        ({"atomics_dtype": "float8_e5m2"}, {}, "gradients.sums.atomics_dtype.*float8_e5m2"),
+        ({"atomics": ("dp",)}, {}, "gradients.sums.atomics.*dp"),
         ({"exp": "exp9"}, {}, "exp9"),
-        ({"operands": "int8"}, {}, "gradients.operands.*int8"),
-        ({"operands": "bfloat16"}, {}, "gradients.operands.*bfloat16"),
-        ({"operands": "float16"}, {"dtype": "float32"}, "gradients.operands.*float16"),
-        ({"probability": "bfloat16"}, {}, "gradients.probability.*bfloat16"),
-        ({"score_gradient": "float16"}, {"dtype": "bfloat16"}, "gradients.score_gradient.*float16"),
+        ({"operands": "int8"}, {}, "gradients.products.operands.*int8"),
+        ({"operands": "bfloat16"}, {}, "gradients.products.operands.*bfloat16"),
+        ({"operands": "float16"}, {"dtype": "float32"}, "gradients.products.operands.*float16"),
+        ({"probability": "bfloat16"}, {}, "gradients.softmax.probability.*bfloat16"),
+        (
+            {"score_gradient_dtype": "float16"},
+            {"dtype": "bfloat16"},
+            "gradients.score_gradient.dtype.*float16",
+        ),
         ({"probability": "float8_e4m3fn"}, {}, "float8_e4m3fn"),
-        ({"score_gradient": "float8_e5m2"}, {}, "float8_e5m2"),
+        ({"score_gradient_dtype": "float8_e5m2"}, {}, "float8_e5m2"),
         ({"softcap_tanh": "tan"}, {}, "tan"),
         ({}, {"dtype_out": "float32"}, "dtype_out.*float32"),
-        ({}, {"descaling": "head"}, "descaling.*head"),
+        ({}, {"quantisation": ByHead()}, "descaling.*head"),
         ({}, {"dtype": "float8_e4m3fn"}, "dtype.*float8_e4m3fn"),
         ({}, {"dtype": "float64"}, "dtype.*float64"),
     ],
@@ -327,7 +333,7 @@ def test_what_is_not_derived_is_refused(
         "softcap": 20.0,
     } | of_problem
     with pytest.raises(ValueError, match=message):
-        resolve(replace(GradientNumerics(), **changes), Config(), Problem(**given), "sm_90")
+        resolve(with_fields(GradientNumerics(), **changes), Config(), Problem(**given), "sm_90")
 
 
 def test_blocks_come_from_the_declaration_or_the_config():
@@ -338,5 +344,5 @@ def test_blocks_come_from_the_declaration_or_the_config():
         ({"block_m": 10, "block_n": 7}, (10, 10)),
         ({"block_m": 0, "block_n": 0}, (1, 1)),
     ):
-        found = resolve(GradientNumerics(**changes), config, problem, "sm_90")
+        found = resolve(flat_gradients(**changes), config, problem, "sm_90")
         assert (found.blocks_m, found.blocks_n) == blocks

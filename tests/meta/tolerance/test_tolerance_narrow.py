@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Emulation, Kernel, Luck, emulate
 from tests.meta.tolerance.test_tolerance import (
     SHAPES,
@@ -28,68 +30,79 @@ from verify.problem.distributions import ordinary
 from verify.problem.inputs import descales
 from verify.tolerance.arithmetic import holding
 from verify.tolerance.forward import bound, resolve
-from verify.variant import Config, Numerics
+from verify.variant import Config
 
 WIDE = {"score_accumulator": "float32"}
 HALF, E4M3 = ("float16",), ("float8_e4m3fn",)
-LAZY = {"exp": "exp2_poly3", "rescale_exp": "ex2.approx", "lazy_rescale": 8.0}
+LAZY = {"exp": "exp2_poly3", "rescale_exp": "ex2.approx", "maximum_lag": 8.0}
 HALVES = {"exp": "ex2.approx.f16", "rescale_exp": "ex2.approx", "probability": "float16"}
 HONEST = (
-    Kernel("fp16 accumulators, sm_90", Numerics(accumulator="float16", block_n=32), dtypes=HALF),
+    Kernel(
+        "fp16 accumulators, sm_90", flat_numerics(accumulator="float16", block_n=32), dtypes=HALF
+    ),
     Kernel(
         "fp16 accumulators, sm_80",
-        Numerics(accumulator="float16", block_n=32),
+        flat_numerics(accumulator="float16", block_n=32),
         arch="sm_80",
         dtypes=HALF,
         style="fused",
     ),
     Kernel(
         "fp16 accumulators, CPU",
-        Numerics(accumulator="float16", exp="exp_u20", block_n=64),
+        flat_numerics(accumulator="float16", exp="exp_u20", block_n=64),
         arch="cpu",
         dtypes=HALF,
     ),
-    Kernel("fp16 for scores alone", Numerics(score_accumulator="float16", block_n=32), dtypes=HALF),
+    Kernel(
+        "fp16 for scores alone", flat_numerics(score_accumulator="float16", block_n=32), dtypes=HALF
+    ),
     Kernel(
         "fp16 for P V, promoted",
-        Numerics(accumulator="float16", score_accumulator="float32", promotion=64, block_n=64),
+        flat_numerics(accumulator="float16", score_accumulator="float32", promotion=64, block_n=64),
         dtypes=HALF,
     ),
-    Kernel("FlashAttention-4", Numerics(**LAZY, block_n=32)),
+    Kernel("FlashAttention-4", flat_numerics(**LAZY, block_n=32)),
     Kernel(
         "lagging maximum, fused",
-        Numerics(lazy_rescale=8.0, block_n=16, scale_roundings=3),
+        flat_numerics(maximum_lag=8.0, block_n=16, scale_roundings=3),
         style="fused",
     ),
-    Kernel("__expf", Numerics(exp="__expf", block_n=32)),
-    Kernel("ex2.approx.f16", Numerics(**HALVES, block_n=32), dtypes=HALF),
+    Kernel("__expf", flat_numerics(exp="__expf", block_n=32)),
+    Kernel("ex2.approx.f16", flat_numerics(**HALVES, block_n=32), dtypes=HALF),
     Kernel(
-        "ex2.approx.ftz.bf16", Numerics(exp="ex2.approx.ftz.bf16", block_n=32), dtypes=("bfloat16",)
+        "ex2.approx.ftz.bf16",
+        flat_numerics(exp="ex2.approx.ftz.bf16", block_n=32),
+        dtypes=("bfloat16",),
     ),
-    Kernel("sum of rounded P", Numerics(row_sum="rounded", block_n=32)),
-    Kernel("sum by mma", Numerics(row_sum="mma", block_n=32), style="fused"),
+    Kernel("sum of rounded P", flat_numerics(row_sum_of="rounded", block_n=32)),
+    Kernel("sum by mma", flat_numerics(row_sum_of="mma", block_n=32), style="fused"),
     Kernel(
         "sum by mma in fp16",
-        Numerics(row_sum="mma", accumulator="float16", block_n=32),
+        flat_numerics(row_sum_of="mma", accumulator="float16", block_n=32),
         dtypes=HALF,
     ),
-    Kernel("lanes apart", Numerics(row_sum_lanes=4, row_sum_apart=True, block_n=32)),
-    Kernel("lanes that go on", Numerics(row_sum_lanes=4, block_n=32), style="fused"),
-    Kernel("IEEE division", Numerics(division="div.rn", probability="float32", block_n=32)),
+    Kernel("lanes apart", flat_numerics(row_sum_lanes=4, row_sum_apart=True, block_n=32)),
+    Kernel("lanes that go on", flat_numerics(row_sum_lanes=4, block_n=32), style="fused"),
+    Kernel("IEEE division", flat_numerics(division="div.rn", probability="float32", block_n=32)),
     Kernel(
         "fp16 P of 8-bit inputs",
-        Numerics(probability="float16", block_n=32, promotion=32),
+        flat_numerics(probability="float16", block_n=32, promotion=32),
         dtypes=E4M3,
     ),
     Kernel(
         "8 bits, sum by mma",
-        Numerics(row_sum="mma", probability_scale=256.0, block_n=32),
+        flat_numerics(row_sum_of="mma", probability_scale=256.0, block_n=32),
         dtypes=E4M3,
         style="fused",
     ),
-    Kernel("8 bits, sum of rounded P", Numerics(row_sum="rounded", block_n=32), dtypes=E4M3),
     Kernel(
-        "8 bits into fp16", Numerics(accumulator="float16", block_n=32), arch="sm_89", dtypes=E4M3
+        "8 bits, sum of rounded P", flat_numerics(row_sum_of="rounded", block_n=32), dtypes=E4M3
+    ),
+    Kernel(
+        "8 bits into fp16",
+        flat_numerics(accumulator="float16", block_n=32),
+        arch="sm_89",
+        dtypes=E4M3,
     ),
 )
 
@@ -117,9 +130,11 @@ def test_honest_kernels_stay_within_the_bound(kernel: Kernel):
 
 # Planted faults: (kernel as it computes, what it declares, problem)
 
-PLAIN = Kernel("plain", Numerics(block_n=32))
-SINGLE = Kernel("single", Numerics(block_n=16), dtypes=("float32",))
-EIGHT = Kernel("eight", Numerics(probability_scale=256.0, block_n=32, promotion=32), style="fused")
+PLAIN = Kernel("plain", flat_numerics(block_n=32))
+SINGLE = Kernel("single", flat_numerics(block_n=16), dtypes=("float32",))
+EIGHT = Kernel(
+    "eight", flat_numerics(probability_scale=256.0, block_n=32, promotion=32), style="fused"
+)
 PROMOTED = HONEST[4]
 LONG = "sq=16,skv=96,d=64"
 FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
@@ -151,13 +166,13 @@ FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
         f"{LONG},dtype=float16",
     ),
     "a maximum that lags": (
-        EIGHT.but(lazy_rescale=8.0),
+        EIGHT.but(maximum_lag=8.0),
         EIGHT,
         f"{LONG},scale=0.5,dtype=float8_e4m3fn,out=bfloat16",
     ),
-    "sum of rounded P": (PLAIN.but(row_sum="rounded"), PLAIN, f"{LONG},dtype=bfloat16"),
+    "sum of rounded P": (PLAIN.but(row_sum_of="rounded"), PLAIN, f"{LONG},dtype=bfloat16"),
     "sum by a 13-bit mma": (
-        EIGHT.but(row_sum="mma", promotion=0),
+        EIGHT.but(row_sum_of="mma", promotion=0),
         EIGHT.but(promotion=0),
         "sq=16,skv=1024,d=16,scale=0.01,dtype=float8_e4m3fn,out=bfloat16",
     ),
@@ -172,7 +187,8 @@ def test_planted_faults_exceed_the_bound(name: str):
     # The same problem computed as declared passes: it is the fault that is caught.
     assert ratios(problem, emulate(problem, declared, Luck.AGAINST), truth).worst <= 1
     functions = [
-        (kernel.numerics.exp, kernel.numerics.rescale_exp) for kernel in (faulty, declared)
+        (kernel.numerics.softmax.exp, kernel.numerics.softmax.rescale_exp)
+        for kernel in (faulty, declared)
     ]
     # where the function's error is the fault
     luck = Luck.NEAREST if functions[0] == functions[1] else Luck.AGAINST
@@ -190,15 +206,15 @@ def test_a_chain_longer_than_declared_exceeds_the_bound():
     q, k, v = torch.tensor([[17.328125]]), torch.full((keys, 1), -1.0), torch.zeros(keys, 1)
     k[0], v[0] = 0.0, 1.0
     block = blocks_of(problem, *(x.double()[None, None] for x in (q, k, v)))
-    kernel = Kernel("lanes", Numerics(row_sum_lanes=4, row_sum_apart=True, block_n=64))
-    any_order = Numerics(block_n=64)
+    kernel = Kernel("lanes", flat_numerics(row_sum_lanes=4, row_sum_apart=True, block_n=64))
+    any_order = flat_numerics(block_n=64)
     bounds = [
         bound(block, resolve(n, Config(), problem, "sm_90"), problem).lse.item()
         for n in (kernel.numerics, any_order)
     ]
     errors = []
     for numerics, raw in ((kernel.numerics, False), (any_order, True)):
-        emulation = Emulation(problem, kernel.but(**vars(numerics)), Luck.NEAREST, {})
+        emulation = Emulation(problem, replace(kernel, numerics=numerics), Luck.NEAREST, {})
         x = (q @ k.mT)[None] * (1.0 if raw else math.log2(math.e))
         _, lse = emulation.walk(x, v[None], raw=raw)
         errors.append(abs(lse.item() - block.lse.item()))
@@ -208,7 +224,7 @@ def test_a_chain_longer_than_declared_exceeds_the_bound():
 def test_lsees_of_long_rows_are_known_better_from_shorter_chains():
     text = "sq=4,skv=4096,d=64,dtype=bfloat16"
     chain, lanes, blocks = (
-        bound_of(text, Numerics(**changes)).lse
+        bound_of(text, flat_numerics(**changes)).lse
         for changes in ({}, {"row_sum_lanes": 4}, {"row_sum_lanes": 4, "row_sum_apart": True})
     )
     assert bool((chain > 2 * lanes).all())
@@ -254,9 +270,9 @@ def test_infinite_where_an_fp16_accumulator_may_overflow():
         ({"exp": "exp2_poly3", "rescale_exp": "ex2.approx"}, {}),
         ({"exp": "__expf"}, {"exp": "expf"}),
         (HALVES, {}),
-        ({"lazy_rescale": 8.0}, {}),
-        ({"row_sum": "rounded"}, {"row_sum": "rounded", "row_sum_lanes": 2}),
-        ({"row_sum": "rounded"}, {"row_sum": "mma"}),
+        ({"maximum_lag": 8.0}, {}),
+        ({"row_sum_of": "rounded"}, {"row_sum_of": "rounded", "row_sum_lanes": 2}),
+        ({"row_sum_of": "rounded"}, {"row_sum_of": "mma"}),
         ({}, {"row_sum_lanes": 2}),
         ({"row_sum_lanes": 4}, {"row_sum_lanes": 4, "row_sum_apart": True}),
         ({}, {"division": "div.full"}),
@@ -269,7 +285,7 @@ def test_more_lenient_declarations_give_larger_bounds(
     looser: dict[str, object], tighter: dict[str, object]
 ):
     problem = "sq=20,skv=128,d=64,scale=0.02,dist=same_sign_v,dtype=float16"
-    loose, tight = (bound_of(problem, Numerics(**changes)) for changes in (looser, tighter))
+    loose, tight = (bound_of(problem, flat_numerics(**changes)) for changes in (looser, tighter))
     assert bool((loose.out >= tight.out).all())
     assert bool((loose.lse >= tight.lse).all())
     assert bool((loose.out > tight.out).any() or (loose.lse > tight.lse).any())
@@ -280,17 +296,17 @@ def test_more_lenient_declarations_give_larger_bounds(
     [
         ({"accumulator": "float16", "probability": "float32"}, "accumulator.*float16"),
         ({"score_accumulator": "float16", "operands": "float32"}, "score_accumulator.*float16"),
-        ({"row_sum": "mma", "normalised": True}, "row_sum.*mma"),
-        ({"row_sum_lanes": 0}, "row_sum_lanes: 0"),
-        ({"lazy_rescale": 20.0}, "lazy_rescale.*20"),
-        ({"lazy_rescale": -1.0}, "lazy_rescale.*-1"),
+        ({"row_sum_of": "mma", "normalised": True}, "row_sum.*mma"),
+        ({"row_sum_lanes": 0}, "row_sum.lanes: 0"),
+        ({"maximum_lag": 20.0}, "maximum.lag.*20"),
+        ({"maximum_lag": -1.0}, "maximum.lag.*-1"),
     ],
     ids=str,
 )
 def test_what_is_not_derived_is_refused(changes: dict[str, object], message: str):
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
     with pytest.raises(ValueError, match=message):
-        resolve(Numerics(**changes), Config(), problem, "sm_90")
+        resolve(flat_numerics(**changes), Config(), problem, "sm_90")
 
 
 def test_descales_below_one_hide_how_large_the_sums_were():
@@ -316,7 +332,7 @@ def test_descales_below_one_hide_how_large_the_sums_were():
         found = bound(
             block,
             resolve(
-                Numerics(accumulator="float16", score_accumulator="float32"),
+                flat_numerics(accumulator="float16", score_accumulator="float32"),
                 Config(),
                 problem,
                 "sm_89",
@@ -341,10 +357,10 @@ def test_descales_below_one_hide_how_large_the_sums_were():
 def test_formats_that_the_inputs_do_not_fit_are_refused(dtype: str, field: str, value: str):
     """What Q, K and V lose by a cast is not derived; a wider format loses nothing."""
     problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype=dtype)
-    with pytest.raises(ValueError, match=f"numerics.{field}: .*'{value}'"):
-        resolve(Numerics(**{field: value}), Config(), problem, "sm_90")
+    with pytest.raises(ValueError, match=f"numerics.[a-z]+.{field}: .*'{value}'"):
+        resolve(flat_numerics(**{field: value}), Config(), problem, "sm_90")
     assert (
-        resolve(Numerics(**{field: "float32"}), Config(), problem, "sm_90").output
+        resolve(flat_numerics(**{field: "float32"}), Config(), problem, "sm_90").output
         == problem.format_out
     )
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from references.attention import row_blocks
 from references.definition import Attention
 from references.positions import Sizes
+from references.quantisation import ByTensor
+from tests.harness.declared import flat_gradients, flat_numerics
 from verify.arithmetic.dot import fused_dot
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.mma import Unit, unit_for
@@ -23,7 +25,7 @@ from verify.tolerance.backward import GradientArithmetic, gradient_truth
 from verify.tolerance.backward import resolve as resolve_backward
 from verify.tolerance.forward import bound
 from verify.tolerance.subnormals import Lost, Operands, Weighted
-from verify.variant import Config, GradientNumerics, Numerics
+from verify.variant import Config, Numerics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,7 +90,7 @@ def test_scores_of_subnormal_operands(arch: str, kind: str, swapped: bool):
         softmax_scale=64.0,
         **eight,
     )
-    a = resolve(Numerics(block_n=32), Config(), problem, arch)
+    a = resolve(flat_numerics(block_n=32), Config(), problem, arch)
     stored = (x.to(dtype_named(kind).torch)[None] for x in (q, k))
     error = 64 * abs(float(fused_dot(*stored, torch.zeros(1), unit)) - float(q @ k))
     loose, tight = lse_bounds(problem, q, k, a, without(a))
@@ -107,11 +109,11 @@ def test_scores_of_descaled_subnormal_operands():
         head_dim_v=1,
         dtype="float8_e4m3fn",
         dtype_out="bfloat16",
-        descaling="tensor",
+        quantisation=ByTensor(),
         softmax_scale=4.0,
     )
     a = resolve(
-        Numerics(block_n=32, scale_roundings=3, output_roundings=1), Config(), problem, "sm_90"
+        flat_numerics(block_n=32, scale_roundings=3, output_roundings=1), Config(), problem, "sm_90"
     )
     factor = {name: float(x) for name, x in descales(problem).items()}
     stored = (x.to(torch.float8_e4m3fn)[None] for x in (q, k))
@@ -134,7 +136,7 @@ def test_operands_that_the_scale_makes_subnormal(prescale: str):
     problem = Problem(
         seqlen_q=1, seqlen_kv=1, head_dim=16, head_dim_v=1, dtype="float16", softmax_scale=scale
     )
-    a = resolve(Numerics(block_n=32, prescale=prescale), Config(), problem, "sm_90")
+    a = resolve(flat_numerics(block_n=32, prescale=prescale), Config(), problem, "sm_90")
     stored = [(x * by).half()[None] for x, by in ((q, by_q), (k, by_k))]
     error = abs(
         float(fused_dot(*stored, torch.zeros(1), unit_for("sm_90", "float16")))
@@ -154,7 +156,10 @@ def test_gradients_of_subnormal_operands(arch: str, swapped: bool):
         seqlen_q=1, seqlen_kv=1, head_dim=1, head_dim_v=len(v), dtype="float16", softmax_scale=1.0
     )
     a = resolve_backward(
-        GradientNumerics(probability="float32", score_gradient="float32"), Config(), problem, arch
+        flat_gradients(probability="float32", score_gradient_dtype="float32"),
+        Config(),
+        problem,
+        arch,
     )
     a = replace(a, output=dtype_named("float32"))
     q, k, values, d = (
@@ -294,7 +299,7 @@ def test_ordinary_inputs_have_the_bounds_that_they_had(text: str, arch: str, mos
     other keys may be taken exactly: an element is allowed to have a tighter bound.)"""
     eight = {"probability_scale": 256.0, "promotion": 32} if "float8" in text else {}
     out, plain, lse, plain_lse = forward_bounds(
-        f"{SHAPE},{text}", arch, Numerics(block_n=32, **eight)
+        f"{SHAPE},{text}", arch, flat_numerics(block_n=32, **eight)
     )
     for one, other in ((out, plain), (lse, plain_lse)):
         ratio = (one / other).nan_to_num(nan=1.0)
@@ -305,7 +310,7 @@ def test_ordinary_inputs_have_the_bounds_that_they_had(text: str, arch: str, mos
 def test_ordinary_gradients_have_the_bounds_that_they_had():
     for dtype, most in (("float16", 2.0**-9), ("bfloat16", 2.0**-12), ("float32", 0.0)):
         problem = Problem.parse(f"{SHAPE},dtype={dtype}")
-        a = resolve_backward(GradientNumerics(block_m=16, block_n=32), Config(), problem, "sm_90")
+        a = resolve_backward(flat_gradients(block_m=16, block_n=32), Config(), problem, "sm_90")
         plain = replace(
             a,
             operands=replace(a.operands, unit=normalising(a.operands.unit)),

@@ -3,8 +3,9 @@ what is honest passes."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
@@ -18,54 +19,69 @@ from verify.variant import (
     Contract,
     DeclarationError,
     GradientNumerics,
+    GradientProducts,
+    GradientSoftmax,
+    GradientSums,
+    Maximum,
     Numerics,
+    Output,
+    Products,
+    RowSum,
+    ScoreGradient,
+    Softmax,
     Support,
     Variant,
 )
+from verify.variant.numerics import leaves, rebuilt
 from verify.variant.validation import RULES
 
 SUPPORT: dict[str, Any] = {"dtypes": ("float16",), "head_dims": (64,)}
+KINDS: tuple[type, ...] = (
+    *(Config, Support, Contract, Numerics, Products, Softmax, Maximum, RowSum, Output),
+    *(GradientNumerics, GradientProducts, GradientSoftmax, ScoreGradient, GradientSums),
+)
 OWNERS: dict[str, tuple[type, dict[str, Any]]] = {
-    "config": (Config, {}),
-    "support": (Support, SUPPORT),
-    "numerics": (Numerics, {}),
-    "gradients": (GradientNumerics, {}),
-    "contract": (Contract, {}),
+    kind.path: (kind, SUPPORT if kind is Support else {}) for kind in KINDS
 }
 
 NONSENSE: list[tuple[str, str, object, str]] = [
-    ("numerics", "exp", "banana", "'banana' is none of ex2.approx, "),
-    ("numerics", "exp", None, "None is none of"),
-    ("numerics", "exp", ["expf"], "is none of"),
-    ("numerics", "rescale_exp", "banana", "'banana' is none of"),
-    ("numerics", "division", "div", "'div' is none of any, div.rn"),
-    ("numerics", "softcap_tanh", "tanh", "'tanh' is none of tanhf, tanh.approx"),
-    ("numerics", "operands", "float128", "'float128' is none of input, float64, float32"),
-    ("numerics", "accumulator", "float64", "'float64' is none of float32, float16, bfloat16"),
-    ("numerics", "accumulator_rounded", "row", "'row' is none of product, block"),
-    ("numerics", "values", "float16", "'float16' is none of probability, input"),
-    ("numerics", "maximum_rows", -1, "-1 is no whole number from 0 to 1048576 or None"),
-    ("numerics", "maximum_excess", math.inf, "inf is no number from 0 to 126"),
-    ("numerics", "maximum_step", 1.5, "1.5 is no number from 0 to 1"),
-    ("gradients", "accumulator", "float16", "'float16' is none of float32, bfloat16"),
-    ("gradients", "delta_of", "scores", "'scores' is none of output, weights"),
-    ("numerics", "scale_roundings", 10**30, "is no whole number from 0 to 16"),
-    ("numerics", "scale_roundings", -5, "-5 is no whole number from 0 to 16"),
-    ("numerics", "output_roundings", 20000, "20000 is no whole number from 0 to 16"),
-    ("numerics", "output_roundings", True, "True is no whole number"),
-    ("numerics", "output_roundings", 1.0, "1.0 is no whole number"),
-    ("numerics", "block_n", "64", "'64' is no whole number from 0 to 1048576 or None"),
-    ("numerics", "row_sum_lanes", 0, "0 is no whole number from 1 to"),
-    ("numerics", "lazy_rescale", math.nan, "nan is no number from 0 to 126"),
-    ("numerics", "lazy_rescale", math.inf, "inf is no number from 0 to 126"),
-    ("numerics", "probability_scale", 3.0, "3.0 is no power of two"),
-    ("numerics", "probability_scale", 2.0**40, "is no number from"),
-    ("numerics", "promotion", -1, "-1 is no whole number"),
-    ("numerics", "normalised", "no", "'no' is neither True nor False"),
-    ("gradients", "softmax", "mine", "'mine' is none of saved, own"),
-    ("gradients", "atomics", "dq", "'dq' is no tuple of names"),
-    ("gradients", "atomics", ("dq", "dx"), "'dx' is none of dq, dk, dv"),
-    ("gradients", "gradient_roundings", 17, "17 is no whole number from 0 to 16"),
+    ("numerics.softmax", "exp", "banana", "'banana' is none of ex2.approx, "),
+    ("numerics.softmax", "exp", None, "None is none of"),
+    ("numerics.softmax", "exp", ["expf"], "is none of"),
+    ("numerics.softmax", "rescale_exp", "banana", "'banana' is none of"),
+    ("numerics.output", "division", "div", "'div' is none of any, div.rn"),
+    ("numerics.softmax", "softcap_tanh", "tanh", "'tanh' is none of tanhf, tanh.approx"),
+    ("numerics.products", "operands", "float128", "'float128' is none of input, float64, float32"),
+    (
+        "numerics.products",
+        "accumulator",
+        "float64",
+        "'float64' is none of float32, float16, bfloat16",
+    ),
+    ("numerics.products", "accumulator_rounded", "row", "'row' is none of product, block"),
+    ("numerics.output", "values", "float16", "'float16' is none of probability, input"),
+    ("numerics.softmax.maximum", "rows", -1, "-1 is no whole number from 0 to 1048576 or None"),
+    ("numerics.softmax.maximum", "excess", math.inf, "inf is no number from 0 to 126"),
+    ("numerics.softmax.maximum", "step", 1.5, "1.5 is no number from 0 to 1"),
+    ("gradients.products", "accumulator", "float16", "'float16' is none of float32, bfloat16"),
+    ("gradients.score_gradient", "delta_of", "scores", "'scores' is none of output, weights"),
+    ("numerics.softmax", "scale_roundings", 10**30, "is no whole number from 0 to 16"),
+    ("numerics.softmax", "scale_roundings", -5, "-5 is no whole number from 0 to 16"),
+    ("numerics.output", "roundings", 20000, "20000 is no whole number from 0 to 16"),
+    ("numerics.output", "roundings", True, "True is no whole number"),
+    ("numerics.output", "roundings", 1.0, "1.0 is no whole number"),
+    ("numerics.softmax", "block_n", "64", "'64' is no whole number from 0 to 1048576 or None"),
+    ("numerics.softmax.row_sum", "lanes", 0, "0 is no whole number from 1 to"),
+    ("numerics.softmax.maximum", "lag", math.nan, "nan is no number from 0 to 126"),
+    ("numerics.softmax.maximum", "lag", math.inf, "inf is no number from 0 to 126"),
+    ("numerics.output", "probability_scale", 3.0, "3.0 is no power of two"),
+    ("numerics.output", "probability_scale", 2.0**40, "is no number from"),
+    ("numerics.products", "promotion", -1, "-1 is no whole number"),
+    ("numerics.output", "normalised", "no", "'no' is neither True nor False"),
+    ("gradients.softmax", "source", "mine", "'mine' is none of saved, own"),
+    ("gradients.sums", "atomics", "dq", "'dq' is no tuple of names"),
+    ("gradients.sums", "atomics", ("dq", "dx"), "'dx' is none of dq, dk, dv"),
+    ("gradients.sums", "roundings", 17, "17 is no whole number from 0 to 16"),
     ("contract", "lse", "base10", "'base10' is none of natural, base2, None"),
     ("contract", "empty_row_out", "x", "'x' is no number"),
     ("contract", "empty_row_lse", None, "None is no number"),
@@ -89,6 +105,10 @@ NONSENSE: list[tuple[str, str, object, str]] = [
     ("support", "masks", ("causl",), "'causl' is none of full, causal, "),
     ("support", "scales", "all", "'all' is none of any, positive, default"),
     ("support", "layouts", "dense", "'dense' is none of any, aligned, contiguous"),
+    ("support", "storages", ("Paged",), "'Paged' is no word of a storage, as 'strided'"),
+    ("support", "storages", "strided", "'strided' is no tuple of words of storages"),
+    ("support", "storages", (), "() is empty or names one twice"),
+    ("support", "descalings", ("row",), "'row' is none of none, tensor, head"),
     ("support", "devices", ("tpu",), "'tpu' is none of cpu, cuda"),
     ("support", "softcap", "yes", "'yes' is neither True nor False"),
     ("support", "min_seqlen", -1, "-1 is no whole number"),
@@ -125,8 +145,44 @@ def test_the_least_is_no_more_than_the_most() -> None:
 
 def test_every_field_has_a_rule_and_every_rule_a_field() -> None:
     for owner, (kind, given) in OWNERS.items():
-        assert {each.name for each in fields(kind)} == set(RULES[owner]), owner
+        parts = {each.name for each in fields(kind) if isinstance(each.default_factory, type)}
+        ruled = set(RULES.get(owner, {}))
+        assert {each.name for each in fields(kind)} == ruled | parts, owner
+        assert not ruled & parts, owner
         assert kind(**given)  # what it holds unless told is legal
+    assert set(RULES) <= set(OWNERS)
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_a_field_that_is_none_is_one_line_that_names_the_fields(owner: str) -> None:
+    kind, given = OWNERS[owner]
+    with pytest.raises(DeclarationError) as refusal:
+        kind(**given, bogus=1)
+    known = ", ".join(each.name for each in fields(kind))
+    assert str(refusal.value) == f"{owner}.bogus: no such field; {owner} has {known}"
+
+
+def test_a_part_is_what_its_field_takes() -> None:
+    with pytest.raises(DeclarationError, match=r"^numerics\.products: .* is no Products$"):
+        Numerics(products=Softmax())  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match=r"^gradients\.softmax: .* is no GradientSoftmax$"):
+        GradientNumerics(softmax=Softmax())  # type: ignore[arg-type]
+
+
+def test_no_part_has_more_than_eight_fields() -> None:
+    for kind in set(KINDS) - {Config, Support, Contract}:
+        assert len(fields(kind)) <= 8
+
+
+@pytest.mark.parametrize("declared", [Numerics(), GradientNumerics()], ids=lambda one: one.path)
+def test_a_declaration_is_rebuilt_from_its_data(declared: Numerics | GradientNumerics) -> None:
+    data = json.loads(json.dumps(asdict(declared)))
+    assert rebuilt(type(declared), data) == declared
+    assert json.dumps(leaves(data)) == json.dumps(leaves(declared))
+    with pytest.raises(DeclarationError, match=f"^{declared.path}.products.bogus: no such field"):
+        rebuilt(type(declared), data | {"products": {"bogus": 1}})
+    with pytest.raises(DeclarationError, match=f"^{declared.path}.products: 3 is no "):
+        rebuilt(type(declared), data | {"products": 3})
 
 
 def test_lists_are_taken_for_the_tuples_that_they_mean() -> None:
@@ -179,10 +235,10 @@ def test_a_variant_is_made_of_the_parts_that_it_names(
 def test_what_is_declared_in_reports_on_record_is_legal_still() -> None:
     for folder in sorted(path.parent for path in (ROOT / "reports").glob("*/report.json")):
         for variant in read(folder)["variants"]:
-            assert Numerics(**variant["numerics"])
+            assert rebuilt(Numerics, variant["numerics"])
             assert Contract(**variant["contract"])
             assert Support(**variant["support"])
-            assert variant["gradients"] is None or GradientNumerics(**variant["gradients"])
+            assert not variant["gradients"] or rebuilt(GradientNumerics, variant["gradients"])
 
 
 def test_a_word_that_is_no_architecture_is_an_error() -> None:

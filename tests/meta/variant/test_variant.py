@@ -22,6 +22,7 @@ from references.masks import (
     Window,
     intersect,
 )
+from tests.harness.declared import flat_gradients, flat_numerics
 from verify.problem import Layout, Problem
 from verify.variant import (
     MASK_KINDS,
@@ -311,8 +312,9 @@ ODD = Variant(
         max_capability=(9, 9),
         dtypes_out=("float32",),
         descalings=("tensor", "head"),
+        storages=("strided", "tiles"),
     ),
-    numerics=Numerics(
+    numerics=flat_numerics(
         operands="float32",
         float32_products="tf32",
         prescale="sqrt",
@@ -330,8 +332,8 @@ ODD = Variant(
         output_roundings=1,
         score_accumulator="float16",
         rescale_exp="exp2f",
-        lazy_rescale=8.0,
-        row_sum="rounded",
+        maximum_lag=8.0,
+        row_sum_of="rounded",
         row_sum_lanes=4,
         row_sum_apart=True,
         division="div.rn",
@@ -342,10 +344,10 @@ ODD = Variant(
         maximum_excess=1.0,
         maximum_step=0.5,
     ),
-    gradients=GradientNumerics(
+    gradients=flat_gradients(
         accumulator="bfloat16",
         score_accumulator="bfloat16",
-        softmax="own",
+        softmax_source="own",
         prescale="k",
         delta="input",
         delta_of="weights",
@@ -358,12 +360,12 @@ ODD = Variant(
         scale_roundings=3,
         softcap_tanh="tanh.approx",
         probability="float32",
-        score_gradient="bfloat16",
+        score_gradient_dtype="bfloat16",
         block_m=0,
         block_n=32,
         group="cast",
         atomics=("dq",),
-        gradient_roundings=2,
+        sums_roundings=2,
     ),
     backward=lambda *tensors: None,
     contract=Contract(

@@ -15,7 +15,7 @@ from verify.judging.trial import Trial
 from verify.problem.inputs import Inputs
 
 # Parts of the batch are asked for alone.
-NEEDS = frozenset({Premise.POSITION_FREE_SCORES, Premise.STRIDED_STORAGE})
+NEEDS = frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD})
 _RUNS = 5
 _SAME, _DIFFERENT = "bitwise the same", "differs"
 
@@ -118,11 +118,7 @@ def _part(trial: Trial, tag: str, part: Placement) -> Trial:
         name: tensor for name, tensor in trial.inputs.named.items() if name in ("q", "k", "v")
     }
     others = {
-        name: (
-            tensor
-            if tensor.shape == (1, 1) and p.descaling == "tensor"
-            else tensor[list(part.sequences)][:, heads]
-        )
+        name: (tensor if p.quantisation.shared else tensor[list(part.sequences)][:, heads])
         for name, tensor in trial.inputs.others.items()
     }
     taken = _taken(trial, stored, part)

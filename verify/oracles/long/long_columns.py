@@ -72,7 +72,9 @@ def _applies(declaration: Declaration) -> str | None:
     declared = declaration.gradients
     if declared is None or declared.reads_out:
         return None
-    what = "makes its own softmax" if declared.softmax == "own" else "sums up D over its keys"
+    what = (
+        "makes its own softmax" if declared.softmax.source == "own" else "sums up D over its keys"
+    )
     return f"{what}: what a key's column may be off by is a matter of all keys"
 
 

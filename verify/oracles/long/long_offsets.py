@@ -25,6 +25,7 @@ from verify.judging.metamorphic import failed
 from verify.judging.trial import Trial
 from verify.oracles import Oracle, gather
 from verify.problem import Layout, Problem
+from verify.problem.storage import STRIDED
 
 REACH = 1 << 31  # elements: 32-bit offsets wrap before, in elements or in bytes
 _UNIT = 64  # rows begin at multiples of it, so that any path for aligned rows stays open
@@ -88,6 +89,7 @@ def _concerns(trial: Trial) -> bool:
         and p.dtype == narrowest
         and trial.config == trial.declaration.configs[0]
         and support.layouts != "contiguous"
+        and STRIDED in support.storages
         and torch.cuda.is_available()
     )
 

@@ -14,6 +14,7 @@ from references.masks import Causal, Full, Lengths, Mask
 from verify.cell.discovery import environment
 from verify.problem import Problem
 from verify.problem.known_answers import GATHERS, gather_possible
+from verify.problem.refusal import plainest
 from verify.variant import Declaration, Support
 
 # rows or keys: past every power of two at which indices wrap, with a ragged tail
@@ -120,7 +121,7 @@ def _squares(d: Declaration) -> bool:
     A kernel that makes its own tensors, a library's, may write out a mask or all scores, one that
     takes all keys at once (block_n = 0) does; and what libraries' grids hold is in no support.
     """
-    return not d.allocates_outputs and not d.undeclared and d.numerics.block_n != 0
+    return not d.allocates_outputs and not d.undeclared and d.numerics.softmax.block_n != 0
 
 
 def _problem(
@@ -144,8 +145,8 @@ def _problem(
         seqlen_kv=seqlen_kv,
         head_dim=min(support.head_dims, key=lambda dim: (abs(dim - wanted), -dim)),
         dtype=dtype,
-        descaling="none" if "none" in support.descalings else support.descalings[0],
         seed=_SEED,
+        **plainest(support),
         **more,  # type: ignore[arg-type]
     )
     masked = plain if mask is None else plain.but(mask=mask)

@@ -119,7 +119,9 @@ def values(trial: Trial) -> Claim | None:
     where[..., -1, : len(cases)] = True
     evidence = f"sums come out as {_listed(got)} of what they are"
     # P is 1, unless more than the maximum is subtracted.
-    truth = None if trial.declaration.numerics.maximum_excess else exact_probabilities(probe)
+    truth = (
+        None if trial.declaration.numerics.softmax.maximum.excess else exact_probabilities(probe)
+    )
     return _claim(trial, _OF_VALUES, word, excess(probe, where, truth), evidence)
 
 
@@ -127,12 +129,12 @@ def _claim(trial: Trial, name: str, word: str, ratio: float, evidence: str) -> C
     numerics = trial.declaration.numerics
     eight = trial.problem.format.itemsize == 1
     declared = (
-        numerics.score_accumulator or numerics.accumulator
+        numerics.products.score_accumulator or numerics.products.accumulator
         if name == _OF_SCORES
-        else numerics.accumulator
+        else numerics.products.accumulator
     )
-    if eight and numerics.promotion:
-        declared += f", promoted every {numerics.promotion}"
+    if eight and numerics.products.promotion:
+        declared += f", promoted every {numerics.products.promotion}"
     elif eight:
         declared += ", of the unit"
     return Claim(name, word, declared, ratio, word != "float32", evidence)

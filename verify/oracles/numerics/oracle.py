@@ -8,7 +8,7 @@ A false claim spoils some others, which are then not asked: scores that are summ
 say nothing about the rounding of scores. Needs rows that see all keys.
 
 Premises: the probes' scores are the products that were written down (linear_scores,
-position_free_scores), added before any factor (one_factor_per_row); nothing but their weights is
+position_free_scores), added before any factor (factors_by_head); nothing but their weights is
 added up (visible_mass_only, rows_average_values); O is rounded once (exact_output).
 """
 
@@ -139,7 +139,7 @@ ORACLE = Oracle(
         {
             Premise.LINEAR_SCORES,
             Premise.POSITION_FREE_SCORES,
-            Premise.ONE_FACTOR_PER_ROW,
+            Premise.FACTORS_BY_HEAD,
             Premise.VISIBLE_MASS_ONLY,
             Premise.ROWS_AVERAGE_VALUES,
             Premise.EXACT_OUTPUT,

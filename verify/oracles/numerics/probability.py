@@ -145,13 +145,13 @@ def _share(found: Rows, way: Rounding, others: Tensor, error: float) -> float:
 
 def _declared(trial: Trial) -> str:
     """The format of P."""
-    declared = trial.declaration.numerics.probability
+    declared = trial.declaration.numerics.output.probability
     return trial.problem.dtype if declared == "input" else declared
 
 
 def _exp_error(trial: Trial, found: Rows) -> float:
     """Relative error of the declared exponential on the probe's arguments."""
-    return EXP[trial.declaration.numerics.exp].error_at(-math.log2(float(found.p.min())))
+    return EXP[trial.declaration.numerics.softmax.exp].error_at(-math.log2(float(found.p.min())))
 
 
 def row_sum(trial: Trial, found: Rows) -> Claim | None:
@@ -172,7 +172,11 @@ def row_sum(trial: Trial, found: Rows) -> Claim | None:
     best = max(fits, key=fits.__getitem__)
     own = float(((natural - exact).abs() <= close).double().mean())
     word = best if fits[best] >= _MOST and fits[best] > own else BEFORE
-    declared = BEFORE if numerics.row_sum == "unrounded" else f"of P rounded to {_declared(trial)}"
+    declared = (
+        BEFORE
+        if numerics.softmax.row_sum.of == "unrounded"
+        else f"of P rounded to {_declared(trial)}"
+    )
     evidence = (
         f"LSE is as near as it can be to log1p(p) in {own:.0%} of the rows, to that {best} in"
         f" {fits[best]:.0%}"
@@ -209,12 +213,17 @@ def exponential(trial: Trial, found: Rows) -> tuple[Claim, float] | None:
     largest, promised = float(error.nan_to_num(nan=math.inf).max()), _exp_error(trial, found)
     bits = min(21, math.floor(-math.log2(max(largest, 2.0**-30)))) if largest < 1 else 0
     evidence = (
-        f"the {what} has a relative error of {largest:.3g}, {numerics.exp} of {promised:.3g} at"
-        " most"
+        f"the {what} has a relative error of {largest:.3g}, {numerics.softmax.exp} of"
+        f" {promised:.3g} at most"
     )
     return (
         Claim(
-            "exponential", f"within 2^-{bits}", numerics.exp, ratio, largest > promised, evidence
+            "exponential",
+            f"within 2^-{bits}",
+            numerics.softmax.exp,
+            ratio,
+            largest > promised,
+            evidence,
         ),
         largest,
     )

@@ -51,7 +51,7 @@ def rounding(trial: Trial) -> Claim | None:
         possible[f"{name}, scaled for base 2 and rounded"] = (
             rounded(raw * p.scale * _LOG2_E) / _LOG2_E
         )
-    return _claim(probe, "scores", trial.declaration.numerics.scores, "float32", possible)
+    return _claim(probe, "scores", trial.declaration.numerics.softmax.scores, "float32", possible)
 
 
 def prescaling(trial: Trial) -> Claim | None:
@@ -101,9 +101,9 @@ def prescaling(trial: Trial) -> Claim | None:
 
 def _declared(trial: Trial, p: Problem) -> str:
     numerics = trial.declaration.numerics
-    if p.dtype == "float32" and numerics.float32_products != "ieee":
-        return f"{numerics.prescale}, products may be {numerics.float32_products}"
-    return numerics.prescale
+    if p.dtype == "float32" and numerics.products.float32_products != "ieee":
+        return f"{numerics.products.prescale}, products may be {numerics.products.float32_products}"
+    return numerics.products.prescale
 
 
 def _pair(p: Problem) -> Problem:

@@ -1,20 +1,24 @@
-"""How a tensor lies in memory: order, pitch, offset and shared dimensions, as one word."""
+"""Strided storage: a tensor as one view, with an order, a pitch, an offset and shared
+dimensions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from references.premises import Premise
+from verify.problem.storage.base import STRIDED, Piece, ProblemError, Shape4, Storage
 
 ORDERS = ("bhsd", "bshd", "sbhd")
 EXPANSIONS = ("b", "h")
 
 
-class ProblemError(ValueError):
-    """A Problem, or the text of one, that makes no sense; the message names the field."""
-
-
 @dataclass(frozen=True)
-class Layout:
-    """How one tensor of logical shape (batch, heads, seqlen, head_dim) lies in memory.
+class Layout(Storage):
+    """A strided view; a name is its order and what differs from the default (bshd.p8.o1.xh).
 
     order: the storage order of the four dimensions; head_dim is always the innermost.
     pitch: unused elements behind every row of head_dim elements.
@@ -26,6 +30,10 @@ class Layout:
     pitch: int = 0
     offset: int = 0
     expand: str = ""
+    word: ClassVar[str] = STRIDED
+    heads: ClassVar[tuple[str, ...]] = ORDERS
+    holds: ClassVar[tuple[str, ...]] = ("q", "k", "v", "out", "dout")
+    breaks: ClassVar[frozenset[Premise]] = frozenset()
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -46,15 +54,15 @@ class Layout:
         ]
         return ".".join(filter(None, [*parts, f"x{self.expand}" * bool(self.expand)]))
 
-    @staticmethod
-    def parse(text: str) -> Layout:
+    @classmethod
+    def parse(cls, text: str) -> Layout:
         order, *rest = text.split(".")
         found = {part[:1]: part[1:] for part in rest}
         if set(found) - set("pox") or len(found) != len(rest):
             raise ProblemError(f"layout: {text!r} is not a layout (example: bshd.p8.o1.xh)")
         return Layout(order, int(found.get("p", "0")), int(found.get("o", "0")), found.get("x", ""))
 
-    def strides(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    def strides(self, shape: Shape4) -> Shape4:
         """Strides in elements of (batch, heads, seqlen, head_dim)."""
         sizes = dict(zip("bhsd", shape, strict=True))
         strides = {"d": 1}
@@ -64,23 +72,21 @@ class Layout:
             step *= 1 if dim in self.expand else max(sizes[dim], 1)
         return strides["b"], strides["h"], strides["s"], strides["d"]
 
-    def aligned(self, shape: tuple[int, int, int, int], itemsize: int, alignment: int) -> bool:
-        """Whether every row begins at a multiple of `alignment` bytes, counted from an aligned
-        allocation."""
-        steps = [
-            step
-            for step, size in zip(self.strides(shape)[:-1], shape[:-1], strict=True)
-            if size > 1
-        ]
-        return 0 in shape or not any(n * itemsize % alignment for n in (self.offset, *steps))
+    def pieces(self, shape: Shape4) -> dict[str, Piece]:
+        return {"": Piece(shape, self.strides(shape), self.offset, self.pitch)}
 
-    def extent(self, shape: tuple[int, int, int, int]) -> int:
-        """Elements of storage from the tensor's allocation start to just behind its last
-        element."""
-        if 0 in shape:
-            return self.offset
-        return (
-            self.offset
-            + 1
-            + sum((n - 1) * s for n, s in zip(shape, self.strides(shape), strict=True))
-        )
+    def write(self, values: Tensor, views: Mapping[str, Tensor]) -> None:
+        """Values of any rank; what is stored once is written through a narrowed view."""
+        view = views[""]
+        for dim, (have, want) in enumerate(zip(values.shape, view.shape, strict=True)):
+            view = view.narrow(dim, 0, have) if have != want else view
+        view.copy_(values)
+
+    @property
+    def sibling(self) -> Layout:
+        return replace(self, order=ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)])
+
+    @property
+    def gradient(self) -> Layout:
+        """As the tensor lies, with nothing expanded."""
+        return replace(self, expand="")

@@ -1,0 +1,146 @@
+"""Quantisation: which factors stand beside stored numbers, and what they mean.
+
+The attention on trial is that of q, k and v times their factors.  A quantisation is a frozen value
+named by one word, which case ids (`descale=head`) and `Support.descalings` use.  A new one is a
+subclass of `Quantisation` in a file that the package imports: a class that has a `word` is
+registered when it is made, and the declarations, problems and buffers follow.  No bound is derived
+for one that does not say that it is `by_head`: a kernel that declares it is refused in one line.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from references.premises import EVERY_PREMISE, Premise
+
+Shapes = Mapping[str, tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True)
+class Quantisation(ABC):
+    """Factors of q, k and v, in float32.
+
+    word: its name, in lower-case letters and digits.
+    scaled: whether q, k and v have factors.
+    shared: whether one factor is stored for all of a tensor; a kernel sees it with strides of 0.
+    by_head: whether all elements of a key head, and of the query heads that read it, have one
+    factor.  The bounds, and power-of-two scaling of the factors, rest on that.
+    breaks: the premises of oracles that do not hold.  One that says nothing breaks all.
+    """
+
+    word: ClassVar[str]
+    scaled: ClassVar[bool] = True
+    shared: ClassVar[bool] = False
+    by_head: ClassVar[bool] = False
+    breaks: ClassVar[frozenset[Premise]] = EVERY_PREMISE
+
+    def __init_subclass__(cls, **keywords: object) -> None:
+        super().__init_subclass__(**keywords)
+        if not hasattr(cls, "word"):
+            return
+        if not re.fullmatch(r"[a-z][a-z0-9]*", cls.word) or cls.word in KINDS:
+            raise TypeError(f"quantisation: {cls.__name__}.word {cls.word!r} is taken or no word")
+        KINDS[cls.word] = cls
+
+    @property
+    def name(self) -> str:
+        return self.word
+
+    @property
+    def label(self) -> str:
+        """The quantisation in messages and tables."""
+        return f"descales by {self.word}"
+
+    @abstractmethod
+    def factors(self, name: str, shapes: Shapes) -> tuple[int, ...]:
+        """The shape of a tensor's factors, as a kernel sees it; shapes: of q, k and v."""
+
+    @abstractmethod
+    def spread(self, factors: Tensor, name: str, shapes: Shapes) -> Tensor:
+        """Factors of that shape, so that they broadcast with the tensor."""
+
+    def buffers(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """The shape of every factor by the name of its buffer ("descale_q"), as a kernel sees
+        it."""
+        names = ("q", "k", "v") if self.scaled else ()
+        return {f"descale_{name}": self.factors(name, shapes) for name in names}
+
+    def stored(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """The shape of every factor by the name of its buffer, of size 1 where one is stored for
+        all."""
+        seen = self.buffers(shapes).items()
+        return {name: (1,) * len(shape) if self.shared else shape for name, shape in seen}
+
+    def dequantise(
+        self, name: str, values: Tensor, factors: Mapping[str, Tensor], shapes: Shapes
+    ) -> Tensor:
+        """A tensor times its factors, in fp64; as it is where it has none.
+
+        values: of its whole shape.  factors: as stored, by the name of their buffer.
+        """
+        if not self.scaled:
+            return values
+        seen = factors[f"descale_{name}"].double().expand(self.factors(name, shapes))
+        return values.double() * self.spread(seen, name, shapes)
+
+
+KINDS: dict[str, type[Quantisation]] = {}
+"""The registered quantisations by word, in the order of registration."""
+
+
+def quantisation_words() -> tuple[str, ...]:
+    """All words that `Support.descalings` can list, "none" first."""
+    return tuple(KINDS)
+
+
+def parse_quantisation(word: str) -> Quantisation:
+    """The quantisation of that word; raises ValueError for another."""
+    if word not in KINDS:
+        raise ValueError(f"{word!r} is none of {', '.join(KINDS)}")
+    return KINDS[word]()
+
+
+@dataclass(frozen=True)
+class _PerHead(Quantisation):
+    """At most one factor for every sequence and key head."""
+
+    by_head: ClassVar[bool] = True
+    breaks: ClassVar[frozenset[Premise]] = frozenset({Premise.PLAIN_INPUTS})
+
+    def factors(self, name: str, shapes: Shapes) -> tuple[int, ...]:
+        return shapes["k"][:2]
+
+    def spread(self, factors: Tensor, name: str, shapes: Shapes) -> Tensor:
+        group = shapes[name][1] // shapes["k"][1]
+        return factors.repeat_interleave(group, 1)[..., None, None]
+
+
+@dataclass(frozen=True)
+class Unquantised(_PerHead):
+    """No factors: the stored numbers are the numbers."""
+
+    word: ClassVar[str] = "none"
+    scaled: ClassVar[bool] = False
+    breaks: ClassVar[frozenset[Premise]] = frozenset()
+
+
+@dataclass(frozen=True)
+class ByTensor(_PerHead):
+    """One factor for each of q, k and v, which a kernel sees as (batch, heads_kv)."""
+
+    word: ClassVar[str] = "tensor"
+    shared: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ByHead(_PerHead):
+    """One factor per sequence and key head, (batch, heads_kv), as FlashAttention-3 has it: a query
+    head takes that of its key head."""
+
+    word: ClassVar[str] = "head"

@@ -1,0 +1,491 @@
+"""Storages: a kind from outside the tree is drawn, named, laid, guarded and judged, and refused by
+kernels that do not take it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from references.premises import EVERY_PREMISE, Premise
+from tests.harness.fake_trials import DECLARED
+from verify.campaign.edge_cases import edge_cases
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target, excludes_group
+from verify.cell.arena import CANARY, Arena, bits, plan, side_by_side, side_name
+from verify.cell.discovery import Roster, roster
+from verify.evidence import Recorder, Verdict
+from verify.problem import Layout, Problem, ProblemError, storage
+from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
+from verify.problem.inputs import tensors
+from verify.problem.outside import outside
+from verify.problem.refusal import excludes, inside
+from verify.problem.sampling import draws
+from verify.problem.storage import Storage, parse_storage, storage_kind, storage_words
+from verify.problem.storage.base import KINDS
+from verify.problem.strategies import LIMITS, problems
+from verify.report.states import claims
+from verify.variant import Declaration
+
+torch.set_num_threads(1)
+
+STORAGES = '''
+"""Two storages of K and V: pages, and tiles of 16 keys."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from references.premises import Premise
+from verify.problem.storage import Piece, Storage
+
+
+@dataclass(frozen=True)
+class Paged(Storage):
+    """Pages of so many keys in an order of their own, and one more; a table (batch, pages)."""
+
+    size: int = 16
+    seed: int = 0
+    word: ClassVar[str] = "paged"
+    breaks: ClassVar[frozenset[Premise]] = frozenset({Premise.STRIDED_STORAGE})
+
+    @property
+    def name(self):
+        return f"paged.{self.size}.{self.seed}"
+
+    @classmethod
+    def parse(cls, text):
+        _, size, seed = text.split(".")
+        return cls(int(size), int(seed))
+
+    @classmethod
+    def draw(cls, choose):
+        return cls(choose.one_of((16, 1, 8, 64)), choose.seed())
+
+    def pieces(self, shape):
+        batch, heads, keys, dim = shape
+        count = -(-keys // self.size)
+        pool = (batch * count + 1, heads, self.size, dim)
+        return {"pages": Piece.packed(pool), "table": Piece.packed((batch, count), "int32")}
+
+    def write(self, values, views):
+        pages, table = views["pages"], views["table"]
+        order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(self.seed))
+        for b in range(table.shape[0]):
+            for page, part in enumerate(values[b].split(self.size, 1) if table.shape[1] else ()):
+                table[b, page] = order[b * table.shape[1] + page]
+                pages[table[b, page], :, : part.shape[1]] = part
+
+
+@dataclass(frozen=True)
+class Tiles(Storage):
+    """(batch, heads, tiles, head_dim, 16): the keys of a tile lie side by side."""
+
+    word: ClassVar[str] = "tiles"
+
+    @property
+    def name(self):
+        return "tiles"
+
+    @classmethod
+    def parse(cls, text):
+        return cls()
+
+    def pieces(self, shape):
+        batch, heads, keys, dim = shape
+        return {"": Piece.packed((batch, heads, -(-keys // 16), dim, 16))}
+
+    def write(self, values, views):
+        for tile, part in enumerate(values.split(16, 2) if values.shape[2] else ()):
+            views[""][:, :, tile, :, : part.shape[2]] = part.mT
+'''
+
+KERNELS = '''
+import math
+
+import torch
+
+from verify.variant import Numerics, Softmax, Support, Variant
+
+
+def support(*storages):
+    return Support(
+        dtypes=("float32",),
+        head_dims=(8, 16),
+        masks=("full", "causal"),
+        grouped_heads=True,
+        storages=storages,
+    )
+
+
+PAGED, TILED, PLAIN = support("paged"), support("strided", "tiles"), support("strided")
+
+
+def rows(args, name, table=None):
+    """All rows of K or V, those past the last key too."""
+    if name not in args.stored:
+        return getattr(args, name)
+    held = args.stored[name].tensors
+    if args.stored[name].word == "tiles":
+        return held[""].mT.flatten(2, 3)
+    table = held["table"] if table is None else table
+    return held["pages"][table.long()].transpose(1, 2).flatten(2, 3)
+
+
+def answer(args, out, lse, k, v):
+    group, keys = args.heads_q // args.heads_kv, args.seqlen_kv
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    seen = args.mask.dense(args.batch, args.heads_q, args.seqlen_q, keys)
+    seen = torch.cat([seen, seen.new_ones(*seen.shape[:3], k.shape[2] - keys)], -1)
+    scores = (args.q[..., None, :] * k[..., None, :, :]).sum(-1) * args.softmax_scale
+    scores = scores.masked_fill(~seen, -math.inf)
+    top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    p = torch.exp(scores - top)
+    total = p.sum(-1)
+    sums = (p[..., None] * v[..., None, :, :]).sum(-2)
+    out.copy_(torch.where(total[..., None] == 0, 0.0, sums / total[..., None]))
+    lse.copy_(top[..., 0] + total.log())
+
+
+def right(args, out, lse, workspace):
+    PAGED.check(args, out)
+    k, v = (rows(args, name)[:, :, : args.seqlen_kv] for name in "kv")
+    answer(args, out, lse, k, v)
+
+
+def swaps(args, out, lse, workspace):
+    PAGED.check(args, out)
+    table = args.stored["v"].tensors["table"].clone()
+    if table.shape[1] > 1:
+        table[:, :2] = table[:, :2].flip(1)
+    k, v = rows(args, "k"), rows(args, "v", table)
+    answer(args, out, lse, k[:, :, : args.seqlen_kv], v[:, :, : args.seqlen_kv])
+
+
+def tail(args, out, lse, workspace):
+    answer(args, out, lse, rows(args, "k"), rows(args, "v"))
+
+
+def scribbles(args, out, lse, workspace):
+    right(args, out, lse, workspace)
+    held = args.stored["k"].tensors
+    if args.seqlen_kv % held["pages"].shape[2]:
+        held["pages"][held["table"][0, -1].long(), :, -1] = 0.0
+
+
+def tiled(args, out, lse, workspace):
+    TILED.check(args, out)
+    k, v = (rows(args, name)[:, :, : args.seqlen_kv] for name in "kv")
+    answer(args, out, lse, k, v)
+
+
+def plain(args, out, lse, workspace):
+    PLAIN.check(args, out)
+    answer(args, out, lse, args.k, args.v)
+
+
+def careless(args, out, lse, workspace):
+    out.zero_()
+    lse.zero_()
+
+
+VARIANTS = [
+    Variant(
+        name=entry.__name__,
+        family="torch",
+        forward=entry,
+        support=declared,
+        numerics=Numerics(softmax=Softmax(exp="vexp", block_n=0)),
+    )
+    for entry, declared in (
+        *((entry, PAGED) for entry in (right, swaps, scribbles)),
+        *((entry, TILED) for entry in (tiled, tail)),
+        *((entry, PLAIN) for entry in (plain, careless)),
+    )
+]
+'''
+
+PAGED = "b=2,hq=4,hkv=2,sq=5,skv=21,d=8,dtype=float32,lk=paged.8.3,lv=paged.8.3"
+TILED = PAGED.replace("paged.8.3", "tiles")
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, type[Storage]]]:
+    """The storages of a file outside the tree, in a folder that the package looks into."""
+    folder = tmp_path_factory.mktemp("storages")
+    (folder / "elsewhere.py").write_text(STORAGES, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "__path__", [*storage.__path__, str(folder)])
+        storage.import_kinds()
+        try:
+            yield {word: storage_kind(word) for word in ("paged", "tiles")}
+        finally:
+            for word in ("paged", "tiles"):
+                KINDS.pop(word, None)
+            sys.modules.pop(f"{storage.__name__}.elsewhere", None)
+
+
+def taking(*storages: str, **changes: object) -> Declaration:
+    return replace(DECLARED, support=replace(DECLARED.support, storages=storages, **changes))
+
+
+def drawn(declaration: Declaration, count: int = 60) -> list[Problem]:
+    return draws(problems(declaration, dtype="float16", limits=LIMITS["interpreter"]), count)
+
+
+# Names, bins and draws.
+
+
+def test_it_has_a_name_that_parses_back(kinds: dict[str, type[Storage]]) -> None:
+    assert storage_words() == ("strided", "paged", "tiles")
+    for text in (PAGED, TILED, TILED.replace("lv=tiles", "lv=bshd.p8")):
+        assert Problem.parse(text).name == text
+    assert Problem.parse(PAGED).layout_k == kinds["paged"](8, 3)
+    assert parse_storage("bshd.p8.o1.xh") == Layout("bshd", 8, 1, "h")
+    for text, said in (
+        ("pagd", "order 'pagd' is none of bhsd, bshd, sbhd, paged, tiles"),
+        ("paged.8", "'paged.8' is no paged storage: not enough values"),
+    ):
+        with pytest.raises(ProblemError, match=f"lk: '{text}' does not parse .layout: {said}"):
+            Problem.parse(f"sq=1,skv=1,d=8,dtype=float32,lk={text}")
+    with pytest.raises(ProblemError, match="layout_out: tiles storage is for k, v only"):
+        Problem.parse("sq=1,skv=1,d=8,dtype=float32,lo=tiles")
+
+
+def test_it_is_a_feature_that_breaks_what_it_does_not_vouch_for(
+    kinds: dict[str, type[Storage]],
+) -> None:
+    (feature,) = Problem.parse(PAGED).features
+    assert (feature.label, feature.breaks) == ("paged storage", {Premise.STRIDED_STORAGE})
+    (feature,) = Problem.parse(TILED).features
+    assert (feature.label, feature.breaks) == ("tiles storage", EVERY_PREMISE)
+    assert Problem.parse("sq=1,skv=1,d=8,dtype=float32,lk=bshd").features == ()
+
+
+def test_it_is_drawn_for_who_takes_it(kinds: dict[str, type[Storage]]) -> None:
+    several, alone = drawn(taking("strided", "paged", "tiles")), drawn(taking("paged"))
+    for word in ("strided", "paged", "tiles"):
+        assert sum(p.layout_k.word == word for p in several) >= 5
+    assert {p.layout_v.word for p in alone} == {"paged"}
+    assert len({p.layout_v for p in alone}) > 4
+    for problem in (*several, *alone):
+        assert Problem.parse(problem.name) == problem
+        assert problem.layout_k.word == problem.layout_v.word
+        assert {problem.layouts[name].word for name in ("q", "out", "dout")} == {"strided"}
+    assert {p.layout_k.word for p in drawn(DECLARED)} == {"strided"}
+
+
+def test_it_has_a_bin_and_edge_cases(kinds: dict[str, type[Storage]]) -> None:
+    assert {"storage:paged", "storage:tiles"} <= set(bins_required())
+    assert "storage:paged" in bins_reachable(taking("paged").support)
+    assert "storage:paged" not in bins_reachable(DECLARED.support)
+    config = DECLARED.configs[0]
+    assert "storage:paged" in coverage_bins(Problem.parse(PAGED), config)
+    cases = edge_cases(Target(taking("paged"), config, "float16", "accuracy"))
+    assert len(cases) > 30
+    assert {p.layout_k.word for p in cases} == {"paged"}
+
+
+def test_it_is_refused_by_the_argument(kinds: dict[str, type[Storage]]) -> None:
+    problem = Problem.parse(PAGED)
+    reason = "paged storage is none of strided"
+    assert excludes(DECLARED.support, problem) == ("layout_k", reason)
+    assert inside(taking("paged").support, problem)
+    strided = Problem.parse(PAGED.partition(",lk")[0])
+    reason = "strided storage is none of paged"
+    assert taking("paged").support.refusal(strided) == ("layout_k", reason)
+    for declaration, words in ((DECLARED, {"paged", "tiles"}), (taking("paged"), {"strided"})):
+        strategy = outside(declaration, dtype="float16", limits=LIMITS["interpreter"])
+        edges = [(p, argument) for p, argument in draws(strategy, 150) if argument == "layout_k"]
+        assert {p.layout_k.word for p, _ in edges} >= words
+        assert not any(inside(declaration.support, p) for p, _ in edges)
+
+
+def test_a_report_says_that_a_kernel_takes_it() -> None:
+    variant = {
+        "support": {"head_dims": [64], "masks": ["full"], "storages": ["strided", "paged"]},
+        "contract": {},
+        "entries": ["forward"],
+        "dtypes": [],
+        "undeclared": False,
+    }
+    assert "strided or paged K and V" in claims(variant)
+    variant["support"]["storages"] = ["strided"]
+    assert "K and V" not in claims(variant)
+
+
+# Memory.
+
+
+@pytest.mark.parametrize("text", [PAGED, TILED, PAGED.replace("skv=21", "skv=16")])
+def test_it_is_laid_and_its_gaps_are_canaries(kinds: dict[str, type[Storage]], text: str) -> None:
+    problem, arena = Problem.parse(text), Arena()
+    where, given = plan(problem, lse=True, workspace={}), tensors(problem)
+    arena.lay(where, given.named, "nan")
+    whole = torch.from_numpy(arena.bytes)
+    values = (CANARY << 16) + CANARY
+    for name in "kv":
+        pieces = problem.layouts[name].pieces(problem.shapes[name])
+        held = {of: where[f"{name}.{of}" if of else name].view(whole) for of in pieces}
+        stored = held["pages"] if "pages" in held else held[""]
+        gaps = int((bits(stored.contiguous()) == values).sum())
+        assert gaps == stored.numel() - getattr(given, name).numel()
+        if "pages" in held:
+            rows = held["pages"][held["table"].long()].transpose(1, 2).flatten(2, 3)
+        else:
+            rows = held[""].mT.flatten(2, 3)
+        assert torch.equal(rows[:, :, : problem.seqlen_kv], getattr(given, name))
+    assert arena.damage(where, "nan") is None
+    slot = where["k.pages" if "pages" in held else "k"]
+    arena.bytes[slot.end - 1] ^= 0xFF
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert damage.slot == slot.name
+    both, inputs = side_by_side(where, [given.named, given.named])
+    arena.lay(both, inputs, "nan")
+    second = both[side_name(1, slot.name)].view(torch.from_numpy(arena.bytes))
+    assert torch.equal(bits(second), bits(slot.view(torch.from_numpy(arena.bytes))))
+    arena.close()
+
+
+def test_gradients_of_it_are_strided(kinds: dict[str, type[Storage]]) -> None:
+    problem = Problem.parse(PAGED)
+    where = plan(problem, lse=True, workspace={}, entry="backward")
+    assert where["dk"].shape == problem.shape_k
+    assert "k.table" in where
+    assert "k" not in where
+
+
+# Kernels.
+
+
+@dataclass(frozen=True)
+class Court:
+    judge: Judge
+    roster: Roster
+
+    def declaration(self, name: str) -> Declaration:
+        return next(d for d in self.roster.declarations if d.name == name)
+
+    def verdicts(self, name: str, group: str, problem: Problem) -> dict[str, Verdict]:
+        declaration = self.declaration(name)
+        target = Target(declaration, declaration.configs[0], problem.dtype, group)
+        return {v.oracle: v for v in self.judge.judge(target, problem)}
+
+    def convicted(self, name: str, group: str, text: str) -> dict[str, str]:
+        found = self.verdicts(name, group, Problem.parse(text))
+        return {o: v.finding.message for o, v in found.items() if v.outcome == "fail" and v.finding}
+
+
+@pytest.fixture(scope="module")
+def court(
+    kinds: dict[str, type[Storage]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Court]:
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "paged.py").write_text(KERNELS, encoding="utf-8")
+    misspelt = KERNELS.replace('support("paged")', 'support("pagd")')
+    (folder / "misspelt.py").write_text(misspelt, encoding="utf-8")
+    judge = Judge(Recorder(folder, "main"))
+    try:
+        found = roster([folder / "paged.py", folder / "misspelt.py"], judge.fork_server)
+        yield Court(judge, found)
+    finally:
+        judge.close()
+
+
+def test_a_kernel_that_takes_an_unknown_storage_does_not_load(court: Court) -> None:
+    (failure,) = court.roster.failures
+    said = "ProblemError: storages: 'pagd' is none of strided, paged, tiles"
+    assert failure.line.endswith(said)
+
+
+def test_a_storage_that_vouches_for_nothing_is_asked_of_few(
+    kinds: dict[str, type[Storage]],
+) -> None:
+    """A relation draws its problems without it; where there are none without, it is not asked."""
+    either, alone = taking("strided", "tiles"), taking("tiles")
+    for group, asked in (("accuracy", True), ("relaunch", True), ("slice", False)):
+        target = Target(either, either.configs[0], "float16", group)
+        words = {p.layout_v.word for p in draws(target.problems, 40)}
+        assert words == ({"strided", "tiles"} if asked else {"strided"})
+        reason = excludes_group(alone, group)
+        assert (reason is None) is asked
+    assert reason is not None
+    assert reason.endswith("which tiles storage breaks")
+
+
+GROUPS = ("accuracy", "counting", "gather", "poison", "slice", "relaunch", "key_permutation")
+
+
+@pytest.mark.parametrize("name", ["right", "tiled"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_right_kernel_passes(court: Court, name: str, group: str) -> None:
+    declaration = court.declaration(name)
+    target = Target(declaration, declaration.configs[0], "float32", group)
+    asked = sorted(draws(target.problems, 12), key=lambda p: p.pairs * p.head_dim)
+    for problem in asked[4:9:4]:
+        found = court.verdicts(name, group, problem)
+        assert "fail" not in {v.outcome for v in found.values()}, found
+        assert "pass" in {v.outcome for v in found.values()}
+
+
+def test_a_kernel_that_swaps_two_pages_is_convicted(court: Court) -> None:
+    assert "bound" in court.convicted("swaps", "accuracy", PAGED)
+    found = court.verdicts("swaps", "accuracy", Problem.parse(PAGED))
+    assert found["bound"].case.endswith(PAGED)
+    assert not court.convicted("swaps", "accuracy", PAGED.replace("paged.8.", "paged.64."))
+
+
+def test_a_kernel_that_reads_behind_the_last_key_of_a_tile_is_convicted(court: Court) -> None:
+    found = court.convicted("tail", "accuracy", TILED)
+    assert "nan" in found["bound"]
+    assert not court.convicted("tail", "accuracy", TILED.replace("skv=21", "skv=32"))
+
+
+def test_a_kernel_that_writes_into_the_gap_of_a_page_is_convicted(court: Court) -> None:
+    found = court.convicted("scribbles", "accuracy", PAGED)
+    assert re.match(r"changes its input k\.pages: \d+ bytes changed", found["memory"])
+    assert not court.convicted("scribbles", "accuracy", PAGED.replace("skv=21", "skv=24"))
+
+
+def test_a_kernel_without_it_refuses_it_in_one_line(court: Court) -> None:
+    assert court.verdicts("plain", "refusal", Problem.parse(PAGED))["refusal"].outcome == "pass"
+    assert court.verdicts("right", "refusal", Problem.parse(TILED))["refusal"].outcome == "pass"
+    found = court.convicted("careless", "refusal", PAGED)
+    said = "should refuse layout_k: paged storage is none of strided with Unsupported"
+    assert said in found["refusal"]
+
+
+# Incomplete kinds.
+
+MEMBERS = {name: getattr(Layout, name) for name in ("name", "parse", "pieces", "write")}
+
+
+@pytest.mark.parametrize("lacks", [*MEMBERS, "word"])
+def test_a_kind_without_it_is_refused_when_its_class_is_made(lacks: str) -> None:
+    members = MEMBERS | {"word": "zebra"}
+    del members[lacks]
+    said = f"^storage: Zebra lacks {lacks}; see Storage in verify/problem/storage/base.py$"
+    with pytest.raises(TypeError, match=said):
+        type("Zebra", (Storage,), members)
+    assert "zebra" not in KINDS
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"word": "ze.bra"}, "Zebra.word 'ze.bra' is not of lower-case letters alone"),
+        ({"word": "strided"}, "Zebra: 'strided' is the name of another kind"),
+        ({"word": "zebra", "heads": ("bshd",)}, "Zebra: 'bshd' is the name of another kind"),
+        ({"word": "zebra", "holds": ("out",)}, r"Zebra.holds \('out',\) can be of q, k and v only"),
+    ],
+)
+def test_a_kind_of_a_bad_name_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(TypeError, match=f"^storage: {said}"):
+        type("Zebra", (Storage,), MEMBERS | changes)
+    assert "zebra" not in KINDS
