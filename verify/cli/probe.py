@@ -19,10 +19,11 @@ from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment, roster
 from verify.cell.process import Cell, ForkServer, InfrastructureError
+from verify.document import Table, terminal
 from verify.evidence.strict_json import dumps
 from verify.machine import device
 from verify.machine.cores import cores
-from verify.probes import functions, matrix, order, rendering, toolchain
+from verify.probes import functions, matrix, order, page, toolchain
 from verify.probes.functions import FUNCTIONS, FunctionProbe, Surveyor
 from verify.probes.instructions import INSTRUCTIONS, Bench
 from verify.probes.matrix import MatrixProbe
@@ -62,7 +63,7 @@ def probe(request: Request, as_json: bool) -> int:
     if request.published is not None and report.failed:
         say(console, f"not published, since probes failed: {', '.join(report.failed)}")
     elif request.published is not None:
-        write(report, request.published, rendering.markdown(report))
+        write(report, request.published, page.markdown(report))
         _accompany(request.published)
         console.print(f"published: {request.published / PAGE}", highlight=False)
     if not report.agrees:
@@ -84,7 +85,7 @@ def measure(request: Request, console: Console) -> ProbeReport:
 
     def so_far(report: ProbeReport) -> ProbeReport:
         report = replace(report, seconds=round(time.monotonic() - begun, 1))
-        write(report, request.folder, rendering.markdown(report))
+        write(report, request.folder, page.markdown(report))
         return report
 
     for stage in (_matrix, _functions, _orders):
@@ -209,9 +210,9 @@ def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeRep
 
 
 def _show(report: ProbeReport, console: Console) -> None:
-    for table in rendering.tables(report):
-        console.print(table)
-    for line in rendering.details(report):
+    for title, columns, rows in page.titled(report):
+        console.print(terminal.render(Table(columns, rows), title))
+    for line in page.details(report):
         console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
     for entry in report.not_run:
         console.print(

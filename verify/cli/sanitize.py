@@ -219,9 +219,10 @@ def _subject(request: Request, choice: _Choice) -> Subject:
 
 def _finish(request: Request, run: CampaignRun, account: Account, console: Console) -> int:
     """Print and write what came out; returns the exit code."""
-    console.print(report.planted_table(account))
+    planted, tried = report.tables(account)
+    console.print(planted)
     if account.tried:
-        console.print(report.table(account))
+        console.print(tried)
     failing = [verdict for verdict in load(run.directory).verdicts if verdict.outcome == "fail"]
     for verdict in failing[:_MOST_SHOWN]:
         say(console, f"\n{explain(verdict)}")

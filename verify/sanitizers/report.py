@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column, Table
+from rich.table import Table
 
+from verify.document import terminal
 from verify.evidence.strict_json import decode
 from verify.sanitizers import account as written
 from verify.sanitizers import page
@@ -78,29 +79,10 @@ def write(account: Account, folder: Path) -> list[Path]:
     return paths
 
 
-def table(account: Account) -> Table:
-    """One line per variant and tool."""
-    shown = Table(
-        Column("variant", overflow="fold"),
-        "tool",
-        "processes",
-        "cases",
-        "records",
-        "seconds",
-        "verdict",
-    )
-    for row in page.rows(as_read(as_data(account))["tried"]):
-        colour = "green" if row[-1] == "clean" else "bold red"
-        shown.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]")
-    return shown
-
-
-def planted_table(account: Account) -> Table:
-    """One line per planted kernel, one column per tool."""
-    shown = Table("planted", "what", *account.tools)
-    for row in page.matrix(as_read(as_data(account))):
-        shown.add_row(*row)
-    return shown
+def tables(account: Account) -> tuple[Table, Table]:
+    """Of the planted kernels, with one column per tool; of the kernels on trial."""
+    read = as_read(as_data(account))
+    return terminal.render(page.planted(read)), terminal.render(page.kernels(read["tried"]))
 
 
 def _planted(trialled: Trialled) -> dict[str, Any]:

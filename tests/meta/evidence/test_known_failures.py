@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.fake_campaign import DEVICE, evidence, of
+from tests.harness.rendered import as_html, as_markdown
 from verify.cell.process import ROOT
 from verify.evidence import load
 from verify.evidence.known_failures import (
@@ -28,8 +29,6 @@ from verify.evidence.known_failures import (
 )
 from verify.evidence.strict_json import loads
 from verify.report import build, parse, read
-from verify.report.html import render as render_html
-from verify.report.markdown import render as render_markdown
 from verify.report.schema import dumps
 
 TODAY = date(2026, 11, 21)
@@ -192,10 +191,9 @@ def test_a_report_tells_what_is_known_apart_from_what_is_news() -> None:
     assert told["status"] == of(told, ref)["status"] == "red"
     assert parse(loads(dumps(told))) == told
     assert (
-        "a known defect: a link &lt;there&gt;, expected until 2100-01-01"
-        in render_html(told).lower()
+        "a known defect: a link &lt;there&gt;, expected until 2100-01-01" in as_html(told).lower()
     )
-    assert render_markdown(told).count("A known defect: a link") == 1
+    assert as_markdown(told).count("A known defect: a link") == 1
 
 
 def test_the_collection_expects_of_cudnn_what_is_told_of_it() -> None:

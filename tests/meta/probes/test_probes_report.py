@@ -20,8 +20,9 @@ from verify.cell.discovery import Roster, Unloadable, roster
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 from verify.cli import app
 from verify.cli import probe as command
+from verify.document import Table, terminal
 from verify.machine import device
-from verify.probes import order, rendering, tree
+from verify.probes import order, page, tree
 from verify.probes.agreement import Agreement, Mismatch
 from verify.probes.functions import FunctionProbe, Worst
 from verify.probes.matrix import MatrixProbe, Quantity
@@ -293,7 +294,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 def test_a_report_survives_its_json(tmp_path: Path) -> None:
     for report in (REPORT, *(replace(REPORT, **changes) for changes in WRONG.values())):
-        paths = write(report, tmp_path, rendering.markdown(report))
+        paths = write(report, tmp_path, page.markdown(report))
         assert read(paths[0]) == report
         data = json.loads(paths[0].read_text(encoding="utf-8"))
         assert data["agrees"] is report.agrees
@@ -306,26 +307,26 @@ def test_every_disagreement_is_red_and_marked(name: str) -> None:
     report = replace(REPORT, **WRONG[name])
     assert REPORT.agrees
     assert not report.agrees
-    assert not list(rendering.details(REPORT))
-    assert len(list(rendering.details(report))) == 1
-    assert "❌" not in rendering.markdown(REPORT)
-    assert "❌ DISAGREES" in rendering.markdown(report)
+    assert not list(page.details(REPORT))
+    assert len(list(page.details(report))) == 1
+    assert "❌" not in page.markdown(REPORT)
+    assert "❌ **DISAGREES**" in page.markdown(report)
     styles = [
-        str(cell.style)
-        for table in rendering.tables(report)
-        for column in table.columns
+        str(cell.spans)
+        for title, columns, rows in page.titled(report)
+        for column in terminal.render(Table(columns, rows), title).columns
         for cell in column.cells
     ]
-    assert "bold red" in styles
+    assert "bold red" in "".join(styles)
     if name == "bits":
-        assert "device 3f800000, model 3f800001" in rendering.markdown(report)
+        assert "device 3f800000, model 3f800001" in page.markdown(report)
 
 
 def test_what_failed_is_no_agreement() -> None:
     report = replace(REPORT, matrix=(MatrixProbe("mma.sync", error="CompileError: no"),))
     assert report.agrees
     assert report.failed == ("mma.sync",)
-    assert "CompileError: no" in rendering.markdown(report)
+    assert "CompileError: no" in page.markdown(report)
 
 
 def test_without_a_gpu_every_probe_is_listed_as_not_run(
@@ -345,7 +346,7 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(
     assert named == [one.name for one in (*command.INSTRUCTIONS, *command.FUNCTIONS)]
     assert report.not_run[-1] == ProbeNotRun("summation order of mine.py", "does not load")
     assert json.loads(result.stdout)["agrees"] is True
-    assert "not run: no GPU" in found.with_suffix(".md").read_text(encoding="utf-8")
+    assert "Not run, " in found.with_suffix(".md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,7 @@ def probed(report: ProbeReport, monkeypatch: pytest.MonkeyPatch, *words: str) ->
     """What `verify probe` prints, where that report is what is measured."""
 
     def measure(request: command.Request, console: object) -> ProbeReport:
-        write(report, request.folder, rendering.markdown(report))
+        write(report, request.folder, page.markdown(report))
         return report
 
     monkeypatch.setattr(command, "measure", measure)

@@ -238,9 +238,9 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
             )
     assert "Invalid __global__ read of size 4 bytes" in found.words
     page = (lane.folder / "out" / "sanitizer.md").read_text()
-    assert "| overruns | o | caught |" in page
-    assert "| races | r | not seen |" in page
-    assert f"| {accused}@right | memcheck | 1 | 1 | 0 |" in page
+    assert "| **overruns** | o | caught |" in page
+    assert "| **races** | r | not seen |" in page
+    assert f"| **{accused}@\u200bright** | memcheck | 1 | 1 | 0 |" in page
     assert json.loads((lane.folder / "out" / "sanitizer.json").read_text()) == found.report
 
 
