@@ -24,10 +24,10 @@ from verify.variant import Config, Contract, Declaration, Numerics, Support
 torch.set_num_threads(1)
 
 DECLARED = Declaration(
-    ref="accused",
-    path="accused.py",
+    ref="kernel",
+    path="kernel.py",
     source_hash="",
-    name="accused",
+    name="kernel",
     family="torch",
     configs=(Config(block_n=32),),
     support=Support(

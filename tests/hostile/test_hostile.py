@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from verify.campaign.run import CampaignRun, changed, publish
+from verify.campaign.run import CampaignRun, judge_change, publish
 from verify.campaign.targets import Target
 from verify.cell import confinement
 from verify.evidence import Evidence, Verdict, load
@@ -30,7 +30,9 @@ PROBLEM = Problem(heads_q=2, heads_kv=2, seqlen_q=20, seqlen_kv=33, head_dim=16,
 TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 TIMES = 3  # cases of each kernel, on inputs of their own: some attacks need an earlier one
 
-pytestmark = pytest.mark.skipif(not confinement.wanted(), reason=f"cells are {confinement.state()}")
+pytestmark = pytest.mark.skipif(
+    not confinement.enabled(), reason=f"cells are {confinement.state()}"
+)
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def test_nothing_is_left_behind(heard: Heard) -> None:
     assert {path.name for path in heard.folder.iterdir()} == {".verify"}
     assert {path.stem for path in KERNELS.iterdir()} - {"__pycache__", "hostile_base"} == set(NAMES)
     assert judge_hash() == heard.version
-    assert changed(heard.run) is None
+    assert judge_change(heard.run) is None
 
 
 def test_the_report_is_written_and_can_be_shown(heard: Heard, tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""The lane's own report: what was planted and caught, tried and found, as JSON, a page and
-tables."""
+"""The sanitizers' report as JSON, as a page and as tables: planted faults, kernels, records."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from rich.table import Table
 
 from verify.document import terminal
 from verify.evidence.strict_json import decode
-from verify.sanitizers import account as written
+from verify.sanitizers import account as account_data
 from verify.sanitizers import page
 from verify.sanitizers.facts import Waiver
-from verify.sanitizers.lane import Trialled, Tried
+from verify.sanitizers.lane import PlantedSession, TriedSubject
 from verify.sanitizers.records import Record
 
 SCHEMA_VERSION = 1
@@ -24,16 +23,18 @@ _MOST_RECORDS = 20  # of one session
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """A run, told.  whole: nothing was left out by an option; not_run: variant and reason; dead:
-    waivers without use."""
+    """A run of the sanitizers.
+
+    whole: no option left anything out.  not_run: (variant, reason).  dead: unused waivers.
+    """
 
     run: str
     device: dict[str, Any]
     sanitizer: str
     tools: tuple[str, ...]
     whole: bool
-    planted: tuple[Trialled, ...]
-    tried: tuple[Tried, ...] = ()
+    planted: tuple[PlantedSession, ...]
+    tried: tuple[TriedSubject, ...] = ()
     not_run: tuple[tuple[str, str], ...] = ()
     waivers: tuple[Waiver, ...] = ()
     dead: tuple[Waiver, ...] = ()
@@ -41,8 +42,8 @@ class Account:
 
     @property
     def alive(self) -> bool:
-        """Whether every tool caught what it must, and nothing else."""
-        return bool(self.planted) and all(trialled.holds for trialled in self.planted)
+        """Whether every tool gave the required result for every planted kernel."""
+        return bool(self.planted) and all(planted.holds for planted in self.planted)
 
 
 def as_data(account: Account) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def as_data(account: Account) -> dict[str, Any]:
         "tools": list(account.tools),
         "whole": account.whole,
         "seconds": round(account.seconds, 1),
-        "planted": [_planted(trialled) for trialled in account.planted],
+        "planted": [_planted(planted) for planted in account.planted],
         "tried": [_tried(tried) for tried in account.tried],
         "not_run": [{"variant": variant, "reason": reason} for variant, reason in account.not_run],
         "waivers": [
@@ -64,9 +65,10 @@ def as_data(account: Account) -> dict[str, Any]:
     }
 
 
-def as_read(data: dict[str, Any]) -> written.Account:
-    """The data as whoever reads sanitizer.json has it."""
-    return decode(written.Account, data)
+def as_read(data: dict[str, Any]) -> account_data.Account:
+    """The data in the types of `verify.sanitizers.account`, as a reader of sanitizer.json gets
+    it."""
+    return decode(account_data.Account, data)
 
 
 def write(account: Account, folder: Path) -> list[Path]:
@@ -85,8 +87,8 @@ def tables(account: Account) -> tuple[Table, Table]:
     return terminal.render(page.planted(read)), terminal.render(page.kernels(read["tried"]))
 
 
-def _planted(trialled: Trialled) -> dict[str, Any]:
-    fault, session = trialled.fault, trialled.session
+def _planted(planted: PlantedSession) -> dict[str, Any]:
+    fault, session = planted.fault, planted.session
     record = fault.shown_by(session.judgement)
     return {
         "variant": fault.variant,
@@ -94,14 +96,14 @@ def _planted(trialled: Trialled) -> dict[str, Any]:
         "tool": session.tool,
         "wanted": fault.wanted(session.tool),
         "outcome": session.judgement.outcome,
-        "holds": trialled.holds,
+        "holds": planted.holds,
         "reasons": list(session.judgement.reasons),
         "record": None if record is None else _record(record),
         "seconds": round(session.seconds, 1),
     }
 
 
-def _tried(tried: Tried) -> dict[str, Any]:
+def _tried(tried: TriedSubject) -> dict[str, Any]:
     return {
         "variant": tried.subject.declaration.ref,
         "family": tried.subject.declaration.family,

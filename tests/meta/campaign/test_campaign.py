@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tests.harness.fake_campaign import DEVICE, evidence, verdict
 from verify import cli
-from verify.campaign.run import CampaignRun, ContinuedError, convicted
+from verify.campaign.run import CampaignRun, ContinuedError, campaign_fails
 from verify.campaign.runner import INFRASTRUCTURE
 from verify.cell.process import ROOT
 from verify.evidence import Recorder
@@ -81,12 +81,12 @@ def test_a_campaign_is_not_convicted_by_known_defects(
         case=case,
     )
     run = CampaignRun(tmp_path / "run", "dev", ())
-    assert not convicted(run)
+    assert not campaign_fails(run)
     with Recorder(run.directory, "campaign") as recorder:
         recorder.write(evidence().runs[0])
-        assert not convicted(run)
+        assert not campaign_fails(run)
         recorder.write(failed)
-    assert convicted(run) is whole
+    assert campaign_fails(run) is whole
 
 
 def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:

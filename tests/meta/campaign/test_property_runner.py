@@ -14,7 +14,7 @@ from hypothesis.vendor.pretty import pretty
 
 from tests.harness.in_process import declared
 from tests.properties import property_runner, test_attention
-from tests.properties.property_runner import Guilty, hold
+from tests.properties.property_runner import Convicted, hold
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.evidence import Finding, Phase, Recorder, Verdict
@@ -25,9 +25,9 @@ from verify.variant import Config
 
 
 class Bench:
-    """A judge of which each long problem is guilty, or that breaks on it."""
+    """A judge that convicts every long problem, or that breaks on it."""
 
-    guilty = Judge.guilty
+    unexpected_failures = Judge.unexpected_failures
 
     def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:
         self.breaks, self.heard = breaks, list[Problem]()
@@ -72,9 +72,9 @@ def search(bench: Bench, dtype: str) -> None:
     holds()
 
 
-def test_a_guilty_verdict_is_shrunk() -> None:
+def test_a_failing_verdict_is_shrunk() -> None:
     bench = Bench(breaks=False)
-    with pytest.raises(Guilty, match="too long"):
+    with pytest.raises(Convicted, match="too long"):
         search(bench, "float16")
     assert min(len(problem.name) for problem in bench.heard if problem.seqlen_kv > 4) < 40
 
@@ -101,7 +101,7 @@ def test_a_known_defect_is_met_and_not_shrunk() -> None:
 def test_another_oracle_than_the_known_one_convicts() -> None:
     bench = Bench(breaks=False, xfails=Xfails((replace(KNOWN, oracles=("repeat",)),)))
     target = Target(declared(), declared().configs[0], "float32", "accuracy")
-    with pytest.raises(Guilty, match="too long"):
+    with pytest.raises(Convicted, match="too long"):
         hold(
             cast(Judge, bench),
             target,
@@ -123,10 +123,10 @@ def test_a_known_defect_that_is_mended_is_told() -> None:
 
 
 def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    @pytest.mark.hears("accuracy")
+    @pytest.mark.targets_of("accuracy")
     def by_name() -> None: ...
 
-    @pytest.mark.hears_family("exact")
+    @pytest.mark.family_targets("exact")
     def by_family() -> None: ...
 
     tests = [by_name, by_family]
@@ -138,13 +138,13 @@ def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.Mon
             Group(name="lost", about="of a family without a test", family="nobody's"),
         ]
     )
-    assert property_runner.unheard(tests, known) == ["silent", "lost"]
-    assert property_runner.unheard(vars(test_attention).values(), groups()) == []
+    assert property_runner.unasked(tests, known) == ["silent", "lost"]
+    assert property_runner.unasked(vars(test_attention).values(), groups()) == []
     monkeypatch.setattr(property_runner, "groups", lambda: known)
     with pytest.raises(
         pytest.UsageError, match=r"no property test judges silent, lost: give the group"
     ):
-        property_runner.check_all_are_heard(tests)
+        property_runner.check_all_are_asked(tests)
 
 
 def test_what_hypothesis_prints_of_a_failing_test_is_short(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from verify.cell.process import ROOT
 from verify.evidence import load
 from verify.problem import Problem
 
-ACCUSED = ROOT / "tests" / "sample_kernels"
+SAMPLES = ROOT / "tests" / "sample_kernels"
 
 PLAIN = '''
 """A plain kernel."""
@@ -115,8 +115,8 @@ def test_a_killed_command_leaves_no_process_and_no_lock(
         wait_for(
             lambda: worker.is_file() and '"begin"' in worker.read_text(), 240, "no case was begun"
         )
-        # pytest, a worker, a fork server and a life
-        wait_for(lambda: len(descendants(run.pid)) >= 4, 60, "no cell has a life")
+        # pytest, a worker, a fork server and a kernel process
+        wait_for(lambda: len(descendants(run.pid)) >= 4, 60, "no cell has a process")
         below = descendants(run.pid)
         assert command(monkeypatch, "run", "-n", "0", "--run-id", "mine", "sleeps.py") == USAGE
         (line,) = capsys.readouterr().out.strip().splitlines()
@@ -158,7 +158,7 @@ def test_the_first_failure_stops_all_workers(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernel = at_home / "zeros.py"
-    kernel.write_text((ACCUSED / "wrong_zeros.py").read_text())
+    kernel.write_text((SAMPLES / "wrong_zeros.py").read_text())
     assert command(monkeypatch, "run", "-x", "-n", "2", "zeros.py") == FAILED
     output = capsys.readouterr().out
     assert "stopped at the first failure" in output

@@ -16,7 +16,7 @@ from verify.cell.process import ROOT
 from verify.cli import main
 from verify.evidence import Evidence, load
 
-ACCUSED = ROOT / "tests" / "sample_kernels"
+SAMPLES = ROOT / "tests" / "sample_kernels"
 
 CORRECT = ("correct_plain", "correct_declared")  # and UPCAST, which is tried beside bad ones
 UPCAST = "correct_upcast"
@@ -108,12 +108,11 @@ def trial_of(
     shrink: float = 0.2,
     deadline: float = 4,
 ) -> tuple[int, Evidence, str]:
-    """Run `verify run` on accused kernels in a directory of its own: exit code, evidence, output.
+    """Run `verify run` on sample kernels in a fresh directory; return exit code, evidence, output.
 
-    shrink: seconds that are spent on a smaller case for each failing target; deadline: for one
-    launch.
+    shrink: seconds spent on a smaller case for each failing target; deadline: of one launch.
     """
-    files = sorted({str(ACCUSED / f"{name.partition('.py')[0]}.py") for name in names})
+    files = sorted({str(SAMPLES / f"{name.partition('.py')[0]}.py") for name in names})
     command = [
         sys.executable,
         "-m",
@@ -164,7 +163,7 @@ def test_correct_kernels_pass(tmp_path: Path) -> None:
     status, evidence, output = trial_of(tmp_path, *CORRECT, select=select, examples=5, deadline=60)
     assert status == 0, output
     judged = {v.variant.rpartition("@")[0] for v in evidence.verdicts}
-    assert judged == {str(ACCUSED / f"{name}.py") for name in CORRECT}
+    assert judged == {str(SAMPLES / f"{name}.py") for name in CORRECT}
 
 
 @pytest.mark.long(45)

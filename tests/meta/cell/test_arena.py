@@ -112,7 +112,7 @@ def test_without_an_lse_there_is_no_buffer_for_one() -> None:
 
 def test_slots_survive_json() -> None:
     where = plan(PROBLEM, lse=True, workspace=WORKSPACE)
-    assert slots_from(json.loads(json.dumps(where.wire()))) == where.slots
+    assert slots_from(json.loads(json.dumps(where.as_data()))) == where.slots
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3, 8])

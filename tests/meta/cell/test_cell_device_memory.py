@@ -92,16 +92,16 @@ def test_a_run_on_a_device_says_what_it_kept(
     device: str, wanted: dict[str, Any], takes: Takes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
-    def on_device(self: child.Life, message: dict[str, Any]) -> Iterator[torch.Tensor]:
+    def on_device(self: child.KernelProcess, message: dict[str, Any]) -> Iterator[torch.Tensor]:
         yield torch.empty(0, dtype=torch.uint8)
 
-    monkeypatch.setattr(child.Life, "_on_device", on_device)
+    monkeypatch.setattr(child.KernelProcess, "_on_device", on_device)
     monkeypatch.setattr(child, "launch", lambda variant, message, arena: takes(64)())
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        life = child.Life(ours)
-        life.variants["accused"] = cast(Any, None)
-        assert life._answer({"op": "run", "variant": "accused", "device": device}, []) == wanted
+        process = child.KernelProcess(ours)
+        process.variants["kernel"] = cast(Any, None)
+        assert process._answer({"op": "run", "variant": "kernel", "device": device}, []) == wanted
 
 
 @pytest.mark.parametrize("said", [None, "64", -1, True, 1 << 60, 0.5, [64]])
@@ -110,11 +110,11 @@ def test_what_is_no_number_of_bytes_is_none(said: object) -> None:
     assert _bytes(64) == 64
 
 
-def test_the_numbers_of_a_life_reach_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_of_a_process_reach_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         cell = cast(Any, object.__new__(Cell))
-        cell._life, cell._pid, cell._requests = ours, 1, 0
+        cell._socket, cell._pid, cell._requests = ours, 1, 0
         monkeypatch.setattr("verify.cell.process.resident", lambda pid: 0)
         monkeypatch.setattr("verify.cell.process.send", lambda *words: None)
         said = {"status": "ok", "kept": 64, "taken": "many", "request": 1}

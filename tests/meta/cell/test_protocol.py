@@ -1,4 +1,4 @@
-"""The wire between judge and cell: JSON objects and descriptors, and nothing that is executed."""
+"""The protocol of judge and cell: JSON objects and descriptors, nothing that is executed."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from verify.evidence import Evidence, Recorder, errors, load
 from verify.machine import settings
 from verify.report import Report, build
 
-ACCUSED = ROOT / "tests" / "sample_kernels"
-PLAIN = str(ACCUSED / "correct_plain.py")
+SAMPLES = ROOT / "tests" / "sample_kernels"
+PLAIN = str(SAMPLES / "correct_plain.py")
 PAGE = ROOT / "docs" / "command-line.md"
 
 
@@ -182,7 +182,7 @@ def test_what_is_incomplete_does_not_hold(
     output = capsys.readouterr().out
     assert f"incomplete: {found.variants[0].ref} (bfloat16): 1 of 1 coverage bins empty" in output
     assert output.count("holds") == 1
-    assert summary.finish(order, CLEAN, whole=False) == CLEAN  # fuzz does not ask for more
+    assert summary.finish(order, CLEAN, complete=False) == CLEAN  # fuzz does not ask for more
     monkeypatch.setattr(summary, "report_of", lambda folder, run_id: report(()))
     assert summary.finish(order, CLEAN) == CLEAN
     monkeypatch.setattr(summary, "report_of", lambda folder, run_id: None)
@@ -228,7 +228,7 @@ def test_an_interrupted_run_keeps_its_conviction(
         RunRequest, "command", lambda self: ["sh", "-c", "kill -TERM $PPID; sleep 60"]
     )
     assert command(monkeypatch, "fuzz", PLAIN, "--run-id", "failed") == FAILED
-    assert "go on with: verify fuzz" in capsys.readouterr().out
+    assert "continue with: verify fuzz" in capsys.readouterr().out
 
 
 def test_the_end_of_the_time_is_no_interruption(

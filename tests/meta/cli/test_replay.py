@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from references.masks import Causal, Window
 from tests.harness.fake_trials import DECLARED
-from tests.harness.property_cases import ACCUSED
+from tests.harness.property_cases import SAMPLES
 from verify.campaign.admission import unanswerable
 from verify.campaign.run import open_run
 from verify.campaign.targets import Target, excludes_group
@@ -43,11 +43,11 @@ def target(
 def replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Replay:
-    """`verify replay ID` in a directory of its own, with copies of the accused: exit code and
-    lines."""
+    """A function that runs `verify replay ID` in a fresh directory with copies of kernel files; it
+    returns the exit code and the lines."""
     monkeypatch.chdir(tmp_path)
     for name in ("breaks_process", "correct_plain"):
-        shutil.copy(ACCUSED / f"{name}.py", tmp_path)
+        shutil.copy(SAMPLES / f"{name}.py", tmp_path)
 
     def replayed(case: str) -> tuple[int, list[str]]:
         monkeypatch.setattr(sys, "argv", ["verify", "replay", case])
@@ -112,7 +112,7 @@ def test_a_forward_has_no_gradients_and_no_memory_holds_everything() -> None:
     forward = Target(DECLARED, DECLARED.configs[0], "float32", "gradients")
     assert (
         unanswerable(forward, PROBLEM)
-        == "group gradients does not ask accused, which has no backward of its own"
+        == "group gradients does not ask kernel, which has no backward of its own"
     )
     long = replace(BOTH.support, max_seqlen=None)
     for shape, words in (

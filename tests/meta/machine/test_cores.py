@@ -131,6 +131,6 @@ def test_a_campaign_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(run, "cores", lambda: 5)
-    assert run.workers() == 5
+    assert run.worker_count() == 5
     words = RunRequest(kernels=(Path("one.py"),)).command()
     assert words[words.index("-n") + 1] == "auto"

@@ -30,7 +30,7 @@ BY_NAME = {one.name: one for one in INSTRUCTIONS}
 @compiles
 @pytest.mark.parametrize("arch", COMPILED_ARCHES)
 def test_every_instruction_compiles_where_it_exists(arch: str) -> None:
-    here = [one for one in INSTRUCTIONS if one.not_on(arch) is None]
+    here = [one for one in INSTRUCTIONS if one.unsupported_on(arch) is None]
     assert len(here) == {"sm_80": 9, "sm_86": 9, "sm_90a": 25}.get(arch, 17)
     for one in here:
         assert compile_for(one.program, arch).spill_stores == 0, one.name
@@ -126,7 +126,7 @@ def test_every_slip_of_the_kernel_is_seen(name: str, tmp_path: Path) -> None:
 @compiles
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
 def test_every_function_compiles_where_it_exists(arch: str) -> None:
-    here = [one for one in FUNCTIONS if one.not_on(arch) is None]
+    here = [one for one in FUNCTIONS if one.unsupported_on(arch) is None]
     assert len(here) == len(FUNCTIONS) - 2 * (arch == "sm_80")
     for one in here:
         assert compile_for(one.program("survey"), arch).registers <= 128, one.name

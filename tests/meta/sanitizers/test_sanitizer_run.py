@@ -94,7 +94,7 @@ VARIANTS = [
     variant("races", lambda args, out: tell("racecheck|races|Race reported")),
 ]
 """
-ACCUSED = """
+SAMPLES = """
 import torch
 
 def late(args, out):
@@ -207,9 +207,9 @@ def name_of(ref: str) -> str:
 
 @pytest.mark.long(9)
 def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
-    accused = lane.file("accused.py", ACCUSED)
+    file = lane.file("kernel.py", SAMPLES)
     found = lane.run(
-        kernels=(accused,), quick=True, tools=("memcheck",), report_dir=lane.folder / "out"
+        kernels=(file,), quick=True, tools=("memcheck",), report_dir=lane.folder / "out"
     )
     assert found.status == FAILED
     assert found.evidence is not None
@@ -240,7 +240,7 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
     page = (lane.folder / "out" / "sanitizer.md").read_text()
     assert "| **overruns** | o | caught |" in page
     assert "| **races** | r | not seen |" in page
-    assert f"| **{accused}@\u200bright** | memcheck | 1 | 1 | 0 |" in page
+    assert f"| **{file}@\u200bright** | memcheck | 1 | 1 | 0 |" in page
     assert json.loads((lane.folder / "out" / "sanitizer.json").read_text()) == found.report
 
 
@@ -253,10 +253,10 @@ WAIVER = Waiver(
 def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accused = lane.file("accused.py", RIGHT)
-    monkeypatch.setattr(Request, "whole", True)
+    file = lane.file("kernel.py", RIGHT)
+    monkeypatch.setattr(Request, "complete", True)
     lane.faults = lane.faults[2:]
-    dead = lane.run(kernels=(accused,), quick=True, tools=("racecheck",), waivers=(WAIVER,))
+    dead = lane.run(kernels=(file,), quick=True, tools=("racecheck",), waivers=(WAIVER,))
     assert dead.status == INFRASTRUCTURE
     assert "a dead exception" in dead.words
     assert dead.evidence is not None
@@ -274,7 +274,7 @@ def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(
 ) -> None:
     (lane.folder / "mode").write_text(mode)
     lane.faults = lane.faults[1:2]
-    found = lane.run(kernels=(lane.file("accused.py", RIGHT),), quick=True, tools=("memcheck",))
+    found = lane.run(kernels=(lane.file("kernel.py", RIGHT),), quick=True, tools=("memcheck",))
     assert found.status == INFRASTRUCTURE
     assert "memcheck on overruns: wanted caught" in found.words
     assert says in found.words
@@ -282,7 +282,7 @@ def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(
     assert not found.evidence.verdicts
 
 
-def test_a_twin_that_is_accused_ends_the_run_too(lane: Lane) -> None:
+def test_a_twin_that_is_convicted_ends_the_run_too(lane: Lane) -> None:
     lane.faults = (PlantedFault(variant="overruns", file=lane.planted, about="said to be right"),)
     found = lane.run(kernels=(lane.planted,), tools=("memcheck",))
     assert found.status == INFRASTRUCTURE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from verify.sanitizers.facts import Facts, Heard, Waiver, collect, judge
-from verify.sanitizers.lane import dead
+from verify.sanitizers.facts import CaseResult, Facts, Waiver, collect, judge
+from verify.sanitizers.lane import unused
 from verify.sanitizers.records import (
     NotUnderstood,
     Record,
@@ -178,15 +178,15 @@ CLEAN_FACTS = Facts(
     exit_code=0,
     summary=Summary(0),
     records=(),
-    heard=(Heard(CASE, "ok"), Heard(CASE, "ok")),
-    wanted=2,
+    results=(CaseResult(CASE, "ok"), CaseResult(CASE, "ok")),
+    expected_cases=2,
 )
 FAULTY_FACTS = replace(
     CLEAN_FACTS,
     exit_code=ERROR_EXIT,
     summary=Summary(1),
     records=(FAULTY_RECORD,),
-    heard=(Heard(CASE, "raised", "error 719"),),
+    results=(CaseResult(CASE, "raised", "error 719"),),
 )
 
 
@@ -210,16 +210,16 @@ def test_five_facts_that_agree() -> None:
         ({"exit_code": None}, "a kill"),
         ({"exit_code": -11}, "exit code -11"),
         ({"summary": Summary(1)}, "counts 1, the XML holds 0"),
-        ({"summary": None}, "nothing of it"),
+        ({"summary": None}, "nothing readable"),
         ({"records": (FAULTY_RECORD,)}, "counts 0, the XML holds 1"),
-        ({"records": None}, "nothing of it"),
-        ({"heard": (Heard(CASE, "ok"),)}, "1 of 2 cases"),
-        ({"heard": (Heard(CASE, "ok"), Heard(CASE, "raised", "why"))}, "raised: why"),
+        ({"records": None}, "nothing readable"),
+        ({"results": (CaseResult(CASE, "ok"),)}, "1 of 2 cases"),
+        ({"results": (CaseResult(CASE, "ok"), CaseResult(CASE, "raised", "why"))}, "raised: why"),
         (
-            {"heard": (Heard(CASE, "ok"), Heard(CASE, "ok", "leaves 3 of 4 elements"))},
+            {"results": (CaseResult(CASE, "ok"), CaseResult(CASE, "ok", "leaves 3 of 4 elements"))},
             "prove a launch",
         ),
-        ({"heard": (), "wanted": 0}, "no case"),
+        ({"results": (), "expected_cases": 0}, "no case"),
         ({"doubts": ("Internal Sanitizer Error",)}, "Internal"),
     ],
 )
@@ -273,7 +273,7 @@ WAIVER = Waiver(
 
 
 def test_a_waived_record_counts_as_none() -> None:
-    facts = replace(FAULTY_FACTS, heard=CLEAN_FACTS.heard)
+    facts = replace(FAULTY_FACTS, results=CLEAN_FACTS.results)
     found = judge(facts, (WAIVER,))
     assert (found.outcome, found.waived) == ("clean", (WAIVER,))
     # the other facts must still agree
@@ -287,7 +287,7 @@ def test_a_waived_record_counts_as_none() -> None:
 
 
 def test_a_waiver_covers_nothing_unseen_or_unknown() -> None:
-    facts = replace(FAULTY_FACTS, heard=CLEAN_FACTS.heard)
+    facts = replace(FAULTY_FACTS, results=CLEAN_FACTS.results)
     beyond = replace(
         facts, summary=Summary(PRINT_LIMIT + 1), records=(FAULTY_RECORD,) * PRINT_LIMIT
     )
@@ -304,10 +304,10 @@ def test_a_waiver_covers_nothing_unseen_or_unknown() -> None:
 
 
 def test_a_waiver_that_nothing_needs_is_dead() -> None:
-    assert dead([WAIVER], []) == [WAIVER]
+    assert unused([WAIVER], []) == [WAIVER]
 
 
 def test_a_process_that_left_nothing_is_inconclusive(tmp_path: Path) -> None:
-    found = judge(collect("memcheck", tmp_path, 0, CLEAN_FACTS.heard, 2))
+    found = judge(collect("memcheck", tmp_path, 0, CLEAN_FACTS.results, 2))
     assert found.outcome == "inconclusive"
     assert "left no" in "; ".join(found.reasons)
