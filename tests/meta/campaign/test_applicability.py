@@ -1,4 +1,4 @@
-"""The committed pages say which oracle judges which variant, and what each oracle asks."""
+"""The committed pages list which oracle judges which variant, and the property of each oracle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_committed_derivations_are_current() -> None:
 
 
 def test_every_oracle_is_explained() -> None:
-    """By the docstring of its module, which says more than its first sentence."""
+    """Each oracle has a derivation: its module's docstring has more than one paragraph."""
     text = derivations.page()
     for oracle in oracles():
         assert f"\n- **{oracle.name}** (group {oracle.group}, " in text
@@ -61,17 +61,17 @@ def test_what_is_left_out_has_its_reason() -> None:
         applicability.reason(DECLARED, by_name["gradient_sums", "gradients"])
         == "has no backward of its own"
     )
-    found = applicability.table([merging, DECLARED])
-    assert "- **dyadic**: merging. Reason: merges parts by a rounded LSE.\n" in found
-    assert "no backward of its own" not in found
-    assert f"**: {DECLARED.ref}. " not in found
+    table = applicability.table([merging, DECLARED])
+    assert "- **dyadic**: merging. Reason: merges parts by a rounded LSE.\n" in table
+    assert "no backward of its own" not in table
+    assert f"**: {DECLARED.ref}. " not in table
 
 
 def test_features_are_columns_and_what_is_not_asked_has_its_premise() -> None:
-    found = applicability.table([])
-    assert "| oracle | group | softcap | descales by tensor | descales by head |\n" in found
-    assert "| bound | accuracy | yes | yes | yes |\n" in found
-    assert "| key_shift | key_shift | no: needs linear_scores | yes | yes |\n" in found
+    table = applicability.table([])
+    assert "| oracle | group | softcap | descales by tensor | descales by head |\n" in table
+    assert "| bound | accuracy | yes | yes | yes |\n" in table
+    assert "| key_shift | key_shift | no: needs linear_scores | yes | yes |\n" in table
 
 
 def test_a_feature_that_a_variant_cannot_do_without_is_a_reason() -> None:
