@@ -29,7 +29,7 @@ from verify.sanitizers import report
 from verify.sanitizers.facts import WAIVERS, Waiver
 from verify.sanitizers.lane import GROUP, Lane, unused, worker_count
 from verify.sanitizers.planted import FAULTS, PlantedFault
-from verify.sanitizers.report import Account
+from verify.sanitizers.report import LaneRun
 from verify.sanitizers.selection import select
 from verify.sanitizers.session import Booth, Session, Subject
 from verify.sanitizers.tool import TOOLS, Sanitizer, find
@@ -108,7 +108,7 @@ def _sanitize(request: Request, console: Console) -> int:
             progress.update(task, advance=1)
 
         lane = Lane(booth, recorder, request.tools, worker_count(request.workers), done)
-        account = Account(
+        account = LaneRun(
             run=run.directory.name,
             device=device.fingerprint(),
             sanitizer=sanitizer.version,
@@ -221,7 +221,7 @@ def _subject(request: Request, choice: _Choice) -> Subject:
     return Subject(declaration, config, dtype, cases)
 
 
-def _finish(request: Request, run: CampaignRun, account: Account, console: Console) -> int:
+def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Console) -> int:
     """Print and write the results; returns the exit code."""
     planted_table, table = report.tables(account)
     console.print(planted_table)
@@ -256,7 +256,7 @@ def _finish(request: Request, run: CampaignRun, account: Account, console: Conso
     return _status(account, loaded=not run.roster.failures)
 
 
-def _status(account: Account, *, loaded: bool) -> int:
+def _status(account: LaneRun, *, loaded: bool) -> int:
     outcomes = {tried.outcome for tried in account.tried}
     if outcomes & {"faulty", "failed"} or not loaded:
         return FAILED

@@ -21,12 +21,15 @@ from references.premises import Premise
 from verify.arithmetic.mma import Unit
 from verify.judging.invariants import forward_slack, misaligned, reach, sizes_by_head
 from verify.problem import Problem
+from verify.problem.premises import broken
 from verify.problem.visibility import live_rows
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_sums import rules_of
 from verify.tolerance.score_mods import factor_error, largest_error, largest_slope
 from verify.tolerance.weights import flushed_score
+
+_LINEAR = frozenset({Premise.LINEAR_SCORES})
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +137,7 @@ def invariants(
         _fold(dout.sum(2), p),
         _fold((dout.abs() * error_p[..., None]).sum(2), p) + (u * dv.abs() + tiny).sum(2),
     )
-    if Premise.LINEAR_SCORES not in p.broken:
+    if broken(_LINEAR, p) is None:
         sizes = _fold((q.abs() * error_k[..., None]).sum(2) * abs(p.scale), p) + (
             u * dk.abs() + tiny
         ).sum(2)

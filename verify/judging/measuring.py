@@ -128,12 +128,9 @@ def open_mask(support: Support) -> Mask:
 
 
 def plain(trial: Trial) -> bool:
-    """Whether the problem is one of all keys visible (as far as the support allows), without a
-    score mod."""
+    """Whether the problem is one of all keys visible, as far as the support allows."""
     p = trial.problem
-    return (
-        p.mask == open_mask(trial.declaration.support) and p.score_mod is None and p.seqlen_kv > 0
-    )
+    return p.mask == open_mask(trial.declaration.support) and p.seqlen_kv > 0
 
 
 def hides(support: Support) -> tuple[Mask, ...]:

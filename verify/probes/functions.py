@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from verify.arithmetic.dtypes import DTYPES, DType
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH, Function
+from verify.evidence.strict_json import Number
 from verify.probes import toolchain
 from verify.probes.toolchain import Launch, Program
 
@@ -161,7 +162,7 @@ class Worst:
     """The largest value of an error, and its input: bits in hexadecimal digits, of both arguments
     if there are two."""
 
-    value: float
+    value: Number
     at: str
 
 
@@ -184,7 +185,7 @@ class FunctionProbe:
     inputs: int = 0
     exhaustive: bool = False
     ulp: Worst | None = None
-    ulp_bound: float | None = None
+    ulp_bound: Number | None = None
     relative: Worst | None = None
     absolute: Worst | None = None
     ratio: Worst | None = None

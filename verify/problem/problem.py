@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from references.definition import Attention
 from references.masks import Full, Lengths, Mask, parse_mask
-from references.premises import Feature, Premise
+from references.premises import Feature
 from references.quantisation import Quantisation, Unquantised, parse_quantisation
 from references.score_mods import Extent, ScoreMod, mod_kind_of, mod_words
 from verify.arithmetic.dtypes import DType, dtype_named
@@ -125,11 +125,6 @@ class Problem:
             found.append(self.quantisation)
         found += dict.fromkeys(x for x in self.layouts.values() if x.word != STRIDED)
         return tuple(found)
-
-    @property
-    def broken(self) -> frozenset[Premise]:
-        """The premises that some feature of this problem breaks."""
-        return frozenset[Premise]().union(*(feature.breaks for feature in self.features))
 
     @property
     def descaling(self) -> str:

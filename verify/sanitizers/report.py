@@ -10,20 +10,18 @@ from typing import Any
 from rich.table import Table
 
 from verify.document import terminal
-from verify.evidence.strict_json import decode
-from verify.sanitizers import account as account_data
-from verify.sanitizers import page
+from verify.sanitizers import account, page
+from verify.sanitizers.account import SCHEMA_VERSION, Account, KnownFalse, Planted, Shown
 from verify.sanitizers.facts import Waiver
 from verify.sanitizers.lane import PlantedSession, TriedSubject
 from verify.sanitizers.records import Record
 
-SCHEMA_VERSION = 1
 _MOST_RECORDS = 20  # of one session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
-    """A run of the sanitizers.
+class LaneRun:
+    """What a run of the sanitizers did.
 
     whole: no option left anything out.  not_run: (variant, reason).  dead: unused waivers.
     """
@@ -46,48 +44,40 @@ class Account:
         return bool(self.planted) and all(planted.holds for planted in self.planted)
 
 
-def as_data(account: Account) -> dict[str, Any]:
-    """The account as JSON-ready data."""
+def told(run: LaneRun) -> Account:
+    """The run as sanitizer.json tells it."""
     return {
         "schema": SCHEMA_VERSION,
-        "run": account.run,
-        "device": account.device,
-        "sanitizer": account.sanitizer,
-        "tools": list(account.tools),
-        "whole": account.whole,
-        "seconds": round(account.seconds, 1),
-        "planted": [_planted(planted) for planted in account.planted],
-        "tried": [_tried(tried) for tried in account.tried],
-        "not_run": [{"variant": variant, "reason": reason} for variant, reason in account.not_run],
-        "waivers": [
-            asdict(waiver) | {"dead": waiver in account.dead} for waiver in account.waivers
-        ],
+        "run": run.run,
+        "device": run.device,
+        "sanitizer": run.sanitizer,
+        "tools": list(run.tools),
+        "whole": run.whole,
+        "seconds": round(run.seconds, 1),
+        "planted": [_planted(planted) for planted in run.planted],
+        "tried": [_tried(tried) for tried in run.tried],
+        "not_run": [{"variant": variant, "reason": reason} for variant, reason in run.not_run],
+        "waivers": [_waiver(waiver, waiver in run.dead) for waiver in run.waivers],
     }
 
 
-def as_read(data: dict[str, Any]) -> account_data.Account:
-    """The data in the types of `verify.sanitizers.account`, as a reader of sanitizer.json gets
-    it."""
-    return decode(account_data.Account, data)
-
-
-def write(account: Account, folder: Path) -> list[Path]:
+def write(run: LaneRun, folder: Path) -> list[Path]:
     """Write sanitizer.json and sanitizer.md; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "sanitizer.json", folder / "sanitizer.md"]
-    data = as_data(account)
+    data = told(run)
     paths[0].write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    paths[1].write_text(page.markdown(as_read(data)), encoding="utf-8")
+    paths[1].write_text(page.markdown(data), encoding="utf-8")
     return paths
 
 
-def tables(account: Account) -> tuple[Table, Table]:
+def tables(run: LaneRun) -> tuple[Table, Table]:
     """Of the planted kernels, with one column per tool; of the kernels on trial."""
-    read = as_read(as_data(account))
-    return terminal.render(page.planted(read)), terminal.render(page.kernels(read["tried"]))
+    data = told(run)
+    return terminal.render(page.planted(data)), terminal.render(page.kernels(data["tried"]))
 
 
-def _planted(planted: PlantedSession) -> dict[str, Any]:
+def _planted(planted: PlantedSession) -> Planted:
     fault, session = planted.fault, planted.session
     record = fault.shown_by(session.judgement)
     return {
@@ -103,7 +93,7 @@ def _planted(planted: PlantedSession) -> dict[str, Any]:
     }
 
 
-def _tried(tried: TriedSubject) -> dict[str, Any]:
+def _tried(tried: TriedSubject) -> account.Tried:
     return {
         "variant": tried.subject.declaration.ref,
         "family": tried.subject.declaration.family,
@@ -130,5 +120,17 @@ def _tried(tried: TriedSubject) -> dict[str, Any]:
     }
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _waiver(waiver: Waiver, dead: bool) -> KnownFalse:
+    return {
+        "tool": waiver.tool,
+        "kind": waiver.kind,
+        "kernel": waiver.kernel,
+        "words": waiver.words,
+        "reason": waiver.reason,
+        "proof": waiver.proof,
+        "dead": dead,
+    }
+
+
+def _record(record: Record) -> Shown:
     return {name: value for name, value in asdict(record).items() if value and name != "words"}

@@ -13,6 +13,7 @@ from references.premises import EVERY_PREMISE, Premise
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.unit import NearestChain, Promoted, Unit
 from verify.problem import Problem
+from verify.problem.premises import broken
 
 UNIFORM = 3.0**-0.5  # standard deviation of an error that is uniform on (-1, 1)
 WALK = 3.0  # standard deviations that partial sums of a random walk stay within
@@ -22,11 +23,12 @@ WALK = 3.0  # standard deviations that partial sums of a random walk stay within
 # or have few different scores or V.
 SUITED = ("normal", "outliers", "same_sign_v", "v_mean", "one_hot_v", "zero_v_columns")
 _EXTREME = 2.0**40
-# Factors of the inputs and functions of each score are predicted.
+# Predictions hold with factors of the inputs by head, with functions of a score, in any storage.
 _NEEDED = EVERY_PREMISE - {
     Premise.PLAIN_INPUTS,
     Premise.LINEAR_SCORES,
     Premise.UNBOUNDED_SCORES,
+    Premise.STRIDED_STORAGE,
 }
 _ROWS = 64  # of one case, at most one per head where there are more heads
 _WORK = 3e7  # multiply-adds that the rows of one case may cost
@@ -61,9 +63,9 @@ def chosen(length: int, heads: int, work: float, seed: int) -> Tensor:
 def unsuited(problem: Problem, *needed: Premise) -> str | None:
     """Why no row of a problem is judged, or None.  needed: premises besides those that predictions
     of O and LSE need."""
-    lacks = problem.broken & (_NEEDED | set(needed))
-    if lacks:
-        return f"{', '.join(sorted(lacks))}: not predicted without"
+    reason = broken(_NEEDED | set(needed), problem)
+    if reason is not None:
+        return reason
     if problem.distribution not in SUITED:
         return f"distribution: {problem.distribution}"
     if any(problem.layouts[name].expand for name in "qkv"):
