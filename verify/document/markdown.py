@@ -48,7 +48,7 @@ def render(document: doc.Document, rest: str = "") -> str:
         return whole
     kept = tuple(section for section in document.sections if not section.detail)
     short = f"{_page(document, kept)}\nThe details are in {escape(rest)}.\n"
-    note = f"\n\n(cut: {escape(rest)} has everything)\n"
+    note = f"\n\n(cut; the rest: {escape(rest)})\n"
     if len(short.encode("utf-8", "backslashreplace")) < LIMIT:
         return short
     return short.encode()[: LIMIT - len(note) - 1].decode(errors="ignore") + note
