@@ -1,4 +1,4 @@
-"""sanitizer.json as tables and pages; it says what the account says, and nothing else."""
+"""sanitizer.json as tables and pages, made from it alone."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ class TestReading:
         data["variants"][0]["dtypes"] = [{"dtype": 16}]
         with pytest.raises(
             ReportError,
-            match=r"report\.variants\[0\]\.dtypes\[0\]\.dtype: got 16, but should be a string",
+            match=r"report\.variants\[0\]\.dtypes\[0\]\.dtype: Expected `str`, got `int`",
         ):
             parse(data)
 
@@ -368,7 +368,7 @@ class TestSeveralRuns:
         ]
         assert built["device"] == run.device | {"driver": "580.65, 590", "cores": "16, 32"}
         assert "runs" not in report
-        assert parse(strict_json.encode(built)) == built
+        assert dumps(parse(strict_json.encode(built))) == dumps(built)
         assert f"Run `{run.run}, second`" in as_markdown(built)
 
 

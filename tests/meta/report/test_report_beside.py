@@ -55,7 +55,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
 
 
-WAIVED = ("tool", "kind", "kernel", "reason", "proof")
+WAIVED = ("tool", "kind", "kernel", "words", "reason", "proof")
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,11 @@ def account(**changes: Any) -> dict[str, Any]:
         ("planted-overrun", "racecheck", "any", "clean"),
     ]
     names = ("variant", "tool", "wanted", "outcome")
-    told = {"about": "a fault", "holds": True, "record": None}
-    process = {"total": 0, "seconds": 2.5}
-    tried = {"variant": "torch-flash", "source_hash": "0", "tool": "memcheck", "outcome": "clean"}
+    told = {"about": "a fault", "holds": True, "reasons": [], "record": None, "seconds": 1.0}
+    process = {"cases": 2, "outcome": "clean", "reasons": [], "total": 0, "records": []}
+    process |= {"exit_code": 0, "seconds": 2.5}
+    tried = {"variant": "torch-flash", "family": "torch", "source_hash": "0", "config": "default"}
+    tried |= {"dtype": "float16", "tool": "memcheck", "outcome": "clean"}
     return {
         "schema": 1,
         "run": "r",

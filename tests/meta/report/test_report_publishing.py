@@ -190,7 +190,7 @@ class TestCommand:
         assert target.read_bytes() == before
         status, said = self.told("--run", "two", "--publish", "--replace")
         assert status == runner.INFRASTRUCTURE  # published, and as incomplete as it is
-        assert "covered more, and was replaced. What is lost:" in said
+        assert "covered more, and was replaced. This is lost:" in said
         assert target.read_bytes() != before
         # together they cover it
         assert self.told("--run", "one", "--run", "two", "--publish")[0] == runner.CLEAN

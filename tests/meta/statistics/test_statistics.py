@@ -13,8 +13,7 @@ import torch
 
 from tests.harness.rendered import as_html, as_markdown
 from verify.arithmetic.dtypes import dtype_named
-from verify.campaign import run as campaign
-from verify.campaign.run import CampaignRun
+from verify.campaign.run import CampaignRun, write_report
 from verify.evidence import Recorder, RunInfo, Verdict, load
 from verify.problem import Problem
 from verify.report import build, dumps, parse
@@ -218,7 +217,7 @@ def test_a_biased_campaign_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run = CampaignRun(tmp_path / ".verify" / "runs" / "r", "dev", ())
     record(run, *(verdict(n, toward=-0.5) for n in range(4)))
     for _ in range(2):  # made again, the report says the same
-        said = campaign.report(run, tmp_path / "report")
+        said = write_report(run, tmp_path / "report")
         assert "1 failing" in said
     failing = [v for v in load(run.directory).verdicts if v.outcome == "fail"]
     assert [(v.oracle, v.group, v.variant, v.dtype) for v in failing] == [
@@ -236,7 +235,7 @@ def test_an_honest_campaign_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     run = CampaignRun(tmp_path / "run", "dev", ())
     record(run, *(verdict(n) for n in range(4)))
-    assert "0 failing" in campaign.report(run, tmp_path / "report")
+    assert "0 failing" in write_report(run, tmp_path / "report")
     assert len(load(run.directory).verdicts) == 4
 
 
