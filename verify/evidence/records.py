@@ -10,6 +10,8 @@ from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
 SCHEMA_VERSION: Final = 1
 
 Outcome = Literal["pass", "fail", "inapplicable"]
+INAPPLICABLE = "inapplicable"
+"""The name under which `Verdict.observed` holds the reason why an oracle was not asked."""
 Phase = Literal["generate", "shrink", "reuse", "witness"]
 
 # Shrinking walks towards small failing cases, so its verdicts are no sample of anything: they count
@@ -101,7 +103,8 @@ class Verdict:
     (bytes that the kernel's process took in a run and kept, from 64 MiB on), device_memory_growth
     (bytes of torch's allocator that a run left taken, beyond the most before), device_memory_taken
     (bytes that the device had less after a run, for whatever process, from 64 MiB on).  observed:
-    what an oracle found out that is no number, by the name of the property.
+    what an oracle found out that is no number, by the name of the property; by INAPPLICABLE, why it
+    was not asked.
     """
 
     case: str

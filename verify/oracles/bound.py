@@ -9,6 +9,9 @@ Backward: every element of dQ, dK and dV against fp64, within the bounds of
 docs/tolerance-backward.md. The truth is the gradients that the saved O and LSE imply: the error of
 the saved tensors is known, and it is allowed for. The saved tensors must be within their own
 bounds; a forward that saves something worse excuses nothing.
+
+Premises: none. The reference computes every feature of a problem, and the bound counts its
+roundings.
 """
 
 from __future__ import annotations
@@ -112,6 +115,7 @@ FORWARD = Oracle(
     group="accuracy",
     catches="wrong values of any size above honest rounding, wrong LSE, NaN and Inf out of place",
     judge=judge,
+    needs=frozenset(),
     rank=20,
 )
 
@@ -123,6 +127,7 @@ BACKWARD = Oracle(
         " Inf out of place"
     ),
     judge=judge_backward,
+    needs=frozenset(),
     rank=20,
 )
 
