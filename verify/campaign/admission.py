@@ -7,13 +7,12 @@ be. A case that is not admitted says nothing of the kernel.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
-from verify.campaign.targets import Target, excludes_group
+from verify.campaign.targets import Target, excludes_group, excludes_problem
 from verify.oracles import groups
 from verify.problem import Problem
-from verify.problem.refusal import expected_refusal
+from verify.problem.refusal import excludes
 from verify.variant import default_dtype_out
 
 _MOST_BYTES = 8 << 30  # of q, k, v and out together
@@ -52,8 +51,9 @@ def support_refusal(target: Target, problem: Problem) -> str | None:
     if groups()[target.group].entry == "backward":
         twins.append(problem.but(layout_out=problem.layout_dout))
     for twin in twins:
-        with contextlib.suppress(ValueError):
-            return ": ".join(expected_refusal(support, twin))
+        excluded = excludes(support, twin)
+        if excluded is not None:
+            return ": ".join(excluded)
     return None
 
 
@@ -82,6 +82,7 @@ def _not_of_the_group(target: Target, problem: Problem) -> str | None:
             f" {problem.distribution}"
         )
     reason = None if group.excludes_problem is None else group.excludes_problem(problem)
+    reason = reason or excludes_problem(target, problem)
     if reason is not None:
         return f"group {group.name} cannot ask it: {reason}"
     if group.admits is not None:

@@ -11,9 +11,11 @@ from hypothesis.strategies import SearchStrategy
 from hypothesis.vendor.pretty import RepresentationPrinter
 
 from verify.cell.discovery import environment
-from verify.oracles import groups, of_group
+from verify.judging.measuring import probe_problem
+from verify.oracles import Oracle, groups, of_group
 from verify.problem import Problem, strategies
 from verify.problem.outside import outside
+from verify.problem.premises import broken, without_broken
 from verify.problem.strategies import LIMITS
 from verify.variant import Config, Declaration
 
@@ -54,15 +56,25 @@ class Target:
         drawn = strategies.problems(
             declaration, dtype=self.dtype, limits=limits, distributions=group.distributions
         )
-        impossible, adapt, support = group.excludes_problem, group.adapt, self.declaration.support
-        if impossible is not None:
-            drawn = drawn.filter(lambda problem: impossible(problem) is None)
-        if adapt is None:
-            return drawn
-        adapted = drawn.map(lambda problem: adapt(problem, support)).filter(
-            lambda problem: problem is not None and support.refusal(problem) is None
+        fitting = drawn.map(self.fitted).filter(lambda problem: problem is not None)
+        return cast(SearchStrategy[Problem], fitting)
+
+    def fitted(self, problem: Problem) -> Problem | None:
+        """A problem that was drawn, as the group can ask it; None if it cannot.
+
+        Features that its oracles do not bear are left out, as far as the support allows that.
+        """
+        group, support = groups()[self.group], self.declaration.support
+        if group.excludes_problem is not None and group.excludes_problem(problem) is not None:
+            return None
+        whole = excludes_problem(self, problem) is None
+        plainer = (
+            problem if whole else without_broken(of_group(self.group)[0].needs, problem, support)
         )
-        return cast(SearchStrategy[Problem], adapted)
+        found = plainer if group.adapt is None else group.adapt(plainer, support)
+        if found is None or support.refusal(found) is not None:
+            return None
+        return found if excludes_problem(self, found) is None else None
 
     @property
     def asked(self) -> Sequence[Problem]:
@@ -70,7 +82,25 @@ class Target:
         ones."""
         asks = groups()[self.group].asks
         found = () if asks is None else asks(self.declaration, self.dtype)
-        return [problem for problem in found if self.declaration.support.refusal(problem) is None]
+        return [
+            problem
+            for problem in found
+            if self.declaration.support.refusal(problem) is None
+            and excludes_problem(self, problem) is None
+        ]
+
+
+def excludes_problem(target: Target, problem: Problem) -> str | None:
+    """Why no oracle of a target's group is asked about a problem, by its features; or None."""
+    reasons = [broken(oracle.needs, problem) for oracle in of_group(target.group)]
+    return None if None in reasons else "; ".join(dict.fromkeys(filter(None, reasons)))
+
+
+def excludes_variant(declaration: Declaration, oracle: Oracle) -> str | None:
+    """Why an oracle judges no case of a variant, or None: what it declares, or a feature without
+    which it supports no problem."""
+    plainest = probe_problem(declaration, declaration.support.dtypes[0], seqlen_q=1, seqlen_kv=1)
+    return oracle.excludes(declaration) or broken(oracle.needs, plainest)
 
 
 def excludes_group(declaration: Declaration, group: str) -> str | None:
@@ -82,7 +112,7 @@ def excludes_group(declaration: Declaration, group: str) -> str | None:
         for dtype in declaration.support.dtypes
     ):
         return "supports everything that can be asked"
-    reasons = [oracle.excludes(declaration) for oracle in of_group(group)]
+    reasons = [excludes_variant(declaration, oracle) for oracle in of_group(group)]
     return None if None in reasons else "; ".join(filter(None, reasons))
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from verify.problem import Layout, Problem, Storage
-from verify.problem.storage import STRIDED, Piece
+from verify.problem.storage import STRIDED, Piece, Shape4
 
 # Bytes on each side of a buffer; if a tile reaches past a short tensor, it stays inside.
 REDZONE = 16 * 1024
@@ -76,14 +76,27 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """One input: its storage, logical shape and dtype; slots: name of a piece -> name of its slot
-    (see `Storage.pieces`)."""
+class Buffers:
+    """The buffers of one tensor: its dtype, logical shape and storage, and the storage's pieces."""
 
-    storage: Storage
-    shape: tuple[int, ...]
     dtype: str
-    slots: Mapping[str, str]
+    shape: tuple[int, ...]
+    storage: Storage
+    pieces: Mapping[str, Piece]
+
+    @staticmethod
+    def packed(dtype: str, shape: tuple[int, ...]) -> Buffers:
+        """The buffer of a contiguous tensor."""
+        return Buffers(dtype, shape, Layout(), {"": Piece.packed(shape)})
+
+    @staticmethod
+    def stored(dtype: str, shape: Shape4, storage: Storage) -> Buffers:
+        """The buffers of a tensor in that storage."""
+        return Buffers(dtype, shape, storage, storage.pieces(shape))
+
+    def slots(self, name: str) -> dict[str, str]:
+        """Name of a piece -> name of its slot, for a tensor of that name."""
+        return {piece: f"{name}.{piece}" if piece else name for piece in self.pieces}
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,7 @@ class Plan:
 
     slots: tuple[Slot, ...]
     size: int
-    inputs: Mapping[str, Placed]
+    inputs: Mapping[str, Buffers]
 
     def __getitem__(self, name: str) -> Slot:
         return next(slot for slot in self.slots if slot.name == name)
@@ -112,14 +125,14 @@ class Plan:
         """The inputs that are not strided tensors, as JSON-ready data."""
         return {
             name: {
-                "word": placed.storage.word,
-                "name": placed.storage.name,
-                "shape": placed.shape,
-                "dtype": placed.dtype,
-                "slots": dict(placed.slots),
+                "word": tensor.storage.word,
+                "name": tensor.storage.name,
+                "shape": tensor.shape,
+                "dtype": tensor.dtype,
+                "slots": tensor.slots(name),
             }
-            for name, placed in self.inputs.items()
-            if placed.storage.word != STRIDED
+            for name, tensor in self.inputs.items()
+            if tensor.storage.word != STRIDED
         }
 
     def owner(self, byte: int) -> str:
@@ -144,24 +157,6 @@ def slots_from(data: list[dict[str, Any]]) -> tuple[Slot, ...]:
     )
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor of a run, and its pieces."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    storage: Storage
-    pieces: Mapping[str, Piece]
-
-    @staticmethod
-    def packed(shape: tuple[int, ...], dtype: str) -> _Tensor:
-        return _Tensor(dtype, shape, Layout(), {"": Piece.packed(shape)})
-
-    @staticmethod
-    def stored(shape: tuple[int, int, int, int], dtype: str, storage: Storage) -> _Tensor:
-        return _Tensor(dtype, shape, storage, storage.pieces(shape))
-
-
 def plan(
     problem: Problem,
     *,
@@ -175,32 +170,30 @@ def plan(
     lse.  A backward also reads the saved out and lse, and dout, and writes dq, dk and dv.
     """
     p = problem
-    own = {name: _Tensor.stored(p.shapes[name], p.dtype, p.layouts[name]) for name in "qkv"}
+    own = {n: Buffers.stored(p.dtype, p.shapes[n], p.layouts[n]) for n in "qkv"}
     for name, shape in p.quantisation.buffers(p.shapes).items():
         shared = Piece(shape, (0,) * len(shape)) if p.quantisation.shared else Piece.packed(shape)
-        own[name] = _Tensor("float32", shape, Layout(), {"": shared})
-    made = {"out": _Tensor.stored(p.shape_out, p.dtype_out, p.layout_out)}
+        own[name] = Buffers("float32", shape, Layout(), {"": shared})
+    made = {"out": Buffers.stored(p.dtype_out, p.shape_out, p.layout_out)}
     if lse:
-        made["lse"] = _Tensor.packed(p.shape_q[:3], "float32")
+        made["lse"] = Buffers.packed("float32", p.shape_q[:3])
     if entry == "backward":
-        own |= made | {"dout": _Tensor.stored(p.shape_out, p.dtype_out, p.layout_dout)}
-        made = {f"d{n}": _Tensor.stored(p.shapes[n], p.dtype, p.layouts[n].gradient) for n in "qkv"}
+        own |= made | {"dout": Buffers.stored(p.dtype_out, p.shape_out, p.layout_dout)}
+        like = {n: p.layouts[n].gradient for n in "qkv"}
+        made = {f"d{n}": Buffers.stored(p.dtype, p.shapes[n], like[n]) for n in "qkv"}
     scratch = {
-        f"workspace.{name}": _Tensor.packed(tuple(map(index, shape)), dtype)
+        f"workspace.{name}": Buffers.packed(dtype, tuple(map(index, shape)))
         for name, (shape, dtype) in workspace.items()
     }
     slots: list[Slot] = []
-    inputs: dict[str, Placed] = {}
     position = REDZONE
     for role, tensors in (("input", own), ("output", made), ("workspace", scratch)):
         for name, tensor in tensors.items():
-            names = {of: f"{name}.{of}" if of else name for of in tensor.pieces}
+            names = tensor.slots(name)
             for of, piece in tensor.pieces.items():
                 slots.append(_slot(names[of], role, piece.dtype or tensor.dtype, piece, position))
                 position = _up(slots[-1].end) + REDZONE
-            if role == "input":
-                inputs[name] = Placed(tensor.storage, tensor.shape, tensor.dtype, names)
-    return Plan(tuple(slots), _up(position), inputs)
+    return Plan(tuple(slots), _up(position), own)
 
 
 def workspace_limit(problem: Problem) -> int:
@@ -242,7 +235,7 @@ def side_by_side(
     """Repeat one run's plan for each element of `given`; returns the new plan, and the inputs under
     its names."""
     slots: list[Slot] = []
-    placed: dict[str, Placed] = {}
+    buffers: dict[str, Buffers] = {}
     inputs: dict[str, Tensor] = {}
     for launch, tensors in enumerate(given):
         ahead = launch * where.size
@@ -250,11 +243,9 @@ def side_by_side(
             begin, end = slot.begin + ahead, slot.end + ahead
             name = side_name(launch, slot.name)
             slots.append(replace(slot, name=name, start=slot.start + ahead, begin=begin, end=end))
-        for name, one in where.inputs.items():
-            moved = {of: side_name(launch, slot_name) for of, slot_name in one.slots.items()}
-            placed[side_name(launch, name)] = replace(one, slots=moved)
+        buffers |= {side_name(launch, name): tensor for name, tensor in where.inputs.items()}
         inputs |= {side_name(launch, name): tensor for name, tensor in tensors.items()}
-    return Plan(tuple(slots), where.size * len(given), placed), inputs
+    return Plan(tuple(slots), where.size * len(given), buffers), inputs
 
 
 def _up(position: int) -> int:
@@ -318,9 +309,9 @@ class Arena:
         self.reserve(where.size)
         self.bytes[: where.size].view(np.uint16)[:] = CANARY
         arena = torch.from_numpy(self.bytes)
-        for name, placed in where.inputs.items():
-            views = {of: where[slot].view(arena) for of, slot in placed.slots.items()}
-            placed.storage.write(inputs[name], views)
+        for name, tensor in where.inputs.items():
+            views = {of: where[slot].view(arena) for of, slot in tensor.slots(name).items()}
+            tensor.storage.write(inputs[name], views)
         for slot in where.slots:
             if slot.role != "input":
                 fill(slot.view(arena), poison)
