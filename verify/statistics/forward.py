@@ -27,7 +27,7 @@ from verify.statistics.rows import (
     unsuited,
 )
 from verify.tolerance.arithmetic import ForwardArithmetic, U, resolve
-from verify.tolerance.score_mods import modified
+from verify.tolerance.score_mods import mod_errors
 
 _KEYS = 8  # visible ones
 _EFFECTIVE = 4.0  # 1 / sum P^2
@@ -133,7 +133,7 @@ def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tens
     hidden, p = ~block.visible, block.probabilities
     size = block.scaled.abs().masked_fill(hidden, 0.0)
     top = block.row_max.abs().nan_to_num(posinf=0.0)[..., None]
-    mod = modified(problem, a)
+    mod = mod_errors(problem, a)
     roundings = 1 + mod.count("score") + mod.count("result") if mod else 0
     common = drift(a.scores, problem.head_dim) * (size + WALK * walk)
     common += (UNIFORM * U * (3 + a.scale_roundings + roundings)) * (size + top + a.offset)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import torch
+
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
 from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, unit_for
@@ -20,6 +22,8 @@ TINY = 2.0**-126  # what flush-to-zero may lose
 FP32_MAX = (2 - 2.0**-23) * 2.0**127
 # roundings of `U`: div.full and div.approx err by 2 ulp, a reciprocal of 2 ulp is multiplied
 ANY_DIVISION = 5
+
+_LARGEST_BIAS = 2.0**64  # far less than half a last place of fp32's largest number
 
 # Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of
 # both, and a square root.
@@ -312,6 +316,13 @@ def function_error(problem: Problem, tanh: str, scores: str = "float32") -> floa
     mod = problem.score_mod
     if mod is None:
         return 0.0
+    added = float(mod.reach(problem.extent, torch.zeros((), dtype=torch.float64)))
+    if mod.steepest > 1 or added >= _LARGEST_BIAS:
+        # Where scores overflow is derived of scaled scores, before the score mod.
+        raise ValueError(
+            f"score_mod: no bound is derived for {mod.name}, which is steeper than 1 or adds"
+            f" {_LARGEST_BIAS:.3g} to a score"
+        )
     roundings = mod.roundings(problem.extent)
     for each in roundings:
         if each.function not in ("", "tanh"):

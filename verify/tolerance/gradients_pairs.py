@@ -16,7 +16,7 @@ from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.score_mods import factor_error, modified
+from verify.tolerance.score_mods import factor_error, mod_errors
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
 from verify.tolerance.weights import flushed_score
@@ -220,9 +220,9 @@ def errors_of(
     # flush.
     error = upper.add_(torch.clamp(upper, max=TINY, out=pairs.room.take())).mul_(reach)
     if pairs.slope is not None:
-        mod = modified(problem, a)
+        mod = mod_errors(problem, a)
         assert mod is not None
-        moved = mod.kind.slope_error(pairs.slope, argument, mod.result, U)
+        moved = mod.f.slope_error(pairs.slope, argument, mod.result, U)
         error.mul_(pairs.slope + (moved * (1 + U) + U * pairs.slope))
     error.mul_(1 + relative(products, U)).sub_(pairs.size).clamp_(min=0.0)
     error.add_(_where_positive(reach, products * TINY))
@@ -278,7 +278,7 @@ def _below(x: Tensor, limit: float) -> bool:
 
 def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
     """Errors of the scaled scores, before a score mod and behind it."""
-    mod, block = modified(problem, a), pairs.block
+    mod, block = mod_errors(problem, a), pairs.block
     size = _size(block.scaled, pairs.room)
     roundings = factor_error(problem, a)
     product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)

@@ -34,8 +34,8 @@ def factor_error(problem: Problem, a: _Scaled) -> float:
     Where the scale over the mod's divisor is below fp32's normal range, it may be flushed to 0,
     which loses all of a score.
     """
-    mod = modified(problem, a)
-    before, divisor = (mod.count("score"), mod.kind.divisor) if mod else (0, 0.0)
+    mod = mod_errors(problem, a)
+    before, divisor = (mod.count("score"), mod.f.divisor) if mod else (0, 0.0)
     flushed = 0 < abs(problem.scale) < divisor * TINY
     return relative(a.scale_roundings + 1 + before, U) + flushed
 
@@ -43,33 +43,33 @@ def factor_error(problem: Problem, a: _Scaled) -> float:
 def narrow_roundings(problem: Problem, a: _Scaled) -> tuple[int, float]:
     """Roundings of a score that is kept in 16 bits, as it comes, scaled, and on its way into a
     score mod's function, and what the smallest number of the format is multiplied by there."""
-    mod = modified(problem, a)
+    mod = mod_errors(problem, a)
     count, step = mod.narrow("score") if mod else (0, 0.0)
     return 2 + count, step
 
 
-def modified(problem: Problem, a: _Scaled) -> Modified | None:
+def mod_errors(problem: Problem, a: _Scaled) -> ModErrors | None:
     """The errors of the problem's score mod under that arithmetic; None without one."""
     mod = problem.score_mod
-    return None if mod is None else Modified(mod, problem.extent, a.function)
+    return None if mod is None else ModErrors(mod, problem.extent, a.function)
 
 
 @dataclass(frozen=True)
-class Modified:
+class ModErrors:
     """The errors of one score mod, f(s).  function: relative error of what it computes f(s) by."""
 
-    kind: ScoreMod
+    f: ScoreMod
     extent: Extent
     function: float
 
     def count(self, of: Quantity) -> int:
         """fp32 roundings relative to that quantity."""
-        return sum(each.count for each in self.kind.roundings(self.extent) if each.of == of)
+        return sum(each.count for each in self.f.roundings(self.extent) if each.of == of)
 
     def narrow(self, of: Quantity) -> tuple[int, float]:
         """Roundings relative to that quantity in a kernel that keeps scores in 16 bits, and what
         the smallest number of that format is multiplied by besides."""
-        found = [each for each in self.kind.roundings(self.extent) if each.of == of]
+        found = [each for each in self.f.roundings(self.extent) if each.of == of]
         return sum(each.narrow or 0 for each in found), sum(each.step for each in found)
 
     @property
@@ -86,7 +86,7 @@ class Modified:
         size: |s|, 0 where masked; it and `error` are lost.  narrow: the 16 bits of the scores.
         """
         modified = _size(block.scores)
-        error = self.kind.moved(size, error, modified).add_(self.kind.noise)
+        error = self.f.moved(size, error, modified).add_(self.f.noise)
         rounding = self.result - 1
         added = relative(self.count("added"), U)
         if narrow is not None:
@@ -111,7 +111,7 @@ def largest_error(
 ) -> tuple[Tensor, Tensor]:
     """How far any f(s) of a row may stray for |s| <= reached, where s does by `error`, and the
     largest |s| or |f(s)|, any shape; `error` and `reached` without a score mod."""
-    mod = modified(problem, a)
+    mod = mod_errors(problem, a)
     if mod is None:
         return error, reached
     added, lost = relative(mod.count("added"), U), 0.0
@@ -120,19 +120,19 @@ def largest_error(
         rounding, lost = mod.coarse("result", rounding, narrow)
         added, more = mod.coarse("added", added, narrow)
         lost += more
-    error, size = error * mod.kind.steepest, mod.kind.reach(mod.extent, reached)
-    most = mod.kind.reach(mod.extent, torch.zeros_like(reached))
-    error = error + rounding * (size + error) + mod.kind.noise
+    error, size = error * mod.f.steepest, mod.f.reach(mod.extent, reached)
+    most = mod.f.reach(mod.extent, torch.zeros_like(reached))
+    error = error + rounding * (size + error) + mod.f.noise
     return error + (added * most + lost) * (1 + rounding), torch.maximum(reached, size)
 
 
 def largest_slope(problem: Problem, a: _Scaled, error: Tensor) -> Tensor | float:
     """No slope is larger as computed where s is off by `error`; 1 without a score mod."""
-    mod = modified(problem, a)
-    if mod is None or mod.kind.slope(torch.zeros(())) is None:
+    mod = mod_errors(problem, a)
+    if mod is None or mod.f.slope(torch.zeros(())) is None:
         return 1.0
-    moved = mod.kind.slope_error(None, error, mod.result, U)
-    return mod.kind.steepest + moved * (1 + U) + U * mod.kind.steepest
+    moved = mod.f.slope_error(None, error, mod.result, U)
+    return mod.f.steepest + moved * (1 + U) + U * mod.f.steepest
 
 
 def _size(scores: Tensor) -> Tensor:

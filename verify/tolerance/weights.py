@@ -14,7 +14,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
-from verify.tolerance.score_mods import factor_error, modified, narrow_roundings
+from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
 
@@ -197,7 +197,7 @@ def _score_errors(
 ) -> tuple[Tensor, Tensor]:
     """How far each score may stray, and its size, before the row maximum is subtracted; 0 where
     masked."""
-    mod, (first, second) = modified(problem, a), memory
+    mod, (first, second) = mod_errors(problem, a), memory
     size = _size(block.scaled, second)
     rounding = factor_error(problem, a)
     error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(

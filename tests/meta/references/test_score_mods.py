@@ -31,6 +31,7 @@ from references.score_mods.base import KINDS
 from tests.harness import in_process as direct
 from tests.harness.declared import flat_numerics
 from tests.meta.references.test_references import Shape, as_double, operands, tensors
+from tests.meta.report.test_report_states import campaign
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell.discovery import roster
@@ -39,7 +40,7 @@ from verify.problem import Problem, ProblemError
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.outside import outside
 from verify.problem.strategies import LIMITS, problems
-from verify.report import states
+from verify.report import build, states
 from verify.tolerance import backward as gradients
 from verify.tolerance import forward as tolerance
 from verify.variant import (
@@ -461,6 +462,23 @@ def test_scores_in_16_bits_are_refused_where_they_are_not_derived(alibi: type[Sc
     gradients.resolve(GradientNumerics(), Config(), problem.but(score_mod=alibi(8.0)), "cpu")
 
 
+@pytest.mark.parametrize("name", ["steeper", "larger"])
+def test_a_kind_that_may_overflow_is_given_no_bound(alibi: type[ScoreMod], name: str) -> None:
+    """Overflow is derived of scaled scores, before the score mod."""
+    members = {"steeper": {"steepest": 2.0}, "larger": {"reach": lambda *given: given[2] + 2.0**64}}
+    try:
+        kind = type("Other", (alibi,), {"word": "other", **members[name]})
+        problem = PROBLEM.but(score_mod=kind(8.0))
+        for resolve, declared in (
+            (tolerance.resolve, flat_numerics()),
+            (gradients.resolve, GradientNumerics()),
+        ):
+            with pytest.raises(ValueError, match="score_mod: no bound is derived for other="):
+                resolve(declared, Config(), problem, "cpu")
+    finally:
+        KINDS.pop("other", None)
+
+
 # Its kernels, in a cell.
 
 
@@ -538,3 +556,18 @@ def test_reports_name_the_score_mods_of_a_support() -> None:
     assert states.score_mods({"softcap": False}) == ()
     assert states.score_mods({"score_mods": ["softcap", "alibi"]}) == ("softcap", "alibi")
     assert states.score_mods({}) == ()
+
+
+@pytest.mark.parametrize("on_record", [{"score_mods": ["softcap", "alibi"]}, {"softcap": True}])
+def test_a_report_shows_a_kind_and_asks_for_its_bin(
+    alibi: type[ScoreMod], on_record: dict[str, object]
+) -> None:
+    made = campaign(support=on_record)
+    if "softcap" in on_record:  # as older versions recorded it
+        (entry,) = made.variants
+        del entry.support["score_mods"]
+    (variant,) = build(made)["variants"]
+    words = states.score_mods(on_record)
+    assert "; ".join(words) in states.claims(variant)
+    for dtype in variant["dtypes"]:
+        assert {*dtype["bins_missing"]} & {"softcap", "alibi"} == {*words}
