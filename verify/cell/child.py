@@ -38,7 +38,7 @@ from verify.cell.launching import _arguments, _buffers, launch, turn
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.protocol import Closed, receive, send
 from verify.machine.leash import die_with
-from verify.variant import Build, Unsupported, Variant
+from verify.variant import Build, Unsupported, Variant, arch_of
 
 # requests in which an exception is the judge's, but for a kernel's entry point
 _OURS = ("run", "arena", "device")
@@ -334,8 +334,7 @@ class Life:
 def _arch() -> str:
     if not torch.cuda.is_available():
         return "cpu"
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+    return arch_of(torch.cuda.get_device_capability()).name
 
 
 def _first_line(error: BaseException) -> str:

@@ -29,7 +29,7 @@ import torch
 from filelock import FileLock
 
 from verify.bundle import ROOT
-from verify.variant import Resources
+from verify.variant import Resources, arch_of
 
 HEADERS = ROOT / "kernels" / "cuda"
 """Where ptx.cuh is: every source can include it."""
@@ -293,8 +293,7 @@ def available() -> str | None:
 def device_arch(device: torch.device) -> str:
     """What to compile for that device: "sm_86", and from Hopper on with the suffix that unlocks its
     own instructions."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+    return arch_of(torch.cuda.get_device_capability(device)).target
 
 
 _loaded: dict[tuple[bytes, str], Kernel] = {}

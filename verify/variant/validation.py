@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 
 from references.masks import mask_words
 from references.quantisation import quantisation_words
+from verify.arithmetic.archs import INSTRUCTIONS
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
 from verify.brief import shown
@@ -308,6 +309,7 @@ RULES: dict[str, dict[str, Check]] = {
     "numerics.products": {
         "operands": _kept,
         "float32_products": _products,
+        "instruction": one_of("any", *INSTRUCTIONS),
         "accumulator": one_of("float32", "float16", "bfloat16"),
         "score_accumulator": one_of("float32", "float16", "bfloat16", None),
         "accumulator_rounded": one_of("product", "block"),
@@ -346,6 +348,7 @@ RULES: dict[str, dict[str, Check]] = {
     "gradients.products": {
         "operands": _kept,
         "float32_products": _products,
+        "instruction": one_of("any", *INSTRUCTIONS),
         "accumulator": one_of("float32", "bfloat16"),
         "score_accumulator": one_of("float32", "bfloat16", None),
         "prescale": one_of("none", "k", "sqrt"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from verify.arithmetic.archs import archs
 from verify.brief import shown
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Workspace
 from verify.variant.build import Build
@@ -73,6 +74,20 @@ class Variant(Declared, path="variant"):
                 'or a backward that declares GradientSoftmax(source="own")'
             )
         self.support.check_rows()
+        for declared in (self.numerics, self.gradients):
+            if declared is not None:
+                self._check_instruction(f"{declared.path}.products", declared.products.instruction)
+
+    def _check_instruction(self, path: str, instruction: str) -> None:
+        """Raise DeclarationError if an architecture inside the support lacks the instruction."""
+        least, most = self.support.capability, self.support.max_capability or (99, 9)
+        for arch in archs():
+            inside = arch.capability is not None and least <= arch.capability <= most
+            if inside and instruction not in ("any", "fma", *arch.instructions):
+                raise DeclarationError(
+                    f"{path}.instruction: {arch.name} has no {instruction}: narrow"
+                    " support.capability and max_capability to what has, or declare any"
+                )
 
     def _check_kinds(self) -> None:
         """Raise DeclarationError for a part that is not what its field takes, or a dtype that

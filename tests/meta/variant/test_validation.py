@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from verify.arithmetic.mma import known, provenance, unit_for
+from verify.arithmetic.archs import arch_named
+from verify.arithmetic.mma import provenance, unit_for
 from verify.cell.process import ROOT
 from verify.report import read
 from verify.variant import (
@@ -247,7 +248,7 @@ def test_a_word_that_is_no_architecture_is_an_error() -> None:
             with pytest.raises(ValueError, match=f"arch: '{word}' is none of "):
                 unit_for(word, operands)
     assert unit_for("sm_90a", "float16") == unit_for("sm_90", "float16")
-    assert known("sm_100a")
-    assert not known("sm_999")
+    assert arch_named("sm_100a").listed
+    assert not arch_named("sm_999").listed
     assert not provenance("sm_90a", "float16").guess
     assert provenance("sm_999", "float16").guess  # a generation that the tables do not know yet
