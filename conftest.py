@@ -1,4 +1,4 @@
-"""Hypothesis profiles, a GPU for each worker, --kernel, evidence and the report: nothing else."""
+"""pytest's configuration: Hypothesis profiles, a GPU for each worker, options, evidence, report."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 from verify.machine import device, leash  # imports no torch
-from verify.machine import settings as variables
+from verify.machine.settings import SettingError, check
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _T = TypeVar("_T")
 _PARENT = os.environ.pop(leash.PARENT, None)
-if _WORKER or _PARENT:  # it must not outlive the process that gave it work, whatever ends that
+if _WORKER or _PARENT:  # this process must not outlive the one that started it
     leash.die_with(os.getppid() if _WORKER else int(str(_PARENT)))
 
 
 def _pin_gpu(worker: str) -> None:
-    """Give each worker one GPU of the caller's mask (of the machine, if there is no mask), in turn,
-    before CUDA begins."""
+    """Assign the GPUs of CUDA_VISIBLE_DEVICES (or all GPUs) to the workers in turn, before CUDA
+    starts."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not worker.startswith("gw"):
         return
@@ -37,8 +37,19 @@ def _pin_gpu(worker: str) -> None:
 _pin_gpu(_WORKER)
 
 from verify.campaign import builds, halt  # noqa: E402 - after the mask
-from verify.campaign import run as campaign  # noqa: E402
 from verify.campaign.judge import Judge  # noqa: E402
+from verify.campaign.run import (  # noqa: E402
+    BusyError,
+    CampaignRun,
+    ContinuedError,
+    campaign_fails,
+    default_profile,
+    judge_change,
+    open_run,
+    unusable_files,
+    worker_count,
+    write_report,
+)
 from verify.campaign.runner import NO_SPACE  # noqa: E402
 from verify.cell.discovery import environment  # noqa: E402
 from verify.cell.process import ForkServer  # noqa: E402
@@ -46,8 +57,8 @@ from verify.evidence import errors  # noqa: E402
 from verify.evidence.known_failures import XfailsError, at_start, begin_with  # noqa: E402
 
 _COMMON = {
-    "deadline": None,  # the cell has deadlines of its own
-    "database": None,  # failing cases are kept by id, which survives a change of strategies
+    "deadline": None,  # the cell has its own deadlines
+    "database": None,  # failing cases are stored by id, which survives a change of strategies
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
     "phases": (Phase.explicit, Phase.generate, Phase.shrink),
     "report_multiple_bugs": False,
@@ -91,11 +102,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "hears(group): the property test of one group of oracles, for every target"
+        "markers", "targets_of(group): parametrizes a property test with the group's targets"
     )
     config.addinivalue_line(
         "markers",
-        "hears_family(family): the property test of several groups; it draws each case's group",
+        "family_targets(family): the same for a family of groups; the test draws the group",
     )
     config.addinivalue_line(
         "markers",
@@ -103,14 +114,14 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "long(seconds): a test that workers begin with, so that none is left alone with it",
+        "long(seconds): a long test; workers start with these, so that they end together",
     )
     config.addinivalue_line("markers", "covers: a test for every variant, config and dtype")
     try:
-        variables.check()
-    except variables.SettingError as error:
+        check()
+    except SettingError as error:
         raise pytest.UsageError(str(error)) from None
-    profile = config.getoption("--profile") or campaign.default_profile()
+    profile = config.getoption("--profile") or default_profile()
     settings.load_profile(profile)
     examples = config.getoption("--examples")
     if examples is not None:
@@ -120,19 +131,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(datetime.now(UTC).date().toordinal())
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
-    run = config.stash[_RUN] = campaign.open_run(profile, files, run_id)
-    run.fork_server = ForkServer(environment())  # it starts when it is first asked
+    run = config.stash[_RUN] = open_run(profile, files, run_id)
+    run.fork_server = ForkServer(environment())  # its process starts at the first request
     marker = run.directory.absolute() / "failed" if config.getoption("maxfail") == 1 else None
     halt.stop_at_first_failure(marker)
     if hasattr(config, "workerinput"):
         begin_with(config.workerinput["verify_xfails"])
     else:
         try:
-            at_start()  # before any kernel is loaded, which might write such a file
+            at_start()  # before any kernel is loaded, since a kernel could write such a file
             if run_id is not None:
                 config.stash[_LOCK] = run.lock()
             run.resume()
-        except (campaign.BusyError, campaign.ContinuedError, XfailsError) as error:
+        except (BusyError, ContinuedError, XfailsError) as error:
             raise pytest.UsageError(str(error)) from None
         errors.begin(run.directory)
         if marker is not None:
@@ -146,25 +157,25 @@ def pytest_configure_node(node: object) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    return campaign.workers()
+    return worker_count()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = metafunc.config.stash[_RUN]
-    marker = metafunc.definition.get_closest_marker("hears")
+    marker = metafunc.definition.get_closest_marker("targets_of")
     if marker is not None:
         targets = run.targets(marker.args[0])
         metafunc.parametrize("target", [pytest.param(target, id=target.id) for target in targets])
-    marker = metafunc.definition.get_closest_marker("hears_family")
+    marker = metafunc.definition.get_closest_marker("family_targets")
     if marker is not None:
         families = run.families(marker.args[0])
         metafunc.parametrize(
             "targets", [pytest.param(targets, id=targets[0].id) for targets in families]
         )
     if metafunc.definition.get_closest_marker("covers") is not None:
-        heard = [target for group in ("accuracy", "gradients") for target in run.targets(group)]
+        targets = [target for group in ("accuracy", "gradients") for target in run.targets(group)]
         metafunc.parametrize(
-            "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in heard]
+            "target", [pytest.param(target, id=f"{target.group}-{target.id}") for target in targets]
         )
     if metafunc.definition.get_closest_marker("compiles") is not None:
         pairs = [
@@ -185,8 +196,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test with nothing to hear (no known failure, no file that does not load) is not a skipped
-    test: there is none."""
+    """Remove tests without parameters (no known failure, no file that does not load), which pytest
+    would report as skipped."""
     idle = [item for item in items if item.name.endswith("[NOTSET]")]
     if idle:
         config.hook.pytest_deselected(items=idle)
@@ -195,7 +206,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Freeze the modules that are imported: Python's garbage collections skip them from now on."""
+    """Freeze the imported modules: Python's garbage collections skip them from now on."""
     gc.collect()
     gc.freeze()
 
@@ -206,11 +217,11 @@ def _seconds(item: pytest.Item) -> float:
 
 
 def dealt(items: list[_T], seconds: Callable[[_T], float], shares: int) -> list[_T]:
-    """Items in an order in which as many workers, each of which begins with a share, end together.
+    """Order the items so that `shares` workers end at about the same time.
 
-    xdist gives every worker an equal run of the items, and one that is out of work the last of
-    another's.  So each share begins with the long ones that fall to it, the longest first; the
-    others, of which seconds(item) is 0, follow in their order.
+    xdist first gives every worker an equal part of the items; a worker without work then takes the
+    last items of another's part.  So each part begins with its share of the long items, the longest
+    first.  The others, for which seconds(item) is 0, follow in their order.
     """
     if shares < 2:
         return items
@@ -223,7 +234,7 @@ def dealt(items: list[_T], seconds: Callable[[_T], float], shares: int) -> list[
 
 @pytest.fixture(scope="session")
 def judge(pytestconfig: pytest.Config) -> Iterator[Judge]:
-    """The judge of this worker."""
+    """This worker's judge."""
     judge = pytestconfig.stash[_RUN].judge(_WORKER or "main")
     yield judge
     judge.close()
@@ -231,7 +242,7 @@ def judge(pytestconfig: pytest.Config) -> Iterator[Judge]:
 
 @pytest.fixture(scope="session", name="builder")
 def _builder(pytestconfig: pytest.Config) -> Iterator[builds.Builder]:
-    """The compilers of this worker."""
+    """This worker's builder."""
     opened = pytestconfig.stash[_RUN].builder(_WORKER or "main")
     yield opened
     opened.close()
@@ -241,7 +252,7 @@ def _builder(pytestconfig: pytest.Config) -> Iterator[builds.Builder]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that met nothing but known defects failed as expected (pytest's own mark for that)."""
+    """Report a test as expected to fail (xfail) if all its failing verdicts are known defects."""
     report = yield
     if report.failed and call.excinfo is not None:
         _tell(item, report, call.excinfo.value)
@@ -254,12 +265,12 @@ def pytest_runtest_makereport(
 
 
 def _tell(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
-    """Stop all processes if that was asked for; have the first process record what is no verdict
-    (see `_Errors`)."""
+    """Stop all processes if --exitfirst was given; attach an error that is no verdict to the
+    report, for `_Errors` to record."""
     halt.failed()
     if isinstance(error, OSError) and error.errno in NO_SPACE:
         item.session.shouldstop = f"cannot write evidence: {error}"
-    judged = type(error).__name__.startswith("Guilty") or "unloadable" in item.fixturenames
+    judged = type(error).__name__.startswith("Convicted") or "unloadable" in item.fixturenames
     if not judged:
         message = (
             str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
@@ -268,15 +279,14 @@ def _tell(item: pytest.Item, report: pytest.TestReport, error: BaseException) ->
 
 
 class _Errors:
-    """Hears of every failed test in the first process, and records those that failed without a
-    verdict."""
+    """Records, in the first process, the tests that failed without a verdict."""
 
-    def __init__(self, run: campaign.CampaignRun) -> None:
+    def __init__(self, run: CampaignRun) -> None:
         self.run = run
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         message = dict(report.user_properties).get(_ERROR)
-        # a worker that crashed, as xdist reports it
+        # xdist reports a crashed worker like this.
         if report.failed and message is None and report.when == "???":
             message = errors.shortened(report.longreprtext)
         if message is None or not self.run.directory.is_dir():
@@ -291,8 +301,7 @@ class _Errors:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A campaign that ends at its first failure ends in all workers, not where that worker's tests
-    are over."""
+    """Stop this worker if a campaign with --exitfirst has failed in any worker."""
     done = yield
     if halt.stopped():
         item.session.shouldstop = "stopping at the first failure"
@@ -308,9 +317,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
         run = session.config.stash[_RUN]
-        changed = campaign.changed(run)
+        changed = judge_change(run)
         try:
-            text = campaign.report(run, session.config.getoption("--report-dir"))
+            text = write_report(run, session.config.getoption("--report-dir"))
             session.config.stash[_REPORT] = "\n".join(filter(None, (text, changed)))
         except OSError as error:
             if error.errno not in NO_SPACE:
@@ -319,11 +328,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if changed:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-        if session.exitstatus == 0 and campaign.convicted(run):
+        if session.exitstatus == 0 and campaign_fails(run):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        unusable = campaign.unusable(run)
+        unusable = unusable_files(run)
         if unusable is not None:
-            # As pytest words its own usage errors.
+            # In the form of pytest's own usage errors.
             session.config.stash[_REPORT] = f"ERROR: {unusable}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
@@ -337,7 +346,7 @@ def pytest_terminal_summary(
         terminalreporter.write_line(text)
 
 
-_RUN: pytest.StashKey[campaign.CampaignRun] = pytest.StashKey()
+_RUN: pytest.StashKey[CampaignRun] = pytest.StashKey()
 _REPORT: pytest.StashKey[str] = pytest.StashKey()
 _LOCK: pytest.StashKey[object] = pytest.StashKey()
 _ERROR = "error of the judge"

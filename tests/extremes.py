@@ -71,10 +71,10 @@ class Line:
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
-    def add(self, verdicts: list[Verdict], guilty: list[Verdict]) -> None:
+    def add(self, verdicts: list[Verdict], failing: list[Verdict]) -> None:
         self.cases += 1
-        self.failing += bool(guilty)
-        self.failures += [explain(verdict) for verdict in guilty]
+        self.failing += bool(failing)
+        self.failures += [explain(verdict) for verdict in failing]
         measures = [
             (name, value) for verdict in verdicts for name, value in verdict.measures.items()
         ]
@@ -98,7 +98,7 @@ def judge(judge: Judge, targets: list[Target], problems: Iterator[Problem]) -> L
     begun = time.monotonic()
     for problem, number in zip(problems, count(), strict=False):
         verdicts = judge.judge(targets[number % len(targets)], problem)
-        line.add(verdicts, judge.guilty(verdicts))
+        line.add(verdicts, judge.unexpected_failures(verdicts))
     line.seconds = time.monotonic() - begun
     return line
 

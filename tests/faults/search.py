@@ -74,7 +74,7 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
     found: list[Catch] = []
     leading = [group for group in _LEADING if not excludes_group(shipped, group)]
     for group in leading:
-        found += _heard(stand, planted, group, _candidates(_Accused(shipped), group), _SAMPLE)
+        found += _heard(stand, planted, group, _candidates(_Kernel(shipped), group), _SAMPLE)
         if not found and fault.asked:
             found += _heard(
                 stand, planted, group, [(finest(shipped), Problem.parse(fault.asked))], 1
@@ -89,7 +89,7 @@ def search(stand: Stand, fault: Fault) -> tuple[Catch, ...]:
             for _, name, text in hints
             for p in _as_asked(Problem.parse(text), group, shipped.support)
         ]
-        cases = asked if hints else _candidates(_Accused(shipped), group)
+        cases = asked if hints else _candidates(_Kernel(shipped), group)
         found += _heard(stand, planted, group, cases, 0)
     first = {(catch.group, catch.oracle): catch for catch in reversed(found)}
     return tuple(_by_themselves(stand, planted, tuple(first.values())[::-1]))
@@ -171,7 +171,7 @@ def convicts(stand: Stand, declaration: Declaration, catch: Catch) -> bool:
 
 
 @dataclass(frozen=True)
-class _Accused:
+class _Kernel:
     """A declaration that hashes by what it is called."""
 
     declaration: Declaration
@@ -180,14 +180,14 @@ class _Accused:
         return hash(self.declaration.ref)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Accused) and other.declaration.ref == self.declaration.ref
+        return isinstance(other, _Kernel) and other.declaration.ref == self.declaration.ref
 
 
 @cache
-def _candidates(accused: _Accused, group: str) -> tuple[tuple[Config, Problem], ...]:
+def _candidates(kernel: _Kernel, group: str) -> tuple[tuple[Config, Problem], ...]:
     """The cases for a kernel, in a fixed order: the list of edge cases of the finest config, or
     what the group asks, then draws for all."""
-    declaration, leading = accused.declaration, group in _LEADING
+    declaration, leading = kernel.declaration, group in _LEADING
     config, dtypes = finest(declaration), declaration.support.dtypes
     most = _LONGEST if leading else _OTHERS
     targets = [

@@ -1,4 +1,4 @@
-"""Whole trials of the accused kernels of relations: one case at a time, by the judge, in a cell."""
+"""Complete trials of sample kernels: a judge judges one case at a time, in a cell."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from verify.evidence import Recorder, Verdict
 from verify.problem import Problem
 from verify.variant import Contract, Declaration
 
-ACCUSED = ROOT / "tests" / "sample_kernels"
+SAMPLES = ROOT / "tests" / "sample_kernels"
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A judge, and the variants of one accused file by name."""
+    """A judge, and the variants of one kernel file by name."""
 
     judge: Judge
     variants: dict[str, Declaration]
@@ -33,8 +33,10 @@ class Bench:
         problem: Problem,
         contract: Contract | None = None,
     ) -> Verdict:
-        """What one oracle says of a case, which must be its business; under another contract, if
-        one is given."""
+        """One oracle's verdict on a case, which must not be inapplicable.
+
+        contract: used instead of the declared one.
+        """
         declaration = self.variants[variant]
         declaration = replace(declaration, contract=contract or declaration.contract)
         target = Target(declaration, declaration.configs[0], problem.dtype, group)
@@ -47,8 +49,8 @@ class Bench:
 
 @contextmanager
 def bench(file: str, directory: Path) -> Iterator[Bench]:
-    """The bench of an accused file; evidence goes into the directory."""
-    declarations = roster([ACCUSED / file]).declarations
+    """Open a bench for a sample kernel file; evidence goes into the directory."""
+    declarations = roster([SAMPLES / file]).declarations
     judge = Judge(Recorder(directory, "main"))
     try:
         yield Bench(judge, {declaration.name: declaration for declaration in declarations})

@@ -1,9 +1,9 @@
 """One process of an environment for all tests of a worker that load kernels or open a judge.
 
-Each judge and each roster starts a fork server, which imports torch: a second of CPU time, where a
-test asks for three launches.  Lives begin in the directory of the test that started the process, so
-that accused kernels name files by absolute paths.  Tests of the fork server itself (test_cell*.py)
-start their own.
+Each judge and each roster starts a fork server, which imports torch.  That takes a second of CPU
+time, while a test asks for only three launches.  Kernel processes start in the directory of the
+test that started the fork server, so kernels must name files by absolute paths.  Tests of the fork
+server itself (test_cell*.py) start their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verify.machine.places import state_directory
 
 @dataclass(frozen=True)
 class _Key:
-    """What the process of a fork server has from its start: its environment, and the variables."""
+    """What a fork server gets at its start: its environment and the environment variables."""
 
     environment: Environment
     variables: frozenset[tuple[str, str]]
@@ -31,7 +31,7 @@ class _Key:
 
 @dataclass(frozen=True)
 class _Parked:
-    """A process that nobody uses."""
+    """The process of a closed fork server, ready for the next one."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
@@ -39,43 +39,45 @@ class _Parked:
     scratch: str
 
 
-_MOST = 2  # of those that are parked: each has torch loaded
+_MAX_PARKED = 2  # each has torch loaded
 _parked: dict[_Key, _Parked] = {}
 
 
 class SharedForkServer(ForkServer):
-    """A fork server that goes on with the process of one that was closed, if there is one like
-    it."""
+    """A fork server that takes over the parked process of an equal one, if there is one."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
-        self._lives: set[int] = set()
+        self._children: set[int] = set()
         self._key: _Key | None = None
-        self._sound = False  # whether the process answered last
+        self._sound = False  # whether the process has answered the last request
 
     def fork(self, log: int) -> tuple[socket.socket, int]:
-        """As ForkServer.fork; remembers the life."""
+        """Like ForkServer.fork; remembers the kernel process."""
         self._sound = False
-        life, pid = super().fork(log)
+        peer, pid = super().fork(log)
         self._sound = True
-        self._lives.add(pid)
-        return life, pid
+        self._children.add(pid)
+        return peer, pid
 
     def reap(self, pid: int) -> int | None:
-        """As ForkServer.reap; forgets the life."""
-        self._lives.discard(pid)
+        """Like ForkServer.reap; forgets the kernel process."""
+        self._children.discard(pid)
         return super().reap(pid)
 
     def close(self) -> None:
-        """End the lives and park the process; end one that is ill, or the second of its kind."""
-        for pid in list(self._lives):
+        """End the kernel processes and park the fork server.
+
+        A fork server that does not answer is ended instead, as is the second of its kind.
+        """
+        for pid in list(self._children):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             self.reap(pid)
         if not self._sound or self._key in _parked or self._ended():
             super().close()
             return
-        if len(_parked) >= _MOST:
+        if len(_parked) >= _MAX_PARKED:
             _end(next(iter(_parked)))
         assert self._key is not None
         assert self._process is not None
@@ -104,7 +106,7 @@ class SharedForkServer(ForkServer):
 
 
 def end_all() -> None:
-    """End what is parked."""
+    """End all parked fork servers."""
     for key in list(_parked):
         _end(key)
 
@@ -116,6 +118,6 @@ def _end(key: _Key) -> None:
 
 
 def _variables() -> frozenset[tuple[str, str]]:
-    """What of the environment a fork server's process is given."""
-    told = {name for name in os.environ if name.startswith("PYTEST_")} | set(settings.INTERNAL)
-    return frozenset((name, value) for name, value in os.environ.items() if name not in told)
+    """The environment variables that a fork server's process gets."""
+    hidden = {name for name in os.environ if name.startswith("PYTEST_")} | set(settings.INTERNAL)
+    return frozenset((name, value) for name, value in os.environ.items() if name not in hidden)

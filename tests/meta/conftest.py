@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.harness.accused_files import ENVIRONMENT, FILL, Accused, kernel
+from tests.harness.kernel_files import ENVIRONMENT, FILL, Writer, kernel
 from tests.harness.shared_fork_server import SharedForkServer, end_all
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 
@@ -44,11 +44,11 @@ def kernels_run_on_the_cpu() -> Iterator[None]:
 
 
 @pytest.fixture
-def accused(tmp_path: Path) -> Accused:
-    """Writes a kernel file with that entry point, and that text before all else."""
+def write(tmp_path: Path) -> Writer:
+    """A function that writes a kernel file (see `kernel_files.kernel`)."""
 
     def write(body: str = FILL, before: str = "") -> Path:
-        path = tmp_path / f"accused{len(list(tmp_path.glob('accused*')))}.py"
+        path = tmp_path / f"kernel{len(list(tmp_path.glob('kernel*')))}.py"
         path.write_text(kernel(body, before), encoding="utf-8")
         return path
 
@@ -57,7 +57,7 @@ def accused(tmp_path: Path) -> Accused:
 
 @pytest.fixture(scope="module")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """One whose lives may write where these tests keep their files."""
+    """A fork server whose kernel processes may write where these tests keep their files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VERIFY_WRITABLE", str(tmp_path_factory.getbasetemp()))
         fork_server = ForkServer(ENVIRONMENT)

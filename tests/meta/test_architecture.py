@@ -18,7 +18,7 @@ from verify.bundle import ROOT
 
 # From the lowest floor up.  Rooms of one floor do not import each other.
 FLOORS = (
-    ("verify.brief", "verify.bundle"),
+    ("verify.brief", "verify.bundle", "verify.document"),
     ("verify.machine", "verify.bootstrap", "references"),
     ("verify.evidence",),
     ("verify.arithmetic",),

@@ -23,25 +23,25 @@ from verify.problem import Problem
 from verify.problem.case import Case
 
 
-class Guilty(AssertionError):  # noqa: N818 - a verdict
+class Convicted(AssertionError):  # noqa: N818 - a verdict
     """A failing verdict.  Each oracle raises a class of its own, so that shrinking does not slip
     from one to another."""
 
 
 @cache
-def _guilty(oracle: str) -> type[Guilty]:
-    return type(f"Guilty_{oracle}", (Guilty,), {})
+def _convicted(oracle: str) -> type[Convicted]:
+    return type(f"Convicted_{oracle}", (Convicted,), {})
 
 
 @dataclass
 class _Search:
-    """What one target's search has heard, what of it failed, and the seconds that searching and
-    shrinking took.
+    """The search of one target: the cases judged, those that failed, and the seconds that searching
+    and shrinking took.
 
-    broken: the judge's own error, and on which case.
+    broken: the case on which the judge's own code failed, and its error.
     """
 
-    heard: set[str] = field(default_factory=set)
+    judged: set[str] = field(default_factory=set)
     failed: dict[str, list[Verdict]] = field(default_factory=dict)
     broken: tuple[str, Exception] | None = None
     seconds: dict[Phase, float] = field(default_factory=lambda: {"generate": 0.0, "shrink": 0.0})
@@ -52,18 +52,18 @@ _searches: defaultdict[str, _Search] = defaultdict(_Search)
 
 
 def _budget(phase: Phase) -> float:
-    """Seconds per target.  A kernel that compiles for seconds per shape gets fewer cases, not a
+    """Seconds per target: a kernel that compiles for seconds per shape gets fewer cases, not a
     longer campaign."""
     if phase == "generate":
         return settings.seconds("VERIFY_SEARCH_SECONDS", 15.0)
     return settings.seconds("VERIFY_SHRINK_SECONDS", 3.0 if halt.armed() else 15.0)
 
 
-def unheard(tests: Iterable[object], known: Mapping[str, Group]) -> list[str]:
+def unasked(tests: Iterable[object], known: Mapping[str, Group]) -> list[str]:
     """The groups that none of these tests judges: neither by its name nor by its family."""
     marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
-    names = {mark.args[0] for mark in marks if mark.name == "hears"}
-    families = {mark.args[0] for mark in marks if mark.name == "hears_family"}
+    names = {mark.args[0] for mark in marks if mark.name == "targets_of"}
+    families = {mark.args[0] for mark in marks if mark.name == "family_targets"}
     return [
         group.name
         for group in known.values()
@@ -71,35 +71,35 @@ def unheard(tests: Iterable[object], known: Mapping[str, Group]) -> list[str]:
     ]
 
 
-def check_all_are_heard(tests: Iterable[object]) -> None:
-    """Raise pytest.UsageError if an oracle's group reaches no property test: it would never be
+def check_all_are_asked(tests: Iterable[object]) -> None:
+    """Raise pytest.UsageError if no property test covers an oracle's group: it would never be
     asked."""
-    silent = unheard(tests, groups())
-    if silent:
+    missing = unasked(tests, groups())
+    if missing:
         raise pytest.UsageError(
-            f"no property test judges {', '.join(silent)}: give the group a family that has one"
+            f"no property test judges {', '.join(missing)}: give the group a family that has one"
             " (exact, relations), or write a test with its marker in"
             " tests/properties/test_attention.py"
         )
 
 
 def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) -> None:
-    """Judge a drawn problem, a given one, or the case of an id; raise Guilty with the explanation
-    of the first failing verdict.
+    """Judge a drawn problem, a given one, or a case id.
 
-    A case that failed once stays failed, whatever chance has in mind.  The search, and the search
-    for a smaller case, end when their time is over (a hang costs a deadline at every step).
+    Raises Convicted with the explanation of the first failing verdict.  A case that failed once
+    counts as failed from then on, even if it would pass now.  The search, and the shrinking after
+    it, end when their time is over (a hang costs a deadline at every step).
     """
     __tracebackhide__ = True
     if not isinstance(source, st.DataObject) and halt.over():
         return
     if isinstance(source, str):
         verdicts = judge.judge(target, Case.parse(source).problem, "witness")
-        _convict(judge.guilty(verdicts))
+        _convict(judge.unexpected_failures(verdicts))
         _still_fails(judge, source, verdicts)
         return
     if isinstance(source, Problem):
-        _convict(judge.guilty(judge.judge(target, source)))
+        _convict(judge.unexpected_failures(judge.judge(target, source)))
         return
     search = _searches[f"{target.id}-{groups()[target.group].family or target.group}"]
     problem = source.draw(target.problems, label="problem")
@@ -113,7 +113,7 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
         return
     phase: Phase = "shrink" if search.failed else "generate"
     ended = halt.out_of_time() if phase == "shrink" else halt.over()
-    if case in search.heard or search.seconds[phase] > _budget(phase) or ended:
+    if case in search.judged or search.seconds[phase] > _budget(phase) or ended:
         return  # Hypothesis repeats one draw in five
     begun = time.monotonic()
     try:
@@ -121,22 +121,22 @@ def hold(judge: Judge, target: Target, source: st.DataObject | Problem | str) ->
     except Exception as error:
         search.broken = case, error
         raise
-    search.heard.add(case)
+    search.judged.add(case)
     spent = time.monotonic() - begun
     # A case that waits for its build says nothing of the next ones, which find it made.
     search.seconds[phase] += spent if phase == "shrink" else min(spent, _ONE_CASE)
-    guilty = judge.guilty(verdicts)
-    if guilty:
-        search.failed[case] = guilty
-    _convict(guilty)
+    failing = judge.unexpected_failures(verdicts)
+    if failing:
+        search.failed[case] = failing
+    _convict(failing)
 
 
-def _convict(guilty: list[Verdict]) -> None:
+def _convict(failing: list[Verdict]) -> None:
     __tracebackhide__ = True
-    if guilty:
+    if failing:
         halt.failed()
-    for verdict in guilty:
-        raise _guilty(verdict.oracle)(explain(verdict))
+    for verdict in failing:
+        raise _convicted(verdict.oracle)(explain(verdict))
 
 
 def _still_fails(judge: Judge, case: str, verdicts: list[Verdict]) -> None:

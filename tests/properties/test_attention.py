@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.property_runner import Guilty, check_all_are_heard, hold
+from tests.properties.property_runner import Convicted, check_all_are_asked, hold
 from verify.campaign.edge_cases import edge_cases
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
@@ -17,7 +17,7 @@ from verify.cell.discovery import Unloadable
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.mark.hears("accuracy")
+@pytest.mark.targets_of("accuracy")
 @given(data=st.data())
 def test_is_within_its_bounds_and_contract(
     target: Target, judge: Judge, data: st.DataObject
@@ -35,35 +35,35 @@ def test_fills_its_coverage_bins(target: Target, judge: Judge) -> None:
         hold(judge, target, problem)
 
 
-@pytest.mark.hears("counting")
+@pytest.mark.targets_of("counting")
 @given(data=st.data())
 def test_counts_the_visible_keys(target: Target, judge: Judge, data: st.DataObject) -> None:
     """With Q = 0, O and LSE count keys: every mask, window, length and alignment, exactly."""
     hold(judge, target, data)
 
 
-@pytest.mark.hears("gather")
+@pytest.mark.targets_of("gather")
 @given(data=st.data())
 def test_gathers_the_right_row(target: Target, judge: Judge, data: st.DataObject) -> None:
     """With one winning key per row, O is that row of V, bit for bit."""
     hold(judge, target, data)
 
 
-@pytest.mark.hears("poison")
+@pytest.mark.targets_of("poison")
 @given(data=st.data())
 def test_ignores_what_is_masked(target: Target, judge: Judge, data: st.DataObject) -> None:
     """NaN or huge values where no query looks change no bit."""
     hold(judge, target, data)
 
 
-@pytest.mark.hears_family("exact")
+@pytest.mark.family_targets("exact")
 @given(data=st.data())
 def test_answers_exactly(targets: tuple[Target, ...], judge: Judge, data: st.DataObject) -> None:
     """Inputs whose results are known, or scale, bit for bit give just these."""
     hold(judge, data.draw(st.sampled_from(targets), label="question"), data)
 
 
-@pytest.mark.hears_family("relations")
+@pytest.mark.family_targets("relations")
 @given(data=st.data())
 def test_holds_its_relations(
     targets: tuple[Target, ...], judge: Judge, data: st.DataObject
@@ -73,28 +73,28 @@ def test_holds_its_relations(
     hold(judge, data.draw(st.sampled_from(targets), label="relation"), data)
 
 
-@pytest.mark.hears("contract")
+@pytest.mark.targets_of("contract")
 def test_keeps_its_contract(target: Target, judge: Judge) -> None:
     """What raw outputs show of LSE, empty rows, alignment, softcap, NaN, heads, repetition and
     batches is what is declared."""
     _hold_each(judge, target)
 
 
-@pytest.mark.hears("declared_numerics")
+@pytest.mark.targets_of("declared_numerics")
 def test_computes_as_declared(target: Target, judge: Judge) -> None:
     """Accumulators, scores, P, row sum and exponential are no worse than what is declared of
     them."""
     _hold_each(judge, target)
 
 
-@pytest.mark.hears("long")
+@pytest.mark.targets_of("long")
 def test_is_right_over_long_sequences(target: Target, judge: Judge) -> None:
     """Past 131072 rows and keys: chosen rows within their bounds, and what costs no square on all
     of them."""
     _hold_each(judge, target)
 
 
-@pytest.mark.hears("refusal")
+@pytest.mark.targets_of("refusal")
 @given(data=st.data())
 def test_refuses_what_it_does_not_support(
     target: Target, judge: Judge, data: st.DataObject
@@ -104,7 +104,7 @@ def test_refuses_what_it_does_not_support(
     hold(judge, target, data)
 
 
-@pytest.mark.hears("gradients")
+@pytest.mark.targets_of("gradients")
 @given(data=st.data())
 def test_gradients_are_within_their_bounds(
     target: Target, judge: Judge, data: st.DataObject
@@ -114,19 +114,19 @@ def test_gradients_are_within_their_bounds(
     hold(judge, target, data)
 
 
-@pytest.mark.hears("contract_backward")
+@pytest.mark.targets_of("contract_backward")
 def test_backward_keeps_its_contract(target: Target, judge: Judge) -> None:
     """Gradients repeat bit for bit where that is declared, and are zero where nothing is seen."""
     _hold_each(judge, target)
 
 
-@pytest.mark.hears("long_gradients")
+@pytest.mark.targets_of("long_gradients")
 def test_gradients_are_right_over_long_sequences(target: Target, judge: Judge) -> None:
     """Past 131072: chosen rows and keys, and all of them where one key wins."""
     _hold_each(judge, target)
 
 
-@pytest.mark.hears("gradient_refusal")
+@pytest.mark.targets_of("gradient_refusal")
 @given(data=st.data())
 def test_backward_refuses_what_it_does_not_support(
     target: Target, judge: Judge, data: st.DataObject
@@ -154,12 +154,12 @@ def _hold_each(judge: Judge, target: Target) -> None:
     for problem in target.asked:
         try:
             hold(judge, target, problem)
-        except Guilty as guilty:
-            found.append(guilty)
-            if type(guilty).__name__.endswith("execution"):
+        except Convicted as conviction:
+            found.append(conviction)
+            if type(conviction).__name__.endswith("execution"):
                 break  # a kernel that hangs costs a deadline every time
     if found:
         raise found[0]
 
 
-check_all_are_heard(list(globals().values()))
+check_all_are_asked(list(globals().values()))

@@ -1,1 +1,1 @@
-"""A campaign: which kernels are asked which cases, by how many workers, and the record of it."""
+"""A campaign: the kernels, the cases for each of them, the workers that judge, and the record."""

@@ -1,8 +1,7 @@
-"""Builds: kernels compiled without a GPU, for the architectures that the profile asks for, and
-what the compiler says.
+"""Builds: compiles kernels without a GPU for the profile's architectures, and records resources.
 
-Profile dev asks for one, the others for all (`arches`).  Where time is short only the first builds
-are compiled; the rest are on record as listed.
+Profile dev compiles for one architecture, the others for all (`arches`).  If time is short, only
+the first builds are compiled; the others are recorded as listed.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from verify.cell.process import COMPILER, Cell, ForkServer, Reply
 from verify.evidence import Built, Recorder
 from verify.variant import Declaration, compiled_archs
 
-# A laptop compiles for one architecture: a kernel that includes CUTLASS takes 25 s of a core for
-# each.  Every other profile compiles for all, that of a machine with a GPU included.
+# A laptop compiles for one architecture: a kernel that includes CUTLASS takes 25 s of one core per
+# architecture.  All other profiles compile for all architectures.
 _FEW_ARCHES = {"dev": ("sm_90a",)}
-# Seconds for the builds of one variant and arch where a machine is small: the first is always
-# compiled, and the telling ones are listed first.
+# Seconds for the builds of one variant and architecture on a small machine.  The first build is
+# always compiled; a variant lists its most important builds first.
 _SECONDS = {"dev": 1.5, "ci": 3.0}
 
 
 def arches(profile: str) -> tuple[str, ...]:
-    """What a profile compiles for."""
+    """The architectures that a profile compiles for."""
     return _FEW_ARCHES.get(profile) or compiled_archs()
 
 
 def left_out(profile: str) -> str:
-    """In words, which architectures a profile leaves to others; empty if none."""
+    """A text that names the architectures that a profile leaves out; "" if there are none."""
     missing = [arch for arch in compiled_archs() if arch not in arches(profile)]
     return (
         f"not compiled for {', '.join(missing)}: profile {profile} leaves these to larger ones"
@@ -41,24 +40,23 @@ def left_out(profile: str) -> str:
 
 @dataclass
 class Builder:
-    """Compiles in cells of its own; close it at the end."""
+    """Compiles builds in separate cells; close it at the end."""
 
     recorder: Recorder
     profile: str
     _fork_server: ForkServer = field(default_factory=lambda: ForkServer(COMPILER))
 
     def close(self) -> None:
-        """End the compilers' processes."""
+        """End the processes that compile."""
         self._fork_server.close()
 
     def compile(self, declaration: Declaration, arch: str) -> list[str]:
-        """Compile what the variant lists for `arch`, record each, and return what failed, in
-        words."""
+        """Compile the variant's builds for `arch` and record each; returns one text per failure."""
         cell = Cell(self._fork_server)
         try:
             listed = cell.builds(declaration.path, declaration.name, arch)
             if not listed.ok:
-                error = _words(listed)
+                error = _error_text(listed)
                 self._record(declaration, arch, "(listing)", error=error)
                 return [f"{declaration.ref}: its builds for {arch} cannot be listed: {error}"]
             names = [str(name) for name in listed.data["builds"]]
@@ -75,7 +73,7 @@ class Builder:
 
     def _compile(self, cell: Cell, declaration: Declaration, arch: str, name: str) -> list[str]:
         reply = cell.compile(declaration.path, declaration.name, arch, name)
-        error = "" if reply.ok else _words(reply)
+        error = "" if reply.ok else _error_text(reply)
         seconds = round(reply.data.get("seconds", reply.seconds), 3)
         self._record(
             declaration, arch, name, seconds, reply.data["resources"] if reply.ok else None, error
@@ -102,5 +100,5 @@ class Builder:
         self.recorder.write(built)
 
 
-def _words(reply: Reply) -> str:
+def _error_text(reply: Reply) -> str:
     return f"{reply.status}: {reply.message}\n{reply.data.get('traceback', '')}".strip()

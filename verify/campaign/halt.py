@@ -1,7 +1,7 @@
-"""Halt: when a campaign begins no further case: its time is over, or the first failure was asked
-for and found.
+"""Halt: decides whether a campaign begins another case.
 
-Every process of a campaign asks here before a case.  Imports nothing heavy.
+It does not if its time is over, or if a case has failed and --exitfirst was given.  Every process
+of a campaign asks before each case.  Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import os
 import time
 from pathlib import Path
 
-# when time is over, in seconds of time.monotonic(), which all processes of a machine share
+# The deadline in seconds of time.monotonic(), which all processes of a machine share.
 UNTIL = "VERIFY_UNTIL"
 
 _marker: Path | None = None
 
 
 def stop_at_first_failure(marker: Path | None) -> None:
-    """Have this process stop where `marker` is a file, and make it at its own first failure; None:
-    go on to the end."""
+    """Make this process stop once `marker` is a file, and create that file at its first failure.
+
+    None: judge all cases.
+    """
     global _marker
     _marker = marker
 
@@ -29,22 +31,21 @@ def armed() -> bool:
 
 
 def failed() -> None:
-    """Say that something failed: all processes stop if that was asked for."""
-    if _marker is not None and _marker.parent.is_dir():  # else no campaign has begun
+    """Report a failure: all processes stop if --exitfirst was given."""
+    if _marker is not None and _marker.parent.is_dir():  # otherwise no campaign has begun
         _marker.touch()
 
 
 def stopped() -> bool:
-    """Whether a process has failed in a campaign that ends at its first failure."""
+    """Whether a case has failed in a campaign that ends at its first failure."""
     return _marker is not None and _marker.exists()
 
 
 def out_of_time() -> bool:
-    """Whether the deadline that this process was started with is past; never, where there is
-    none."""
+    """Whether the campaign's deadline has passed; False if there is none."""
     return time.monotonic() > float(os.environ.get(UNTIL, "inf"))
 
 
 def over() -> bool:
-    """Whether no further case is to be begun."""
+    """Whether this process must not begin another case."""
     return out_of_time() or stopped()

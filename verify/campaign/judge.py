@@ -1,5 +1,7 @@
-"""Judge: holds the cells, the arena and the record, and turns a case into verdicts.  Knows no test
-framework."""
+"""The judge: it owns the cells, the arena and the record, and turns a case into verdicts.
+
+It does not depend on a test framework.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,21 @@ from verify.problem.case import Case, replay_command
 from verify.problem.coverage import coverage_bins
 from verify.variant import Declaration
 
-# Cells kept alive at once, each with its own kernel file loaded.  On a GPU a life holds a CUDA
-# context, hundreds of megabytes of it; on the CPU it shares most of its memory, and a fresh one
-# imports and warms up anew.
-_LIVES = {"cuda": 3, "cpu": 12}
+# Cells that stay open at the same time, each with one kernel file loaded.  On a GPU each process
+# holds a CUDA context of hundreds of megabytes.  On the CPU processes share most of their memory,
+# and a fresh one has to import and warm up again.
+_MAX_CELLS = {"cuda": 3, "cpu": 12}
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h
-_BEST_EVERY = 8  # one case in so many also gets the bound of the best arithmetic, for the report
+_BEST_EVERY = 8  # one case in 8 also gets the bound of the best arithmetic, for the report
 
 
 @dataclass
 class Judge:
-    """Hears cases one at a time; close it at the end.
+    """Judges cases one at a time; close it at the end.
 
-    remembered: an earlier run's evidence, whose passes stand.  xfails: known defects; met: those
-    that showed (see `guilty`). fork server: what its cells are forked from, which it closes.
+    remembered: the evidence of an earlier process of this run, whose passing verdicts are reused.
+    xfails: known defects; met: those that showed (see `unexpected_failures`).  fork_server: starts
+    the kernel processes; `close` closes it.
     """
 
     recorder: Recorder
@@ -58,13 +61,12 @@ class Judge:
     arena: Arena = field(default_factory=Arena)
     drawn: dict[tuple[str, str, str], int] = field(default_factory=dict)
     refused: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    # of the cells, by the path of their file
-    histories: dict[str, History] = field(default_factory=dict)
+    histories: dict[str, History] = field(default_factory=dict)  # path of a kernel file -> history
     layouts: Layouts = field(default_factory=Layouts)
     _arch: str = ""
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        """Short: Hypothesis prints a failing test's arguments, and warns of long ones."""
+        """A short text: Hypothesis prints a failing test's arguments, and warns of long ones."""
         printer.text(f"<{type(self).__name__}>")
 
     def __post_init__(self) -> None:
@@ -72,7 +74,7 @@ class Judge:
         _keep_freed_memory()
 
     def close(self) -> None:
-        """End the cells and write what was counted."""
+        """End the cells and record how many problems were drawn and refused."""
         for cell in self.cells.values():
             cell.close()
         self.fork_server.close()
@@ -85,12 +87,11 @@ class Judge:
         self.recorder.close()
 
     def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
-        """Judge one case: record that it begins, run it, ask every oracle of the group, record the
-        verdicts."""
+        """Judge one case: record its begin, run it, ask the group's oracles, record verdicts."""
         case = Case(target.declaration.ref, target.config.name, target.group, problem)
         key = (target.declaration.ref, target.dtype, target.group)
         standing = self._standing(case, target)
-        if standing:  # it was counted when it was judged
+        if standing:  # already counted when it was judged
             return standing
         if phase == "generate":
             self.drawn[key] = self.drawn.get(key, 0) + 1
@@ -109,7 +110,7 @@ class Judge:
             hearing=Hearing(case.id, self.histories.setdefault(target.declaration.path, History())),
         )
         rulings = [
-            (name, ruling and self.layouts.told(trial, ruling))
+            (name, ruling and self.layouts.explained(trial, ruling))
             for name, ruling in self._rulings(target, trial)
         ]
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
@@ -117,44 +118,47 @@ class Judge:
         verdicts = [
             self._verdict(case, target, trial, name, ruling, phase) for name, ruling in rulings
         ]
-        for found in trial.hearing.aftermaths[:1]:
-            ruling = aftermath.ruling(found)
+        for incident in trial.hearing.aftermaths[:1]:
+            ruling = aftermath.ruling(incident)
             verdict = self._verdict(case, target, trial, aftermath.ORACLE, ruling, phase)
             path = published(target.declaration.path)
-            variant = aftermath.blamed(found, case.variant, path)
-            verdicts.append(replace(verdict, variant=variant, outcome=aftermath.outcome(found)))
+            variant = aftermath.blamed(incident, case.variant, path)
+            verdicts.append(replace(verdict, variant=variant, outcome=aftermath.outcome(incident)))
         for verdict in verdicts:
             with trial.clock.timed("record"):
                 self.recorder.write(verdict)
         return verdicts
 
-    def alone(self, declaration: Declaration) -> None:
-        """End the life of that kernel's file: the next case finds a process in which nothing has
-        run."""
+    def restart_process(self, declaration: Declaration) -> None:
+        """End the process of the kernel's file; its next case runs in a fresh process."""
         self._cell(declaration).restart()
 
-    def guilty(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Those that fail and are not expected to; the known defects among the others are put down
-        as `met`."""
+    def unexpected_failures(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """The failing verdicts that no known defect explains; records the known defects that showed
+        in `met`."""
         self.met += filter(None, map(self.xfails.expecting, verdicts))
         return self.xfails.unexpected(verdicts)
 
     def _rulings(self, target: Target, trial: Trial) -> list[tuple[str, Ruling | None]]:
-        """Each oracle's ruling in order, up to the first that makes the rest meaningless; None: not
-        its business."""
-        found: list[tuple[str, Ruling | None]] = []
+        """Each oracle's ruling in order; None if the oracle is inapplicable to this case.
+
+        If the launch itself fails, the group's other oracles are not asked.
+        """
+        rulings: list[tuple[str, Ruling | None]] = []
         if not trial.refuses:
-            found += [(name, ruling) for name, _, ruling in held(trial)]
-            if len(found) < 2:  # of execution and memory
-                return found
+            rulings += [(name, ruling) for name, _, ruling in held(trial)]
+            if len(rulings) < 2:  # execution failed, so memory was not checked
+                return rulings
         for oracle in of_group(target.group):
             if oracle.excludes(target.declaration) is None:
-                found.append((oracle.name, oracle.judge(trial) if oracle.concerns(trial) else None))
-        return found
+                rulings.append(
+                    (oracle.name, oracle.judge(trial) if oracle.concerns(trial) else None)
+                )
+        return rulings
 
     def _standing(self, case: Case, target: Target) -> list[Verdict]:
-        """Verdicts of an earlier process of this run, if every oracle that applies has spoken and
-        none convicted."""
+        """The verdicts of an earlier process of this run, if every applicable oracle has judged the
+        case and none has convicted; else []."""
         if self.remembered is None or case.id not in self.remembered.judged:
             return []
         names = [
@@ -162,15 +166,15 @@ class Judge:
             for oracle in of_group(target.group)
             if oracle.excludes(target.declaration) is None
         ]
-        found = [self.remembered.verdict_of(case.id, name) for name in names]
+        verdicts = [self.remembered.verdict_of(case.id, name) for name in names]
         standing = [
-            verdict for verdict in found if verdict is not None and verdict.outcome != "fail"
+            verdict for verdict in verdicts if verdict is not None and verdict.outcome != "fail"
         ]
         return standing if len(standing) == len(names) else []
 
     @property
     def arch(self) -> str:
-        """The architecture that kernels run on here."""
+        """The architecture that kernels run on, such as "sm_90" or "cpu"."""
         if not self._arch:
             probe = Cell(self.fork_server)
             self._arch = probe.arch()
@@ -178,12 +182,13 @@ class Judge:
         return self._arch
 
     def _cell(self, declaration: Declaration) -> Cell:
-        """The cell of that kernel's file; the least recently used one makes room."""
+        """The cell of the kernel's file.  If too many are open, the least recently used one is
+        closed."""
         if declaration.path not in self.cells:
-            while len(self.cells) >= _LIVES[environment().device]:
+            while len(self.cells) >= _MAX_CELLS[environment().device]:
                 self.cells.popitem(last=False)[1].close()
             self.cells[declaration.path] = Cell(self.fork_server)
-            self.histories[declaration.path] = History()  # its lives are counted anew
+            self.histories[declaration.path] = History()  # a new cell counts processes from 1
         self.cells.move_to_end(declaration.path)
         return self.cells[declaration.path]
 
@@ -223,15 +228,14 @@ class Judge:
 
 
 def _refused(trial: Trial) -> bool:
-    """Whether a run refused a problem inside the support."""
+    """Whether the kernel refused a problem inside its support."""
     if trial.entry == "backward" and not trial.saved.reply.ok:
         return trial.saved.reply.status == "unsupported"
     return trial.first.reply.status == "unsupported"
 
 
 def _keep_freed_memory() -> None:
-    """Tell glibc not to give every freed tensor back: mapping megabytes anew costs more than the
-    arithmetic on them."""
+    """Make glibc keep freed tensors: mapping megabytes again costs more than computing on them."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):

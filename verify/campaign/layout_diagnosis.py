@@ -1,7 +1,8 @@
-"""Layout: whether a plain function that fails would be right if its tensors lay in another order.
+"""Layout diagnosis: whether a failing plain function would be right in another tensor layout.
 
-Nothing tells (batch, heads, seqlen, head_dim) from (batch, seqlen, heads, head_dim) but the
-results.  So a function that is wrong in the layout on trial is asked the same case in the others.
+Only the results show whether a function expects (batch, heads, seqlen, head_dim) or
+(batch, seqlen, heads, head_dim).  So a function that fails in one layout is tried on the same case
+in the others.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from verify.judging.run_checks import held
 from verify.judging.trial import Trial
 from verify.oracles import bound
 
-_TRIES = 3  # failing cases of a variant that are asked in other layouts, if none of them holds
+_TRIES = 3  # failing cases of a variant to try in other layouts, until one of them passes
 
 
 @dataclass
 class Layouts:
-    """What is known of the layouts of plain functions, by the ref of their variants: "", or the one
-    in which they are right."""
+    """The layouts of plain functions.
+
+    right: a variant's ref -> the layout in which it is right, or "" if none is known.
+    tried: a variant's ref -> failing cases tried so far.
+    """
 
     right: dict[str, str] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
 
-    def told(self, trial: Trial, ruling: Ruling) -> Ruling:
-        """The ruling; its finding names the layout in which the function is right, if there is
-        one."""
+    def explained(self, trial: Trial, ruling: Ruling) -> Ruling:
+        """The ruling; if the function is right in another layout, its finding names that layout."""
         if ruling.finding is None or not trial.declaration.undeclared or trial.refuses:
             return ruling
         layout = self._right(trial)
@@ -51,13 +54,13 @@ class Layouts:
 
 
 def _differ(trial: Trial) -> bool:
-    """Whether the layouts differ in shape: not where there is one head and one token."""
+    """Whether the layouts have different shapes: not for one head and one token."""
     p = trial.problem
     return {p.heads_q, p.heads_kv, p.seqlen_q, p.seqlen_kv} != {1} and p.pairs > 0
 
 
 def _holds(trial: Trial, layout: str) -> bool:
-    """Whether the function is within its bounds on the same case, its tensors in that layout."""
+    """Whether the function is within its bounds on the same case with tensors in that layout."""
     declaration = replace(trial.declaration, name=twin(trial.declaration.name, layout))
     hearing = Hearing(trial.hearing.case, trial.hearing.history)
     other = replace(
@@ -73,7 +76,7 @@ def _holds(trial: Trial, layout: str) -> bool:
     other.__dict__["inputs"] = trial.inputs  # a cached property
     try:
         sound = all(ruling.finding is None for _, _, ruling in held(other))
-        # Where a bound is infinite, any number holds.
+        # If a bound is infinite, any number is within it, and the layout is not known.
         known = sound and bool(other.truth.out_bound.isfinite().all())
         return known and bound.FORWARD.judge(other).finding is None
     except InfrastructureError:

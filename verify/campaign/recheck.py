@@ -1,8 +1,8 @@
-"""Recheck: compute a report's worst cases again from their ids alone; needs no GPU and runs no
-kernel.  And hold the pages of a report against what they are made of.
+"""Recheck: computes a report's worst cases again from their ids, and checks a report's pages.
 
-O and LSE: fp64 reference and bound.  dQ, dK and dV: the exact reference gradient; its bound depends
-on the O and LSE that the real kernel saved, which no report holds.
+It needs no GPU and runs no kernel.  For O and LSE it computes the fp64 reference and the bound, for
+dQ, dK and dV only the reference gradient: the bound of a gradient depends on the O and LSE that the
+kernel saved, which a report does not hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from verify.tolerance.forward import resolve
 from verify.variant import Config, Numerics
 from verify.variant.numerics import rebuilt
 
-# Two machines add fp64 numbers in different orders; a bound is a smooth function of such sums.
+# Relative.  Machines add fp64 numbers in different orders; a bound is a smooth function of sums.
 _AGREEMENT = 1e-9
 _FORWARD = ("out", "lse")
 _LARGEST = 1 << 34  # products or elements: a hundred times the largest worst case of a report
@@ -37,9 +37,12 @@ _REPORT = "report.json"
 
 @dataclass(frozen=True)
 class Recheck:
-    """What became of one report: worst cases computed again, one per tensor; those that disagree,
-    in words; variants whose source has changed since; and files of its folder that contradict each
-    other."""
+    """The result for one report.
+
+    cases: worst cases computed again, one per tensor.  disagreeing: a text for each that disagrees.
+    stale: variants whose source has changed since.  contradicting: texts about files of the
+    report's folder that contradict each other.
+    """
 
     path: Path
     cases: int
@@ -49,8 +52,10 @@ class Recheck:
 
 
 def recheck(folder: Path) -> list[Recheck]:
-    """The report.json of a folder, or of every folder in it; raises `ReportError` for one that does
-    not read, and if there is none."""
+    """Recheck the report.json of a folder, or of every folder in it.
+
+    Raises ReportError if there is none, and for one that cannot be read.
+    """
     paths = (
         [folder / _REPORT] if (folder / _REPORT).is_file() else sorted(folder.glob(f"*/{_REPORT}"))
     )
@@ -60,38 +65,38 @@ def recheck(folder: Path) -> list[Recheck]:
         )
     reports = [(path, read(path)) for path in paths]
     now = {declaration.ref: declaration.source_hash for declaration in roster().declarations}
-    found = []
+    rechecks = []
     for path, report in reports:
         stale = [v["ref"] for v in report["variants"] if now.get(v["ref"]) != v["source_hash"]]
-        cases, disagreeing = again(report)
-        found.append(
+        cases, disagreeing = recheck_report(report)
+        rechecks.append(
             Recheck(
                 path, cases, disagreeing, tuple(stale), tuple(disagreements(report, path.parent))
             )
         )
-    return found
+    return rechecks
 
 
-def again(report: Report) -> tuple[int, tuple[str, ...]]:
-    """How many worst cases of a report name an element, and the disagreements about those, in
-    words."""
+def recheck_report(report: Report) -> tuple[int, tuple[str, ...]]:
+    """The number of a report's worst cases that name an element, and a text for each
+    disagreement."""
     arch = _arch(report)
-    known = [
+    located = [
         (v["numerics"], worst) for v, worst in worst_cases(report) if worst["index"] is not None
     ]
     disagreeing: list[str] = []
-    # What one case computes serves its other tensor.
-    for (case, forward), found in groupby(
-        known, key=lambda pair: (pair[1]["case"], pair[1]["tensor"] in _FORWARD)
+    # One computation of a case serves all its tensors.
+    for (case, forward), group in groupby(
+        located, key=lambda pair: (pair[1]["case"], pair[1]["tensor"] in _FORWARD)
     ):
-        pairs = list(found)
+        pairs = list(group)
         worst = [one for _, one in pairs]
         try:
             disagreeing += _forward(pairs[0][0], worst, arch) if forward else _gradients(worst)
         except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
-            # No such case, element or declaration any more, or words that were none.
+            # The case, the element or the declaration no longer exists, or the text is malformed.
             disagreeing.append(f"{case}: {' '.join(str(error).split())}")
-    return len(known), tuple(disagreeing)
+    return len(located), tuple(disagreeing)
 
 
 def _arch(report: Report) -> str:
@@ -100,8 +105,8 @@ def _arch(report: Report) -> str:
 
 
 def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Iterator[str]:
-    """Where today's reference or bound of O or LSE differs from the report's, at the worst elements
-    of one case."""
+    """Texts where today's reference or bound of O or LSE differs from the report's, at the worst
+    elements of one case."""
     problem = _problem(worst[0])
     config = Config.parse(worst[0]["config"])
     arithmetic = resolve(rebuilt(Numerics, numerics), config, problem, arch)
@@ -121,8 +126,8 @@ def _forward(numerics: dict[str, Any], worst: list[WorstCase], arch: str) -> Ite
 
 
 def _problem(worst: WorstCase) -> Problem:
-    """The problem of a case; raises ValueError for one that nobody has judged, which would take all
-    memory."""
+    """The problem of a case.  Raises ValueError if it is too large to have been judged, and would
+    take all memory."""
     problem = Case.parse(worst["case"]).problem
     sizes = [math.prod(shape) for shape in problem.shapes.values()]
     if max([problem.pairs * (problem.head_dim + problem.head_dim_v), *sizes]) > _LARGEST:
@@ -131,8 +136,8 @@ def _problem(worst: WorstCase) -> Problem:
 
 
 def _gradients(worst: list[WorstCase]) -> Iterator[str]:
-    """Where today's reference gradient differs from the report's, at the worst elements of one
-    case."""
+    """Texts where today's reference gradient differs from the report's, at the worst elements of
+    one case."""
     problem = _problem(worst[0])
     inputs = (*dequantised(problem, tensors(problem)), dout(problem))
     for one in worst:
@@ -144,8 +149,11 @@ def _gradients(worst: list[WorstCase]) -> Iterator[str]:
 def _gradient(
     problem: Problem, inputs: tuple[Tensor, Tensor, Tensor, Tensor], tensor: str, index: int
 ) -> float:
-    """One element of dQ, dK or dV, flat in its logical shape; only the row that holds it is
-    computed."""
+    """One element of dQ, dK or dV; only its row is computed.
+
+    inputs: q, k, v and dO.  index: flat index in the tensor's logical shape (batch, heads, seqlen,
+    head_dim).  Raises IndexError if there is no such element.
+    """
     shape = {"dq": problem.shape_q, "dk": problem.shape_k, "dv": problem.shape_v}[tensor]
     if not 0 <= index < math.prod(shape):
         raise IndexError(f"{tensor} has no element {index}")
@@ -154,10 +162,10 @@ def _gradient(
     attention = problem.attention
     q, k, v, upstream = inputs
     if tensor == "dq":
-        found = query_gradient(q, k, v, upstream, attention, rows=row)
+        gradient = query_gradient(q, k, v, upstream, attention, rows=row)
     else:
-        found = getattr(backward(q, k, v, upstream, attention, columns=row), tensor)
-    return float(found.flatten()[index // (rows * dim) * dim + index % dim])
+        gradient = getattr(backward(q, k, v, upstream, attention, columns=row), tensor)
+    return float(gradient.flatten()[index // (rows * dim) * dim + index % dim])
 
 
 def _disagreement(

@@ -1,5 +1,4 @@
-"""Campaign: one run of many targets over many workers, its directory, its known failures and its
-report."""
+"""A campaign's run: its directory, its targets, the stored failures and its report."""
 
 from __future__ import annotations
 
@@ -55,18 +54,19 @@ from verify.statistics.verdicts import GROUP, findings
 from verify.variant import Declaration
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
-_WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells may need
-_KNOWN = "known-failures.txt"
-_WITNESS = "(witness)"  # stands for a dtype in a record of a case that is not asked any more
+_WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells can need
+_FAILURES = "known-failures.txt"
+_WITNESS = "(witness)"  # in place of a dtype, in the record of a stored case that is dropped
 
 
 def default_profile() -> str:
-    """gpu where there is a device, ci where CI is set, else dev."""
+    """The profile "gpu" if there is a device, "ci" if the variable CI is set, else "dev"."""
     return "gpu" if torch.cuda.is_available() else "ci" if os.environ.get("CI") else "dev"
 
 
-def workers() -> int:
-    """Workers for `-n auto`: as many as the cores and, where there is a GPU, its memory allow."""
+def worker_count() -> int:
+    """Workers for `-n auto`: the number of cores, or fewer if the GPUs' free memory is not
+    enough."""
     if not torch.cuda.is_available():
         return cores()
     free = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
@@ -74,20 +74,19 @@ def workers() -> int:
 
 
 class ContinuedError(Exception):
-    """A run that cannot go on: what it has judged is no longer what is on trial."""
+    """A run cannot continue: a kernel file has changed since it was judged."""
 
 
 class BusyError(Exception):
-    """A run that another process is making."""
+    """Another process is judging this run."""
 
 
 @dataclass
 class CampaignRun:
-    """A run that is being made: its directory, profile, and the kernel files on trial (none: the
-    collection).
+    """A run in progress: its directory, its profile and its kernel files (none: the collection).
 
-    fork server: what the roster's lives and then the judge's are forked from, for its owner to
-    close; None: each has one of its own.
+    fork_server: starts the kernel processes of the roster and of the judge; its owner closes it.
+    None: the roster and the judge each start their own.
     """
 
     directory: Path
@@ -97,19 +96,19 @@ class CampaignRun:
 
     @cached_property
     def roster(self) -> Roster:
-        """Who is on trial: discovered by the first process that asks, read by the others."""
+        """The declarations of the kernel files.  The first process discovers them and writes them
+        down; the others read them."""
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / _ROSTER
         with FileLock(self.directory / "roster.lock"):
             if not path.exists():
-                found = roster(list(self.files) or None, self.fork_server)
-                _record(self, found)
-                path.write_text(found.dumps(), encoding="utf-8")
+                discovered = roster(list(self.files) or None, self.fork_server)
+                _record(self, discovered)
+                path.write_text(discovered.dumps(), encoding="utf-8")
         return Roster.loads(path.read_text(encoding="utf-8"))
 
     def lock(self) -> FileLock:
-        """Keep this run from other processes until this one ends, however it ends.  Raises
-        BusyError if one has it."""
+        """Lock this run until this process ends.  Raises BusyError if another process has it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.directory / "run.lock")
         try:
@@ -122,37 +121,39 @@ class CampaignRun:
         return lock
 
     def resume(self) -> None:
-        """Find out anew who is on trial, and which cases were begun and never judged, if this run
-        goes on.
+        """If this run has begun before, discover the kernels again, and find the cases that were
+        begun and never judged.
 
-        For the first process, before its workers.  Raises ContinuedError if a kernel has changed
-        since, whose verdicts would be those of another source.
+        The first process calls it before it starts workers.  Raises ContinuedError if a kernel has
+        changed since, because its verdicts would mix two sources.
         """
         path = self.directory / _ROSTER
         if not path.exists():
             return
         evidence = load(self.directory)
         before = {entry.ref: entry.source_hash for entry in evidence.variants}
-        found = roster(list(self.files) or None)
+        discovered = roster(list(self.files) or None)
         changed = [
-            d.ref for d in found.declarations if before.get(d.ref, d.source_hash) != d.source_hash
+            d.ref
+            for d in discovered.declarations
+            if before.get(d.ref, d.source_hash) != d.source_hash
         ]
         judged = {entry.path for entry in evidence.variants if entry.source_hash}
-        changed += [each.ref for each in found.failures if judged & {each.ref, each.path}]
+        changed += [each.ref for each in discovered.failures if judged & {each.ref, each.path}]
         if changed:
             raise ContinuedError(
                 f"run {self.directory.name} judged other sources of {', '.join(changed)}: begin"
                 " another run, with another id"
             )
-        _record(self, found)
+        _record(self, discovered)
         _record_uncounted(self, evidence)
-        path.write_text(found.dumps(), encoding="utf-8")
+        path.write_text(discovered.dumps(), encoding="utf-8")
         lost = "".join(f"{begin.case}\n" for begin in evidence.lost)
         (self.directory / _LOST).write_text(lost, encoding="utf-8")
 
     @cached_property
     def xfails(self) -> Xfails:
-        """The known defects that are expected on this machine today.  Raises XfailsError."""
+        """The known defects expected on this machine today.  Raises XfailsError."""
         return xfails_for(device.fingerprint())
 
     @cached_property
@@ -165,7 +166,7 @@ class CampaignRun:
         )
 
     def targets(self, group: str) -> list[Target]:
-        """Everything to be heard before one group of oracles, in a stable order."""
+        """The targets of one group of oracles, in a stable order."""
         return [
             Target(declaration, config, dtype, group)
             for declaration in self.here
@@ -177,50 +178,49 @@ class CampaignRun:
         ]
 
     def families(self, family: str) -> list[tuple[Target, ...]]:
-        """The targets of a family's groups, those of one variant, config and dtype together, in a
-        stable order."""
-        found: dict[str, list[Target]] = {}
+        """The targets of a family's groups in a stable order, one tuple per variant, config and
+        dtype."""
+        by_id: dict[str, list[Target]] = {}
         for group in groups().values():
             for target in self.targets(group.name) if group.family == family else ():
-                found.setdefault(target.id, []).append(target)
-        return [tuple(targets) for targets in found.values()]
+                by_id.setdefault(target.id, []).append(target)
+        return [tuple(targets) for targets in by_id.values()]
 
     @property
     def compiled(self) -> tuple[Declaration, ...]:
-        """The variants that can be compiled here without a GPU, whether or not they can run."""
+        """The variants that can be compiled here without a GPU, even if they cannot run."""
         return tuple(d for d in self.roster.declarations if d.compiles and d.uncompilable is None)
 
     def builder(self, worker: str) -> Builder:
-        """A builder that records under that worker's name."""
+        """A builder that records under the worker's name."""
         return Builder(Recorder(self.directory, f"{worker}-builds"), self.profile)
 
     def judge(self, worker: str) -> Judge:
-        """A judge that records under that worker's name and remembers what this run has judged
-        before."""
+        """A judge that records under the worker's name and reuses this run's earlier verdicts."""
         remembered = load(self.directory) if any(self.directory.glob("*.jsonl")) else None
         fork_server = self.fork_server or ForkServer(environment())
         return Judge(Recorder(self.directory, worker), remembered, self.xfails, fork_server)
 
     def target_of(self, case: Case) -> Target | None:
-        """The target that a case belongs to, if its variant and config are known here."""
+        """The target of a case, or None if its variant or config is not known here."""
         return _target_among(self.here, case)
 
     def witnesses(self) -> list[tuple[Target, str]]:
-        """Declared worst cases, those of known defects, cases that failed before or were lost: run
-        first.
+        """The stored cases (see `stored_cases`) that the kernels' present declarations allow."""
+        return [(target, id_) for target, id_, why in self.stored_cases(self.here) if why is None]
 
-        Only those that the kernels, as they are declared today, can be asked.
+    def stored_cases(self, here: Sequence[Declaration]) -> list[tuple[Target, str, str | None]]:
+        """The cases to run first, of variants that can run here; each as (target, case id, reason
+        why it cannot be asked today, or None).
+
+        They are declared witnesses, witnesses of known defects, cases that failed before, and lost
+        cases.
         """
-        return [(target, id_) for target, id_, why in self.kept(self.here) if why is None]
-
-    def kept(self, here: Sequence[Declaration]) -> list[tuple[Target, str, str | None]]:
-        """What is to be run first, of the variants that can run here; with the reason why it cannot
-        be asked today, or None."""
         ids = [id_ for declaration in here for id_ in declaration.witness]
         ids += [entry.witness for entry in self.xfails.entries]
-        for path in (state_directory() / _KNOWN, self.directory / _LOST):
+        for path in (state_directory() / _FAILURES, self.directory / _LOST):
             ids += path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        found = []
+        entries = []
         for id_ in dict.fromkeys(ids):
             try:
                 case = Case.parse(id_)
@@ -228,8 +228,8 @@ class CampaignRun:
                 continue
             target = _target_among(here, case)
             if target is not None:
-                found.append((target, id_, unanswerable(target, case.problem)))
-        return found
+                entries.append((target, id_, unanswerable(target, case.problem)))
+        return entries
 
 
 def _target_among(declarations: Sequence[Declaration], case: Case) -> Target | None:
@@ -241,12 +241,12 @@ def _target_among(declarations: Sequence[Declaration], case: Case) -> Target | N
 
 
 def open_run(profile: str, files: list[Path], run_id: str | None = None) -> CampaignRun:
-    """Begin a run, or continue the one of that id."""
+    """Begin a run, or continue the run with that id."""
     return CampaignRun(state_directory() / "runs" / (run_id or new_run_id()), profile, tuple(files))
 
 
-def _record(run: CampaignRun, found: Roster) -> None:
-    """Write down who is on trial, where, and who is not and why."""
+def _record(run: CampaignRun, discovered: Roster) -> None:
+    """Record the run, its variants, those that cannot run, and why."""
     with Recorder(run.directory, "campaign") as recorder:
         recorder.write(
             RunInfo(
@@ -263,7 +263,7 @@ def _record(run: CampaignRun, found: Roster) -> None:
                 },
             )
         )
-        for declaration in found.declarations:
+        for declaration in discovered.declarations:
             recorder.write(_entry(declaration))
             reason = excludes_here(declaration)
             if reason is not None:
@@ -272,21 +272,23 @@ def _record(run: CampaignRun, found: Roster) -> None:
             if declaration.compiles and reason:
                 recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
         here = [
-            declaration for declaration in found.declarations if excludes_here(declaration) is None
+            declaration
+            for declaration in discovered.declarations
+            if excludes_here(declaration) is None
         ]
-        for target, id_, why in run.kept(here):
+        for target, id_, why in run.stored_cases(here):
             if why is not None:
                 reason = f"a case on record is dropped, {why}: {id_}"
                 recorder.write(
                     NotRun(variant=target.declaration.ref, dtype=_WITNESS, reason=reason)
                 )
-        for failure in () if run.files and found.unusable else found.failures:
+        for failure in () if run.files and discovered.unusable else discovered.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
 
 
 def _record_uncounted(run: CampaignRun, evidence: Evidence) -> None:
-    """Count what was drawn by processes that ended before they wrote how much they had drawn."""
+    """Record how many problems were drawn by processes that ended before they could record it."""
     judged = {
         (v.variant, v.dtype, v.group, v.case) for v in evidence.verdicts if v.phase == "generate"
     }
@@ -353,7 +355,7 @@ def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
 
 
 def remember_failures(evidence: Evidence) -> None:
-    """Keep the smallest failing cases by id; the next run hears them first."""
+    """Store the ids of the smallest failing cases; the next run asks them first."""
     failing = {
         v.case
         for v in evidence.verdicts
@@ -361,46 +363,47 @@ def remember_failures(evidence: Evidence) -> None:
     }
     if not failing:
         return
-    known = state_directory() / _KNOWN
-    before = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    path = state_directory() / _FAILURES
+    before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     smallest = sorted(failing, key=len)[:50]
-    known.write_text("\n".join(dict.fromkeys([*smallest, *before][:200])) + "\n", encoding="utf-8")
+    path.write_text("\n".join(dict.fromkeys([*smallest, *before][:200])) + "\n", encoding="utf-8")
 
 
 def _with_statistics(run: CampaignRun, evidence: Evidence) -> Evidence:
-    """Judge the campaign as a whole, and record what is wrong with it.  A failing verdict stands if
-    the run goes on."""
-    found = findings(evidence.verdicts)
-    if not found:
+    """Judge the campaign's statistics, and record failing verdicts.  These stay on record if the
+    run continues."""
+    verdicts = findings(evidence.verdicts)
+    if not verdicts:
         return evidence
     with Recorder(run.directory, GROUP) as recorder:
-        for verdict in found:
+        for verdict in verdicts:
             recorder.write(verdict)
-    return evidence.with_verdicts(found)
+    return evidence.with_verdicts(verdicts)
 
 
-def unusable(run: CampaignRun) -> str | None:
-    """In one line, why no kernel file that was given can be tried: a usage error; else None."""
+def unusable_files(run: CampaignRun) -> str | None:
+    """One line that says why none of the kernel files given by the user loads, which is a usage
+    error; else None."""
     begun = run.files and (run.directory / _ROSTER).exists()
     return run.roster.unusable if begun else None
 
 
-def convicted(run: CampaignRun) -> bool:
-    """Whether the campaign as a whole fails and no known defect says so, although each of its cases
-    may pass."""
+def campaign_fails(run: CampaignRun) -> bool:
+    """Whether the campaign's statistics fail and no known defect explains it.  All cases can pass
+    nevertheless."""
     evidence = load(run.directory) if run.directory.exists() else None
     if evidence is None or not evidence.verdicts:
         return False
     return any(v.group == GROUP for v in xfails_in(evidence).unexpected(evidence.verdicts))
 
 
-def changed(run: CampaignRun) -> str | None:
-    """In words, that the judge's files changed during the run; None if they did not."""
+def judge_change(run: CampaignRun) -> str | None:
+    """A text if the judge's files changed during the run; else None."""
     return judge_changed(load(run.directory)) if run.directory.exists() else None
 
 
-def report(run: CampaignRun, directory: str | Path | None = None) -> str:
-    """Judge a run as a whole and `publish` it; returns "" where nothing was judged."""
+def write_report(run: CampaignRun, directory: str | Path | None = None) -> str:
+    """Judge a run's statistics and `publish` the run; returns "" if nothing was judged."""
     evidence = load(run.directory) if run.directory.exists() else None
     if evidence is None or not evidence.verdicts:
         return ""
@@ -412,20 +415,20 @@ def report(run: CampaignRun, directory: str | Path | None = None) -> str:
 def publish(
     evidence: Evidence, runs: str, parent: Path, directory: str | Path | None = None
 ) -> str:
-    """Write the accuracy report of evidence; returns a line that says where it is and what it says.
+    """Write the accuracy report of evidence; returns one line with its path and its result.
 
-    It is written into a directory, by default one with the name of the device in `parent`.  runs:
-    what the evidence is called.
+    directory: where to write it; by default the folder of the device in `parent`.  runs: the name
+    of the evidence.
     """
     built = build(evidence, xfails=xfails_in(evidence))
     paths = write(built, directory or parent / str(built["device"]["slug"]))
-    told = f"{built['cases']} cases, {built['failures']} failing; run {runs}; report: {paths[-1]}"
-    return f"{told}{_other_xfails(evidence)}"
+    line = f"{built['cases']} cases, {built['failures']} failing; run {runs}; report: {paths[-1]}"
+    return f"{line}{_other_xfails(evidence)}"
 
 
 def _other_xfails(evidence: Evidence) -> str:
-    """A warning where the known defects are not those that the evidence was recorded with, or not
-    those of the file now."""
+    """A warning if the known defects have changed since the evidence was recorded, or since this
+    command began; else ""."""
     before = {run.versions["xfails"] for run in evidence.runs if "xfails" in run.versions}
     if before - {digest(at_start())}:
         return f"\n{FILE} is not the one that the run began with"

@@ -1,4 +1,4 @@
-"""Engine: pytest in a child process, with live progress read from the evidence that it leaves."""
+"""Runs a campaign: pytest in a child process, with progress read from its evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from verify.machine import leash
 from verify.machine.places import state_directory
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a disk that takes nothing
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # the disk accepts no data
 _PYTEST_USAGE, _PYTEST_NOTHING = 4, 5  # exit codes of pytest
 _POLL = 0.25  # seconds
 _GRACE = 60.0  # seconds beyond a deadline for cases under way and the report
@@ -37,7 +37,7 @@ _REFUSED = re.compile(rf"\w*Error: (\[Errno (?:{'|'.join(map(str, NO_SPACE))})\]
 
 
 class RunnerError(Exception):
-    """A campaign that could not be had; the message is one line, `status` the exit code."""
+    """A campaign cannot run.  The message is one line; `status` is the exit code."""
 
     def __init__(self, message: str, status: int = INFRASTRUCTURE) -> None:
         super().__init__(message)
@@ -45,15 +45,15 @@ class RunnerError(Exception):
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
-    """Somebody ended the campaign by SIGINT (Ctrl-C) or SIGTERM; what was judged is on record."""
+    """The user ended the campaign by SIGINT (Ctrl-C) or SIGTERM; verdicts so far are on record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a command asks of the engine.
+    """The campaign that a command asks for.
 
     workers: "auto", or a number; 0 runs in one process.  exit_first: stop at the first failing
-    verdict.
+    verdict.  select: an expression for pytest -k.
     """
 
     kernels: tuple[Path, ...] = ()
@@ -72,7 +72,7 @@ class RunRequest:
 
     def command(self) -> list[str]:
         """The pytest command line."""
-        words = [
+        arguments = [
             sys.executable,
             "-m",
             "pytest",
@@ -80,10 +80,10 @@ class RunRequest:
             "--rootdir",
             str(ROOT),
         ]
-        # pytest's default mode puts ROOT at the head of sys.path, where its folders would hide
-        # packages of the same names.
-        words += ["--import-mode", "importlib"]
-        words += [
+        # pytest's default mode puts ROOT first in sys.path, where its folders would hide packages
+        # of the same names.
+        arguments += ["--import-mode", "importlib"]
+        arguments += [
             "-c",
             str(ROOT / "pyproject.toml"),
             "-p",
@@ -92,73 +92,73 @@ class RunRequest:
             "--no-header",
             "--tb=short",
         ]
-        words += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
-        words += ["--run-id", self.run_id]
-        words += ["--profile", self.profile] if self.profile else []
-        words += ["--examples", str(self.examples)] if self.examples is not None else []
-        words += ["--hypothesis-seed", str(self.seed)] if self.seed is not None else []
-        words += ["--report-dir", str(self.report_dir)] if self.report_dir is not None else []
-        words += ["-k", self.select] if self.select else []
-        words += ["--exitfirst"] if self.exit_first else []
+        arguments += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
+        arguments += ["--run-id", self.run_id]
+        arguments += ["--profile", self.profile] if self.profile else []
+        arguments += ["--examples", str(self.examples)] if self.examples is not None else []
+        arguments += ["--hypothesis-seed", str(self.seed)] if self.seed is not None else []
+        arguments += ["--report-dir", str(self.report_dir)] if self.report_dir is not None else []
+        arguments += ["-k", self.select] if self.select else []
+        arguments += ["--exitfirst"] if self.exit_first else []
         for kernel in self.kernels:
-            words += ["--kernel", str(kernel)]
-        return words
+            arguments += ["--kernel", str(kernel)]
+        return arguments
 
 
 def say(console: Console, text: str) -> None:
-    """Bad news, as it is: unwrapped, so that a command in it can be copied."""
+    """Print an error in red, unwrapped, so that a command in it can be copied."""
     console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def execute(order: RunRequest, console: Console, deadline: float | None = None) -> int:
-    """Run the campaign and return an exit code.  Past `deadline` (time.monotonic) no new case is
-    begun.
+def execute(request: RunRequest, console: Console, deadline: float | None = None) -> int:
+    """Run the campaign and return an exit code.
 
-    Raises EngineError where it could not be had, Interrupted where somebody ended it.
+    deadline: in seconds of time.monotonic(); no case begins after it.  Raises RunnerError if the
+    campaign cannot run, Interrupted if the user ended it.
     """
     try:
-        order.directory.mkdir(parents=True, exist_ok=True)
+        request.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunnerError(_unwritable(order, str(error))) from None
+        raise RunnerError(_unwritable(request, str(error))) from None
     try:
         with _interruptible():
-            return _execute(order, console, deadline)
+            return _execute(request, console, deadline)
     except KeyboardInterrupt:
         raise Interrupted from None
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        raise RunnerError(_unwritable(order, str(error))) from None
+        raise RunnerError(_unwritable(request, str(error))) from None
 
 
-def _execute(order: RunRequest, console: Console, deadline: float | None) -> int:
-    with tempfile.TemporaryFile("w+") as words:
+def _execute(request: RunRequest, console: Console, deadline: float | None) -> int:
+    with tempfile.TemporaryFile("w+") as output:
         variables = os.environ | handed_on() | {leash.PARENT: str(os.getpid())}
         if deadline is not None:
             variables[halt.UNTIL] = str(deadline)
         process = subprocess.Popen(
-            order.command(),
-            stdout=words,
+            request.command(),
+            stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=variables,
             start_new_session=True,
         )
         try:
-            over = _watch(process, order, console, deadline)
+            over = _watch(process, request, console, deadline)
         finally:
-            # The workers and their cells are in its group; none may outlive it.
+            # The workers and their cells are in its process group; none may outlive it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        words.seek(0)
-        return _status(0 if over else process.returncode, order, words.read(), console)
+        output.seek(0)
+        return _status(0 if over else process.returncode, request, output.read(), console)
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM, as `timeout` and job schedulers send it, is taken for Ctrl-C, so that the workers
-    are ended too."""
+    """Treat SIGTERM, which `timeout` and job schedulers send, as Ctrl-C, so that the workers end
+    too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -171,9 +171,9 @@ def _interruptible() -> Iterator[None]:
 
 
 def _watch(
-    process: subprocess.Popen[bytes], order: RunRequest, console: Console, deadline: float | None
+    process: subprocess.Popen[bytes], request: RunRequest, console: Console, deadline: float | None
 ) -> bool:
-    """Show how far the campaign is until it ends; whether its time was over before that."""
+    """Show the campaign's progress until it ends; returns whether its time was over before that."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -195,7 +195,7 @@ def _watch(
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL)
-            tally.read(order.directory)
+            tally.read(request.directory)
             progress.update(
                 task,
                 completed=tally.begun,
@@ -208,15 +208,14 @@ def _watch(
 
 @dataclass
 class _Tally:
-    """Cases begun and failing verdicts so far, by a cheap scan of what the evidence has grown by
-    since the last look."""
+    """Counts cases begun and failing verdicts by a cheap scan of the evidence's new lines."""
 
     begun: int = 0
     failing: int = 0
     read_to: dict[Path, int] = field(default_factory=dict)
 
     def read(self, directory: Path) -> None:
-        """Look again."""
+        """Count the lines added since the last call."""
         for path in directory.glob("*.jsonl"):
             begin = self.read_to.get(path, 0)
             with path.open("rb") as file:
@@ -228,20 +227,19 @@ class _Tally:
             self.failing += text.count(b'"outcome":"fail"')
 
 
-def _status(returncode: int, order: RunRequest, output: str, console: Console) -> int:
-    """The exit code of a campaign that has ended; raises EngineError where the child says why it
-    did nothing."""
+def _status(returncode: int, request: RunRequest, output: str, console: Console) -> int:
+    """The exit code of a campaign that has ended.  Raises RunnerError if pytest refused to run."""
     if returncode == _PYTEST_USAGE:
-        raise RunnerError(_said(output), USAGE)
-    if returncode == _PYTEST_NOTHING and order.select:
-        words = [f"nothing matches {order.select!r}", _names(order), *_unloaded(order)]
-        raise RunnerError(f"-k: {'; '.join(words)}", USAGE)
-    evidence = evidence_of(order)
+        raise RunnerError(_usage_error(output), USAGE)
+    if returncode == _PYTEST_NOTHING and request.select:
+        reasons = [f"nothing matches {request.select!r}", _names(request), *_unloaded(request)]
+        raise RunnerError(f"-k: {'; '.join(reasons)}", USAGE)
+    evidence = evidence_of(request)
     refused = _REFUSED.search(output) if returncode != CLEAN else None
     if refused is not None:
         if evidence is None or not evidence.verdicts or not failing(evidence):
-            raise RunnerError(_unwritable(order, refused[1]))
-        say(console, f"verify: {_unwritable(order, refused[1])}")
+            raise RunnerError(_unwritable(request, refused[1]))
+        say(console, f"verify: {_unwritable(request, refused[1])}")
     if evidence is None or not evidence.verdicts:
         console.print(output.strip()[-4000:], markup=False, highlight=False)
         console.print("nothing was judged", style="bold red")
@@ -253,49 +251,48 @@ def _status(returncode: int, order: RunRequest, output: str, console: Console) -
     if failing(evidence):
         return FAILED
     if returncode != CLEAN:
-        if not errors_of(order.directory):  # else these are shown, each in a line
+        if not errors_of(request.directory):  # recorded errors are shown elsewhere, one per line
             console.print(output.strip()[-4000:], markup=False, highlight=False)
         return INFRASTRUCTURE
     return CLEAN
 
 
-def _said(output: str) -> str:
-    """What pytest says of a usage error, in one line."""
+def _usage_error(output: str) -> str:
+    """pytest's message for a usage error, in one line."""
     lines = [line for line in output.splitlines() if line.startswith("ERROR: ")]
     return lines[0].removeprefix("ERROR: ") if lines else output.strip()[-500:]
 
 
-def _names(order: RunRequest, most: int = 12) -> str:
-    """The names that a campaign's ids are made of, shortened, for somebody whose -k matches
-    none."""
-    evidence = evidence_of(order)
+def _names(request: RunRequest, most: int = 12) -> str:
+    """A text with the names that target ids consist of, for a user whose -k matches nothing."""
+    evidence = evidence_of(request)
     entries = () if evidence is None else evidence.variants
     dtypes = {str(dtype) for entry in entries for dtype in entry.support.get("dtypes", ())}
     configs = {config for entry in entries for config in entry.configs}
-    found = [*(entry.ref for entry in entries), *sorted(dtypes), *sorted(configs)]
-    shown = ", ".join(found[:most])
+    names = [*(entry.ref for entry in entries), *sorted(dtypes), *sorted(configs)]
+    shown = ", ".join(names[:most])
     return f"ids are made of {shown}" + (
-        f" and {len(found) - most} more" if len(found) > most else ""
+        f" and {len(names) - most} more" if len(names) > most else ""
     )
 
 
-def _unloaded(order: RunRequest) -> list[str]:
-    """One line for each file that does not load beside one that does: no id holds its names."""
-    evidence = evidence_of(order)
+def _unloaded(request: RunRequest) -> list[str]:
+    """One line for each file that does not load: its variants are in no id."""
+    evidence = evidence_of(request)
     verdicts = () if evidence is None else evidence.verdicts
     loading = [verdict for verdict in verdicts if verdict.group == "loading"]
     return [explain(verdict).splitlines()[0] for verdict in loading]
 
 
-def _unwritable(order: RunRequest, reason: str) -> str:
-    return f"cannot write evidence to {order.directory}: {reason}"
+def _unwritable(request: RunRequest, reason: str) -> str:
+    return f"cannot write evidence to {request.directory}: {reason}"
 
 
 def failing(evidence: Evidence) -> bool:
-    """Whether a verdict fails that no known defect explains.  Raises XfailsError."""
+    """Whether a verdict fails and no known defect explains it.  Raises XfailsError."""
     return bool(xfails_in(evidence).unexpected(evidence.verdicts))
 
 
-def evidence_of(order: RunRequest) -> Evidence | None:
-    """What the run has recorded, or None if it never began."""
-    return load(order.directory) if order.directory.exists() else None
+def evidence_of(request: RunRequest) -> Evidence | None:
+    """The run's evidence, or None if the run has not begun."""
+    return load(request.directory) if request.directory.exists() else None

@@ -1,2 +1,1 @@
-"""Cells: child processes in which kernels run, so that the accused is never in the judge's
-process."""
+"""Cells: child processes in which kernels run.  No kernel runs in the judge's process."""

@@ -104,11 +104,11 @@ class Plan:
     def __contains__(self, name: str) -> bool:
         return any(slot.name == name for slot in self.slots)
 
-    def wire(self) -> list[dict[str, Any]]:
+    def as_data(self) -> list[dict[str, Any]]:
         """The slots as JSON-ready data."""
         return [asdict(slot) for slot in self.slots]
 
-    def wire_stored(self) -> dict[str, dict[str, Any]]:
+    def stored_as_data(self) -> dict[str, dict[str, Any]]:
         """The inputs that are no strided tensors, as JSON-ready data."""
         return {
             name: {
@@ -136,11 +136,11 @@ class Plan:
         return f"{self.slots[0].begin - byte} bytes before {self.slots[0].name}"
 
 
-def slots_from(wire: list[dict[str, Any]]) -> tuple[Slot, ...]:
-    """Rebuild the slots from `Plan.wire`'s data (after JSON)."""
+def slots_from(data: list[dict[str, Any]]) -> tuple[Slot, ...]:
+    """Rebuild the slots from `Plan.as_data`'s list (after JSON)."""
     return tuple(
-        Slot(**(data | {"shape": tuple(data["shape"]), "strides": tuple(data["strides"])}))
-        for data in wire
+        Slot(**(slot | {"shape": tuple(slot["shape"]), "strides": tuple(slot["strides"])}))
+        for slot in data
     )
 
 

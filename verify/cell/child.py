@@ -1,9 +1,9 @@
 """The child's side of a cell.
 
-The process that the judge starts is a *fork server*: it imports torch once and forks a *life* per
-request, so that a cell that was killed or crashed is back within milliseconds.  A life loads kernel
-files, maps the judge's arena and runs kernels in it, until its socket closes.  Nothing here knows a
-Problem, a reference or a test.
+The process that the judge starts is a *fork server*.  It imports torch once and forks a *kernel
+process* per request, so that a cell that was killed or crashed is back within milliseconds.  A
+kernel process loads kernel files, maps the judge's arena and runs kernels in it until its socket
+closes.  Nothing here knows a Problem, a reference or a test.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cell import closed_imports as isolation
-from verify.cell.concurrent import Streams, run_together
+from verify.cell import closed_imports
+from verify.cell.concurrent import Streams, run_concurrently
 from verify.cell.confinement import Confinement, confine
-from verify.cell.descendants import become_subreaper, bury
+from verify.cell.descendants import become_subreaper, kill_orphans
 from verify.cell.device_memory import DeviceMemory
-from verify.cell.launching import _arguments, _buffers, launch, turn
+from verify.cell.launching import _arguments, _buffers, launch, running
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.protocol import Closed, receive, send
 from verify.machine.leash import die_with
 from verify.variant import Build, Unsupported, Variant, arch_of
 
-# requests in which an exception is the judge's, but for a kernel's entry point
-_OURS = ("run", "arena", "device")
-_LEAST_ARENA = 16 << 20  # bytes on a device, below which nothing is gained by giving them back
-_SPARE = 4
-_DEATH = 10.0  # seconds that a killed life may take to end: a GPU's memory has to be given back
+# Requests in which only the judge's code can raise, except inside a kernel's entry point.
+_JUDGE_REQUESTS = ("run", "arena", "device")
+_MIN_DEVICE_ARENA = 16 << 20  # bytes; a smaller arena on the device is not worth freeing
+_MAX_EXCESS = 4  # times the needed size; a larger arena on the device is freed
+_EXIT_DEADLINE = 10.0  # seconds for a killed process to end: it has to free a GPU's memory
 
 
 def main() -> None:
@@ -53,8 +53,8 @@ def main() -> None:
     preload()
     become_subreaper()
     send(control, {"ready": True})
-    lives: dict[int, str] = {}  # process ids, and the directory that each may fill
-    folder = ""  # which holds those directories
+    scratch_of: dict[int, str] = {}  # process id -> its scratch directory
+    folder = ""  # the parent of these directories
     with contextlib.suppress(Closed):
         while True:
             message, fds = receive(control, 2)
@@ -62,31 +62,31 @@ def main() -> None:
             if message["op"] == "fork":
                 folder = message["scratch"]
                 pid, scratch = _fork(control, message, *fds)
-                lives[pid] = scratch
+                scratch_of[pid] = scratch
                 reply = {"pid": pid}
             elif message["op"] == "reap":
                 reply = {"exit": _reap(message["pid"])}
-                scratch = lives.pop(message["pid"], "")
-                bury(lives)
+                scratch = scratch_of.pop(message["pid"], "")
+                kill_orphans(scratch_of)
                 shutil.rmtree(scratch, ignore_errors=True)
             send(control, reply | {"number": message["number"]})
-    for pid in lives:
+    for pid in scratch_of:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    for pid in lives:
+    for pid in scratch_of:
         _reap(pid)
-    bury(())
-    for scratch in lives.values():  # a judge that was killed removes nothing
+    kill_orphans(())
+    for scratch in scratch_of.values():  # a killed judge cannot remove them
         shutil.rmtree(scratch, ignore_errors=True)
     with contextlib.suppress(OSError):
         os.rmdir(folder)
-    # nothing is left to tidy up, and to take torch down is half as much work as to import it
+    # Nothing else needs cleaning up, and unloading torch takes half as long as importing it.
     os._exit(0)
 
 
 def _reap(pid: int) -> int | None:
-    """The exit status of a life that was killed, or None if it does not end."""
-    deadline = time.monotonic() + _DEATH
+    """The exit status of a process that was killed, or None if it does not end."""
+    deadline = time.monotonic() + _EXIT_DEADLINE
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -99,29 +99,29 @@ def _reap(pid: int) -> int | None:
 
 
 def preload() -> None:
-    """What every life needs and must not wait for: one thread for torch and, where Triton
-    interprets, a mended interpreter."""
+    """Prepare this process for its kernels: one torch thread and, if Triton interprets, the
+    repaired interpreter."""
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
         from verify.cell.triton_interpreter import repair
 
         with contextlib.suppress(ImportError):
             repair()
-    # No collection of garbage in a life need look at all that was imported: it stays.
+    # Imported objects stay: garbage collection in a kernel process need not visit them.
     gc.collect()
     gc.freeze()
 
 
 def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) -> tuple[int, str]:
-    scratch = tempfile.mkdtemp(prefix="life-", dir=message["scratch"])
+    scratch = tempfile.mkdtemp(prefix="process-", dir=message["scratch"])
     fork_server = os.getpid()
     pid = os.fork()
     if pid:
         os.close(peer)
         os.close(log)
         return pid, scratch
-    # The life: it must not outlive the fork server, and must not return into the fork server's loop
-    # whatever happens.
+    # In the kernel process: it must not outlive the fork server, and must never return to the fork
+    # server's loop.
     try:
         die_with(fork_server)
         os.setsid()
@@ -132,8 +132,8 @@ def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) 
         os.close(log)
         faulthandler.enable()
         sock = socket.socket(fileno=peer)
-        send(sock, {"ready": True} | _shut_in(message, scratch))
-        Life(sock).serve()
+        send(sock, {"ready": True} | _confine_process(message, scratch))
+        KernelProcess(sock).serve()
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
@@ -141,22 +141,22 @@ def _fork(control: socket.socket, message: dict[str, Any], peer: int, log: int) 
     os._exit(0)
 
 
-def _shut_in(message: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """Take from this process what a kernel has no business with; {"error"} where that fails."""
+def _confine_process(message: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """Restrict this process to what a kernel needs; {"error": text} if that fails."""
     os.environ["TMPDIR"] = scratch
     tempfile.tempdir = None
-    isolation.close()
-    held = message["confinement"]
-    if held is not None:
+    closed_imports.close()
+    rules = message["confinement"]
+    if rules is not None:
         try:
-            confine(Confinement(tuple(held["hidden"]), tuple(held["writable"])), scratch)
+            confine(Confinement(tuple(rules["hidden"]), tuple(rules["writable"])), scratch)
         except OSError as error:
             return {"error": str(error)}
     return {}
 
 
-class Life:
-    """One life: its socket, the variants that it loaded and the arena that it mapped."""
+class KernelProcess:
+    """One kernel process: its socket, its loaded variants and the mapped arena."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -169,11 +169,11 @@ class Life:
         self.poisoned = False
 
     def serve(self) -> None:
-        """Answer requests until the judge hangs up."""
+        """Answer requests until the judge closes the connection."""
         with contextlib.suppress(Closed):
             while True:
                 message, fds = receive(self.sock, 1)
-                turn.kernels = message["op"] not in _OURS
+                running.kernel_code = message["op"] not in _JUDGE_REQUESTS
                 try:
                     reply = self._answer(message, fds)
                 except Unsupported as refusal:
@@ -198,8 +198,8 @@ class Life:
                         "message": f"{type(error).__name__}: {_first_line(error)}",
                         "where": line_of(error, str(message.get("path"))),
                         "traceback": _trim(traceback.format_exc()),
-                        # A device's error shows behind the launch.
-                        "judge": not (turn.kernels or self.poisoned),
+                        # An error on a device appears only after the launch.
+                        "judge": not (running.kernel_code or self.poisoned),
                     }
                 send(
                     self.sock,
@@ -211,7 +211,7 @@ class Life:
             case "load":
                 loaded = load(Path(message["path"]), message["package_root"])
                 self.variants.update(
-                    {variant.name: variant for variant in (*loaded.variants, *loaded.unheard)}
+                    {variant.name: variant for variant in (*loaded.variants, *loaded.twins)}
                 )
                 extra = {"undeclared": loaded.undeclared, "interpreted": loaded.interpreted}
                 described = [variant.describe() | extra for variant in loaded.variants]
@@ -232,7 +232,9 @@ class Life:
                 )
                 for name in wanted:
                     if not str(name).isprintable():
-                        raise Breach(f"workspace: {name!r} is no name: use letters, digits and _")
+                        raise Breach(
+                            f"workspace: {name!r} is not a name: use letters, digits and _"
+                        )
                 return {
                     "status": "ok",
                     "workspace": {
@@ -252,8 +254,8 @@ class Life:
                     "resources": resources,
                     "seconds": time.perf_counter() - begun,
                 }
-            case "run" if message.get("together"):
-                return {"status": "ok"} | self._run_together(message)
+            case "run" if message.get("concurrent"):
+                return {"status": "ok"} | self._run_concurrently(message)
             case "run":
                 return {"status": "ok"} | self._run(message)
         raise ValueError(f"unknown request {message['op']!r}")
@@ -264,8 +266,8 @@ class Life:
 
     def _map(self, fd: int, capacity: int) -> None:
         if self.pinned:
-            # Before its memory goes: the next mapping may lie at the same address, which CUDA would
-            # take for pinned already.
+            # Before the memory is unmapped: the next mapping can have the same address, and CUDA
+            # would treat it as pinned already.
             torch.cuda.cudart().cudaHostUnregister(self.host.data_ptr())  # type: ignore[no-untyped-call]
         memory = mmap.mmap(fd, capacity)
         os.close(fd)
@@ -274,12 +276,12 @@ class Life:
         self.pinned = torch.cuda.is_available() and self._pin(capacity)
 
     def _pin(self, capacity: int) -> bool:
-        """Pinned, the whole arena moves in one fast copy each way; unpinned it would still be
-        right."""
+        """Pin the arena's memory, for faster copies; returns whether that worked.  Unpinned memory
+        works too."""
         status = torch.cuda.cudart().cudaHostRegister(self.host.data_ptr(), capacity, 0)  # type: ignore[no-untyped-call]
         if int(status):
             print(f"the arena could not be pinned: {status}", flush=True)
-            # CUDA remembers the error for whoever asks next, which must not be the kernel on trial.
+            # CUDA keeps the error for the next call, which must not be the kernel's.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
         return not int(status)
@@ -289,29 +291,32 @@ class Life:
             run = partial(launch, self.variants[message["variant"]], message, arena)
             return run() or {} if message["device"] == "cpu" else self.memory.watch(run)
 
-    def _run_together(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _run_concurrently(self, message: dict[str, Any]) -> dict[str, Any]:
         self.streams = self.streams or Streams()
         size = message["size"]
-        with self._on_device(message | {"size": size * message["together"]}) as arena:
+        with self._on_device(message | {"size": size * message["concurrent"]}) as arena:
             run = partial(launch, self.variants[message["variant"]], message)
-            return {"held": run_together(arena.view(-1, size).unbind(), run, self.streams)}
+            return {"held": run_concurrently(arena.view(-1, size).unbind(), run, self.streams)}
 
     def _device_arena(self, size: int) -> Tensor:
-        """Bytes on the device for a run, kept for the next ones; given back where far less is
-        needed, since other processes share the device."""
+        """A uint8 tensor of `size` bytes on the device, kept for later runs.
+
+        It is freed when a run needs far less, since other processes share the device.
+        """
         held = self.device_bytes.numel() if self.device_bytes is not None else 0
-        if held < size or held > _SPARE * max(size, _LEAST_ARENA):
+        if held < size or held > _MAX_EXCESS * max(size, _MIN_DEVICE_ARENA):
             self.device_bytes = None
             torch.cuda.empty_cache()
             self.device_bytes = torch.empty(
-                max(size, _LEAST_ARENA), dtype=torch.uint8, device="cuda"
+                max(size, _MIN_DEVICE_ARENA), dtype=torch.uint8, device="cuda"
             )
         assert self.device_bytes is not None
         return self.device_bytes[:size]
 
     @contextlib.contextmanager
     def _on_device(self, message: dict[str, Any]) -> Iterator[Tensor]:
-        """The arena where the kernel runs; it is back, and the device idle, behind it."""
+        """The arena on the kernel's device.  After the context it is copied back, and the device is
+        idle."""
         size = message["size"]
         if message["device"] == "cpu":
             yield self.host[:size]
@@ -322,8 +327,8 @@ class Life:
             yield arena
         finally:
             try:
-                # After a refusal too: it must have touched nothing.  One wait for all three: where
-                # many processes share a GPU, each wait costs a round of its time slices.
+                # Also after a refusal, which must not have written anything.  There is only one
+                # wait: if many processes share a GPU, each wait costs a round of time slices.
                 self.host[:size].copy_(arena, non_blocking=True)
                 torch.cuda.synchronize()
             except RuntimeError:

@@ -1,8 +1,8 @@
-"""Isolation: which of the judge's modules a kernel can import.
+"""Closed imports: which of the judge's modules a kernel can import.
 
-An obstacle for the careless - a kernel that calls the reference is no kernel - and no boundary:
-code in a process can reach all that is in it.  The truth of a case is never there
-(docs/security.md).
+This stops accidents: a kernel that calls the reference is no kernel.  It is not a security
+boundary, since code in a process can reach everything in that process.  The truth of a case is
+never in a kernel process (docs/security.md).
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# What kernels declare themselves with.
+# The modules that kernel files need for their declarations.
 import references.masks  # noqa: F401
 import verify.problem
 import verify.variant  # noqa: F401
 
-_OURS = ("verify", "references")
+_PACKAGES = ("verify", "references")
 _CELL = "verify.cell"
-_PREFIXES = ("verify.variant.", "verify.cuda")  # open, whether this process has them or not
+_PREFIXES = ("verify.variant.", "verify.cuda")  # open, even if this process has not imported them
 
 
-def _ours(name: str) -> bool:
-    return name.partition(".")[0] in _OURS
+def _is_the_judges(name: str) -> bool:
+    return name.partition(".")[0] in _PACKAGES
 
 
-# What those three import, they need; this module is imported before any other that the judge has.
+# The modules that those three import stay open.  This module is imported before the judge's others.
 OPEN = frozenset(
-    name for name in sys.modules if _ours(name) and not f"{name}.".startswith(f"{_CELL}.")
+    name for name in sys.modules if _is_the_judges(name) and not f"{name}.".startswith(f"{_CELL}.")
 )
 
 
 class _Closed(MetaPathFinder):
-    """Refuses every module of the judge's that is not open to kernels."""
+    """An import hook that refuses every module of the judge that is not open to kernels."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raises ImportError for a closed module; None leaves an open one to whoever finds it."""
-        if _ours(fullname) and fullname not in OPEN and not fullname.startswith(_PREFIXES):
+        """Raise ImportError for a closed module; None leaves any other to the next finder."""
+        if _is_the_judges(fullname) and fullname not in OPEN and not fullname.startswith(_PREFIXES):
             raise ImportError(
                 f"{fullname} is the judge's: a kernel may import verify.variant, verify.problem,"
                 " verify.cuda and references.masks",
@@ -50,9 +50,8 @@ class _Closed(MetaPathFinder):
 
 
 def close() -> None:
-    """Close the judge's modules in this process: those that are loaded can no longer be had by
-    name."""
-    for name in [name for name in sys.modules if _ours(name) and name not in OPEN]:
+    """Close the judge's modules in this process: a kernel can no longer import them by name."""
+    for name in [name for name in sys.modules if _is_the_judges(name) and name not in OPEN]:
         del sys.modules[name]
         parent, _, last = name.rpartition(".")
         if parent in OPEN:

@@ -1,8 +1,8 @@
-"""Together: one run several times at once, each launch on a stream and in buffers of its own.
+"""Concurrent launches of one run, each on its own stream and in its own buffers.
 
-The judge lays the inputs of all launches side by side in its arena, those of every other launch
-negated.  What launches share by mistake shows then: with the same inputs all would write the same
-into it.  It compares what comes back.
+The judge lays the inputs of all launches side by side in its arena and negates those of every
+second launch.  If launches share memory by mistake, their results then differ; with equal inputs
+all would write equal values into the shared memory.  The judge compares the results.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ import torch
 from torch import Tensor
 
 LAUNCHES = 4
-# of a GPU's clock in a second, at most: on a slower one launches are held back for longer
+# The highest clock rate of a GPU, in Hz: on a slower GPU launches are held back for longer.
 _CYCLES = 2e9
 _SHORTEST, _LONGEST = 5e-4, 1e-2  # seconds for which launches are held back
 
 
 class Queues(Protocol):
-    """Where launches go that may run at once."""
+    """Queues on which launches can run at the same time."""
 
     def run(self, launches: Sequence[Callable[[], None]], seconds: float) -> bool:
-        """Hold them all back for so long, then let them run; whether none had begun before the last
-        was queued.  What is queued later on the current stream waits for all of them."""
+        """Hold all launches back for that time, then start them.
+
+        Returns whether none had begun before the last was queued.  Later work on the current
+        stream waits for all of them.
+        """
 
 
 class Streams:
@@ -51,18 +54,17 @@ class Streams:
                 main.wait_stream(stream)
 
 
-def run_together(
+def run_concurrently(
     arenas: Sequence[Tensor], launch: Callable[[Tensor], None], queues: Queues
 ) -> bool:
-    """Launch over all arenas at once, after a lone launch over a copy of one; whether they were
-    held back (see `Queues`).
+    """Launch over all arenas at once, after one launch over a copy of an arena.
 
-    Nothing is compared here: what launches wrote is in the judge's arena, and the judge knows what
-    it must be.
+    arenas: `LAUNCHES` uint8 tensors.  Returns whether the launches were held back (see `Queues`).
+    Nothing is compared here: the results are in the judge's arena, and the judge compares them.
     """
     spare = arenas[1].clone()
     begun = time.perf_counter()
-    launch(spare)  # compiles what is left to compile, and tells how long queueing takes
+    launch(spare)  # compiles the kernel if necessary, and shows how long queueing takes
     seconds = 2 * LAUNCHES * (time.perf_counter() - begun)
     return queues.run(
         [partial(launch, each) for each in arenas], min(max(seconds, _SHORTEST), _LONGEST)

@@ -1,13 +1,13 @@
-"""Confinement: which files a life may read and write, by Landlock.
+"""Confinement: which files a kernel process may read and write, enforced by Landlock.
 
-Landlock is an allow-list that a process puts on itself and on all that it starts, and can never
-take off.  Written may be the life's own scratch, the caches of compilers and device nodes; read may
-be everything but what is hidden (the evidence of runs).  Beside that a confined process cannot look
-into one outside (ptrace, /proc/<pid>/mem, environ, fd) nor, where the system knows how (ABI 6),
-send it a signal.  docs/security.md says what this is worth.
+Landlock is an allow-list that a process sets for itself and for all that it starts, and that can
+never be removed.  A kernel process may write its scratch directory, compiler caches and device
+nodes.  It may read everything but the hidden directories (the evidence of runs).  Also, a confined
+process cannot inspect a process outside (ptrace, /proc/<pid>/mem, environ, fd) and, from ABI 6 on,
+cannot send it a signal.  docs/security.md says how far this protection goes.
 
-Directories can be listed everywhere: a right on a directory holds for all below it, so that one on
-the way to what is hidden could not be given it.
+Directories can be listed everywhere: a right on a directory holds for everything below it, so the
+parents of a hidden directory cannot have that right.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from pathlib import Path
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
 _PR_SET_NO_NEW_PRIVS = 38
-# before it nothing can be renamed from one directory into another, as compilers' caches do
+# Before ABI 2 no file can be moved to another directory, which compilers do in their caches.
 _LEAST_ABI = 2
 
 _WRITE_FILE, _READ_FILE, _TRUNCATE = 1 << 1, 1 << 2, 1 << 14
 _REFER = 1 << 13
 # Removing directories and files; making directories, files, sockets, pipes and links.
 _CHANGE = sum(1 << bit for bit in (4, 5, 7, 8, 9, 10, 12))
-_MAKE_DEVICES = 1 << 6 | 1 << 11  # which nobody may
+_MAKE_DEVICES = 1 << 6 | 1 << 11  # always forbidden
 _SCOPE_SIGNAL = 1 << 1
 
 _CAPABILITIES_VERSION = 0x20080522
 # Files of other users (0 to 4), locked memory (14) and priorities (23, 24: limits).
-_KEPT = (0, 1, 2, 3, 4, 14, 23, 24)
+_KEPT_CAPABILITIES = (0, 1, 2, 3, 4, 14, 23, 24)
 
 _NODES = ("null", "zero", "full", "random", "urandom", "shm", "dri", "dxg", "infiniband", "kfd")
-_NO = "VERIFY_CONFINE"  # "0" leaves lives unconfined, for debuggers and profilers
-_MORE = "VERIFY_WRITABLE"  # further directories for kernels that keep caches of their own
+_SWITCH = "VERIFY_CONFINE"  # "0" switches confinement off, for debuggers and profilers
+_EXTRA = "VERIFY_WRITABLE"  # more directories, for kernels that keep caches
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a life may not read, and what it may write; absolute paths without symbolic links."""
+    """Paths that a kernel process may not read, and those that it may write: absolute, without
+    symbolic links."""
 
     hidden: tuple[str, ...]
     writable: tuple[str, ...]
@@ -79,7 +80,7 @@ class _Capabilities(ctypes.Structure):
 
 @cache
 def abi() -> int:
-    """The version of Landlock's interface here; 0 where the system has none."""
+    """The version of Landlock's ABI on this system; 0 if it has no Landlock."""
     try:
         version = ctypes.CDLL(None, use_errno=True).syscall(
             _CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION
@@ -89,15 +90,16 @@ def abi() -> int:
     return max(int(version), 0)
 
 
-def wanted() -> bool:
-    """Whether lives are to be confined: they can be, and nobody has switched it off."""
-    return os.environ.get(_NO) != "0" and abi() >= _LEAST_ABI
+def enabled() -> bool:
+    """Whether kernel processes are confined: Landlock is new enough, and VERIFY_CONFINE is not
+    0."""
+    return os.environ.get(_SWITCH) != "0" and abi() >= _LEAST_ABI
 
 
 def state() -> str:
-    """In words, for a run's record: how cells are confined here, or why they are not."""
-    if os.environ.get(_NO) == "0":
-        return f"not confined: {_NO}=0"
+    """A text for a run's record: how cells are confined on this system, or why they are not."""
+    if os.environ.get(_SWITCH) == "0":
+        return f"not confined: {_SWITCH}=0"
     if abi() == 0:
         return "not confined: this kernel has no Landlock"
     if abi() < _LEAST_ABI:
@@ -106,9 +108,8 @@ def state() -> str:
 
 
 def confinement(hidden: Iterable[Path]) -> Confinement | None:
-    """What lives of this process are held to, or None where they are not; makes the caches that are
-    missing."""
-    if not wanted():
+    """The rules for kernel processes, or None if they are not confined; creates missing caches."""
+    if not enabled():
         return None
     writable = []
     for path in _caches():
@@ -119,14 +120,13 @@ def confinement(hidden: Iterable[Path]) -> Confinement | None:
 
 
 def variables() -> dict[str, str]:
-    """Environment variables that keep caches where they are although each life has a temporary
-    directory of its own."""
+    """Environment variables that keep caches in place, although each kernel process has its own
+    temporary directory."""
     return {"TORCHINDUCTOR_CACHE_DIR": str(_inductor())}
 
 
 def _home() -> Path:
-    """The user's directory; that of temporary files for a user who has none, as in many a
-    container."""
+    """The user's home directory; the temporary directory if there is none, as in containers."""
     try:
         return Path.home()
     except RuntimeError:
@@ -134,14 +134,14 @@ def _home() -> Path:
 
 
 def user_cache() -> Path:
-    """Where the user's programs keep what they can make again: XDG_CACHE_HOME, or ~/.cache."""
+    """The user's cache directory: XDG_CACHE_HOME, or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache")
 
 
 def _inductor() -> Path:
-    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder:
+        return Path(folder)
     try:
         user = getpass.getuser()
     except (KeyError, ImportError, OSError):
@@ -150,9 +150,9 @@ def _inductor() -> Path:
 
 
 def _caches() -> Iterator[Path]:
-    """Where compilers and libraries keep what they have made, and what the user adds."""
+    """The caches of compilers and libraries, and the directories that the user adds."""
     home = _home()
-    yield user_cache()  # torch's extensions, ours, and many another's
+    yield user_cache()  # torch's extensions, ours, and many others
     yield Path(os.environ.get("TRITON_HOME") or home, ".triton")
     yield Path(os.environ.get("CUDA_CACHE_PATH") or home / ".nv")
     yield _inductor()
@@ -166,17 +166,19 @@ def _caches() -> Iterator[Path]:
     for name in names:
         if os.environ.get(name):
             yield Path(os.environ[name])
-    for entry in os.environ.get(_MORE, "").split(os.pathsep):
+    for entry in os.environ.get(_EXTRA, "").split(os.pathsep):
         if entry:
             yield Path(entry)
 
 
-# Below: in the life.
+# The rest runs in the kernel process.
 
 
 def confine(to: Confinement, scratch: str) -> None:
-    """Hold this thread, and all that it starts, to `to` and a directory of its own.  Raises
-    OSError."""
+    """Confine this thread, and all that it starts, to `to` and its scratch directory.
+
+    Raises OSError if the system refuses.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     version = abi()
     write = _WRITE_FILE | _CHANGE | _REFER | (_TRUNCATE if version >= 3 else 0)
@@ -202,14 +204,16 @@ def confine(to: Confinement, scratch: str) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Of root's rights keep those to files alone: the others open other processes and the machine
-    to it, Landlock or not."""
+    """Keep only root's rights on files: the others give access to other processes and to the
+    machine in spite of Landlock."""
     header = _CapabilityHeader(_CAPABILITIES_VERSION, 0)
     sets = (_Capabilities * 2)()
     _checked(libc.capget(ctypes.byref(header), sets))
     for half, data in enumerate(sets):
         kept = sum(
-            1 << number - 32 * half for number in _KEPT if 32 * half <= number < 32 * (half + 1)
+            1 << number - 32 * half
+            for number in _KEPT_CAPABILITIES
+            if 32 * half <= number < 32 * (half + 1)
         )
         for name in ("effective", "permitted", "inheritable"):
             setattr(data, name, getattr(data, name) & kept)
@@ -217,7 +221,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _devices() -> Iterator[Path]:
-    """Device nodes and what else a GPU's driver writes: this process's names of its threads, the
+    """Device nodes, and the other paths that a GPU driver writes: names of this process's threads,
     pipes of MPS."""
     yield from (Path("/dev") / name for name in _NODES)
     yield from sorted(Path("/dev").glob("nvidia*"))
@@ -230,8 +234,10 @@ def _devices() -> Iterator[Path]:
 
 
 def _readable(hidden: list[Path]) -> Iterator[Path]:
-    """All there is but `hidden`: what lies beside each directory on the way to one.  Symbolic links
-    are not followed: what one points to is beside some directory too."""
+    """Everything but `hidden`: the siblings of each directory on the path to a hidden one.
+
+    Symbolic links are skipped: their targets are siblings of some directory too.
+    """
     on_the_way = {parent for path in hidden for parent in path.parents}
     for folder in sorted(on_the_way or {Path("/")}):
         if any(folder.is_relative_to(path) for path in hidden):
@@ -244,8 +250,8 @@ def _readable(hidden: list[Path]) -> Iterator[Path]:
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
-    """Allow `access` to a file, or beneath a directory; what does not exist, or cannot be opened,
-    stays forbidden."""
+    """Allow `access` to a file, or below a directory.  A path that does not exist or cannot be
+    opened stays forbidden."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -254,8 +260,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             access &= _WRITE_FILE | _READ_FILE | _TRUNCATE
         rule = _PathBeneath(access, fd)
-        # Sockets, and files of the system's inner file systems, can have no rule: EBADFD, and there
-        # is nothing to forbid.
+        # Sockets and files of internal file systems can have no rule (EBADFD); they need none.
         libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(fd)

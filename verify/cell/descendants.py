@@ -1,9 +1,9 @@
-"""Descendants: the processes that a life started, which must not outlive it.
+"""Descendants: the processes that a kernel process started, which must not outlive it.
 
-A process whose parent ends is inherited by its nearest living ancestor that asked to be a
-subreaper.  A life asks, so that what its kernels leave behind stays below it; the fork server asks,
-so that it inherits all of that when the life ends, a process that forked twice and began a session
-of its own included, and can kill it.
+A process whose parent ends becomes a child of its nearest living ancestor that is a subreaper.  A
+kernel process is one, so that the processes its kernels leave stay below it.  The fork server is
+one too: when the kernel process ends, it inherits all of these, and can kill them.  That includes a
+process that forked twice and began its own session.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-# of looking for processes that are being started while others are killed
+# Rounds, and seconds between them, of killing: orphans can start processes while others are killed.
 _ROUNDS, _PAUSE = 200, 0.01
-# What compiles kernels as a process of its own, by the name that the kernel of the system knows it
-# by.
+# Programs that compile kernels, by their names in /proc/<pid>/comm.
 _COMPILERS = frozenset(
     {
         *("as", "c++", "cc", "cc1", "cc1plus", "clang", "clang++", "collect2", "g++", "gcc"),
@@ -31,22 +30,21 @@ _COMPILERS = frozenset(
 
 
 def become_subreaper() -> None:
-    """Inherit the orphans among this process's descendants, on Linux."""
+    """On Linux, make this process inherit the orphans among its descendants."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children, those that ended and were not waited for included; none of a
-    process that is gone."""
-    found: list[int] = []
+    """Process ids of the children, zombies included; empty for a process that has ended."""
+    pids: list[int] = []
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return found
+        return pids
     for task in tasks:
         try:
-            found += map(
+            pids += map(
                 int, Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split()
             )
         except FileNotFoundError:  # the thread has ended, or the system was built without this file
@@ -54,11 +52,11 @@ def children(pid: int) -> list[int]:
                 return _children_by_parent(pid)
         except OSError:
             continue
-    return found
+    return pids
 
 
 def _children_by_parent(pid: int) -> list[int]:
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -69,19 +67,19 @@ def _children_by_parent(pid: int) -> list[int]:
                     .split()
                 )
                 if int(fields[1]) == pid:
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """Process ids of the children, their children and so on."""
-    found: list[int] = []
-    left = [pid]
-    while left:
-        young = [child for child in children(left.pop()) if child not in found]
-        found += young
-        left += young
-    return found
+    below: list[int] = []
+    pending = [pid]
+    while pending:
+        new = [child for child in children(pending.pop()) if child not in below]
+        below += new
+        pending += new
+    return below
 
 
 def compiling(pid: int) -> bool:
@@ -96,27 +94,27 @@ def compiling(pid: int) -> bool:
     return False
 
 
-def bury(spared: Collection[int]) -> None:
-    """Kill what this process inherited, and wait for it: every child that is not `spared`, with all
-    below it."""
+def kill_orphans(spared: Collection[int]) -> None:
+    """Kill every child of this process that is not in `spared`, with its descendants, and wait for
+    it."""
     for _ in range(_ROUNDS):
-        strangers = [pid for pid in children(os.getpid()) if pid not in spared]
-        if not strangers:
+        orphans = [pid for pid in children(os.getpid()) if pid not in spared]
+        if not orphans:
             return
-        for pid in strangers:
+        for pid in orphans:
             for each in (pid, *descendants(pid)):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(each, signal.SIGKILL)
-        for pid in strangers:
+        for pid in orphans:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(_PAUSE)
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process has to itself; 0 where that cannot be read."""
+    """Resident bytes that a process shares with no other; 0 if they cannot be read."""
     try:
-        _, whole, shared = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[:3]
+        _, pages, shared_pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[:3]
     except (OSError, ValueError):
         return 0
-    return max(int(whole) - int(shared), 0) * os.sysconf("SC_PAGE_SIZE")
+    return max(int(pages) - int(shared_pages), 0) * os.sysconf("SC_PAGE_SIZE")

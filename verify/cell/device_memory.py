@@ -1,4 +1,4 @@
-"""Device memory that a kernel keeps when its launch is over."""
+"""Device memory that a kernel keeps after its launch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 @dataclass
 class DeviceMemory:
-    """What the kernels of one life hold on the device, in bytes.
+    """Device memory that the kernels of one kernel process hold, in bytes.
 
-    held: of torch's allocator; the most that it was so far is `most`.  A kernel that keeps its last
-    buffer for the next launch stops to grow when it has met the largest one; a leak does not.
-    outside: what is taken on the device beside torch's pool; other processes change that too.
+    held: memory from torch's allocator; most: its maximum so far.  A kernel that keeps its last
+    buffer for the next launch stops growing once it has met the largest one; a leak does not.
+    outside: memory taken on the device outside torch's pool; other processes change it too.
     """
 
     held: int = 0
@@ -22,7 +22,8 @@ class DeviceMemory:
     outside: int | None = None
 
     def watch(self, launch: Callable[[], None]) -> dict[str, int]:
-        """Launch, and say by how much `most` and `outside` grew: "kept" and "taken", 0 or more."""
+        """Launch; return by how many bytes `most` ("kept") and `outside` ("taken") grew, at
+        least 0."""
         before = torch.cuda.memory_allocated()
         launch()
         self.held += torch.cuda.memory_allocated() - before

@@ -1,5 +1,7 @@
-"""Discovery: which variants there are and what they declare, read through a cell and never imported
-here."""
+"""Discovery: the variants of kernel files and their declarations.
+
+A cell loads the files; they are never imported into the judge's process.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ from verify.problem.storage import storage_kind
 from verify.tolerance.backward import resolve as resolve_gradients
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Declaration, declaration_from
+from verify.variant.witness import meaning, witnesses
 
 _LARGEST_SOURCE = 64 << 20  # bytes
 _DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
@@ -31,10 +34,10 @@ _DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Unloadable:
-    """A kernel file that gave no declaration, and why.
+    """A kernel file that does not load, and why.
 
-    message: its first line says what is wrong and where, the others are what Python or the process
-    said.
+    message: its first line says what is wrong and where; the others are Python's traceback or the
+    process's output.
     """
 
     ref: str
@@ -49,8 +52,10 @@ class Unloadable:
 
 @dataclass(frozen=True)
 class Roster:
-    """Everything that was found, as JSON-ready data, so that a campaign's workers need not load it
-    all again."""
+    """The declarations of kernel files, and the files that do not load.
+
+    It is JSON-ready data, so that a campaign's workers need not load the files again.
+    """
 
     entries: tuple[dict[str, Any], ...]
     failures: tuple[Unloadable, ...]
@@ -58,13 +63,20 @@ class Roster:
     @property
     def declarations(self) -> tuple[Declaration, ...]:
         return tuple(
-            declaration_from(e["data"], ref=e["ref"], path=e["path"], source_hash=e["source_hash"])
+            declaration_from(
+                e["data"],
+                ref=e["ref"],
+                path=e["path"],
+                source_hash=e["source_hash"],
+                witness=e["witness"],
+            )
             for e in self.entries
         )
 
     @property
     def unusable(self) -> str | None:
-        """One line that says why no file loads; None if one does: the others are convicted then."""
+        """One line that says why no file loads; None if one does, since each other one then gets a
+        failing verdict."""
         if self.entries or not self.failures:
             return None
         return "; ".join(failure.line for failure in self.failures)
@@ -77,7 +89,7 @@ class Roster:
 
     @staticmethod
     def loads(text: str) -> Roster:
-        """From `dumps`'s text."""
+        """The roster in a text of `dumps`."""
         data = json.loads(text)
         return Roster(
             tuple(data["entries"]), tuple(Unloadable(**failure) for failure in data["failures"])
@@ -91,15 +103,15 @@ def collection() -> list[Path]:
 
 
 def environment() -> Environment:
-    """Where kernels run here: on CUDA if there is a device, else on the CPU and in Triton's
-    interpreter."""
+    """The environment of kernels on this machine: CUDA if there is a device, else the CPU and
+    Triton's interpreter."""
     return PLAIN_CUDA if torch.cuda.is_available() else PLAIN_CPU
 
 
 def roster(files: list[Path] | None = None, shared: ForkServer | None = None) -> Roster:
-    """Load the files (default: the collection), each in a life of its own.
+    """Load the files (default: the collection), each in a fresh kernel process.
 
-    shared: the fork server that forks these lives, and stays open; by default one of its own.
+    shared: the fork server to use, which stays open; by default a new one.
     """
     fork_server = ForkServer(environment()) if shared is None else shared
     entries: list[dict[str, Any]] = []
@@ -110,7 +122,7 @@ def roster(files: list[Path] | None = None, shared: ForkServer | None = None) ->
                 shown = visible(str(path))
                 failures.append(
                     Unloadable(
-                        shown, shown, "its path holds characters that cannot be shown: rename it"
+                        shown, shown, "its path has characters that cannot be shown: rename it"
                     )
                 )
                 continue
@@ -139,29 +151,31 @@ def roster(files: list[Path] | None = None, shared: ForkServer | None = None) ->
 
 
 def _why(reply: Reply) -> str:
-    """Why a file does not load; the first line is enough for somebody who wrote it."""
-    what = "" if reply.status in ("breach", "raised") else f"{reply.status}: "
-    said = f"{what}{reply.message}{reply.data.get('where', '')}"
-    return f"{said}\n{reply.data.get('traceback', '')}".strip()
+    """Why a file does not load; the first line is enough for the author of the file."""
+    status = "" if reply.status in ("breach", "raised") else f"{reply.status}: "
+    text = f"{status}{reply.message}{reply.data.get('where', '')}"
+    return f"{text}\n{reply.data.get('traceback', '')}".strip()
 
 
 def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, Any]]:
-    """The roster's entries of a file that was loaded; raises if what it declares cannot be
-    judged."""
+    """The roster's entries of a loaded file.  Raises ValueError for a declaration that cannot be
+    judged; malformed data raises other exceptions too."""
     source = _hash(reply["sources"], path)
-    found = []
+    found = [one.case for one in witnesses(_read(path))]
+    entries = []
     for data in reply["variants"]:
         ref = data["name"] if inside else f"{path}@{data['name']}"
         entry = {"ref": ref, "path": str(path.resolve()), "source_hash": source, "data": data}
+        entry["witness"] = found
         _check(declaration_from(data, ref=ref, path=entry["path"], source_hash=source))
-        found.append(entry)
-    if len({entry["ref"] for entry in found}) < len(found):
+        entries.append(entry)
+    if len({entry["ref"] for entry in entries}) < len(entries):
         raise ValueError("name: two variants have the same")
-    return found
+    return entries
 
 
 def _check(declaration: Declaration) -> None:
-    """Raise ValueError, naming the field, for a declaration that no case can be made of."""
+    """Raise ValueError, naming the field, if no case can be made from the declaration."""
     support = declaration.support
     names = [config.name for config in declaration.configs]
     if not re.fullmatch(r"[\w.-]+", declaration.name, re.ASCII):
@@ -172,7 +186,7 @@ def _check(declaration: Declaration) -> None:
         or any(Config.parse(c.name) != c for c in declaration.configs)
     ):
         raise ValueError(
-            f"configs: {', '.join(names) or 'none'}: one at least, each with a name of its own that"
+            f"configs: {', '.join(names) or 'none'}: at least one, each with a unique name that"
             " parses back"
         )
     for word in support.storages:
@@ -199,22 +213,23 @@ def _check(declaration: Declaration) -> None:
 
 
 def _hash(sources: list[str], path: Path) -> str:
-    """Hash of a kernel file and of the files beside it that it imported."""
+    """A hash of a kernel file and of its other source files (`loading.sources_of`)."""
     digest = sha256()
     for source in sorted({str(path.resolve()), *sources}):
         digest.update(os.fsencode(Path(source).name))
-        digest.update(_read(Path(source)))
+        content = _read(Path(source))
+        digest.update(meaning(content) if source.endswith(".py") else content)
     return digest.hexdigest()[:16]
 
 
 def _read(path: Path) -> bytes:
-    """A regular file's content; raises OSError for what is none (a pipe has no end), or too large
-    to be a source."""
+    """A regular file's content; raises OSError for any other kind (a pipe has no end), and for a
+    file that is too large to be a source."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_SOURCE:
             raise OSError(
-                f"{visible(str(path))}: is no regular file of at most {_LARGEST_SOURCE >> 20} MiB"
+                f"{visible(str(path))}: not a regular file of at most {_LARGEST_SOURCE >> 20} MiB"
             )
         return file.read()

@@ -1,8 +1,8 @@
 """Batons: lock files of torch.utils.cpp_extension, which a killed process leaves behind.
 
-torch's baton is a file that exists while somebody builds: it holds it open, and removes it at the
-end.  A life that is killed in the middle of a build never does, and whoever loads that extension
-next waits for ever.  A baton that no process holds open is nobody's.
+torch's baton is a file that exists during a build.  The building process holds it open and removes
+it at the end.  A kernel process that is killed during a build never removes it, and the next
+process that loads the extension waits for ever.  A baton that no process holds open is stale.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from verify.cell.confinement import user_cache
 from verify.cell.descendants import descendants
 
 _NAME = "lock"
-_TWICE = 0.2  # seconds between two looks: who releases a baton closes it just before it is removed
+_RECHECK = 0.2  # seconds between two checks: a process closes its baton just before removing it
 
 
 def held_by(pid: int) -> set[Path]:
-    """The batons that a process or its descendants hold."""
+    """The batons that a process and its descendants hold open."""
     return {path for each in (pid, *descendants(pid)) for path in _open_batons(each)}
 
 
 def clear(suspects: Iterable[Path] = ()) -> None:
-    """Remove the batons that nobody holds: of `suspects`, and where torch builds extensions by
-    default."""
-    found = {path for path in (*suspects, *_default()) if path.is_file()}
-    if not found:
+    """Remove the batons that no process holds open, among `suspects` and in torch's default build
+    directory."""
+    unheld = {path for path in (*suspects, *_default()) if path.is_file()}
+    if not unheld:
         return
     for _ in range(2):
-        found -= {path for pid in _processes() for path in _open_batons(pid)}
-        time.sleep(_TWICE if found else 0)
-    for path in found:
+        unheld -= {path for pid in _processes() for path in _open_batons(pid)}
+        time.sleep(_RECHECK if unheld else 0)
+    for path in unheld:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def _default() -> list[Path]:
-    """Batons under TORCH_EXTENSIONS_DIR, or where torch puts it."""
+    """Batons under TORCH_EXTENSIONS_DIR, or in torch's default directory."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or user_cache() / "torch_extensions")
     return [path for pattern in (f"*/{_NAME}", f"*/*/{_NAME}") for path in root.glob(pattern)]
 
@@ -50,11 +50,11 @@ def _processes() -> list[int]:
 
 
 def _open_batons(pid: int) -> set[Path]:
-    found = set()
+    batons = set()
     with contextlib.suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/{pid}/fd/{fd}")
                 if target.endswith(f"/{_NAME}"):
-                    found.add(Path(target))
-    return found
+                    batons.add(Path(target))
+    return batons

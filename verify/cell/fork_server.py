@@ -1,5 +1,4 @@
-"""The judge's side of a fork server: the process of one environment, from which lives are
-forked."""
+"""The judge's side of a fork server: one environment's process, which forks kernel processes."""
 
 from __future__ import annotations
 
@@ -24,99 +23,98 @@ from verify.machine.places import state_directory
 
 ROOT = bundle.ROOT
 _START_TIMEOUT = 180.0  # seconds for a fork server to import torch on a busy machine
-# seconds for one that runs to fork, or to wait for the end of what was killed
-_CONTROL_TIMEOUT = 20.0
-_END_TIMEOUT = 15.0  # seconds to end its lives when the judge hangs up
+_CONTROL_TIMEOUT = 20.0  # seconds for it to fork, or to wait for the end of a killed process
+_END_TIMEOUT = 15.0  # seconds for it to end its kernel processes when the judge disconnects
 
 
 class InfrastructureError(RuntimeError):
-    """The cell itself could not be had; no verdict on any kernel."""
+    """The cell, or the machine, does not work; this is no verdict on a kernel."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What a cell's process sees: a name for reports, environment variables, and whether kernels
-    run on "cuda" or "cpu"."""
+    """The environment of kernel processes: a name for reports, the device ("cuda" or "cpu"), and
+    environment variables."""
 
     name: str
     device: str
     variables: tuple[tuple[str, str], ...] = ()
-    patience: float = 60.0  # seconds for one request: any run may compile a build
+    patience: float = 60.0  # seconds for one request: any run can compile a build
 
 
-# One compile thread per cell: there are as many cells as cores.
+# One compile thread per cell, since there are as many cells as cores.
 PLAIN_CUDA = Environment("cuda", "cuda", (("TORCHINDUCTOR_COMPILE_THREADS", "1"),), patience=120.0)
 # Compiling needs no device; Triton must not interpret.
 COMPILER = Environment(
     "compiler", "cpu", (("TRITON_INTERPRET", "0"), ("CUDA_VISIBLE_DEVICES", "")), patience=300.0
 )
-# Without a GPU Triton kernels run in its interpreter; the switch does nothing to kernels that are
-# not Triton's.
+# Without a GPU, Triton kernels run in Triton's interpreter; other kernels ignore this variable.
 PLAIN_CPU = Environment("cpu", "cpu", (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", "")))
 
 
 class ForkServer:
-    """The process of one environment, with torch imported, from which lives are forked."""
+    """The process of one environment, with torch imported, which forks kernel processes."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._lock = threading.Lock()  # one caller at a time on the control socket
-        # of the last control message: an answer that comes too late is none to the next
-        self._number = 0
-        self._scratch = ""  # a directory for those of the lives
+        self._number = 0  # of the last control message; late answers have another number
+        self._scratch = ""  # the parent of the kernel processes' scratch directories
         self._confinement: Confinement | None = None
 
     def fork(self, log: int) -> tuple[socket.socket, int]:
-        """A new life: its socket and process id.  `log` is the descriptor that gets its output."""
+        """Start a kernel process; returns its socket and process id.
+
+        log: the file descriptor for its output.  Raises InfrastructureError if it does not start.
+        """
         with self._lock:
             try:
-                life, pid = self._fork(log)
+                peer, pid = self._fork(log)
             except (
                 Closed,
                 TimeoutError,
-            ):  # a kernel may have killed it, and its end need not have been seen yet
+            ):  # a kernel can have killed the fork server just now
                 self.close()
                 try:
-                    life, pid = self._fork(log)
+                    peer, pid = self._fork(log)
                 except (Closed, TimeoutError) as error:
                     raise InfrastructureError(
                         f"the {self.environment.name} fork server is gone: {error}"
                     ) from error
         try:
-            life.settimeout(_CONTROL_TIMEOUT)
-            greeting, _ = receive(life)
-            wrong = str(greeting.get("error", ""))
+            peer.settimeout(_CONTROL_TIMEOUT)
+            greeting, _ = receive(peer)
+            problem = str(greeting.get("error", ""))
         except (Closed, TimeoutError):
-            wrong = "it said nothing"
-        if wrong:
-            life.close()
+            problem = "it sent no greeting"
+        if problem:
+            peer.close()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             self.reap(pid)
             raise InfrastructureError(
-                f"a life of the {self.environment.name} cell did not begin: {visible(wrong)}"
+                f"a process of the {self.environment.name} cell did not start: {visible(problem)}"
             )
-        return life, pid
+        return peer, pid
 
     def _fork(self, log: int) -> tuple[socket.socket, int]:
         if self._process is None or self._process.poll() is not None:
             self._start()
-        held = None if self._confinement is None else asdict(self._confinement)
-        message = {"op": "fork", "scratch": self._scratch, "confinement": held}
-        mine, theirs = socket.socketpair()
+        rules = None if self._confinement is None else asdict(self._confinement)
+        message = {"op": "fork", "scratch": self._scratch, "confinement": rules}
+        ours, peer = socket.socketpair()
         try:
-            return mine, int(self._exchange(message, [theirs.fileno(), log])["pid"])
+            return ours, int(self._exchange(message, [peer.fileno(), log])["pid"])
         except (Closed, TimeoutError):
-            mine.close()
+            ours.close()
             raise
         finally:
-            theirs.close()
+            peer.close()
 
     def _exchange(self, message: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
-        """Say something to the process, and return its answer to just that.  Raises Closed,
-        TimeoutError."""
+        """Send a control message, and return its answer.  Raises Closed, TimeoutError."""
         assert self._control is not None
         self._number += 1
         send(self._control, message | {"number": self._number}, fds)
@@ -126,10 +124,10 @@ class ForkServer:
                 return answer
 
     def reap(self, pid: int) -> int | None:
-        """Exit status of a life that has ended (negative: a signal), or None if the fork server
-        cannot say.
+        """The exit status of a kernel process that was killed (negative: a signal), or None if it
+        is unknown.
 
-        What the life has left running is killed, and its scratch is removed.
+        The fork server also kills the processes that it left, and removes its scratch directory.
         """
         if self._control is None:
             return None
@@ -141,12 +139,12 @@ class ForkServer:
         return None if status is None else int(status)
 
     def close(self) -> None:
-        """End the process; it kills what lives are left."""
+        """End the fork server, which kills its kernel processes."""
         if self._control is not None:
             self._control.close()
             self._control = None
         if self._process is not None:
-            # One that was stopped would never see that the judge is gone.
+            # A stopped process would never notice that the judge has disconnected.
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGCONT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,8 +161,8 @@ class ForkServer:
         self.close()
         self._confinement = confinement([state_directory()])
         self._scratch = tempfile.mkdtemp(prefix="verify-cell-")
-        mine, theirs = socket.socketpair()
-        # What pytest and the suite's processes tell each other says which test this is.
+        ours, peer = socket.socketpair()
+        # The internal variables of pytest and of the suite would tell a kernel which test this is.
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -173,27 +171,27 @@ class ForkServer:
         environment |= variables() | dict(self.environment.variables)
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment = bundle.for_children(environment)
-        command = [sys.executable, "-m", "verify.cell.child", str(theirs.fileno())]
-        # Its own words matter only when it fails to start.
-        with tempfile.TemporaryFile() as words:
+        command = [sys.executable, "-m", "verify.cell.child", str(peer.fileno())]
+        # Its output is needed only if it does not start.
+        with tempfile.TemporaryFile() as output:
             self._process = subprocess.Popen(
                 command,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[peer.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=output,
+                stderr=output,
             )
-            theirs.close()
-            mine.settimeout(_START_TIMEOUT)
+            peer.close()
+            ours.settimeout(_START_TIMEOUT)
             try:
-                receive(mine)
+                receive(ours)
             except (Closed, TimeoutError) as error:
-                mine.close()
-                words.seek(0)
-                text = visible(words.read()[-2000:].decode(errors="replace"))
+                ours.close()
+                output.seek(0)
+                text = visible(output.read()[-2000:].decode(errors="replace"))
                 raise InfrastructureError(
                     f"the {self.environment.name} fork server did not start: {text}"
                 ) from error
-        mine.settimeout(_CONTROL_TIMEOUT)
-        self._control = mine
+        ours.settimeout(_CONTROL_TIMEOUT)
+        self._control = ours

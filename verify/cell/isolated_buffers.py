@@ -1,10 +1,11 @@
-"""Separate: a run's buffers as allocations of their own, each ending at its last element.
+"""Isolated buffers: every buffer of a run in an allocation that ends at its last element.
 
-In the judge's arena an overrun lands in a redzone, which is memory like any other to a tool that
-watches allocations.  Here every buffer is copied out of the arena into one allocation, from the
-start of its own to just behind its last element (what a strided tensor's last row leaves unused is
-no part of it), and copied back after the run.  On CUDA that holds only if torch does not cache
-allocations (PYTORCH_NO_CUDA_MEMORY_CACHING=1): its cache hands out pieces of larger blocks.
+In the judge's arena an overrun writes into a redzone.  A tool that watches allocations cannot see
+that: a redzone is part of the arena's allocation.  Here every buffer is copied from the arena into
+one allocation, and copied back after the run.  The allocation ends directly after the last element;
+the unused end of a strided tensor's last row is not part of it.  On CUDA this works only if torch
+does not cache allocations (PYTORCH_NO_CUDA_MEMORY_CACHING=1), since its cache returns parts of
+larger blocks.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from torch import Tensor
 from verify.cell.arena import Slot
 
 
-class Separate:
-    """Stands for the arena's bytes where buffers are taken from it: `Slot.view` slices it and looks
-    at its device."""
+class IsolatedBuffers:
+    """Replaces the arena's uint8 tensor in a launch: `Slot.view` slices it and reads its device."""
 
     def __init__(self, slots: Sequence[Slot], host: Tensor, device: str) -> None:
         self.device = torch.device(device)
@@ -31,7 +31,7 @@ class Separate:
         ]
 
     def __getitem__(self, where: slice) -> Tensor:
-        """The bytes of one buffer; raises IndexError if they are not inside one."""
+        """A slice of one buffer, as uint8; raises IndexError if it is not inside one buffer."""
         for (_, begin, end), memory in zip(self._parts, self._memory, strict=True):
             if begin <= where.start <= where.stop <= end:
                 return memory[where.start - begin : where.stop - begin]
@@ -44,7 +44,7 @@ class Separate:
 
 
 def _end(slot: Slot, host: Tensor) -> int:
-    """Just behind the last element; the start of an empty buffer."""
+    """The offset directly after the slot's last element; the start of an empty buffer."""
     view = slot.view(host)
     extent = (
         1 + sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))

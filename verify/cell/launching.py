@@ -1,4 +1,4 @@
-"""One launch inside a life: from the buffers of the arena to the arguments of an entry point."""
+"""One launch in a kernel process: it turns the arena's buffers into an entry point's arguments."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from verify.cell.loading import Breach
 from verify.variant import AttentionArgs, Descales, Gradients, Saved, Stored, Variant
 
 
-class _Turn:
-    """Whose code is running: `kernels` is true while an exception is the kernel's."""
+class _Running:
+    """The code that is running.  While `kernel_code` is true, the kernel causes any exception."""
 
-    kernels = True
+    kernel_code = True
 
 
-turn = _Turn()
+running = _Running()
 
 
 def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
@@ -43,14 +43,14 @@ def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
     entry, _ = variant.entry(message["entry"])
     if entry is None:
         raise Breach(f"{variant.name} has no {message['entry']}")
-    turn.kernels = True
+    running.kernel_code = True
     if message["entry"] == "backward":
         saved = Saved(buffers["out"], buffers["lse"])
         gradients = Gradients(buffers["dq"], buffers["dk"], buffers["dv"])
         entry(args, saved, buffers["dout"], gradients, workspace)
     else:
         entry(args, buffers["out"], buffers.get("lse"), workspace)
-    turn.kernels = False
+    running.kernel_code = False
 
 
 def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:

@@ -1,5 +1,4 @@
-"""Loading kernel files, inside a cell: declared variants, or a plain function that is made into
-one."""
+"""Loads a kernel file in a cell: its declared variants, or a variant made of its plain function."""
 
 from __future__ import annotations
 
@@ -25,34 +24,35 @@ _HELPERS = ROOT / "kernels" / "cuda"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file holds; undeclared if its one variant was made from a plain function; sources: see
-    `sources_of`.
+    """The contents of a kernel file.
 
-    unheard: the same function under the other layouts, which a finding may ask; see `plain.twin`.
+    undeclared: the one variant was made from a plain function.  sources: see `sources_of`.
+    twins: the same plain function in the other tensor layouts (`layout_twins.twin`), which a
+    finding can try.
     """
 
     variants: tuple[Variant, ...]
     undeclared: bool
     sources: tuple[str, ...]
-    interpreted: bool  # the file holds Triton kernels, and Triton interprets here
-    unheard: tuple[Variant, ...] = ()
+    interpreted: bool  # the file holds Triton kernels, and Triton's interpreter runs them
+    twins: tuple[Variant, ...] = ()
 
 
-_WRAPPERS = 8  # decorators around a kernel that are looked through
+_WRAPPERS = 8  # nested decorators around a kernel that are searched
 
 
 def load(path: Path, package_root: str) -> Loaded:
     """Import a kernel file and return its variants.
 
-    `VARIANT` or `VARIANTS` is taken as declared; else see `plain.find`.  Raises Breach when the
-    file holds neither.
+    They come from `VARIANT` or `VARIANTS`, or else from a plain function (`plain.find`).  Raises
+    Breach when the file holds neither.
     """
     try:
         module = _import(path, Path(package_root))
-    except DeclarationError as error:  # it says all that there is to say; a traceback would bury it
+    except DeclarationError as error:  # its message is complete; a traceback would hide it
         raise Breach(f"{path.name}: {error}") from None
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
-    # torch's own pseudo-modules call themselves "_ops.py" and the like, which is no path.
+    # torch's pseudo-modules have a __file__ such as "_ops.py", which is not a path.
     real = (Path(file) for file in files if file and Path(file).is_absolute())
     sources = sources_of({file.resolve() for file in real}, path.resolve())
     interpreted = _interprets(module, path.resolve().parent)
@@ -66,16 +66,15 @@ def load(path: Path, package_root: str) -> Loaded:
             )
         return Loaded(variants, False, sources, interpreted)
     try:
-        heard, *unheard = plain.variants(module, path, interpreted)
+        variant, *twins = plain.variants(module, path, interpreted)
     except DeclarationError as error:
         raise Breach(f"{path.name}: {error}") from None
-    return Loaded((heard,), True, sources, interpreted, tuple(unheard))
+    return Loaded((variant,), True, sources, interpreted, tuple(twins))
 
 
 def line_of(error: BaseException, path: str) -> str:
-    """The innermost line of that file that raised, as a SyntaxError tells it: " (mine.py, line 3)".
-
-    Empty where none of its lines did.
+    """The innermost line of the file in the traceback, in a SyntaxError's style:
+    " (mine.py, line 3)".  Empty if no line of the file is in the traceback.
     """
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]
@@ -83,23 +82,23 @@ def line_of(error: BaseException, path: str) -> str:
 
 
 def _interprets(module: ModuleType, folder: Path) -> bool:
-    """Whether Triton's interpreter runs a kernel that the module holds, or one beside it from which
-    it imports."""
-    beside = [
-        other
-        for other in list(sys.modules.values())
-        if (file := getattr(other, "__file__", None))
+    """Whether Triton's interpreter runs a kernel of this module, or of a loaded module in the same
+    folder."""
+    local = [
+        sibling
+        for sibling in list(sys.modules.values())
+        if (file := getattr(sibling, "__file__", None))
         and Path(file).is_absolute()
         and Path(file).resolve().parent == folder
     ]
     return any(
-        _is_interpreted(value) for each in (module, *beside) for value in list(vars(each).values())
+        _is_interpreted(value) for each in (module, *local) for value in list(vars(each).values())
     )
 
 
 def _is_interpreted(value: object) -> bool:
-    """Whether a value is an interpreted kernel, however often it is wrapped (Autotuner,
-    Heuristics): each wrapper's `fn`."""
+    """Whether a value is an interpreted kernel, possibly inside wrappers (Autotuner, Heuristics),
+    whose attribute `fn` holds the inner one."""
     for _ in range(_WRAPPERS):
         if type(value).__name__ == "InterpretedFunction":
             return True
@@ -110,17 +109,18 @@ def _is_interpreted(value: object) -> bool:
 
 
 def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
-    """The files that a kernel's hash covers, among those that its file imported.
+    """The files that a kernel's source hash covers.
 
-    These are the files of its folder.  A CUDA kernel adds its .cu file, the compiler
-    (`verify.cuda`), what it imports from kernels/cuda, and every header there.
+    They are the imported files of the kernel's folder and its .cu file.  For a kernel that imports
+    the CUDA compiler (`verify.cuda`), add the compiler, the imported files of kernels/cuda and
+    every header there.
     """
-    beside = {file for file in imported if file.parent == path.parent}
+    local = {file for file in imported if file.parent == path.parent}
     texts = {path.with_suffix(".cu")}
     if _COMPILER / "compile.py" in imported:
         texts |= {file for file in imported if file.parent in (_COMPILER, _HELPERS)}
         texts |= set(_HELPERS.glob("*.cuh"))
-    return tuple(sorted(str(file) for file in beside | {text for text in texts if text.is_file()}))
+    return tuple(sorted(str(file) for file in local | {text for text in texts if text.is_file()}))
 
 
 def _import(path: Path, root: Path) -> Any:
@@ -131,7 +131,7 @@ def _import(path: Path, root: Path) -> Any:
         return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     if not path.is_file():
         raise Breach(f"{path.name}: no such file")
-    name = f"accused_{path.stem}"
+    name = f"kernel_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise Breach(f"{path.name}: not a Python file")

@@ -1,8 +1,8 @@
-"""The judge's side of a cell: start it, ask it, time it, and say what became of it.
+"""The judge's side of a cell: it starts a kernel process, sends requests, and describes its end.
 
-A `ForkServer` is one environment's process (plain, or with Triton's interpreter); a `Cell` has at
-most one life forked from it. Whatever a kernel does to its life - an exception, a crash, a hang, a
-poisoned CUDA context - becomes a `Reply`; the next request finds a fresh life.
+A `ForkServer` is one environment's process (plain, or with Triton's interpreter).  A `Cell` has at
+most one kernel process, forked from it.  An exception, a crash, a hang or a broken CUDA context in
+that process becomes a `Reply`; the next request gets a fresh process.
 """
 
 from __future__ import annotations
@@ -46,19 +46,18 @@ __all__ = [
     "Reply",
 ]
 
-# seconds to load a kernel file, and to wait for a compiler that it has started
-_BUILD_DEADLINE = 900.0
-_MOST_BYTES = 1 << 50  # that a device has
-_MOST_MEMORY = 16 << 30  # bytes that a life may have to itself, on a machine with twice as much
+_BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler it has started
+_LARGEST_DEVICE = 1 << 50  # bytes; no device has more
+_MEMORY_LIMIT = 16 << 30  # bytes for one kernel process, on a machine with twice as much
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a request.  status: "ok", "unsupported", "breach", "raised", "out of memory",
-    "crash" or "hang".
+    """The outcome of a request.
 
-    grown: bytes by which the life's own memory grew during the request; kept, taken: of a run on a
-    device, see `DeviceMemory.watch`.  All texts are fit to be shown (`words.visible`).
+    status: "ok", "unsupported", "breach", "raised", "out of memory", "crash" or "hang".
+    seconds: duration.  grown: bytes by which the process's unshared memory grew.  kept, taken:
+    bytes on a device, see `DeviceMemory.watch`.  All texts have passed `untrusted_text.visible`.
     """
 
     status: str
@@ -75,24 +74,24 @@ class Reply:
         return self.status == "ok"
 
 
-class _Overgrown(Exception):  # noqa: N818 - an end of the life, not an error of ours
-    """A life takes more memory than it may."""
+class _TooMuchMemory(Exception):  # noqa: N818 - the kernel process's fault, not the judge's
+    """A kernel process takes more memory than it may."""
 
 
 class _Watch:
-    """Looks at a life while it works: what it takes, and whether it waits for a compiler, which is
-    no time of its own."""
+    """Watches a kernel process during a request: its memory, and whether a compiler runs, whose
+    time does not count."""
 
     def __init__(self, pid: int, building: float) -> None:
         self._pid = pid
         self._building = building
-        self._most = resident(pid) + most_memory()  # what it had before is not this request's
+        self._most = resident(pid) + memory_limit()  # memory from earlier requests does not count
 
     def counts(self, seconds: float) -> float:
-        """How many of the `seconds` that have passed count against the deadline.  Raises
-        _Overgrown."""
+        """How many of the passed `seconds` count against the deadline.  Raises
+        _TooMuchMemory."""
         if resident(self._pid) > self._most:
-            raise _Overgrown
+            raise _TooMuchMemory
         if self._building <= 0 or not compiling(self._pid):
             return seconds
         self._building -= seconds
@@ -100,46 +99,48 @@ class _Watch:
 
 
 def build_deadline() -> float:
-    """Seconds that a kernel file may take to load or to compile: VERIFY_BUILD_DEADLINE, or 900."""
+    """Seconds for loading or compiling a kernel file: VERIFY_BUILD_DEADLINE, or 900."""
     return settings.seconds("VERIFY_BUILD_DEADLINE", _BUILD_DEADLINE)
 
 
-def most_memory() -> float:
-    """Bytes that a life may have to itself: VERIFY_LIFE_MEMORY (GiB), or 16 GiB, but half of the
-    machine's at most."""
-    chosen = os.environ.get("VERIFY_LIFE_MEMORY")
-    if chosen is not None:
-        return float(chosen) * (1 << 30)
-    return min(_MOST_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2)
+def memory_limit() -> float:
+    """Bytes that a kernel process may have unshared: VERIFY_LIFE_MEMORY (in GiB) if it is set, else
+    16 GiB or half of the machine's memory, the smaller one."""
+    setting = os.environ.get("VERIFY_LIFE_MEMORY")
+    if setting is not None:
+        return float(setting) * (1 << 30)
+    return min(_MEMORY_LIMIT, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2)
 
 
-def _bytes(said: object) -> int:
-    """A number of bytes, as a life says it; 0 for what is none."""
-    return said if type(said) is int and 0 <= said < _MOST_BYTES else 0
+def _bytes(value: object) -> int:
+    """A number of bytes that a kernel process sent; 0 for anything that is not one."""
+    return value if type(value) is int and 0 <= value < _LARGEST_DEVICE else 0
 
 
 class Cell:
-    """One life at a time, which loads kernel files and runs them in the judge's arena."""
+    """One kernel process at a time, which loads kernel files and runs them in the judge's arena.
+
+    process_number: kernel processes started so far.
+    """
 
     def __init__(self, fork_server: ForkServer) -> None:
         self.environment = fork_server.environment
-        self.lives = 0
+        self.process_number = 0
         self._fork_server = fork_server
-        self._life: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._pid = 0
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the cell
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the cell
         self._loaded: set[str] = set()
         self._arena_generation = 0
-        self._hangs: Counter[str] = Counter()  # in a row, by variant
+        self._hangs: Counter[str] = Counter()  # consecutive hangs, by variant
         self._requests = 0
 
     # Requests.
 
     def load(self, path: str) -> Reply:
-        """Load a kernel file; the reply's data["variants"] describes what it holds."""
-        self._ensure_life()
-        # one that an earlier run's kernel left behind would hold this one up for ever
-        extension_locks.clear()
+        """Load a kernel file; the reply's data["variants"] describes its variants."""
+        self._ensure_process()
+        extension_locks.clear()  # a stale lock of an earlier run would block this request
         message = {"op": "load", "path": path, "package_root": str(ROOT)}
         reply = self._ask(message, build_deadline(), building=0.0)
         if reply.status == "hang":
@@ -154,8 +155,8 @@ class Cell:
         return reply
 
     def arch(self) -> str:
-        """The architecture that this cell's kernels run on: "sm_90", "cpu"..."""
-        self._ensure_life()
+        """The architecture that this cell's kernels run on, such as "sm_90" or "cpu"."""
+        self._ensure_process()
         reply = self._ask({"op": "device"}, self.environment.patience)
         if not reply.ok:
             raise InfrastructureError(
@@ -164,11 +165,11 @@ class Cell:
         return str(reply.data["arch"])
 
     def workspace(self, path: str, request: dict[str, Any]) -> Reply:
-        """Ask which scratch buffers the variant wants for these shapes."""
+        """Ask for the scratch buffers that the variant needs for these shapes."""
         return self._on_loaded(path, request | {"op": "workspace"}, self.environment.patience)
 
     def builds(self, path: str, variant: str, arch: str) -> Reply:
-        """Names of what the variant compiles for that arch: data["builds"]."""
+        """The names of the variant's builds for that architecture: data["builds"]."""
         return self._on_loaded(
             path, {"op": "builds", "variant": variant, "arch": arch}, self.environment.patience
         )
@@ -179,10 +180,9 @@ class Cell:
         return self._on_loaded(path, message, self.environment.patience)
 
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:
-        """Run one kernel over the arena as it is laid out; returns when the device is idle
-        again."""
+        """Run one kernel on the arena's buffers; returns when the device is idle again."""
         patience = float(os.environ.get("VERIFY_DEADLINE", self.environment.patience))
-        # A hang costs a deadline at every step of shrinking: once one is sure, patience is shorter.
+        # Every step of shrinking a hang costs a deadline: after two hangs the deadline is shorter.
         variant = str(request["variant"])
         sure = self._hangs[variant] > 1
         deadline = patience / 4 if sure else patience
@@ -194,20 +194,20 @@ class Cell:
         return reply
 
     def close(self) -> None:
-        """End the life."""
-        self._end_life()
+        """End the kernel process, and close the cell."""
+        self._end_process()
         self._log.close()
 
     def restart(self) -> None:
-        """End the life, and give back what it holds; the next request finds a fresh one."""
-        self._end_life()
+        """End the kernel process; the next request gets a fresh one."""
+        self._end_process()
 
-    # Below: lives and their ends.
+    # The kernel process: its start, its requests, its end.
 
     def _on_loaded(
         self, path: str, message: dict[str, Any], deadline: float, arena: Arena | None = None
     ) -> Reply:
-        self._ensure_life()
+        self._ensure_process()
         if path not in self._loaded:
             reply = self.load(path)
             if not reply.ok:
@@ -230,35 +230,34 @@ class Cell:
     ) -> Reply:
         """building: seconds for which a compiler may stop the clock, instead of
         `build_deadline`."""
-        assert self._life is not None
+        assert self._socket is not None
         watch = _Watch(self._pid, build_deadline() if building is None else building)
         begun = time.perf_counter()
         before = resident(self._pid)
-        self._life.settimeout(deadline)
+        self._socket.settimeout(deadline)
         self._requests += 1
         try:
-            send(self._life, message | {"request": self._requests}, fds)
-            data, _ = receive(self._life, countdown=Countdown(deadline, watch.counts))
+            send(self._socket, message | {"request": self._requests}, fds)
+            data, _ = receive(self._socket, countdown=Countdown(deadline, watch.counts))
             if data.get("request") != self._requests:
                 raise Closed("a reply to no request")
         except TimeoutError:
-            self._end_life()
+            self._end_process()
             return Reply(
                 "hang",
                 f"no answer within {deadline:g} s; killed",
                 seconds=time.perf_counter() - begun,
             )
-        except _Overgrown:
-            words = f"its process took {self._taken()}; killed"
-            self._end_life()
-            return Reply("out of memory", words, seconds=time.perf_counter() - begun)
+        except _TooMuchMemory:
+            text = f"its process took {self._taken()}; killed"
+            self._end_process()
+            return Reply("out of memory", text, seconds=time.perf_counter() - begun)
         except Closed as end:
             return Reply(
                 "crash", self._exit_description(str(end)), seconds=time.perf_counter() - begun
             )
         seconds = time.perf_counter() - begun
-        # The one place where a kernel's words reach the judge.  Paths of sources are opened, and
-        # never shown.
+        # Text of a kernel enters the judge only here.  Paths of sources are opened, never shown.
         sources = data.get("sources")
         data = visible_data(data)
         if sources is not None:
@@ -274,44 +273,44 @@ class Cell:
             taken=_bytes(data.get("taken")),
             data=data,
         )
-        if resident(self._pid) > most_memory():
+        if resident(self._pid) > memory_limit():
             reply = replace(
                 reply,
                 message=f"{reason}\nits process took {self._taken()}; a fresh one follows".strip(),
             )
-            self._end_life()
+            self._end_process()
         elif data.get("poisoned"):
-            self._end_life()
+            self._end_process()
         return reply
 
     def _taken(self) -> str:
-        taken, most = resident(self._pid) / (1 << 30), most_memory() / (1 << 30)
+        taken, limit = resident(self._pid) / (1 << 30), memory_limit() / (1 << 30)
         return (
-            f"{taken:.1f} GiB of memory, more than the {most:.1f} GiB that it may have"
+            f"{taken:.1f} GiB of memory, more than the {limit:.1f} GiB that it may have"
             " (VERIFY_LIFE_MEMORY, in GiB)"
         )
 
-    def _ensure_life(self) -> None:
-        # What can be read between two requests is the end of a life that died idle (with its fork
-        # server, say), or words that nobody asked for; neither is an answer to the next request.
-        if self._life is not None and select.select([self._life], [], [], 0)[0]:
-            self._end_life()
-        if self._life is not None:
+    def _ensure_process(self) -> None:
+        # Data between two requests means that the process has ended (with its fork server, for
+        # example), or sent something unasked.  Neither is an answer to the next request.
+        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self._end_process()
+        if self._socket is not None:
             return
         self._log.seek(0)
         self._log.truncate()
-        self._life, self._pid = self._fork_server.fork(self._log.fileno())
+        self._socket, self._pid = self._fork_server.fork(self._log.fileno())
         self._loaded.clear()
         self._arena_generation = 0
-        self.lives += 1
+        self.process_number += 1
 
-    def _end_life(self) -> int | None:
-        """Kill the life, if any, and return its exit status."""
-        if self._life is None:
+    def _end_process(self) -> int | None:
+        """Kill the kernel process, if there is one, and return its exit status."""
+        if self._socket is None:
             return None
         held = extension_locks.held_by(self._pid)
-        self._life.close()
-        self._life = None
+        self._socket.close()
+        self._socket = None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -321,11 +320,12 @@ class Cell:
         return status
 
     def _exit_description(self, garbage: str) -> str:
-        """How the life ended, and its last words; `garbage`: what made its reply unreadable, if it
-        sent one."""
-        # Killing does not change how a process that is already dying ends; it does end one that
-        # only closed its socket.
-        status = self._end_life()
+        """How the kernel process ended, and the end of its output.
+
+        garbage: why its reply was unreadable; "" if it sent none.
+        """
+        # A process that is ending keeps its exit status; one that only closed its socket is killed.
+        status = self._end_process()
         if garbage:
             how = f"sent {garbage}; killed"
         elif status is None:
@@ -339,6 +339,6 @@ class Cell:
             how = f"exited with status {status}"
         with contextlib.suppress(OSError):
             self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
-            words = visible(self._log.read().decode(errors="replace")).strip()
-            return f"{how}\n{words}" if words else how
+            output = visible(self._log.read().decode(errors="replace")).strip()
+            return f"{how}\n{output}" if output else how
         return how

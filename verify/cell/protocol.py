@@ -1,7 +1,6 @@
-"""What judge and cell say to each other: length-prefixed JSON over a Unix socket, with file
-descriptors beside it.
+"""The protocol between judge and cell: length-prefixed JSON and file descriptors on a Unix socket.
 
-JSON, because the judge must never execute anything that a kernel's process sends.
+It is JSON because the judge must never execute anything that a kernel process sends.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from typing import Any
 
 _HEADER = struct.Struct("<I")
 _LIMIT = 64 << 20
-_SLICE = 0.5  # seconds between two looks of whoever watches the other side
+_SLICE = 0.5  # seconds between two calls of a Countdown's `counts`
 
 
 class Closed(Exception):  # noqa: N818 - the other side's end, not an error of ours
-    """The other side is gone."""
+    """The other side has closed the connection, or sent something that is not a message."""
 
 
 class Countdown:
-    """The time that one whole message may take, in however many parts it comes.
+    """The time limit of one message, which can arrive in many parts.
 
     counts: called about twice a second with the seconds that have passed since the last call;
-    returns how many of them count.  Without it all do.
+    returns how many of them count against the limit.  Without it all of them count.
     """
 
     def __init__(self, seconds: float, counts: Callable[[float], float] | None = None) -> None:
@@ -47,8 +46,10 @@ class Countdown:
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
-    """Send one message; `fds` travel with its first byte.  Raises Closed, TimeoutError past the
-    socket's timeout."""
+    """Send one message; `fds` are attached to its first byte.
+
+    Raises Closed, and TimeoutError after the socket's timeout.
+    """
     body = json.dumps(message).encode()
     data = _HEADER.pack(len(body)) + body
     try:
@@ -63,8 +64,9 @@ def receive(
 ) -> tuple[dict[str, Any], list[int]]:
     """Receive one message and its descriptors.
 
-    The whole of it must come within the socket's timeout, or before `countdown` ends.  Raises
-    Closed at the stream's end and for what is no message, TimeoutError.
+    The complete message must arrive within the socket's timeout, or before `countdown` ends.
+    Raises TimeoutError if it does not, and Closed at the end of the stream or for anything that is
+    not a message.
     """
     timeout = sock.gettimeout()
     if countdown is None and timeout is not None:
@@ -102,7 +104,7 @@ def _receive(
 def _part(
     sock: socket.socket, size: int, max_fds: int, countdown: Countdown | None
 ) -> tuple[bytes, list[int]]:
-    """The next bytes, at least one, and what descriptors came with them."""
+    """The next bytes, at least one, and the descriptors that came with them."""
     fds: list[int] = []
     while True:
         if countdown is not None:
@@ -117,7 +119,7 @@ def _part(
         except TimeoutError:
             if countdown is None:
                 raise
-            continue  # the countdown says whether that was all
+            continue  # the countdown decides whether the time is over
         if not part:
             raise Closed
         return part, fds

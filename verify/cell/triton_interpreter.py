@@ -1,19 +1,21 @@
 """Repairs of Triton's interpreter, so that a kernel computes there what it computes on an NVIDIA
 GPU.
 
-The interpreter keeps bfloat16 and 8-bit floats as integers of the same width, and in several places
-works on those integers as if they were the values; its own conversions between float formats
+The interpreter stores bfloat16 and 8-bit floats as integers of the same width.  In several places
+it computes with these integers as if they were the values.  Its conversions between float formats
 truncate, lose carries and misread infinities.  `repair` replaces these places:
 
-    float casts        to nearest, ties to even (or toward zero where asked); 8-bit formats
-    saturate, as `cvt.rn.satfinite` does tl.dot             operands are taken exactly to fp32 and
-    accumulated there; tf32 drops the low 13 bits of fp32 operands, as
-                       mma.sync and wgmma do with registers that hold fp32
-    bf16, fp8 maths    arithmetic, comparisons, sums and scans on values: computed in fp32, rounded
-    once minimum, maximum   return the operand that is no NaN unless NaN is asked to propagate, as
-    min.f32 and max.f32 do scalar indices     one-element arrays become Python integers again (numpy
-    >= 2.4 refuses that for triton 3.6) waste              what it computes for nothing
-    (`verify.cell.triton_interpreter_waste`)
+- Float casts round to nearest, ties to even (or toward zero if asked); 8-bit formats saturate, as
+  `cvt.rn.satfinite` does.
+- tl.dot converts operands exactly to fp32 and accumulates in fp32; tf32 drops the low 13 bits of
+  fp32 operands, as mma.sync and wgmma do with registers that hold fp32.
+- bf16 and fp8 arithmetic, comparisons, sums and scans work on values: they compute in fp32 and
+  round once.
+- minimum and maximum return the operand that is not NaN, unless NaN shall propagate, as min.f32 and
+  max.f32 do.
+- Scalar indices: one-element arrays become Python integers again (numpy >= 2.4 refuses that for
+  triton 3.6).
+- Needless work is left out (`verify.cell.triton_interpreter_waste`).
 
 Not repaired: atomics on bf16, which raise here; ulp-level differences of exp2 and log2; fused
 multiply-add.
@@ -35,8 +37,8 @@ from verify.cell.triton_interpreter_waste import spare
 
 Array = NDArray[Any]
 
-# What repair() replaces or calls, with the parameters it counts on.  The same in triton 3.6 and
-# 3.7.
+# The functions that repair() replaces or calls, with the parameters that it expects.  Triton 3.6
+# and 3.7 have the same.
 _BUILDER = "InterpreterBuilder"
 _INTERNALS = {
     "TensorHandle": ("data", "dtype", "attr"),
@@ -84,8 +86,8 @@ _INTERNALS = {
 
 @dataclass(frozen=True)
 class _Encoding:
-    """How a float format lies in bits: sign, exponent, fraction; `beyond` encodes what is too large
-    for `max`."""
+    """The bits of a float format: sign, exponent, fraction.  `beyond` encodes values above
+    `max`."""
 
     format: DType
     storage: str  # the numpy dtype that the interpreter keeps it in
@@ -109,7 +111,7 @@ def _encoding(name: str, storage: str, *, saturates: bool = False, nan: int) -> 
     return _Encoding(DTYPES[name], storage, saturates, nan)
 
 
-# By triton's name of the dtype.
+# Triton's name of a dtype -> its encoding.
 _ENCODINGS = {
     "fp64": _encoding("float64", "float64", nan=0x7FFF_FFFF_FFFF_FFFF),
     "fp32": _encoding("float32", "float32", nan=0x7FFF_FFFF),
@@ -122,8 +124,8 @@ _PACKED = ("bf16", "fp8e4nv", "fp8e5")  # kept as integers
 
 
 def _magnitude_bits(magnitude: Array, format: DType, rounding: Callable[[Array], Array]) -> Array:
-    """The bits of finite magnitudes (float64): with spacing 2**(e - p + 1) at exponent e they count
-    the format's numbers."""
+    """The bits of finite magnitudes (float64).  They count the format's numbers, whose spacing at
+    exponent e is 2**(e - p + 1)."""
     _, exponent = np.frexp(magnitude)
     exponent = np.where(magnitude == 0, format.emin, np.maximum(exponent - 1, format.emin)).astype(
         np.int64
@@ -135,11 +137,10 @@ def _magnitude_bits(magnitude: Array, format: DType, rounding: Callable[[Array],
 
 
 def encode(values: Array, dtype: str, *, toward_zero: bool = False) -> Array:
-    """Round floats or integers to a format, named as triton does ("bf16", "fp8e4nv", ...), in the
-    interpreter's storage.
+    """Round floats or integers to a format; returns the interpreter's storage of it.
 
-    To nearest, ties to even, or toward zero.  Every step before the one rounding is exact for
-    floats up to float64.
+    dtype: triton's name of the format ("bf16", "fp8e4nv", ...).  It rounds once, to nearest, ties
+    to even, or toward zero; every step before is exact for floats up to float64.
     """
     encoding = _ENCODINGS[dtype]
     if dtype == "bf16" and values.dtype == np.float32 and not toward_zero:
@@ -164,7 +165,8 @@ def encode(values: Array, dtype: str, *, toward_zero: bool = False) -> Array:
 
 
 def _upper_halves(values: Array) -> Array:
-    """fp32 to the nearest bf16, which has the same exponents: a carry moves into the upper half."""
+    """fp32 to the nearest bf16, as uint16.  Both have the same exponents: a carry moves into the
+    upper half."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = (bits + (odd + np.uint32(0x7FFF))) >> np.uint32(16)
@@ -192,8 +194,8 @@ def _values_of_all_bits(dtype: str) -> Array:
 
 
 def decode(data: Array, dtype: str) -> Array:
-    """The interpreter's storage of a format as floats: packed formats as fp32, the others as they
-    are; always exact."""
+    """The exact values of the interpreter's storage of a format: packed formats as fp32, the others
+    unchanged."""
     if dtype == "bf16":
         return np.asarray((data.astype(np.uint32) << 16).view(np.float32))
     return np.asarray(_values_of_all_bits(dtype)[data]) if dtype in _PACKED else data
@@ -201,11 +203,11 @@ def decode(data: Array, dtype: str) -> Array:
 
 @functools.cache
 def repair() -> tuple[str, ...]:
-    """Repair the interpreter in this process; returns the names of the repairs.  Calling it again
-    changes nothing.
+    """Repair the interpreter in this process; returns the names of the repairs.
 
-    For a process that set TRITON_INTERPRET=1 before it imported triton.  Raises RuntimeError if it
-    did not, or if this triton's interpreter is not built as this module knows it.
+    A second call changes nothing.  The process must have set TRITON_INTERPRET=1 before it imported
+    triton.  Raises RuntimeError if it has not, or if the interpreter of this triton differs from
+    those that this module can repair.
     """
     import triton
     from triton.runtime import interpreter
@@ -230,27 +232,27 @@ def repair() -> tuple[str, ...]:
 
 
 def _check_internals(interpreter: Any, version: str) -> None:
-    """Raise RuntimeError naming what is missing or takes other parameters than `_INTERNALS`
-    says."""
-    wrong = []
+    """Raise RuntimeError, naming every function of `_INTERNALS` that is missing or has other
+    parameters."""
+    differences = []
     for path, parameters in _INTERNALS.items():
         try:
-            found = functools.reduce(getattr, path.split("."), interpreter)
-            if tuple(inspect.signature(found).parameters) != parameters:
-                wrong.append(
-                    f"{path}{inspect.signature(found)}, expected ({', '.join(parameters)})"
+            member = functools.reduce(getattr, path.split("."), interpreter)
+            if tuple(inspect.signature(member).parameters) != parameters:
+                differences.append(
+                    f"{path}{inspect.signature(member)}, expected ({', '.join(parameters)})"
                 )
         except AttributeError:
-            wrong.append(f"no {path}")
-    if wrong:
+            differences.append(f"no {path}")
+    if differences:
         raise RuntimeError(
             f"triton {version}: its interpreter differs from those that"
-            f" verify/cell/triton_interpreter.py repairs (3.6, 3.7): {'; '.join(wrong)}"
+            f" verify/cell/triton_interpreter.py repairs (3.6, 3.7): {'; '.join(differences)}"
         )
 
 
 def _name(handle_or_type: Any) -> str:
-    """Triton's name of a handle's, or of a type's, scalar dtype."""
+    """Triton's name of the scalar dtype of a handle or a type."""
     return str(getattr(handle_or_type, "dtype", handle_or_type).scalar.name)
 
 
@@ -356,18 +358,18 @@ def _repair_arithmetic(interpreter: Any) -> None:
 
 
 def _repair_sums(interpreter: Any) -> None:
-    """Only these reductions work on the integers: tl.max and its like widen first, any other
-    combines element by element."""
+    """Repair the reductions that work on the integers.  tl.max and similar ones widen first; all
+    others combine element by element."""
     import triton.language as tl
 
     def repaired(original: Callable[..., Any]) -> Callable[..., Any]:
         def reduce(self: Any, input: Any) -> Any:
             if _name(input) not in _PACKED:
                 return original(self, input)
-            found = original(
+            sums = original(
                 self, self.to_tensor(decode(input.handle.data, _name(input)), tl.float32)
             )
-            (wide,) = found if isinstance(found, list) else (found,)
+            (wide,) = sums if isinstance(sums, list) else (sums,)
             data = encode(wide.handle.data, _name(input))
             kind = (
                 tl.block_type(input.dtype, list(data.shape))
@@ -375,7 +377,7 @@ def _repair_sums(interpreter: Any) -> None:
                 else input.dtype
             )
             narrow = tl.core.tensor(interpreter.TensorHandle(data, input.dtype.scalar), kind)
-            return [narrow] if isinstance(found, list) else narrow
+            return [narrow] if isinstance(sums, list) else narrow
 
         return reduce
 

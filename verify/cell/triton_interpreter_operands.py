@@ -1,12 +1,12 @@
-"""Operands of Triton's binary operators, made alike by a plan made once for each pair of types.
+"""Conversion of the operands of Triton's binary operators, planned once for each pair of types.
 
-Triton decides for every operation anew which type both operands are cast to and which shape they
-are broadcast to.  Both depend on the operands' types alone, so `plan_once` remembers them.  Nor are
-operands copied to that shape: numpy broadcasts within the operation, which all operators are that
-ask for it (what they return is of the full shape, since both operands go into it).
+For every operation Triton decides again to which type it casts both operands, and to which shape it
+broadcasts them.  Both depend only on the operands' types, so `plan_once` remembers them.  Operands
+are not copied to the common shape: numpy broadcasts inside the operation, and all operators that
+broadcast are such operations.  Their result has the full shape, since both operands go into it.
 
-Left to Triton: plain numbers outside int32 or fp32's normal range, integer types that such numbers
-need not fit, blocks of different ranks, and whatever raises.
+Triton still handles plain numbers outside int32 or fp32's normal range, integer types that such
+numbers may not fit, blocks of different ranks, and everything that raises.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 _INT32 = 1 << 31
 _TINY = 2.0**-126  # fp32's least normal number
 _HUGE = (2 - 2.0**-23) * 2.0**127  # and its largest
-_WIDE = ("int32", "int64")  # what every int32 fits
+_WIDE = ("int32", "int64")  # types that hold every int32
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What becomes of one operand: it is cast to `scalar` unless that is None, then of `type`.
+    """The conversion of one operand: cast it to `scalar` unless that is None, then give it `type`.
 
-    same: it is left as it is.
+    same: leave it as it is.
     """
 
     scalar: Any
@@ -39,7 +39,7 @@ def plan_once(interpreter: Any) -> None:
     semantic, core = interpreter.TritonSemantic, interpreter.tl.core
     make_alike = semantic.binary_op_type_checking_impl
     tensor_class = core.tensor
-    plans: dict[Hashable, tuple[_Side, _Side] | None] = {}  # None: each time anew
+    plans: dict[Hashable, tuple[_Side, _Side] | None] = {}  # None: Triton decides every time
 
     def key(operand: Any) -> str:
         kind = type(operand)
@@ -49,7 +49,7 @@ def plan_once(interpreter: Any) -> None:
             return "int" if -_INT32 <= operand < _INT32 else ""
         if kind is float:
             size = abs(operand)
-            # What Triton takes for an fp32; NaN, which it does too, is left to it.
+            # Triton takes these for fp32.  NaN too, but NaN is left to Triton.
             return "float" if _TINY <= size <= _HUGE or size in (0.0, math.inf) else ""
         return ""
 
@@ -68,11 +68,11 @@ def plan_once(interpreter: Any) -> None:
         of_pair = (left, right, flags)
         plan = plans.get(of_pair)
         if plan is None:
-            # Raises where they cannot be made alike.
-            done: tuple[Any, Any] = make_alike(self, lhs, rhs, *flags)
+            # Raises if they have no common type.
+            converted: tuple[Any, Any] = make_alike(self, lhs, rhs, *flags)
             if of_pair not in plans:
-                plans[of_pair] = _plan(core, lhs, rhs, done) if left and right else None
-            return done
+                plans[of_pair] = _plan(core, lhs, rhs, converted) if left and right else None
+            return converted
         first, second = plan
         return (
             lhs if first.same else made(self, lhs, first),
@@ -89,17 +89,17 @@ def plan_once(interpreter: Any) -> None:
     semantic.binary_op_type_checking_impl = alike
 
 
-def _plan(core: Any, lhs: Any, rhs: Any, done: tuple[Any, Any]) -> tuple[_Side, _Side] | None:
-    """What was done to two operands, for others of the same types.
+def _plan(core: Any, lhs: Any, rhs: Any, converted: tuple[Any, Any]) -> tuple[_Side, _Side] | None:
+    """The plan for two operands' types, from Triton's conversion of the operands.
 
-    None where it may depend on more than the types.
+    None if the conversion can depend on more than the types.
     """
     tensors = [part for part in (lhs, rhs) if type(part) is core.tensor]
     ranks = {len(part.type.shape) for part in tensors if part.type.is_block()}
-    if len(ranks) > 1 or any(not _plain(part.type.scalar) for part in done):
+    if len(ranks) > 1 or any(not _plain(part.type.scalar) for part in converted):
         return None
     sides = []
-    for before, after in zip((lhs, rhs), done, strict=True):
+    for before, after in zip((lhs, rhs), converted, strict=True):
         scalar = after.type.scalar
         if type(before) is not core.tensor:
             if scalar.is_int() and scalar.name not in _WIDE:
@@ -112,5 +112,5 @@ def _plan(core: Any, lhs: Any, rhs: Any, done: tuple[Any, Any]) -> tuple[_Side, 
 
 
 def _plain(scalar: Any) -> bool:
-    """Whether a type's name says all of it."""
+    """Whether the type's name determines the type."""
     return not scalar.is_ptr() or scalar.address_space == 1

@@ -1,17 +1,18 @@
-"""What Triton's interpreter computes for nothing, and no result depends on: left out, or computed
-once.
+"""Removes needless work from Triton's interpreter: no result depends on it.
 
-    overflow checks    of integers, whose outcome is thrown away unless `debug` is on patching
-    of the language's functions, anew at every call of a device function numpy dtypes       looked
-    up in a table that is built for each look types and shapes   of every tensor made anew, names
-    included; the same few are meant each time broadcasting       of blocks that have the same shape
-    already operands' types    of binary operators, decided anew for each
-    (`verify.cell.triton_interpreter_operands`) keyword arguments  copied at every call of the
-    language, and then looked for constants          of compile time, looked for in what holds none
-    dtypes             compared by name, sizes of elements by their bits, casts chosen among a dozen
-    kinds
+The interpreter spends two thirds of its time on this work, since tensor programs are short and
+their tiles small.  Each item is left out, or done once:
 
-Tensor programs are short and their tiles small, so this is two thirds of the interpreter's time.
+- overflow checks of integers, whose result is ignored unless `debug` is on;
+- patching the language's functions at every call of a device function;
+- looking up numpy dtypes in a table that is built for each look-up;
+- making types, shapes and names again for every tensor, although only a few occur;
+- broadcasting blocks that have the same shape already;
+- deciding the common type of a binary operator's operands each time
+  (`verify.cell.triton_interpreter_operands`);
+- copying keyword arguments at every call of the language, and then searching them;
+- looking for compile-time constants in values that hold none;
+- comparing dtypes by name and element sizes by their bits, and choosing casts among a dozen kinds.
 """
 
 from __future__ import annotations
@@ -73,8 +74,7 @@ def _look_up_once(interpreter: Any) -> None:
 
 
 def _sizes(core: Any, shape: Any) -> tuple[int, ...] | None:
-    """A shape as plain integers, or None if it holds anything else (which its class then
-    refuses)."""
+    """A shape as plain integers, or None if it holds anything else (which its class refuses)."""
     if type(shape) is core.tuple:
         shape = shape.values
     elif type(shape) is not list:
@@ -84,8 +84,8 @@ def _sizes(core: Any, shape: Any) -> tuple[int, ...] | None:
 
 
 def _make_types_once(core: Any) -> None:
-    """A block type's shape, size and name, and a tensor's, are those of the first of their kind:
-    nothing changes them."""
+    """Share the shape, size and name of equal block types, and of tensors of equal types: nothing
+    changes them."""
     of_types: dict[Hashable, tuple[Any, Any, Any]] = {}
     of_tensors: dict[str, tuple[Any, Any]] = {}  # a type's name holds its shape
     make_type: Callable[..., None] = core.block_type.__init__
@@ -94,25 +94,25 @@ def _make_types_once(core: Any) -> None:
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = _sizes(core, shape)
         key = (element_ty.name, sizes)
-        found = of_types.get(key) if sizes is not None else None
-        if found is not None:
+        fields = of_types.get(key) if sizes is not None else None
+        if fields is not None:
             self.element_ty = element_ty
-            self.shape, self.numel, self.name = found
+            self.shape, self.numel, self.name = fields
             return
-        make_type(self, element_ty, shape)  # raises where the shape is none
+        make_type(self, element_ty, shape)  # raises if this is not a shape
         if sizes is not None:
             of_types[key] = self.shape, self.numel, self.name
 
     def tensor(self: Any, handle: Any, type: Any) -> None:
-        found = of_tensors.get(type.name)
-        if found is None:
+        fields = of_tensors.get(type.name)
+        if fields is None:
             make_tensor(self, handle, type)
             of_tensors[type.name] = self.numel, self.shape
             return
         self.handle = handle
         self.type = type
         self.dtype = type.scalar
-        self.numel, self.shape = found
+        self.numel, self.shape = fields
 
     core.block_type.__init__ = block_type
     core.tensor.__init__ = tensor
@@ -146,8 +146,7 @@ def _broadcast_where_needed(core: Any, semantic: Any) -> None:
 
 def _pass_keywords_on(interpreter: Any) -> None:
     semantic, core = interpreter.interpreter_semantic, interpreter.tl.core
-    # What `builtin` puts around a function only checks that it gets the keyword that `call` gives
-    # it.
+    # The wrapper that `builtin` adds only checks for the keyword that `call` passes.
     checking = core.builtin(lambda: None).__code__
 
     def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
@@ -176,7 +175,7 @@ def _operator(core: Any, semantic: Any, name: str) -> Callable[..., Any]:
 
 
 def _unwrap_plainly(core: Any) -> None:
-    """Most of what is asked for its value is no constant of compile time, nor does it hold any."""
+    """Return most values directly: they are no compile-time constants, and hold none."""
     unwrap: Callable[[Any], Any] = core._unwrap_if_constexpr
     constant = core.constexpr
     plain = {core.tensor, core.dtype, core.block_type, core.pointer_type}
@@ -192,7 +191,7 @@ def _unwrap_plainly(core: Any) -> None:
 
 
 def _compare_names(core: Any) -> None:
-    """Scalar types are compared all the time, and nearly always two that are the same object."""
+    """Compare dtypes by identity first: most compared scalar types are the same object."""
     equal: Callable[[Any, Any], bool] = core.dtype.__eq__
 
     def same(self: Any, other: Any) -> bool:
@@ -202,7 +201,7 @@ def _compare_names(core: Any) -> None:
 
 
 def _check_sizes_once(interpreter: Any) -> None:
-    """Whether an array's elements fit a type depends on the two dtypes alone."""
+    """Check once per pair of dtypes whether an array's elements fit a type."""
     check: Callable[[Any, Any], bool] = interpreter._validate_np_data_size
     refuse: Callable[[Any], None] = interpreter.TensorHandle.__post_init__
     fitting: set[tuple[str, int]] = set()
@@ -224,7 +223,7 @@ def _check_sizes_once(interpreter: Any) -> None:
 
 
 def _cast_plainly(interpreter: Any) -> None:
-    """Between integers, and between fp32 and wider formats than 8 bits, every cast is one call."""
+    """Make a cast one call between integers, and between fp32 and formats wider than 8 bits."""
     semantic, core = interpreter.TritonSemantic, interpreter.tl.core
     cast: Callable[..., Any] = semantic.cast
     integers = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}

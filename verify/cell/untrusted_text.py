@@ -1,32 +1,32 @@
-"""Words of a cell: text that a kernel had a hand in, made fit to be shown and stored."""
+"""Untrusted text: makes text from a kernel process safe to show and to store."""
 
 from __future__ import annotations
 
 import unicodedata
 from typing import Any
 
-_MOST = 16_000  # characters of one text: a page of a traceback, not a flood
-# Controls, format characters (among them those that turn the direction of text), lone surrogates,
-# line and paragraph ends.
+_MAX_CHARACTERS = 16_000  # in one text: a long traceback fits
+# Control characters, format characters (they can change the direction of text), lone surrogates,
+# line and paragraph separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def visible(text: str) -> str:
-    r"""`text` with each character that a terminal or a file may not show as it is written as an
-    escape: \x1b, \u202e, \udcff.
+    r"""The text with every unsafe character written as an escape: \x1b, \u202e, \udcff.
 
-    Newlines and tabs stay.  What is too long is cut, and says so.
+    A character is unsafe if a terminal or a file could show it as something else.  Newlines and
+    tabs stay.  A text that is too long is cut, and ends with the number of missing characters.
     """
-    if len(text) > _MOST:
-        text = f"{text[:_MOST]} ... ({len(text) - _MOST} more characters)"
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[:_MAX_CHARACTERS]} ... ({len(text) - _MAX_CHARACTERS} more characters)"
     if text.isascii() and text.isprintable():
         return text
-    return "".join(map(_shown, text))
+    return "".join(map(_escaped, text))
 
 
 def visible_data(data: Any) -> Any:
-    """JSON data with all its texts `visible`, keys included; for data of a size that wire.receive
-    lets through."""
+    """JSON data with `visible` applied to all texts and keys.  `protocol.receive` limits its size
+    and depth."""
     if isinstance(data, str):
         return visible(data)
     if isinstance(data, list):
@@ -36,7 +36,7 @@ def visible_data(data: Any) -> Any:
     return data
 
 
-def _shown(character: str) -> str:
+def _escaped(character: str) -> str:
     if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
         return character
     code = ord(character)

@@ -2,8 +2,8 @@
 oracles, test.
 
 Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
-incomplete; docs/command-line.md tells them, the commands and the environment.  What takes a second
-to import is imported by the command that needs it.
+incomplete.  docs/command-line.md describes them, the commands and the environment variables.  A
+module that takes long to import is imported by the command that needs it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["USAGE", "UsageError", "app", "console", "main"]
 def app() -> None:
     """Decides whether an attention kernel is right, and shows why.
 
-    Start with `verify report` (an accuracy report of this machine), `verify run my_kernel.py` (your
-    own kernel on trial) or `verify list` (who is on trial here).
+    Start with `verify report` (judge the collection and write a report), `verify run my_kernel.py`
+    (judge your kernel) or `verify list` (list the kernels).
 
     Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
     incomplete.
@@ -57,6 +57,7 @@ for _command in (
     report.compare,
     tools.list_variants,
     report.recheck,
+    report.witness,
     tools.bench,
     tools.sanitize,
     tools.test,

@@ -1,5 +1,5 @@
-"""Bench: what the suite itself costs.  Builds, judged cases per second and where they spend it, the
-fp64 reference's rate."""
+"""Bench: measures the suite itself: builds, judged cases per second, the time of their steps, and
+the fp64 reference's rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from references.attention import forward
 from references.definition import Attention
 from references.masks import Causal, Full, Lengths, Window
-from verify.campaign.run import workers as workers_here
+from verify.campaign.run import worker_count
 from verify.campaign.runner import RunRequest, evidence_of, execute
 from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
@@ -31,28 +31,30 @@ _MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
 
 
 def bench(console: Console, seconds: float, workers: str, select: str = "") -> int:
-    """Measure and print all three; `select` narrows the campaign as pytest -k does.  Returns an
-    exit code."""
-    found = [
+    """Measure and print builds, the reference's rate and a campaign of `seconds`.
+
+    select: limits the campaign's targets, like pytest -k.  Returns an exit code.
+    """
+    variants = [
         declaration for declaration in roster().declarations if excludes_here(declaration) is None
     ]
-    count = workers_here()
+    count = worker_count()
     _print_reference(console)
     if environment().device == "cuda":
-        _print_builds(console, found, count)
-    order = RunRequest(
+        _print_builds(console, variants, count)
+    request = RunRequest(
         profile="gpu" if environment().device == "cuda" else "dev", workers=workers, select=select
     )
-    status = execute(order, console, time.monotonic() + seconds)
-    evidence = evidence_of(order)
+    status = execute(request, console, time.monotonic() + seconds)
+    evidence = evidence_of(request)
     if evidence is not None and evidence.verdicts:
         console.print(breakdown(evidence))
     return status
 
 
 def builds(declaration: Declaration) -> Iterator[tuple[Config, Problem]]:
-    """One small problem for every build of a variant: (config, dtype, head-dim bucket, mask kind,
-    aligned bit)."""
+    """(config, small problem) for every build of a variant: each config, dtype, head-dim bucket,
+    mask kind and alignment."""
     for config in declaration.configs:
         for dtype in declaration.support.dtypes:
             for bucket in declaration.head_dim_buckets:
@@ -65,18 +67,18 @@ def builds(declaration: Declaration) -> Iterator[tuple[Config, Problem]]:
 
 
 def warm(declaration: Declaration, count: int) -> tuple[int, float]:
-    """Make every build of a variant with `count` cells at once; returns (builds, seconds)."""
+    """Compile all builds of a variant in `count` parallel cells; returns (builds, seconds)."""
     fork_server = ForkServer(environment())
     probe = Cell(fork_server)
     arch = probe.arch()
     probe.close()
     benches: SimpleQueue[tuple[Cell, Arena]] = SimpleQueue()
-    made = [(Cell(fork_server), Arena()) for _ in range(count)]
-    for cell, _ in made:
+    pairs = [(Cell(fork_server), Arena()) for _ in range(count)]
+    for cell, _ in pairs:
         cell.load(
             declaration.path
         )  # one after the other: a fork server serves one caller at a time
-    for pair in made:
+    for pair in pairs:
         benches.put(pair)
 
     def build(item: tuple[Config, Problem]) -> str:
@@ -93,25 +95,25 @@ def warm(declaration: Declaration, count: int) -> tuple[int, float]:
     with ThreadPoolExecutor(count) as pool:
         statuses = list(pool.map(build, items))
     elapsed = time.perf_counter() - begun
-    for cell, arena in made:
+    for cell, arena in pairs:
         cell.close()
         arena.close()
     fork_server.close()
     return statuses.count("ok"), elapsed
 
 
-def _print_builds(console: Console, found: list[Declaration], count: int) -> None:
+def _print_builds(console: Console, variants: list[Declaration], count: int) -> None:
     table = Table("variant", "builds", "seconds", f"workers ({count})", title="builds, cold cache")
-    for declaration in found:
+    for declaration in variants:
         if declaration.head_dim_buckets:
-            done, elapsed = warm(declaration, count)
-            table.add_row(declaration.ref, str(done), f"{elapsed:.1f}", str(count))
+            built, elapsed = warm(declaration, count)
+            table.add_row(declaration.ref, str(built), f"{elapsed:.1f}", str(count))
     console.print(table)
 
 
 def breakdown(evidence: Evidence) -> Table:
-    """Judged cases per second between the first and the last verdict, and the mean milliseconds of
-    each step by variant."""
+    """A table of each variant's mean milliseconds per step; its title gives the judged cases per
+    second between the first and the last verdict."""
     steps = ("generate", "run", "reference", "bound", "record")
     cases: dict[str, tuple[str, dict[str, float]]] = {}
     for verdict in evidence.verdicts:
@@ -126,14 +128,17 @@ def breakdown(evidence: Evidence) -> Table:
     title = f"{len(cases)} judged cases in {span:.1f} s: {len(cases) / span:.0f} cases/s"
     table = Table("variant", "cases", *(f"{step} (ms)" for step in steps), title=title)
     for variant in sorted({name for name, _ in cases.values()}):
-        mine = [seconds for name, seconds in cases.values() if name == variant]
-        means = (1e3 * sum(seconds[step] for seconds in mine) / len(mine) for step in steps)
-        table.add_row(variant, str(len(mine)), *(f"{mean:.2f}" for mean in means))
+        of_variant = [seconds for name, seconds in cases.values() if name == variant]
+        means = (
+            1e3 * sum(seconds[step] for seconds in of_variant) / len(of_variant) for step in steps
+        )
+        table.add_row(variant, str(len(of_variant)), *(f"{mean:.2f}" for mean in means))
     return table
 
 
 def _print_reference(console: Console) -> None:
-    """The reference's matrix work against the best fp64 product of the same device."""
+    """Print the rate of the reference's matrix products, and its share of the device's fp64
+    rate."""
     cuda = torch.cuda.is_available()
     device, seqlen, side = ("cuda", 32768, 8192) if cuda else ("cpu", 2048, 1024)
     q, k, v = (

@@ -1,5 +1,4 @@
-"""What commands share: options, arguments, usage errors and the terminal.  Imports nothing
-heavy."""
+"""Options, arguments, usage errors and the terminal of all commands.  Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ console = Console(width=None if sys.stdout.isatty() else 140)  # a log file need
 
 
 class UsageError(click.ClickException):
-    """Something that the caller has to say differently."""
+    """An illegal argument or option."""
 
     exit_code = USAGE
 
 
 def above_zero(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
-    """A time that is neither negative nor endless.  Raises UsageError."""
+    """Check that a time in seconds is positive and finite.  Raises UsageError."""
     if not (seconds > 0 and math.isfinite(seconds)):
         raise UsageError(f"{parameter.opts[0]}: {seconds:g} is not a number of seconds above 0")
     return seconds
@@ -35,8 +34,8 @@ def _run_named(context: click.Context, parameter: click.Parameter, name: str | N
         return new_run_id()
     if not is_plain(name):
         raise UsageError(
-            f"--run-id: {name!r} is not a plain name (letters, digits, _ . and -, the first no ."
-            " or -)"
+            f"--run-id: {name!r} is not a plain name (letters, digits, _ . and -; the first one"
+            " not . or -)"
         )
     return name
 
@@ -44,14 +43,14 @@ def _run_named(context: click.Context, parameter: click.Parameter, name: str | N
 def _processes(context: click.Context, parameter: click.Parameter, count: str) -> str:
     if count != "auto" and not re.fullmatch(r"\d{1,4}", count, re.ASCII):
         raise UsageError(
-            f"--workers: {count!r} is neither auto nor a number of processes (0: none but this one)"
+            f"--workers: {count!r} is neither auto nor a number of processes (0: this one only)"
         )
     return count
 
 
 def _expression(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    """What pytest -k would take, by its own compiler; it is asked at once and not after a minute of
-    set-up."""
+    """Check a -k expression with pytest's compiler now, and not after a minute of set-up.  Raises
+    UsageError."""
     if not text:
         return text
     from _pytest.mark import expression
@@ -83,7 +82,7 @@ workers = click.option(
 profile = click.option(
     "--profile",
     type=click.Choice(["dev", "ci", "gpu", "nightly"]),
-    help="How many cases, how random; default: what suits here.",
+    help="How many cases, how random; default: gpu with a GPU, ci if CI is set, else dev.",
 )
 select = click.option(
     "-k",
@@ -95,7 +94,7 @@ select = click.option(
 )
 seed = click.option("--seed", type=click.IntRange(min=0), help="Seed of the random search.")
 run_id = click.option(
-    "--run-id", callback=_run_named, help="Name the run, or go on with the one so named."
+    "--run-id", callback=_run_named, help="Name the run, or continue the run of that name."
 )
 exit_first = click.option(
     "--exitfirst", "-x", "exit_first", is_flag=True, help="Stop at the first failing verdict."
@@ -106,7 +105,7 @@ strict = click.option(
 
 
 def existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The kernel files, all of which exist.  Raises UsageError."""
+    """Check that all kernel files exist.  Raises UsageError."""
     for path in kernels:
         if not path.is_file():
             raise UsageError(f"no such kernel file: {path}")
@@ -114,7 +113,6 @@ def existing(kernels: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def case_shaped(case: str | None) -> None:
-    """Raise UsageError for what is no case id at a glance, before anything that takes a second is
-    imported."""
+    """Raise UsageError for a text that is clearly not a case id, before slow imports."""
     if case is not None and case.count(":") < 3:
         raise UsageError(f"{case!r} is not a case id (variant:config:group:problem)")

@@ -1,4 +1,4 @@
-"""`verify probe`: measures the device at hand and compares it with the tables."""
+"""`verify probe`: measures this machine's device and compares it with the tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment, roster
 from verify.cell.process import Cell, ForkServer, InfrastructureError
+from verify.document import Table, terminal
 from verify.evidence.strict_json import dumps
 from verify.machine import device
 from verify.machine.cores import cores
-from verify.probes import functions, matrix, order, rendering, toolchain
+from verify.probes import functions, matrix, order, page, toolchain
 from verify.probes.functions import FUNCTIONS, FunctionProbe, Surveyor
 from verify.probes.instructions import INSTRUCTIONS, Bench
 from verify.probes.matrix import MatrixProbe
@@ -33,13 +34,16 @@ from verify.probes.worker import Job, do_all
 
 T = TypeVar("T", MatrixProbe, FunctionProbe)
 _PATIENCE = 240.0  # seconds for one probe
-_CORES_EACH = 4  # of a process, whose model is computed on the CPU
+_CORES_EACH = 4  # per process, which computes a model on the CPU
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `verify probe` was asked: kernel files (none: the collection), the folder of the
-    device's report, which gets probes.{json,md}, and another that gets them if no probe failed."""
+    """A call of `verify probe`.
+
+    kernels: kernel files (none: the collection).  folder: the folder of the device's report, which
+    gets probes.{json,md}.  published: a second folder, which gets them if no probe failed.
+    """
 
     kernels: tuple[Path, ...]
     folder: Path
@@ -47,9 +51,9 @@ class Request:
 
 
 def probe(request: Request, as_json: bool) -> int:
-    """Measure the device, write what was found and show it; returns an exit code.
+    """Measure the device, write the results and show them; returns an exit code.
 
-    It is 1 if anything disagrees with the tables that bounds rely on.
+    It is 1 if a result disagrees with the tables that the bounds use.
     """
     # a log file needs no narrow table
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
@@ -63,7 +67,7 @@ def probe(request: Request, as_json: bool) -> int:
     if request.published is not None and report.failed:
         say(console, f"not published, since probes failed: {', '.join(report.failed)}")
     elif request.published is not None:
-        write(report, request.published, rendering.markdown(report))
+        write(report, request.published, page.markdown(report))
         _accompany(request.published)
         console.print(f"published: {request.published / PAGE}", highlight=False)
     if not report.agrees:
@@ -72,70 +76,73 @@ def probe(request: Request, as_json: bool) -> int:
 
 
 def _accompany(folder: Path) -> None:
-    """Write the accuracy report of a folder again, if there is one, with the probes beside it."""
+    """If the folder holds an accuracy report, write it again, so that it includes the probes."""
     if (folder / "report.json").is_file():
         accuracy.write(accuracy.read(folder), folder)
 
 
 def measure(request: Request, console: Console) -> ProbeReport:
-    """Run every probe; the report is written after each stage, so that what was measured outlives
-    what follows."""
+    """Run every probe.  The report is written after each stage, so that a failure in a later stage
+    loses nothing."""
     begun = time.monotonic()
     report = ProbeReport(device.fingerprint())
 
-    def so_far(report: ProbeReport) -> ProbeReport:
+    def written(report: ProbeReport) -> ProbeReport:
         report = replace(report, seconds=round(time.monotonic() - begun, 1))
-        write(report, request.folder, rendering.markdown(report))
+        write(report, request.folder, page.markdown(report))
         return report
 
     for stage in (_matrix, _functions, _orders):
-        report = so_far(stage(report, request, console))
+        report = written(stage(report, request, console))
     return report
 
 
 def _matrix(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
     arch, absent = _arch()
-    chosen, left = _choose([(one.name, one.not_on) for one in INSTRUCTIONS], arch, absent)
-    jobs = [Job(probe_instruction, (name, arch, _CORES_EACH)) for name in chosen]
-    found = _done(jobs, chosen, MatrixProbe, console)
-    return replace(report, arch=arch, matrix=tuple(found), not_run=(*report.not_run, *left))
+    names, not_run = _choose([(one.name, one.unsupported_on) for one in INSTRUCTIONS], arch, absent)
+    jobs = [Job(probe_instruction, (name, arch, _CORES_EACH)) for name in names]
+    probes = _run_jobs(jobs, names, MatrixProbe, console)
+    return replace(report, arch=arch, matrix=tuple(probes), not_run=(*report.not_run, *not_run))
 
 
 def _functions(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
     arch, absent = _arch()
-    chosen, left = _choose([(one.name, one.not_on) for one in FUNCTIONS], arch, absent)
-    found = _done(
-        [Job(probe_function, (name, arch)) for name in chosen], chosen, FunctionProbe, console
+    names, not_run = _choose([(one.name, one.unsupported_on) for one in FUNCTIONS], arch, absent)
+    probes = _run_jobs(
+        [Job(probe_function, (name, arch)) for name in names], names, FunctionProbe, console
     )
-    return replace(report, functions=tuple(found), not_run=(*report.not_run, *left))
+    return replace(report, functions=tuple(probes), not_run=(*report.not_run, *not_run))
 
 
 def probe_instruction(name: str, arch: str, threads: int) -> MatrixProbe:
-    """Try one of INSTRUCTIONS on the current device, of that arch ("sm_90a"); threads: of the CPU,
-    for the model."""
+    """Probe one of INSTRUCTIONS on the current device.
+
+    arch: the device's architecture, such as "sm_90a".  threads: CPU threads for the model.
+    """
     torch.set_num_threads(threads)
     instruction = {one.name: one for one in INSTRUCTIONS}[name]
     return matrix.probe(Bench(instruction), arch_named(arch).name)
 
 
 def probe_function(name: str, arch: str) -> FunctionProbe:
-    """Try one of FUNCTIONS on the current device, of that arch."""
+    """Probe one of FUNCTIONS on the current device, whose architecture is `arch`."""
     return functions.probe(
         Surveyor({one.name: one for one in FUNCTIONS}[name]), arch=arch_named(arch).name
     )
 
 
 def _arch() -> tuple[str, str | None]:
-    """What to compile for, asked in a process of its own; or why nothing can run."""
+    """(architecture to compile for, None), asked in a separate process; or ("", why nothing can
+    run)."""
     absent = "no GPU" if environment().device != "cuda" else None
     if absent is None:
-        (answer,) = do_all([Job(here)], 1, _PATIENCE)
+        (answer,) = do_all([Job(arch_here)], 1, _PATIENCE)
         return answer.result or ("", answer.failure)
     return "", absent
 
 
-def here() -> tuple[str, str | None]:
-    """The current device's arch, or why nothing can run on it."""
+def arch_here() -> tuple[str, str | None]:
+    """(the current device's architecture, None), or ("", why nothing can run on it)."""
     absent = toolchain.not_here()
     return ("", absent) if absent else (toolchain.device_arch(), None)
 
@@ -143,51 +150,52 @@ def here() -> tuple[str, str | None]:
 def _choose(
     offered: Sequence[tuple[str, Callable[[str], str | None]]], arch: str, absent: str | None
 ) -> tuple[list[str], list[ProbeNotRun]]:
-    """Names that can run, and the others with their reasons."""
-    chosen, left = [], []
-    for name, not_on in offered:
-        reason = absent or not_on(arch)
+    """The names that can run, and the others with their reasons."""
+    names, not_run = [], []
+    for name, unsupported_on in offered:
+        reason = absent or unsupported_on(arch)
         if reason is None:
-            chosen.append(name)
+            names.append(name)
         else:
-            left.append(ProbeNotRun(name, reason))
-    return chosen, left
+            not_run.append(ProbeNotRun(name, reason))
+    return names, not_run
 
 
-def _done(
+def _run_jobs(
     jobs: Sequence[Job[T]], names: Sequence[str], kind: Callable[..., T], console: Console
 ) -> list[T]:
-    """Every job's result, one line each; what gave none gets a result that says so."""
+    """Run the jobs, print one line for each, and return their results.  A job without a result gets
+    one that holds the error."""
     processes = max(1, min(4, cores() // _CORES_EACH))
-    found: list[T] = []
+    probes: list[T] = []
     for name, answer in zip(names, do_all(jobs, processes, _PATIENCE), strict=True):
-        one: T = answer.result or kind(name, error=answer.failure)
-        found.append(one)
-        word = "FAILED" if one.error else "agrees" if one.agrees else "DISAGREES"
+        result: T = answer.result or kind(name, error=answer.failure)
+        probes.append(result)
+        word = "FAILED" if result.error else "agrees" if result.agrees else "DISAGREES"
         console.print(
-            f"{word:10} {name} ({one.seconds:.1f} s)",
+            f"{word:10} {name} ({result.seconds:.1f} s)",
             style=None if word == "agrees" else "red",
             highlight=False,
         )
-    return found
+    return probes
 
 
 def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
-    found, left = [], []
+    probes, not_run = [], []
     listed = roster(list(request.kernels) or None)
-    left += [
+    not_run += [
         ProbeNotRun(f"summation order of {failure.ref}", "does not load")
         for failure in listed.failures
     ]
     reasons = [(declaration, excludes_here(declaration)) for declaration in listed.declarations]
-    left += [
+    not_run += [
         ProbeNotRun(f"summation order of {declaration.ref}", reason)
         for declaration, reason in reasons
         if reason
     ]
     able = [declaration for declaration, reason in reasons if reason is None]
     if not able:
-        return replace(report, not_run=(*report.not_run, *left))
+        return replace(report, not_run=(*report.not_run, *not_run))
     fork_server, arena = ForkServer(environment()), Arena()
     try:
         for declaration in able:
@@ -198,7 +206,7 @@ def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeRep
                 one = OrderProbe(declaration.ref, declaration.configs[0].name, reason=str(error))
             finally:
                 cell.close()
-            found.append(one)
+            probes.append(one)
             console.print(
                 f"{'order':10} {one.variant}: {one.reason or one.order} ({one.seconds:.1f} s)",
                 highlight=False,
@@ -206,13 +214,13 @@ def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeRep
     finally:
         fork_server.close()
         arena.close()
-    return replace(report, orders=tuple(found), not_run=(*report.not_run, *left))
+    return replace(report, orders=tuple(probes), not_run=(*report.not_run, *not_run))
 
 
 def _show(report: ProbeReport, console: Console) -> None:
-    for table in rendering.tables(report):
-        console.print(table)
-    for line in rendering.details(report):
+    for title, columns, rows in page.titled(report):
+        console.print(terminal.render(Table(columns, rows), title))
+    for line in page.details(report):
         console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
     for entry in report.not_run:
         console.print(

@@ -11,20 +11,20 @@ from verify.cli.options import UsageError, console
 @click.command()
 @click.argument("case")
 def replay(case: str) -> int:
-    """Judge one CASE again, by the id that a failing verdict prints: alone, then after the cases
-    before it on record.
+    """Judge one CASE again, by the id that a failing verdict prints: first alone, then after the
+    cases that ran before it.
 
     Ends with FAILED (exit code 1), FIXED or HOLDS (0), or NOT REPRODUCED (3): it failed on record,
     and nothing has changed.
     """
     options.case_shaped(case)
-    from verify.cli.replay_case import replay as again
+    from verify.cli.replay_case import replay as replay_case
     from verify.problem.case import Case
     from verify.problem.inputs import check_distribution
 
     try:
         parsed = Case.parse(case)
         check_distribution(parsed.problem)
-        return again(parsed, console)
+        return replay_case(parsed, console)
     except ValueError as error:
         raise UsageError(str(error)) from None

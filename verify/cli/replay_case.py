@@ -1,12 +1,13 @@
-"""Replay: judge one case again, from its id alone; and after the cases that its process had run, if
-it holds alone.
+"""Replay: judges one case again, by its id.
 
-What it ends with, and its exit code:
+First it judges the case alone in a fresh process.  If it passes, and a failure is on record, it
+judges the case again after the cases that had run before it in its process.  The result and the
+exit code are:
 
-    FAILED          1   it fails, alone or after those cases FIXED           0   it failed on
-    record; the kernel or the judge has changed since, and it holds both ways HOLDS           0   it
-    holds, and no run in this directory has recorded that it failed NOT REPRODUCED  3   it failed on
-    record, nothing has changed, and it holds both ways
+- FAILED, 1: it fails, alone or after those cases.
+- FIXED, 0: it failed on record and passes both ways; the kernel or the judge has changed since.
+- HOLDS, 0: it passes, and no run in this directory has recorded that it failed.
+- NOT REPRODUCED, 3: it failed on record and passes both ways, and nothing has changed.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from verify.problem.case import Case, CaseError
 
 
 def replay(case: Case, console: Console) -> int:
-    """Hear the case in a run of its own; returns an exit code.  A case that cannot be asked is one
-    line and USAGE."""
+    """Judge the case in a new run; returns an exit code.
+
+    For a case that cannot be asked it prints one line and returns USAGE.
+    """
     if case.group == "sanitizer":
         from verify.cli.sanitize import Request, sanitize
 
         return sanitize(Request(case=case), console)
     file, at, _ = case.variant.rpartition("@")
-    reason = _nonsense(case, Path(file) if at else None)
+    reason = _refusal(case, Path(file) if at else None)
     if reason is not None:
         say(console, f"verify: {reason}")
         return USAGE
@@ -51,11 +54,11 @@ def replay(case: Case, console: Console) -> int:
     target = _target(run, case, console)
     if isinstance(target, int):
         return target
-    # before this replay leaves a record of its own
+    # Read before this replay writes its own records.
     recorded = _recorded(case.id, target.declaration.ref)
     judge = run.judge("replay")
     try:
-        return _heard(judge, run, target, case, recorded, console)
+        return _judge_again(judge, run, target, case, recorded, console)
     except InfrastructureError as error:
         say(console, f"verify: {error}")
         return INFRASTRUCTURE
@@ -63,8 +66,8 @@ def replay(case: Case, console: Console) -> int:
         judge.close()
 
 
-def _nonsense(case: Case, file: Path | None) -> str | None:
-    """Why no kernel need be loaded to see that the case cannot be asked, or None."""
+def _refusal(case: Case, file: Path | None) -> str | None:
+    """Why the case cannot be asked, as far as that is known without loading a kernel; or None."""
     if file is not None and not file.is_file():
         return f"no such kernel file: {file}"
     if case.group not in groups():
@@ -73,20 +76,21 @@ def _nonsense(case: Case, file: Path | None) -> str | None:
 
 
 def _target(run: CampaignRun, case: Case, console: Console) -> Target | int:
-    """The target that hears the case, or an exit code where there is none, and why is said."""
-    known = {declaration.ref: declaration for declaration in run.roster.declarations}
-    if case.variant not in known:
+    """The case's target; if there is none, print why and return an exit code."""
+    declarations = {declaration.ref: declaration for declaration in run.roster.declarations}
+    if case.variant not in declarations:
         say(
-            console, f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(known))})"
+            console,
+            f"verify: unknown variant {case.variant!r} (known: {', '.join(sorted(declarations))})",
         )
         return USAGE
-    reason = excludes_here(known[case.variant])
+    reason = excludes_here(declarations[case.variant])
     if reason is not None:
         say(console, f"verify: {case.variant} cannot run here: {reason}")
         return INFRASTRUCTURE
     target = run.target_of(case)
     if target is None:
-        names = ", ".join(config.name for config in known[case.variant].configs)
+        names = ", ".join(config.name for config in declarations[case.variant].configs)
         say(console, f"verify: {case.variant} has no config {case.config!r} (configs: {names})")
         return USAGE
     reason = unanswerable(target, case.problem)
@@ -96,7 +100,7 @@ def _target(run: CampaignRun, case: Case, console: Console) -> Target | int:
     return target
 
 
-def _heard(
+def _judge_again(
     judge: Judge,
     run: CampaignRun,
     target: Target,
@@ -104,11 +108,12 @@ def _heard(
     recorded: Recorded | None,
     console: Console,
 ) -> int:
-    """Alone, then after what its process had run when it failed."""
+    """Judge the case alone, then after the cases that its process had run when it failed; returns
+    an exit code."""
     if _fails(judge.judge(target, case.problem, "witness"), console):
-        return _said(console, "FAILED", FAILED)
+        return _ends(console, "FAILED", FAILED)
     if recorded is None:
-        return _said(
+        return _ends(
             console, "HOLDS", CLEAN, "no run in this directory has recorded that it failed"
         )
     tried = "in a fresh process"
@@ -118,12 +123,12 @@ def _heard(
             f"holds {tried}; again after {_counted(recorded)} that had run before it",
             highlight=False,
         )
-        judge.alone(target.declaration)
+        judge.restart_process(target.declaration)
         for other, problem in pairs:
             if other is not None and unanswerable(other, problem) is None:
                 judge.judge(other, problem, "witness")
         if _fails(judge.judge(target, case.problem, "witness"), console):
-            return _said(
+            return _ends(
                 console,
                 "FAILED",
                 FAILED,
@@ -131,8 +136,8 @@ def _heard(
             )
         tried = f"{tried}, nor after {_counted(recorded)} that had run before it"
     if recorded.changed(target):
-        return _said(console, "FIXED", CLEAN, "the kernel or the judge has changed since it failed")
-    return _said(
+        return _ends(console, "FIXED", CLEAN, "the kernel or the judge has changed since it failed")
+    return _ends(
         console,
         "NOT REPRODUCED",
         INFRASTRUCTURE,
@@ -153,7 +158,7 @@ def _fails(verdicts: list[Verdict], console: Console) -> bool:
     return bool(failed)
 
 
-def _said(console: Console, word: str, status: int, why: str = "") -> int:
+def _ends(console: Console, word: str, status: int, why: str = "") -> int:
     style = "bold green" if status == CLEAN else "bold red"
     console.print(
         f"{word}: {why}" if why else word,
@@ -165,13 +170,15 @@ def _said(console: Console, word: str, status: int, why: str = "") -> int:
     return status
 
 
-# What earlier runs of this directory say of a case.
+# Records of earlier runs in this directory.
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A failing verdict on record.  before, count: see `Finding`.  source, judge: hashes; "" if not
-    on record."""
+    """A failing verdict on record.
+
+    before, count: see `Finding`.  source, judge: hashes; "" if not on record.
+    """
 
     run: str
     before: tuple[str, ...]
@@ -180,21 +187,21 @@ class Recorded:
     judge: str
 
     def changed(self, target: Target) -> bool:
-        """Whether another kernel, or another judge, failed it."""
+        """Whether the kernel or the judge has changed since."""
         return self.source != target.declaration.source_hash or self.judge != judge_hash()
 
 
 def _recorded(case: str, variant: str) -> Recorded | None:
-    """The newest failing verdict on that case in this directory's runs; one that names cases before
-    it, if there is any."""
+    """The newest failing verdict on that case in this directory's runs; preferably one that names
+    cases before it."""
     folders = [path for path in (state_directory() / "runs").glob("*") if path.is_dir()]
-    found: Recorded | None = None
+    newest: Recorded | None = None
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
         one = _recorded_in(folder, case, variant)
         if one is not None and one.before:
             return one
-        found = found or one
-    return found
+        newest = newest or one
+    return newest
 
 
 def _recorded_in(folder: Path, case: str, variant: str) -> Recorded | None:
@@ -204,22 +211,22 @@ def _recorded_in(folder: Path, case: str, variant: str) -> Recorded | None:
     if not failing:
         return None
     findings = [verdict.get("finding") or {} for verdict in failing]
-    most = max(findings, key=lambda finding: len(finding.get("before", ())))
+    longest = max(findings, key=lambda finding: len(finding.get("before", ())))
     entries = [
         line for line in _lines(folder, variant, '"kind":"variant"') if line.get("ref") == variant
     ]
     runs = list(_lines(folder, '"kind":"run"'))
     return Recorded(
         run=folder.name,
-        before=tuple(str(one) for one in most.get("before", ())),
-        count=int(most.get("before_count", 0)),
+        before=tuple(str(one) for one in longest.get("before", ())),
+        count=int(longest.get("before_count", 0)),
         source=str(entries[-1].get("source_hash")) if entries else "",
         judge=str(runs[-1].get("versions", {}).get("judge")) if runs else "",
     )
 
 
 def _lines(folder: Path, *words: str) -> Iterator[dict[str, Any]]:
-    """The records of a run whose lines hold all these words; what does not parse was cut short."""
+    """The records of a run whose lines hold all these words; incomplete lines are skipped."""
     for file in sorted(folder.glob("*.jsonl")):
         with file.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -236,12 +243,12 @@ def _cases(ids: tuple[str, ...]) -> Iterator[Case]:
     for text in ids:
         try:
             yield Case.parse(text)
-        except CaseError:  # of an earlier version
+        except CaseError:  # written by an earlier version
             continue
 
 
 def _counted(recorded: Recorded) -> str:
-    kept = len(recorded.before)
-    if recorded.count > kept:
-        return f"the last {kept} of {recorded.count} cases"
-    return f"{kept} case{'s' * (kept > 1)}"
+    count = len(recorded.before)
+    if recorded.count > count:
+        return f"the last {count} of {recorded.count} cases"
+    return f"{count} case{'s' * (count > 1)}"

@@ -1,5 +1,5 @@
-"""`verify report`, `verify compare` and `verify recheck`: make reports, and hold them against
-others and the judge."""
+"""`verify report`, `compare`, `recheck` and `witness`: make, compare and check reports, and keep
+their worst cases."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from verify.machine.places import published_parent, report_parent, state_directo
 
 @dataclass(frozen=True)
 class _Place:
-    """Where reports go.  directory: the parent that was named, or None; publish, replace: as the
-    options say."""
+    """The place for a report.
+
+    directory: the parent given with --out, or None.  publish, replace: the options of these names.
+    """
 
     directory: Path | None
     publish: bool
@@ -29,12 +31,14 @@ class _Place:
 
     @property
     def parent(self) -> Path:
-        """Where a report is written first."""
+        """The parent of the folder that a report is written to first."""
         return report_parent(self.directory, self.publish)
 
     def published(self, folder: Path, status: int) -> int:
-        """Publish the report in a folder if that was asked for; the exit code, which is USAGE if it
-        is refused."""
+        """Publish the report in a folder if --publish was given.
+
+        Returns the exit code: `status`, or USAGE if publishing is refused.
+        """
         from verify.report import read, write_index
         from verify.report.publishing import LossError, publish
 
@@ -49,13 +53,13 @@ class _Place:
         except LossError as error:
             say(
                 console,
-                f"verify: {error}; --replace publishes it all the same. What would be lost:",
+                f"verify: {error}; --replace publishes it all the same. This would be lost:",
             )
             for line in error.losses:
                 say(console, f"  {line}")
             return USAGE
         if lost:
-            say(console, f"{target} covered more, and was replaced. What is lost:")
+            say(console, f"{target} covered more, and was replaced. This is lost:")
             for line in lost:
                 say(console, f"  {line}")
         console.print(f"published: {page}", highlight=False)
@@ -72,10 +76,10 @@ class _Place:
 @click.option(
     "--publish",
     is_flag=True,
-    help="Write it to reports/<device>/ too, if it covers what lies there.",
+    help="Also write it to reports/<device>/, if it covers the report there.",
 )
 @click.option(
-    "--replace", is_flag=True, help="Publish it although it covers less than what lies there."
+    "--replace", is_flag=True, help="Publish it even if it covers less than the report there."
 )
 @options.examples
 @options.profile
@@ -89,14 +93,14 @@ class _Place:
     multiple=True,
     metavar="NAME",
     help=(
-        "Build it from the evidence of that run, or of several together, judging nothing; a"
-        " directory of evidence will do."
+        "Build it from the evidence of that run, without judging; repeat it to merge runs. NAME can"
+        " also be a directory of evidence."
     ),
 )
 @click.option(
     "--render",
     type=click.Path(path_type=Path),
-    help="Write that folder's pages again, with what lies beside them.",
+    help="Write that folder's pages again, with its probes and sanitizer pages.",
 )
 def report(
     directory: Path | None,
@@ -105,7 +109,7 @@ def report(
     from_runs: tuple[str, ...],
     render: Path | None,
     strict: bool,
-    **chosen: Any,
+    **choices: Any,
 ) -> int:
     """Judge the collection on this machine and write its accuracy report.
 
@@ -114,7 +118,7 @@ def report(
     variants, dtypes, groups of oracles, coverage bins, cases.
     """
     if replace and not publish:
-        raise UsageError("--replace: says how to --publish, and nothing without it")
+        raise UsageError("--replace: needs --publish")
     if render is not None and (publish or from_runs):
         raise UsageError(
             "--render: writes a folder's pages again; --run and --publish make another report"
@@ -127,14 +131,15 @@ def report(
     from verify.machine import device
 
     where = place.parent / device.slug()
-    order = RunRequest(report_dir=where, **chosen)
-    status = conclude(order, lambda: execute(order, console), where, strict=strict)
-    return place.published(where, status) if report_of(where, order.run_id) is not None else status
+    request = RunRequest(report_dir=where, **choices)
+    status = conclude(request, lambda: execute(request, console), where, strict=strict)
+    return (
+        place.published(where, status) if report_of(where, request.run_id) is not None else status
+    )
 
 
 def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
-    """Write the report of runs that were judged before, and say where it is; the exit code says
-    what it says."""
+    """Write the report of earlier runs and print where it is; returns the report's exit code."""
     from verify.campaign.run import publish, remember_failures
     from verify.report import ReportError, read
     from verify.report.terminal import headline, notes
@@ -142,57 +147,61 @@ def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
 
     places = []
     for name in runs:
-        kept = state_directory() / "runs" / name
-        found = next((path for path in (kept, Path(name)) if path.is_dir()), None)
-        if found is None:
-            raise UsageError(f"no run {name!r} under {kept.parent}, and no directory of that name")
-        places.append(found)
+        stored = state_directory() / "runs" / name
+        directory = next((path for path in (stored, Path(name)) if path.is_dir()), None)
+        if directory is None:
+            raise UsageError(f"no run {name!r} under {stored.parent}, and no such directory")
+        places.append(directory)
     try:
         evidence = load(*places)
         if not evidence.verdicts:
             raise ReportError(f"nothing was judged in {', '.join(runs)}")
         evidence = evidence.with_verdicts(findings(evidence.verdicts))
-        said = publish(evidence, ", ".join(runs), place.parent)
+        summary = publish(evidence, ", ".join(runs), place.parent)
         folder = place.parent / str(evidence.run.device["slug"])
-        made = read(folder)
+        built = read(folder)
     except (EvidenceError, ReportError, XfailsError, OSError) as error:
         raise UsageError(str(error)) from None
     if state_directory().is_dir():
         remember_failures(evidence)
-    console.print(headline(made), highlight=False)
-    console.print(said, highlight=False)
-    for note in notes(made):
+    console.print(headline(built), highlight=False)
+    console.print(summary, highlight=False)
+    for note in notes(built):
         console.print(note, highlight=False)
-    status = status_of(made)
-    status = FAILED if strict and objections(made) else status
+    status = status_of(built)
+    status = FAILED if strict and objections(built) else status
     return place.published(folder, status)
 
 
 def _render(folder: Path) -> int:
-    """Write the pages of a report again, and the index over it if there is one or if it is
-    published; the exit code says what it says."""
+    """Write the pages of a report again; returns the report's exit code.
+
+    The index of its parent folder is written too, if there is one or if the report is published.
+    """
     from verify.report import ReportError, index, read, write, write_index
     from verify.report.terminal import headline
 
     try:
         paths = write(read(folder), folder)
-        made = read(folder)
+        built = read(folder)
         parent = folder.resolve().parent
         if (parent / index.NAME).exists() or parent == published_parent(None).resolve():
             write_index(parent)
     except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None
-    console.print(headline(made), highlight=False)
+    console.print(headline(built), highlight=False)
     console.print(f"report: {paths[-1]}", highlight=False)
-    return status_of(made)
+    return status_of(built)
 
 
 @click.command()
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 def compare(old: Path, new: Path) -> int:
-    """Show what two reports (report.json, or its folder) differ in; exits 1 if anything is newly
-    failing."""
+    """Show the differences of two reports (report.json, or its folder).
+
+    Exits 1 if anything is newly failing.
+    """
     from verify.report import ReportError, read, render_comparison
     from verify.report import compare as comparison
 
@@ -202,9 +211,9 @@ def compare(old: Path, new: Path) -> int:
         )
     except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None
-    found = comparison(before, after)
-    console.print(render_comparison(found), markup=False, highlight=False, soft_wrap=True)
-    return FAILED if found.newly_failing else CLEAN
+    differences = comparison(before, after)
+    console.print(render_comparison(differences), markup=False, highlight=False, soft_wrap=True)
+    return FAILED if differences.newly_failing else CLEAN
 
 
 @click.command()
@@ -213,19 +222,19 @@ def recheck(folder: Path) -> int:
     """Compute the worst cases of all reports in FOLDER again, reference and bound, without running
     any kernel.
 
-    Of gradients the reference alone: their bounds depend on what the kernel's forward saved. Pages
-    that are not those of their report.json and of what lies beside it are named too, probes.md,
-    sanitizer.md and the index over all reports among them. Exits 1 if anything disagrees.
+    For gradients only the reference is computed: their bounds depend on what the kernel's forward
+    saved. The pages (also probes.md, sanitizer.md and the index of all reports) are compared with
+    the JSON files that they are made from. Exits 1 if anything disagrees.
     """
-    from verify.campaign.recheck import recheck as again
+    from verify.campaign.recheck import recheck as recheck_reports
     from verify.report import ReportError, index
 
     try:
-        found = again(folder)
+        rechecks = recheck_reports(folder)
         listed = [] if (folder / "report.json").is_file() else index.disagreements(folder)
     except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None
-    for one in found:
+    for one in rechecks:
         console.print(
             f"{one.path}: {one.cases} worst cases computed again, {len(one.disagreeing)} disagree",
             highlight=False,
@@ -245,6 +254,33 @@ def recheck(folder: Path) -> int:
             say(console, f"  verify report --render {one.path.parent} writes the pages again")
     for text in listed:
         say(console, text)
-        say(console, f"  verify report --render {found[0].path.parent} writes it again")
-    differ = listed or any(one.disagreeing or one.contradicting for one in found)
+        say(console, f"  verify report --render {rechecks[0].path.parent} writes it again")
+    differ = listed or any(one.disagreeing or one.contradicting for one in rechecks)
     return FAILED if differ else CLEAN
+
+
+@click.command()
+@click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
+@click.option(
+    "--write", "writes", is_flag=True, help="Write them at the end of the kernels' files."
+)
+def witness(folder: Path, writes: bool) -> int:
+    """List the worst case of each variant on each device, from the reports in FOLDER.
+
+    With --write, each file under kernels/ ends with those of its variants. They are judged first in
+    each run, and they do not change the source hash.
+    """
+    from verify.campaign import witnesses
+    from verify.report import ReportError
+
+    try:
+        found = witnesses.published(folder)
+    except (ReportError, OSError) as error:
+        raise UsageError(str(error)) from None
+    if not found:
+        raise UsageError(f"{folder}: no report in it has a worst case")
+    for line in witnesses.lines(found):
+        say(console, line)
+    for path in witnesses.write(found) if writes else ():
+        say(console, f"written: {path}")
+    return CLEAN

@@ -1,4 +1,4 @@
-"""`verify run` and `verify fuzz`: put kernels on trial."""
+"""`verify run` and `verify fuzz`: judge kernels."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from verify.cli.summary import conclude
 @options.select
 @options.exit_first
 @options.strict
-def run(kernels: tuple[Path, ...], strict: bool, **chosen: Any) -> int:
-    """Put KERNELS on trial (the collection under kernels/ if none is given): random problems before
-    every oracle.
+def run(kernels: tuple[Path, ...], strict: bool, **choices: Any) -> int:
+    """Judge KERNELS (by default the collection under kernels/) on random problems with every
+    oracle.
 
     A kernel file ends with VARIANT = Variant(...), or simply has a function attention(q, k, v, ...)
     that returns out or (out, lse).
@@ -37,8 +37,8 @@ def run(kernels: tuple[Path, ...], strict: bool, **chosen: Any) -> int:
     verify run my_kernel.py -x
     verify run --examples 200 -k bfloat16
     """
-    order = RunRequest(kernels=existing(kernels), **chosen)
-    return conclude(order, lambda: execute(order, console), strict=strict)
+    request = RunRequest(kernels=existing(kernels), **choices)
+    return conclude(request, lambda: execute(request, console), strict=strict)
 
 
 @click.command()
@@ -51,30 +51,30 @@ def run(kernels: tuple[Path, ...], strict: bool, **chosen: Any) -> int:
 @options.run_id
 @options.exit_first
 def fuzz(
-    kernels: tuple[Path, ...], max_time: float, keep_going: bool, exit_first: bool, **chosen: Any
+    kernels: tuple[Path, ...], max_time: float, keep_going: bool, exit_first: bool, **choices: Any
 ) -> int:
-    """Search for a failing case until the time is over: rounds of fresh random problems, one
-    evidence.
+    """Search for a failing case until the time is over, in rounds of new random problems.
 
-    A round in which a verdict fails is the last one; with -x it ends there.  Exit code 0: nothing
-    was found, however little of what a whole campaign covers was tried.
+    A round in which a verdict fails is the last one; with -x it ends at that verdict. Exit code 0
+    means that no verdict failed, even if the rounds covered less than a complete campaign. All
+    rounds share one evidence.
     """
     if keep_going and exit_first:
-        raise UsageError("--keep-going and --exitfirst: give one of them")
+        raise UsageError("--keep-going and --exitfirst: give only one of them")
     deadline = time.monotonic() + max_time
-    order = RunRequest(
-        kernels=existing(kernels), examples=25, profile="dev", exit_first=exit_first, **chosen
+    request = RunRequest(
+        kernels=existing(kernels), examples=25, profile="dev", exit_first=exit_first, **choices
     )
-    first = int.from_bytes(order.run_id[-6:].encode(), "big")
+    first = int.from_bytes(request.run_id[-6:].encode(), "big")
 
     def search() -> int:
         status, rounds = CLEAN, 0
         while time.monotonic() < deadline and (
             status == CLEAN or (keep_going and status == FAILED)
         ):
-            status = execute(replace(order, seed=first + rounds), console, deadline)
+            status = execute(replace(request, seed=first + rounds), console, deadline)
             rounds += 1
         console.print(f"{rounds} rounds, seeds from {first}")
         return status
 
-    return conclude(order, search, whole=False)
+    return conclude(request, search, complete=False)

@@ -1,4 +1,4 @@
-"""`verify sanitize`: from what was asked to an exit code."""
+"""`verify sanitize`: runs kernels under compute-sanitizer and returns an exit code."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from verify.machine import device
 from verify.problem.case import Case
 from verify.sanitizers import report
 from verify.sanitizers.facts import WAIVERS, Waiver
-from verify.sanitizers.lane import GROUP, Lane, dead, few
+from verify.sanitizers.lane import GROUP, Lane, unused, worker_count
 from verify.sanitizers.planted import FAULTS, PlantedFault
-from verify.sanitizers.report import Account
+from verify.sanitizers.report import LaneRun
 from verify.sanitizers.selection import select
 from verify.sanitizers.session import Booth, Session, Subject
 from verify.sanitizers.tool import TOOLS, Sanitizer, find
 from verify.variant import Config, Declaration
 
-_LIBRARIES = ("torch",)  # families whose kernels are somebody else's: tried only if they are named
+_LIBRARIES = ("torch",)  # families of other projects' kernels: tried only if they are named
 _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What `verify sanitize` was asked.
+    """A call of `verify sanitize`.
 
-    environment: where kernels run; None, as a user has it, is this machine's device, which must be
-    a CUDA one.  faults and waivers are the suite's own but for its tests.
+    environment: where kernels run; None (the command's value) means this machine's device, which
+    must be a CUDA device.  faults, waivers: only the suite's tests change them.
     """
 
     kernels: tuple[Path, ...] = ()
@@ -59,8 +59,8 @@ class Request:
     waivers: tuple[Waiver, ...] = WAIVERS
 
     @property
-    def whole(self) -> bool:
-        """Whether nothing of the collection is left out."""
+    def complete(self) -> bool:
+        """Whether the complete collection is tried with all tools."""
         return not (self.kernels or self.variants or self.case or self.quick) and set(
             self.tools
         ) == set(TOOLS)
@@ -73,7 +73,7 @@ class _Refused(Exception):  # noqa: N818 - an answer, with its exit code
 
 
 def sanitize(request: Request, console: Console) -> int:
-    """Try kernels under compute-sanitizer; returns an exit code."""
+    """Run kernels under compute-sanitizer; returns an exit code."""
     try:
         return _sanitize(request, console)
     except _Refused as refused:
@@ -86,10 +86,10 @@ def sanitize(request: Request, console: Console) -> int:
 
 def _sanitize(request: Request, console: Console) -> int:
     begun = time.monotonic()
-    sanitizer, environment = _means(request)
+    sanitizer, environment = _sanitizer(request)
     run = open_run(GROUP, _files(request))
-    chosen = _chosen(request, run)
-    choices = _choices(request, chosen)
+    declarations = _declarations(request, run)
+    choices = _choices(request, declarations)
     booth = Booth(sanitizer, environment, run.directory / GROUP, request.waivers)
     columns = (
         SpinnerColumn(),
@@ -107,18 +107,18 @@ def _sanitize(request: Request, console: Console) -> int:
         def done(session: Session) -> None:
             progress.update(task, advance=1)
 
-        lane = Lane(booth, recorder, request.tools, few(request.workers), done)
-        account = Account(
+        lane = Lane(booth, recorder, request.tools, worker_count(request.workers), done)
+        account = LaneRun(
             run=run.directory.name,
             device=device.fingerprint(),
             sanitizer=sanitizer.version,
             tools=request.tools,
-            whole=request.whole,
+            whole=request.complete,
             planted=tuple(lane.plant(request.faults)),
-            not_run=_not_run(run, chosen),
+            not_run=_not_run(run, declarations),
             waivers=request.waivers,
         )
-        if account.alive:  # else nothing that follows would prove anything
+        if account.alive:  # otherwise the tools' results prove nothing
             progress.reset(task, total=len(choices) * len(request.tools), description="processes")
             tried = tuple(
                 lane.try_all((_subject(request, choice) for choice in choices), environment)
@@ -126,13 +126,13 @@ def _sanitize(request: Request, console: Console) -> int:
             account = replace(
                 account,
                 tried=tried,
-                dead=tuple(dead(request.waivers, tried)) if request.whole else (),
+                dead=tuple(unused(request.waivers, tried)) if request.complete else (),
             )
     return _finish(request, run, replace(account, seconds=time.monotonic() - begun), console)
 
 
-def _means(request: Request) -> tuple[Sanitizer, Environment]:
-    """The tool, and a device for it: without either there is nothing to say."""
+def _sanitizer(request: Request) -> tuple[Sanitizer, Environment]:
+    """The tool and its environment.  Raises _Refused without a CUDA device or without the tool."""
     environment = request.environment or environment_here()
     if request.environment is None and environment.device != "cuda":
         raise _Refused(INFRASTRUCTURE, "no CUDA device: nothing was sanitized")
@@ -150,63 +150,67 @@ def _files(request: Request) -> list[Path]:
     return [Path(file)] if at else list(request.kernels)
 
 
-def _chosen(request: Request, run: CampaignRun) -> list[Declaration]:
-    """The variants on trial.  Raises _Refused for an unknown name, for one that cannot run here,
-    and where there is none."""
+def _declarations(request: Request, run: CampaignRun) -> list[Declaration]:
+    """The variants to try.
+
+    Raises _Refused for an unknown name, for a variant that cannot run here, and if there is none.
+    """
     if run.files and run.roster.unusable:
         raise _Refused(USAGE, run.roster.unusable)
-    known = {declaration.ref: declaration for declaration in run.roster.declarations}
+    variants = {declaration.ref: declaration for declaration in run.roster.declarations}
     named = (request.case.variant,) if request.case is not None else request.variants
     for name in named:
-        if name not in known:
-            raise _Refused(USAGE, f"unknown variant {name!r} (known: {', '.join(sorted(known))})")
-        reason = excludes_here(known[name])
+        if name not in variants:
+            raise _Refused(
+                USAGE, f"unknown variant {name!r} (known: {', '.join(sorted(variants))})"
+            )
+        reason = excludes_here(variants[name])
         if reason is not None:
             raise _Refused(INFRASTRUCTURE, f"{name} cannot run here: {reason}")
     ours = [d for d in run.here if request.kernels or d.family not in _LIBRARIES]
-    chosen = [known[name] for name in dict.fromkeys(named)] if named else ours
-    if not chosen and not run.roster.failures:
+    selected = [variants[name] for name in dict.fromkeys(named)] if named else ours
+    if not selected and not run.roster.failures:
         raise _Refused(INFRASTRUCTURE, "no variant here to sanitize")
-    return chosen
+    return selected
 
 
-def _not_run(run: CampaignRun, chosen: list[Declaration]) -> tuple[tuple[str, str], ...]:
-    left = [declaration for declaration in run.roster.declarations if declaration not in chosen]
+def _not_run(run: CampaignRun, selected: list[Declaration]) -> tuple[tuple[str, str], ...]:
+    others = [declaration for declaration in run.roster.declarations if declaration not in selected]
     return tuple(
         (
             d.ref,
             excludes_here(d)
             or ("a library's kernel" if d.family in _LIBRARIES else "not asked for"),
         )
-        for d in left
+        for d in others
     )
 
 
 _Choice = tuple[Declaration, Config, str]
 
 
-def _choices(request: Request, chosen: list[Declaration]) -> list[_Choice]:
-    """Variant, config and dtype of everything that is tried together.  Raises _Refused for a case
-    of an unknown config."""
+def _choices(request: Request, selected: list[Declaration]) -> list[_Choice]:
+    """The (variant, config, dtype) of each subject.  Raises _Refused for a case of an unknown
+    config."""
     if request.case is not None:
-        case, configs = request.case, {config.name: config for config in chosen[0].configs}
+        case, configs = request.case, {config.name: config for config in selected[0].configs}
         if case.config not in configs:
             raise _Refused(
                 USAGE,
                 f"{case.variant} has no config {case.config!r} (configs: {', '.join(configs)})",
             )
-        return [(chosen[0], configs[case.config], case.problem.dtype)]
+        return [(selected[0], configs[case.config], case.problem.dtype)]
     most = 1 if request.quick else None
     return [
         (d, config, dtype)
-        for d in chosen
+        for d in selected
         for dtype in d.support.dtypes[:most]
         for config in d.configs[:most]
     ]
 
 
 def _subject(request: Request, choice: _Choice) -> Subject:
-    """What one choice is tried on."""
+    """The subject of one choice: its cases."""
     declaration, config, dtype = choice
     problems = (
         (request.case.problem,)
@@ -217,33 +221,32 @@ def _subject(request: Request, choice: _Choice) -> Subject:
     return Subject(declaration, config, dtype, cases)
 
 
-def _finish(request: Request, run: CampaignRun, account: Account, console: Console) -> int:
-    """Print and write what came out; returns the exit code."""
-    console.print(report.planted_table(account))
+def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Console) -> int:
+    """Print and write the results; returns the exit code."""
+    planted_table, table = report.tables(account)
+    console.print(planted_table)
     if account.tried:
-        console.print(report.table(account))
+        console.print(table)
     failing = [verdict for verdict in load(run.directory).verdicts if verdict.outcome == "fail"]
     for verdict in failing[:_MOST_SHOWN]:
         say(console, f"\n{explain(verdict)}")
     if len(failing) > _MOST_SHOWN:
         console.print(f"\n... and {len(failing) - _MOST_SHOWN} more failing verdicts", style="red")
-    for trialled in account.planted:
-        if not trialled.holds:
-            said = (
-                "; ".join(trialled.session.judgement.reasons) or trialled.session.judgement.outcome
-            )
-            wanted = trialled.fault.wanted(trialled.session.tool)
+    for planted in account.planted:
+        if not planted.holds:
+            got = "; ".join(planted.session.judgement.reasons) or planted.session.judgement.outcome
+            wanted = planted.fault.wanted(planted.session.tool)
             say(
                 console,
-                f"{trialled.session.tool} on {trialled.fault.variant}: wanted {wanted}, got {said}",
+                f"{planted.session.tool} on {planted.fault.variant}: wanted {wanted}, got {got}",
             )
     if not account.alive:
-        say(console, "the planted faults were not told from their twins: nothing else was tried")
+        say(console, "a tool missed a planted fault or convicted a twin: nothing else was tried")
     for waiver in account.dead:
         say(
             console,
             f"a dead exception: {waiver.tool} {waiver.kind} in {waiver.kernel} ({waiver.reason})"
-            " was seen nowhere",
+            " matched no record",
         )
     for folder in filter(None, (run.directory, request.report_dir)):
         paths = report.write(account, folder)
@@ -253,7 +256,7 @@ def _finish(request: Request, run: CampaignRun, account: Account, console: Conso
     return _status(account, loaded=not run.roster.failures)
 
 
-def _status(account: Account, *, loaded: bool) -> int:
+def _status(account: LaneRun, *, loaded: bool) -> int:
     outcomes = {tried.outcome for tried in account.tried}
     if outcomes & {"faulty", "failed"} or not loaded:
         return FAILED

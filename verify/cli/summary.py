@@ -1,5 +1,4 @@
-"""What a run ends with on the terminal: every variant with its state, the failures, how to go on,
-the report."""
+"""The summary of a run on the terminal: each variant's state, failures, how to continue, report."""
 
 from __future__ import annotations
 
@@ -46,12 +45,12 @@ _STYLES = {
     JUDGE_ERROR: "bold red",
     INCOMPLETE: "yellow",
 }
-_LINES = 8  # kinds of failures, or errors, that are told in full
+_LINES = 8  # kinds of failures, or errors, that are printed in full
 
 
 @dataclass(frozen=True)
 class Line:
-    """One variant and dtype: its state, why (empty where the table says all), and its verdicts."""
+    """One variant and dtype: its state, the reason ("" if the table is enough), its verdicts."""
 
     variant: str
     dtype: str
@@ -62,10 +61,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has come to.
+    """The result of a run.
 
-    shortfalls: (variant, dtype) -> what the report misses of it; None where this run made no
-    report, so that nothing is known to be complete.  errors: what failed and is no verdict.
+    shortfalls: (variant, dtype) -> what the report misses for it; None if this run made no report,
+    so that nothing is known to be complete.  errors: failures that are no verdicts.
     """
 
     evidence: Evidence
@@ -114,96 +113,98 @@ class Outcome:
 
 
 def conclude(
-    order: RunRequest,
+    request: RunRequest,
     judge: Callable[[], int],
     where: Path | None = None,
-    whole: bool = True,
+    complete: bool = True,
     strict: bool = False,
 ) -> int:
-    """Have a campaign judged, say what came out, and return the exit code.
+    """Run a campaign with `judge`, print its results, and return the exit code.
 
-    where: the folder of its report, if it is not the usual one.  whole: whether an incomplete
-    campaign is less than was asked for.  strict: whether a lenient or narrow declaration fails.
+    where: the folder of its report, if it is not the usual one.  complete: whether an incomplete
+    campaign is an error.  strict: whether a lenient or narrow declaration fails.
     """
     try:
         status = judge()
     except Interrupted:
-        return _interrupted(order)
-    return finish(order, status, where, whole, strict)
+        return _interrupted(request)
+    return finish(request, status, where, complete, strict)
 
 
 def finish(
-    order: RunRequest,
+    request: RunRequest,
     status: int,
     where: Path | None = None,
-    whole: bool = True,
+    complete: bool = True,
     strict: bool = False,
 ) -> int:
-    """Print what came out of a run that has ended, and return the exit code."""
-    evidence = evidence_of(order)
+    """Print the results of a run that has ended, and return the exit code."""
+    evidence = evidence_of(request)
     if status == USAGE or evidence is None or not evidence.verdicts:
-        _print_errors(errors_of(order.directory))
+        _print_errors(errors_of(request.directory))
         return status if status == USAGE else INFRASTRUCTURE
-    folder = where or order.directory.parents[1] / "report" / str(evidence.run.device["slug"])
-    report = report_of(folder, order.run_id)
-    stopped = order.exit_first and status == FAILED
+    folder = where or request.directory.parents[1] / "report" / str(evidence.run.device["slug"])
+    report = report_of(folder, request.run_id)
+    stopped = request.exit_first and status == FAILED
     shortfalls = None if report is None or stopped else _shortfalls(report)
-    outcome = Outcome(evidence, xfails_in(evidence), errors_of(order.directory), shortfalls)
+    outcome = Outcome(evidence, xfails_in(evidence), errors_of(request.directory), shortfalls)
     lines = _show(outcome, report)
     if changed_since():
         say(
             console,
-            f"{FILE} has changed while this command ran: look at it before the next one, from which"
-            " on it counts",
+            f"{FILE} has changed while this command ran: check it; the next command uses it",
         )
     if stopped:
         console.print(
-            "stopped at the first failure; without -x all of it is judged",
+            "stopped at the first failure; without -x all cases are judged",
             style="yellow",
             highlight=False,
         )
     if report is not None:
-        console.print(f"run {order.run_id}; report: {folder / 'report.html'}", highlight=False)
+        console.print(f"run {request.run_id}; report: {folder / 'report.html'}", highlight=False)
     else:
         console.print(
-            f"run {order.run_id}; verify report --run {order.run_id} makes its report",
+            f"run {request.run_id}; verify report --run {request.run_id} makes its report",
             highlight=False,
         )
-    if status == CLEAN and whole and any(line.state in (INCOMPLETE, JUDGE_ERROR) for line in lines):
+    open_states = any(line.state in (INCOMPLETE, JUDGE_ERROR) for line in lines)
+    if status == CLEAN and complete and open_states:
         status = INFRASTRUCTURE
     if report is None:
         return status
-    if status == CLEAN and whole:
+    if status == CLEAN and complete:
         status = status_of(report)
     return FAILED if strict and objections(report) else status
 
 
 def status_of(report: Report) -> int:
-    """The exit code that a report asks for; what keeps it from being whole is told."""
+    """The exit code of a report; prints what keeps it from being complete."""
     from verify.report.outcome import outcome
     from verify.report.terminal import gaps
 
-    said = outcome(report)
-    if said == "incomplete":
+    state = outcome(report)
+    if state == "incomplete":
         for gap in gaps(report):
             console.print(gap, highlight=False)
-    return {"clean": CLEAN, "failed": FAILED, "incomplete": INFRASTRUCTURE}[said]
+    return {"clean": CLEAN, "failed": FAILED, "incomplete": INFRASTRUCTURE}[state]
 
 
 def objections(report: Report) -> bool:
-    """Whether `--strict` objects to something, which is told."""
+    """Whether `--strict` objects to something; prints each reason."""
     from verify.report.states import strictly
 
-    found = strictly(report)
-    for said in found:
-        say(console, f"--strict: {said}")
-    return bool(found)
+    reasons = strictly(report)
+    for reason in reasons:
+        say(console, f"--strict: {reason}")
+    return bool(reasons)
 
 
-def _interrupted(order: RunRequest) -> int:
-    """Say how far a run came that somebody ended, and how it goes on; a failure that is on record
-    still counts."""
-    evidence = evidence_of(order)
+def _interrupted(request: RunRequest) -> int:
+    """Print how far an interrupted run came and how to continue it; returns the exit code.
+
+    A failure on record still counts.
+    """
+    evidence = evidence_of(request)
     cases = (
         0
         if evidence is None
@@ -211,22 +212,26 @@ def _interrupted(order: RunRequest) -> int:
     )
     failed = evidence is not None and bool(evidence.verdicts) and failing(evidence)
     if evidence is not None and evidence.verdicts:
-        _show(Outcome(evidence, xfails_in(evidence), errors_of(order.directory)))
+        _show(Outcome(evidence, xfails_in(evidence), errors_of(request.directory)))
     console.print(
         f"interrupted after {cases} case{'' if cases == 1 else 's'}",
         style="bold yellow",
         highlight=False,
     )
     console.print(
-        f"go on with: {going_on(order.run_id)}", markup=False, highlight=False, soft_wrap=True
+        f"continue with: {continue_command(request.run_id)}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
     return FAILED if failed else INFRASTRUCTURE
 
 
-def going_on(run_id: str) -> str:
-    """The command that was given, as a line for a shell that goes on with that run."""
+def continue_command(run_id: str) -> str:
+    """The shell command that continues the run: the command given by the user, with the run's
+    id."""
     context = click.get_current_context()
-    words = ["verify", str(context.info_name)]
+    command = ["verify", str(context.info_name)]
     for parameter in context.command.params:
         name = str(parameter.name)
         if (
@@ -236,40 +241,39 @@ def going_on(run_id: str) -> str:
             continue
         value = context.params[name]
         if isinstance(parameter, click.Argument):
-            words += map(str, value)
+            command += map(str, value)
         elif isinstance(parameter, click.Option) and parameter.is_flag:
-            words.append(parameter.opts[0])
+            command.append(parameter.opts[0])
         else:
-            words += [parameter.opts[0], str(value)]
-    return shlex.join([*words, "--run-id", run_id])
+            command += [parameter.opts[0], str(value)]
+    return shlex.join([*command, "--run-id", run_id])
 
 
 def report_of(folder: Path, run_id: str) -> Report | None:
-    """The report that this run wrote there, or None: one of another run may lie there."""
+    """The report that this run wrote to the folder, or None: another run's report can be there."""
     from verify.report import ReportError, read
 
     try:
-        found = read(folder)
+        report = read(folder)
     except (OSError, ReportError):
         return None
-    return found if run_id in found["run"].split(", ") else None
+    return report if run_id in report["run"].split(", ") else None
 
 
 def _shortfalls(report: Report) -> dict[tuple[str, str], str]:
-    """(variant, dtype) -> the report's reasons, of those that were judged and not all that can be
-    asked of them was."""
-    found = {}
+    """(variant, dtype) -> the report's reasons, for those that were judged incompletely."""
+    shortfalls = {}
     for variant in report["variants"]:
         lost = [reason for reason in variant["reasons"] if "never judged" in reason]
         for dtype in variant["dtypes"]:
             if variant["cases"] and (dtype["status"] == "grey" or dtype["bins_missing"] or lost):
-                found[variant["ref"], dtype["dtype"]] = "; ".join([*dtype["reasons"], *lost])
-    return found
+                shortfalls[variant["ref"], dtype["dtype"]] = "; ".join([*dtype["reasons"], *lost])
+    return shortfalls
 
 
 def _show(outcome: Outcome, report: Report | None = None) -> list[Line]:
-    """Print the report's first line, the table, claims, what keeps lines from holding, the errors
-    and the failures."""
+    """Print the report's first line, the table, notes, the reasons of states, errors and
+    failures."""
     from verify.report.terminal import Beside, headline, notes
 
     if report is not None:
@@ -278,11 +282,11 @@ def _show(outcome: Outcome, report: Report | None = None) -> list[Line]:
     console.print(table(lines, Beside(report)))
     for note in notes(report) if report is not None else ():
         console.print(note, highlight=False)
-    told: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    dtypes_of: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for line in lines:
         if line.reason and line.state != JUDGE_ERROR:
-            told[line.state, line.variant, line.reason].append(line.dtype)
-    for (state, variant, reason), dtypes in told.items():
+            dtypes_of[line.state, line.variant, line.reason].append(line.dtype)
+    for (state, variant, reason), dtypes in dtypes_of.items():
         named = "" if dtypes == ["-"] else f" ({', '.join(dtypes)})"
         console.print(
             f"{state}: {variant}{named}: {reason}", style="dim", markup=False, highlight=False
@@ -311,13 +315,13 @@ def _print_errors(errors: tuple[JudgeError, ...]) -> None:
 
 
 def _print_failures(outcome: Outcome) -> None:
-    """The known defects that showed, and the smallest case of each (variant, config, oracle) that
-    fails otherwise."""
+    """Print the known defects that showed, and the smallest case of each other failing (variant,
+    config, oracle)."""
     verdicts = outcome.evidence.verdicts
-    for told in dict.fromkeys(
+    for defect in dict.fromkeys(
         entry.told for entry in map(outcome.xfails.expecting, verdicts) if entry
     ):
-        console.print(f"known defect: {told}", markup=False, highlight=False)
+        console.print(f"known defect: {defect}", markup=False, highlight=False)
     smallest: dict[tuple[str, str, str], Verdict] = {}
     for verdict in outcome.xfails.unexpected(verdicts):
         key = (verdict.variant, verdict.config, verdict.oracle)
@@ -333,8 +337,8 @@ def _print_failures(outcome: Outcome) -> None:
 
 
 def table(lines: list[Line], beside: Beside) -> Table:
-    """One row per line: cases, failing ones among them, worst r, state."""
-    found = Table(
+    """A table with one row per line: cases, failing cases, the worst r of each tensor, state."""
+    rows = Table(
         Column("variant", overflow="fold"),
         "dtype",
         "cases",
@@ -350,17 +354,17 @@ def table(lines: list[Line], beside: Beside) -> Table:
         cases = {verdict.case for verdict in counted}
         failed = {verdict.case for verdict in counted if verdict.outcome == "fail"}
         groups = (("r_out",), ("r_lse",), ("r_dq", "r_dk", "r_dv"))
-        shown = [_worst(counted, names) for names in groups]
-        if shown[-1] == "-":
-            shown[-1] = beside.gradients(line.variant)
-        shown.append(beside.leniency(line.variant, line.dtype))
+        ratios = [_worst(counted, names) for names in groups]
+        if ratios[-1] == "-":
+            ratios[-1] = beside.gradients(line.variant)
+        ratios.append(beside.leniency(line.variant, line.dtype))
         marks = beside.marks(line.variant)
         style = "bold yellow" if marks and line.state == HOLDS else _STYLES.get(line.state, "dim")
         state = Text(line.state + marks, style=style)
-        found.add_row(
-            Text(line.variant), line.dtype, str(len(cases)), str(len(failed)), *shown, state
+        rows.add_row(
+            Text(line.variant), line.dtype, str(len(cases)), str(len(failed)), *ratios, state
         )
-    return found
+    return rows
 
 
 def _worst(verdicts: list[Verdict], names: tuple[str, ...]) -> str:

@@ -1,5 +1,4 @@
-"""Commands beside the trial itself: `verify list`, `oracles`, `bench`, `probe`, `sanitize` and
-`test`."""
+"""The commands `verify list`, `oracles`, `bench`, `probe`, `sanitize` and `test`."""
 
 from __future__ import annotations
 
@@ -28,11 +27,11 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     from verify.campaign.targets import excludes_here
     from verify.cell.discovery import roster
 
-    found = roster(list(files) or None)
-    if files and found.unusable:
-        raise UsageError(found.unusable)
+    listed = roster(list(files) or None)
+    if files and listed.unusable:
+        raise UsageError(listed.unusable)
     table = Table("variant", "family", "dtypes", "head dims", "masks", "configs", "here")
-    for declaration in found.declarations:
+    for declaration in listed.declarations:
         support = declaration.support
         dims = f"{min(support.head_dims)}..{max(support.head_dims)}"
         names = ", ".join(config.name for config in declaration.configs)
@@ -48,9 +47,9 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
             reason,
         )
     console.print(table)
-    for failure in found.failures:
+    for failure in listed.failures:
         say(console, f"{failure.ref} does not load: {failure.message}")
-    return FAILED if found.failures else CLEAN
+    return FAILED if listed.failures else CLEAN
 
 
 @click.command()
@@ -64,7 +63,7 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     ),
 )
 def oracles(write: bool) -> int:
-    """List the oracles: what each catches, and in which group it sits."""
+    """List the oracles: the faults that each catches, and its group."""
     from verify.campaign.applicability import list_oracles
 
     return list_oracles(write)
@@ -76,16 +75,16 @@ def oracles(write: bool) -> int:
     default=180.0,
     show_default=True,
     callback=options.above_zero,
-    help="The most that judging cases may take.",
+    help="The longest time for judging cases.",
 )
 @options.workers
 @options.select
 def bench(seconds: float, workers: str, select: str) -> int:
-    """Measure this suite itself: builds, judged cases per second with their breakdown, and the fp64
-    reference's rate."""
-    from verify.cli.bench import bench as measure
+    """Measure this suite itself: builds, judged cases per second with the time of their steps, and
+    the fp64 reference's rate."""
+    from verify.cli.bench import bench as run_bench
 
-    return measure(console, seconds, workers, select)
+    return run_bench(console, seconds, workers, select)
 
 
 @click.command()
@@ -96,26 +95,24 @@ def bench(seconds: float, workers: str, select: str) -> int:
     type=click.Path(path_type=Path),
     help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
 )
-@click.option("--publish", is_flag=True, help="Write it to reports/<device>/ too.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the report as JSON in place of tables."
-)
+@click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, not as tables.")
 def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_json: bool) -> int:
-    """Measure the device: matrix units, approximations, and the order in which KERNELS (the
-    collection if none) add P V.
+    """Measure the device: matrix units, approximations, and the order in which KERNELS (by default
+    the collection) add P V.
 
-    Writes .verify/report/<device>/probes.{json,md}; --publish writes them to reports/<device>/ too.
-    Exits 1 if anything disagrees with the tables that bounds rely on.
+    Writes .verify/report/<device>/probes.{json,md}; --publish also writes them to
+    reports/<device>/. Exits 1 if a result disagrees with the tables that the bounds use.
     """
     from verify.cli.probe import Request
-    from verify.cli.probe import probe as measure
+    from verify.cli.probe import probe as run_probes
     from verify.machine import device
 
     if publish and kernels:
-        raise UsageError("--publish: publishes the probes of the collection, so name no KERNELS")
+        raise UsageError("--publish: publishes the collection's probes; name no KERNELS")
     folder = report_parent(directory, publish) / device.slug()
     published = published_parent(directory) / device.slug() if publish else None
-    return measure(Request(kernels, folder, published), as_json)
+    return run_probes(Request(kernels, folder, published), as_json)
 
 
 @click.command()
@@ -128,16 +125,16 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     "variants",
     multiple=True,
     metavar="NAME",
-    help="Only this one; a library's kernel too.",
+    help="Only this variant; it can be a library's kernel.",
 )
-@click.option("--case", metavar="ID", help="Only this case, which a failing verdict prints.")
+@click.option("--case", metavar="ID", help="Only this case; failing verdicts print its id.")
 @click.option(
     "--quick", is_flag=True, help="One config and dtype of each variant, at most four problems."
 )
 @click.option(
     "--report-dir",
     type=click.Path(path_type=Path),
-    help="Where sanitizer.json and sanitizer.md go as well.",
+    help="A second folder for sanitizer.json and sanitizer.md.",
 )
 @options.workers
 def sanitize(
@@ -149,12 +146,11 @@ def sanitize(
     report_dir: Path | None,
     workers: str,
 ) -> int:
-    """Run KERNELS (the collection if none is given) under compute-sanitizer, planted faults before
-    them."""
+    """Run KERNELS (by default the collection) under compute-sanitizer, after planted faults."""
     files = existing(kernels)
     options.case_shaped(case)
     from verify.cli.sanitize import Request
-    from verify.cli.sanitize import sanitize as again
+    from verify.cli.sanitize import sanitize as run_sanitizers
     from verify.problem.case import Case
 
     try:
@@ -170,17 +166,17 @@ def sanitize(
         workers=workers,
         report_dir=report_dir,
     )
-    return again(request, console)
+    return run_sanitizers(request, console)
 
 
 @click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def test(arguments: tuple[str, ...]) -> int:
-    """Run the whole test suite (pytest -n auto); further arguments go to pytest."""
+    """Run the complete test suite (pytest -n auto); further arguments go to pytest."""
     if INSTALLED:
         raise UsageError(
-            "test: an installed wheel holds no test suite; run this command in a checkout or an"
+            "test: an installed wheel has no test suite; run this command in a checkout or an"
             " unpacked sdist"
         )
-    words = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
-    return subprocess.run(words, cwd=ROOT, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -1,2 +1,1 @@
-"""CUDA C++ compiled and launched without a toolkit: for the collection, the probes and your own .cu
-file."""
+"""Compiles and launches CUDA C++ without a toolkit, for the collection, the probes and users."""

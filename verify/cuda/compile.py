@@ -1,13 +1,12 @@
-"""CUDA C++ to a kernel that runs: NVRTC through cuda.core, a cache on disk, loading and launching
-beside torch.
+"""Compiles, loads and launches CUDA C++: NVRTC through cuda.core, a cache on disk, torch's streams.
 
-`compile_source` needs neither driver nor device, so that every kernel can be compiled for every
-architecture anywhere.  What it made is kept under a key that names all that went in: the texts of
-the source and of every header that it includes, options, architecture and NVRTC's version.  Whoever
-finds no entry compiles under a lock, so that workers side by side compile once.
+`compile_source` needs neither driver nor device, so any machine can compile every kernel for every
+architecture.  The cache stores a binary under a hash of everything that it depends on: the texts of
+the source and of all headers that it includes, options, architecture and NVRTC's version.  A worker
+that finds no entry compiles under a lock, so that parallel workers compile only once.
 
-cuda.core is imported late: a kernel file can be imported, and its declaration read, where it is not
-installed.
+cuda.core is imported late, so that kernel files can be imported, and their declarations read, on a
+machine without it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from verify.bundle import ROOT
 from verify.variant import Resources, arch_of
 
 HEADERS = ROOT / "kernels" / "cuda"
-"""Where ptx.cuh is: every source can include it."""
+"""The directory of ptx.cuh, which every source can include."""
 
 
 class CompileError(RuntimeError):
@@ -40,16 +39,16 @@ class CompileError(RuntimeError):
 
 
 class LaunchError(RuntimeError):
-    """The driver refused a call, or arguments do not fit the kernel's parameters."""
+    """The driver refused a call, or the arguments do not fit the kernel's parameters."""
 
 
 @dataclass(frozen=True)
 class Source:
     """One build of a .cu file.
 
-    entry: an `extern "C"` kernel in it.  defines: macros.  includes: directories that are searched
-    after the file's own and kernels/cuda, before the toolkit's.  options: further keywords of
-    `cuda.core.ProgramOptions`, with values whose repr tells them apart.
+    entry: an `extern "C"` kernel in it.  defines: macros.  includes: directories to search after
+    the file's directory and kernels/cuda, and before the toolkit's.  options: more keywords of
+    `cuda.core.ProgramOptions`; different values must have different reprs.
     """
 
     path: Path
@@ -61,8 +60,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled source.  `resources.shared` is what is declared statically: dynamic shared memory
-    is the launch's."""
+    """A compiled source.  `resources.shared` counts static shared memory only, in bytes; a launch
+    adds dynamic shared memory."""
 
     cubin: bytes
     entry: str
@@ -71,7 +70,7 @@ class Binary:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A loaded entry point, for every device of its architecture.  sizes: of its parameters, in
+    """A loaded entry point, for every device of its architecture.  sizes: its parameters' sizes in
     bytes."""
 
     handle: Any  # cuda.core's Kernel, which keeps its library loaded
@@ -95,37 +94,38 @@ def compilable() -> str | None:
 
 
 def compile_source(source: Source, arch: str) -> Binary:
-    """The source compiled for "sm_90a"..., from the cache if it holds it.
+    """Compile the source for an architecture such as "sm_90a", or take it from the cache.
 
-    Raises CompileError with the compiler's log, and with `compilable`'s words where there is no
+    Raises CompileError with the compiler's log, or with the text of `compilable` if there is no
     compiler.
     """
     reason = compilable()
     if reason is not None:
         raise CompileError(reason)
     entry = cache_directory() / f"{_key(source, arch)}.cubin"
-    found = _read(entry)
-    if found is not None:
-        return found
+    binary = _read(entry)
+    if binary is not None:
+        return binary
     entry.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(entry.with_suffix(".lock")):
-        found = _read(entry)  # another worker may have been first
-        if found is None:
-            found = _compile(source, arch)
-            _write(entry, found)
-    return found
+        binary = _read(entry)  # another worker can have been first
+        if binary is None:
+            binary = _compile(source, arch)
+            _write(entry, binary)
+    return binary
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: VERIFY_CUDA_CACHE, or attention-verify/cuda under the user's
+    """The directory of compiled kernels: VERIFY_CUDA_CACHE, or attention-verify/cuda in the user's
     cache directory."""
-    chosen = os.environ.get("VERIFY_CUDA_CACHE")
+    setting = os.environ.get("VERIFY_CUDA_CACHE")
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(user) / "attention-verify" / "cuda"
+    return Path(setting) if setting else Path(user) / "attention-verify" / "cuda"
 
 
 def resources_from(log: str, entry: str) -> Resources:
-    """What `ptxas -v` says of that entry point; raises ValueError if it says nothing of it."""
+    """The resources that `ptxas -v` reports for the entry point.  Raises ValueError if it reports
+    none."""
     for part in re.split(r"Compiling entry function ", log)[1:]:
         if not part.startswith(f"'{entry}'"):
             continue
@@ -143,8 +143,10 @@ def resources_from(log: str, entry: str) -> Resources:
 
 @cache
 def toolkit_includes() -> tuple[Path, ...]:
-    """Directories of the CUDA toolkit's headers and of CCCL's, each of wheels, else CUDA_HOME, else
-    /usr/local/cuda."""
+    """The directories of the CUDA toolkit's headers and of CCCL's headers.
+
+    Each is searched in Python wheels, then in CUDA_HOME, CUDA_PATH and /usr/local/cuda.
+    """
     try:
         import nvidia
 
@@ -156,7 +158,7 @@ def toolkit_includes() -> tuple[Path, ...]:
     toolkits = [root / "include" for root in roots if (root / "include" / "cuda_fp16.h").is_file()]
     toolkits.sort(
         key=lambda path: not (path / "crt" / "host_defines.h").is_file()
-    )  # wheels may lack what a host compiler needs
+    )  # wheels can lack headers that a host compiler needs
     cccl = [
         root / "include" / "cccl"
         for root in roots
@@ -169,14 +171,13 @@ def _compile(source: Source, arch: str) -> Binary:
     from cuda.core import Program, ProgramOptions
 
     options: dict[str, Any] = {
-        "name": _shown(source.path),
+        "name": _source_name(source.path),
         "arch": arch,
         "std": "c++17",
         "define_macro": list(source.defines) or None,
         "include_path": [str(path) for path in _include_path(source)],
-        "lineinfo": True,  # what a sanitizer's report names; changes no instruction
-        # NVRTC's own cache, which it keeps where there is a driver, gives a binary without ptxas'
-        # words
+        "lineinfo": True,  # for sanitizer reports; changes no instruction
+        # With a driver NVRTC keeps its own cache, whose binaries come without ptxas' output.
         "no_cache": True,
     }
     options |= dict(source.options)
@@ -188,11 +189,11 @@ def _compile(source: Source, arch: str) -> Binary:
         return Binary(bytes(code.code), source.entry, resources_from(log.getvalue(), source.entry))
     except Exception as error:
         raise CompileError(
-            f"{_shown(source.path)} for {arch}: {error}\n{log.getvalue()}".rstrip()
+            f"{_source_name(source.path)} for {arch}: {error}\n{log.getvalue()}".rstrip()
         ) from error
 
 
-def _shown(path: Path) -> str:
+def _source_name(path: Path) -> str:
     resolved = path.resolve()
     return resolved.relative_to(ROOT).as_posix() if resolved.is_relative_to(ROOT) else str(resolved)
 
@@ -216,21 +217,21 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULT
 
 
 def _key(source: Source, arch: str) -> str:
-    """Hash of all that the binary depends on."""
+    """A hash of everything that the binary depends on."""
     options = (
         arch,
         source.entry,
         source.defines,
         source.options,
         _nvrtc_version(),
-        _shown(source.path),
+        _source_name(source.path),
     )
     return sha256(b"".join([repr(options).encode(), *_hashes(source)])).hexdigest()[:40]
 
 
 def _hashes(source: Source) -> list[bytes]:
-    """Hashes of the source and of every header that it includes, transitively, whatever `#if`
-    stands before it."""
+    """Hashes of the source and of all headers that it includes, directly or not, even under a false
+    `#if`."""
     path = _include_path(source)
     pending, seen, hashes = [source.path.resolve()], set[Path](), []
     while pending:
@@ -249,14 +250,14 @@ def _hashes(source: Source) -> list[bytes]:
 
 @cache
 def _scan(file: Path, modified: int, size: int) -> tuple[bytes, tuple[str, ...]]:
-    """A file's hash and what it includes, as of that time of change."""
+    """A file's hash and the headers that it includes; cached per modification time and size."""
     text = file.read_bytes()
     return sha256(text).digest(), tuple(name.decode() for name in _INCLUDE.findall(text))
 
 
 def _read(path: Path) -> Binary | None:
-    """The entry, or None if there is none or if it is torn: its first line holds the hash of the
-    rest."""
+    """The cached binary, or None if there is none or if it is damaged: its first line holds the
+    hash of the rest."""
     try:
         head, cubin = path.read_bytes().split(b"\n", 1)
         data = json.loads(head)
@@ -284,15 +285,15 @@ def _write(path: Path, binary: Binary) -> None:
 @cache
 def available() -> str | None:
     """Why CUDA C++ kernels cannot run here, or None."""
-    # First the device: without a driver, cuda.core's loader may hang.
+    # Check the device first: without a driver, cuda.core's loader can hang.
     if not torch.cuda.is_available():
         return "no CUDA device"
     return compilable()
 
 
 def device_arch(device: torch.device) -> str:
-    """What to compile for that device: "sm_86", and from Hopper on with the suffix that unlocks its
-    own instructions."""
+    """The architecture to compile for: "sm_86", and from Hopper on with the suffix that enables the
+    architecture's specific instructions ("sm_90a")."""
     return arch_of(torch.cuda.get_device_capability(device)).target
 
 
@@ -300,8 +301,8 @@ _loaded: dict[tuple[bytes, str], Kernel] = {}
 
 
 def load(binary: Binary) -> Kernel:
-    """The binary's entry point, loaded once per process; raises LaunchError where nothing can
-    run."""
+    """The binary's entry point, loaded once per process.  Raises LaunchError if no CUDA kernel can
+    run here."""
     key = (sha256(binary.cubin).digest(), binary.entry)
     if key not in _loaded:
         reason = available()
@@ -321,10 +322,11 @@ def load(binary: Binary) -> Kernel:
 def launch(
     kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int, *args: object
 ) -> None:
-    """Launch on torch's current device and stream: wrap in `torch.cuda.device_of(tensor)`.
+    """Launch on torch's current device and stream; use `torch.cuda.device_of(tensor)` to select
+    them.
 
-    shared_bytes: dynamic shared memory per block.  args, one per parameter: an address (int), a
-    ctypes value or structure, or a numpy scalar; their sizes must be those of the parameters.
+    shared_bytes: dynamic shared memory per block.  args: one per parameter, an address (int), a
+    ctypes value or structure, or a numpy scalar; their sizes must equal the parameters' sizes.
     Raises LaunchError, before or at the launch.
     """
     from cuda.bindings import driver
@@ -347,8 +349,7 @@ def launch(
 
 
 def _make_current() -> None:
-    """The primary context of torch's current device, which a thread that has run nothing yet does
-    not have."""
+    """Make the primary context of torch's current device current; a new thread has none."""
     from cuda.core import Device
 
     Device(torch.cuda.current_device()).set_current()
@@ -358,8 +359,8 @@ _allowed: dict[tuple[Kernel, int], int] = {}
 
 
 def _allow_shared(kernel: Kernel, shared_bytes: int, device: int) -> None:
-    """More than 48 KiB of dynamic shared memory must be asked for, per kernel and device; the most
-    so far stays allowed."""
+    """Request more than 48 KiB of dynamic shared memory, which CUDA requires per kernel and device.
+    The largest request so far stays allowed."""
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -372,7 +373,7 @@ def _allow_shared(kernel: Kernel, shared_bytes: int, device: int) -> None:
 
 
 def _value(arg: object) -> Any:
-    """An argument as a ctypes object that lives until the launch has copied it."""
+    """An argument as a ctypes object; the caller keeps it until the launch has copied it."""
     if isinstance(arg, int) and not isinstance(arg, bool):
         return ctypes.c_uint64(arg)
     if isinstance(arg, ctypes.Structure | ctypes._SimpleCData):
@@ -380,11 +381,11 @@ def _value(arg: object) -> Any:
     if isinstance(arg, np.generic):
         return ctypes.create_string_buffer(arg.tobytes(), arg.itemsize)
     raise LaunchError(
-        f"{type(arg).__name__} is no kernel argument: give an address, a ctypes value or a numpy"
+        f"{type(arg).__name__} is not a kernel argument: give an address, a ctypes value or a numpy"
         " scalar"
     )
 
 
-def _check(status: Any, what: str) -> None:
+def _check(status: Any, call: str) -> None:
     if int(status):
-        raise LaunchError(f"{what}: {getattr(status, 'name', status)}")
+        raise LaunchError(f"{call}: {getattr(status, 'name', status)}")

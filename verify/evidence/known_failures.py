@@ -25,15 +25,17 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from verify.brief import shown
-from verify.evidence import Evidence, Verdict
+from verify.evidence import Evidence, Verdict, strict_json
 
 FILE = "xfails.toml"
 _HANDED = "VERIFY_XFAILS_TEXT"  # the text, from the process that read it to those that it starts
@@ -46,8 +48,7 @@ class XfailsError(ValueError):
     """xfails.toml is malformed or incomplete; one line, with the entry and the field."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Xfail:
+class Xfail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One known defect; the fields are told above."""
 
     cases: str
@@ -185,35 +186,11 @@ def _entries(text: str, where: str) -> tuple[Xfail, ...]:
     )
 
 
-_KINDS = {
-    "cases": str,
-    "link": str,
-    "witness": str,
-    "device": str,
-    "expires": date,
-    "oracles": list,
-}
-
-
 def _entry(table: object, where: str) -> Xfail:
-    names = [field.name for field in fields(Xfail)]
-    if not isinstance(table, dict):
-        raise XfailsError(f"{where}: {shown(table)} is no table with {', '.join(names)}")
-    for name in table:
-        if name not in names:
-            raise XfailsError(f"{where}: {shown(name)} is none of {', '.join(names)}")
-    for name in ("cases", "link", "expires", "witness"):
-        if name not in table:
-            raise XfailsError(f"{where}: has no {name}")
-    for name, value in table.items():
-        if not isinstance(value, _KINDS[name]) or isinstance(value, datetime):
-            raise XfailsError(
-                f"{where}: {name} must be a {_KINDS[name].__name__}, not {shown(value)}"
-            )
-    oracles = table.get("oracles", [])
-    if not all(isinstance(oracle, str) for oracle in oracles):
-        raise XfailsError(f"{where}: oracles must be a list of names, not {shown(oracles)}")
-    entry = Xfail(**{**table, "oracles": tuple(oracles)})
+    try:
+        entry = strict_json.decode(Xfail, table, where)
+    except strict_json.ShapeError as error:
+        raise XfailsError(f"{error} (its fields: {', '.join(Xfail.__struct_fields__)})") from None
     try:
         matches = re.fullmatch(entry.cases, entry.witness) is not None
     except (re.error, OverflowError, RecursionError) as error:

@@ -7,12 +7,15 @@ import gc
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from verify.evidence import strict_json
 from verify.evidence.records import (
@@ -24,6 +27,7 @@ from verify.evidence.records import (
     EvidenceError,
     Finding,
     NotRun,
+    Record,
     RunInfo,
     VariantEntry,
     Verdict,
@@ -98,13 +102,9 @@ def load(*run_dirs: Path | str) -> Evidence:
     that is not a record; of several also if one has no run record or two hold the same run.
     """
     folders = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values()
-    # a case is named in every line about it: equal strings become one object
-    strings: dict[str, str] = {}
-    decoders = {
-        kind: strict_json.decoder(shape, strings.setdefault) for kind, shape in KINDS.items()
-    }
+    shared: dict[Any, Any] = {}
     with _no_collection():
-        parts = sorted((_folder(path, decoders, len(folders) > 1) for path in folders), key=_begun)
+        parts = sorted((_folder(path, shared, len(folders) > 1) for path in folders), key=_begun)
         if len(parts) > 1:
             _tell_apart(parts)
         return _joined(parts)
@@ -188,36 +188,83 @@ def _joined(parts: Sequence[_Folder]) -> Evidence:
     )
 
 
-def _folder(path: Path, decoders: Mapping[str, Callable[[Any, str], Any]], named: bool) -> _Folder:
-    """Read a run directory.  named: places in it are called by its name too."""
+def _folder(path: Path, shared: dict[Any, Any], named: bool) -> _Folder:
+    """Read a run directory.  shared: `_share`'s; named: places in it are called by its name too."""
     if not path.is_dir():
         raise EvidenceError(f"{path}: is no run directory")
     found = _Folder(path)
-    lists: dict[str, list[Any]] = {
-        "run": found.runs,
-        "variant": found.variants,
-        "begin": found.begins,
-        "verdict": found.verdicts,
-        "drawn": found.drawn,
-        "not_run": found.not_run,
-        "built": found.builds,
+    lists: dict[type[Record], list[Any]] = {
+        RunInfo: found.runs,
+        VariantEntry: found.variants,
+        Begin: found.begins,
+        Verdict: found.verdicts,
+        Drawn: found.drawn,
+        NotRun: found.not_run,
+        Built: found.builds,
     }
     for file in sorted(path.glob("*.jsonl")):
         name = f"{path.name}/{file.name}" if named else file.name
-        for number, data in _lines(file):
-            if data is _TORN:
-                found.torn.append(f"{name}:{number}")
-                continue
-            try:
-                kind = _kind(data)
-                record = decoders[kind](data, kind)
-                lists[kind].append(_held_to_its_measures(record) if kind == "verdict" else record)
-            except (EvidenceError, strict_json.ShapeError) as error:
-                raise EvidenceError(f"{name}:{number}: {error}") from None
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = _record(line)
+                except (EvidenceError, strict_json.ShapeError) as error:
+                    raise EvidenceError(f"{name}:{number}: {error}") from None
+                if record is None:
+                    if line.strip():
+                        found.torn.append(f"{name}:{number}")
+                    continue
+                if isinstance(record, Verdict):
+                    _share(record, shared)
+                    record = _held_to_its_measures(record)
+                lists[type(record)].append(record)
     return found
 
 
-_RATIO = re.compile(r"(?:.*_)?r_(?:out|lse|dq|dk|dv)")  # "r_out", "long_r_dq"
+# Nearly every line is one of these, and begins as `Recorder.write` writes it.
+_READERS = {
+    f'{{"kind":"{kind}"'.encode(): strict_json.reader(KINDS[kind]) for kind in ("begin", "verdict")
+}
+
+
+def _record(line: bytes) -> Record | None:
+    """The record in a line; None for one that does not parse: it was cut short, by a kill or a full
+    disk, wherever it is.  Raises EvidenceError or ShapeError for a whole line that is no record."""
+    read = _READERS.get(line[: line.find(b",")])
+    if read is not None:
+        try:
+            return read(line)
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            pass  # what follows takes it, or says what is wrong
+    try:
+        data = strict_json.loads(line)
+        kind = _kind(data)
+        return strict_json.decode(KINDS[kind], data, kind)
+    except RecursionError:
+        raise EvidenceError("is nested too deeply") from None
+    except (EvidenceError, strict_json.ShapeError):
+        raise
+    except ValueError:
+        return None
+
+
+# A case is named in every line about it: equal words become one object.  A frozen record is written
+# to by its slots' descriptors.
+_WORDS = ("case", "variant", "config", "dtype", "oracle", "group", "problem", "bins")
+_words_of = attrgetter(*_WORDS)
+_SLOTS = [getattr(Verdict, name).__set__ for name in _WORDS]
+
+
+def _share(verdict: Verdict, shared: dict[Any, Any]) -> None:
+    words = _words_of(verdict)
+    for put, word in zip(_SLOTS, map(shared.setdefault, words, words), strict=True):
+        put(verdict, word)
+
+
+@cache
+def _is_ratio(measure: str) -> bool:
+    """Whether it is an error over its bound: "r_out", "long_r_dq"."""
+    return re.fullmatch(r"(?:.*_)?r_(?:out|lse|dq|dk|dv)", measure) is not None
 
 
 def _held_to_its_measures(verdict: Verdict) -> Verdict:
@@ -229,33 +276,14 @@ def _held_to_its_measures(verdict: Verdict) -> Verdict:
     """
     if verdict.outcome != "pass":
         return verdict
-    beyond = {
-        name: r for name, r in verdict.measures.items() if not r <= 1 and _RATIO.fullmatch(name)
-    }
-    if not beyond:
+    for name, r in verdict.measures.items():
+        if not r <= 1 and _is_ratio(name):
+            break
+    else:
         return verdict
-    name = next(iter(beyond))
-    message = (
-        f"recorded as passing with {name} = {beyond[name]:.4g}: above 1 an element is out of its"
-        " bound"
-    )
-    finding = Finding(oracle=verdict.oracle, message=message, got=beyond[name], bound=1.0)
+    message = f"recorded as passing with {name} = {r:.4g}: above 1 an element is out of its bound"
+    finding = Finding(oracle=verdict.oracle, message=message, got=r, bound=1.0)
     return replace(verdict, outcome="fail", finding=finding)
-
-
-_TORN = object()
-
-
-def _lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """Lines of one file, numbered from 1.  One that does not parse was cut short, by a kill or a
-    full disk, wherever it is."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                yield number, strict_json.loads(line)
-            except ValueError:
-                if line.strip():
-                    yield number, _TORN
 
 
 def _kind(data: Any) -> str:
@@ -277,10 +305,14 @@ def _join(verdicts: Iterable[Verdict]) -> tuple[tuple[Verdict, ...], tuple[tuple
     stays counted.
     """
     joined, unstable = [], []
-    for key, group in groupby(
-        sorted(verdicts, key=lambda v: (v.case, v.oracle, v.time)), lambda v: (v.case, v.oracle)
-    ):
+    ordered = sorted(verdicts, key=attrgetter("time"))
+    ordered.sort(key=attrgetter("oracle"))
+    ordered.sort(key=attrgetter("case"))
+    for key, group in groupby(ordered, attrgetter("case", "oracle")):
         found = list(group)
+        if len(found) == 1:
+            joined += found
+            continue
         failed = [v for v in found if v.outcome == "fail"]
         last = (failed or found)[-1]
         counted = [v.phase for v in found if v.counted]

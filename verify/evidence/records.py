@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Final, Literal
 
-SCHEMA_VERSION = 1
+from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
+
+SCHEMA_VERSION: Final = 1
 
 Outcome = Literal["pass", "fail", "inapplicable"]
 Phase = Literal["generate", "shrink", "reuse", "witness"]
@@ -19,7 +21,7 @@ class EvidenceError(ValueError):
     """A run directory or a record that cannot be used; the message names the file and the line."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
     """Who ran what, where and when.  started: ISO 8601, UTC.  device:
     `verify.machine.device.fingerprint()`."""
@@ -27,12 +29,12 @@ class RunInfo:
     run: str
     started: str
     profile: str
-    device: dict[str, Any]
+    device: dict[str, Free]
     versions: dict[str, str] = field(default_factory=dict)
-    schema: int = SCHEMA_VERSION
+    schema: Literal[1] = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VariantEntry:
     """A variant that the run knew, with its declarations as data
     (`verify.variant.Variant.describe`)."""
@@ -43,27 +45,27 @@ class VariantEntry:
     path: str
     source_hash: str
     configs: tuple[str, ...]
-    support: dict[str, Any]
-    numerics: dict[str, Any]
-    contract: dict[str, Any]
+    support: dict[str, Free]
+    numerics: dict[str, Free]
+    contract: dict[str, Free]
     entries: tuple[str, ...] = ("forward",)
-    gradients: dict[str, Any] | None = None
+    gradients: dict[str, Free] | None = None
     unavailable: str | None = None
     undeclared: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Begin:
     """Written before a launch: a begin that no verdict follows is a case that took its judge with
     it."""
 
     case: str
     phase: Phase
-    time: float  # seconds since the epoch
+    time: Number  # seconds since the epoch
     variant: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """What an oracle holds against a case: got and bound at the worst place, `count` of `total`
     elements at fault.
@@ -74,17 +76,17 @@ class Finding:
 
     oracle: str
     message: str
-    got: float | str | None = None
-    bound: float | str | None = None
+    got: NumberOrText | None = None
+    bound: NumberOrText | None = None
     where: str = ""
-    count: int = 0
-    total: int = 0
+    count: Integer = 0
+    total: Integer = 0
     replay: str = ""
     before: tuple[str, ...] = ()
-    before_count: int = 0
+    before_count: Integer = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """One oracle's judgement of one case.
 
@@ -109,19 +111,19 @@ class Verdict:
     outcome: Outcome
     phase: Phase
     problem: str
-    seconds: dict[str, float] = field(default_factory=dict)
-    measures: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, Number] = field(default_factory=dict)
+    measures: dict[str, Number] = field(default_factory=dict)
     observed: dict[str, str] = field(default_factory=dict)
     bins: tuple[str, ...] = ()
     finding: Finding | None = None
-    time: float = 0.0  # seconds since the epoch; `Recorder.write` fills it in
+    time: Number = 0.0  # seconds since the epoch; `Recorder.write` fills it in
 
     @property
     def counted(self) -> bool:
         return self.phase in COUNTED_PHASES
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
     """How many problems were drawn for a variant, and how many of them its support refused.
     Records add up."""
@@ -129,11 +131,11 @@ class Drawn:
     variant: str
     dtype: str
     group: str
-    drawn: int
-    refused: int
+    drawn: Integer
+    refused: Integer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NotRun:
     """A variant (or one dtype of it) that this run did not try, and why."""
 
@@ -142,7 +144,7 @@ class NotRun:
     dtype: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
     """One build of a variant, compiled for `arch` without running it: what the compiler says it
     needs, or why it failed.
@@ -154,8 +156,8 @@ class Built:
     variant: str
     arch: str
     build: str
-    seconds: float
-    resources: dict[str, int] | None
+    seconds: Number
+    resources: dict[str, Integer] | None
     error: str = ""
 
 

@@ -2,32 +2,69 @@
 "nan", "inf", "-inf".
 
 RFC 8259 has no token for them, and Python's own `NaN` breaks every other reader.  A field typed
-`float` reads the three strings back as numbers; so does free-form data (`Any`), which therefore
+`Number` reads the three strings back as numbers; so does free-form data (`Free`), which therefore
 cannot hold these three as text.
+
+msgspec checks and builds the records.  Two things it does not do, which stay here: it writes what
+is not finite as null, and it refuses the escape of a lone surrogate, which a kernel's words can
+hold.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+from dataclasses import fields, is_dataclass
+from datetime import date
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+
+from verify.brief import shown
 
 T = TypeVar("T")
-Keep = Callable[[str, str], str]
-_Take = Callable[[Any], Any]
 
-_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-# larger integers are not exact in other readers of JSON; none of ours comes near
-_LEAST_EXACT = 2**53
+
+class NotFinite(float, Enum):
+    """A number that JSON has no token for: a float like any other, written as a word."""
+
+    NAN = "nan"
+    INF = "inf"
+    MINUS_INF = "-inf"
+
+    def __new__(cls, word: str) -> NotFinite:
+        self = float.__new__(cls, word)
+        self._value_ = word
+        return self
+
+    __str__ = __repr__ = float.__repr__
+    __format__ = float.__format__  # type: ignore[assignment]
+    __hash__ = float.__hash__
+
+
+# Larger integers are not exact in other readers of JSON; none of ours comes near.
+Integer = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+
+if TYPE_CHECKING:
+    Number = float
+    Free = Any
+    NumberOrText = float | str
+else:
+    Number = float | NotFinite
+    Free = ABCMeta("Free", (), {})  # any JSON value
+    NumberOrText = ABCMeta("NumberOrText", (), {})
+    for _kind in (dict, list, str, int, float, type(None)):
+        Free.register(_kind)
+    for _kind in (str, float):
+        NumberOrText.register(_kind)
 
 
 class ShapeError(ValueError):
-    """Data that has not the declared shape; the message gives the path to the place and what stands
-    there."""
+    """Data that has not the declared shape; the message begins with the path to the place."""
 
 
 def encode(value: Any) -> Any:
@@ -43,11 +80,7 @@ def encode(value: Any) -> Any:
         return sorted(encode(item) for item in value)
     if isinstance(value, float):
         number = float(value)  # a numpy scalar is a float too
-        return (
-            number
-            if math.isfinite(number)
-            else ("nan" if math.isnan(number) else "inf" if number > 0 else "-inf")
-        )
+        return number if math.isfinite(number) else str(number)
     if value is None or isinstance(value, str | bool | int):
         return value
     raise TypeError(f"{type(value).__name__} is no JSON value: {value!r}")
@@ -75,214 +108,47 @@ _PARSER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def decode(shape: type[T], data: Any, where: str = "") -> T:
-    """`data` (from `loads`) as a dataclass or TypedDict; unknown keys are ignored, so that later
-    writers may add some.
+    """`data` (from `loads`) as a dataclass, TypedDict or Struct; unknown keys are ignored, so that
+    later writers may add some, unless a Struct forbids them.
 
-    Raises ShapeError, which begins with the path to the offending place.
+    Raises ShapeError, one line that begins with the path to the offending place, and
+    RecursionError.
     """
-    hint: Any = shape
-    found: T = _decoder(hint)(data, where or shape.__name__)
-    return found
+    try:
+        return msgspec.convert(data, shape, dec_hook=_taken, builtin_types=(date,))
+    except msgspec.ValidationError as error:
+        said, at, path = str(error).rpartition(" - at `$")
+        said, path = (said, path[:-1]) if at else (path, "")
+        place = f"{where or shape.__name__}{path}"
+        absent = _ABSENT.fullmatch(said)
+        # What is wrong can be quoted from the data, control characters included.
+        why = f".{absent[1]}: is missing" if absent else f": {shown(said)[1:-1]}"
+        raise ShapeError(place + why) from None
 
 
-@cache
-def _decoder(shape: Any) -> Callable[[Any, str], Any]:
-    return decoder(shape, lambda text, _: text)
+def reader(shape: type[T]) -> Callable[[bytes], T]:
+    """`decode` of one line of JSON.  It refuses all that `decode` refuses, and a few lines more:
+    where it raises, ask `loads` and `decode`."""
+    return msgspec.json.Decoder(shape, dec_hook=_taken).decode
 
 
-def decoder(shape: type[T], keep: Keep) -> Callable[[Any, str], T]:
-    """`decode` of one shape, for reading many records: (data, where) -> record.
-
-    keep: called as keep(text, text) for every string and every key of a `dict[str, ...]`; the
-    `setdefault` of one dict makes equal strings one object.
-    """
-    take = _taking(shape, keep)
-
-    def decoded(data: Any, where: str) -> T:
-        try:
-            found: T = take(data)
-        except _MisfitError as misfit:
-            raise ShapeError(f"{where}{''.join(reversed(misfit.steps))}: {misfit}") from None
-        return found
-
-    return decoded
+_ABSENT = re.compile(r"Object missing required field `(\w+)`")
 
 
-class _MisfitError(Exception):
-    """What is wrong; whoever it passes on its way out adds the step that leads to it, so that paths
-    cost nothing till then."""
-
-    def __init__(self, said: str) -> None:
-        super().__init__(said)
-        self.steps: list[str] = []
-
-
-def _misfit(data: Any, wanted: str) -> _MisfitError:
-    return _MisfitError(f"got {json.dumps(data)[:60]}, but should be {wanted}")
-
-
-def _taking(hint: Any, keep: Keep) -> _Take:
-    """What takes data of that type, built once: types are looked at here and not for every
-    value."""
-    origin = get_origin(hint)
-    if hint is Any:
-        return _free
-    if origin in (Union, UnionType):
-        return _of_union(get_args(hint), keep)
-    if origin is Literal:
-        return _of_literal(get_args(hint))
-    if origin in (list, tuple):
-        return _of_array(origin, _taking(get_args(hint)[0], keep))
-    if origin is dict:
-        return _of_mapping(_taking(get_args(hint)[1], keep), keep)
-    if is_typeddict(hint) or is_dataclass(hint):
-        return _of_record(hint, keep)
-    return _of_text(keep) if hint is str else _SCALARS[hint]
-
-
-def _number(data: Any) -> float:
-    if type(data) is float:
-        return data
-    if isinstance(data, str) and data in _SPECIAL:
-        return _SPECIAL[data]
-    if not isinstance(data, int | float) or isinstance(data, bool):
-        raise _misfit(data, "a number")
-    return float(data)
-
-
-def _integer(data: Any) -> int:
-    if not isinstance(data, int) or isinstance(data, bool) or abs(data) > _LEAST_EXACT:
-        raise _misfit(data, "an integer")
-    return data
-
-
-def _truth(data: Any) -> bool:
-    if not isinstance(data, bool):
-        raise _misfit(data, "true or false")
-    return data
-
-
-def _nothing(data: Any) -> None:
-    if data is not None:
-        raise _misfit(data, "null")
-
-
-_SCALARS: dict[Any, _Take] = {float: _number, int: _integer, bool: _truth, type(None): _nothing}
-
-
-def _of_text(keep: Keep) -> _Take:
-    def text(data: Any) -> str:
-        if not isinstance(data, str):
-            raise _misfit(data, "a string")
-        return keep(data, data)
-
-    return text
-
-
-def _of_literal(options: tuple[Any, ...]) -> _Take:
-    wanted = f"one of {', '.join(map(repr, options))}"
-
-    def literal(data: Any) -> Any:
-        if data not in options:
-            raise _misfit(data, wanted)
-        return options[options.index(data)]
-
-    return literal
-
-
-def _of_union(hints: tuple[Any, ...], keep: Keep) -> _Take:
-    options = [_taking(hint, keep) for hint in hints if hint is not type(None)]
-    nullable = type(None) in hints
-
-    def union(data: Any) -> Any:
-        if data is None and nullable:
-            return None
-        first = None
-        for option in options:
-            try:
-                return option(data)
-            except _MisfitError as misfit:
-                first = first or misfit
-        assert first is not None
-        raise first
-
-    return union
-
-
-def _of_array(kind: type[list[Any]] | type[tuple[Any, ...]], take: _Take) -> _Take:
-    def array(data: Any) -> Any:
-        if not isinstance(data, list):
-            raise _misfit(data, "an array")
-        items: list[Any] = []
-        try:
-            for item in data:
-                items.append(take(item))  # its length says which item is wrong
-        except _MisfitError as misfit:
-            misfit.steps.append(f"[{len(items)}]")
-            raise
-        return kind(items)
-
-    return array
-
-
-def _of_mapping(take: _Take, keep: Keep) -> _Take:
-    def mapping(data: Any) -> dict[str, Any]:
-        if not isinstance(data, dict):
-            raise _misfit(data, "an object")
-        found: dict[str, Any] = {}
-        key = ""
-        try:
-            for key, item in data.items():
-                found[keep(key, key)] = take(item)
-        except _MisfitError as misfit:
-            misfit.steps.append(f".{key}")
-            raise
-        return found
-
-    return mapping
-
-
-def _of_record(shape: Any, keep: Keep) -> _Take:
-    layout = [
-        (name, _taking(hint, keep), optional) for name, (hint, optional) in _layout(shape).items()
-    ]
-    build: Callable[..., Any] = shape
-
-    def record(data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise _misfit(data, "an object")
-        values: dict[str, Any] = {}
-        name = ""
-        try:
-            for name, take, optional in layout:
-                if name in data:
-                    values[name] = take(data[name])
-                elif not optional:
-                    raise _MisfitError("is missing")
-        except _MisfitError as misfit:
-            misfit.steps.append(f".{name}")
-            raise
-        return build(**values)
-
-    return record
-
-
-def _layout(shape: Any) -> dict[str, tuple[Any, bool]]:
-    """Field name -> (type, whether it may be absent)."""
-    hints = get_type_hints(shape)
-    if is_typeddict(shape):
-        return {name: (hint, name in shape.__optional_keys__) for name, hint in hints.items()}
-    optional = {
-        f.name
-        for f in fields(shape)
-        if f.default is not MISSING or f.default_factory is not MISSING
-    }
-    return {f.name: (hints[f.name], f.name in optional) for f in fields(shape) if f.init}
+def _taken(kind: Any, data: Any) -> Any:
+    """Values of the types that msgspec does not know."""
+    if kind is NumberOrText and type(data) not in (str, int, float):
+        raise ValueError(f"Expected `float | str`, got `{type(data).__name__}`")
+    taken = _free(data)
+    return float(taken) if kind is NumberOrText and type(taken) is int else taken
 
 
 def _free(data: Any) -> Any:
     if isinstance(data, str):
-        return _SPECIAL.get(data, data)
+        return _NUMBERS.get(data, data)
     if isinstance(data, list):
         return [_free(item) for item in data]
     return {key: _free(item) for key, item in data.items()} if isinstance(data, dict) else data
+
+
+_NUMBERS = {number.value: float(number) for number in NotFinite}

@@ -1,9 +1,9 @@
-"""History: what the one life of a cell has run so far, for a failure that may need earlier calls.
+"""History: what a cell's kernel process has run so far, for a failure that can need earlier calls.
 
-A kernel that breaks its process may fail, or make another variant of its file fail, long after.  So
-a finding holds the cases before it in the same life, and what ends a life that others had used, or
-is raised in the judge's own code, is asked once more where nothing has run before.  A hang is asked
-once more wherever it was: a busy machine passes a deadline too.
+A kernel that damages its process can fail, or make another variant of its file fail, much later.
+So a finding holds the cases before it in the same process.  A launch is repeated in a fresh process
+if it ended a process that other cases had used, or if the judge's own code raised in it.  A hang is
+always repeated: on a busy machine a correct launch can miss a deadline too.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from dataclasses import dataclass, field
 from verify.cell.process import Cell, InfrastructureError, Reply
 
 MOST = 32  # cases that are remembered; all are counted
-# Lives in which the judge's own code may fail, or memory run out, once more before that is an
-# answer.
-_FRESH = 2
-_PAUSE = 3.0  # seconds for other processes to give memory back
-# what earlier calls in the same process can bring about
-_SHARED = ("raised", "crash", "out of memory")
+_FRESH = 2  # fresh processes to try if the judge's own code fails, or memory runs out
+_PAUSE = 3.0  # seconds for other processes to free memory
+_SHARED = ("raised", "crash", "out of memory")  # earlier calls in the same process can cause these
 
 
 @dataclass(frozen=True)
 class Before:
-    """The other cases that a life had run before a launch: the last `MOST` ids, in order; how many
-    there were; and of which variants."""
+    """The other cases that a process had run before a launch: the last `MOST` ids in order, their
+    total count, and their variants."""
 
     cases: tuple[str, ...] = ()
     count: int = 0
@@ -45,19 +42,24 @@ class Before:
 
 @dataclass
 class History:
-    """What the present life of one cell has run.  launches: of all its cases."""
+    """What the present kernel process of one cell has run.
 
-    life: int = 0
+    process: its number (`Cell.process_number`).  launches: the launches of all its cases.
+    """
+
+    process: int = 0
     launches: int = 0
     count: int = 0
     cases: deque[str] = field(default_factory=lambda: deque(maxlen=MOST))
     variants: set[str] = field(default_factory=set)
 
-    def launched(self, life: int, case: str) -> tuple[Before, bool]:
-        """Note a launch of that case in the life of that number: the cases before it, and whether
-        it was the life's first."""
-        if life != self.life:
-            self.life, self.launches, self.count = life, 0, 0
+    def launched(self, process: int, case: str) -> tuple[Before, bool]:
+        """Note a launch of that case in the process of that number.
+
+        Returns the cases before it, and whether it was the first launch of the process.
+        """
+        if process != self.process:
+            self.process, self.launches, self.count = process, 0, 0
             self.cases.clear()
             self.variants.clear()
         self.launches += 1
@@ -73,9 +75,9 @@ class History:
 
 @dataclass(frozen=True)
 class Aftermath:
-    """A launch that ended badly in a life that others had used, and well in a fresh one.
+    """A launch that ended badly in a process that other cases had used, and well in a fresh one.
 
-    first: the life was fresh too, and it was another one in which the launch ended well.
+    first: the first process was fresh too.
     """
 
     reply: Reply
@@ -85,8 +87,8 @@ class Aftermath:
 
 @dataclass
 class Hearing:
-    """One case in its cell's history.  before: the cases that its first launch found in its
-    life."""
+    """One case in its cell's history.  before: the cases that had run in its process before its
+    first launch."""
 
     case: str = ""
     history: History = field(default_factory=History)
@@ -95,13 +97,13 @@ class Hearing:
     _begun: bool = False
 
     def ask(self, cell: Cell, ask: Callable[[], Reply]) -> Reply:
-        """What comes of a launch, which `ask` makes; in a fresh life, where the first says nothing
-        of the kernel alone.
+        """Launch with `ask`, and again in a fresh process if the first reply can have another cause
+        than this kernel; returns the reply that counts.
 
-        Raises InfrastructureError if the judge's own code fails in fresh lives too.
+        Raises InfrastructureError if the judge's own code fails in fresh processes too.
         """
         reply = ask()
-        before, first = self.history.launched(cell.lives, self.case)
+        before, first = self.history.launched(cell.process_number, self.case)
         if not self._begun:
             self._begun, self.before = True, before
         used = reply.status in _SHARED and not first
@@ -119,7 +121,7 @@ class Hearing:
             cell.restart()
             time.sleep(number * _PAUSE)
             reply = ask()
-            self.history.launched(cell.lives, self.case)
+            self.history.launched(cell.process_number, self.case)
             if not (judges(reply) or _crowded(reply)):
                 return reply
         if _crowded(reply):
@@ -133,16 +135,16 @@ class Hearing:
 
 
 def _crowded(reply: Reply) -> bool:
-    """Whether memory ran out, which other processes of the machine can bring about."""
+    """Whether memory ran out, which other processes of the machine can cause."""
     return reply.status == "out of memory"
 
 
 def hangs(reply: Reply) -> bool:
-    """Whether the deadline passed, which a busy machine can bring about."""
+    """Whether the deadline passed, which a busy machine can cause."""
     return reply.status == "hang"
 
 
 def judges(reply: Reply) -> bool:
-    """Whether the reply is an exception that the judge's code in the cell raised, outside any
-    kernel's."""
+    """Whether the reply is an exception that the judge's code in the cell raised, and not the
+    kernel."""
     return reply.status == "raised" and bool(reply.data.get("judge"))

@@ -251,7 +251,7 @@ class Trial:
             where, inputs = (alone, given[0]) if len(given) == 1 else side_by_side(alone, given)
             self.arena.lay(where, inputs, poison)
         request = self._request(entry, alone)
-        request |= {"together": len(given) if len(given) > 1 else 0}
+        request |= {"concurrent": len(given) if len(given) > 1 else 0}
         laid = True
 
         def launched() -> Reply:
@@ -273,8 +273,8 @@ class Trial:
             "variant": self.declaration.name,
             "entry": entry,
             "config": self.declaration.configs.index(self.config),
-            "slots": where.wire(),
-            "stored": where.wire_stored(),
+            "slots": where.as_data(),
+            "stored": where.stored_as_data(),
             "size": where.size,
             "mask": self.problem.mask.name,
             "softmax_scale": self.problem.scale,

@@ -1,1 +1,1 @@
-"""The machine and the process that the judge runs on.  Knows nothing of kernels."""
+"""The machine and the process that the judge runs on; nothing here knows a kernel."""

@@ -1,5 +1,5 @@
-"""Cores: how many this process may use, which in a container or under a job scheduler are fewer
-than the machine has."""
+"""Cores that this process may use: in a container or under a job scheduler, fewer than the machine
+has."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Cores that this process may keep busy: those of its affinity mask, or its cgroup's CPU quota
-    where that is less.
+    """The number of cores that this process may use: the size of its affinity mask, or its cgroup's
+    CPU quota if that is less.
 
     root: the directory that holds proc/ and sys/, for tests.
     """
@@ -21,19 +21,18 @@ def cores(root: Path = Path("/")) -> int:
 
 
 def threads(processes: int = 1) -> int:
-    """Threads for each of so many equal processes: their share of `cores`, or OMP_NUM_THREADS where
+    """Threads for each of `processes` equal processes: its share of `cores`, or OMP_NUM_THREADS if
     that is less.
 
     OMP_NUM_THREADS limits the threads of a process, not the number of processes.
     """
     share = max(1, cores() // max(1, processes))
-    chosen = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return min(share, int(chosen)) if chosen.isdecimal() and int(chosen) > 0 else share
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(share, int(setting)) if setting.isdecimal() and int(setting) > 0 else share
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """CPU quotas, in cores, of this process's cgroups and all cgroups around them, of version 1 and
-    2."""
+    """CPU quotas, in cores, of this process's cgroups and all their parents, versions 1 and 2."""
     for controllers, path in _memberships(root):
         if controllers == "":
             mounts, read = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], _quota_v2
@@ -42,8 +41,8 @@ def _quotas(root: Path) -> Iterator[float]:
         else:
             continue
         for mount in mounts:
-            # In a container the path may be the host's, which is not mounted here: then its own
-            # group is the mount itself.
+            # In a container the path can be the host's, which is not mounted here: then the
+            # process's group is the mount itself.
             group = Path(path.strip("/"))
             for part in (group, *group.parents):
                 quota = read(root / mount / part)
@@ -52,7 +51,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _memberships(root: Path) -> list[tuple[str, str]]:
-    """(controllers, path) of each hierarchy; the controllers of version 2 are ""."""
+    """(controllers, path) of each cgroup hierarchy; in version 2 the controllers are ""."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -62,16 +61,16 @@ def _memberships(root: Path) -> list[tuple[str, str]]:
 
 
 def _quota_v2(group: Path) -> float | None:
-    words = _words(group / "cpu.max")
-    return _ratio(*words) if len(words) == 2 else None
+    fields = _fields(group / "cpu.max")
+    return _ratio(*fields) if len(fields) == 2 else None
 
 
 def _quota_v1(group: Path) -> float | None:
-    words = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
-    return _ratio(*words) if len(words) == 2 else None
+    fields = [*_fields(group / "cpu.cfs_quota_us"), *_fields(group / "cpu.cfs_period_us")]
+    return _ratio(*fields) if len(fields) == 2 else None
 
 
-def _words(path: Path) -> list[str]:
+def _fields(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").split()
     except OSError:
@@ -79,6 +78,6 @@ def _words(path: Path) -> list[str]:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    """Cores; None where there is no limit ("max" in version 2, -1 in version 1)."""
+    """A quota in cores; None if there is no limit ("max" in version 2, -1 in version 1)."""
     limited = quota.isdecimal() and period.isdecimal() and int(period) > 0
     return int(quota) / int(period) if limited else None

@@ -1,9 +1,8 @@
-"""Which device a measurement is from, as data fit to be published: models and versions; no names of
-hosts, no serial numbers.
+"""The device that a measurement comes from, as data that can be published.
 
-The calling process neither imports triton nor initialises CUDA: versions come from package
-metadata, the GPU from nvidia-smi.  Only where the visible GPUs differ in model does a child process
-ask torch which one is device 0.
+The data holds models and versions, but no host names and no serial numbers.  The calling process
+neither imports triton nor initialises CUDA: versions come from package metadata, the GPU from
+nvidia-smi.  If the visible GPUs are of different models, a child process asks torch for device 0.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _ASK_TORCH = (
 
 
 def fingerprint() -> dict[str, Any]:
-    """slug, kind ("cuda" or "cpu"), name, capability, driver, cuda, torch, triton, numpy, python,
-    platform, cores.
+    """The device, as slug, kind ("cuda" or "cpu"), name, capability, driver, cuda, torch, triton,
+    numpy, python, platform and cores.
 
-    What does not exist on this machine is None.  The device is the first one that
+    A value is None if the machine does not have it.  The device is the first one that
     CUDA_VISIBLE_DEVICES leaves visible.
     """
     return dict(_fingerprint(os.environ.get("CUDA_VISIBLE_DEVICES")))
@@ -56,12 +55,11 @@ _NOT_THE_MODEL = (
 
 
 def cpu_slug(cpuinfo: str, name: str) -> str:
-    """A CPU as a folder name, from /proc/cpuinfo and the name that it gives:
-    "cpu-intel-xeon-platinum-8481c".
+    """A CPU as a folder name, such as "cpu-intel-xeon-platinum-8481c".
 
-    Marks, clock rates and core counts are left out.  A virtual machine may hide the model
-    ("Intel(R) Xeon(R) Processor"): then the numbers of family and model stand for it, because not
-    all of those are one device.
+    cpuinfo: the text of /proc/cpuinfo.  name: the CPU's name.  Trademark signs, clock rates and
+    core counts are left out.  A virtual machine can hide the model ("Intel(R) Xeon(R) Processor").
+    Then the numbers of family and model are added, since such CPUs are not all one device.
     """
     short = re.sub(_NOT_THE_MODEL, " ", name.lower())
     words = [slug_of(short)]
@@ -70,13 +68,13 @@ def cpu_slug(cpuinfo: str, name: str) -> str:
             key: re.search(rf"^{key}\s*:\s*(\w+)$", cpuinfo, re.MULTILINE)
             for key in ("cpu family", "model")
         }
-        words += [f"{key.split()[-1]}-{found[1]}" for key, found in numbers.items() if found]
+        words += [f"{key.split()[-1]}-{match[1]}" for key, match in numbers.items() if match]
     return "-".join(["cpu", *words])
 
 
 def gpus() -> list[str]:
-    """All GPUs of this machine as CUDA_VISIBLE_DEVICES takes them, by UUID: CUDA and nvidia-smi
-    number them differently."""
+    """The UUIDs of all GPUs of this machine, for CUDA_VISIBLE_DEVICES: CUDA and nvidia-smi number
+    GPUs differently."""
     return [gpu[1] for gpu in _nvidia_smi()]
 
 
@@ -120,12 +118,11 @@ def _cpuinfo() -> str:
 
 
 def _cpu_name() -> str:
-    """The model's name: from /proc/cpuinfo, from lscpu where that has none (Arm), or the kind of
-    machine."""
-    for told, key in ((_cpuinfo(), "model name"), (_output(("lscpu",)) or "", "Model name")):
-        found = re.search(rf"^{key}\s*:\s*(.+)$", told, re.MULTILINE)
-        if found and found[1].strip(" -"):
-            return found[1].strip()
+    """The CPU's name from /proc/cpuinfo, from lscpu (for Arm), or else the machine type."""
+    for text, key in ((_cpuinfo(), "model name"), (_output(("lscpu",)) or "", "Model name")):
+        match = re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE)
+        if match and match[1].strip(" -"):
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 
@@ -134,7 +131,7 @@ def _gpu(visible: str | None) -> dict[str, Any] | None:
     if not gpus:
         return None
     name, capability, driver = gpus[0][2:]
-    # CUDA numbers the fastest first, nvidia-smi by PCI address
+    # CUDA lists the fastest GPU first, nvidia-smi sorts by PCI address.
     if len({gpu[2] for gpu in gpus}) > 1:
         name, capability = (
             (_output((sys.executable, "-c", _ASK_TORCH)) or f"{name},{capability}")
@@ -152,29 +149,29 @@ def _nvidia_smi() -> list[list[str]]:
 
 
 def _visible(gpus: list[list[str]], visible: str | None) -> list[list[str]]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; like CUDA, stop at the first entry
-    that names none."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, in its order, up to the first invalid entry, as in
+    CUDA."""
     if visible is None:
         return gpus
-    chosen = []
+    selected = []
     for entry in visible.split(","):
-        wanted = entry.strip()
-        found = [
+        name = entry.strip()
+        matching = [
             gpu
             for gpu in gpus
-            if gpu[0] == wanted or (wanted.startswith("GPU-") and gpu[1].startswith(wanted))
+            if gpu[0] == name or (name.startswith("GPU-") and gpu[1].startswith(name))
         ]
-        if wanted.startswith("MIG-"):
-            found = gpus[:1]
-        if len(found) != 1:
+        if name.startswith("MIG-"):
+            matching = gpus[:1]
+        if len(matching) != 1:
             break
-        chosen += found
-    return chosen
+        selected += matching
+    return selected
 
 
 def _output(command: tuple[str, ...]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return process.stdout

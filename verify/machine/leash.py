@@ -1,5 +1,4 @@
-"""Leash: a process that ends when its parent does, whatever ends the parent (kill -9 too).  Linux
-alone can do that."""
+"""Leash: makes a process end when its parent ends, even by kill -9.  Only Linux supports this."""
 
 from __future__ import annotations
 
@@ -8,14 +7,16 @@ import os
 import signal
 import sys
 
-PARENT = "VERIFY_PARENT"  # the process that a campaign must not outlive, by its id
+PARENT = "VERIFY_PARENT"  # the id of the process that a campaign must not outlive
 _PR_SET_PDEATHSIG = 1  # prctl.h
 _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, of that process id, ends; at once, if it
-    has ended already."""
+    """Make the system kill this process when its parent ends; end at once if it has ended already.
+
+    parent: the parent's process id.
+    """
     if _LIBC is None:
         return
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Places: where the suite leaves what it makes.  Imports nothing heavy."""
+"""Places: the directories that the suite writes to.  Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from pathlib import Path
 
 
 def state_directory() -> Path:
-    """Where runs leave their evidence: .verify in the current directory."""
+    """The directory for the evidence of runs: .verify in the current directory."""
     return Path(".verify")
 
 
-def report_parent(chosen: Path | None, publish: bool) -> Path:
-    """Parent of the folder that a report is written to first: not among tracked files, unless
-    `chosen` is."""
-    return state_directory() / "report" if publish or chosen is None else chosen
+def report_parent(directory: Path | None, publish: bool) -> Path:
+    """The parent of the folder that a report is written to first.
+
+    It is `directory`, or .verify/report (not tracked by git) with --publish or without `directory`.
+    """
+    return state_directory() / "report" if publish or directory is None else directory
 
 
-def published_parent(chosen: Path | None) -> Path:
-    """Parent of the folder that a report is published to."""
-    return chosen or Path("reports")
+def published_parent(directory: Path | None) -> Path:
+    """The parent of the folder that a report is published to."""
+    return directory or Path("reports")

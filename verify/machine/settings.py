@@ -1,5 +1,4 @@
-"""Settings: the environment variables that users may set, and what each may hold.
-docs/command-line.md tells them."""
+"""Settings: the environment variables for users, and their legal values (docs/command-line.md)."""
 
 from __future__ import annotations
 
@@ -11,13 +10,16 @@ from typing import Literal
 
 
 class SettingError(ValueError):
-    """A variable holds what it may not; the message names it and the legal values in one line."""
+    """A variable has an illegal value; the message names it and the legal values in one line."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable.  kind: seconds above 0, seconds from 0, GiB above 0, 0 or 1, a directory, or
-    several."""
+    """One variable.
+
+    kind: "positive" (seconds above 0), "seconds" (from 0), "size" (GiB above 0), "switch" (0 or 1),
+    "directory", or "directories" (several).
+    """
 
     name: str
     kind: Literal["positive", "seconds", "size", "switch", "directory", "directories"]
@@ -35,12 +37,12 @@ SETTINGS = (
     Setting("VERIFY_BOOTSTRAP", "switch"),
 )
 
-# What the processes of the suite tell each other; nobody else sets them.
+# Variables that the suite's processes set for each other; users do not set them.
 INTERNAL = ("VERIFY_UNTIL", "VERIFY_PARENT", "VERIFY_XFAILS_TEXT", "VERIFY_BOOTSTRAPPED")
 
 
 def check() -> None:
-    """Raise SettingError for the first variable that holds what it may not."""
+    """Raise SettingError for the first variable with an illegal value."""
     for setting in SETTINGS:
         value = os.environ.get(setting.name)
         legal = None if value is None else _wants(setting, value)
@@ -49,12 +51,12 @@ def check() -> None:
 
 
 def seconds(name: str, default: float) -> float:
-    """What a variable of SETTINGS says, in seconds, or the default where it is not set."""
+    """The value of a variable of SETTINGS, in seconds, or the default if it is not set."""
     return float(os.environ.get(name, default))
 
 
 def _wants(setting: Setting, value: str) -> str | None:
-    """What the variable may hold, in words, if the value is not that."""
+    """The legal values as text, if the value is not one of them; else None."""
     match setting.kind:
         case "switch":
             return None if value in ("0", "1") else "0 or 1"

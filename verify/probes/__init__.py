@@ -1,2 +1,2 @@
-"""Probes: what a device really does, measured by inputs whose result decides it, beside the tables
-that bounds rely on."""
+"""Probes: experiments that measure a device's arithmetic and compare it with the tables that the
+bounds use."""

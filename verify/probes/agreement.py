@@ -1,8 +1,7 @@
-"""Bit for bit: a matrix instruction and its model on a million seeded dot products of several
-kinds.
+"""Compares a matrix instruction with its model, bit for bit, on a million seeded dot products.
 
-Operands are drawn as bits, sign, exponent and fraction apart, by torch's generator on the CPU: the
-same everywhere.
+Sign, exponent and fraction of operands are drawn separately by torch's generator on the CPU, so the
+operands are the same on all machines.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from verify.probes.instructions import COLUMNS, WORDS, Dot, Instruction, Tiles
 from verify.probes.lab import hexadecimal
 
 DOTS = 1 << 20
-_AT_ONCE = 1 << 15  # dot products that the model computes at once
+_AT_ONCE = 1 << 15  # dot products that the model computes in one call
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,10 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a device and the model compare.  by_kind: mismatches by kind of input, where there are
-    some.
+    """The comparison of a device with the model.
 
-    nan: mismatches where both are NaN.  first: the first that is none of these, else the first of
-    all.
+    by_kind: kind of input -> mismatches, if there are any.  nan: differing results that are both
+    NaN.  first: the first mismatch of numbers, or else of NaNs.
     """
 
     dots: int
@@ -51,7 +49,7 @@ class Agreement:
 
 
 def agree(instruction: Instruction, tiles: Tiles, model: Dot, dots: int = DOTS) -> Agreement:
-    """Compare `tiles`, a device, with the model on `dots` dot products or a few more."""
+    """Compare a device (`tiles`) with the model on at least `dots` dot products."""
     count = -(-dots // (instruction.rows * COLUMNS * len(KINDS)))
     total, nan, by_kind, first = 0, 0, {}, {}
     for kind in KINDS:
@@ -62,25 +60,25 @@ def agree(instruction: Instruction, tiles: Tiles, model: Dot, dots: int = DOTS) 
             model(*(x[at : at + _AT_ONCE] for x in sums)) for at in range(0, len(got), _AT_ONCE)
         ]
         want = torch.cat(parts)
-        wrong = _words(got) != _words(want)
-        both = wrong & got.double().isnan() & want.double().isnan()
+        differs = _words(got) != _words(want)
+        both = differs & got.double().isnan() & want.double().isnan()
         if got.dtype == torch.float64:
-            wrong = wrong & ~both  # of several NaN that are kept, IEEE 754 leaves open which one
+            differs = differs & ~both  # IEEE 754: any of several NaN can be the result
         total, nan = total + len(got), nan + int(both.sum())
-        if bool(wrong.any()):
-            by_kind[kind] = int(wrong.sum())
-        for name, where in (("number", wrong & ~both), ("nan", both)):
+        if bool(differs.any()):
+            by_kind[kind] = int(differs.sum())
+        for name, where in (("number", differs & ~both), ("nan", both)):
             if name not in first and bool(where.any()):
                 at = int(where.nonzero()[0])
-                a, b, c, device, wanted = (hexadecimal(x[at]) for x in (*sums, got, want))
-                first[name] = Mismatch(kind, tuple(a), tuple(b), c[0], device[0], wanted[0])
+                a, b, c, device, expected = (hexadecimal(x[at]) for x in (*sums, got, want))
+                first[name] = Mismatch(kind, tuple(a), tuple(b), c[0], device[0], expected[0])
     return Agreement(
         total, sum(by_kind.values()), nan, by_kind, first.get("number", first.get("nan"))
     )
 
 
 def as_sums(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The operands of every element of the tiles: (n, k), (n, k) and (n,)."""
+    """The operands of every element of the tiles as dot products: a (n, k), b (n, k), c (n,)."""
     _, rows, depth = a.shape
     left = _words(a)[:, :, None].expand(-1, -1, COLUMNS, -1).reshape(-1, depth)
     right = _words(b)[:, None].expand(-1, rows, -1, -1).reshape(-1, depth)
@@ -96,8 +94,8 @@ def _words(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Spread:
-    """Exponents of operands and of C, from low to high; `None` for the format's own end, below
-    overflow of a product."""
+    """The lowest and highest exponents of operands and of C.  None: the format's limit, but for
+    operands so that a product does not overflow."""
 
     operands: tuple[int | None, int | None]
     c: tuple[int | None, int | None]
@@ -119,22 +117,21 @@ KINDS = ("random bits", *_SPREADS)
 
 
 def draw(instruction: Instruction, kind: str, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """a (count, rows, k), b (count, 8, k) and c (count, rows, 8) of a kind; the same for the same
-    arguments."""
+    """a (count, rows, k), b (count, 8, k) and c (count, rows, 8) of a kind; deterministic."""
     random = torch.Generator().manual_seed(zlib.crc32(f"{instruction.name} {kind}".encode()))
     stored = DTYPES["float32"] if instruction.operands == "tf32" else instruction.format
     shapes = [(count, rows, instruction.depth) for rows in (instruction.rows, COLUMNS)]
     shape_c = (count, instruction.rows, COLUMNS)
     if kind == "random bits":
         a, b, c = (
-            _any(random, *what)
-            for what in ((shapes[0], stored), (shapes[1], stored), (shape_c, instruction.result))
+            _any(random, *args)
+            for args in ((shapes[0], stored), (shapes[1], stored), (shape_c, instruction.result))
         )
         return a, b, c
     spread = _SPREADS[kind]
-    most = _top(instruction.result) // 2 - 3
+    largest = _top(instruction.result) // 2 - 3
     spans = [
-        (low, most if high is None else high)
+        (low, largest if high is None else high)
         for low, high in (spread.operands, spread.right or spread.operands)
     ]
     a, b = (
@@ -154,7 +151,7 @@ def _below(random: torch.Generator, shape: tuple[int, ...], limit: int) -> Tenso
 
 
 def _any(random: torch.Generator, shape: tuple[int, ...], format: DType) -> Tensor:
-    """Any bits: infinities and NaN too."""
+    """Random bits, including infinities and NaN."""
     size = 8 * format.itemsize
     high, low = _below(random, shape, 1 << (size // 2)), _below(random, shape, 1 << (size // 2))
     return _as_float((high << (size // 2)) | low, format)
@@ -166,18 +163,18 @@ def _numbers(
     format: DType,
     span: tuple[int | None, int | None],
 ) -> Tensor:
-    """Finite numbers with exponents from `span`, of any sign and fraction; what is out of range
-    lies near the format's end."""
+    """Finite numbers with exponents from `span`, any sign and any fraction.  Exponents out of the
+    format's range are moved to its limit."""
     fraction_bits = format.precision - 1
-    least, most = format.emin - 1, _top(format)
-    low = least if span[0] is None else min(max(span[0], least), most - 2)
-    high = most if span[1] is None else min(max(span[1], low + 2), most)
+    least, largest = format.emin - 1, _top(format)
+    low = least if span[0] is None else min(max(span[0], least), largest - 2)
+    high = largest if span[1] is None else min(max(span[1], low + 2), largest)
     field = low + _below(random, shape, high - low + 1) - format.emin + 1
     fraction = _below(random, shape, 1 << fraction_bits)
     sign = _below(random, shape, 2) << (8 * format.itemsize - 1)
-    found = _as_float(sign | field << fraction_bits | fraction, format)
-    broken = ~found.double().isfinite()  # e4m3's NaN lies among its largest numbers
-    return _as_float(_words(found).long() & ~broken.long(), format)
+    values = _as_float(sign | field << fraction_bits | fraction, format)
+    broken = ~values.double().isfinite()  # e4m3's NaN lies among its largest numbers
+    return _as_float(_words(values).long() & ~broken.long(), format)
 
 
 def _top(format: DType) -> int:
@@ -193,7 +190,7 @@ def _as_float(bits: Tensor, format: DType) -> Tensor:
 
 
 def _cancel(random: torch.Generator, a: Tensor, b: Tensor) -> None:
-    """Make some products of each tile the negatives of others, in any two places, and large."""
+    """Make some products of each tile the negatives of others, at random positions."""
     left, right = _words(a), _words(b)
     sign = torch.iinfo(left.dtype).min if left.dtype != torch.uint8 else 0x80
     depth = a.shape[-1]

@@ -1,9 +1,10 @@
-"""Approximating instructions and functions: their largest errors over all inputs, and what they do
-at the edges.
+"""Probes of approximate instructions and functions: their largest errors over all inputs, and their
+results at edges.
 
-One kernel evaluates the function and, in fp64, the same by CUDA's own library, whose error, at most
-2 of its ulp, is added to what was measured: an upper bound.  One argument means every bit pattern;
-two mean sampled pairs, which bound nothing.
+A kernel computes the function, and the same function in fp64 with CUDA's library.  The library's
+error (at most 2 ulp of fp64) is added to the measured one, which gives an upper bound.  A function
+of one argument is tried on every bit pattern; a function of two arguments on sampled pairs, which
+give no bound.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 from verify.arithmetic.archs import arch_named, arch_of
 from verify.arithmetic.dtypes import DTYPES, DType
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH, Function
+from verify.evidence.strict_json import Number
 from verify.probes import toolchain
 from verify.probes.toolchain import Launch, Program
 
-_REFERENCE_ULP = 2.0**-28  # what fp64's error is at most, in ulp of fp32
+_REFERENCE_ULP = 2.0**-28  # the reference's largest error, in ulp of fp32
 _BLOCKS, _THREADS = 2048, 128
-_PAIRS = 1 << 32  # sampled, of a function of two arguments
+_PAIRS = 1 << 32  # sampled inputs of a function of two arguments
 
 _DOUBLES = ("ulp", "relative", "absolute", "ratio", "input_ulp", "result_ulp")
 _PLACES = ("ulp_at", "relative_at", "absolute_at", "ratio_at", "input_at", "result_at")
@@ -40,11 +42,11 @@ RECORD = np.dtype(
 
 @dataclass(frozen=True)
 class Probed:
-    """A function that is probed.
+    """A function to probe.
 
-    call, reference: it and its fp64 counterpart in functions.cu.  table: the entry that must hold.
-    format: of inputs and results.  direction: 1 if it increases, -1 if it decreases on either side
-    of zero.  capability: the least that has it.
+    call, reference: its name and its fp64 counterpart's in functions.cu.  table: the table's entry
+    for it.  format: of inputs and results.  direction: 1 if it increases, -1 if it decreases on
+    both sides of zero, 0 if neither is tested.  capability: the lowest that has it.
     """
 
     name: str
@@ -54,12 +56,12 @@ class Probed:
     format: str = "float32"
     direction: int = 1
     arguments: int = 1
-    integers: bool = False  # 2^n must come out exactly
-    near_one: bool = False  # where the result is near 0, only the absolute error is bounded
+    integers: bool = False  # test whether 2^n is exact
+    near_one: bool = False  # only the absolute error is bounded for inputs near 1
     capability: tuple[int, int] = (8, 0)
 
     def program(self, entry: str) -> Program:
-        """Its kernels are "survey" and "values"."""
+        """The program with that entry, "survey" or "values"."""
         macros = {
             "FUNCTION": self.call,
             "REFERENCE": self.reference,
@@ -75,16 +77,16 @@ class Probed:
 
     @property
     def dtype(self) -> DType:
-        """Of inputs and results."""
+        """The format of inputs and results."""
         return DTYPES[self.format]
 
     @property
     def inputs(self) -> int:
-        """How many there are, or are sampled."""
+        """The number of inputs, or of sampled inputs."""
         return _PAIRS if self.arguments == 2 else 1 << (8 * self.dtype.itemsize)
 
-    def not_on(self, arch: str) -> str | None:
-        """Why a device of that arch ("sm_90a") has it not, or None."""
+    def unsupported_on(self, arch: str) -> str | None:
+        """Why a device of that architecture ("sm_90a") does not have it, or None."""
         mine = arch_named(arch).capability or (0, 0)
         return None if mine >= self.capability else f"needs {arch_of(self.capability).name}"
 
@@ -158,22 +160,25 @@ FUNCTIONS: tuple[Probed, ...] = (
 
 @dataclass(frozen=True)
 class Worst:
-    """The largest of something, and the input (bits in hexadecimal digits; of two arguments
-    both)."""
+    """The largest value of an error, and its input: bits in hexadecimal digits, of both arguments
+    if there are two."""
 
-    value: float
+    value: Number
     at: str
 
 
 @dataclass(frozen=True)
 class FunctionProbe:
-    """What was found of one function.
+    """The results for one function.
 
-    inputs: how many; exhaustive: all there are, so that `ulp_bound`, the measured and the
-    reference's error, bounds every one. ulp, relative: over normal results of normal inputs, but
-    for those where only the absolute error is bounded; absolute: over these alone where there are
-    some.  table: the entry's source; ratio: error over the table's bound.  order, integers,
-    subnormals: in words; edges: result bits by input.  error: why nothing more was found, or "".
+    - inputs: their number.  exhaustive: they are all inputs, so that `ulp_bound`, the measured
+      error plus the reference's, holds for every input.
+    - ulp, relative: the largest errors over normal results of normal inputs, without those for
+      which only the absolute error is bounded.  absolute: over the latter, if there are any.
+    - table: the source of the table's entry.  ratio: error divided by the table's bound.
+    - order, integers, subnormal_inputs, subnormal_results: as text.
+    - edges: name of an input -> result bits.
+    - error: why results are missing, or "".
     """
 
     name: str
@@ -181,7 +186,7 @@ class FunctionProbe:
     inputs: int = 0
     exhaustive: bool = False
     ulp: Worst | None = None
-    ulp_bound: float | None = None
+    ulp_bound: Number | None = None
     relative: Worst | None = None
     absolute: Worst | None = None
     ratio: Worst | None = None
@@ -196,8 +201,8 @@ class FunctionProbe:
 
     @property
     def agrees(self) -> bool:
-        """Whether the table's bound holds, the reference's own error included, and NaN comes out
-        where it should alone."""
+        """Whether the table's bound holds, including the reference's error, and NaN results are
+        right."""
         return self.ratio is None or (self.ratio.value * (1 + 2.0**-20) <= 1 and not self.wrong)
 
 
@@ -216,8 +221,8 @@ class _Arguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Surveyor:
-    """A function on the current device, or whatever else `launch` (as `toolchain.run`) runs it
-    on."""
+    """A function on the current device, or on another executor in tests (see
+    `instructions.Bench`)."""
 
     probed: Probed
     launch: Callable[[Program, Launch, ctypes.Structure], None] = toolchain.run
@@ -225,7 +230,7 @@ class Surveyor:
     blocks: int = _BLOCKS
 
     def survey(self, first: int, count: int) -> NDArray[np.void]:
-        """One `RECORD` per thread, of `count` inputs from `first` on."""
+        """Evaluate `count` inputs from `first` on; returns one `RECORD` per thread."""
         threads = self.blocks * _THREADS
         records = torch.zeros(threads * RECORD.itemsize, dtype=torch.uint8, device=self.device)
         table = self.probed.table
@@ -235,60 +240,63 @@ class Surveyor:
         return records.cpu().numpy().view(RECORD)
 
     def values(self, x: list[int], z: list[int] | None = None) -> list[int]:
-        """The results' bits for those inputs' bits."""
-        given = [
+        """The results' bits for these inputs' bits; z: second arguments, by default x."""
+        inputs = [
             torch.from_numpy(np.array(bits, np.uint32).view(np.int32)).to(self.device)
             for bits in (x, z or x)
         ]
-        found = torch.zeros_like(given[0])
+        results = torch.zeros_like(inputs[0])
         arguments = _Arguments(
-            count=len(x), x=given[0].data_ptr(), z=given[1].data_ptr(), y=found.data_ptr()
+            count=len(x), x=inputs[0].data_ptr(), z=inputs[1].data_ptr(), y=results.data_ptr()
         )
         self.launch(
             self.probed.program("values"), Launch(-(-len(x) // _THREADS), _THREADS), arguments
         )
         mask = (1 << (8 * self.probed.dtype.itemsize)) - 1
-        return [bits & mask for bits in found.cpu().tolist()]
+        return [bits & mask for bits in results.cpu().tolist()]
 
 
 def probe(
     surveyor: Surveyor, first: int = 0, count: int | None = None, arch: str = ""
 ) -> FunctionProbe:
-    """Try one function, on all inputs unless said; whatever goes wrong is in the result.
+    """Probe one function; the result holds any error.
 
-    arch: "sm_90", for what the table says of that one alone.
+    first, count: the range of inputs; by default all.  arch: the device's architecture ("sm_90"),
+    for table entries that depend on it.
     """
     begun, probed = time.perf_counter(), surveyor.probed
     total = probed.inputs if count is None else count
-    found = FunctionProbe(
+    result = FunctionProbe(
         probed.name, probed.table.source, total, probed.arguments == 1 and total == probed.inputs
     )
     try:
-        found = _described(found, probed, surveyor.survey(first, total))
-        found = replace(
-            found, edges=_edges(surveyor), integers=_integers(surveyor) if probed.integers else ""
+        result = _with_survey(result, probed, surveyor.survey(first, total))
+        result = replace(
+            result, edges=_edges(surveyor), integers=_integers(surveyor) if probed.integers else ""
         )
-        if arch in probed.table.exact_at_integers and found.integers != _EXACT:
-            found = replace(
-                found,
+        if arch in probed.table.exact_at_integers and result.integers != _EXACT:
+            result = replace(
+                result,
                 wrong="; ".join(
-                    filter(None, (found.wrong, f"2^n, which the table has exact: {found.integers}"))
+                    filter(
+                        None, (result.wrong, f"2^n, which the table has exact: {result.integers}")
+                    )
                 ),
             )
     except Exception as error:
-        found = replace(found, error=f"{type(error).__name__}: {error}")
-    return replace(found, seconds=round(time.perf_counter() - begun, 3))
+        result = replace(result, error=f"{type(error).__name__}: {error}")
+    return replace(result, seconds=round(time.perf_counter() - begun, 3))
 
 
-def _described(found: FunctionProbe, probed: Probed, records: NDArray[np.void]) -> FunctionProbe:
+def _with_survey(result: FunctionProbe, probed: Probed, records: NDArray[np.void]) -> FunctionProbe:
     def worst(name: str, place: str) -> Worst:
         at = int(records[name].argmax())
-        return Worst(float(records[name][at]), _shown(probed, int(records[place][at])))
+        return Worst(float(records[name][at]), _input_bits(probed, int(records[place][at])))
 
     def counted(name: str) -> str:
         times = int(records[name].sum())
         first = records[f"{name}_at"][records[name] > 0]
-        return f"{times} times, the first at {_shown(probed, int(first[0]))}" if times else ""
+        return f"{times} times, the first at {_input_bits(probed, int(first[0]))}" if times else ""
 
     tally = {name: int(records[name].sum()) for name in _TALLIES}
     ulp = worst("ulp", "ulp_at")
@@ -297,18 +305,18 @@ def _described(found: FunctionProbe, probed: Probed, records: NDArray[np.void]) 
         "a pair's results differ": counted("apart"),
     }
     return replace(
-        found,
+        result,
         ulp=ulp,
-        ulp_bound=ulp.value + _REFERENCE_ULP if found.exhaustive else None,
+        ulp_bound=ulp.value + _REFERENCE_ULP if result.exhaustive else None,
         relative=worst("relative", "relative_at"),
         absolute=worst("absolute", "absolute_at"),
         ratio=worst("ratio", "ratio_at"),
-        wrong="; ".join(f"{what}: {times}" for what, times in wrong.items() if times),
+        wrong="; ".join(f"{event}: {times}" for event, times in wrong.items() if times),
         order=_order(probed, counted("unordered")),
-        subnormal_inputs=_fate(
+        subnormal_inputs=_subnormals(
             tally["inputs"], tally["inputs_flushed"], worst("input_ulp", "input_at"), "taken as 0"
         ),
-        subnormal_results=_fate(
+        subnormal_results=_subnormals(
             tally["results"], tally["results_flushed"], worst("result_ulp", "result_at"), "become 0"
         ),
     )
@@ -322,24 +330,24 @@ def _order(probed: Probed, against: str) -> str:
     return "monotone" if probed.direction > 0 else "monotone on either side of 0"
 
 
-def _fate(total: int, flushed: int, ulp: Worst, words: str) -> str:
+def _subnormals(total: int, flushed: int, ulp: Worst, verb: str) -> str:
     if not total:
         return "none"
     if flushed == total:
-        return f"all {words}"
+        return f"all {verb}"
     return (
-        f"{flushed} of {total} {words}" if flushed else f"within {ulp.value:.3g} ulp (at {ulp.at})"
+        f"{flushed} of {total} {verb}" if flushed else f"within {ulp.value:.3g} ulp (at {ulp.at})"
     )
 
 
-def _shown(probed: Probed, at: int) -> str:
+def _input_bits(probed: Probed, at: int) -> str:
     if probed.arguments == 2:
-        return " / ".join(f"{_mixed(2 * at + i) & 0xFFFFFFFF:08x}" for i in (1, 2))
+        return " / ".join(f"{_mix(2 * at + i) & 0xFFFFFFFF:08x}" for i in (1, 2))
     return f"{at:0{2 * probed.dtype.itemsize}x}"
 
 
-def _mixed(counter: int) -> int:
-    """As in functions.cu."""
+def _mix(counter: int) -> int:
+    """The same mixing function as in functions.cu."""
     mask = (1 << 64) - 1
     word = counter * 0x9E3779B97F4A7C15 & mask
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -348,7 +356,7 @@ def _mixed(counter: int) -> int:
 
 
 def _edges(surveyor: Surveyor) -> dict[str, str]:
-    """Results at zeros, ends of the ranges, infinities and NaN, as bits by input."""
+    """Name of an input -> result bits, for zeros, ends of ranges, infinities and NaN."""
     probed, dtype = surveyor.probed, surveyor.probed.dtype
     if probed.arguments == 2:
         return {}
@@ -370,13 +378,13 @@ def _edges(surveyor: Surveyor) -> dict[str, str]:
         for name, bits in sizes.items()
         for mark in ("", "-")
     }
-    found = surveyor.values(list(inputs.values()))
-    return {name: f"{bits:0{digits}x}" for name, bits in zip(inputs, found, strict=True)}
+    results = surveyor.values(list(inputs.values()))
+    return {name: f"{bits:0{digits}x}" for name, bits in zip(inputs, results, strict=True)}
 
 
 def _integers(surveyor: Surveyor) -> str:
-    """Whether 2^n is exact at every integer n that has a normal result."""
+    """A text that says whether 2^n is exact for every integer n with a normal result."""
     numbers = np.arange(-126, 128, dtype=np.float32)
     got = surveyor.values([int(bits) for bits in numbers.view(np.uint32)])
-    wrong = [int(n) for n, bits in zip(numbers, got, strict=True) if bits != (int(n) + 127) << 23]
-    return _EXACT if not wrong else f"{len(wrong)} inexact, the first at {wrong[0]}"
+    inexact = [int(n) for n, bits in zip(numbers, got, strict=True) if bits != (int(n) + 127) << 23]
+    return _EXACT if not inexact else f"{len(inexact)} inexact, the first at {inexact[0]}"

@@ -1,7 +1,7 @@
-"""The matrix instructions that are probed, and how dot products get into their tiles.
+"""The probed matrix instructions, and the layout of dot products in their tiles.
 
-PTX ISA 9.1, "Multiply-and-Accumulate Instruction: mma" and "wgmma.mma_async": shapes, types and
-which target has them.
+Shapes, types and targets are from PTX ISA 9.1, "Multiply-and-Accumulate Instruction: mma" and
+"wgmma.mma_async".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Dot = Callable[[Tensor, Tensor, Tensor], Tensor]
 # The same for whole tiles: a (tiles, rows, k), b (tiles, 8, k), c and d (tiles, rows, 8).
 Tiles = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# integers of as many bytes
+# Bytes -> the integer dtype of that size.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -36,9 +36,9 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Instruction:
     """One matrix instruction.
 
-    kind: "mma.sync" or "wgmma".  shape: "m16n8k16".  operands, accumulator: names of
-    `verify.arithmetic.mma.unit_for`. function: its wrapper in kernels/cuda/ptx.cuh.  capability:
-    the least that has it; "wgmma" is sm_90a's alone.
+    kind: "mma.sync" or "wgmma".  shape: such as "m16n8k16".  operands, accumulator: names for
+    `verify.arithmetic.mma.unit_for`.  function: its wrapper in kernels/cuda/ptx.cuh.  capability:
+    the lowest compute capability that has it; only sm_90a has "wgmma".
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Instruction:
 
     @property
     def program(self) -> Program:
-        """What runs it."""
+        """The program that runs it."""
         macros = {
             "FUNCTION": f"ptx::{self.function}",
             "ROW_BYTES": self.depth * self.dtype.itemsize,
@@ -97,8 +97,8 @@ class Instruction:
         }
         return Program("mma.cu", "mma", tuple((name, str(value)) for name, value in macros.items()))
 
-    def not_on(self, arch: str) -> str | None:
-        """Why a device of that arch ("sm_90a") has it not, or None."""
+    def unsupported_on(self, arch: str) -> str | None:
+        """Why a device of that architecture ("sm_90a") does not have it, or None."""
         found = arch_named(arch)
         if self.kind not in (found.instructions or ("mma.sync",)):
             having = (each.target for each in archs() if self.kind in each.instructions)
@@ -114,16 +114,16 @@ def _sync(
 
 
 def _eight_bits() -> list[Instruction]:
-    found = []
+    forms = []
     for operands, short in (("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")):
         for accumulator, suffix in (("float32", "f32"), ("float16", "f16")):
             for shape in ("m16n8k16", "m16n8k32"):
-                found.append(
+                forms.append(
                     _sync(shape, operands, accumulator, f"mma_{shape}_{short}_{suffix}", (8, 9))
                 )
             function = f"wgmma_m64n8k32_{short}_{suffix}"
-            found.append(Instruction("wgmma", "m64n8k32", operands, accumulator, function, (9, 0)))
-    return found
+            forms.append(Instruction("wgmma", "m64n8k32", operands, accumulator, function, (9, 0)))
+    return forms
 
 
 def _warpgroup(shape: str, operands: str, accumulator: str, function: str) -> Instruction:
@@ -162,9 +162,10 @@ class _Arguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Bench:
-    """An instruction on the current device, or whatever else `launch` runs it on.
+    """An instruction on the current device, or on another executor in tests.
 
-    launch(program, how, arguments) is `toolchain.run`; device: where its pointers point to.
+    launch(program, how, arguments): `toolchain.run` or a replacement.  device: torch's name of the
+    device that the arguments' pointers belong to.
     """
 
     instruction: Instruction
@@ -172,23 +173,23 @@ class Bench:
     device: str = "cuda"
 
     def tiles(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """A `Tiles`."""
+        """Run the instruction on tiles (see `Tiles`)."""
         one, count = self.instruction, len(a)
-        given = [_bits(x).to(self.device) for x in (a, b, c)]
-        found = torch.full_like(given[2], -1)  # NaN, where the kernel writes nothing
-        whole = one.kind == "wgmma"
-        how = Launch(count, 128, 256) if whole else Launch((count + 3) // 4, 128)
-        self.launch(one.program, how, _Arguments(*(x.data_ptr() for x in (*given, found)), count))
-        return found.cpu().view(one.result.torch)
+        inputs = [_bits(x).to(self.device) for x in (a, b, c)]
+        result = torch.full_like(inputs[2], -1)  # NaN, where the kernel writes nothing
+        wgmma = one.kind == "wgmma"
+        how = Launch(count, 128, 256) if wgmma else Launch((count + 3) // 4, 128)
+        self.launch(one.program, how, _Arguments(*(x.data_ptr() for x in (*inputs, result)), count))
+        return result.cpu().view(one.result.torch)
 
     @cached_property
     def dot(self) -> Dot:
-        """One dot product per column of a tile, so that every row and column of it has its turn."""
+        """A `Dot` with one dot product per column of a tile, which uses all rows and columns."""
         return spread(self.instruction, self.tiles)
 
 
 def spread(instruction: Instruction, tiles: Tiles) -> Dot:
-    """A `Dot` from a `Tiles`: the i-th product is row and column i of its tile, in turn."""
+    """A `Dot` from a `Tiles`: successive dot products use the rows and columns of tiles in turn."""
     rows, depth, result = instruction.rows, instruction.depth, instruction.result.torch
 
     def dot(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -213,5 +214,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The same memory as integers, which torch can index, copy and compare in every format."""
+    """The same memory as integers, which torch can index, copy and compare for every format."""
     return x.contiguous().view(WORDS[x.dtype.itemsize])

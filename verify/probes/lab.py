@@ -1,6 +1,7 @@
-"""Experiments on a matrix instruction: exact sums of chosen products, and what came of each.
+"""Experiments on a matrix instruction: sums of given products, and their results.
 
-A product is placed by value; it is made of two operands whose product it is exactly.
+An experiment names the values of its products.  Each is split into two operands whose product is
+exactly that value.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class UnrepresentableError(ValueError):
 
 @dataclass(frozen=True)
 class Sum:
-    """One experiment: products by position, c, and operand pairs (a, b) where they matter and not
-    just their product."""
+    """One experiment: products by position, the accumulator's initial value c, and operand pairs
+    (a, b) by position if the operands matter and not only their product."""
 
     products: Mapping[int, float] = field(default_factory=dict)
     c: float = 0.0
@@ -32,7 +33,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Lab:
-    """An instruction and how to run it: on a device, or as a model of it."""
+    """An instruction, and a function that runs it on a device or computes its model."""
 
     instruction: Instruction
     dot: Dot
@@ -50,9 +51,9 @@ class Lab:
         return self.instruction.result
 
     def run(self, sums: Sequence[Sum]) -> list[float]:
-        """The results, exactly.  Raises UnrepresentableError."""
-        found: list[float] = self._results(sums).double().tolist()
-        return found
+        """The exact results.  Raises UnrepresentableError."""
+        results: list[float] = self._results(sums).double().tolist()
+        return results
 
     def bits(self, sums: Sequence[Sum]) -> list[str]:
         """The results' bits, in hexadecimal digits.  Raises UnrepresentableError."""
@@ -72,15 +73,17 @@ class Lab:
 
 
 def hexadecimal(values: Tensor) -> list[str]:
-    """The bits of each value, in as many hexadecimal digits as its dtype has."""
+    """The bits of each value, in the dtype's number of hexadecimal digits."""
     size = values.element_size()
     words = values.contiguous().flatten().view(WORDS[size]).tolist()
     return [f"{word & ((1 << 8 * size) - 1):0{2 * size}x}" for word in words]
 
 
 def factors(value: float, format: DType) -> tuple[float, float]:
-    """Two operands whose product is `value`, normal numbers if there are such; raises
-    UnrepresentableError."""
+    """Two operands whose product is exactly `value`, normal numbers if possible.
+
+    Raises UnrepresentableError.
+    """
     if value == 0:
         return 0.0, 0.0
     fraction, exponent = math.frexp(value)
@@ -104,7 +107,7 @@ def factors(value: float, format: DType) -> tuple[float, float]:
 
 
 def representable(value: float, format: DType) -> bool:
-    """Whether a finite value is one of the format's."""
+    """Whether the format has this finite value."""
     if value == 0:
         return True
     exponent = max(math.frexp(value)[1] - 1, format.emin)
@@ -115,7 +118,7 @@ def representable(value: float, format: DType) -> bool:
 
 def _exact(values: Tensor, dtype: torch.dtype) -> Tensor:
     cast = values.to(dtype)
-    wrong = (cast.double() != values) & ~(cast.double().isnan() & values.isnan())
-    if bool(wrong.any()):
-        raise UnrepresentableError(f"{float(values[wrong][0])} is no {dtype}")
+    inexact = (cast.double() != values) & ~(cast.double().isnan() & values.isnan())
+    if bool(inexact.any()):
+        raise UnrepresentableError(f"{float(values[inexact][0])} is no {dtype}")
     return cast

@@ -1,5 +1,5 @@
-"""One matrix instruction on trial: its structure and specials beside those of the table's unit, and
-a million bits compared."""
+"""Probe of one matrix instruction: its structure and special values are compared with the table's
+unit, and a million results with the model, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from verify.probes.structure import measure
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something measured, beside what the table's unit gives in the same experiment ("" where there
-    is no such unit)."""
+    """A measured quantity, and the table's unit's result in the same experiment ("" if there is no
+    such unit)."""
 
     name: str
     measured: str
@@ -33,10 +33,10 @@ class Quantity:
 
 @dataclass(frozen=True)
 class MatrixProbe:
-    """What was found of one instruction.  table: where its unit is from; guess: the tables do not
-    know the device's.
+    """The results for one instruction.
 
-    error: why nothing more was found, "" if nothing went wrong.
+    table: the source of its unit.  guess: the tables have no unit for this device.
+    error: why results are missing, or "".
     """
 
     name: str
@@ -50,14 +50,14 @@ class MatrixProbe:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing that was measured speaks against the table."""
+        """Whether no measurement contradicts the table."""
         same = self.agreement is None or not self.agreement.mismatches
         return same and all(quantity.agrees for quantity in (*self.structure, *self.specials))
 
 
 def table_unit(arch: str, instruction: Instruction) -> Unit | None:
-    """The table's unit for an instruction on "sm_90", or None if it has none whose bits are
-    known."""
+    """The table's unit for an instruction on an architecture such as "sm_90", or None if the table
+    has none with known bits."""
     for name in (f"{instruction.kind}.{instruction.shape}", instruction.kind):
         try:
             unit = unit_for(arch, instruction.operands, instruction.accumulator, name)
@@ -68,46 +68,45 @@ def table_unit(arch: str, instruction: Instruction) -> Unit | None:
 
 
 def probe(bench: Bench, arch: str, dots: int = DOTS) -> MatrixProbe:
-    """Try one instruction; whatever goes wrong is in the result, beside what was measured all the
-    same.
+    """Probe one instruction.  The result holds errors and all measurements that succeeded.
 
-    arch: "sm_90", for the table.
+    arch: for the table, such as "sm_90".
     """
     begun, instruction = time.perf_counter(), bench.instruction
-    found, errors = MatrixProbe(instruction.name), []
+    result, errors = MatrixProbe(instruction.name), []
     source = provenance(arch, instruction.operands, instruction.accumulator)
     unit = None if source.guess else table_unit(arch, instruction)
-    told = unit.source if unit is not None and source.kind == "table" else source.sentence
-    found = replace(found, table=told, guess=source.guess)
+    source_text = unit.source if unit is not None and source.kind == "table" else source.sentence
+    result = replace(result, table=source_text, guess=source.guess)
     device, model = (
         Lab(instruction, bench.dot),
         None if unit is None else Lab(instruction, _model(unit)),
     )
 
-    def structure(so_far: MatrixProbe) -> MatrixProbe:
-        return replace(so_far, structure=_beside(measure(device), measure(model) if model else {}))
+    def structure(known: MatrixProbe) -> MatrixProbe:
+        return replace(known, structure=_pairs(measure(device), measure(model) if model else {}))
 
-    def special(so_far: MatrixProbe) -> MatrixProbe:
-        return replace(so_far, specials=_beside(specials(device), specials(model) if model else {}))
+    def special(known: MatrixProbe) -> MatrixProbe:
+        return replace(known, specials=_pairs(specials(device), specials(model) if model else {}))
 
-    def agreement(so_far: MatrixProbe) -> MatrixProbe:
+    def agreement(known: MatrixProbe) -> MatrixProbe:
         return (
-            replace(so_far, agreement=agree(instruction, bench.tiles, model.dot, dots))
+            replace(known, agreement=agree(instruction, bench.tiles, model.dot, dots))
             if model
-            else so_far
+            else known
         )
 
     for step in (structure, special, agreement):
         try:
-            found = step(found)
+            result = step(result)
         except Exception as error:
             errors.append(f"{step.__name__}: {type(error).__name__}: {error}")
-    return replace(found, error="; ".join(errors), seconds=round(time.perf_counter() - begun, 3))
+    return replace(result, error="; ".join(errors), seconds=round(time.perf_counter() - begun, 3))
 
 
 def _model(unit: Unit) -> Dot:
     return lambda a, b, c: fused_dot(a, b, c, unit)
 
 
-def _beside(measured: Mapping[str, str], expected: Mapping[str, str]) -> tuple[Quantity, ...]:
+def _pairs(measured: Mapping[str, str], expected: Mapping[str, str]) -> tuple[Quantity, ...]:
     return tuple(Quantity(name, value, expected.get(name, "")) for name, value in measured.items())

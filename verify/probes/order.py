@@ -1,9 +1,8 @@
-"""In which order a forward adds P V: the tree of its sum over the keys, revealed through the
-variant's own entry point.
+"""The order in which a forward adds P V: the tree of its sum over the keys.
 
-With Q = 0 all keys weigh the same, so that every column of V is an experiment of its own (see
-`verify.probes.tree`): M at one key, -M at another, units at some of the others.  O times the number
-of keys counts the units that survived.
+It is found by calls of the variant's entry point.  With Q = 0 all keys have the same weight, so
+every column of V is a separate experiment (see `verify.probes.tree`): M at one key, -M at another,
+units at some of the others.  O times the number of keys counts the units that survived.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from verify.problem.inputs import Inputs
 from verify.variant import Config, Declaration
 
 KEYS = 256  # a power of two, so that dividing by it is exact
-_ROWS = (64, KEYS, 1)  # of Q, the first that the variant takes
-_HEADS = 128  # of one launch at most
+_ROWS = (64, KEYS, 1)  # rows of Q to try; the first supported number is used
+_HEADS = 128  # at most, in one launch
 _DTYPES = ("bfloat16", "float32", "float16")  # the largest exponent range first
 
 
 @dataclass(frozen=True)
 class OrderProbe:
-    """The order in which one config adds P V.  order: in words.  groups: keys of the first groups
-    of the chain, or of the first block's, where it is one.
+    """The order in which one config adds P V.
 
-    reason: why there is none, or "".
+    order: as text.  groups: keys of the first groups of the chain, or of the first block's chain.
+    reason: why the order is unknown, or "".
     """
 
     variant: str
@@ -52,8 +51,11 @@ class OrderProbe:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Values that V may have.  huge absorbs `at_once` units, in fp32 and in a matrix unit of 25
-    fraction bits; as many units over the number of keys are counted exactly in the dtype of O."""
+    """Values of V.
+
+    huge: absorbs `at_once` units, in fp32 and in a matrix unit of 25 fraction bits.  unit: up to
+    `at_once` of them, divided by the number of keys, are counted exactly in O's dtype.
+    """
 
     huge: float
     unit: float
@@ -69,7 +71,7 @@ def _scale(dtype: str, keys: int) -> _Scale:
 
 @dataclass
 class _Reader:
-    """Asks one variant; `launches` counts how often."""
+    """Runs the experiments with one variant; `launches` counts its launches."""
 
     declaration: Declaration
     config: Config
@@ -100,13 +102,13 @@ class _Reader:
         return [keys - count for count in counts]
 
     def sums(self, columns: Tensor) -> Tensor:
-        """The sums over the keys of columns (keys, n) of V, in fp64."""
+        """Sums over the keys of V's columns; columns: (keys, n); returns (n,) in fp64."""
         p = self.problem
         heads = -(-columns.shape[1] // p.head_dim_v)
         padded = torch.nn.functional.pad(columns, (0, heads * p.head_dim_v - columns.shape[1]))
         v = padded.view(p.seqlen_kv, heads, p.head_dim_v).transpose(0, 1)
-        found = [self._launch(v[at : at + _HEADS]) for at in range(0, heads, _HEADS)]
-        return torch.cat(found).flatten()[: columns.shape[1]]
+        parts = [self._launch(v[at : at + _HEADS]) for at in range(0, heads, _HEADS)]
+        return torch.cat(parts).flatten()[: columns.shape[1]]
 
     def _launch(self, v: Tensor) -> Tensor:
         """Sums of every head's columns, (heads, head_dim_v): one launch."""
@@ -115,7 +117,7 @@ class _Reader:
         dtype = p.format.torch
         q, k = torch.zeros(p.shape_q, dtype=dtype), torch.zeros(p.shape_k, dtype=dtype)
         trial = Trial(self.declaration, self.config, p, self.cell, self.arena, self.arch)
-        # instead of the distribution's
+        # These replace the distribution's inputs.
         trial.__dict__["inputs"] = Inputs(q, k, v[None].to(dtype).contiguous())
         self.launches += 1
         run = trial.first
@@ -127,23 +129,23 @@ class _Reader:
 def probe(
     declaration: Declaration, config: Config, cell: Cell, arena: Arena, arch: str, keys: int = KEYS
 ) -> OrderProbe:
-    """Reveal one config's order; whatever goes wrong is in the result."""
-    begun, found = time.perf_counter(), OrderProbe(declaration.ref, config.name)
+    """Find one config's order; the result holds any error."""
+    begun, result = time.perf_counter(), OrderProbe(declaration.ref, config.name)
     problem = _problem(declaration, keys)
     if isinstance(problem, str):
-        return replace(found, reason=problem)
+        return replace(result, reason=problem)
     reader = _Reader(declaration, config, problem, cell, arena, arch)
-    found = replace(found, dtype=problem.dtype, keys=keys)
+    result = replace(result, dtype=problem.dtype, keys=keys)
     try:
         revealed = tree.reveal(range(keys), reader.meeting)
-        found = replace(found, order=tree.describe(revealed), groups=_first_groups(revealed))
+        result = replace(result, order=tree.describe(revealed), groups=_first_groups(revealed))
     except Exception as error:
-        found = replace(found, reason=f"{type(error).__name__}: {error}")
-    return replace(found, launches=reader.launches, seconds=round(time.perf_counter() - begun, 3))
+        result = replace(result, reason=f"{type(error).__name__}: {error}")
+    return replace(result, launches=reader.launches, seconds=round(time.perf_counter() - begun, 3))
 
 
 def _problem(declaration: Declaration, keys: int) -> Problem | str:
-    """What the variant is asked, but for the number of heads; or why it cannot be."""
+    """The problem for the variant, before the number of heads is set; or why there is none."""
     support = declaration.support
     if "forward" not in declaration.entries:
         return "no forward of its own"

@@ -1,4 +1,4 @@
-"""What `verify probe` found: one tree of records, and its JSON."""
+"""The report of `verify probe` as records, and its JSON."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ class ProbeNotRun:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """All probes of one device.  device: `verify.machine.device.fingerprint`.  arch: compiled for
-    ("sm_90a"), "" without a GPU."""
+    """All probes of one device.
+
+    device: `verify.machine.device.fingerprint`.  arch: the architecture compiled for ("sm_90a"), or
+    "" without a GPU.
+    """
 
     device: dict[str, Any]
     arch: str = ""
@@ -39,9 +42,9 @@ class ProbeReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing that was measured speaks against the tables."""
-        return all(found.agrees for found in self.matrix) and all(
-            found.agrees for found in self.functions
+        """Whether no measurement contradicts the tables."""
+        return all(probe.agrees for probe in self.matrix) and all(
+            probe.agrees for probe in self.functions
         )
 
     @property
@@ -53,16 +56,16 @@ class ProbeReport:
 
 
 def as_data(report: ProbeReport) -> dict[str, Any]:
-    """The report as JSON-ready data; "agrees" stands beside everything that has a table's entry to
-    agree with."""
+    """The report as JSON-ready data, with "agrees" added to everything that is compared with a
+    table."""
     data: dict[str, Any] = encode(report)
     data["agrees"] = report.agrees
     for name in ("matrix", "functions"):
-        for found, shown in zip(getattr(report, name), data[name], strict=True):
-            shown["agrees"] = found.agrees
-    for probe, shown in zip(report.matrix, data["matrix"], strict=True):
+        for measured, probe_data in zip(getattr(report, name), data[name], strict=True):
+            probe_data["agrees"] = measured.agrees
+    for probe, probe_data in zip(report.matrix, data["matrix"], strict=True):
         for name in ("structure", "specials"):
-            for quantity, entry in zip(getattr(probe, name), shown[name], strict=True):
+            for quantity, entry in zip(getattr(probe, name), probe_data[name], strict=True):
                 entry["agrees"] = quantity.agrees
     return data
 
@@ -77,5 +80,5 @@ def write(report: ProbeReport, folder: Path, page: str) -> list[Path]:
 
 
 def read(path: Path) -> ProbeReport:
-    """From probes.json; raises ValueError (a ShapeError names the place) for anything else."""
+    """Read probes.json.  Raises ValueError for a malformed file (a ShapeError names the place)."""
     return decode(ProbeReport, loads(path.read_text(encoding="utf-8")))

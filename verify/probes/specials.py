@@ -1,5 +1,4 @@
-"""What a matrix instruction makes of zeros, infinities, NaN, overflow and underflow: bits by
-experiment."""
+"""The result bits of a matrix instruction for zeros, infinities, NaN, overflow and underflow."""
 
 from __future__ import annotations
 
@@ -12,15 +11,15 @@ _INF, _NAN = math.inf, math.nan
 
 
 def specials(lab: Lab) -> dict[str, str]:
-    """Experiment in words -> the result's bits; those that the instruction's formats cannot express
-    are left out."""
-    found = {}
+    """Name of an experiment -> the result's bits.  Experiments that the instruction's formats
+    cannot express are left out."""
+    bits = {}
     for name, sum_ in _experiments(lab):
         try:
-            (found[name],) = lab.bits([sum_])
+            (bits[name],) = lab.bits([sum_])
         except UnrepresentableError:
             continue
-    return found
+    return bits
 
 
 def _experiments(lab: Lab) -> Iterator[tuple[str, Sum]]:
@@ -32,7 +31,7 @@ def _experiments(lab: Lab) -> Iterator[tuple[str, Sum]]:
     yield "1 - 1", Sum({0: 1.0, 1: -1.0})
     yield "C = 1, product -1", Sum({0: -1.0}, c=1.0)
     yield "C = -1, product 1", Sum({0: 1.0}, c=-1.0)
-    # Its result tells the generations of units apart.
+    # This result differs between generations of units.
     yield (
         "C = 2^23, products -2^23, -1/2, -1/4, -1/8",
         Sum({0: -(2.0**23), 1: -0.5, 2: -0.25, 3: -0.125}, c=2.0**23),
@@ -62,21 +61,22 @@ def _infinite() -> Iterator[tuple[str, Sum]]:
 
 
 def _large(lab: Lab) -> Iterator[tuple[str, Sum]]:
-    """At the end of the accumulator's range: ulp is the last place of its largest number."""
-    most, ulp = (
+    """Experiments at the end of the accumulator's range; ulp: the last place of its largest
+    number."""
+    largest, ulp = (
         lab.result.max,
         math.ldexp(1.0, math.frexp(lab.result.max)[1] - lab.result.precision),
     )
-    top = 2.0 ** (math.frexp(most)[1] - 1)
+    top = 2.0 ** (math.frexp(largest)[1] - 1)
     for ulps in (0.25, 0.5, 0.75, 1.0, 2.0):
-        yield f"C = max, product {ulps:g} ulp", Sum({0: ulps * ulp}, c=most)
-        yield f"C = -max, product -{ulps:g} ulp", Sum({0: -ulps * ulp}, c=-most)
+        yield f"C = max, product {ulps:g} ulp", Sum({0: ulps * ulp}, c=largest)
+        yield f"C = -max, product -{ulps:g} ulp", Sum({0: -ulps * ulp}, c=-largest)
     yield "two products of half the range", Sum({0: top, 1: top})
     yield "minus two products of half the range", Sum({0: -top, 1: -top})
     yield "four products of half the range that cancel", Sum({0: top, 1: top, 2: -top, 3: -top})
     yield "C of half the range, such products that cancel", Sum({0: top, 1: -top, 2: -top}, c=top)
     large = 2.0 ** (math.frexp(lab.operands.max)[1] - 1)
-    if large * large > most:
+    if large * large > largest:
         yield "a product beyond the range", Sum(pairs={0: (large, large)})
         yield (
             "two products beyond the range that cancel",

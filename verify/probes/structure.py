@@ -1,8 +1,8 @@
-"""How a matrix instruction adds: its groups, their alignment, the conversion, the accumulator and
-subnormal numbers, each found by sums whose result decides it.
+"""Measures how a matrix instruction adds: groups, alignment, conversion, accumulator, subnormals.
 
-Every quantity is words, so that those measured on a device and those of the model, by the same
-experiments, can be laid side by side.  docs/probes.md derives the experiments.
+Each quantity is measured by sums whose results determine it, and is written as text.  So the
+quantities of a device and of the model, from the same experiments, can be compared directly.
+docs/probes.md derives the experiments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verify.probes.tree import InconsistentError, Node
 
 UNKNOWN = "not measurable"
 
-# Units in the last place that -1.5, -0.5, 0.5 and 1.5 of them become.
+# The values, in units in the last place, that -1.5, -0.5, 0.5 and 1.5 are rounded to -> the name.
 _ROUNDINGS: dict[tuple[float, ...], str] = {
     (-1.0, 0.0, 0.0, 1.0): "toward zero",
     (-2.0, 0.0, 0.0, 2.0): "to nearest, ties to even",
@@ -31,8 +31,7 @@ _HALVES = (-1.5, -0.5, 0.5, 1.5)
 
 
 def measure(lab: Lab) -> dict[str, str]:
-    """What the instruction is found to be, in words, by quantity; the same keys for every
-    instruction of a kind."""
+    """Quantity -> measured value as text; the same keys for every instruction of a kind."""
     return _Structure(lab).quantities()
 
 
@@ -41,31 +40,31 @@ class _Structure:
     lab: Lab
 
     def quantities(self) -> dict[str, str]:
-        found = {
+        result = {
             "summation": self._summation,
             "products per addition": self._products,
             "accumulator joins": self._joins,
         }
-        found |= {
-            "fraction bits F": self._said(self._fraction_in_words),
-            "alignment": self._said(self._alignment),
-            "output bits p": self._said(self._output_in_words),
-            "output rounding": self._said(self._rounding),
-            "bits of C beside a product": self._said(self._bits_of_c),
-            "rounding of C + product": self._said(self._rounding_of_c),
-            "bits of C alone": self._said(self._bits_of_c_alone),
-            "subnormal operands": self._said(self._subnormal_operands),
-            "their alignment": self._said(self._normalises),
-            "subnormal C": self._said(self._subnormal_c),
-            "subnormal results": self._said(self._subnormal_results),
+        result |= {
+            "fraction bits F": self._answer(self._fraction_in_words),
+            "alignment": self._answer(self._alignment),
+            "output bits p": self._answer(self._output_in_words),
+            "output rounding": self._answer(self._rounding),
+            "bits of C beside a product": self._answer(self._bits_of_c),
+            "rounding of C + product": self._answer(self._rounding_of_c),
+            "bits of C alone": self._answer(self._bits_of_c_alone),
+            "subnormal operands": self._answer(self._subnormal_operands),
+            "their alignment": self._answer(self._normalises),
+            "subnormal C": self._answer(self._subnormal_c),
+            "subnormal results": self._answer(self._subnormal_results),
         }
         if self.lab.operands is TF32:
-            found["operand's low 13 bits"] = self._said(self._low_bits)
-        return found
+            result["operand's low 13 bits"] = self._answer(self._low_bits)
+        return result
 
     @staticmethod
-    def _said(ask: object) -> str:
-        """An answer, or that there is none."""
+    def _answer(ask: object) -> str:
+        """The quantity as text, or UNKNOWN if its experiment cannot be expressed."""
         assert callable(ask)
         try:
             return str(ask())
@@ -76,7 +75,7 @@ class _Structure:
 
     @cached_property
     def _top(self) -> int:
-        """Exponent of the huge values."""
+        """The exponent of the huge values."""
         largest = 2 * (math.frexp(self.lab.operands.max)[1] - 1)
         return min(
             largest,
@@ -86,8 +85,8 @@ class _Structure:
 
     @cached_property
     def _unit(self) -> float:
-        """The smallest value that all leaves may have and whose sums the accumulator holds
-        exactly."""
+        """The smallest value that all leaves can have and whose sums are exact in the
+        accumulator."""
         least = 2 * (self.lab.operands.emin - self.lab.operands.precision + 1)
         exact = self.lab.result.emin - self.lab.result.precision + 1 + 4
         normal = 2 * self.lab.operands.emin
@@ -100,7 +99,7 @@ class _Structure:
 
     @cached_property
     def _tree(self) -> Node | str:
-        """Leaf `depth` is the accumulator."""
+        """The tree of the sum, or why there is none; leaf `depth` is the accumulator."""
         count = self.lab.depth + 1
 
         def meeting(pairs: Sequence[tuple[int, int]]) -> list[int]:
@@ -118,16 +117,16 @@ class _Structure:
 
     @cached_property
     def _chain(self) -> list[tuple[int, ...]] | None:
-        """Groups of products and the accumulator, the innermost first; None if they are no
+        """Groups of products and the accumulator, the innermost first; None if the tree is not a
         chain."""
         return None if isinstance(self._tree, str) else tree.chain(self._tree)
 
     @cached_property
     def _groups(self) -> list[tuple[int, ...]]:
-        """The same, in any tree: leaves that are added at once, inner ones before outer ones."""
+        """Groups of leaves that are added together, in any tree; inner groups before outer ones."""
 
         def of(node: Node) -> list[tuple[int, ...]]:
-            return [group for part in node.sums for group in of(part)] + [node.own] * bool(node.own)
+            return [g for part in node.sums for g in of(part)] + [node.direct] * bool(node.direct)
 
         return [] if isinstance(self._tree, str) else of(self._tree)
 
@@ -140,9 +139,8 @@ class _Structure:
         return " -> ".join(f"({self._named(group)})" for group in self._chain)
 
     def _nested(self, node: Node) -> str:
-        parts = [self._nested(part) for part in node.sums] + [self._named(node.own)] * bool(
-            node.own
-        )
+        parts = [self._nested(part) for part in node.sums]
+        parts += [self._named(node.direct)] * bool(node.direct)
         return f"({' + '.join(parts)})"
 
     def _named(self, group: tuple[int, ...]) -> str:
@@ -161,13 +159,13 @@ class _Structure:
 
     @cached_property
     def _first(self) -> list[int]:
-        """Products of a group of the largest size."""
+        """The products of the first group with the most products."""
         groups = [[leaf for leaf in group if leaf < self.lab.depth] for group in self._groups]
         return max(groups, key=len, default=[])
 
     @cached_property
     def _place_of_c(self) -> int | None:
-        """The group that the accumulator is in."""
+        """The number of the group that the accumulator is in."""
         return next(
             (number for number, group in enumerate(self._groups) if self.lab.depth in group), None
         )
@@ -181,27 +179,29 @@ class _Structure:
             return "in a tree of sums"
         if len(self._groups[place]) > 1:
             return (
-                self._said(self._with_products)
+                self._answer(self._with_products)
                 if place == 0
                 else f"with the products of group {place + 1}"
             )
         return "after all products" if place == len(self._groups) - 1 else f"after group {place}"
 
     def _with_products(self) -> str:
-        """Whether the accumulator is aligned with the products or with their sum, where they cancel
-        all but one unit."""
+        """Whether the accumulator is aligned with the products or with their sum.
+
+        The products cancel except for one unit.
+        """
         group = [leaf for leaf in self._groups[0] if leaf < self.lab.depth]
         if len(group) < 2:
             return "with the first product"
-        most = 2.0 ** (self.lab.operands.precision - 1)
-        scale = 0.5 if 2 * most > self.lab.operands.max else 1.0  # of one operand of each product
+        top = 2.0 ** (self.lab.operands.precision - 1)
+        scale = 0.5 if 2 * top > self.lab.operands.max else 1.0  # of one operand of each product
         pairs = {
-            group[0]: (2 * most - 1, (2 * most - 1) * scale),
-            group[1]: (-(2 * most - 2), 2 * most * scale),
+            group[0]: (2 * top - 1, (2 * top - 1) * scale),
+            group[1]: (-(2 * top - 2), 2 * top * scale),
         }
         unit = scale
-        # half of the least that alignment with the products keeps
-        lost = most * most * 2 * unit * 2.0**-self._fraction / 2
+        # Half of the smallest value that survives an alignment with the products.
+        lost = top * top * 2 * unit * 2.0**-self._fraction / 2
         ulp = unit * 2.0 ** (1 - self.lab.result.precision)
         c = lost if lost >= ulp else ulp / 2 + lost
         without, result = self.lab.run([Sum(pairs=pairs, c=0.0), Sum(pairs=pairs, c=c)])
@@ -217,8 +217,8 @@ class _Structure:
 
     @cached_property
     def _depth_of_survival(self) -> tuple[int, bool]:
-        """The largest j for which 2**-j survives beside +1 and -1, and whether a smaller one was
-        tried."""
+        """The largest j for which 2**-j survives a sum with +1 and -1, and whether a smaller value
+        was lost."""
         if len(self._first) < 3:
             raise UnrepresentableError("fewer than three products at once")
         i, j, k = self._first[:3]
@@ -242,29 +242,29 @@ class _Structure:
         return _at_least(*self._depth_of_survival)
 
     def _alignment(self) -> str:
-        """What becomes of parts of the last place that is kept; of two halves of it, whether they
-        are seen together."""
+        """The rounding of values below the last kept place, and whether two halves of it are
+        rounded each or as a sum."""
         i, j, k = self._first[:3] if len(self._first) > 2 else (0, 0, 0)
         big, last = 2.0**self._top, math.ldexp(1.0, self._top - self._fraction)
         sums = [Sum({i: big, j: -big, k: half * last}) for half in _HALVES]
-        words = _named([result / last for result in self.lab.run(sums)])
+        rounding = _named([result / last for result in self.lab.run(sums)])
         if len(self._first) > 3:
             two = Sum({i: big, j: -big, k: last / 2, self._first[3]: last / 2})
-            together = self.lab.run([two]) == [last]
-            words += ", the sum" if together else ", each term"
-        return words
+            summed = self.lab.run([two]) == [last]
+            rounding += ", the sum" if summed else ", each term"
+        return rounding
 
     # Conversion.
 
     @property
     def _one(self) -> float:
-        """A power of two that has many smaller ones below it among the products, and room above."""
+        """A power of two: products can be much smaller than it, and sums can be larger."""
         return 2.0 ** (self._top - 2)
 
     @cached_property
     def _output(self) -> tuple[int, bool]:
-        """Fraction bits that a sum of 1 + 1 + 2**(1 - j) keeps, in units of `_one`; and whether a
-        smaller one was tried."""
+        """The fraction bits that a sum of 1 + 1 + 2**(1 - j) keeps, in units of `_one`, and whether
+        a smaller term was lost."""
         if len(self._first) < 3:
             raise UnrepresentableError("fewer than three products at once")
         i, j, k = self._first[:3]
@@ -289,10 +289,10 @@ class _Structure:
         one, ulp, sums = self._one, math.ldexp(2 * self._one, -bits), []
         for half in _HALVES:
             sign = math.copysign(1.0, half)
-            whole = sign * ulp if abs(half) > 1 else 0.0
-            sums.append(Sum({i: sign * one, j: sign * one, k: whole, m: sign * ulp / 2}))
-        found = zip(_HALVES, self.lab.run(sums), strict=True)
-        return _named([(result - math.copysign(2 * one, half)) / ulp for half, result in found])
+            ulps = sign * ulp if abs(half) > 1 else 0.0
+            sums.append(Sum({i: sign * one, j: sign * one, k: ulps, m: sign * ulp / 2}))
+        results = zip(_HALVES, self.lab.run(sums), strict=True)
+        return _named([(result - math.copysign(2 * one, half)) / ulp for half, result in results])
 
     # The accumulator.
 
@@ -301,24 +301,24 @@ class _Structure:
         return self._kept_of_c({0: 1.0}, 2.0)
 
     def _bits_of_c_alone(self) -> str:
-        """The same where all products are zero."""
+        """The same if all products are zero."""
         return self._kept_of_c({}, 1.0)
 
-    def _kept_of_c(self, products: dict[int, float], whole: float) -> str:
+    def _kept_of_c(self, products: dict[int, float], base: float) -> str:
         kept = 0
         for depth in range(1, self.lab.result.precision):
-            small = math.ldexp(whole, -depth)
+            small = math.ldexp(base, -depth)
             c = 1.0 + small
             if not representable(c, self.lab.result):
                 return f"{kept} or more"
-            if self.lab.run([Sum(products, c=c)]) != [whole + small]:
+            if self.lab.run([Sum(products, c=c)]) != [base + small]:
                 return str(kept)
             kept = depth
         return f"all {kept}"
 
     def _rounding_of_c(self) -> str:
-        """What becomes of a product of half a unit, or of one and a half, in the last place that C
-        keeps beside it."""
+        """The rounding of C plus a product of half a unit, or one and a half units, in the last
+        place that C keeps."""
         one, kept = self._one, 0
         for depth in range(1, self.lab.result.precision):
             small = math.ldexp(one, -depth)
@@ -345,19 +345,20 @@ class _Structure:
         )
         want = 3 * self._tiny * partner
         pairs = [(3 * self._tiny, partner), (partner, 3 * self._tiny)]
-        words = [
-            _fate(result, want) for result in self.lab.run([Sum(pairs={0: pair}) for pair in pairs])
+        fates = [
+            _outcome(result, want)
+            for result in self.lab.run([Sum(pairs={0: pair}) for pair in pairs])
         ]
-        return words[0] if words[0] == words[1] else f"{words[0]} in A, {words[1]} in B"
+        return fates[0] if fates[0] == fates[1] else f"{fates[0]} in A, {fates[1]} in B"
 
     def _normalises(self) -> str:
-        """Whether a product of the smallest subnormal is aligned by its own exponent or by its
-        format's smallest."""
+        """Whether a product of the smallest subnormal is aligned by its exponent or by the smallest
+        exponent of its format."""
         if len(self._first) < 3:
             return "nothing is aligned" if len(self._first) == 1 else UNKNOWN
         i, j, k = self._first[:3]
         partner = 2.0 ** (math.frexp(self.lab.operands.max)[1] - 1)
-        # kept if it counts with the smallest exponent
+        # Kept if the product is aligned by the smallest exponent.
         last = 2.0**self.lab.operands.emin * partner * 2.0**-self._fraction
         pairs = {i: (self._tiny, partner), j: (-self._tiny, partner)}
         for half in (1.75, 1.5):
@@ -375,26 +376,26 @@ class _Structure:
 
     def _subnormal_c(self) -> str:
         c = 3 * self.lab.result.smallest_subnormal
-        return _fate(self.lab.run([Sum(c=c)])[0], c)
+        return _outcome(self.lab.run([Sum(c=c)])[0], c)
 
     def _subnormal_results(self) -> str:
         want = 3 * self.lab.result.smallest_subnormal
-        return _fate(self.lab.run([Sum({0: want})])[0], want)
+        return _outcome(self.lab.run([Sum({0: want})])[0], want)
 
     def _low_bits(self) -> str:
-        """What becomes of the 13 bits of an fp32 operand that tf32 has not."""
+        """Whether the 13 bits of an fp32 operand that tf32 lacks are dropped, rounded or kept."""
         below = 1.0 + 2.0**-10 - 2.0**-23
-        found = self.lab.run([Sum(pairs={0: (below, 1.0)}), Sum(pairs={0: (1.0, below)})])
-        words = {1.0: "dropped", 1.0 + 2.0**-10: "rounded", below: "kept"}
-        said = [words.get(value, f"1 becomes {value.hex()}") for value in found]
-        return said[0] if said[0] == said[1] else f"{said[0]} in A, {said[1]} in B"
+        results = self.lab.run([Sum(pairs={0: (below, 1.0)}), Sum(pairs={0: (1.0, below)})])
+        names = {1.0: "dropped", 1.0 + 2.0**-10: "rounded", below: "kept"}
+        fates = [names.get(value, f"1 becomes {value.hex()}") for value in results]
+        return fates[0] if fates[0] == fates[1] else f"{fates[0]} in A, {fates[1]} in B"
 
 
 def _at_least(bits: int, bounded: bool) -> str:
     return str(bits) if bounded else f"{bits} or more"
 
 
-def _fate(result: float, want: float) -> str:
+def _outcome(result: float, want: float) -> str:
     return "kept" if result == want else "zero" if result == 0 else f"{want:g} becomes {result:g}"
 
 

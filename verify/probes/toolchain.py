@@ -1,4 +1,4 @@
-"""The probes' own kernels: compiled, loaded and launched."""
+"""Compiles, loads and launches the probes' kernels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Macros = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Program:
-    """One build of a .cu file of this folder: its entry point, which takes one structure by value,
-    and its macros."""
+    """One build of a .cu file of this folder: its entry point (with one structure, passed by value,
+    as parameter) and its macros."""
 
     file: str
     entry: str
@@ -27,7 +27,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a program is launched: blocks, threads of each, and dynamic shared memory of each in
+    """A launch's configuration: blocks, threads per block, dynamic shared memory per block in
     bytes."""
 
     blocks: int
@@ -48,22 +48,24 @@ def compilable() -> str | None:
 
 
 def compile_for(program: Program, arch: str) -> Resources:
-    """Compile a program for "sm_90a"..., which needs no device; raises RuntimeError with the
-    compiler's log."""
+    """Compile a program for an architecture such as "sm_90a"; needs no device.
+
+    Raises RuntimeError with the compiler's log.
+    """
     return compile.compile_source(
         compile.Source(HERE / program.file, program.entry, program.macros), arch
     ).resources
 
 
 def device_arch() -> str:
-    """What to compile for the current device: "sm_86", "sm_90a"."""
+    """The architecture to compile for on the current device, such as "sm_86" or "sm_90a"."""
     return compile.device_arch(torch.device("cuda", torch.cuda.current_device()))
 
 
 def run(program: Program, how: Launch, arguments: ctypes.Structure) -> None:
     """Compile for the current device, launch and wait.
 
-    Raises RuntimeError where the compiler, the driver or the kernel fails, with its words.
+    Raises RuntimeError with the message of the compiler, the driver or the kernel if one fails.
     """
     source = compile.Source(HERE / program.file, program.entry, program.macros)
     kernel = compile.load(compile.compile_source(source, device_arch()))

@@ -1,8 +1,7 @@
-"""Probes run in processes of their own, so that one that crashes, hangs or poisons its CUDA context
-takes no other with it.
+"""Runs probes in separate processes, so that a crash, a hang or a broken CUDA context of one does
+not affect the others.
 
-A process does one job after the other, each at once after the last; after a failure the next job
-finds a fresh one.
+A process runs one job after the other.  After a failure the next job gets a fresh process.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-_START = 60.0  # seconds for a process to begin on a busy machine
+_START = 60.0  # seconds for a process to start on a busy machine
 
 
 @dataclass(frozen=True)
 class Job(Generic[T]):
-    """A function of a module, and its arguments; both travel by pickle.  A result with a true
+    """A module's function and its arguments, which are pickled.  A result with a true attribute
     `error` counts as a failure."""
 
     function: Callable[..., T]
@@ -31,34 +30,36 @@ class Job(Generic[T]):
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """A job's result, or how it ended without one."""
+    """A job's result, or why it has none."""
 
     result: T | None = None
     failure: str = ""
 
 
 class JobError(RuntimeError):
-    """A job gave no result; the message says how it ended."""
+    """A job has no result; the message says how it ended."""
 
 
 def do_all(jobs: Sequence[Job[T]], processes: int, patience: float) -> Iterator[Answer[T]]:
-    """Every job's answer, in order, as soon as it and all before it are there; patience: seconds
-    for each."""
-    own = threading.local()
+    """Yield every job's answer in order, as soon as it is available.
+
+    processes: jobs at the same time.  patience: seconds for each job.
+    """
+    local = threading.local()
     workers: list[_Worker] = []
 
-    def one(job: Job[T]) -> Answer[T]:
-        if not hasattr(own, "worker"):
-            own.worker = _Worker()
-            workers.append(own.worker)
+    def run_job(job: Job[T]) -> Answer[T]:
+        if not hasattr(local, "worker"):
+            local.worker = _Worker()
+            workers.append(local.worker)
         try:
-            return Answer(own.worker.do(job, patience))
+            return Answer(local.worker.do(job, patience))
         except JobError as error:
             return Answer(failure=str(error))
 
     with ThreadPoolExecutor(processes) as pool:
         try:
-            yield from pool.map(one, jobs)
+            yield from pool.map(run_job, jobs)
         finally:
             pool.shutdown(cancel_futures=True)
             for worker in workers:
@@ -71,7 +72,7 @@ class _Worker:
         self._pipe: Connection | None = None
 
     def do(self, job: Job[T], patience: float) -> T:
-        """Its result; raises JobError."""
+        """The job's result.  Raises JobError."""
         pipe = self._begin()
         try:
             pipe.send(job)
@@ -89,16 +90,16 @@ class _Worker:
             raise JobError(str(result))
         if getattr(result, "error", ""):
             self.end()
-        found: T = result
-        return found
+        answer: T = result
+        return answer
 
     def _begin(self) -> Connection:
         if self._pipe is None:
             context = multiprocessing.get_context("spawn")  # a CUDA context does not survive a fork
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._pipe, child_end = context.Pipe()
+            self._process = context.Process(target=_serve, args=(child_end,), daemon=True)
             self._process.start()
-            theirs.close()
+            child_end.close()
             with suppress(EOFError, OSError):
                 if self._pipe.poll(_START):
                     self._pipe.recv()

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.evidence.strict_json import decode, loads
-from verify.report import probed, sanitized
 from verify.report.build import overall
-from verify.report.schema import BesideReport, Report
+from verify.report.schema import BesideReport, Report, Status
 from verify.sanitizers.account import Account
 
 if TYPE_CHECKING:
+    from verify.probes.functions import FunctionProbe
+    from verify.probes.matrix import MatrixProbe
     from verify.probes.report import ProbeReport
 
 FILES = {"probes": "probes.json", "sanitizer": "sanitizer.json"}
@@ -68,10 +69,10 @@ def joined(report: Report, beside: Beside) -> Report:
     """The report with an entry for each file beside it, and the status that follows; as it is where
     there is and was none."""
     entries = [_unusable(name, why) for name, why in beside.unusable.items()]
-    if beside.probes is not None and probed.ran(beside.probes):
-        entries.append(probed.entry(beside.probes))
+    if beside.probes is not None and ran(beside.probes):
+        entries.append(_of_probes(beside.probes))
     if beside.sanitizer is not None:
-        entries.append(sanitized.entry(beside.sanitizer))
+        entries.append(_of_sanitizers(beside.sanitizer))
     if not entries and not report.get("beside"):
         return report
     whole: Report = {**report, "beside": sorted(entries, key=lambda entry: entry["name"])}
@@ -81,5 +82,77 @@ def joined(report: Report, beside: Beside) -> Report:
     return {**whole, "status": overall(whole)}
 
 
+def told(report: Report, name: str) -> BesideReport | None:
+    """The entry of that name, or None."""
+    return next((entry for entry in report.get("beside", []) if entry["name"] == name), None)
+
+
 def _unusable(name: str, why: str) -> BesideReport:
     return {"name": name, "status": "grey", "said": why}
+
+
+def ran(probes: ProbeReport) -> int:
+    """How many probes were tried that have something to agree with."""
+    return len(probes.matrix) + len(probes.functions)
+
+
+def _of_probes(probes: ProbeReport) -> BesideReport:
+    """Its status and one line: red if anything disagrees with the tables, grey if a probe
+    failed."""
+    found: list[MatrixProbe | FunctionProbe] = [*probes.matrix, *probes.functions]
+    wrong = [probe.name for probe in found if not probe.agrees]
+    failed = [name for name in probes.failed if name not in wrong]
+    about = f"{ran(probes)} probes on {probes.arch or 'an unknown arch'}"
+    if wrong:
+        said = (
+            f"{len(wrong)} of {about} disagree with the tables that the bounds rely on:"
+            f" {', '.join(wrong)}."
+        )
+    elif failed:
+        said = (
+            f"{len(failed)} of {about} failed: {', '.join(failed)}; the others agree with the"
+            " tables."
+        )
+    else:
+        said = f"{about}: nothing disagrees with the tables that the bounds rely on."
+    if guessed := [probe.name for probe in probes.matrix if probe.guess]:
+        said += f" {len(guessed)} are not in the tables."
+    return {
+        "name": "probes",
+        "status": "red" if wrong else "grey" if failed else "green",
+        "said": said,
+    }
+
+
+def _of_sanitizers(account: Account) -> BesideReport:
+    """Its status and one line: red if a kernel is faulty, grey if something is inconclusive or a
+    planted fault was missed."""
+    outcomes = [outcome for tried in account["tried"] for outcome in tried["cases"].values()]
+    bad = [outcome for outcome in outcomes if outcome != "clean"]
+    missed = sorted(
+        {f"{p['tool']} on {p['variant']}" for p in account["planted"] if not p["holds"]}
+    )
+    status: Status = "red" if {"faulty", "failed"} & set(bad) else "green"
+    if status == "green" and (
+        bad or missed or not outcomes or any(w["dead"] for w in account["waivers"])
+    ):
+        status = "grey"
+    records = sum(process["total"] for tried in account["tried"] for process in tried["processes"])
+    said = (
+        f"{_number(records, 'record')} in {_number(len(outcomes), 'case')} under"
+        f" {' and '.join(account['tools'])}"
+    )
+    said += f", {len(bad)} not clean" if bad else ""
+    caught = [p for p in account["planted"] if p["wanted"] == "caught"]
+    said += (
+        f"; {sum(p['holds'] for p in caught)} of {_number(len(caught), 'planted fault')} caught."
+    )
+    return {
+        "name": "sanitizer",
+        "status": status,
+        "said": said + (f" Not as wanted: {', '.join(missed)}." if missed else ""),
+    }
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + "s" * (count != 1)

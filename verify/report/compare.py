@@ -3,13 +3,13 @@ looks at any more."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from verify.report import statistics, text
+from verify.document import Document, Number, Paragraph, Row, Section, Table, markdown, terminal
+from verify.report import statistics, words
 from verify.report.schema import TENSORS, Oracle, Report, ReportError, VariantReport
 
 # Largest values of random draws wander: between two runs of one kernel with different seeds, by
@@ -208,95 +208,46 @@ def render_comparison(
 ) -> str:
     """The comparison for a terminal (ANSI colours are left to the caller's console: none here) or
     as Markdown."""
-    return _markdown(comparison) if form == "markdown" else _terminal(comparison, width)
+    page = _document(comparison)
+    return markdown.render(page) if form == "markdown" else terminal.page(page, width)
 
 
-def _sections(found: ReportComparison) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-    """(heading, column names, rows) of what is not empty, the bad news first."""
+def _document(found: ReportComparison) -> Document:
+    """A table of everything that is not empty, the bad news first."""
     place, bins = ("variant", "dtype or arch", "oracle"), ("variant", "dtype", "bin")
-    change = ("measure", "old", "new", "ratio")
-    table: list[tuple[str, tuple[str, ...], Iterable[tuple[str, ...]]]] = [
+    change = (*place, "measure", "old", "new", "ratio")
+    by = f"(by more than {found.threshold:g})"
+    stale = "Source changed: the old report is stale for"
+    tables: list[tuple[str, tuple[str, ...], Sequence[Row]]] = [
         ("Newly failing", place, found.newly_failing),
-        (f"Worse (by more than {found.threshold:g})", (*place, *change), map(_row, found.worse)),
+        (f"Worse {by}", change, [*map(_row, found.worse)]),
         ("No longer judged", place, found.gone),
         ("Bins no longer covered", bins, found.newly_uncovered),
-        ("Variants removed", ("variant",), ((ref,) for ref in found.removed)),
-        (
-            "Source changed: the old report is stale for",
-            ("variant",),
-            ((ref,) for ref in found.stale),
-        ),
+        ("Variants removed", ("variant",), [(ref,) for ref in found.removed]),
+        (stale, ("variant",), [(ref,) for ref in found.stale]),
         ("Newly passing", place, found.newly_passing),
-        (f"Better (by more than {found.threshold:g})", (*place, *change), map(_row, found.better)),
+        (f"Better {by}", change, [*map(_row, found.better)]),
         ("Bins newly covered", bins, found.newly_covered),
-        ("Variants added", ("variant",), ((ref,) for ref in found.added)),
+        ("Variants added", ("variant",), [(ref,) for ref in found.added]),
     ]
-    return [(heading, columns, rows) for heading, columns, given in table if (rows := list(given))]
-
-
-def _row(change: Change) -> tuple[str, ...]:
-    measure = text.MEASURES[change.measure]
-    return (
-        change.variant,
-        change.dtype,
-        change.oracle,
-        measure,
-        *map(text.number, (change.old, change.new, change.ratio)),
+    sections = tuple(
+        Section(title, "", (Table(columns, tuple(rows)),))
+        for title, columns, rows in tables
+        if rows
+    )
+    verdict = "regressed" if found.regressed else "no regression"
+    lead = (
+        "The reports are of different devices: their arithmetic, and so their errors, may rightly"
+        " differ."
+    )
+    return Document(
+        f"{found.old} -> {found.new}: {verdict}",
+        () if found.same_device else (Paragraph(lead),),
+        sections,
     )
 
 
-def _opening(comparison: ReportComparison) -> list[str]:
-    lines = [
-        f"{comparison.old} -> {comparison.new}: "
-        + ("regressed" if comparison.regressed else "no regression")
-    ]
-    if not comparison.same_device:
-        lines.append(
-            "The reports are of different devices: their arithmetic, and so their errors, may"
-            " rightly differ."
-        )
-    return lines
-
-
-def _markdown(comparison: ReportComparison) -> str:
-    lines = [
-        f"**{text.markdown(line)}**" if i == 0 else text.markdown(line)
-        for i, line in enumerate(_opening(comparison))
-    ]
-    for heading, columns, rows in _sections(comparison):
-        lines += [
-            "",
-            f"### {heading}",
-            "",
-            "| " + " | ".join(columns) + " |",
-            "|" + " --- |" * len(columns),
-        ]
-        lines += ["| " + " | ".join(map(text.code, row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _terminal(comparison: ReportComparison, width: int) -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=width, color_system=None, highlight=False, emoji=False, markup=False
-    )
-    for line in _opening(comparison):
-        console.print(text.plain(line), soft_wrap=True)
-    for heading, columns, rows in _sections(comparison):
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for name in columns:
-            table.add_column(
-                name,
-                justify="right" if name in ("old", "new", "ratio") else "left",
-                overflow="fold",
-            )
-        for row in rows:
-            table.add_row(*(Text(text.one_line(cell)) for cell in row))
-        console.print(f"\n{heading}")
-        console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+def _row(change: Change) -> Row:
+    measure = words.MEASURES[change.measure]
+    numbers = map(Number, (change.old, change.new, change.ratio))
+    return change.variant, change.dtype, change.oracle, measure, *numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from verify.report import text
+from verify.report import words
 from verify.report.schema import Report
 from verify.report.states import GRAVE, states
 from verify.report.tables import build_counts
@@ -39,10 +39,15 @@ def failures(report: Report) -> Failures:
 def variants(report: Report) -> str:
     """ "27 variants: 1 failing, 17 passing, 9 not run"."""
     found = Counter(
-        text.label(variant["status"], variant["cases"]) for variant in report["variants"]
+        words.label(variant["status"], variant["cases"]) for variant in report["variants"]
     )
-    words = {"FAIL": "failing", "pass": "passing", "incomplete": "incomplete", "not run": "not run"}
-    parts = [f"{found[key]} {word}" for key, word in words.items() if found[key]]
+    called = {
+        "FAIL": "failing",
+        "pass": "passing",
+        "incomplete": "incomplete",
+        "not run": "not run",
+    }
+    parts = [f"{found[key]} {word}" for key, word in called.items() if found[key]]
     total = len(report["variants"])
     return f"{total} variant{'s' * (total != 1)}: {', '.join(parts) or 'none'}"
 

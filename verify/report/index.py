@@ -7,28 +7,45 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from verify.report import text
+from verify.document import (
+    Document,
+    Inline,
+    Link,
+    Paragraph,
+    Row,
+    Span,
+    Table,
+    count,
+    markdown,
+    text,
+)
+from verify.report import words
 from verify.report.headline import failures, variants
-from verify.report.markdown import MARKS, table
 from verify.report.schema import Report, ReportError, read
 
 NAME = "index.md"
-TITLE = "# Reports"
-_INTRODUCTION = """\
-One folder for each device. `verify report --publish` and `verify report --render` write this page,
-and `verify recheck` holds it against the reports. The date is the day on which the runs began, in
-UTC; the judge is the hash of the sources that judged, one for each version that did. Known failures
-are those of `xfails.toml`; they leave a report red."""
+TITLE = "Reports"
+_INTRODUCTION = (
+    *("One folder for each device. ", Span("verify report --publish", "code"), " and "),
+    *(Span("verify report --render", "code"), " write this page, and "),
+    *(
+        Span("verify recheck", "code"),
+        " holds it against the reports. The date is the day on which",
+    ),
+    " the runs began, in UTC; the judge is the hash of the sources that judged, one for each"
+    " version that did. Known failures are those of ",
+    *(Span("xfails.toml", "code"), "; they leave a report red."),
+)
 _COLUMNS = ("device", "date", "judge", "cases", "variants", "state", "report")
-_CASES = _COLUMNS.index("cases")
 _PAGES = ("report.md", "report.html", "report.json")
 
 
 def render(parent: Path) -> str:
     """The page over the reports of `parent`, sorted by folder; a report that does not read is
     listed with the reason."""
-    rows = [_row(path.parent) for path in sorted(parent.glob("*/report.json"))]
-    return "\n".join([TITLE, "", _INTRODUCTION, "", *table(_COLUMNS, rows, [_CASES])]) + "\n"
+    rows = tuple(_row(path.parent) for path in sorted(parent.glob("*/report.json")))
+    lead = (Paragraph(_INTRODUCTION), Table(_COLUMNS, rows))
+    return markdown.render(Document(TITLE, lead, ()))
 
 
 def replaceable(parent: Path) -> bool:
@@ -37,7 +54,7 @@ def replaceable(parent: Path) -> bool:
     if not path.exists():
         return True
     try:
-        return path.read_text(encoding="utf-8").split("\n", 1)[0] == TITLE
+        return path.read_text(encoding="utf-8").split("\n", 1)[0] == f"# {TITLE}"
     except (OSError, ValueError):
         return False
 
@@ -63,24 +80,23 @@ def _filled(lines: Sequence[str], most: int) -> list[str]:
     return [*lines, *[""] * (most - len(lines))]
 
 
-def _row(folder: Path) -> list[str]:
-    links = ", ".join(f"[{name}]({quote(f'{folder.name}/{name}')})" for name in _PAGES)
+def _row(folder: Path) -> Row:
+    links: list[Inline] = []
+    for name in _PAGES:
+        links += [", "] * bool(links) + [Link(name, quote(f"{folder.name}/{name}"))]
     try:
         report = read(folder)
     except ReportError as error:
         reason = str(error).removeprefix(f"{folder / 'report.json'}: ")
         unknown = [text.NONE] * (len(_COLUMNS) - 3)
-        return [text.markdown(folder.name), *unknown, text.markdown(reason), links]
-    return [
-        text.markdown(report["device"].get("name", folder.name)),
-        _dates(report),
-        text.code(report["versions"].get("judge", "unknown")),
-        text.count(report["cases"]),
-        text.markdown(variants(report)),
-        f"{MARKS[report['status']]} **{text.label(report['status'], report['cases'])}**,"
-        f" {failures(report)}",
-        links,
-    ]
+        return folder.name, *unknown, reason, tuple(links)
+    return (
+        *(str(report["device"].get("name", folder.name)), _dates(report)),
+        Span(report["versions"].get("judge", "unknown"), "code"),
+        *(count(report["cases"]), variants(report)),
+        (words.mark(report["status"], report["cases"]), f", {failures(report)}"),
+        tuple(links),
+    )
 
 
 def _dates(report: Report) -> str:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from html import escape
 from pathlib import Path
 
-from verify.report import beside, html, markdown, plots, svg, text
+from verify.document import Document, Figure, Paragraph, Span, html, markdown, text
+from verify.report import beside, svg
 from verify.report.beside import Beside
+from verify.report.document import document
 from verify.report.schema import BesideReport, DTypeReport, Report, VariantReport, dumps
+from verify.report.sections.closest import PICTURE
+from verify.sanitizers import page as sanitizers
 
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # how a page looks says nothing
+_OVER = "attention-verify · accuracy report"
 _SHOWN = 100  # characters of a line that disagrees
 
 
@@ -26,71 +31,55 @@ def render(report: Report, folder: Path) -> dict[str, str]:
     near = beside.look(folder, report["device"])
     whole = beside.joined(report, near)
     files = {"report.json": dumps(whole)}
-    picture: str | None = None
-
-    def drawn() -> str:
-        nonlocal picture
-        picture = plots.ratio_plot(whole)
-        return (
-            "" if picture is None else picture.replace('style="', 'style="background: white; ', 1)
-        )
-
-    files["r.svg"] = _safely(drawn, _no_picture)
-    files["report.md"] = _safely(
-        lambda: markdown.render(whole, near),
-        partial(_no_markdown, "Attention accuracy", "report.json"),
+    page = _made(partial(document, whole, near), "Attention accuracy", "report.json")
+    files["report.md"] = _rendered(
+        page, "report.json", partial(markdown.render, rest="report.html and report.json")
     )
-    files["report.html"] = _safely(lambda: html.render(whole, near, picture), _no_page)
-    files |= _pages_beside(near)
-    return {name: content for name, content in files.items() if content}
+    files["report.html"] = _rendered(page, "report.json", partial(html.render, over=_OVER))
+    with suppress(Exception):  # a picture is worth less than the report
+        for figure in page.blocks(Figure):
+            if figure.name == PICTURE and figure.svg is not None:
+                files["r.svg"] = figure.svg.replace('style="', 'style="background: white; ', 1)
+    return files | _pages_beside(near)
 
 
 def _pages_beside(near: Beside) -> dict[str, str]:
     """The pages of what lies beside a report, made of it."""
-    made: dict[str, tuple[str, str, Callable[[], str]]] = {}
+    made: dict[str, tuple[Callable[[], Document], str]] = {}
     if near.probes is not None:
-        from verify.probes import rendering  # needs what probes need, which no other report does
+        from verify.probes import page as probes  # needs what probes need, as no other report does
 
-        made["probes.md"] = ("Probes", "probes.json", partial(rendering.markdown, near.probes))
+        made["probes"] = (partial(probes.document, near.probes), "Probes")
     if near.sanitizer is not None:
-        from verify.sanitizers import page
-
-        made["sanitizer.md"] = (
-            "Sanitizers",
-            "sanitizer.json",
-            partial(page.markdown, near.sanitizer),
+        made["sanitizer"] = (partial(sanitizers.document, near.sanitizer), "Sanitizers")
+    return {
+        f"{name}.md": _rendered(
+            _made(make, title, f"{name}.json"),
+            f"{name}.json",
+            partial(markdown.render, rest=f"{name}.json"),
         )
-    found = {}
-    for name, (title, source, make) in made.items():
-        found[name] = _safely(make, partial(_no_markdown, title, source))
-    return found
+        for name, (make, title) in made.items()
+    }
 
 
-def _safely(make: Callable[[], str], instead: Callable[[str], str]) -> str:
+def _made(make: Callable[[], Document], title: str, source: str) -> Document:
+    """That document, or one that says why it could not be made."""
     try:
         return make()
     except Exception as error:  # whatever it is, it must not cost the report
-        return instead(text.one_line(f"{type(error).__name__}: {error}"))
+        return _no_page(title, error, source)
 
 
-def _no_picture(why: str) -> str:
-    return ""
+def _rendered(page: Document, source: str, render: Callable[[Document], str]) -> str:
+    try:
+        return render(page)
+    except Exception as error:
+        return render(_no_page(page.title, error, source))
 
 
-def _no_markdown(title: str, source: str, why: str) -> str:
-    said = f"**This page could not be made**: {text.markdown(why)}. {source} has everything."
-    return f"# {title}\n\n{said}\n"
-
-
-def _no_page(why: str) -> str:
-    said = (
-        f"<p><strong>This page could not be made</strong>: {escape(why)}. report.json has"
-        " everything.</p>"
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Attention'
-        f" accuracy</title>{said}</html>\n"
-    )
+def _no_page(title: str, error: Exception, source: str) -> Document:
+    why = f": {type(error).__name__}: {error}. {source} has everything."
+    return Document(title, (Paragraph((Span("This page could not be made", "strong"), why)),), ())
 
 
 def disagreements(report: Report, folder: Path) -> list[str]:

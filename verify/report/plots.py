@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from verify.report import svg, text
+from verify.document import text
+from verify.report import svg, words
 from verify.report.schema import Report, Sample, TensorReport, VariantReport
-from verify.report.statistics import PLOTTED
+from verify.report.statistics import PLOTTED, spaced
 
 # Okabe & Ito's palette, told apart with any colour vision and on white as on near-black.
 COLOURS = {
@@ -36,6 +37,7 @@ MARKS = {
     "float64": "P",
 }
 _OTHER = ("#888888", "X")
+DRAWN = 40  # cases of one tensor: more make a page large, and no clearer
 
 _PANELS = (("Output O", ("out",)), ("Gradients dQ, dK, dV", ("dq", "dk", "dv")))
 _ROW, _GAP = 0.24, 0.7  # inches: of one row, and between panels
@@ -92,7 +94,7 @@ def ratio_plot(report: Report) -> str | None:
 
 def _rows(report: Report, tensors: Sequence[str]) -> list[_Row]:
     return [
-        (v["ref"], d["dtype"], name, d["tensors"][name], d["samples"].get(name, []))
+        (v["ref"], d["dtype"], name, d["tensors"][name], _thinned(d["samples"].get(name, [])))
         for v in report["variants"]
         for d in v["dtypes"]
         for name in tensors
@@ -126,7 +128,7 @@ def _ratio_panel(axes: Any, title: str, rows: Sequence[_Row]) -> None:
 def _label(row: _Row) -> str:
     """The dtype, and which of several tensors."""
     dtype = text.shorter(text.one_line(row[1]), 20)
-    return dtype if row[2] == "out" else f"{dtype} {text.TENSORS[row[2]]}"
+    return dtype if row[2] == "out" else f"{dtype} {words.TENSORS[row[2]]}"
 
 
 def _variant_names(axes: Any, refs: Sequence[str], distance: float) -> None:
@@ -156,9 +158,20 @@ def _ratio_row(
     found = [_on_axis(s["r"]) for s in samples if s["r"] is not None]
     # A fixed pattern spreads the dots over the row: random jitter would differ between reports.
     heights = [place + 0.22 * math.sin(2.399963 * i) for i in range(len(found))]
-    axes.plot(found, heights, ".", color=colour, markersize=3.2, alpha=0.6, markeredgewidth=0)
+    axes.plot(
+        found,
+        heights,
+        ".",
+        color=colour,
+        markersize=3.2,
+        alpha=0.6,
+        markeredgewidth=0,
+        clip_on=False,
+    )
     median, worst = _on_axis(report["r"]["median"]), report["r"]["maximum"]
-    axes.plot([median, median], [place - 0.3, place + 0.3], color=svg.INK, linewidth=1.4)
+    axes.plot(
+        [median, median], [place - 0.3, place + 0.3], color=svg.INK, linewidth=1.4, clip_on=False
+    )
     beyond = not worst <= 1
     axes.plot(
         _on_axis(worst),
@@ -168,6 +181,7 @@ def _ratio_row(
         markersize=7,
         markeredgecolor=svg.INK,
         markeredgewidth=0.7,
+        clip_on=False,
     )
     if beyond:
         axes.annotate(
@@ -220,7 +234,7 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
                 _error_panel(axes, dtype, drawn[dtype, name], floor)
             for axes in row[len(dtypes) :]:
                 axes.set_visible(False)
-            row[0].set_ylabel(f"largest error of {text.TENSORS[name]}")
+            row[0].set_ylabel(f"largest error of {words.TENSORS[name]}")
         for axes in grid[-1]:
             axes.set_xlabel("seqlen_kv")
         figure.subplots_adjust(0.0, 0.0, 1.0, 1.0, wspace=0.08, hspace=0.3)
@@ -229,7 +243,19 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
 
 
 def _with_error(samples: Sequence[Sample]) -> list[Sample]:
-    return [s for s in samples if s["max_error"] is not None and math.isfinite(s["max_error"])]
+    return _thinned(
+        [s for s in samples if s["max_error"] is not None and math.isfinite(s["max_error"])]
+    )
+
+
+def _thinned(samples: Sequence[Sample]) -> list[Sample]:
+    """DRAWN of the samples, the worst by r and by error among them."""
+    worst = [[_or_none(s["r"]) for s in samples], [_or_none(s["max_error"]) for s in samples]]
+    return spaced(samples, DRAWN, worst)
+
+
+def _or_none(value: float | None) -> float:
+    return -1.0 if value is None else value
 
 
 def _sizes(sample: Sample) -> list[float]:
@@ -251,8 +277,9 @@ def _error_panel(axes: Any, dtype: str, points: Sequence[Sample], floor: float) 
     bounds = [(keys, max(bound, floor)) for keys, bound in bounds]
     errors = [(s["seqlen_kv"], max(s["max_error"], floor)) for s in points if s["max_error"]]
     exact = len(points) - len(errors)
-    axes.plot(*_columns(bounds), "_", color=svg.INK, markersize=6, alpha=0.55)
-    axes.plot(*_columns(errors), mark, color=colour, markersize=3.6, alpha=0.75, markeredgewidth=0)
+    axes.plot(*_columns(bounds), "_", color=svg.INK, markersize=6, alpha=0.55, clip_on=False)
+    look = {"markersize": 3.6, "alpha": 0.75, "markeredgewidth": 0, "clip_on": False}
+    axes.plot(*_columns(errors), mark, color=colour, **look)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
     title = text.shorter(text.one_line(dtype), 30) + (
@@ -264,7 +291,8 @@ def _error_panel(axes: Any, dtype: str, points: Sequence[Sample], floor: float) 
         lambda value, place: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
     )
     axes.minorticks_off()
-    axes.grid(visible=True, color=svg.INK, alpha=0.12, linewidth=0.5)
+    axes.grid(visible=True, color=svg.INK, alpha=0.12, linewidth=0.5, clip_on=False)
+    axes.tick_params(bottom=False, left=False)  # the grid shows the places
 
 
 def _columns(pairs: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float | None]]:

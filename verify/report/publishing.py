@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from verify.report import text, write
+from verify.document import text
+from verify.report import write
 from verify.report.schema import DTypeReport, Report, ReportError, VariantReport, read
 
 # Of as many draws, a few are repeats or refused, more or fewer from seed to seed.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from verify.report import text
+from verify.document import text
 from verify.report.schema import VariantReport
 
 CONFIDENCE = 0.95

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from verify.document import text
 from verify.evidence import Built
-from verify.report import text
 from verify.report.schema import BuildsReport
 from verify.variant import compiled_archs
 

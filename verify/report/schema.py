@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from verify.evidence import strict_json
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
+from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION: Final = 2
 
 # What a kernel may write, as measures and reports call it, in the order of every table.
 TENSORS = ("out", "lse", "dq", "dk", "dv")
@@ -33,15 +34,15 @@ class Distribution(TypedDict):
     """Of one measure over the counted cases.  histogram: cases per interval between neighbours of
     `edges` (of r: EDGES)."""
 
-    count: int
-    not_finite: int
-    minimum: float
-    median: float
-    p90: float
-    p99: float
-    maximum: float
-    edges: list[float]
-    histogram: list[int]
+    count: Integer
+    not_finite: Integer
+    minimum: Number
+    median: Number
+    p90: Number
+    p99: Number
+    maximum: Number
+    edges: list[Number]
+    histogram: list[Integer]
 
 
 class WorstCase(TypedDict):
@@ -53,15 +54,15 @@ class WorstCase(TypedDict):
     """
 
     tensor: str
-    r: float
+    r: Number
     case: str
     problem: str
     config: str
     oracle: str
     replay: str
-    index: int | None
-    reference: float | None
-    bound: float | None
+    index: Integer | None
+    reference: Number | None
+    bound: Number | None
 
 
 class TensorReport(TypedDict):
@@ -81,9 +82,9 @@ class Oracle(TypedDict):
 
     oracle: str
     group: str
-    cases: int
-    failures: int
-    inapplicable: int
+    cases: Integer
+    failures: Integer
+    inapplicable: Integer
     tensors: dict[str, TensorReport]
     lse_ulp: Distribution | None
     bound_ratio: Distribution | None
@@ -94,26 +95,26 @@ class Group(TypedDict):
     refused."""
 
     group: str
-    drawn: int
-    refused: int
+    drawn: Integer
+    refused: Integer
 
 
 class Timing(TypedDict):
     """Seconds of one step of judging, over the counted cases."""
 
-    median: float
-    maximum: float
-    total: float
+    median: Number
+    maximum: Number
+    total: Number
 
 
 class Sample(TypedDict):
     """One tensor of one case, for the plots; error_bound is the bound at the element with the
     largest error."""
 
-    seqlen_kv: float
-    r: float | None
-    max_error: float | None
-    error_bound: float | None
+    seqlen_kv: Number
+    r: Number | None
+    max_error: Number | None
+    error_bound: Number | None
 
 
 class DTypeReport(TypedDict):
@@ -127,12 +128,12 @@ class DTypeReport(TypedDict):
     dtype: str
     status: Status
     reasons: list[str]
-    cases: int
-    failures: int
-    drawn: int
-    refused: int
+    cases: Integer
+    failures: Integer
+    drawn: Integer
+    refused: Integer
     groups: list[Group]
-    bins: dict[str, int]
+    bins: dict[str, Integer]
     bins_missing: list[str]
     oracles: list[Oracle]
     tensors: dict[str, TensorReport]
@@ -142,25 +143,7 @@ class DTypeReport(TypedDict):
     samples: dict[str, list[Sample]]
 
 
-class _Failure(TypedDict):
-    variant: str
-    config: str
-    oracle: str
-    dtype: str
-    cases: int
-    case: str
-    problem: str
-    phase: str
-    message: str
-    got: float | str | None
-    bound: float | str | None
-    where: str
-    count: int
-    total: int
-    replay: str
-
-
-class Failure(_Failure, total=False):
+class Failure(TypedDict):
     """The smallest failing case of one (variant, config, oracle), of `cases` failing ones,
     shrinking included.
 
@@ -169,8 +152,23 @@ class Failure(_Failure, total=False):
     verify/evidence/known_failures.py); missing where it is news.
     """
 
-    known: str
-    shrunk: int
+    variant: str
+    config: str
+    oracle: str
+    dtype: str
+    cases: Integer
+    case: str
+    problem: str
+    phase: str
+    message: str
+    got: NumberOrText | None
+    bound: NumberOrText | None
+    where: str
+    count: Integer
+    total: Integer
+    replay: str
+    known: NotRequired[str]
+    shrunk: NotRequired[Integer]
 
 
 class BuildsReport(TypedDict):
@@ -184,18 +182,18 @@ class BuildsReport(TypedDict):
     """
 
     arch: str
-    builds: int
-    compiled: int
+    builds: Integer
+    compiled: Integer
     failing: list[str]
     error: str
-    registers: int | None
-    shared: int | None
-    stack: int | None
-    spilling: int
+    registers: Integer | None
+    shared: Integer | None
+    stack: Integer | None
+    spilling: Integer
     spill_build: str
-    spill_stores: int
-    spill_loads: int
-    seconds: float
+    spill_stores: Integer
+    spill_loads: Integer
+    seconds: Number
 
 
 class Cell(TypedDict):
@@ -207,13 +205,15 @@ class Cell(TypedDict):
     contradicts: str
 
 
-class _Variant(TypedDict):
+class VariantReport(TypedDict):
     """One variant.  path: relative to the collection, or the file's name alone.  entries:
     "forward", "backward" or both.
 
     gradients: the declared numerics of its backward.  builds: by architecture, empty where none is
     on record.  measured: what raw outputs show of each property of contract and numerics, by its
-    name.
+    name; missing in reports of an earlier day.  growth: of a kernel that keeps memory, the median
+    of the bytes by which its process grew in a run; device_growth: of one that keeps device memory,
+    the same.
     """
 
     ref: str
@@ -227,27 +227,18 @@ class _Variant(TypedDict):
     reasons: list[str]
     undeclared: bool
     unavailable: str | None
-    cases: int
-    failures: int
-    support: dict[str, Any]
-    numerics: dict[str, Any]
-    gradients: dict[str, Any] | None
-    contract: dict[str, Any]
+    cases: Integer
+    failures: Integer
+    support: dict[str, Free]
+    numerics: dict[str, Free]
+    gradients: dict[str, Free] | None
+    contract: dict[str, Free]
     dtypes: list[DTypeReport]
     failing: list[Failure]
     builds: list[BuildsReport]
-
-
-class VariantReport(_Variant, total=False):
-    """One variant; what reports of an earlier day do not have may be missing.
-
-    growth: of a kernel that keeps memory, the median of the bytes by which its process grew in a
-    run; device_growth: of one that keeps device memory, the same.
-    """
-
-    measured: dict[str, Cell]
-    growth: float
-    device_growth: float
+    measured: NotRequired[dict[str, Cell]]
+    growth: NotRequired[Number]
+    device_growth: NotRequired[Number]
 
 
 class Lost(TypedDict):
@@ -285,16 +276,16 @@ class PoolReport(TypedDict):
     variant: str
     dtype: str
     tensor: str
-    cases: int
-    rows: int
-    rms: float
-    mean: float
-    toward: float
-    slack: float
-    least: float
-    share: float
-    rms_limit: float
-    mean_limit: float
+    cases: Integer
+    rows: Integer
+    rms: Number
+    mean: Number
+    toward: Number
+    slack: Number
+    least: Number
+    share: Number
+    rms_limit: Number
+    mean_limit: Number
     failing: list[str]
     too_good: bool
 
@@ -305,31 +296,6 @@ class Started(TypedDict):
     run: str
     started: str
     profile: str
-
-
-class _Campaign(TypedDict):
-    """One campaign on one device: a run, or several together, whose different names and profiles
-    are listed with commas.
-
-    started: the first of them.  What the runs know differently of device and versions is listed
-    alike.
-    """
-
-    schema: int
-    run: str
-    started: str
-    profile: str
-    device: dict[str, Any]
-    versions: dict[str, str]
-    status: Status
-    reasons: list[str]
-    cases: int
-    failures: int
-    variants: list[VariantReport]
-    lost: list[Lost]
-    torn: list[str]
-    unstable: list[Unstable]
-    not_run: list[NotRun]
 
 
 class BesideReport(TypedDict):
@@ -343,15 +309,33 @@ class BesideReport(TypedDict):
     said: str
 
 
-class Report(_Campaign, total=False):
-    """One campaign on one device; what reports of an earlier day do not have may be missing.
+class Report(TypedDict):
+    """One campaign on one device: a run, or several together, whose different names and profiles
+    are listed with commas.
 
-    runs: in order of time; missing where there is one.
+    started: the first of them.  What the runs know differently of device and versions is listed
+    alike.  pools, beside: missing in reports of an earlier day.  runs: in order of time; missing
+    where there is one.
     """
 
-    pools: list[PoolReport]
-    beside: list[BesideReport]
-    runs: list[Started]
+    schema: Literal[2]
+    run: str
+    started: str
+    profile: str
+    device: dict[str, Free]
+    versions: dict[str, str]
+    status: Status
+    reasons: list[str]
+    cases: Integer
+    failures: Integer
+    variants: list[VariantReport]
+    lost: list[Lost]
+    torn: list[str]
+    unstable: list[Unstable]
+    not_run: list[NotRun]
+    pools: NotRequired[list[PoolReport]]
+    beside: NotRequired[list[BesideReport]]
+    runs: NotRequired[list[Started]]
 
 
 def dumps(report: Report) -> str:

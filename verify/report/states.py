@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from verify.report import text
+from verify.document import text
 from verify.report.schema import DTypeReport, Report, VariantReport
 from verify.variant import MASK_KINDS
 from verify.variant.numerics import leaves

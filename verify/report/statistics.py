@@ -7,6 +7,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from verify.evidence import Verdict
 from verify.problem.case import replay_command
@@ -26,6 +27,7 @@ EDGES = {
 STEPS = ("generate", "run", "reference", "bound", "record")
 PLOTTED = tuple(name for name in TENSORS if name != "lse")
 MAX_SAMPLES = 200  # of one tensor
+T = TypeVar("T")
 
 
 def badness(value: float) -> tuple[bool, float]:
@@ -137,16 +139,7 @@ def _samples(verdicts: Sequence[Verdict], tensor: str) -> list[Sample]:
     r, error = f"r_{tensor}", f"max_error_{tensor}"
     having = [v for v in verdicts if "seqlen_kv" in v.measures and {r, error} & v.measures.keys()]
     having.sort(key=lambda v: (v.measures["seqlen_kv"], v.case, v.oracle))
-    if len(having) > MAX_SAMPLES:
-        keep = {round(i * (len(having) - 1) / (MAX_SAMPLES - 3)) for i in range(MAX_SAMPLES - 2)}
-        for measure in (r, error):
-            keep.add(
-                max(
-                    range(len(having)),
-                    key=lambda i: (badness(having[i].measures.get(measure, -1.0)), -i),
-                )
-            )
-        having = [having[i] for i in sorted(keep)]
+    worst = [[v.measures.get(measure, -1.0) for v in having] for measure in (r, error)]
     return [
         {
             "seqlen_kv": v.measures["seqlen_kv"],
@@ -154,5 +147,17 @@ def _samples(verdicts: Sequence[Verdict], tensor: str) -> list[Sample]:
             "max_error": v.measures.get(error),
             "error_bound": v.measures.get(f"error_bound_{tensor}"),
         }
-        for v in having
+        for v in spaced(having, MAX_SAMPLES, worst)
     ]
+
+
+def spaced(points: Sequence[T], most: int, worst: Sequence[Sequence[float]]) -> list[T]:
+    """At most so many of the points, in their order: the worst by each of these measures, and an
+    even choice of the others."""
+    if len(points) <= most:
+        return list(points)
+    even = most - len(worst)
+    keep = {round(i * (len(points) - 1) / (even - 1)) for i in range(even)}
+    for values in worst:
+        keep.add(max(range(len(points)), key=lambda i: (badness(values[i]), -i)))
+    return [points[i] for i in sorted(keep)]

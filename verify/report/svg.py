@@ -90,9 +90,20 @@ def compact(body: str, key: str) -> str:
     body = _MARKS.sub(vertices, body)
     body = _TAG.sub(lambda tag: _short_tag(tag[0]), body)
     body = re.sub(r"<defs>\s*</defs>\n?", "", body)
-    while (fewer := re.sub(r"<g>\s*</g>\n?", "", body)) != body:
-        body = fewer
-    return _classes(body, key)
+    return _classes(_ungrouped(body), key)
+
+
+def _ungrouped(body: str) -> str:
+    """The same without the groups that say nothing of what is in them."""
+    kept: list[bool] = []
+
+    def tag(found: re.Match[str]) -> str:
+        if found[0].startswith("<g"):
+            kept.append(found[0].strip() != "<g>")
+            return found[0] if kept[-1] else ""
+        return found[0] if kept.pop() else ""
+
+    return re.sub(r"<g(?: [^>]*)?>\n?|</g>\n?", tag, body)
 
 
 def _series(marks: str) -> list[tuple[str, str, list[tuple[int, int]]]]:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from verify.report import text
+from verify.document import text
 from verify.report.headline import failures
 from verify.report.headline import headline as first_line
 from verify.report.outcome import incomplete
 from verify.report.rate import rate
 from verify.report.schema import Report, VariantReport
 from verify.report.states import GRAVE, claimed, claims, gradients, marks, states
-from verify.report.tables import grouped
 
 
 class Beside:
@@ -69,7 +68,7 @@ def notes(report: Report) -> Iterator[Text]:
 
 def _unjudged(judged: Sequence[VariantReport]) -> Iterator[Text]:
     reasons = [(gradients(variant), variant["ref"]) for variant in judged]
-    for reason, refs in grouped((ref, reason) for reason, ref in reasons if reason):
+    for reason, refs in text.grouped((ref, reason) for reason, ref in reasons if reason):
         yield Text(f"gradients: not judged ({reason}): {text.one_line(', '.join(refs))}")
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Final, Literal, TypedDict
+
+from verify.evidence.strict_json import Free, Integer, Number
+
+SCHEMA_VERSION: Final = 1
+
+# One error record, as `verify.sanitizers.records.Record` names its parts, without those that are
+# empty, and without all its words.
+Shown = dict[str, str | list[str]]
 
 
 class Planted(TypedDict):
     """A planted fault, or its correct twin, under one tool.  wanted: "caught", "clean" or "any";
-    holds: whether it came; record: the one that shows the fault, None if there is none."""
+    holds: whether it came; reasons: why it is inconclusive; record: the one that shows the fault,
+    null if there is none."""
 
     variant: str
     about: str
@@ -15,21 +24,32 @@ class Planted(TypedDict):
     wanted: str
     outcome: str
     holds: bool
-    record: dict[str, Any] | None
+    reasons: list[str]
+    record: Shown | None
+    seconds: Number
 
 
 class Process(TypedDict):
-    """One process under a tool.  total: records that count."""
+    """One process under a tool.  cases: how many it was given; total: records that count; records:
+    the first of them; exit_code: null if it had to be killed."""
 
-    total: int
-    seconds: float
+    cases: Integer
+    outcome: str
+    reasons: list[str]
+    total: Integer
+    records: list[Shown]
+    exit_code: Integer | None
+    seconds: Number
 
 
 class Tried(TypedDict):
     """One config and dtype of a variant under one tool.  cases: outcome by case id."""
 
     variant: str
+    family: str
     source_hash: str
+    config: str
+    dtype: str
     tool: str
     outcome: str
     cases: dict[str, str]
@@ -43,27 +63,29 @@ class Left(TypedDict):
     reason: str
 
 
-class Waiver(TypedDict):
-    """A record that is known to be false.  dead: nothing matched it."""
+class KnownFalse(TypedDict):
+    """A waiver: a record that is known to be false.  dead: nothing matched it."""
 
     tool: str
     kind: str
     kernel: str
+    words: str
     reason: str
     proof: str
     dead: bool
 
 
 class Account(TypedDict):
-    """One run of the sanitizer lane, as far as pages show it."""
+    """One run of the sanitizer lane.  whole: nothing was left out by an option."""
 
+    schema: Literal[1]
     run: str
-    device: dict[str, Any]
+    device: dict[str, Free]
     sanitizer: str
     tools: list[str]
     whole: bool
-    seconds: float
+    seconds: Number
     planted: list[Planted]
     tried: list[Tried]
     not_run: list[Left]
-    waivers: list[Waiver]
+    waivers: list[KnownFalse]

@@ -1,8 +1,8 @@
-"""The program inside the tool: one life of a cell, neither forked nor in an arena.
+"""The program that runs under the tool: a kernel process that is neither forked nor in an arena.
 
 `python -m verify.sanitizers.child SOCKET` connects to the judge's socket and answers like any other
-life, but that every run gets allocations of its own (`verify.cell.isolated_buffers`), and that each
-case is over, copies and all, before the next begins.
+kernel process.  But every run gets separate allocations (`verify.cell.isolated_buffers`), and each
+case with all its copies ends before the next begins.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import torch
 from torch import Tensor
 
 from verify.cell.arena import slots_from
-from verify.cell.child import Life, preload
-from verify.cell.isolated_buffers import Separate
+from verify.cell.child import KernelProcess, preload
+from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.launching import launch
 
 
-class SeparateLife(Life):
-    """A life whose buffers are allocations of their own."""
+class IsolatedKernelProcess(KernelProcess):
+    """A kernel process that puts every buffer in its own allocation."""
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         variant = self.variants[message["variant"]]
         device = message["device"]
-        separate = Separate(slots_from(message["slots"]), self.host, device)
+        buffers = IsolatedBuffers(slots_from(message["slots"]), self.host, device)
         try:
-            # It answers what a run asks of the arena's bytes: their device, and slices of them.
-            launch(variant, message, cast(Tensor, separate))
+            # A launch needs only the device and slices of the arena's bytes; both work here.
+            launch(variant, message, cast(Tensor, buffers))
         finally:
             try:
                 if device == "cuda":
                     torch.cuda.synchronize()
-                separate.restore()
+                buffers.restore()
             except RuntimeError:
                 self.poisoned = True
                 raise
@@ -48,7 +48,7 @@ def main() -> None:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.connect(sys.argv[1])
     preload()
-    SeparateLife(peer).serve()
+    IsolatedKernelProcess(peer).serve()
 
 
 if __name__ == "__main__":

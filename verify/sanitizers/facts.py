@@ -1,9 +1,9 @@
-"""Five facts about one sanitized process, and what they say together.
+"""Five facts about one sanitized process, and the judgement that follows from them.
 
-The exit code, the tool's own summary, the records in its XML, the replies of the program inside,
-and the outputs that its kernels wrote: a process is clean, or faulty, only where all five agree.
-Anything else is inconclusive, which is no pass: the tool may not have been there, may have died, or
-may have looked at nothing.
+The facts are the exit code, the tool's summary, the records in its XML, the replies of the program,
+and the outputs of its kernels.  A process is clean only if all five agree.  It is faulty if summary
+and records both show an error.  Anything else is inconclusive, which is no pass: the tool can have
+been missing, can have crashed, or can have checked nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from verify.sanitizers.tool import ERROR_EXIT, LOG, PRINT_LIMIT, XML
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What one case did inside the process: its reply's status, and what speaks against it, if
-    anything does.
+class CaseResult:
+    """The result of one case in the process.
 
-    Outputs are poison before a run; where every element was replaced, the kernel did run on the
-    device.
+    status: of its reply.  against: why its outputs do not prove a launch, or "".  Outputs hold
+    poison before a run: if every element was replaced, the kernel did run on the device.
     """
 
     case: str
@@ -40,9 +39,12 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiver:
-    """A record that is known to be false.  Records of that tool and kind that match count as none;
-    a waiver that matches nothing in a whole run is dead, and fails it.  kernel and words: regular
-    expressions, searched in the record's. proof: how it was shown that the tool is wrong."""
+    """A record that is known to be false.
+
+    Matching records of that tool and kind do not count.  A waiver that matches nothing in a
+    complete run is dead, and the run fails.  kernel, words: regular expressions that are searched
+    in the record's fields of these names.  proof: how it was shown that the tool is wrong.
+    """
 
     tool: str
     kind: str
@@ -52,7 +54,7 @@ class Waiver:
     proof: str
 
     def covers(self, record: Record) -> bool:
-        """Whether it is about that record; never about one with elements that nobody has read."""
+        """Whether the waiver matches the record; never if the record has unknown elements."""
         return (
             (self.tool, self.kind) == (record.tool, record.kind)
             and not record.unknown
@@ -66,28 +68,29 @@ WAIVERS: tuple[Waiver, ...] = ()
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of one process.  exit_code: None if it had to be killed; summary and records:
-    None if not understood.
+    """The facts about one process.
 
-    wanted: cases that it was given.  doubts: what could not be read, and the tool's own complaints.
+    exit_code: None if it had to be killed.  summary, records: None if they cannot be read.
+    expected_cases: the number of its cases.  doubts: what cannot be read, and the tool's
+    complaints.
     """
 
     tool: str
     exit_code: int | None
     summary: Summary | None
     records: tuple[Record, ...] | None
-    heard: tuple[Heard, ...]
-    wanted: int
+    results: tuple[CaseResult, ...]
+    expected_cases: int
     doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """outcome: "clean", "faulty" or "inconclusive"; reasons: why it is inconclusive, or what a
-    faulty process leaves in doubt.
+    """The judgement of one process.
 
-    records: those that no waiver covers.  total: how many errors the tool counted; waived: waivers
-    that were used.
+    outcome: "clean", "faulty" or "inconclusive".  reasons: why it is inconclusive, or doubts about
+    a faulty process.  records: those that no waiver covers.  total: errors and warnings that the
+    tool counted.  waived: the waivers that were used.
     """
 
     outcome: str
@@ -98,9 +101,9 @@ class Judgement:
 
 
 def collect(
-    tool: str, folder: Path, exit_code: int | None, heard: Sequence[Heard], wanted: int
+    tool: str, folder: Path, exit_code: int | None, results: Sequence[CaseResult], expected: int
 ) -> Facts:
-    """Read what a process left in its folder."""
+    """Read the tool's files in a process's folder."""
     doubts: list[str] = []
     texts: dict[str, str] = {}
     for name in (LOG, XML):
@@ -126,19 +129,19 @@ def collect(
         exit_code=exit_code,
         summary=summary,
         records=records,
-        heard=tuple(heard),
-        wanted=wanted,
+        results=tuple(results),
+        expected_cases=expected,
         doubts=tuple(doubts),
     )
 
 
 def judge(facts: Facts, waivers: Sequence[Waiver] = WAIVERS) -> Judgement:
-    """What the facts say together."""
+    """The judgement that follows from the facts."""
     doubts = list(facts.doubts)
     if facts.summary is None or facts.records is None:
-        return Judgement("inconclusive", tuple(doubts) or ("nothing of it could be read",))
+        return Judgement("inconclusive", tuple(doubts) or ("the tool left nothing readable",))
     used = [waiver for waiver in waivers if any(waiver.covers(record) for record in facts.records)]
-    left = tuple(
+    uncovered = tuple(
         record for record in facts.records if not any(waiver.covers(record) for waiver in used)
     )
     if (
@@ -153,41 +156,42 @@ def judge(facts: Facts, waivers: Sequence[Waiver] = WAIVERS) -> Judgement:
             f"it ended with {_code(facts.exit_code)}; the summary counts {facts.summary.errors}"
             " errors"
         )
-    if left and facts.summary.total:
-        # Whatever else is in doubt, the tool has shown a fault in two ways.
-        return Judgement("faulty", tuple(doubts), left, facts.summary.total, tuple(used))
+    if uncovered and facts.summary.total:
+        # In spite of other doubts: both the summary and the records show a fault.
+        return Judgement("faulty", tuple(doubts), uncovered, facts.summary.total, tuple(used))
     if used and facts.summary.total > len(facts.records):
         doubts.append(
             f"{facts.summary.total - len(facts.records)} errors beyond the print limit cannot be"
             " waived unseen"
         )
-    doubts += _unheard(facts)
+    doubts += _case_doubts(facts)
     if doubts:
-        return Judgement("inconclusive", tuple(doubts), left, facts.summary.total, tuple(used))
+        return Judgement("inconclusive", tuple(doubts), uncovered, facts.summary.total, tuple(used))
     return Judgement("clean", (), (), 0, tuple(used))
 
 
 def _exit_agrees(facts: Facts) -> bool:
-    """0 without errors, warnings aside; ERROR_EXIT with some."""
+    """Whether the exit code agrees with the summary: 0 without errors, else ERROR_EXIT; warnings do
+    not count."""
     assert facts.summary is not None
     return facts.exit_code == (ERROR_EXIT if facts.summary.errors else 0)
 
 
-def _unheard(facts: Facts) -> list[str]:
-    """What the program inside says against a clean process."""
-    if facts.wanted < 1:
-        return ["it was given no case"]
-    found = (
+def _case_doubts(facts: Facts) -> list[str]:
+    """Reasons from the cases' results why the process is not clean."""
+    if facts.expected_cases < 1:
+        return ["it had no case to run"]
+    doubts = (
         []
-        if len(facts.heard) == facts.wanted
-        else [f"{len(facts.heard)} of {facts.wanted} cases were heard"]
+        if len(facts.results) == facts.expected_cases
+        else [f"{len(facts.results)} of {facts.expected_cases} cases were run"]
     )
-    for heard in facts.heard:
-        if heard.status != "ok":
-            found.append(f"{heard.case}: {heard.status}: {heard.against}")
-        elif heard.against:
-            found.append(f"{heard.case}: its outputs do not prove a launch: {heard.against}")
-    return found
+    for result in facts.results:
+        if result.status != "ok":
+            doubts.append(f"{result.case}: {result.status}: {result.against}")
+        elif result.against:
+            doubts.append(f"{result.case}: its outputs do not prove a launch: {result.against}")
+    return doubts
 
 
 def _code(code: int | None) -> str:

@@ -1,5 +1,4 @@
-"""The lane: planted faults first, then every variant that runs here under every tool, and verdicts
-of what came of it."""
+"""The sanitizer lane: runs planted faults, then every variant, under every tool; and verdicts."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 GROUP = "sanitizer"
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 
 
 @dataclass(frozen=True)
-class Trialled:
-    """A planted fault under one tool: what is wanted, and the session."""
+class PlantedSession:
+    """A planted fault, and its session under one tool."""
 
     fault: PlantedFault
     session: Session
@@ -40,11 +39,11 @@ class Trialled:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A subject under one tool.  sessions: the one of all its cases, then those alone, if there
-    were any.
+class TriedSubject:
+    """A subject under one tool.
 
-    outcomes: "clean", "faulty", "inconclusive" or "failed" (in a plain cell already) by case.
+    sessions: first one with all its cases, then one for each case if that was necessary.
+    outcomes: case id -> "clean", "faulty", "inconclusive" or "failed" (already in a plain cell).
     """
 
     subject: Subject
@@ -54,7 +53,7 @@ class Tried:
 
     @property
     def outcome(self) -> str:
-        """The worst of its cases."""
+        """The worst outcome of its cases."""
         order = ("failed", "faulty", "inconclusive", "clean")
         return min(self.outcomes.values(), key=order.index, default="inconclusive")
 
@@ -69,8 +68,10 @@ class Tried:
 
 @dataclass
 class Lane:
-    """Runs sessions side by side, `workers` at a time, and records verdicts.  `done` is called
-    after each session."""
+    """Runs sessions in parallel and records verdicts.
+
+    workers: sessions at the same time.  done: called after each session.
+    """
 
     booth: Booth
     recorder: Recorder
@@ -85,9 +86,9 @@ class Lane:
 
     # Planted faults.
 
-    def plant(self, faults: tuple[PlantedFault, ...]) -> list[Trialled]:
-        """Try every planted fault under every tool; raises InfrastructureError if one cannot be
-        tried."""
+    def plant(self, faults: tuple[PlantedFault, ...]) -> list[PlantedSession]:
+        """Run every planted fault under every tool.  Raises InfrastructureError if one
+        cannot run."""
         subjects = _planted_subjects(faults)
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
@@ -97,15 +98,15 @@ class Lane:
                 for fault in faults
                 for tool in self.tools
             }
-            found = [Trialled(fault, session) for fault, session in _results(futures)]
+            planted = [PlantedSession(fault, session) for fault, session in _results(futures)]
         return sorted(
-            found, key=lambda t: (faults.index(t.fault), self.tools.index(t.session.tool))
+            planted, key=lambda t: (faults.index(t.fault), self.tools.index(t.session.tool))
         )
 
-    # Kernels on trial.
+    # Kernels.
 
-    def try_all(self, subjects: Iterable[Subject], environment: Environment) -> list[Tried]:
-        """Try subjects under every tool, each rehearsed in a plain cell before; in their order."""
+    def try_all(self, subjects: Iterable[Subject], environment: Environment) -> list[TriedSubject]:
+        """Run each subject in a plain cell, then under every tool; results in their order."""
         fork_server = ForkServer(environment)
         try:
             with ThreadPoolExecutor(self.workers) as pool:
@@ -113,12 +114,12 @@ class Lane:
                     pool.submit(self._try, number, subject, fork_server): number
                     for number, subject in enumerate(subjects)
                 }
-                found = dict(_results(futures))
+                by_number = dict(_results(futures))
         finally:
             fork_server.close()
-        return [tried for number in sorted(found) for tried in found[number]]
+        return [tried for number in sorted(by_number) for tried in by_number[number]]
 
-    def _try(self, number: int, subject: Subject, fork_server: ForkServer) -> list[Tried]:
+    def _try(self, number: int, subject: Subject, fork_server: ForkServer) -> list[TriedSubject]:
         for case in subject.cases:
             self.recorder.begin(case.id, "generate", case.variant)
         cell = Cell(fork_server)
@@ -130,43 +131,43 @@ class Lane:
             if case.id in failing:
                 finding = failing[case.id].finding
                 assert finding is not None
-                found = replace(
+                moved = replace(
                     finding, message=f"without a sanitizer: {finding.message}", replay=_replay(case)
                 )
-                self._record(subject, case, finding.oracle, found, 0.0)
+                self._record(subject, case, finding.oracle, moved, 0.0)
         sane = replace(
             subject, cases=tuple(case for case in subject.cases if case.id not in failing)
         )
         return [self._under(tool, f"{number}", subject, sane) for tool in self.tools]
 
-    def _under(self, tool: str, name: str, subject: Subject, sane: Subject) -> Tried:
+    def _under(self, tool: str, name: str, subject: Subject, sane: Subject) -> TriedSubject:
         outcomes = {case.id: "failed" for case in subject.cases}
         if not sane.cases:
-            return Tried(subject, tool, (), outcomes)
+            return TriedSubject(subject, tool, (), outcomes)
         first = self._session(tool, sane, name)
         sessions = [first]
         judgements = {case.id: first.judgement for case in sane.cases}
         if first.judgement.outcome != "clean" and len(sane.cases) > 1:
-            # Whose record it was shows when every case runs in a process of its own.
+            # Run every case in a separate process, to find the case that causes the record.
             for position, case in enumerate(sane.cases):
                 sessions.append(self._session(tool, sane.alone(case), f"{name}-{position}"))
                 judgements[case.id] = sessions[-1].judgement
             if first.judgement.outcome == "faulty" and all(
                 j.outcome == "clean" for j in judgements.values()
             ):
-                blamed = _first_unheard(first, sane)
+                blamed = _first_unanswered(first, sane)
                 judgements[blamed.id] = first.judgement
         for case in sane.cases:
             judgement = judgements[case.id]
             outcomes[case.id] = judgement.outcome
-            together = judgement is first.judgement and len(sane.cases) > 1
+            shared = judgement is first.judgement and len(sane.cases) > 1
             finding = (
                 None
                 if judgement.outcome == "clean"
-                else _finding(tool, case, sane, judgement, together=together)
+                else _finding(tool, case, sane, judgement, shared=shared)
             )
             self._record(subject, case, tool, finding, first.seconds / len(sane.cases))
-        return Tried(subject, tool, tuple(sessions), outcomes)
+        return TriedSubject(subject, tool, tuple(sessions), outcomes)
 
     def _session(self, tool: str, subject: Subject, name: str) -> Session:
         number = self._free.get()
@@ -198,21 +199,21 @@ class Lane:
         self.recorder.write(verdict)
 
 
-def few(workers: str) -> int:
-    """How many processes at a time: "auto" is one for every two cores, MOST_WORKERS at most."""
+def worker_count(workers: str) -> int:
+    """The number of parallel processes: "auto" is one per two cores, at most MAX_WORKERS."""
     if workers != "auto":
         return max(1, int(workers))
-    return max(1, min(MOST_WORKERS, cores() // 2))
+    return max(1, min(MAX_WORKERS, cores() // 2))
 
 
-def dead(waivers: Sequence[Waiver], tried: Sequence[Tried]) -> list[Waiver]:
-    """Waivers that covered no record of the whole run."""
+def unused(waivers: Sequence[Waiver], tried: Sequence[TriedSubject]) -> list[Waiver]:
+    """Waivers that covered no record of the run."""
     used = {waiver for t in tried for session in t.sessions for waiver in session.judgement.waived}
     return [waiver for waiver in waivers if waiver not in used]
 
 
 def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
-    found = {}
+    subjects = {}
     loaded = roster(sorted({fault.file for fault in faults}))
     for failure in loaded.failures:
         raise InfrastructureError(f"{failure.ref} does not load: {failure.message}")
@@ -225,21 +226,23 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
             raise InfrastructureError(f"{fault.variant} cannot run here: {declaration.unavailable}")
         problem = planted_problem(declaration)
         case = Case(declaration.ref, declaration.configs[0].name, GROUP, problem)
-        found[fault.variant] = Subject(declaration, declaration.configs[0], problem.dtype, (case,))
-    return found
+        subjects[fault.variant] = Subject(
+            declaration, declaration.configs[0], problem.dtype, (case,)
+        )
+    return subjects
 
 
-def _first_unheard(session: Session, subject: Subject) -> Case:
-    """The case at which a process stopped answering, else its last."""
-    fine = {heard.case for heard in session.facts.heard if heard.status == "ok"}
-    return next((case for case in subject.cases if case.id not in fine), subject.cases[-1])
+def _first_unanswered(session: Session, subject: Subject) -> Case:
+    """The first case without a good reply, or else the last case."""
+    answered = {result.case for result in session.facts.results if result.status == "ok"}
+    return next((case for case in subject.cases if case.id not in answered), subject.cases[-1])
 
 
 def _finding(
-    tool: str, case: Case, subject: Subject, judgement: Judgement, *, together: bool
+    tool: str, case: Case, subject: Subject, judgement: Judgement, *, shared: bool
 ) -> Finding:
-    """What a judgement holds against a case; together: it is known only that one of the subject's
-    cases did it."""
+    """The finding of a judgement against a case.  shared: one of the subject's cases caused it, but
+    it is unknown which."""
     doubts = "; ".join(judgement.reasons)
     replay = _replay(case, tool)
     if judgement.outcome == "inconclusive":
@@ -247,11 +250,11 @@ def _finding(
             oracle=tool,
             message=f"inconclusive: {doubts}",
             got="facts that disagree",
-            bound="five that agree",
+            bound="five facts that agree",
             replay=replay,
         )
     record = judgement.records[0]
-    note = f" (only where {len(subject.cases)} cases run in one process)" if together else ""
+    note = f" (only where {len(subject.cases)} cases run in one process)" if shared else ""
     note += f" (in doubt: {doubts})" if doubts else ""
     return Finding(
         oracle=tool,
@@ -263,7 +266,7 @@ def _finding(
         where=record.place,
         count=judgement.total,
         replay=f"python -m verify sanitize --variant {shlex.quote(case.variant)} --tool {tool}"
-        if together
+        if shared
         else replay,
     )
 
@@ -275,8 +278,8 @@ def _replay(case: Case, tool: str = "") -> str:
 
 
 def _results(futures: dict[Future[R], K]) -> list[tuple[K, R]]:
-    """What the futures give, in no fixed order; if one raises, those that have not begun never
-    do."""
+    """The futures' results, in no fixed order.  If one raises, those that have not begun are
+    cancelled."""
     try:
         return [(futures[future], future.result()) for future in as_completed(futures)]
     except BaseException:

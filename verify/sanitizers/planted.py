@@ -1,9 +1,7 @@
-"""Planted faults: kernels that are known to be wrong, and twins that are known to be right, tried
-in every run.
+"""Planted faults: kernels that are known to be wrong, and correct twins, tried in every run.
 
-They go the same way as the kernels on trial: the same program, tool, options and reading of what it
-leaves.  A run in which a tool misses a fault that it must catch, or speaks against a twin, proves
-nothing about anything else.
+They are treated exactly like other kernels: the same program, tool, options and reading of its
+files.  If a tool misses a fault that it must catch, or convicts a twin, its run proves nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +21,12 @@ FOLDER = ROOT / "tests" / "planted"
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedFault:
-    """One planted kernel: `variant` of `file`.  caught_by: the tools that must catch it; none: a
-    twin, which every tool must find clean.  shows: a regular expression for each thing that a
-    record of it says, in whatever element and case."""
+    """One planted kernel: `variant` of `file`.
+
+    caught_by: the tools that must catch it; () for a twin, which must be clean under every tool.
+    shows: regular expressions that a record of this fault matches, anywhere in its text and
+    ignoring case.
+    """
 
     variant: str
     file: Path
@@ -38,12 +39,11 @@ class PlantedFault:
         return not self.caught_by
 
     def wanted(self, tool: str) -> str:
-        """What a judgement must say: "caught", "clean", or "any" where nothing is asked of that
-        tool."""
+        """The required result: "caught", "clean", or "any" if nothing is required of that tool."""
         return "clean" if self.twin else "caught" if tool in self.caught_by else "any"
 
     def shown_by(self, judgement: Judgement) -> Record | None:
-        """The record that shows this very fault, if there is one."""
+        """The record that shows this fault, if there is one."""
         fitting = (
             record
             for record in judgement.records
@@ -55,7 +55,7 @@ class PlantedFault:
         return next(fitting, None) if judgement.outcome == "faulty" else None
 
     def holds(self, tool: str, judgement: Judgement) -> bool:
-        """Whether the tool did with it what is wanted."""
+        """Whether the judgement is the required one."""
         wanted = self.wanted(tool)
         if wanted == "caught":
             return self.shown_by(judgement) is not None

@@ -1,9 +1,8 @@
-"""A sanitized process: a cell whose one life is started under the tool, and which ends so that the
-tool can speak.
+"""A sanitized process: a cell whose only kernel process runs under the tool.
 
-Its life is not forked from a fork server that has torch loaded: the tool puts its own library in
-front of CUDA when a program starts.  It serves as many cases as it survives; what it did not
-survive is for a fresh process.
+The process is not forked from a fork server, since the tool inserts its library before CUDA when a
+program starts.  It runs cases until one ends it; the remaining cases need a fresh process.  At the
+end the tool writes its records.
 """
 
 from __future__ import annotations
@@ -32,27 +31,26 @@ _SLOWER = 5.0  # what a request may take, relative to a plain cell
 
 
 class Ended(Exception):  # noqa: N818 - the process's end, not an error of ours
-    """The process is over; it has no second life."""
+    """The process has ended; a sanitized cell starts no second one."""
 
 
 def sanitized(environment: Environment) -> Environment:
-    """That environment as a sanitizer needs it: without torch's cache of allocations, and with
-    patience."""
+    """The environment for a sanitizer: without torch's cache of allocations, and with longer
+    deadlines."""
     variables = (*environment.variables, ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))
     return replace(environment, variables=variables, patience=environment.patience * _SLOWER)
 
 
 class _Wrapped(ForkServer):
-    """Where a cell gets its life from: a new program behind a command's first words."""
+    """Starts a cell's kernel process as a new program under a tool's command line."""
 
     def __init__(self, environment: Environment, prefix: Sequence[str]) -> None:
         super().__init__(environment)
         self._prefix = tuple(prefix)
 
     def fork(self, log: int) -> tuple[socket.socket, int]:
-        """Start it; raises InfrastructureError if it does not connect."""
-        # A socket with a name: whether a tool hands descriptors on to the program is its own
-        # affair.
+        """Start the program.  Raises InfrastructureError if it does not connect."""
+        # The socket has a name because a tool need not pass descriptors to the program.
         folder = tempfile.mkdtemp(prefix="verify-")
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -96,7 +94,7 @@ class _Wrapped(ForkServer):
         )
 
     def reap(self, pid: int, grace: float = _GRACE) -> int | None:
-        """Wait for the end and return the exit status; None if it had to be killed."""
+        """Wait for the end and return the exit status; None if the process had to be killed."""
         assert self._process is not None
         status: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -108,34 +106,34 @@ class _Wrapped(ForkServer):
 
 
 class SanitizedCell(Cell):
-    """A cell with one life, under a tool."""
+    """A cell with one kernel process, under a tool."""
 
     def __init__(self, environment: Environment, prefix: Sequence[str]) -> None:
         super().__init__(_Wrapped(sanitized(environment), prefix))
         self.exit_code: int | None = None
 
     def finish(self) -> int | None:
-        """End the program in order; returns the tool's exit code, or None if it had to be
+        """End the program normally; returns the tool's exit code, or None if it had to be
         killed."""
-        self._end_life()
+        self._end_process()
         return self.exit_code
 
     @property
-    def words(self) -> str:
-        """The last of what the program wrote to its standard output and error."""
+    def output(self) -> str:
+        """The end of the program's standard output and error."""
         self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
         return visible(self._log.read().decode(errors="replace")).strip()
 
-    def _ensure_life(self) -> None:
-        if self._life is not None and select.select([self._life], [], [], 0)[0]:
-            self._end_life()
-        if self._life is None and self.lives:
+    def _ensure_process(self) -> None:
+        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self._end_process()
+        if self._socket is None and self.process_number:
             raise Ended
-        super()._ensure_life()
+        super()._ensure_process()
 
-    def _end_life(self) -> int | None:
-        if self._life is not None:
-            self._life.close()
-            self._life = None
+    def _end_process(self) -> int | None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
             self.exit_code = self._fork_server.reap(self._pid)
         return self.exit_code

@@ -1,5 +1,4 @@
-"""The lane's own report: what was planted and caught, tried and found, as JSON, a page and
-tables."""
+"""The sanitizers' report as JSON, as a page and as tables: planted faults, kernels, records."""
 
 from __future__ import annotations
 
@@ -8,31 +7,32 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column, Table
+from rich.table import Table
 
-from verify.evidence.strict_json import decode
-from verify.sanitizers import account as written
-from verify.sanitizers import page
+from verify.document import terminal
+from verify.sanitizers import account, page
+from verify.sanitizers.account import SCHEMA_VERSION, Account, KnownFalse, Planted, Shown
 from verify.sanitizers.facts import Waiver
-from verify.sanitizers.lane import Trialled, Tried
+from verify.sanitizers.lane import PlantedSession, TriedSubject
 from verify.sanitizers.records import Record
 
-SCHEMA_VERSION = 1
 _MOST_RECORDS = 20  # of one session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
-    """A run, told.  whole: nothing was left out by an option; not_run: variant and reason; dead:
-    waivers without use."""
+class LaneRun:
+    """What a run of the sanitizers did.
+
+    whole: no option left anything out.  not_run: (variant, reason).  dead: unused waivers.
+    """
 
     run: str
     device: dict[str, Any]
     sanitizer: str
     tools: tuple[str, ...]
     whole: bool
-    planted: tuple[Trialled, ...]
-    tried: tuple[Tried, ...] = ()
+    planted: tuple[PlantedSession, ...]
+    tried: tuple[TriedSubject, ...] = ()
     not_run: tuple[tuple[str, str], ...] = ()
     waivers: tuple[Waiver, ...] = ()
     dead: tuple[Waiver, ...] = ()
@@ -40,71 +40,45 @@ class Account:
 
     @property
     def alive(self) -> bool:
-        """Whether every tool caught what it must, and nothing else."""
-        return bool(self.planted) and all(trialled.holds for trialled in self.planted)
+        """Whether every tool gave the required result for every planted kernel."""
+        return bool(self.planted) and all(planted.holds for planted in self.planted)
 
 
-def as_data(account: Account) -> dict[str, Any]:
-    """The account as JSON-ready data."""
+def told(run: LaneRun) -> Account:
+    """The run as sanitizer.json tells it."""
     return {
         "schema": SCHEMA_VERSION,
-        "run": account.run,
-        "device": account.device,
-        "sanitizer": account.sanitizer,
-        "tools": list(account.tools),
-        "whole": account.whole,
-        "seconds": round(account.seconds, 1),
-        "planted": [_planted(trialled) for trialled in account.planted],
-        "tried": [_tried(tried) for tried in account.tried],
-        "not_run": [{"variant": variant, "reason": reason} for variant, reason in account.not_run],
-        "waivers": [
-            asdict(waiver) | {"dead": waiver in account.dead} for waiver in account.waivers
-        ],
+        "run": run.run,
+        "device": run.device,
+        "sanitizer": run.sanitizer,
+        "tools": list(run.tools),
+        "whole": run.whole,
+        "seconds": round(run.seconds, 1),
+        "planted": [_planted(planted) for planted in run.planted],
+        "tried": [_tried(tried) for tried in run.tried],
+        "not_run": [{"variant": variant, "reason": reason} for variant, reason in run.not_run],
+        "waivers": [_waiver(waiver, waiver in run.dead) for waiver in run.waivers],
     }
 
 
-def as_read(data: dict[str, Any]) -> written.Account:
-    """The data as whoever reads sanitizer.json has it."""
-    return decode(written.Account, data)
-
-
-def write(account: Account, folder: Path) -> list[Path]:
+def write(run: LaneRun, folder: Path) -> list[Path]:
     """Write sanitizer.json and sanitizer.md; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "sanitizer.json", folder / "sanitizer.md"]
-    data = as_data(account)
+    data = told(run)
     paths[0].write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    paths[1].write_text(page.markdown(as_read(data)), encoding="utf-8")
+    paths[1].write_text(page.markdown(data), encoding="utf-8")
     return paths
 
 
-def table(account: Account) -> Table:
-    """One line per variant and tool."""
-    shown = Table(
-        Column("variant", overflow="fold"),
-        "tool",
-        "processes",
-        "cases",
-        "records",
-        "seconds",
-        "verdict",
-    )
-    for row in page.rows(as_read(as_data(account))["tried"]):
-        colour = "green" if row[-1] == "clean" else "bold red"
-        shown.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]")
-    return shown
+def tables(run: LaneRun) -> tuple[Table, Table]:
+    """Of the planted kernels, with one column per tool; of the kernels on trial."""
+    data = told(run)
+    return terminal.render(page.planted(data)), terminal.render(page.kernels(data["tried"]))
 
 
-def planted_table(account: Account) -> Table:
-    """One line per planted kernel, one column per tool."""
-    shown = Table("planted", "what", *account.tools)
-    for row in page.matrix(as_read(as_data(account))):
-        shown.add_row(*row)
-    return shown
-
-
-def _planted(trialled: Trialled) -> dict[str, Any]:
-    fault, session = trialled.fault, trialled.session
+def _planted(planted: PlantedSession) -> Planted:
+    fault, session = planted.fault, planted.session
     record = fault.shown_by(session.judgement)
     return {
         "variant": fault.variant,
@@ -112,14 +86,14 @@ def _planted(trialled: Trialled) -> dict[str, Any]:
         "tool": session.tool,
         "wanted": fault.wanted(session.tool),
         "outcome": session.judgement.outcome,
-        "holds": trialled.holds,
+        "holds": planted.holds,
         "reasons": list(session.judgement.reasons),
         "record": None if record is None else _record(record),
         "seconds": round(session.seconds, 1),
     }
 
 
-def _tried(tried: Tried) -> dict[str, Any]:
+def _tried(tried: TriedSubject) -> account.Tried:
     return {
         "variant": tried.subject.declaration.ref,
         "family": tried.subject.declaration.family,
@@ -146,5 +120,17 @@ def _tried(tried: Tried) -> dict[str, Any]:
     }
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _waiver(waiver: Waiver, dead: bool) -> KnownFalse:
+    return {
+        "tool": waiver.tool,
+        "kind": waiver.kind,
+        "kernel": waiver.kernel,
+        "words": waiver.words,
+        "reason": waiver.reason,
+        "proof": waiver.proof,
+        "dead": dead,
+    }
+
+
+def _record(record: Record) -> Shown:
     return {name: value for name, value in asdict(record).items() if value and name != "words"}

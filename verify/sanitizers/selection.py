@@ -1,10 +1,9 @@
-"""Selection: a handful of small problems for each variant, config and dtype, chosen among many that
-are drawn.
+"""Selection: a few small problems for each variant, config and dtype, out of many drawn ones.
 
-Small, because a tool makes a kernel ten to a hundred times slower; chosen, because what a tool can
-find lies at edges: more KV tiles than the pipeline has stages, ragged tails, grouped heads, empty
-rows, unequal lengths, strided memory, and a full pipeline in as many as possible of the builds that
-the variant compiles (head-dim bucket, mask kind, alignment).
+They are small because a tool makes a kernel ten to a hundred times slower.  They are selected
+because tools find errors at edges: more KV tiles than pipeline stages, ragged tails, grouped heads,
+empty rows, unequal lengths, strided memory, and a full pipeline in as many builds of the variant as
+possible (head-dim bucket, mask kind, alignment).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from verify.problem.sampling import draws
 from verify.problem.strategies import Limits
 from verify.variant import Config, Declaration
 
-MOST = 8
+MAX_PROBLEMS = 8
 _QUICK = 4
 _DRAWS = 500
-_TILE, _STAGES = 64, 2  # where a config does not say
+_TILE, _STAGES = 64, 2  # if a config does not declare them
 _EDGES = (
     "ragged_tail",
     "seqlen_q<seqlen_kv",
@@ -37,13 +36,15 @@ _EDGES = (
 def select(
     declaration: Declaration, config: Config, dtype: str, *, quick: bool = False
 ) -> tuple[Problem, ...]:
-    """Problems that together fill as many edges as MOST of them can, the smaller ones preferred;
-    always the same ones."""
+    """At most MAX_PROBLEMS problems that fill as many edges as possible, by a greedy selection.
+
+    Smaller problems are preferred.  The result is deterministic.
+    """
     drawn = _drawn(declaration, dtype)
     edges = {problem.name: _edges(declaration, config, problem) for problem in drawn}
     missing = set().union(*edges.values())
-    chosen: list[Problem] = []
-    while missing and len(chosen) < (_QUICK if quick else MOST):
+    selected: list[Problem] = []
+    while missing and len(selected) < (_QUICK if quick else MAX_PROBLEMS):
         best = max(
             drawn,
             key=lambda p: (
@@ -54,38 +55,37 @@ def select(
         )
         if not edges[best.name] & missing:
             break
-        chosen.append(best)
+        selected.append(best)
         missing -= edges[best.name]
-    return tuple(chosen)
+    return tuple(selected)
 
 
 def deep(config: Config) -> int:
-    """Keys that fill two tiles more than the pipeline has stages, the last one partly."""
+    """A number of keys for two tiles more than the pipeline has stages, the last one partial."""
     return ((config.num_stages or _STAGES) + 1) * (config.block_n or _TILE) + 1
 
 
 def _edges(declaration: Declaration, config: Config, problem: Problem) -> frozenset[str]:
     filled = coverage_bins(problem, config)
-    found = {name for name in filled if name in _EDGES} | {
+    edges = {name for name in filled if name in _EDGES} | {
         f"descaling {problem.descaling}",
         f"dtype_out {problem.dtype_out}",
     }
     if problem.seqlen_q > 2 * (config.block_m or _TILE):
-        found.add("query_tiles>=3")  # what a backward walks over
+        edges.add("query_tiles>=3")  # a backward iterates over query tiles
     if problem.seqlen_kv < deep(config):
-        return frozenset(found)
-    # Every build counts only with a full pipeline: one is chosen by head-dim bucket, mask kind and
-    # alignment.
-    found |= {"deep", "deep misaligned" if "misaligned" in filled else "deep aligned"}
-    found |= {f"deep {name}" for name in filled if name.startswith("mask:")}
+        return frozenset(edges)
+    # A build counts only with a full pipeline.  Head-dim bucket, mask kind and alignment select it.
+    edges |= {"deep", "deep misaligned" if "misaligned" in filled else "deep aligned"}
+    edges |= {f"deep {name}" for name in filled if name.startswith("mask:")}
     widest = max(problem.head_dim, problem.head_dim_v)
     bucket = min((b for b in declaration.head_dim_buckets if b >= widest), default=None)
-    return frozenset(found | ({f"deep head_dim<={bucket}"} if bucket is not None else set()))
+    return frozenset(edges | ({f"deep head_dim<={bucket}"} if bucket is not None else set()))
 
 
 @cache
 def _drawn(declaration: Declaration, dtype: str) -> Sequence[Problem]:
-    """Problems out of the variant's own support, none too small to need a launch."""
+    """Problems in the variant's support, each with at least one row and one key."""
     longest = max(max(deep(c), 2 * (c.block_m or _TILE)) for c in declaration.configs) + 45
     limits = Limits(
         seqlen=longest,

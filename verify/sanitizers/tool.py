@@ -1,4 +1,4 @@
-"""compute-sanitizer itself: where it is, what it is asked, and what it leaves."""
+"""compute-sanitizer: its path, its command line and the names of its files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck")
-ERROR_EXIT = 86  # what the tool ends with if it found errors in a program that itself ended with 0
-PRINT_LIMIT = 200  # records kept of one process; the summary counts the rest
-# seconds until a program must have begun with CUDA; importing torch on a busy machine takes its
-# time
-_PATIENCE = 600
-# the tool's socket names carry port numbers: its own range for each of several at once
-_PORTS, _FIRST_PORT = 16, 49152
+ERROR_EXIT = 86  # the tool's exit code if it found errors in a program that ended with 0
+PRINT_LIMIT = 200  # records printed for one process; the summary counts all
+_PATIENCE = 600  # seconds until a program must use CUDA: importing torch can take long
+_PORTS, _FIRST_PORT = 16, 49152  # port numbers for the sockets of each parallel tool
 
 
 @dataclass(frozen=True)
@@ -27,8 +24,8 @@ class Sanitizer:
     version: str
 
     def command(self, tool: str, folder: Path, lane: int) -> list[str]:
-        """The words before a program's own.  `lane` numbers the tools that run at the same time."""
-        words = [
+        """The command line to put before a program's.  lane: a number for each parallel tool."""
+        arguments = [
             self.executable,
             "--tool",
             tool,
@@ -38,7 +35,7 @@ class Sanitizer:
             "--log-file",
             str(folder / LOG),
         ]
-        words += [
+        arguments += [
             "--error-exitcode",
             str(ERROR_EXIT),
             "--print-limit",
@@ -46,26 +43,26 @@ class Sanitizer:
             "--show-backtrace",
             "device",
         ]
-        # The root process alone launches kernels; what Triton or torch may start beside it
-        # (ldconfig, a compiler) is not tried.
-        words += [
+        # Only the root process launches kernels.  Processes that Triton or torch start (ldconfig, a
+        # compiler) are not checked.
+        arguments += [
             "--target-processes",
             "application-only",
             "--port",
             str(_FIRST_PORT + _PORTS * lane),
         ]
-        words += ["--launch-timeout", str(_PATIENCE)]
-        # A failing CUDA call raises in the child, or leaves poison in an output; the tool would
-        # also report harmless probing.
-        return words + (["--report-api-errors", "no"] if tool == "memcheck" else [])
+        arguments += ["--launch-timeout", str(_PATIENCE)]
+        # A failing CUDA call raises in the child, or leaves poison in an output.  With this option
+        # the tool would also report harmless failing calls.
+        return arguments + (["--report-api-errors", "no"] if tool == "memcheck" else [])
 
 
-XML, LOG, WORDS = "records.xml", "tool.log", "child.log"
+XML, LOG, OUTPUT = "records.xml", "tool.log", "child.log"
 
 
 def find() -> Sanitizer | None:
     """The compute-sanitizer of this machine (PATH, then CUDA_HOME, then /usr/local/cuda), or None
-    if none answers."""
+    if there is none that works."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     places = os.pathsep.join(
         [os.environ.get("PATH", ""), *(str(Path(home) / "bin") for home in homes if home)]
@@ -74,10 +71,10 @@ def find() -> Sanitizer | None:
     if executable is None:
         return None
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [executable, "--version"], capture_output=True, text=True, timeout=60, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    version = re.search(r"Version ([\d.]+)", said)
+    version = re.search(r"Version ([\d.]+)", output)
     return Sanitizer(executable, version[1]) if version else None

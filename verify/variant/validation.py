@@ -138,6 +138,17 @@ def some_of(*words: str, least: int = 0) -> Check:
     return checked
 
 
+def matching(expression: str, what: str) -> Check:
+    """A text of that form."""
+
+    def checked(value: object) -> object:
+        if not isinstance(value, str) or not re.fullmatch(expression, value, re.ASCII):
+            raise ValueError(f"{shown(value)} is no {what}")
+        return value
+
+    return checked
+
+
 def flag(value: object) -> object:
     """True or False."""
     if not isinstance(value, bool):
@@ -374,6 +385,13 @@ RULES: dict[str, dict[str, Check]] = {
         "atomics": some_of("dq", "dk", "dv"),
         "atomics_dtype": _kept,
         "roundings": _roundings,
+    },
+    "witness": {
+        "case": matching(r"[\x21-\x7e]+:[^:\s]+:[^:\s]+:[^\s]+", "case id"),
+        "tensor": one_of("out", "lse", "dq", "dk", "dv"),
+        "r": number(0, 1e300),
+        "device": matching(r"[\w ()@.,+/-]{1,80}", "device's name"),
+        "date": matching(r"\d{4}-\d{2}-\d{2}", "date, as 2026-11-22"),
     },
     "contract": {
         "lse": one_of("natural", "base2", None),

@@ -60,7 +60,6 @@ class Variant(Declared, path="variant"):
     builds: Callable[[str], Sequence[Build]] | None = None
     compilable: Callable[[], str | None] | None = None
     head_dim_buckets: tuple[int, ...] = ()
-    witness: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -182,6 +181,5 @@ class Variant(Declared, path="variant"):
             "compiles": self.builds is not None,
             "uncompilable": self.compilable() if self.compilable is not None else None,
             "head_dim_buckets": list(self.head_dim_buckets),
-            "witness": list(self.witness),
             "unavailable": self.available() if self.available is not None else None,
         }

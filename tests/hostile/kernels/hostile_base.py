@@ -46,7 +46,7 @@ def declare(name, forward, **more):
 
 
 def sockets():
-    """Descriptors of this process's sockets: the wire to the judge."""
+    """Descriptors of this process's sockets, which lead to the judge."""
     found = []
     for fd in map(int, os.listdir("/proc/self/fd")):
         try:

@@ -1,6 +1,6 @@
 """Calls its workspace by a name that a terminal obeys.
 
-Must: fail execution: is no name
+Must: fail execution: is not a name
 """
 
 from hostile_base import declare, right

@@ -50,7 +50,7 @@ def test_an_architecture_from_outside_is_known_everywhere(outside: Arch) -> None
     )
     # Probes and declarations know its instructions.
     assert all(
-        (one.not_on("sm_130a") is None) == (one.kind == "mma.sync")
+        (one.unsupported_on("sm_130a") is None) == (one.kind == "mma.sync")
         for one in PROBED
         if one.capability <= (13, 0)
     )

@@ -1,4 +1,4 @@
-"""The committed pages say which oracle judges which variant, and what each oracle asks."""
+"""The committed pages list which oracle judges which variant, and the property of each oracle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_committed_derivations_are_current() -> None:
 
 
 def test_every_oracle_is_explained() -> None:
-    """By the docstring of its module, which says more than its first sentence."""
+    """Each oracle has a derivation: its module's docstring has more than one paragraph."""
     text = derivations.page()
     for oracle in oracles():
         assert f"\n- **{oracle.name}** (group {oracle.group}, " in text
@@ -60,9 +60,9 @@ def test_what_is_left_out_has_its_reason() -> None:
         applicability.reason(DECLARED, by_name["gradient_sums", "gradients"])
         == "has no backward of its own"
     )
-    found = applicability.table([merging, DECLARED])
-    assert "| dyadic | dyadic | x |  |" in found
-    assert "- dyadic, 2: merges parts by a rounded LSE." in found
-    assert "1. accused\n2. merging\n" in found
-    assert "no backward of its own" not in found
+    table = applicability.table([merging, DECLARED])
+    assert "| dyadic | dyadic | x |  |" in table
+    assert "- dyadic, 2: merges parts by a rounded LSE." in table
+    assert "1. kernel\n2. merging\n" in table
+    assert "no backward of its own" not in table
     assert applicability._numbers([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"

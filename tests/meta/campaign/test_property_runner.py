@@ -1,4 +1,4 @@
-"""From verdicts to failing tests: what a search raises, and that it is what happened."""
+"""From verdicts to failing tests: a search raises the failure that it found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis.vendor.pretty import pretty
 
 from tests.harness.in_process import declared
 from tests.properties import property_runner, test_attention
-from tests.properties.property_runner import Guilty, hold
+from tests.properties.property_runner import Convicted, hold
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.evidence import Finding, Phase, Recorder, Verdict
@@ -25,16 +25,16 @@ from verify.variant import Config
 
 
 class Bench:
-    """A judge of which each long problem is guilty, or that breaks on it."""
+    """A judge that convicts every long problem, or that breaks on it."""
 
-    guilty = Judge.guilty
+    unexpected_failures = Judge.unexpected_failures
 
     def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:
-        self.breaks, self.heard = breaks, list[Problem]()
+        self.breaks, self.judged = breaks, list[Problem]()
         self.xfails, self.met = xfails or Xfails(), list[Xfail]()
 
     def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
-        self.heard.append(problem)
+        self.judged.append(problem)
         long = problem.seqlen_kv > 4
         if long and self.breaks:
             raise ZeroDivisionError("the judge's own")
@@ -72,18 +72,18 @@ def search(bench: Bench, dtype: str) -> None:
     holds()
 
 
-def test_a_guilty_verdict_is_shrunk() -> None:
+def test_a_failing_verdict_is_shrunk() -> None:
     bench = Bench(breaks=False)
-    with pytest.raises(Guilty, match="too long"):
+    with pytest.raises(Convicted, match="too long"):
         search(bench, "float16")
-    assert min(len(problem.name) for problem in bench.heard if problem.seqlen_kv > 4) < 40
+    assert min(len(problem.name) for problem in bench.judged if problem.seqlen_kv > 4) < 40
 
 
 def test_an_error_of_the_judge_is_raised_as_it_is_and_not_shrunk() -> None:
     bench = Bench(breaks=True)
     with pytest.raises(ZeroDivisionError, match="the judge's own"):
         search(bench, "bfloat16")
-    assert sum(problem.seqlen_kv > 4 for problem in bench.heard) == 1
+    assert sum(problem.seqlen_kv > 4 for problem in bench.judged) == 1
 
 
 WITNESS = "direct:default:accuracy:sq=2,skv=5,d=16,dtype=float32"
@@ -93,7 +93,7 @@ KNOWN = Xfail(cases="direct:.*", link="elsewhere", expires=date(2100, 1, 1), wit
 def test_a_known_defect_is_met_and_not_shrunk() -> None:
     bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
     search(bench, "float32")
-    long = [problem for problem in bench.heard if problem.seqlen_kv > 4]
+    long = [problem for problem in bench.judged if problem.seqlen_kv > 4]
     assert bench.met == [KNOWN] * len(long)
     assert len(long) > 10
 
@@ -101,7 +101,7 @@ def test_a_known_defect_is_met_and_not_shrunk() -> None:
 def test_another_oracle_than_the_known_one_convicts() -> None:
     bench = Bench(breaks=False, xfails=Xfails((replace(KNOWN, oracles=("repeat",)),)))
     target = Target(declared(), declared().configs[0], "float32", "accuracy")
-    with pytest.raises(Guilty, match="too long"):
+    with pytest.raises(Convicted, match="too long"):
         hold(
             cast(Judge, bench),
             target,
@@ -114,19 +114,19 @@ def test_a_known_defect_that_is_mended_is_told() -> None:
     target = Target(declared(), declared().configs[0], "float32", "accuracy")
     bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
     hold(cast(Judge, bench), target, WITNESS)
-    mended = replace(KNOWN, witness=WITNESS.replace("skv=5", "skv=3"))
-    bench = Bench(breaks=False, xfails=Xfails((mended,)))
+    fixed = replace(KNOWN, witness=WITNESS.replace("skv=5", "skv=3"))
+    bench = Bench(breaks=False, xfails=Xfails((fixed,)))
     with pytest.raises(
         AssertionError, match=r"xfails.toml: .*skv=3.* holds: strike its entry out \(elsewhere\)"
     ):
-        hold(cast(Judge, bench), target, mended.witness)
+        hold(cast(Judge, bench), target, fixed.witness)
 
 
 def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    @pytest.mark.hears("accuracy")
+    @pytest.mark.targets_of("accuracy")
     def by_name() -> None: ...
 
-    @pytest.mark.hears_family("exact")
+    @pytest.mark.family_targets("exact")
     def by_family() -> None: ...
 
     tests = [by_name, by_family]
@@ -135,20 +135,20 @@ def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.Mon
             Group(name="accuracy", about="judged by its name"),
             Group(name="mine", about="judged by its family", family="exact"),
             Group(name="silent", about="judged by no test"),
-            Group(name="lost", about="of a family without a test", family="nobody's"),
+            Group(name="lost", about="of a family without a test", family="missing"),
         ]
     )
-    assert property_runner.unheard(tests, known) == ["silent", "lost"]
-    assert property_runner.unheard(vars(test_attention).values(), groups()) == []
+    assert property_runner.unasked(tests, known) == ["silent", "lost"]
+    assert property_runner.unasked(vars(test_attention).values(), groups()) == []
     monkeypatch.setattr(property_runner, "groups", lambda: known)
     with pytest.raises(
         pytest.UsageError, match=r"no property test judges silent, lost: give the group"
     ):
-        property_runner.check_all_are_heard(tests)
+        property_runner.check_all_are_asked(tests)
 
 
 def test_what_hypothesis_prints_of_a_failing_test_is_short(tmp_path: Path) -> None:
-    """It warns of long ones; made an error, that warning would stand in the place of a verdict."""
+    """Hypothesis warns of long arguments; as an error, that warning would replace the verdict."""
     target = Target(declared(), Config(), "float32", "accuracy")
     xfails = Xfails(tuple(KNOWN for _ in range(1000)))
     assert "accuracy" in pretty(target)

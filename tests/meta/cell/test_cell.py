@@ -1,5 +1,5 @@
-"""Cells on trial: whatever a kernel does to its process is a reply, and the next request finds a
-fresh life."""
+"""Cells: a kernel's effect on its process becomes a reply, and the next request gets a fresh
+process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.accused_files import ENVIRONMENT, FILL, WHERE, Accused, process_of, run
+from tests.harness.kernel_files import ENVIRONMENT, FILL, WHERE, Writer, process_of, run
 from verify.cell.arena import Arena
 from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 
@@ -38,11 +38,11 @@ def works(cell: Cell, path: Path, arena: Arena) -> bool:
 
 def children(pid: int | str = "self") -> set[int]:
     """Process ids of the direct children."""
-    found = set()
+    pids = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
-            found |= set(map(int, (task / "children").read_text().split()))
-    return found
+            pids |= set(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 def ends(pid: int, within: float = 5.0) -> bool:
@@ -58,7 +58,7 @@ def ends(pid: int, within: float = 5.0) -> bool:
     return False
 
 
-# What a kernel may do to its life: (its text, the reply's status, a word of its message).
+# What a kernel may do to its process: (its text, the reply's status, a word of its message).
 
 FATES = {
     "exception": (
@@ -136,44 +136,44 @@ FATES = {
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_a_fate_is_a_reply_and_a_fresh_life_follows(
-    fate: str, cell: Cell, arena: Arena, accused: Accused
+def test_a_fate_is_a_reply_and_a_fresh_process_follows(
+    fate: str, cell: Cell, arena: Arena, write: Writer
 ) -> None:
     body, status, words = FATES[fate]
-    good, bad = accused(FILL), accused(body)
+    good, bad = write(FILL), write(body)
     begun = time.monotonic()
     reply = run(cell, bad, arena)
     assert reply.status == status, reply
     assert words in reply.message
     assert reply.seconds >= 0
-    assert works(cell, good, arena), "the next request must find a working life"
+    assert works(cell, good, arena), "the next request must find a working process"
     assert time.monotonic() - begun < cell.environment.patience, (
         "no fate but a hang may cost a deadline"
     )
 
 
 def test_last_words_and_the_traceback_reach_the_judge(
-    cell: Cell, arena: Arena, accused: Accused
+    cell: Cell, arena: Arena, write: Writer
 ) -> None:
-    reply = run(cell, accused(FATES["segfault"][0]), arena)
+    reply = run(cell, write(FATES["segfault"][0]), arena)
     assert "last words" in reply.message
     assert "Segmentation fault" in reply.message, "faulthandler's"
     assert "forward" in reply.message
-    reply = run(cell, accused("raise ValueError('here')"), arena)
+    reply = run(cell, write("raise ValueError('here')"), arena)
     assert reply.data["traceback"].endswith("ValueError: here")
-    assert "accused" in reply.data["traceback"]
+    assert "kernel" in reply.data["traceback"]
 
 
-def test_a_refusal_names_its_argument(cell: Cell, arena: Arena, accused: Accused) -> None:
-    assert run(cell, accused(FATES["refusal"][0]), arena).argument == "softcap"
+def test_a_refusal_names_its_argument(cell: Cell, arena: Arena, write: Writer) -> None:
+    assert run(cell, write(FATES["refusal"][0]), arena).argument == "softcap"
 
 
 def test_a_hang_ends_at_the_deadline_and_one_that_was_repeated_sooner(
-    cell: Cell, arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, arena: Arena, write: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
-    good = accused(FILL)
-    stubborn = accused("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()")
+    good = write(FILL)
+    stubborn = write("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()")
     reply = run(cell, stubborn, arena)
     assert reply.status == "hang"
     assert "no answer within 1 s" in reply.message
@@ -187,45 +187,43 @@ def test_a_hang_ends_at_the_deadline_and_one_that_was_repeated_sooner(
     assert works(cell, good, arena)
 
 
-def test_what_a_kernel_prints_harms_nothing(cell: Cell, arena: Arena, accused: Accused) -> None:
+def test_what_a_kernel_prints_harms_nothing(cell: Cell, arena: Arena, write: Writer) -> None:
     shout = (
         'print(\'{"status": "raised"}\' * 1000); os.write(1, bytes(range(256)) * 100); os.write(2,'
         " bytes([255]) * 70000)"
     )
-    noisy = accused(f"{FILL}\n{shout}")
+    noisy = write(f"{FILL}\n{shout}")
     for _ in range(3):
         assert works(cell, noisy, arena)
-    assert cell.lives == 1
+    assert cell.process_number == 1
 
 
-def test_a_reply_may_be_huge(cell: Cell, arena: Arena, accused: Accused) -> None:
-    reply = run(cell, accused("raise ValueError('x' * (100 << 20))"), arena)
+def test_a_reply_may_be_huge(cell: Cell, arena: Arena, write: Writer) -> None:
+    reply = run(cell, write("raise ValueError('x' * (100 << 20))"), arena)
     assert (reply.status, len(reply.message) < 1000) == ("raised", True)
-    reply = run(cell, accused("raise Unsupported('q' * (80 << 20), 'too much')"), arena)
+    reply = run(cell, write("raise Unsupported('q' * (80 << 20), 'too much')"), arena)
     assert reply.status == "crash"
-    assert works(cell, accused(FILL), arena)
+    assert works(cell, write(FILL), arena)
 
 
-def test_many_kernels_share_a_life(cell: Cell, arena: Arena, accused: Accused) -> None:
-    files = [accused(FILL) for _ in range(3)]
+def test_many_kernels_share_a_process(cell: Cell, arena: Arena, write: Writer) -> None:
+    files = [write(FILL) for _ in range(3)]
     assert all(works(cell, path, arena) for path in files * 2)
-    assert cell.lives == 1
+    assert cell.process_number == 1
 
 
-def test_the_arena_may_grow_between_runs(cell: Cell, arena: Arena, accused: Accused) -> None:
-    good = accused(FILL)
+def test_the_arena_may_grow_between_runs(cell: Cell, arena: Arena, write: Writer) -> None:
+    good = write(FILL)
     assert works(cell, good, arena)
     arena.reserve(arena.capacity + 1)
     assert works(cell, good, arena)
-    assert cell.lives == 1
+    assert cell.process_number == 1
 
 
-def test_garbage_in_every_descriptor_harms_nobody(
-    cell: Cell, arena: Arena, accused: Accused
-) -> None:
-    """All that a kernel finds open is its log, its socket and the arena: each hears of it, the
-    judge survives."""
-    bad = accused("""
+def test_garbage_in_every_descriptor_harms_nobody(cell: Cell, arena: Arena, write: Writer) -> None:
+    """A kernel's open descriptors are its log, its socket and the arena: it writes garbage to each,
+    and the judge survives."""
+    bad = write("""
         for fd in range(256):
             try:
                 os.write(fd, b"garbage " * 8)
@@ -236,13 +234,13 @@ def test_garbage_in_every_descriptor_harms_nobody(
         """)
     reply = run(cell, bad, arena)
     assert reply.status == "crash"
-    found = arena.damage(WHERE, "nan")
-    assert found is None or found.slot == "redzone"
-    assert works(cell, accused(FILL), arena)
+    damage = arena.damage(WHERE, "nan")
+    assert damage is None or damage.slot == "redzone"
+    assert works(cell, write(FILL), arena)
 
 
 def test_a_file_that_dies_on_import(
-    cell: Cell, arena: Arena, tmp_path: Path, accused: Accused
+    cell: Cell, arena: Arena, tmp_path: Path, write: Writer
 ) -> None:
     path = tmp_path / "dies.py"
     for text, status in (
@@ -256,13 +254,13 @@ def test_a_file_that_dies_on_import(
     assert cell.load(str(tmp_path / "missing.py")).status == "breach"
     path.write_text("from verify.variant import *\nVARIANTS = [3]", encoding="utf-8")
     assert cell.load(str(path)).status == "breach"
-    assert works(cell, accused(FILL), arena)
+    assert works(cell, write(FILL), arena)
 
 
-def test_a_load_describes_and_does_not_run(cell: Cell, accused: Accused) -> None:
-    reply = cell.load(str(accused("os._exit(1)")))
+def test_a_load_describes_and_does_not_run(cell: Cell, write: Writer) -> None:
+    reply = cell.load(str(write("os._exit(1)")))
     assert reply.ok
-    assert [data["name"] for data in reply.data["variants"]] == ["accused"]
+    assert [data["name"] for data in reply.data["variants"]] == ["kernel"]
     assert reply.data["variants"][0]["undeclared"] is False
     assert cell.arch() == "cpu"
 
@@ -270,8 +268,8 @@ def test_a_load_describes_and_does_not_run(cell: Cell, accused: Accused) -> None
 # Processes.
 
 
-def test_descendants_die_with_a_life(
-    cell: Cell, arena: Arena, accused: Accused, tmp_path: Path
+def test_descendants_die_with_a_kernel_process(
+    cell: Cell, arena: Arena, write: Writer, tmp_path: Path
 ) -> None:
     mark = tmp_path / "pid"
     spawn = (
@@ -279,30 +277,30 @@ def test_descendants_die_with_a_life(
         " 'w').write(str(child.pid))\n"
     )
     for ending in ("os._exit(1)", "ctypes.string_at(0)", "say(framed('garbage'))"):
-        assert run(cell, accused(spawn + ending), arena).status == "crash"
+        assert run(cell, write(spawn + ending), arena).status == "crash"
         assert ends(int(mark.read_text())), f"a child outlived {ending}"
 
 
 def test_a_closed_cell_leaves_no_process(
-    fork_server: ForkServer, arena: Arena, accused: Accused
+    fork_server: ForkServer, arena: Arena, write: Writer
 ) -> None:
     cell = Cell(fork_server)
-    assert works(cell, accused(FILL), arena)
-    lives = children(process_of(fork_server))
-    assert lives
+    assert works(cell, write(FILL), arena)
+    forked = children(process_of(fork_server))
+    assert forked
     cell.close()
-    assert not children(process_of(fork_server)) & lives
+    assert not children(process_of(fork_server)) & forked
 
 
 def test_fifty_lives_leak_nothing(
     fork_server: ForkServer,
     arena: Arena,
-    accused: Accused,
+    write: Writer,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No descriptor, here or in the fork server, and no process; and a respawn is cheap."""
+    """No descriptor, here or in the fork server, and no process is left; a restart is cheap."""
     cell = Cell(fork_server)
-    good, bad = accused(FILL), accused("os._exit(1)")
+    good, bad = write(FILL), write("os._exit(1)")
     assert works(cell, good, arena)
     pid = process_of(fork_server)
 
@@ -322,7 +320,7 @@ def test_fifty_lives_leak_nothing(
         times.append(time.perf_counter() - begun)
     assert works(cell, good, arena)
     assert state() == before
-    assert cell.lives == 51
+    assert cell.process_number == 51
     cell.close()
     respawn = sorted(times)[25]
     record_property("median respawn, milliseconds", round(1e3 * respawn, 1))
@@ -331,20 +329,22 @@ def test_fifty_lives_leak_nothing(
 
 
 def test_a_killed_fork_server_is_replaced(
-    arena: Arena, accused: Accused, monkeypatch: pytest.MonkeyPatch
+    arena: Arena, write: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VERIFY_CONFINE", "0")  # a confined life cannot kill it
+    monkeypatch.setenv("VERIFY_CONFINE", "0")  # a confined process cannot kill it
     fork_server = ForkServer(ENVIRONMENT)
     cell, bystander = Cell(fork_server), Cell(fork_server)
     try:
-        good = accused(FILL)
+        good = write(FILL)
         assert works(cell, good, arena)
         assert works(bystander, good, arena)
-        lives = children(process_of(fork_server))
-        assert len(lives) == 2
-        reply = run(cell, accused("os.kill(os.getppid(), signal.SIGKILL); time.sleep(30)"), arena)
+        forked = children(process_of(fork_server))
+        assert len(forked) == 2
+        reply = run(cell, write("os.kill(os.getppid(), signal.SIGKILL); time.sleep(30)"), arena)
         assert reply.status == "crash"
-        assert all(ends(life) for life in lives), "lives must not outlive their fork server"
+        assert all(ends(pid) for pid in forked), (
+            "kernel processes must not outlive their fork server"
+        )
         with contextlib.suppress(InfrastructureError):
             works(cell, good, arena)
         assert works(cell, good, arena)
@@ -371,7 +371,7 @@ def test_a_fork_server_that_cannot_start_says_why() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_closing_twice_is_no_error(accused: Accused) -> None:
+def test_closing_twice_is_no_error(write: Writer) -> None:
     fork_server = ForkServer(ENVIRONMENT)
     fork_server.close()
     fork_server.close()
@@ -381,12 +381,11 @@ def test_closing_twice_is_no_error(accused: Accused) -> None:
 
 
 def test_a_reply_forged_ahead_of_time_answers_no_later_request(
-    cell: Cell, arena: Arena, accused: Accused
+    cell: Cell, arena: Arena, write: Writer
 ) -> None:
-    """A second message, left in the socket, must not be taken for the answer to the next
-    request."""
-    good = accused(FILL)
-    forger = accused(
+    """A second message left in the socket must not count as the answer to the next request."""
+    good = write(FILL)
+    forger = write(
         'say(framed(\'{"status": "ok"}\') + framed(\'{"status": "ok", "variants": []}\'))'
     )
     run(cell, forger, arena)

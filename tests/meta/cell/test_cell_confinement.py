@@ -1,4 +1,4 @@
-"""What a life can reach on disk and among processes, and that the rest is out of its reach."""
+"""Confinement: which files and processes a kernel process can reach, and which it cannot."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from verify.cell.process import PLAIN_CPU, ROOT, Cell, ForkServer, Infrastructur
 ENVIRONMENT = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),), patience=20.0)
 Tried = Callable[[str], str]
 
-pytestmark = pytest.mark.skipif(not confinement.wanted(), reason=confinement.state())
+pytestmark = pytest.mark.skipif(not confinement.enabled(), reason=confinement.state())
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's directory, with evidence of earlier runs in it."""
+    """A user's directory that holds evidence of earlier runs."""
     folder = tmp_path_factory.mktemp("user")
     (folder / ".verify" / "runs" / "one").mkdir(parents=True)
     (folder / ".verify" / "runs" / "one" / "main.jsonl").write_text("evidence", encoding="utf-8")
@@ -47,7 +47,8 @@ def cell(place: Path) -> Iterator[Cell]:
 
 @pytest.fixture
 def tried(cell: Cell, place: Path) -> Tried:
-    """What came of statements in a life, as repr: their `found`, or the exception's type."""
+    """A function that runs statements in a kernel process; returns repr(found), or the exception's
+    type."""
 
     def run(text: str) -> str:
         path = place / f"kernel{len(list(place.glob('kernel*')))}.py"
@@ -58,7 +59,7 @@ def tried(cell: Cell, place: Path) -> Tried:
             " ValueError(repr(found))\n",
             encoding="utf-8",
         )
-        cell.restart()  # files that are newer than a life cannot be read beside the evidence
+        cell.restart()  # a process cannot read newer files on the path to the evidence
         reply = cell.load(str(path))
         assert reply.status == "raised", reply
         return reply.message.removeprefix("ValueError: ")
@@ -107,7 +108,7 @@ def test_nothing_new_can_be_written_beside_it(tried: Tried, path: str) -> None:
     assert not Path(path).exists() or path == "/dev/pts/0"
 
 
-def test_a_life_has_scratch_of_its_own_and_the_caches(tried: Tried) -> None:
+def test_a_process_has_scratch_of_its_own_and_the_caches(tried: Tried) -> None:
     body = """
     os.makedirs(tempfile.gettempdir() + '/a/b')
     open(tempfile.gettempdir() + '/a/b/part', 'w').write('x')
@@ -121,8 +122,8 @@ def test_a_life_has_scratch_of_its_own_and_the_caches(tried: Tried) -> None:
     found = tempfile.gettempdir()
     """
     scratch = Path(tried(body).strip("'"))
-    assert scratch.name.startswith("life-")
-    tried("found = 1")  # its life ends before the next begins
+    assert scratch.name.startswith("process-")
+    tried("found = 1")  # its process ends before the next begins
     assert not scratch.exists()
 
 
@@ -160,7 +161,7 @@ def test_what_is_switched_off_is_said(monkeypatch: pytest.MonkeyPatch, place: Pa
         assert confinement.confinement([place / ".verify"]) is None
 
 
-def test_a_life_that_cannot_be_confined_is_no_verdict(
+def test_a_process_that_cannot_be_confined_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     monkeypatch.chdir(place)
@@ -171,7 +172,7 @@ def test_a_life_that_cannot_be_confined_is_no_verdict(
         cell.restart()
         # no path
         monkeypatch.setattr(fork_server, "_confinement", Confinement(cast(Any, (3,)), ()))
-        with pytest.raises(InfrastructureError, match="did not begin"):
+        with pytest.raises(InfrastructureError, match="did not start"):
             cell.arch()
     finally:
         cell.close()

@@ -15,11 +15,11 @@ from verify.cell.device_memory import DeviceMemory
 from verify.cell.process import Cell, _bytes
 
 TOTAL = 80 << 30
-SPARE = 2 << 20  # bytes that torch's pool holds beside what it gave away
+SPARE = 2 << 20  # bytes that torch's pool holds and has not allocated
 
 
 class Allocator:
-    """Counts what is taken in torch's allocator, and by others from the driver."""
+    """Counts memory taken from torch's allocator, and memory that others take from the driver."""
 
     def __init__(self) -> None:
         self.allocated = 1000  # the judge's arena
@@ -31,11 +31,11 @@ class Allocator:
 
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    found = Allocator()
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: found.allocated)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: found.allocated + SPARE)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", found.mem_get_info)
-    return found
+    allocator = Allocator()
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocator.allocated)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: allocator.allocated + SPARE)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", allocator.mem_get_info)
+    return allocator
 
 
 Takes = Callable[[int], Callable[[], None]]
@@ -43,7 +43,7 @@ Takes = Callable[[int], Callable[[], None]]
 
 @pytest.fixture
 def takes(allocator: Allocator) -> Takes:
-    """A launch that leaves so many bytes more taken than before."""
+    """A function that returns a launch which keeps that many bytes."""
 
     def launch_of(size: int) -> Callable[[], None]:
         return lambda: setattr(allocator, "allocated", allocator.allocated + size)
@@ -92,16 +92,16 @@ def test_a_run_on_a_device_says_what_it_kept(
     device: str, wanted: dict[str, Any], takes: Takes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
-    def on_device(self: child.Life, message: dict[str, Any]) -> Iterator[torch.Tensor]:
+    def on_device(self: child.KernelProcess, message: dict[str, Any]) -> Iterator[torch.Tensor]:
         yield torch.empty(0, dtype=torch.uint8)
 
-    monkeypatch.setattr(child.Life, "_on_device", on_device)
+    monkeypatch.setattr(child.KernelProcess, "_on_device", on_device)
     monkeypatch.setattr(child, "launch", lambda variant, message, arena: takes(64)())
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        life = child.Life(ours)
-        life.variants["accused"] = cast(Any, None)
-        assert life._answer({"op": "run", "variant": "accused", "device": device}, []) == wanted
+        process = child.KernelProcess(ours)
+        process.variants["kernel"] = cast(Any, None)
+        assert process._answer({"op": "run", "variant": "kernel", "device": device}, []) == wanted
 
 
 @pytest.mark.parametrize("said", [None, "64", -1, True, 1 << 60, 0.5, [64]])
@@ -110,11 +110,11 @@ def test_what_is_no_number_of_bytes_is_none(said: object) -> None:
     assert _bytes(64) == 64
 
 
-def test_the_numbers_of_a_life_reach_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_of_a_process_reach_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         cell = cast(Any, object.__new__(Cell))
-        cell._life, cell._pid, cell._requests = ours, 1, 0
+        cell._socket, cell._pid, cell._requests = ours, 1, 0
         monkeypatch.setattr("verify.cell.process.resident", lambda pid: 0)
         monkeypatch.setattr("verify.cell.process.send", lambda *words: None)
         said = {"status": "ok", "kept": 64, "taken": "many", "request": 1}

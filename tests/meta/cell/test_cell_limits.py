@@ -1,5 +1,4 @@
-"""What a life may take: time to build and time to run, memory, processes, and what becomes of the
-rest."""
+"""Limits of a kernel process: time to build and to run, memory, and its child processes."""
 
 from __future__ import annotations
 
@@ -16,7 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.accused_files import ENVIRONMENT, FILL, PROBLEM, Accused, kernel, process_of, run
+from tests.harness.kernel_files import (
+    ENVIRONMENT,
+    FILL,
+    PROBLEM,
+    Writer,
+    kernel,
+    process_of,
+    run,
+)
 from verify.cell import extension_locks
 from verify.cell.arena import workspace_limit
 from verify.cell.descendants import children, descendants
@@ -29,12 +36,10 @@ from verify.problem import Problem
 
 
 def test_loading_has_a_deadline_of_its_own(
-    fork_server: ForkServer,
-    accused: Accused,
-    monkeypatch: pytest.MonkeyPatch,
+    fork_server: ForkServer, write: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that compiles at import takes longer than a run may."""
-    slow = accused(before="import time; time.sleep(1.5)")
+    """A file that compiles at import takes longer than a run is allowed to take."""
+    slow = write(before="import time; time.sleep(1.5)")
     cell = Cell(fork_server)
     cell.environment = replace(ENVIRONMENT, patience=0.5)
     monkeypatch.setenv("VERIFY_DEADLINE", "0.5")
@@ -50,17 +55,17 @@ def test_loading_has_a_deadline_of_its_own(
 
 
 def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
-    cell: Cell, accused: Accused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "nvcc"
     shutil.copy(shutil.which("sleep") or "sleep", compiler)  # by its name
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
-    builds = accused(f"subprocess.run([{str(compiler)!r}, '2.5'], check=True); {FILL}")
+    builds = write(f"subprocess.run([{str(compiler)!r}, '2.5'], check=True); {FILL}")
     assert run(cell, builds).ok
     monkeypatch.setenv("VERIFY_BUILD_DEADLINE", "1")
     cell.restart()
     assert run(cell, builds).status == "hang"
-    assert run(cell, accused("subprocess.run(['sleep', '30'])")).status == "hang"
+    assert run(cell, write("subprocess.run(['sleep', '30'])")).status == "hang"
 
 
 @pytest.mark.skipif(
@@ -68,10 +73,10 @@ def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
     reason="no C++ compiler, or no ninja",
 )
 def test_a_build_that_was_killed_does_not_hold_up_the_next(
-    fork_server: ForkServer, accused: Accused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fork_server: ForkServer, write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's baton, a file, outlives the process that holds it; whoever builds next waits for its
-    end for ever."""
+    """torch's baton is a file that outlives its process; the next build would wait for its removal
+    for ever."""
     folder, slowly = tmp_path / "build", tmp_path / "slowly"
     folder.mkdir()
     (tmp_path / "tiny.cpp").write_text("int tiny() { return 1; }\n", encoding="utf-8")
@@ -79,7 +84,7 @@ def test_a_build_that_was_killed_does_not_hold_up_the_next(
         '#!/bin/sh\ncase "$*" in *tiny.cpp*) sleep 3;; esac\nexec g++ "$@"\n', encoding="utf-8"
     )
     slowly.chmod(0o755)
-    builds = accused(
+    builds = write(
         before=f"""
         import os
         os.environ["CXX"] = {str(slowly)!r}
@@ -117,12 +122,10 @@ def test_a_baton_that_somebody_holds_stays(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_reply_that_drips_ends_at_the_deadline(
-    cell: Cell,
-    accused: Accused,
-    monkeypatch: pytest.MonkeyPatch,
+    cell: Cell, write: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_DEADLINE", "1")
-    drips = accused("""
+    drips = write("""
         (fd,) = sockets()
         os.write(fd, struct.pack("<I", 100000))
         while True:
@@ -132,18 +135,16 @@ def test_a_reply_that_drips_ends_at_the_deadline(
     begun = time.monotonic()
     assert run(cell, drips).status == "hang"
     assert time.monotonic() - begun < 10
-    assert run(cell, accused()).ok
+    assert run(cell, write()).ok
 
 
-def test_a_stopped_fork_server_is_replaced(
-    accused: Accused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_fork_server_is_replaced(write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verify.cell.fork_server._CONTROL_TIMEOUT", 2.0)
     monkeypatch.setattr("verify.cell.fork_server._END_TIMEOUT", 5.0)
     fork_server = ForkServer(ENVIRONMENT)
     cell = Cell(fork_server)
     try:
-        good = accused()
+        good = write()
         assert run(cell, good).ok
         before = process_of(fork_server)
         os.kill(before, signal.SIGSTOP)
@@ -155,10 +156,10 @@ def test_a_stopped_fork_server_is_replaced(
         fork_server.close()
 
 
-def test_the_end_of_the_judge_leaves_no_scratch(accused: Accused) -> None:
+def test_the_end_of_the_judge_leaves_no_scratch(write: Writer) -> None:
     fork_server = ForkServer(ENVIRONMENT)
     cell = Cell(fork_server)
-    assert run(cell, accused(f"open(os.environ['TMPDIR'] + '/made', 'w').write('x'); {FILL}")).ok
+    assert run(cell, write(f"open(os.environ['TMPDIR'] + '/made', 'w').write('x'); {FILL}")).ok
     folder, process, control = (
         Path(fork_server._scratch),
         fork_server._process,
@@ -177,36 +178,34 @@ def test_the_end_of_the_judge_leaves_no_scratch(accused: Accused) -> None:
 # Memory.
 
 
-def test_memory_that_a_run_keeps_is_measured(cell: Cell, accused: Accused) -> None:
-    leaks = accused(f"kept.append(bytearray(b'x' * (100 << 20))); {FILL}", before="kept = []")
+def test_memory_that_a_run_keeps_is_measured(cell: Cell, write: Writer) -> None:
+    leaks = write(f"kept.append(bytearray(b'x' * (100 << 20))); {FILL}", before="kept = []")
     run(cell, leaks)
     for _ in range(2):
         reply = run(cell, leaks)
         assert reply.ok
         assert 90 << 20 < reply.grown < 130 << 20
-    keeps = accused()
+    keeps = write()
     run(cell, keeps)
     assert run(cell, keeps).grown < 8 << 20
 
 
-def test_a_life_that_takes_too_much_is_ended_and_says_so(
-    cell: Cell,
-    accused: Accused,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_process_that_takes_too_much_is_ended_and_says_so(
+    cell: Cell, write: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_LIFE_MEMORY", "0.5")
-    good = accused()
-    greedy = accused("kept = [bytearray(b'x' * (50 << 20)) for _ in range(20)]; time.sleep(30)")
+    good = write()
+    greedy = write("kept = [bytearray(b'x' * (50 << 20)) for _ in range(20)]; time.sleep(30)")
     reply = run(cell, greedy)
     assert reply.status == "out of memory"
     assert "VERIFY_LIFE_MEMORY" in reply.message
     assert run(cell, good).ok
-    leaks = accused(f"kept.append(bytearray(b'x' * (200 << 20))); {FILL}", before="kept = []")
-    lives = cell.lives
+    leaks = write(f"kept.append(bytearray(b'x' * (200 << 20))); {FILL}", before="kept = []")
+    before = cell.process_number
     for _ in range(4):
         reply = run(cell, leaks)
         assert reply.ok, "what a right kernel keeps is no wrong answer"
-    assert cell.lives > lives
+    assert cell.process_number > before
 
 
 def test_a_workspace_has_a_limit_that_honest_kernels_do_not_reach() -> None:
@@ -224,10 +223,8 @@ def test_a_workspace_has_a_limit_that_honest_kernels_do_not_reach() -> None:
 # Processes.
 
 
-def test_a_grandchild_in_a_session_of_its_own_dies_with_its_life(
-    cell: Cell,
-    accused: Accused,
-    tmp_path: Path,
+def test_a_grandchild_in_a_session_of_its_own_dies_with_its_kernel_process(
+    cell: Cell, write: Writer, tmp_path: Path
 ) -> None:
     mark = tmp_path / "pids"
     forks = f"""
@@ -244,18 +241,18 @@ def test_a_grandchild_in_a_session_of_its_own_dies_with_its_life(
     """
     for ending in ("out.fill_(1.0); lse.fill_(2.0)", "os._exit(1)"):
         mark.unlink(missing_ok=True)
-        reply = run(cell, accused(textwrap.dedent(forks) + ending))
+        reply = run(cell, write(textwrap.dedent(forks) + ending))
         assert reply.ok is ("fill_" in ending), reply
         pids = [int(pid) for pid in mark.read_text(encoding="utf-8").split()]
         assert len(pids) == 3
         cell.restart()
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], (
-            "a process outlived its life"
+            "a process outlived its kernel process"
         )
 
 
-def test_a_bystanders_processes_are_spared(fork_server: ForkServer, accused: Accused) -> None:
-    keeps = accused("subprocess.Popen(['sleep', '60']); out.fill_(1.0); lse.fill_(2.0)")
+def test_a_bystanders_processes_are_spared(fork_server: ForkServer, write: Writer) -> None:
+    keeps = write("subprocess.Popen(['sleep', '60']); out.fill_(1.0); lse.fill_(2.0)")
     one, other = Cell(fork_server), Cell(fork_server)
     try:
         assert run(one, keeps).ok
@@ -264,7 +261,7 @@ def test_a_bystanders_processes_are_spared(fork_server: ForkServer, accused: Acc
         assert below
         one.close()
         assert descendants(other._pid) == below
-        assert run(other, accused()).ok
+        assert run(other, write()).ok
     finally:
         other.close()
     assert not children(process_of(fork_server))
@@ -273,23 +270,23 @@ def test_a_bystanders_processes_are_spared(fork_server: ForkServer, accused: Acc
 # Files that are none.
 
 
-def test_a_pipe_is_no_kernel_file_and_no_source(tmp_path: Path, accused: Accused) -> None:
+def test_a_pipe_is_no_kernel_file_and_no_source(tmp_path: Path, write: Writer) -> None:
     pipe = tmp_path / "pipe.py"
     os.mkfifo(pipe)
     with pytest.raises(Breach, match="no such file"):
         load(pipe, str(tmp_path))
     module = f"m = types.ModuleType('m'); m.__file__ = {str(pipe)!r}"
-    claims = accused(before=f"import types, sys; {module}; sys.modules['m'] = m")
+    claims = write(before=f"import types, sys; {module}; sys.modules['m'] = m")
     begun = time.monotonic()
-    found = roster([claims])
+    listed = roster([claims])
     assert time.monotonic() - begun < 60
-    assert not found.entries
-    assert "no regular file" in found.failures[0].message
+    assert not listed.entries
+    assert "not a regular file" in listed.failures[0].message
 
 
-def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, accused: Accused) -> None:
+def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, write: Writer) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.py"))
-    shutil.copy(accused(), path)
+    shutil.copy(write(), path)
     failure = roster([path]).failures[0]
     failure.ref.encode()
     assert "\\udcff" in failure.ref
@@ -303,7 +300,7 @@ def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, accused: 
 def test_an_interpreted_kernel_is_known_however_it_is_had(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's lengths are too long for the interpreter: which one runs must be known."""
+    """Lengths for a GPU are too long for the interpreter, so it must be known which one runs."""
     pytest.importorskip("triton")
     import triton.runtime.autotuner as tuner
 
@@ -333,7 +330,7 @@ def test_an_interpreted_kernel_is_known_however_it_is_had(
         assert load(path, str(tmp_path / "elsewhere")).interpreted is (how != "none")
     finally:
         sys.modules.pop(helper.stem, None)
-        sys.modules.pop(f"accused_{path.stem}", None)
+        sys.modules.pop(f"kernel_{path.stem}", None)
 
 
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The arena's pinned memory, on a CUDA runtime that only takes notes."""
+"""The arena's pinned memory, with a fake CUDA runtime that only records calls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from verify.cell.child import Life
+from verify.cell.child import KernelProcess
 
 
 class Notes:
-    """A runtime whose registrations succeed as long as no byte is registered twice, as CUDA's
-    do."""
+    """A fake runtime that, like CUDA's, refuses to register a byte twice."""
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}
@@ -36,36 +35,39 @@ class Notes:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
-    found = Notes()
+    notes = Notes()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
-    return found
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: notes)
+    return notes
 
 
 @pytest.fixture
-def life() -> Iterator[Life]:
+def process() -> Iterator[KernelProcess]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield Life(ours)
+        yield KernelProcess(ours)
 
 
-def mapped(life: Life, capacity: int) -> None:
+def mapped(process: KernelProcess, capacity: int) -> None:
     fd = os.memfd_create("arena")
     os.ftruncate(fd, capacity)
-    life._map(fd, capacity)
+    process._map(fd, capacity)
 
 
-def test_an_arena_that_grows_is_pinned_anew(notes: Notes, life: Life) -> None:
+def test_an_arena_that_grows_is_pinned_anew(notes: Notes, process: KernelProcess) -> None:
     for size in (1 << 16, 1 << 17, 1 << 20, 1 << 17):
-        mapped(life, size)
-        assert notes.registered == {life.host.data_ptr(): size}
+        mapped(process, size)
+        assert notes.registered == {process.host.data_ptr(): size}
     assert notes.refusals == 0
 
 
 def test_what_cuda_holds_against_the_arena_is_not_left_for_the_kernel(
-    notes: Notes, life: Life, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    notes: Notes,
+    process: KernelProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """CUDA reports an error once, to whoever asks next: here a launch of the cell's own."""
+    """CUDA reports an error once, at the next call: here a launch that the cell itself makes."""
     asked: list[object] = []
 
     def launched(*size: int, device: str) -> None:
@@ -74,8 +76,8 @@ def test_what_cuda_holds_against_the_arena_is_not_left_for_the_kernel(
 
     monkeypatch.setattr(torch, "zeros", launched)
     monkeypatch.setattr(notes, "cudaHostRegister", lambda *region: 208)
-    mapped(life, 1 << 16)
+    mapped(process, 1 << 16)
     assert asked == [((1,), "cuda")]
     assert "could not be pinned: 208" in capsys.readouterr().out
-    mapped(life, 1 << 17)  # nothing is pinned, so nothing is to be given up
+    mapped(process, 1 << 17)  # nothing is pinned, so nothing is to be given up
     assert notes.registered == {}

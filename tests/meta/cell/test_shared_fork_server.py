@@ -1,4 +1,4 @@
-"""What the tests' judges share: a process that is well, and was started with the same variables."""
+"""The tests' judges share a fork server that works and was started with the same variables."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def _alone() -> Iterator[None]:
     end_all()
 
 
-def process_after_a_life() -> int:
-    """The process of a fork server that had a life, which nobody ended, and was closed."""
+def process_after_a_case() -> int:
+    """The process of a fork server that was closed while it had a kernel process."""
     fork_server = SharedForkServer(PLAIN_CPU)
     assert Cell(fork_server).arch() == "cpu"
     assert fork_server._process is not None
     pid = fork_server._process.pid
     fork_server.close()
-    assert not fork_server._lives
+    assert not fork_server._children
     return pid
 
 
 def test_the_next_goes_on_with_a_process_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = process_after_a_life()
-    assert process_after_a_life() == first
+    first = process_after_a_case()
+    assert process_after_a_case() == first
     os.kill(first, signal.SIGKILL)
-    second = process_after_a_life()
+    second = process_after_a_case()
     assert second != first
     monkeypatch.setenv("SOMETHING_ELSE", "1")
-    assert process_after_a_life() not in (first, second)
+    assert process_after_a_case() not in (first, second)

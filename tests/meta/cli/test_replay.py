@@ -1,4 +1,4 @@
-"""Replay: what it repeats, what it ends with, and that a case which cannot be asked is one line."""
+"""Replay: the cases that it repeats, its results, and one-line errors for illegal cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from references.masks import Causal, Window
 from tests.harness.fake_trials import DECLARED
-from tests.harness.property_cases import ACCUSED
+from tests.harness.property_cases import SAMPLES
 from verify.campaign.admission import unanswerable
 from verify.campaign.run import open_run
 from verify.campaign.targets import Target, excludes_group
@@ -43,11 +43,11 @@ def target(
 def replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Replay:
-    """`verify replay ID` in a directory of its own, with copies of the accused: exit code and
-    lines."""
+    """A function that runs `verify replay ID` in a fresh directory with copies of kernel files; it
+    returns the exit code and the lines."""
     monkeypatch.chdir(tmp_path)
     for name in ("breaks_process", "correct_plain"):
-        shutil.copy(ACCUSED / f"{name}.py", tmp_path)
+        shutil.copy(SAMPLES / f"{name}.py", tmp_path)
 
     def replayed(case: str) -> tuple[int, list[str]]:
         monkeypatch.setattr(sys, "argv", ["verify", "replay", case])
@@ -112,7 +112,7 @@ def test_a_forward_has_no_gradients_and_no_memory_holds_everything() -> None:
     forward = Target(DECLARED, DECLARED.configs[0], "float32", "gradients")
     assert (
         unanswerable(forward, PROBLEM)
-        == "group gradients does not ask accused, which has no backward of its own"
+        == "group gradients does not ask kernel, which has no backward of its own"
     )
     long = replace(BOTH.support, max_seqlen=None)
     for shape, words in (
@@ -175,9 +175,9 @@ def test_a_failure_that_needs_earlier_calls_is_repeated_with_them(replay: Replay
         case = Case.parse(CASE if not seed else f"{CASE},seed={seed}")
         asked = run.target_of(case)
         assert asked is not None
-        found = judge.judge(asked, case.problem)
+        verdicts = judge.judge(asked, case.problem)
     judge.close()
-    (wrong,) = [verdict for verdict in found if verdict.outcome == "fail"]
+    (wrong,) = [verdict for verdict in verdicts if verdict.outcome == "fail"]
     assert wrong.finding is not None
     assert wrong.finding.before == (f"{CASE},seed=1", f"{CASE},seed=2")
     status, lines = replay(CASE)
@@ -192,8 +192,8 @@ def test_a_failure_that_needs_earlier_calls_is_repeated_with_them(replay: Replay
 
 
 def test_what_is_not_reproduced_is_not_fixed(replay: Replay) -> None:
-    """A race, here a file that says whose turn it is: the same kernel fails in the campaign
-    alone."""
+    """A simulated race (a file decides): the same kernel fails in the campaign but not in the
+    replay."""
     path = Path("breaks_process.py")
     late = Path("late").absolute()
     path.write_text(

@@ -224,14 +224,14 @@ class TestRefusing:
             ),
             (
                 '{"kind": "begin", "case": "c", "phase": "boast", "time": 1}',
-                'gw0.jsonl:1: begin.phase: got "boast"',
+                "gw0.jsonl:1: begin.phase: Invalid enum value 'boast'",
             ),
             (
                 (
                     '{"kind": "drawn", "variant": "v", "dtype": "d", "group": "g", "drawn": 1.5,'
                     ' "refused": 0}'
                 ),
-                "drawn.drawn: got 1.5",
+                "drawn.drawn: Expected `int`, got `float`",
             ),
         ],
     )

@@ -3,7 +3,7 @@
 import dataclasses
 import gc
 import json
-from collections import Counter
+import math
 
 import pytest
 
@@ -18,31 +18,33 @@ class TestShapes:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"case": 7}, "verdict.case: got 7, but should be a string"),
+            ({"case": 7}, "verdict.case: Expected `str`, got `int`"),
             (
                 {"measures": {"r_out": 1, "r_lse": "NaN"}},
-                'verdict.measures.r_lse: got "NaN", but should be a number',
+                "verdict.measures[...]: Invalid enum value 'NaN'",
             ),
             (
                 {"measures": {"r_out": True}},
-                "verdict.measures.r_out: got true, but should be a number",
+                "verdict.measures[...]: Expected `float | str`, got `bool`",
             ),
-            ({"measures": []}, "verdict.measures: got [], but should be an object"),
-            ({"bins": ["gqa", "tail", None]}, "verdict.bins[2]: got null, but should be a string"),
-            ({"bins": "gqa"}, 'verdict.bins: got "gqa", but should be an array'),
+            ({"measures": []}, "verdict.measures: Expected `object`, got `array`"),
+            ({"bins": ["gqa", "tail", None]}, "verdict.bins[2]: Expected `str`, got `null`"),
+            ({"bins": "gqa"}, "verdict.bins: Expected `array`, got `str`"),
             (
                 {"finding": VERDICT["finding"] | {"count": 2**53 + 1}},
-                "verdict.finding.count: got 9007199254740993",
+                "verdict.finding.count: Expected `int` <= 9007199254740992",
             ),
             (
                 {"finding": VERDICT["finding"] | {"got": [1]}},
-                "verdict.finding.got: got [1], but should be a number",
+                "verdict.finding.got: Expected `float | str`, got `list`",
+            ),
+            (
+                {"finding": VERDICT["finding"] | {"got": True}},
+                "verdict.finding.got: Expected `float | str`, got `bool`",
             ),
             ({"finding": {}}, "verdict.finding.oracle: is missing"),
-            (
-                {"phase": ["witness"]},
-                "verdict.phase: got [\"witness\"], but should be one of 'generate', 'shrink'",
-            ),
+            ({"phase": ["witness"]}, "verdict.phase: Expected `str`, got `array`"),
+            ({"outcome": "passed"}, "verdict.outcome: Invalid enum value 'passed'"),
         ],
     )
     def test_the_place_is_named(self, tmp_path, changes, message):
@@ -51,23 +53,42 @@ class TestShapes:
             load(tmp_path)
         assert str(caught.value).startswith(f"gw0.jsonl:2: {message}")
 
-    def test_types_are_looked_at_once_for_all_lines(self, tmp_path, monkeypatch):
-        looks = Counter()
-        takes = strict_json._taking
-        monkeypatch.setattr(
-            strict_json,
-            "_taking",
-            lambda hint, keep: (looks.update(["type"]), takes(hint, keep))[1],
-        )
-        for records in (1, 30):
-            record(
-                tmp_path / str(records),
-                *[dataclasses.replace(ONE, case=f"case {i}") for i in range(records)],
-            )
-            load(tmp_path / str(records))
-            looks.update({f"after {records}": looks["type"]})
-        assert looks["after 1"] > 10
-        assert looks["after 30"] == 2 * looks["after 1"]
+    @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+    def test_not_finite_numbers_come_back_however_the_line_is_spaced(self, tmp_path, separators):
+        told = {"seconds": {"run": "inf"}, "measures": {"lse_ulp": "nan", "z_lse": "-inf"}}
+        told["finding"] = VERDICT["finding"] | {"got": "inf", "bound": "nan", "message": "nan"}
+        line = json.dumps(VERDICT | told, separators=separators)
+        (tmp_path / "gw0.jsonl").write_text(line + "\n")
+        (found,) = load(tmp_path).verdicts
+        assert found.seconds == {"run": math.inf}
+        assert found.measures["z_lse"] == -math.inf
+        assert f"{found.measures['lse_ulp']:.3g} {found.measures['z_lse']}" == "nan -inf"
+        assert found.finding.got == math.inf
+        assert math.isnan(found.finding.bound)
+        assert found.finding.message == "nan"
+        assert {"kind": "verdict", **strict_json.encode(found)} == VERDICT | told
+
+    def test_hostile_text_stays_on_one_short_line(self, tmp_path):
+        line = json.dumps(VERDICT | {"outcome": "a\n\x1b[31m\u202e - at `$.case`" + "x" * 5000})
+        (tmp_path / "gw0.jsonl").write_text(line + "\n")
+        with pytest.raises(EvidenceError) as caught:
+            load(tmp_path)
+        said = str(caught.value)
+        assert said.startswith("gw0.jsonl:1: verdict.outcome: Invalid enum value 'a")
+        assert said.isprintable()
+        assert len(said) < 120
+
+    @pytest.mark.parametrize("head", ['{"kind":"begin","more":', '{"more":'])
+    def test_too_deep_nesting_is_named(self, tmp_path, head):
+        (tmp_path / "gw0.jsonl").write_text(head + "[" * 200_000 + "\n")
+        with pytest.raises(EvidenceError, match=r"^gw0.jsonl:1: is nested too deeply$"):
+            load(tmp_path)
+
+    def test_the_last_of_two_equal_keys_counts(self, tmp_path):
+        for separators in ((",", ":"), (", ", ": ")):
+            line = json.dumps(VERDICT, separators=separators)
+            (tmp_path / "gw0.jsonl").write_text(line[:-1] + ',"config":"again"}\n')
+            assert load(tmp_path).verdicts[0].config == "again"
 
     def test_equal_words_are_one_object(self, tmp_path):
         record(tmp_path, ONE, dataclasses.replace(ONE, oracle="repeat"))

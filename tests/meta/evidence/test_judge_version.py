@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from verify import bundle
-from verify.campaign import run as campaign
-from verify.campaign import runner
+from verify.campaign import run, runner
 from verify.evidence import Evidence, RunInfo, judge_version
 from verify.evidence.judge_version import judge_changed, judge_hash
 
@@ -64,14 +63,14 @@ def test_the_last_beginning_counts_and_evidence_of_an_earlier_day_says_nothing(t
 def test_it_is_exit_3_whatever_was_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     order = runner.RunRequest(run_id="one")
-    run = campaign.CampaignRun(order.directory, "dev", ())
-    nobody = campaign.Roster((), (campaign.Unloadable("k.py", "k.py", "no"),))
-    monkeypatch.setattr(campaign, "roster", lambda files, shared: nobody)
-    assert len(run.roster.failures) == 1, "a verdict: one file does not load"
+    opened = run.CampaignRun(order.directory, "dev", ())
+    nothing_loads = run.Roster((), (run.Unloadable("k.py", "k.py", "no"),))
+    monkeypatch.setattr(run, "roster", lambda files, shared: nothing_loads)
+    assert len(opened.roster.failures) == 1, "a verdict: one file does not load"
     console = Console(record=True, width=200)
     assert runner._status(1, order, "", console) == runner.FAILED
-    assert campaign.changed(run) is None
+    assert run.judge_change(opened) is None
     monkeypatch.setattr(judge_version, "judge_hash", lambda: "edited")
     assert runner._status(0, order, "", console) == runner.INFRASTRUCTURE
     assert "changed while the run judged" in console.export_text()
-    assert campaign.changed(run) is not None
+    assert run.judge_change(opened) is not None

@@ -11,8 +11,10 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.harness.fake_campaign import DEVICE, evidence, of
+from tests.harness.rendered import as_html, as_markdown
 from verify.cell.process import ROOT
 from verify.evidence import load
 from verify.evidence.known_failures import (
@@ -28,8 +30,6 @@ from verify.evidence.known_failures import (
 )
 from verify.evidence.strict_json import loads
 from verify.report import build, parse, read
-from verify.report.html import render as render_html
-from verify.report.markdown import render as render_markdown
 from verify.report.schema import dumps
 
 TODAY = date(2026, 11, 21)
@@ -90,20 +90,31 @@ def test_the_day_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("[[xfail]", "xfails.toml: "),
         ("[xfails]", "holds nothing but"),
         ("[xfail]", "holds nothing but"),
-        (ENTRY.replace("link =", "where ="), "xfail 1: 'where' is none of"),
-        (ENTRY.replace('link = "docs/findings.md, 14"', ""), "xfail 1: has no link"),
-        (ENTRY.replace("2026-12-31", '"soon"'), "expires must be a date, not 'soon'"),
-        (ENTRY.replace("2026-12-31", "2026-12-31T00:00:00"), "expires must be a date"),
+        (
+            ENTRY.replace("link =", "where ="),
+            "xfail 1: Object contains unknown field `where` (its fields: cases, link, expires",
+        ),
+        (ENTRY.replace('link = "docs/findings.md, 14"', ""), "xfail 1.link: is missing"),
+        (ENTRY.replace("2026-12-31", '"soon"'), "xfail 1.expires: Expected `date`, got `str`"),
+        (
+            ENTRY.replace("2026-12-31", "2026-12-31T00:00:00"),
+            "expires: Expected `date`, got `datetime`",
+        ),
         (ENTRY.replace("(64|192)", "(64|192"), "cases is no regular expression"),
         (ENTRY.replace("skv=64,d", "skv=65,d"), "its witness is none of its cases"),
-        (ENTRY + ENTRY.replace("cases =", "case ="), "xfail 2: 'case'"),
-        ("xfail = [1]", "xfail 1: 1 is no table with cases, link"),
-        ("xfail = [[1]]", "xfail 1: [1] is no table"),
+        (
+            ENTRY + ENTRY.replace("cases =", "case ="),
+            "xfail 2: Object contains unknown field `case`",
+        ),
+        ("xfail = [1]", "xfail 1: Expected `object`, got `int` (its fields: cases, link"),
+        ("xfail = [[1]]", "xfail 1: Expected `object`, got `array`"),
         ("xfail = 1", "holds nothing but"),
         (ENTRY + "cases = 1", "Cannot overwrite a value"),
-        (ENTRY + 'oracles = "bound"', "oracles must be a list, not 'bound'"),
-        (ENTRY + "oracles = [1]", "oracles must be a list of names, not [1]"),
-        (ENTRY + "device = 1", "device must be a str, not 1"),
+        (ENTRY + 'oracles = "bound"', "xfail 1.oracles: Expected `array`, got `str`"),
+        (ENTRY + "oracles = [1]", "xfail 1.oracles[0]: Expected `str`, got `int`"),
+        (ENTRY + "device = 1", "xfail 1.device: Expected `str`, got `int`"),
+        (ENTRY.replace("2026-12-31", '"2026-12-31"'), "expires: Expected `date`, got `str`"),
+        (ENTRY + '"a\\n\\u001b' + "x" * 500 + '" = 1', "unknown field `a\\n\\x1bxx"),
         (ENTRY.replace("(64|192)", "a{99999999999999999999}"), "cases is no regular expression"),
         (ENTRY.replace("(64|192)", "(" * 5000 + ")" * 5000), "cases is no regular expression"),
         ("xfail = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
@@ -166,7 +177,7 @@ def test_only_what_is_described_is_expected(tmp_path: Path) -> None:
     assert xfails.unexpected([failed, *(replace(failed, case=case) for case in other)]) == [
         replace(failed, case=case) for case in other
     ]
-    narrow = Xfails((replace(entry, oracles=("gradient_sums",)),))
+    narrow = Xfails((structs.replace(entry, oracles=("gradient_sums",)),))
     assert narrow.expecting(failed) is None
     assert narrow.expecting(replace(failed, oracle="gradient_sums")) is not None
     assert (xfails.shown_by(entry.witness), xfails.shown_by(other[0])) == (entry, None)
@@ -192,10 +203,9 @@ def test_a_report_tells_what_is_known_apart_from_what_is_news() -> None:
     assert told["status"] == of(told, ref)["status"] == "red"
     assert parse(loads(dumps(told))) == told
     assert (
-        "a known defect: a link &lt;there&gt;, expected until 2100-01-01"
-        in render_html(told).lower()
+        "a known defect: a link &lt;there&gt;, expected until 2100-01-01" in as_html(told).lower()
     )
-    assert render_markdown(told).count("A known defect: a link") == 1
+    assert as_markdown(told).count("A known defect: a link") == 1
 
 
 def test_the_collection_expects_of_cudnn_what_is_told_of_it() -> None:
@@ -245,7 +255,7 @@ Path("xfails.toml").write_text({known!r})
         ("(2,)", 3, "known defect: somewhere, expected until 2100-01-01"),  # -k: not all was judged
         ("range(2, 999)", 1, "out is off by"),
         ("writes its own", 1, "xfails.toml has changed while this command ran"),
-        ("nonsense", 2, "verify: xfails.toml: xfail 1: 1 is no table"),
+        ("nonsense", 2, "verify: xfails.toml: xfail 1: Expected `object`, got `int`"),
     ],
     ids=["known", "news", "writes", "nonsense"],
 )

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from tests.harness.property_cases import ACCUSED, Bench, bench
+from tests.harness.property_cases import SAMPLES, Bench, bench
 from verify.campaign.targets import Target
 from verify.cell.process import Cell, InfrastructureError, Reply
 from verify.evidence import Verdict, load
@@ -19,7 +19,7 @@ from verify.judging.history import MOST, Hearing, History, judges
 from verify.problem import Problem
 
 PROBLEM = Problem(seqlen_q=3, seqlen_kv=5, head_dim=16, dtype="float32")
-FILE = str(ACCUSED / "breaks_process.py")
+FILE = str(SAMPLES / "breaks_process.py")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 @pytest.fixture
 def broken(opened: Bench) -> Bench:
     """The bench, with a process in which nothing has run."""
-    opened.judge.alone(opened.variants["innocent"])
+    opened.judge.restart_process(opened.variants["innocent"])
     return opened
 
 
@@ -159,13 +159,13 @@ def test_whose_code_raised_is_said_by_the_cell() -> None:
     assert Hearing().before.told == "no other case had run before it in that process"
 
 
-class Lives:
+class FakeCell:
     """Stands for a cell whose launches are made elsewhere."""
 
-    lives = 1
+    process_number = 1
 
     def restart(self) -> None:
-        self.lives += 1
+        self.process_number += 1
 
 
 OUT_OF_MEMORY = Reply("out of memory", "CUDA out of memory")
@@ -174,13 +174,13 @@ HANG = Reply("hang", "no answer within 60 s; killed")
 
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_hang_convicts_if_it_comes_again_where_nothing_has_run(before: int) -> None:
-    history, cell = History(), Lives()
+    history, cell = History(), FakeCell()
     for number in range(before):
-        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+        history.launched(cell.process_number, f"kernel:default:accuracy:{number}")
     hearing = Hearing("kernel:default:accuracy:last", history)
     replies = [HANG, HANG, Reply("ok")]
     assert hearing.ask(cast(Cell, cell), lambda: replies.pop(0)) == HANG
-    assert (cell.lives, len(replies)) == (2, 1), "repeated once, in a fresh process"
+    assert (cell.process_number, len(replies)) == (2, 1), "repeated once, in a fresh process"
     assert not hearing.aftermaths
 
 
@@ -196,9 +196,9 @@ def test_a_hang_convicts_if_it_comes_again_where_nothing_has_run(before: int) ->
     ],
 )
 def test_a_hang_that_does_not_come_again_is_on_record(before: int, wanted: str, words: str) -> None:
-    history, cell = History(), Lives()
+    history, cell = History(), FakeCell()
     for number in range(before):
-        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+        history.launched(cell.process_number, f"kernel:default:accuracy:{number}")
     hearing = Hearing("kernel:default:accuracy:last", history)
     replies = iter([HANG, Reply("ok")])
     assert hearing.ask(cast(Cell, cell), lambda: next(replies)).ok
@@ -214,15 +214,15 @@ def test_memory_that_others_took_is_asked_for_again_and_convicts_nobody(
     before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verify.judging.history._PAUSE", 0.0)
-    history, cell = History(), Lives()
+    history, cell = History(), FakeCell()
     for number in range(before):
-        history.launched(cell.lives, f"kernel:default:accuracy:{number}")
+        history.launched(cell.process_number, f"kernel:default:accuracy:{number}")
     replies = iter([OUT_OF_MEMORY, OUT_OF_MEMORY, Reply("ok")])
     hearing = Hearing("kernel:default:accuracy:last", history)
     assert hearing.ask(cast(Cell, cell), lambda: next(replies)).ok
     (met,) = hearing.aftermaths
     assert outcome(met) == "inapplicable"
-    assert cell.lives == 3
+    assert cell.process_number == 3
 
 
 def test_memory_that_lacks_in_every_fresh_process_is_a_verdict(
@@ -230,5 +230,5 @@ def test_memory_that_lacks_in_every_fresh_process_is_a_verdict(
 ) -> None:
     monkeypatch.setattr("verify.judging.history._PAUSE", 0.0)
     hearing = Hearing("kernel:default:accuracy:last", History())
-    assert hearing.ask(cast(Cell, Lives()), lambda: OUT_OF_MEMORY) == OUT_OF_MEMORY
+    assert hearing.ask(cast(Cell, FakeCell()), lambda: OUT_OF_MEMORY) == OUT_OF_MEMORY
     assert not hearing.aftermaths

@@ -32,33 +32,33 @@ SAID = {
 
 
 @pytest.fixture(scope="module")
-def accused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with bench("relaunch.py", tmp_path_factory.mktemp("relaunch")) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("entry", GROUPS)
 @pytest.mark.parametrize("fault", SAID)
-def test_what_is_kept_shows_only_in_the_next_launch(fault: str, entry: str, accused: Bench) -> None:
+def test_what_is_kept_shows_only_in_the_next_launch(fault: str, entry: str, kernels: Bench) -> None:
     group, bound, relaunch = GROUPS[entry]
-    assert accused.verdict(f"{fault}-{entry}", group, bound, PROBLEM).outcome == "pass"
-    assert accused.verdict(f"{fault}-{entry}", group, "repeat", PROBLEM).outcome == "pass"
-    assert accused.verdict(f"right-{entry}", relaunch, relaunch, PROBLEM).outcome == "pass"
-    verdict = accused.verdict(f"{fault}-{entry}", relaunch, relaunch, PROBLEM)
+    assert kernels.verdict(f"{fault}-{entry}", group, bound, PROBLEM).outcome == "pass"
+    assert kernels.verdict(f"{fault}-{entry}", group, "repeat", PROBLEM).outcome == "pass"
+    assert kernels.verdict(f"right-{entry}", relaunch, relaunch, PROBLEM).outcome == "pass"
+    verdict = kernels.verdict(f"{fault}-{entry}", relaunch, relaunch, PROBLEM)
     assert verdict.finding is not None, f"{fault} passes {relaunch}"
     assert SAID[fault].format("out" if entry == "forward" else "dq") in verdict.finding.message
 
 
 @pytest.mark.parametrize("entry", GROUPS)
-def test_where_no_bits_are_promised_none_are_compared(entry: str, accused: Bench) -> None:
+def test_where_no_bits_are_promised_none_are_compared(entry: str, kernels: Bench) -> None:
     relaunch, free = GROUPS[entry][2], Contract(deterministic=False, deterministic_backward=False)
     problem = PROBLEM.but(seed=8)
     assert (
-        accused.verdict(f"keeps-count-{entry}", relaunch, relaunch, problem, contract=free).outcome
+        kernels.verdict(f"keeps-count-{entry}", relaunch, relaunch, problem, contract=free).outcome
         == "pass"
     )
     assert (
-        accused.verdict(f"keeps-scale-{entry}", relaunch, relaunch, PROBLEM, contract=free).outcome
+        kernels.verdict(f"keeps-scale-{entry}", relaunch, relaunch, PROBLEM, contract=free).outcome
         == "fail"
     )
 

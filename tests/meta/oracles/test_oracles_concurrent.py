@@ -16,10 +16,9 @@ from torch import Tensor
 
 from tests.harness.fake_trials import DECLARED, PLAIN, acquitted, convicted, right_run, trial_of
 from verify.bundle import ROOT
-from verify.cell import concurrent as together
 from verify.cell.arena import Arena, Damage, bits, negated, plan, side_by_side, side_name
-from verify.cell.child import Life
-from verify.cell.concurrent import LAUNCHES, Streams, run_together
+from verify.cell.child import KernelProcess
+from verify.cell.concurrent import LAUNCHES, Streams, run_concurrently
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, ForkServer, Reply
 from verify.judging.launch import Launch
@@ -113,7 +112,7 @@ def strays(order: Sequence[int], shared: bool) -> list[bool]:
     arenas, alone = others(filled()), others(filled())
     for each in alone:
         launch(each)
-    assert run_together(arenas, launch, queues) is True
+    assert run_concurrently(arenas, launch, queues) is True
     pairs = zip(arenas, alone, strict=True)
     return [
         any(not a.equal(b) for a, b in zip(outputs(x), outputs(y), strict=True)) for x, y in pairs
@@ -141,9 +140,11 @@ def test_launches_are_held_back_for_as_long_as_queueing_them_takes_but_not_for_s
 ) -> None:
     for took, held in ((1e-6, 5e-4), (2e-4, 1.6e-3), (3.0, 1e-2)):
         clock = iter((5.0, 5.0 + took))
-        monkeypatch.setattr(together.time, "perf_counter", lambda clock=clock: next(clock))
+        monkeypatch.setattr(
+            "verify.cell.concurrent.time.perf_counter", lambda clock=clock: next(clock)
+        )
         queues = Turns()
-        run_together(others(filled()), by_scratch(queues, False), queues)
+        run_concurrently(others(filled()), by_scratch(queues, False), queues)
         assert queues.seconds == pytest.approx(held)
 
 
@@ -254,11 +255,11 @@ def test_a_launch_that_raises_is_waited_for_too(notes: list[str]) -> None:
     assert notes[-LAUNCHES:] == [f"main waits for s{i}" for i in range(LAUNCHES)]
 
 
-# In a life.
+# In a process.
 
 
 @pytest.mark.parametrize("steady", [True, False])
-def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: bool) -> None:
+def test_a_process_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: bool) -> None:
     calls: list[int] = []
 
     def forward(args: Any, out: Tensor, lse: Tensor, workspace: Any) -> None:
@@ -266,24 +267,24 @@ def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: 
         out.copy_(args.q)
         lse.fill_(1.0 if steady else len(calls))
 
-    life = Life(cast(Any, None))
+    process = KernelProcess(cast(Any, None))
     support = Support(dtypes=("float32",), head_dims=(8,))
-    life.variants = {
-        "accused": Variant(name="accused", family="torch", forward=forward, support=support)
+    process.variants = {
+        "kernel": Variant(name="kernel", family="torch", forward=forward, support=support)
     }
-    life.streams = cast(Streams, Turns())
+    process.streams = cast(Streams, Turns())
     given = tensors(PROBLEM).named
     both = (given, given | {"q": negated(given["q"])})
     whole, inputs = side_by_side(WHERE, [both[i % 2] for i in range(LAUNCHES)])
     arena = Arena()
     arena.lay(whole, inputs, "nan")
-    life.host = torch.from_numpy(arena.bytes[: whole.size])
+    process.host = torch.from_numpy(arena.bytes[: whole.size])
     request = {
         "op": "run",
-        "variant": "accused",
+        "variant": "kernel",
         "entry": "forward",
         "config": 0,
-        "slots": WHERE.wire(),
+        "slots": WHERE.as_data(),
         "device": "cpu",
     }
     request |= {
@@ -291,14 +292,14 @@ def test_a_life_runs_every_launch_in_its_own_buffers_and_judges_nothing(steady: 
         "mask": "full",
         "softmax_scale": 1.0,
         "softcap": 0.0,
-        "together": LAUNCHES,
+        "concurrent": LAUNCHES,
     }
-    assert life._answer(request, []) == {"status": "ok", "held": True}
+    assert process._answer(request, []) == {"status": "ok", "held": True}
     assert len(calls) == 1 + LAUNCHES
     for launch, name in enumerate(SIDES):
         assert arena.read(whole, name).equal(both[launch % 2]["q"]), "each of its own inputs"
     assert arena.damage(whole, "nan") is None
-    life.host = torch.empty(0, dtype=torch.uint8)
+    process.host = torch.empty(0, dtype=torch.uint8)
     arena.close()
 
 

@@ -239,7 +239,7 @@ NONSENSE = {
     "name": ('name="a:b c"', "name: 'a:b c'"),
     "no_config": ("configs=[]", "configs: none"),
     "config": ('configs=[Config(options=(("acc", "ex2_approx"),))]', "parses back"),
-    "twice": ("configs=[Config(), Config()]", "a name of its own"),
+    "twice": ("configs=[Config(), Config()]", "a unique name"),
     "available": ("available=lambda: 1 / 0", "ZeroDivisionError"),
 }
 

@@ -20,8 +20,9 @@ from verify.cell.discovery import Roster, Unloadable, roster
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 from verify.cli import app
 from verify.cli import probe as command
+from verify.document import Table, terminal
 from verify.machine import device
-from verify.probes import order, rendering, tree
+from verify.probes import order, page, tree
 from verify.probes.agreement import Agreement, Mismatch
 from verify.probes.functions import FunctionProbe, Worst
 from verify.probes.matrix import MatrixProbe, Quantity
@@ -29,7 +30,7 @@ from verify.probes.order import OrderProbe
 from verify.probes.report import ProbeNotRun, ProbeReport, as_data, read, write
 from verify.probes.tree import InconsistentError, Node, Pair
 from verify.probes.worker import Job, do_all
-from verify.report import build
+from verify.report import build, dumps
 from verify.report import read as read_accuracy
 from verify.report import write as write_accuracy
 
@@ -53,14 +54,14 @@ def grown(leaves: Sequence[int], random_: random.Random) -> Node:
 
 
 def meetings(whole: Node) -> dict[Pair, int]:
-    found = {}
+    result = {}
     for part in whole.children:
-        found |= meetings(part)
+        result |= meetings(part)
     for left, right in combinations(whole.children, 2):
-        found |= {
+        result |= {
             (min(i, j), max(i, j)): len(whole.leaves) for i in left.leaves for j in right.leaves
         }
-    return found
+    return result
 
 
 def normal(node: Node) -> Node:
@@ -207,15 +208,15 @@ def test_the_order_of_a_variant_is_revealed(
 ) -> None:
     for dtype in ("bfloat16", "float16", "float32"):
         monkeypatch.setattr(order, "_DTYPES", (dtype,))
-        found = ask(name, 64)
-        assert (found.reason, found.dtype, found.keys) == ("", dtype, 64)
-        assert (found.order, found.groups) == ORDERS[name][1:]
+        result = ask(name, 64)
+        assert (result.reason, result.dtype, result.keys) == ("", dtype, 64)
+        assert (result.order, result.groups) == ORDERS[name][1:]
 
 
 def test_a_kernel_that_weighs_keys_differently_has_no_order(ask: Any) -> None:
-    found = ask("unequal weights", 16)
-    assert found.order == ""
-    assert found.reason.startswith("InconsistentError")
+    result = ask("unequal weights", 16)
+    assert result.order == ""
+    assert result.reason.startswith("InconsistentError")
 
 
 # Processes.
@@ -293,7 +294,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 def test_a_report_survives_its_json(tmp_path: Path) -> None:
     for report in (REPORT, *(replace(REPORT, **changes) for changes in WRONG.values())):
-        paths = write(report, tmp_path, rendering.markdown(report))
+        paths = write(report, tmp_path, page.markdown(report))
         assert read(paths[0]) == report
         data = json.loads(paths[0].read_text(encoding="utf-8"))
         assert data["agrees"] is report.agrees
@@ -306,26 +307,26 @@ def test_every_disagreement_is_red_and_marked(name: str) -> None:
     report = replace(REPORT, **WRONG[name])
     assert REPORT.agrees
     assert not report.agrees
-    assert not list(rendering.details(REPORT))
-    assert len(list(rendering.details(report))) == 1
-    assert "❌" not in rendering.markdown(REPORT)
-    assert "❌ DISAGREES" in rendering.markdown(report)
+    assert not list(page.details(REPORT))
+    assert len(list(page.details(report))) == 1
+    assert "❌" not in page.markdown(REPORT)
+    assert "❌ **DISAGREES**" in page.markdown(report)
     styles = [
-        str(cell.style)
-        for table in rendering.tables(report)
-        for column in table.columns
+        str(cell.spans)
+        for title, columns, rows in page.titled(report)
+        for column in terminal.render(Table(columns, rows), title).columns
         for cell in column.cells
     ]
-    assert "bold red" in styles
+    assert "bold red" in "".join(styles)
     if name == "bits":
-        assert "device 3f800000, model 3f800001" in rendering.markdown(report)
+        assert "device 3f800000, model 3f800001" in page.markdown(report)
 
 
 def test_what_failed_is_no_agreement() -> None:
     report = replace(REPORT, matrix=(MatrixProbe("mma.sync", error="CompileError: no"),))
     assert report.agrees
     assert report.failed == ("mma.sync",)
-    assert "CompileError: no" in rendering.markdown(report)
+    assert "CompileError: no" in page.markdown(report)
 
 
 def test_without_a_gpu_every_probe_is_listed_as_not_run(
@@ -339,13 +340,13 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(
         app, ["probe", "--out", str(tmp_path), "--json"], standalone_mode=False
     )
     assert (result.exception, result.return_value) == (None, 0)
-    (found,) = tmp_path.glob("*/probes.json")
-    report = read(found)
+    (path,) = tmp_path.glob("*/probes.json")
+    report = read(path)
     named = [entry.name for entry in report.not_run if entry.reason == "no GPU"]
     assert named == [one.name for one in (*command.INSTRUCTIONS, *command.FUNCTIONS)]
     assert report.not_run[-1] == ProbeNotRun("summation order of mine.py", "does not load")
     assert json.loads(result.stdout)["agrees"] is True
-    assert "not run: no GPU" in found.with_suffix(".md").read_text(encoding="utf-8")
+    assert "Not run, " in path.with_suffix(".md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -359,7 +360,7 @@ def test_exit_codes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # no committed report is written anew beside these probes
+    monkeypatch.chdir(tmp_path)  # so that no committed report is written again with these probes
     monkeypatch.setattr(command, "measure", lambda request, console: report)
     assert CliRunner().invoke(app, ["probe"], standalone_mode=False).return_value == status
     failed = replace(report, functions=(replace(FUNCTION, error="no"),))
@@ -368,10 +369,10 @@ def test_exit_codes(
 
 
 def probed(report: ProbeReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What `verify probe` prints, where that report is what is measured."""
+    """The output of `verify probe` if it measures that report."""
 
     def measure(request: command.Request, console: object) -> ProbeReport:
-        write(report, request.folder, rendering.markdown(report))
+        write(report, request.folder, page.markdown(report))
         return report
 
     monkeypatch.setattr(command, "measure", measure)
@@ -409,7 +410,7 @@ def test_a_published_report_shows_the_probes_that_are_published(
     write_accuracy(accuracy, folder)
     wrong = replace(REPORT, **WRONG["bits"], device=accuracy["device"])
     probed(wrong, monkeypatch)
-    assert read_accuracy(folder) == accuracy
+    assert dumps(read_accuracy(folder)) == dumps(accuracy)
     probed(wrong, monkeypatch, "--publish")
     (beside,) = read_accuracy(folder)["beside"]
     assert (beside["name"], beside["status"]) == ("probes", "red")

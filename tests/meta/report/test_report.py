@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from tests.harness.fake_campaign import BINS, DEVICE, entry, evidence, of, verdict
+from tests.harness.rendered import as_markdown
 from verify import cli
 from verify.campaign import runner
 from verify.cell.discovery import Roster
+from verify.document.text import intervals
 from verify.evidence import Evidence, NotRun, Recorder, load, strict_json
 from verify.report import (
     Report,
@@ -24,11 +26,10 @@ from verify.report import (
     plots,
     read,
     statistics,
-    tight,
     write,
 )
-from verify.report import markdown as markdown_report
-from verify.report.text import intervals
+from verify.report.beside import Beside
+from verify.report.sections import tightness as tight
 from verify.statistics import verdicts
 
 
@@ -266,7 +267,7 @@ class TestFiles:
             for i in range(300)
         ]
         swollen = report | {"variants": [v | {"failing": many} for v in report["variants"]]}
-        assert len(markdown_report.render(swollen).encode()) < 1 << 20
+        assert len(as_markdown(swollen).encode()) < 1 << 20
 
 
 class TestReading:
@@ -310,7 +311,7 @@ class TestReading:
         data["variants"][0]["dtypes"] = [{"dtype": 16}]
         with pytest.raises(
             ReportError,
-            match=r"report\.variants\[0\]\.dtypes\[0\]\.dtype: got 16, but should be a string",
+            match=r"report\.variants\[0\]\.dtypes\[0\]\.dtype: Expected `str`, got `int`",
         ):
             parse(data)
 
@@ -357,8 +358,8 @@ class TestSeveralRuns:
         ]
         assert built["device"] == run.device | {"driver": "580.65, 590", "cores": "16, 32"}
         assert "runs" not in report
-        assert parse(strict_json.encode(built)) == built
-        assert f"Run `{run.run}, second`" in markdown_report.render(built)
+        assert dumps(parse(strict_json.encode(built))) == dumps(built)
+        assert f"Run `{run.run}, second`" in as_markdown(built)
 
 
 class TestCommand:
@@ -510,7 +511,7 @@ class TestTightness:
             middle = (ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2
             assert found["out", inputs][2:] == (len(ratios), middle, ratios[0], ratios[-1])
         assert len(worst) > 2
-        assert "Tightness of the bounds" in markdown_report.render(report)
+        assert "Tightness of the bounds" in as_markdown(report)
 
     def test_nothing_judged_nothing_said(self, report):
-        assert tight.rows(report | {"variants": []}) == []
+        assert tight.section(report | {"variants": []}, Beside()) is None

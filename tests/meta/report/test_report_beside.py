@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,21 @@ ENTRIES = {
     "structure": "verify/arithmetic/units.py, sm_90: float16 into float32, mma.sync",
     "special": "verify/arithmetic/units.py, sm_90: float16 into float32, mma.sync",
     "bits": "verify/arithmetic/units.py, sm_90: float16 into float32, mma.sync",
-    "bound": "verify/arithmetic/instructions.py: EXP[&#34;ex2.approx&#34;]",
-    "NaN": "verify/arithmetic/instructions.py: EXP[&#34;ex2.approx&#34;]",
+    "bound": "verify/arithmetic/instructions.py: EXP[&quot;ex2.approx&quot;]",
+    "NaN": "verify/arithmetic/instructions.py: EXP[&quot;ex2.approx&quot;]",
 }
 SAID = {
     "structure": (
-        '<td class="bad">24<span class="wanted">table: 25</span>',
-        '<td class="bad">24</td><td>25</td>',
+        '<td><span class="bad">24</span> <span class="soft">table: 25</span>',
+        "<td class=bad>24<td>25",
     ),
-    "special": ('<td class="bad">7fffffff</td><td>7fc00000</td>', "table: all of them"),
+    "special": ("<td class=bad>7fffffff<td>7fc00000", "table: all of them"),
     "bits": (
-        '<td class="bad">3<span class="wanted">table: 0</span>',
+        "<td class=bad>3<td>",
         "device 3f800000, model 3f800001",
     ),
     "bound": (
-        '<td class="bad">1.25<span class="wanted">table: at most 1</span>',
+        "<td class=bad>1.25<td>",
         "1.25 at 3f800001 (1)",
     ),
     "NaN": ("<pre>a NaN</pre>", ">DISAGREES<"),
@@ -54,7 +55,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
 
 
-WAIVED = ("tool", "kind", "kernel", "reason", "proof")
+WAIVED = ("tool", "kind", "kernel", "words", "reason", "proof")
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +79,11 @@ def account(**changes: Any) -> dict[str, Any]:
         ("planted-overrun", "racecheck", "any", "clean"),
     ]
     names = ("variant", "tool", "wanted", "outcome")
-    told = {"about": "a fault", "holds": True, "record": None}
-    process = {"total": 0, "seconds": 2.5}
-    tried = {"variant": "torch-flash", "source_hash": "0", "tool": "memcheck", "outcome": "clean"}
+    told = {"about": "a fault", "holds": True, "reasons": [], "record": None, "seconds": 1.0}
+    process = {"cases": 2, "outcome": "clean", "reasons": [], "total": 0, "records": []}
+    process |= {"exit_code": 0, "seconds": 2.5}
+    tried = {"variant": "torch-flash", "family": "torch", "source_hash": "0", "config": "default"}
+    tried |= {"dtype": "float16", "tool": "memcheck", "outcome": "clean"}
     return {
         "schema": 1,
         "run": "r",
@@ -127,7 +130,7 @@ def test_a_disagreement_is_red_and_the_report_with_it(
     ((entry),) = report["beside"]
     assert (entry["name"], entry["status"]) == ("probes", "red")
     assert "1 of 2 probes on sm_90a disagree with the tables" in entry["said"]
-    assert '<p class="lead"><span class="chip red">FAIL</span>' in page
+    assert '</h1>\n<p><span class="chip red">FAIL</span>' in page
     part = section(page, "probes", "sanitizers")
     assert '<span class="chip red">FAIL</span></h2>' in part
     assert '<span class="chip red">DISAGREES</span>' in part
@@ -136,9 +139,8 @@ def test_a_disagreement_is_red_and_the_report_with_it(
     assert all(said in part for said in SAID[name])
     lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
     assert lines[2].startswith("❌ **FAIL**")
-    assert [
-        line for line in lines if line.startswith("- ❌ ") and "Entry: `verify/arithmetic/" in line
-    ]
+    assert [line for line in lines if line.startswith("Entry: `verify/arithmetic/")]
+    assert "**disagrees with the table**" in "\n".join(lines)
 
 
 def test_agreement_is_green(green: Report, tmp_path: Path) -> None:
@@ -149,10 +151,10 @@ def test_agreement_is_green(green: Report, tmp_path: Path) -> None:
     part = section(page, "probes", "sanitizers")
     assert '<span class="chip green">pass</span></h2>' in part
     assert part.count('<span class="chip green">agrees</span>') == 2
-    assert '<td class="good">0</td>' in part
-    assert 'class="bad"' not in part
+    assert "<td class=good>0<" in part
+    assert not re.search(r'class="?bad', part)
     for said in (
-        "<td>all 2^32</td>",
+        ">all 2^32<td>",
         "3f800001 (1)",
         "PTX ISA",
         "chain of 16 fused groups of 16",
@@ -175,7 +177,7 @@ def test_without_probes_they_are_not_run_and_nothing_changes(green: Report, tmp_
     assert "Not run: no sanitizer.json lies beside this report" in section(
         page, "sanitizers", "builds"
     )
-    assert (tmp_path / "report.md").read_text(encoding="utf-8").count("⬜ not run: `") == 2
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").count("\nNot run: no ") == 2
 
 
 def test_probes_that_found_no_gpu_are_not_run(green: Report, tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_probe_that_failed_keeps_the_report_from_green(green: Report, tmp_path
     assert read(tmp_path)["status"] == "grey"
     assert "1 of 3 probes on sm_90a failed: expf" in part
     assert "<pre>CompileError</pre>" in part
-    assert 'class="bad"' not in part
+    assert not re.search(r'class="?bad', part)
 
 
 def test_an_instruction_that_no_table_has_is_said_and_no_disagreement(
@@ -279,17 +281,17 @@ class TestSanitizers:
             in part
         )
         # of another source, which shows
-        assert '<td class="good">clean</td>' not in part.split("Planted faults")[0]
+        assert "<td class=good>clean" not in part.split("Planted faults")[0]
         assert "of another source than this report" in part
-        assert '<td class="good">caught</td>' in part
-        assert "a library&#39;s kernel" in part
+        assert "<td class=good>caught" in part
+        assert "a library&#x27;s kernel" in part
 
     def test_the_same_source_is_clean(self, green: Report, tmp_path: Path) -> None:
         same = account()
         same["tried"][0]["source_hash"] = green["variants"][0]["source_hash"]
         part = section(written(green, tmp_path, None, same), "sanitizers", "builds")
-        assert '<td class="good">clean</td>' in part.split("Planted faults")[0]
-        assert 'class="bad"' not in part
+        assert "<td class=good>clean" in part.split("Planted faults")[0]
+        assert not re.search(r'class="?bad', part)
 
     @pytest.mark.parametrize(
         ("outcome", "status"), [("faulty", "red"), ("failed", "red"), ("inconclusive", "grey")]
@@ -315,7 +317,7 @@ class TestSanitizers:
         part = section(written(green, tmp_path, None, missed), "sanitizers", "builds")
         assert read(tmp_path)["status"] == "grey"
         assert "0 of 1 planted fault caught. Not as wanted: memcheck on planted-overrun." in part
-        assert '<td class="bad">clean: not caught</td>' in part
+        assert "<td class=bad>not seen, wanted caught" in part
 
     def test_nothing_tried_is_not_green(self, green: Report) -> None:
         empty = joined(green, Beside(sanitizer=account(tried=[])))  # type: ignore[arg-type]
@@ -351,7 +353,7 @@ def test_nothing_from_beside_becomes_markup(green: Report, tmp_path: Path) -> No
     words["waivers"] = [dict.fromkeys(WAIVED, HOSTILE) | {"dead": True}]
     page = written(green, tmp_path, hostile, words)
     tags = Elements(page).tags
-    assert "script" not in {tag for tag, _ in tags}
+    assert [tag for tag, _ in tags].count("script") == 1  # the page's own
     assert not [
         name
         for _, attributes in tags

@@ -3,8 +3,13 @@ from a kernel unescaped."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from verify.document import Document, html, markdown
 from verify.evidence import Phase, Verdict
 from verify.report import contract
+from verify.report.beside import Beside
+from verify.report.sections import contract as section
 
 
 def verdict(
@@ -62,26 +67,38 @@ def test_a_cell_holds_the_words_of_all_dtypes() -> None:
     found = matrix()
     assert list(found["good"]) == ["LSE", "P"]
     assert found["good"]["P"]["measured"] == {"bfloat16": ["bfloat16"], "float16": ["float16"]}
-    assert contract.columns(found) == ["good", "bad|one"]
-    by_name = dict(contract.rows(found))
+    assert section.columns(found) == ["good", "bad|one"]
+    by_name = dict(section.rows(found))
     assert by_name["LSE"][0] == ("natural", "", False)
     assert by_name["LSE"][1] == ("natural (bfloat16); base <2> (float16)", "natural", True)
     assert by_name["P"][0] == ("bfloat16; float16", "", False)
 
 
+def reported(measured: dict[str, dict[str, contract.Cell]]) -> Any:
+    """What the section reads of a report."""
+    variants = [
+        {"ref": ref, "measured": found, "cases": 1, "status": "green"}
+        for ref, found in measured.items()
+    ]
+    return {"variants": variants}
+
+
 def test_it_is_rendered_escaped_and_contradictions_show() -> None:
-    lines = "\n".join(contract.markdown(matrix()))
-    assert "❌ **natural" in lines
+    shown = section.section(reported(matrix()), Beside())
+    assert shown is not None
+    page = Document("", (), (shown,))
+    lines = markdown.render(page)
+    assert "**natural (bfloat16); base &#60;2&#62; (float16)**" in lines
     assert "declared: natural" in lines
     assert "| **P** |" in lines
     assert len({line.count(" | ") for line in lines.splitlines() if line.startswith("| **")}) == 1
-    page = contract.html(matrix())
-    assert "base &lt;2&gt;" in page
-    assert page.count('class="bad"') == 1
-    assert '<span class="wanted">declared: natural</span>' in page
-    assert "<2>" not in page
+    body = html.render(page)
+    assert "base &lt;2&gt;" in body
+    assert body.count('class="bad"') == 1
+    assert '<span class="soft">[declared: natural]</span>' in body
+    assert "<2>" not in body
 
 
 def test_nothing_measured_is_no_section() -> None:
-    assert list(contract.markdown({"a": {}})) == []
-    assert contract.html({}) == ""
+    assert section.section(reported({"a": {}}), Beside()) is None
+    assert section.section(reported({}), Beside()) is None

@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 
 from tests.harness.fake_campaign import BINS, evidence, of
+from tests.harness.rendered import as_html, as_markdown
 from verify.evidence import Drawn
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.report import build, plots
-from verify.report import html as html_report
-from verify.report import markdown as markdown_report
 from verify.report.headline import Failures, failures, headline
 from verify.report.rate import draws, limit, rate
 from verify.report.terminal import headline as terminal_headline
@@ -89,11 +88,11 @@ class TestFailures:
         said = headline(found)
         assert said.startswith(f"{failures(found)}. ")
         assert terminal(found).splitlines()[0] == said
-        title, blank, first = markdown_report.render(found).splitlines()[:3]
+        title, blank, first = as_markdown(found).splitlines()[:3]
         assert title.startswith("# ")
         assert not blank
         assert said in html.unescape(first)
-        page = html.unescape(html_report.render(found))
+        page = html.unescape(as_html(found))
         assert said in page[page.index("</h1>") :].split("</p>", 1)[0]
 
 
@@ -110,7 +109,7 @@ class TestRate:
         assert draws(flash) == sum(min(d["cases"], 328) for d in flash["dtypes"]) == 48
         said = "0 of 48 draws failing: the failure rate is below 6.1 % with 95 % confidence"
         assert rate(flash) == said
-        pages = markdown_report.render(found), html_report.render(found), terminal(found)
+        pages = as_markdown(found), as_html(found), terminal(found)
         for page in pages:
             assert said in page
         for page in pages[:2]:

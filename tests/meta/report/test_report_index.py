@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tests.harness.fake_campaign import BINS, evidence
 from verify import cli
-from verify.campaign import recheck as again
+from verify.campaign import recheck
 from verify.evidence import Evidence
 from verify.report import build, dumps, index, plots, read, write, write_index
 
@@ -18,7 +18,7 @@ from verify.report import build, dumps, index, plots, read, write, write_index
 def no_plots(monkeypatch):
     monkeypatch.setattr(plots, "ratio_plot", lambda report: None)
     monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
-    monkeypatch.setattr(again, "again", lambda report: (0, ()))
+    monkeypatch.setattr(recheck, "recheck_report", lambda report: (0, ()))
 
 
 def on(name: str, **versions: str) -> Evidence:

@@ -190,7 +190,7 @@ class TestCommand:
         assert target.read_bytes() == before
         status, said = self.told("--run", "two", "--publish", "--replace")
         assert status == runner.INFRASTRUCTURE  # published, and as incomplete as it is
-        assert "covered more, and was replaced. What is lost:" in said
+        assert "covered more, and was replaced. This is lost:" in said
         assert target.read_bytes() != before
         # together they cover it
         assert self.told("--run", "one", "--run", "two", "--publish")[0] == runner.CLEAN
@@ -269,11 +269,27 @@ class TestCommand:
         def fails(*_: object, **__: object) -> str:
             raise KeyError("<b>what\na kernel said</b>")
 
-        for place in ("html.render", "markdown.render", "plots.ratio_plot"):
-            monkeypatch.setattr(f"verify.report.{place}", fails)
+        monkeypatch.setattr("verify.report.document.sections", fails)
         paths = write(build(campaign(), BINS), here / "pages")
         assert read(here / "pages")["status"] == "green"
         for path in paths[1:]:
+            assert "This page could not be made" in path.read_text()
+            assert "<b>" not in path.read_text()
+
+    def test_an_error_of_a_renderer_or_a_picture_costs_no_report(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: object, **__: object) -> str:
+            raise KeyError("<b>what\na kernel said</b>")
+
+        monkeypatch.setattr(plots, "ratio_plot", fails)
+        page = write(build(campaign(), BINS), here / "pages")[2].read_text()
+        assert "A picture could not be drawn: " in page
+        assert "Device and sources" in page
+        assert "<b>" not in page
+        monkeypatch.setattr("verify.document.html._table", fails)
+        monkeypatch.setattr("verify.document.markdown._table", fails)
+        for path in write(build(campaign(), BINS), here / "pages")[1:]:
             assert "This page could not be made" in path.read_text()
             assert "<b>" not in path.read_text()
 

@@ -350,7 +350,7 @@ class TestPages:
             " records"
         )
         assert [line.split(",")[0] for line in said[1:]] == ["report.md", "report.html"]
-        assert "has '⬜ not run: `sanitizer.json`" in said[1]
+        assert "make '✅ **pass** Sanitizers: 0 records" in said[1]
         write(read(folder), folder)
         assert disagreements(read(folder), folder) == []
 

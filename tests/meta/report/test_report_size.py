@@ -69,7 +69,9 @@ class TestPictures:
         assert '<path d="M1.5 -.3L0 12.13z" class="v-0"/>' in picture
         assert '<text class="v-0" x="3">5.000</text>' in picture
         assert ".v-0{stroke:red}" in picture
-        assert "<g>" in picture
+        assert "<g" not in picture
+        kept = '<g clip-path="a"><g>x</g></g>'
+        assert svg.compact(kept, "v").endswith('<g clip-path="a">x</g>')
 
     def test_text_is_never_taken_for_markup(self):
         text = 'style="stroke: red" d="M 1.500000 2.0" id="x"'
@@ -78,6 +80,12 @@ class TestPictures:
 
     def test_every_case_is_drawn(self, report):
         picture = plots.ratio_plot(report)
+        assert all(
+            len(samples) <= plots.DRAWN
+            for v in report["variants"]
+            for d in v["dtypes"]
+            for samples in d["samples"].values()
+        )
         drawn = sum(
             len([s for s in samples if s["r"] is not None])
             for v in report["variants"]

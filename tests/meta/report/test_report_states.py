@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from tests.harness.fake_campaign import BINS, entry, evidence, failing, verdict
+from tests.harness.rendered import as_html, as_markdown
 from verify.bootstrap import ROOT
 from verify.cli.summary import Outcome, _shortfalls, table
 from verify.evidence import Evidence, Verdict
@@ -21,8 +22,6 @@ from verify.evidence.flat_numerics import FORWARD, in_parts
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.problem import Problem
 from verify.report import Report, build, plots, read
-from verify.report.html import render as render_html
-from verify.report.markdown import render as render_markdown
 from verify.report.outcome import incomplete, outcome
 from verify.report.schema import VariantReport
 from verify.report.states import (
@@ -102,7 +101,7 @@ def row(dtype: str, found: Evidence, of: Report, known: Xfails | None = None) ->
 
 def everywhere(of: Report) -> list[str]:
     """What a reader of the terminal, of the Markdown and of the page sees."""
-    return [shown(of), html.unescape(render_markdown(of)), html.unescape(render_html(of))]
+    return [shown(of), html.unescape(as_markdown(of)), html.unescape(as_html(of))]
 
 
 class TestNarrow:
@@ -125,9 +124,9 @@ class TestNarrow:
         for page in everywhere(found):
             assert said in page
         assert row("float16", campaign(support=support), found)[-1] == "holds, narrow"
-        assert "⚠️ **narrow**" in render_markdown(found)
-        assert '<span class="chip warn"' in render_html(found)
-        assert "1 narrow." in render_html(found)
+        assert "⚠️ **narrow**" in as_markdown(found)
+        assert '<span class="warn">narrow</span>' in as_html(found)
+        assert "1 narrow." in as_html(found)
 
     @pytest.mark.parametrize(
         "support",
@@ -279,8 +278,8 @@ class TestGradients:
         assert unjudged(found["variants"][0]) == "gradients: not judged (no declared backward)"
         assert row("float16", campaign(), found)[6] == "not judged"
         assert "gradients: not judged (no declared backward): mine" in shown(found)
-        assert "gradients: not judged (no declared backward)" in render_markdown(found)
-        assert "Gradients: not judged (no declared backward)" in render_html(found)
+        assert "gradients: not judged (no declared backward)" in as_markdown(found)
+        assert "gradients: not judged (no declared backward)" in as_html(found)
 
     def test_a_backward_that_no_case_measured(self) -> None:
         found = report(entries=("forward", "backward"), gradients=asdict(GradientNumerics()))

@@ -8,15 +8,15 @@ from dataclasses import asdict
 import pytest
 
 from tests.harness.fake_campaign import ARCHES, BINS, built, evidence, gradient_verdict, of, verdict
+from tests.harness.rendered import as_html, as_markdown
 from tests.meta.report.test_report_rendering import Elements
 from verify.evidence import NotRun
 from verify.evidence.strict_json import loads
 from verify.problem import Problem
 from verify.problem.case import replay_command
 from verify.report import Report, build, dumps, parse, plots, tables, worst_cases
-from verify.report import html as html_report
-from verify.report import markdown as markdown_report
 from verify.report.schema import TENSORS
+from verify.report.sections import builds, closest, declared, variants
 from verify.variant import Resources
 
 
@@ -113,7 +113,7 @@ class TestTensors:
                 n: {"r": t["r"], "worst": one | {"tensor": n}} for n, t in d["tensors"].items()
             }
         }
-        ((title, worst),) = tables.worst_of(d)
+        ((title, worst),) = variants.worst_of(d)
         assert title.startswith("Worst dQ, r = ")
         assert title.count(" and worst d") == 2
         assert worst["case"] == one["case"]
@@ -211,7 +211,7 @@ class TestBuilds:
 
 class TestPages:
     def test_markdown_verdicts(self, report):
-        columns, _, *rows = table(markdown_report.render(report), "## Verdicts")
+        columns, _, *rows = table(as_markdown(report), "## Verdicts")
         assert columns[4:9] == [f"r of {name}" for name in ("O", "LSE", "dQ", "dK", "dV")]
         named = dict(zip((row[0] for row in rows), rows, strict=True))
         assert named["**triton-backward**"][4:6] == ["–", "–"]
@@ -219,30 +219,32 @@ class TestPages:
         assert named["**triton-fwd**"][6:9] == ["–"] * 3
         assert named["**triton-fp8-forward**"][1] == "float8_e4m3fn"
         reasons = "6 of 8 coverage bins empty; 1 case launched but never judged"
-        assert [row[2] for row in rows if not row[0] and not row[1]] == [
-            f"⬜ incomplete: {reasons}"
+        assert [row[2] for row in rows if row[0] == "**ptx-mma**" and not row[1]] == [
+            f"⬜ **incomplete**: {reasons}"
         ]
-        assert reasons in html_report.render(report)
-        assert [row[2] for row in rows if row[1] == "builds"] == ["❌ FAIL: 1 of 3 fail to compile"]
+        assert reasons in as_html(report)
+        assert [row[2] for row in rows if row[1] == "builds"] == [
+            "❌ **FAIL**: **1 of 3 fail to compile**"
+        ]
 
     def test_a_forward_only_report_has_no_columns_of_gradients(self):
         found = evidence()
         kept = tuple(v for v in found.verdicts if v.variant != "triton-backward")
-        page = markdown_report.render(build(dataclasses.replace(found, verdicts=kept), BINS))
+        page = as_markdown(build(dataclasses.replace(found, verdicts=kept), BINS))
         assert table(page, "## Verdicts")[0][4:6] == ["r of O", "r of LSE"]
         assert "dQ" not in page
 
     def test_details_of_a_backward(self, report):
-        page = markdown_report.render(report)
-        part = page.split("<summary>triton-backward (backward)", 1)[1].split("</details>", 1)[0]
+        page = as_markdown(report)
+        part = page.split("<summary>triton-backward ", 1)[1].split("</details>", 1)[0]
         assert "| not applicable | r of dQ | r of dK | r of dV |" in part
         assert "r of O" not in part
         assert "LSE" not in part
 
     def test_markdown_builds(self, report):
-        columns, _, *rows = table(markdown_report.render(report), "## Builds")
-        assert columns == list(tables.BUILD_COLUMNS)
-        assert [row[1] for row in rows if row[0] == "**triton-fwd**"] == ["sm_80"]
+        columns, _, *rows = table(as_markdown(report), "## Builds")
+        assert columns == list(builds.COLUMNS)
+        assert [row[1] for row in rows if row[0] == "**triton-fwd**"] == list(ARCHES)
         spilled = [row for row in rows if row[8] != "–"]
         assert [row[7:] for row in spilled] == [
             ["2", "8 + 16", "`m128n64-float16-d256`"],
@@ -251,27 +253,27 @@ class TestPages:
         assert [row[2] for row in rows].count("1 of 2") == 2
 
     def test_what_does_not_compile_is_shown_with_the_compilers_words(self, report):
-        for page in (markdown_report.render(report), html_report.render(report)):
+        for page in (as_markdown(report), as_html(report)):
             assert "mma is not defined" in page
             assert "does not compile" in page
             assert "19 builds compiled, 1 failing." in page
 
     def test_nothing_compiled_and_why(self, report):
         none = build(dataclasses.replace(evidence(), builds=(), verdicts=()), BINS)
-        for render in (markdown_report.render, html_report.render):
+        for render in (as_markdown, as_html):
             assert "Nothing was compiled in this run" in render(none)
             assert "builds compiled" not in render(none)
-        said = tables.not_built(
+        said = builds.not_built(
             build(dataclasses.replace(evidence(), builds=(built("triton-fwd", "sm_80"),)), BINS)
         )
         assert "gluon-hopper (needs compute capability 9.0)" in said
         assert "triton-fwd," not in said
         assert (
-            tables.not_built(report) == "No build is on record of torch-flash, triton-fp8-forward."
+            builds.not_built(report) == "No build is on record of torch-flash, triton-fp8-forward."
         )
 
     def test_declarations(self, report):
-        found = {one.title: one for one in tables.declarations(report)}
+        found = {one.title: one for one in declared.declarations(report)}
         assert [ref for ref, _ in found["Declared numerics of gradients"].rows] == [
             "triton-backward"
         ]
@@ -284,32 +286,31 @@ class TestPages:
             v | {"contract": v["contract"] | {"lse": "base 2"}} if v["ref"] == "ptx-mma" else v
             for v in report["variants"]
         ]
-        one, *_ = tables.declarations(report | {"variants": changed})
+        one, *_ = declared.declarations(report | {"variants": changed})
         assert one.terms == ["lse"]
         assert dict(one.rows) == {
             v["ref"]: ["base 2" if v["ref"] == "ptx-mma" else "natural"] for v in changed
         }
         assert ("deterministic", "yes") in one.alike
         assert one.whose == "All alike"
-        for page in (markdown_report.render(report), html_report.render(report)):
+        for page in (as_markdown(report), as_html(report)):
             assert "All alike" in page
 
     def test_html_has_the_builds(self, report):
-        page = html_report.render(report)
+        page = as_html(report)
         heading = page.index('<h2 id="builds">')
         part = page[heading : page.index('<h2 id="variants">')]
-        assert part.count("<td>sm_90a</td>") == 3
+        assert part.count("<td>sm_90a<td") == 3
         assert "96 + 128" in part
         assert not [a for _, a in Elements(page).tags if a.get("src")]
 
     def test_not_run_rows_span_the_table(self, report):
-        page = html_report.render(report)
+        page = as_html(report)
         rows = page[page.index('<h2 id="verdicts">') : page.index("</table>")]
         tags = Elements(rows).tags
         columns = sum(tag == "th" for tag, _ in tags)
         spans = {int(a["colspan"]) for _, a in tags if "colspan" in a}
-        # after variant, dtype and verdict; claims, after the variant
-        assert spans == {columns - 3, columns - 1}
+        assert spans == {columns - 2}  # after variant and dtype
 
 
 class TestPlots:
@@ -400,7 +401,7 @@ class TestOracles:
         ][0]
         rows = [
             (o["oracle"], o["group"], o["cases"], o["failures"], o["inapplicable"])
-            for o in tables.oracles_of(d)
+            for o in variants.oracles_of(d)
         ]
         assert rows == [
             ("memory", "held", 1, 1, 0),
@@ -412,7 +413,7 @@ class TestOracles:
 
 class TestWorstCases:
     def test_the_largest_r_of_every_variant(self, report):
-        found = {one.ref: one for one in tables.closest(report)}
+        found = {one.ref: one for one in closest.closest(report)}
         assert list(found) == [
             v["ref"] for v in tables.ordered(report) if any(d["tensors"] for d in v["dtypes"])
         ]
@@ -449,8 +450,8 @@ class TestWorstCases:
         )
         made = verdict("triton-fwd", "float16", 0, problem=problem.name, measures=measures)
         found = build(dataclasses.replace(evidence(), verdicts=(made,)), BINS)
-        assert [one.where for one in tables.closest(found)] == [where]
-        assert f"at {where} " in html_report.render(found)
+        assert [one.where for one in closest.closest(found)] == [where]
+        assert f"<td>{where}<td" in as_html(found)
 
 
 def test_a_reason_that_all_dtypes_share_is_said_once():

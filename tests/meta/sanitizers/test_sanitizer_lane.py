@@ -14,24 +14,24 @@ import torch
 from references.masks import Causal
 from tests.planted import split_q, tiny
 from verify.cell.arena import Arena, plan
-from verify.cell.isolated_buffers import Separate
+from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cuda.compile import compilable, compile_source
 from verify.evidence import Recorder, load
 from verify.problem import Layout, Problem
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
-from verify.sanitizers.facts import Facts, Heard, Judgement
-from verify.sanitizers.lane import Lane, few
+from verify.sanitizers.facts import CaseResult, Facts, Judgement
+from verify.sanitizers.lane import Lane, worker_count
 from verify.sanitizers.planted import FAULTS, planted_problem
 from verify.sanitizers.records import Record
-from verify.sanitizers.selection import MOST, deep, select
+from verify.sanitizers.selection import MAX_PROBLEMS, deep, select
 from verify.sanitizers.session import Booth, Session, Subject
 from verify.sanitizers.tool import TOOLS, Sanitizer, find
 from verify.variant import Config, Contract, Declaration, Numerics, Support
 
 torch.set_num_threads(1)
 
-# Buffers of their own.
+# Isolated buffers.
 
 STRIDED = Problem(
     batch=2,
@@ -54,21 +54,21 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-def separated(arena: Arena, problem: Problem) -> tuple[Separate, torch.Tensor]:
+def isolated(arena: Arena, problem: Problem) -> tuple[IsolatedBuffers, torch.Tensor]:
     where = plan(
         problem, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
     )
     arena.reserve(where.size)
     arena.bytes[:] = torch.arange(arena.capacity, dtype=torch.int64).to(torch.uint8).numpy()
     host = torch.from_numpy(arena.bytes)
-    return Separate(where.slots, host, "cpu"), host
+    return IsolatedBuffers(where.slots, host, "cpu"), host
 
 
 @pytest.mark.parametrize("problem", [STRIDED, STRIDED.but(seqlen_kv=0), STRIDED.but(seqlen_q=0)])
 def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(
     arena: Arena, problem: Problem
 ) -> None:
-    separate, host = separated(arena, problem)
+    separate, host = isolated(arena, problem)
     for slot in plan(
         problem, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
     ).slots:
@@ -92,7 +92,7 @@ def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(
 
 
 def test_what_a_run_writes_comes_back_and_what_it_writes_past_the_end_cannot(arena: Arena) -> None:
-    separate, host = separated(arena, STRIDED)
+    separate, host = isolated(arena, STRIDED)
     where, before = (
         plan(
             STRIDED, lse=True, workspace={"scratch": ((3,), "float32"), "none": ((0, 4), "float32")}
@@ -109,7 +109,7 @@ def test_what_a_run_writes_comes_back_and_what_it_writes_past_the_end_cannot(are
 
 
 def test_bytes_of_no_buffer_cannot_be_had(arena: Arena) -> None:
-    separate, _ = separated(arena, STRIDED)
+    separate, _ = isolated(arena, STRIDED)
     where = plan(STRIDED, lse=True, workspace={})
     for start, stop in (
         (0, 8),
@@ -147,8 +147,8 @@ def test_a_tool_is_found_on_the_path_only_if_it_answers(
 
 
 def test_workers_are_at_least_one() -> None:
-    assert (few("0"), few("5")) == (1, 5)
-    assert 1 <= few("auto") <= 8
+    assert (worker_count("0"), worker_count("5")) == (1, 5)
+    assert 1 <= worker_count("auto") <= 8
 
 
 # Planted faults.
@@ -197,10 +197,10 @@ def test_the_planted_problem_lies_inside_every_planted_support() -> None:
 
 def declared(support: Support, configs: tuple[Config, ...]) -> Declaration:
     return Declaration(
-        ref="accused",
-        path="accused.py",
+        ref="kernel",
+        path="kernel.py",
         source_hash="",
-        name="accused",
+        name="kernel",
         family="triton",
         configs=configs,
         support=support,
@@ -225,7 +225,7 @@ WIDE = declared(
 @pytest.mark.parametrize("config", WIDE.configs, ids=lambda config: config.name)
 def test_a_handful_of_small_problems_fills_the_edges(config: Config) -> None:
     chosen = select(WIDE, config, "float16")
-    assert 4 <= len(chosen) <= MOST
+    assert 4 <= len(chosen) <= MAX_PROBLEMS
     assert chosen == select(WIDE, config, "float16")
     assert all(
         WIDE.support.refusal(problem) is None and problem.dtype == "float16" for problem in chosen
@@ -280,7 +280,7 @@ def test_a_square_support_without_masks_is_served_too() -> None:
 
 CASES = tuple(
     Case(
-        "accused",
+        "kernel",
         WIDE.configs[0].name,
         "sanitizer",
         Problem(seqlen_q=n, seqlen_kv=n, head_dim=8, dtype="float16"),
@@ -291,8 +291,8 @@ SUBJECT = Subject(WIDE, WIDE.configs[0], "float16", CASES)
 
 
 class Oracle:
-    """Stands for a booth: says what a test wants of a process, by the number of its cases and of
-    its first one's keys."""
+    """A fake `Booth`: gives the outcome that a test sets, by the number of cases and of the first
+    case's keys."""
 
     def __init__(self, outcomes: dict[tuple[int, int], str]) -> None:
         self.outcomes = outcomes
@@ -306,14 +306,14 @@ class Oracle:
             if outcome == "faulty"
             else ()
         )
-        heard = (Heard(subject.cases[0].id, "ok"),)  # the process stopped at the second case
+        results = (CaseResult(subject.cases[0].id, "ok"),)  # the process stopped at the second case
         facts = Facts(
             tool=tool,
             exit_code=0,
             summary=None,
             records=records,
-            heard=heard,
-            wanted=len(subject.cases),
+            results=results,
+            expected_cases=len(subject.cases),
         )
         return Session(
             tool, subject, Judgement(outcome, records=records, total=len(records)), 1.0, facts
@@ -326,9 +326,9 @@ class Oracle:
         ({}, ["clean", "clean", "clean"], 1),
         # whose it is shows alone
         ({(3, 1): "faulty", (1, 3): "faulty"}, ["clean", "clean", "faulty"], 4),
-        # nobody's alone: the one at which the process stopped
+        # No case shows it alone: it counts against the one at which the process stopped.
         ({(3, 1): "faulty"}, ["clean", "faulty", "clean"], 4),
-        # each is proved clean by a process of its own
+        # Each is proved clean by a separate process.
         ({(3, 1): "inconclusive"}, ["clean", "clean", "clean"], 4),
         ({(3, 1): "inconclusive", (1, 2): "inconclusive"}, ["clean", "inconclusive", "clean"], 4),
     ],
@@ -345,8 +345,8 @@ def test_a_record_is_held_against_the_case_that_shows_it(
     assert [verdicts[case.id].outcome for case in CASES] == [
         "pass" if word == "clean" else "fail" for word in expected
     ]
-    nobodys = outcomes == {(3, 1): "faulty"}
+    shared = outcomes == {(3, 1): "faulty"}
     for verdict in verdicts.values():
         if verdict.finding is not None:
-            assert ("only where 3 cases" in verdict.finding.message) == nobodys
-            assert ("--variant accused" in verdict.finding.replay) == nobodys
+            assert ("only where 3 cases" in verdict.finding.message) == shared
+            assert ("--variant kernel" in verdict.finding.replay) == shared

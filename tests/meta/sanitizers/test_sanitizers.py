@@ -1,5 +1,4 @@
-"""What the sanitizer lane reads of the tool, and what it believes: records, summaries, five
-facts."""
+"""How the sanitizer lane reads and judges the tool's output: records, summaries, five facts."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from verify.sanitizers.facts import Facts, Heard, Waiver, collect, judge
-from verify.sanitizers.lane import dead
+from verify.sanitizers.facts import CaseResult, Facts, Waiver, collect, judge
+from verify.sanitizers.lane import unused
 from verify.sanitizers.records import (
     NotUnderstood,
     Record,
@@ -178,22 +177,22 @@ CLEAN_FACTS = Facts(
     exit_code=0,
     summary=Summary(0),
     records=(),
-    heard=(Heard(CASE, "ok"), Heard(CASE, "ok")),
-    wanted=2,
+    results=(CaseResult(CASE, "ok"), CaseResult(CASE, "ok")),
+    expected_cases=2,
 )
 FAULTY_FACTS = replace(
     CLEAN_FACTS,
     exit_code=ERROR_EXIT,
     summary=Summary(1),
     records=(FAULTY_RECORD,),
-    heard=(Heard(CASE, "raised", "error 719"),),
+    results=(CaseResult(CASE, "raised", "error 719"),),
 )
 
 
 def test_five_facts_that_agree() -> None:
     assert judge(CLEAN_FACTS).outcome == "clean"
-    found = judge(FAULTY_FACTS)
-    assert (found.outcome, found.records, found.total, found.reasons) == (
+    judgement = judge(FAULTY_FACTS)
+    assert (judgement.outcome, judgement.records, judgement.total, judgement.reasons) == (
         "faulty",
         (FAULTY_RECORD,),
         1,
@@ -210,25 +209,25 @@ def test_five_facts_that_agree() -> None:
         ({"exit_code": None}, "a kill"),
         ({"exit_code": -11}, "exit code -11"),
         ({"summary": Summary(1)}, "counts 1, the XML holds 0"),
-        ({"summary": None}, "nothing of it"),
+        ({"summary": None}, "nothing readable"),
         ({"records": (FAULTY_RECORD,)}, "counts 0, the XML holds 1"),
-        ({"records": None}, "nothing of it"),
-        ({"heard": (Heard(CASE, "ok"),)}, "1 of 2 cases"),
-        ({"heard": (Heard(CASE, "ok"), Heard(CASE, "raised", "why"))}, "raised: why"),
+        ({"records": None}, "nothing readable"),
+        ({"results": (CaseResult(CASE, "ok"),)}, "1 of 2 cases"),
+        ({"results": (CaseResult(CASE, "ok"), CaseResult(CASE, "raised", "why"))}, "raised: why"),
         (
-            {"heard": (Heard(CASE, "ok"), Heard(CASE, "ok", "leaves 3 of 4 elements"))},
+            {"results": (CaseResult(CASE, "ok"), CaseResult(CASE, "ok", "leaves 3 of 4 elements"))},
             "prove a launch",
         ),
-        ({"heard": (), "wanted": 0}, "no case"),
+        ({"results": (), "expected_cases": 0}, "no case"),
         ({"doubts": ("Internal Sanitizer Error",)}, "Internal"),
     ],
 )
 def test_one_fact_that_disagrees_makes_a_clean_process_inconclusive(
     change: dict[str, object], says: str
 ) -> None:
-    found = judge(replace(CLEAN_FACTS, **change))  # type: ignore[arg-type]
-    assert found.outcome == "inconclusive"
-    assert says in "; ".join(found.reasons)
+    judgement = judge(replace(CLEAN_FACTS, **change))  # type: ignore[arg-type]
+    assert judgement.outcome == "inconclusive"
+    assert says in "; ".join(judgement.reasons)
 
 
 def test_a_fault_that_two_facts_show_is_a_fault_whatever_else_is_in_doubt() -> None:
@@ -238,9 +237,9 @@ def test_a_fault_that_two_facts_show_is_a_fault_whatever_else_is_in_doubt() -> N
         {"doubts": ("Internal Sanitizer Error",)},
         {"summary": Summary(7)},
     ):
-        found = judge(replace(FAULTY_FACTS, **change))  # type: ignore[arg-type]
-        assert found.outcome == "faulty"
-        assert found.reasons
+        judgement = judge(replace(FAULTY_FACTS, **change))  # type: ignore[arg-type]
+        assert judgement.outcome == "faulty"
+        assert judgement.reasons
 
 
 def test_one_fact_alone_shows_no_fault_and_no_absence_of_one() -> None:
@@ -273,9 +272,9 @@ WAIVER = Waiver(
 
 
 def test_a_waived_record_counts_as_none() -> None:
-    facts = replace(FAULTY_FACTS, heard=CLEAN_FACTS.heard)
-    found = judge(facts, (WAIVER,))
-    assert (found.outcome, found.waived) == ("clean", (WAIVER,))
+    facts = replace(FAULTY_FACTS, results=CLEAN_FACTS.results)
+    judgement = judge(facts, (WAIVER,))
+    assert (judgement.outcome, judgement.waived) == ("clean", (WAIVER,))
     # the other facts must still agree
     assert judge(replace(facts, exit_code=0), (WAIVER,)).outcome == "inconclusive"
     # nor does it excuse a case that raised
@@ -287,7 +286,7 @@ def test_a_waived_record_counts_as_none() -> None:
 
 
 def test_a_waiver_covers_nothing_unseen_or_unknown() -> None:
-    facts = replace(FAULTY_FACTS, heard=CLEAN_FACTS.heard)
+    facts = replace(FAULTY_FACTS, results=CLEAN_FACTS.results)
     beyond = replace(
         facts, summary=Summary(PRINT_LIMIT + 1), records=(FAULTY_RECORD,) * PRINT_LIMIT
     )
@@ -304,10 +303,10 @@ def test_a_waiver_covers_nothing_unseen_or_unknown() -> None:
 
 
 def test_a_waiver_that_nothing_needs_is_dead() -> None:
-    assert dead([WAIVER], []) == [WAIVER]
+    assert unused([WAIVER], []) == [WAIVER]
 
 
 def test_a_process_that_left_nothing_is_inconclusive(tmp_path: Path) -> None:
-    found = judge(collect("memcheck", tmp_path, 0, CLEAN_FACTS.heard, 2))
-    assert found.outcome == "inconclusive"
-    assert "left no" in "; ".join(found.reasons)
+    judgement = judge(collect("memcheck", tmp_path, 0, CLEAN_FACTS.results, 2))
+    assert judgement.outcome == "inconclusive"
+    assert "left no" in "; ".join(judgement.reasons)

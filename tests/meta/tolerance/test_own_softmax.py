@@ -13,7 +13,7 @@ import torch
 from references.masks import Causal, Lengths
 from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.fake_trials import acquitted, convicted, trial_of
-from tests.harness.property_cases import ACCUSED, Bench, bench
+from tests.harness.property_cases import SAMPLES, Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
 from verify.arithmetic.dtypes import dtype_named
 from verify.campaign.targets import Target
@@ -225,9 +225,9 @@ def test_an_overflow_anywhere_in_a_row_leaves_nothing_to_ask() -> None:
 
 
 def test_only_a_backward_that_reads_an_lse_needs_one(tmp_path: Path) -> None:
-    found = roster([ACCUSED / "own_softmax.py"])
+    found = roster([SAMPLES / "own_softmax.py"])
     assert not found.failures
     assert all(declaration.contract.lse is None for declaration in found.declarations)
-    source = (ACCUSED / "own_softmax.py").read_text().replace('source="own", ', "")
+    source = (SAMPLES / "own_softmax.py").read_text().replace('source="own", ', "")
     (tmp_path / "reads.py").write_text(source)
     assert "a backward needs the LSE" in str(roster([tmp_path / "reads.py"]).failures)

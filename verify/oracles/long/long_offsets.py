@@ -52,7 +52,7 @@ def judge(trial: Trial) -> Ruling:
                 ruling = failed(other) or gather.judge(other)
             finally:
                 trial.arena.close()
-                trial.cell.restart()  # the life holds a copy on its device
+                trial.cell.restart()  # the process holds a copy on its device
         if ruling.finding is not None:
             message = (
                 f"the last row of {name} lies {REACH} elements from the first:"

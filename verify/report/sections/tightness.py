@@ -7,15 +7,27 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from verify.report import text
+from verify.document import Number, Paragraph, Row, Section, Table, ratio
+from verify.report import words
+from verify.report.beside import Beside
 from verify.report.schema import TENSORS, Report
 
-COLUMNS = ("tensor", "inputs", "dtypes", "median of worst r", "least", "largest")
-NOTE = (
+ORDER = 60
+_COLUMNS = ("tensor", "inputs", "dtypes", "median of worst r", "least", "largest")
+_NOTE = (
     "Each variant and dtype counts once, by the worst r of its cases. fp32 stands apart: its bounds"
     " allow for any order of summation, which makes most of them, and no kernel meets the worst"
     " one."
 )
+
+
+def section(report: Report, beside: Beside) -> Section | None:
+    """One row per tensor and kind of inputs."""
+    rows = tuple(_row(one) for one in tightness(report))
+    if not rows:
+        return None
+    blocks = (Table(_COLUMNS, rows), Paragraph(_NOTE, note=True))
+    return Section("Tightness of the bounds", "tightness", blocks)
 
 
 class Tight(NamedTuple):
@@ -48,9 +60,6 @@ def _rows(report: Report) -> Iterator[Tight]:
                 yield Tight(tensor, inputs, len(worst), median(worst), min(worst), max(worst))
 
 
-def rows(report: Report) -> list[list[str]]:
-    """The same in words, by COLUMNS."""
-    return [
-        [text.TENSORS[one.tensor], one.inputs, str(one.dtypes), *map(text.ratio, one[3:])]
-        for one in tightness(report)
-    ]
+def _row(one: Tight) -> Row:
+    ratios = (ratio(r) for r in (one.median, one.least, one.largest))
+    return words.TENSORS[one.tensor], one.inputs, Number(one.dtypes), *ratios

@@ -1,5 +1,4 @@
-"""Lives on trial: kernel files that do something to their process, and a request that runs them in
-a cell."""
+"""Kernel files for tests of the cell: their entry point runs a given body in the kernel process."""
 
 from __future__ import annotations
 
@@ -36,19 +35,19 @@ def forward(args, out, lse, workspace):
 """
 FOOTER = """
 VARIANT = Variant(
-    name="accused",
+    name="kernel",
     family="torch",
     forward=forward,
     support=Support(dtypes=("float32",), head_dims=(8,)),
 )
 """
-Accused = Callable[..., Path]
+Writer = Callable[..., Path]
 WHERE = plan(PROBLEM, lse=True, workspace={})
 REQUEST = {
-    "variant": "accused",
+    "variant": "kernel",
     "entry": "forward",
     "config": 0,
-    "slots": WHERE.wire(),
+    "slots": WHERE.as_data(),
     "size": WHERE.size,
     "mask": "full",
     "softmax_scale": 1.0,
@@ -57,13 +56,13 @@ REQUEST = {
 
 
 def kernel(body: str = FILL, before: str = "") -> str:
-    """The text of a kernel file with that entry point, and that text before all else."""
+    """The text of a kernel file whose entry point has that body; `before` is put at its top."""
     indented = textwrap.indent(textwrap.dedent(body), "    ")
     return f"{textwrap.dedent(before)}{HEADER}{indented}\n{FOOTER}"
 
 
 def run(cell: Cell, path: Path, arena: Arena | None = None) -> Reply:
-    """What comes of one launch, in an arena of its own if none is given."""
+    """The reply to one launch of the file, in that arena or a temporary one."""
     if arena is None:
         arena = Arena()
         try:

@@ -1,13 +1,12 @@
-"""Small texts that every rendering shares: numbers, labels, and escapes for what came from kernels
-and their messages."""
+"""Small texts that every rendering shares: numbers, durations, and plain text of whatever kernels
+say."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import datetime
-
-from verify.report.schema import DTypeReport, Failure, Oracle, Status
 
 NONE = "–"
 # C0 and C1, bidirectional marks and overrides, line separators, and surrogates, which UTF-8 cannot
@@ -15,17 +14,6 @@ NONE = "–"
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-
-_MARKUP = re.compile(r"[&<>\\`*\[\]#|~$]|\b_|_\b|^[-+=](?=[\s=-]|$)")
-
-# How a tensor, or a measure, is called where people read it.
-TENSORS = {"out": "O", "lse": "LSE", "dq": "dQ", "dk": "dK", "dv": "dV"}
-MEASURES = {
-    **{f"r_{name}": f"r of {title}" for name, title in TENSORS.items()},
-    "lse_ulp": "LSE error, ulp of fp32",
-    "bound_ratio": "bound / best bound",
-    "spill": "spilled bytes per thread",
-}
 
 
 def plain(text: object) -> str:
@@ -77,31 +65,6 @@ def moment(started: str) -> str:
     return ""
 
 
-def label(status: Status, cases: int) -> str:
-    """The word for a status; colour alone never says it."""
-    if status == "grey":
-        return "incomplete" if cases else "not run"
-    return "pass" if status == "green" else "FAIL"
-
-
-def tally(report: DTypeReport | Oracle) -> str:
-    """ "3 of 120 fail", or the number of cases."""
-    cases, failures = report["cases"], report["failures"]
-    return f"{failures} of {cases} fail" if failures else f"{cases}"
-
-
-def of_failing(failure: Failure) -> str:
-    """Of how many failing cases one is the smallest; those of shrinking are told apart, for no
-    other table counts them."""
-    cases, shrunk = failure["cases"], failure.get("shrunk")
-    if shrunk is None:
-        return f"the smallest of {cases} failing, shrinking included"
-    said = (
-        f"the smallest of {cases - shrunk} failing" if cases > shrunk else "found while shrinking"
-    )
-    return said + (f" and {shrunk} met while shrinking" if shrunk and cases > shrunk else "")
-
-
 def count(value: int | None) -> str:
     """An integer with its thousands apart."""
     return NONE if value is None else f"{value:,}"
@@ -115,29 +78,6 @@ def share(part: int, whole: int) -> str:
 def one_line(text: object) -> str:
     """Plain text with every run of blanks and line ends as one blank."""
     return " ".join(plain(text).split())
-
-
-def markdown(text: object) -> str:
-    """Text for a Markdown paragraph or table cell, with nothing in it that Markdown or HTML reads
-    as markup."""
-    # Character references never count as markup (CommonMark, section 2.5).  The zero-width blanks
-    # keep a forge from notifying whoever is called like the word behind @, and from making links of
-    # addresses.
-    line = (
-        one_line(text)
-        .replace("@", "@\u200b")
-        .replace("://", ":\u200b//")
-        .replace("www.", "www\u200b.")
-    )
-    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", line)
-
-
-def code(text: object) -> str:
-    """Text as code, in a table cell or elsewhere."""
-    line = one_line(text)
-    if not line or re.search(r"[`|\\]", line):  # a code span in a table cell cannot hold these
-        return f"<code>{markdown(line)}</code>"
-    return f"`{line}`"
 
 
 def shorter(text: str, limit: int) -> str:
@@ -182,3 +122,11 @@ def _interval(first: int, last: int, step: int) -> str:
     if last == first + step and step > 1:
         return f"{first}, {last}"
     return f"{first}-{last}" + (f" by {step}" if step > 1 else "")
+
+
+def grouped(left: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """(reason, names) of (name, reason): one entry per reason."""
+    found: dict[str, list[str]] = {}
+    for name, reason in left:
+        found.setdefault(reason, []).append(name)
+    return list(found.items())

@@ -1,0 +1,359 @@
+"""Probes as tables and pages: what was measured, beside what `verify.arithmetic` says."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH
+from verify.document import (
+    Block,
+    Boxed,
+    Code,
+    Document,
+    Folded,
+    Heading,
+    Line,
+    Mark,
+    Number,
+    Paragraph,
+    Row,
+    Section,
+    Span,
+    Status,
+    Table,
+    count,
+    left_out,
+    ratio,
+    text,
+)
+from verify.document import markdown as page
+from verify.probes.functions import FUNCTIONS, FunctionProbe, Worst
+from verify.probes.instructions import INSTRUCTIONS
+from verify.probes.matrix import MatrixProbe, Quantity
+from verify.probes.report import ProbeReport
+
+_GOOD, _BAD, _FAILED, _UNKNOWN = "agrees", "DISAGREES", "FAILED", "not in the table"
+_STATUS: dict[str, Status] = {_GOOD: "green", _BAD: "red", _FAILED: "grey", _UNKNOWN: "grey"}
+_MATRIX = (
+    *("instruction", "products per addition, L", "fraction bits, F", "result bits, p"),
+    *("output rounding", "how C is added", "subnormal operands", "experiments as the table"),
+    *("sums compared", "that differ", "verdict"),
+)
+_FUNCTIONS = (
+    *("function", "inputs tried", "largest error, ulp", "at input", "the table's bound"),
+    *("error / bound", "at input", "monotone", "subnormals", "verdict"),
+)
+_ORDERS = (
+    *("variant", "config", "dtype", "keys", "order in which P V is added"),
+    "first groups of keys",
+)
+_SHOWN = (
+    *("products per addition", "fraction bits F", "output bits p", "output rounding"),
+    *("accumulator joins", "subnormal operands"),
+)
+_FORMATS = {8: "f", 4: "e"}  # by hexadecimal digits, for struct
+_NOTE = (
+    "L, F, p, rounding and the place of C are revealed by sums whose result decides them, on the"
+    " device and on the model with the table's unit. Sums compared: seeded dot products of ten"
+    " kinds, bit for bit. Inputs are bits, their value in brackets. An error over all inputs is an"
+    " upper bound, the reference's own error included; over sampled inputs it bounds nothing. The"
+    " tables count a documented ulp as 2^-23 of the result, and half of one more for exponentials:"
+    " an ulp above the documented one may hold. What decides is error / bound: above 1 the table is"
+    " wrong."
+)
+_ORDER_NOTE = (
+    "Revealed through the variant's own entry point, with equal weights for all keys: a fused group"
+    " is added at once by one instruction."
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A disagreement, or a probe that failed.  entry: where the table says it; rows: (quantity,
+    measured, the table's)."""
+
+    name: str
+    status: Status
+    entry: str
+    source: str
+    rows: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...]
+
+
+def document(report: ProbeReport) -> Document:
+    """probes.md: every probe, and every experiment of every matrix instruction."""
+    found = len(report.matrix) + len(report.functions)
+    mark = Mark("green", "pass") if report.agrees else Mark("red", "DISAGREES")
+    said = "Nothing disagrees with the tables. " if report.agrees else ""
+    arch = Span(report.arch, "code")
+    about = (mark, f" {said}{found} probes, arch ", arch, f", {report.seconds:.0f} s.")
+    lead = (Paragraph(about),) if found else ()
+    details = tuple(Folded(probe.name, tuple(_experiments(probe))) for probe in report.matrix)
+    parts = (
+        ("Disagreements and failures", "faults", boxes(report)),
+        ("Probes", "probes", tables(report)),
+        ("Experiments", "experiments", (*details, *_edges(report))),
+        ("Not run", "not-run", not_run(report)),
+    )
+    sections = tuple(Section(*part) for part in parts if part[2])
+    name = str(report.device.get("name", "unknown device"))
+    return Document(f"Probes: {name}", lead, sections)
+
+
+def markdown(report: ProbeReport) -> str:
+    """probes.md."""
+    return page.render(document(report), "probes.json")
+
+
+def tables(report: ProbeReport) -> tuple[Block, ...]:
+    """One table each of matrix instructions, functions and orders, of those that were tried."""
+    found: list[Block] = []
+    for title, columns, rows in titled(report):
+        found += [Heading(title), Table(columns, rows)]
+        if columns == _ORDERS:
+            found.append(Paragraph(_ORDER_NOTE, note=True))
+    return (Paragraph(_NOTE, note=True), *found) if report.matrix or report.functions else (*found,)
+
+
+def titled(
+    report: ProbeReport,
+) -> Iterator[tuple[str, tuple[str, ...], tuple[Row, ...]]]:
+    """(title, columns, rows) of each table that has rows."""
+    for title, columns, rows in (
+        ("Matrix instructions", _MATRIX, tuple(map(_matrix_row, report.matrix))),
+        ("Functions", _FUNCTIONS, tuple(map(_function_row, report.functions))),
+        ("Order of summation", _ORDERS, tuple(_order_rows(report))),
+    ):
+        if rows:
+            yield title, columns, rows
+
+
+def boxes(report: ProbeReport) -> tuple[Block, ...]:
+    """Everything that disagrees, then what failed, with its entry in the tables."""
+    return tuple(Boxed(fault.status, tuple(_box(fault))) for fault in faults(report))
+
+
+def _box(fault: Fault) -> Iterator[Block]:
+    red = fault.status == "red"
+    said = Span("disagrees with the table" if red else "failed", "bad" if red else "plain")
+    yield Paragraph((Span(fault.name, "strong"), " · ", said))
+    if fault.rows:
+        cells = tuple((name, Span(got, "bad"), want) for name, got, want in fault.rows)
+        yield Table(("quantity", "measured", "the table says"), cells)
+    for note in fault.notes:
+        yield Code(note)
+    if red:
+        source = f", from {fault.source}." if fault.source else "."
+        yield Paragraph(("Entry: ", Span(fault.entry, "code"), source), note=True)
+
+
+def not_run(report: ProbeReport) -> tuple[Block, ...]:
+    """What was not tried, by reason."""
+    return left_out((left.name, left.reason) for left in report.not_run)
+
+
+def details(report: ProbeReport) -> Iterator[str]:
+    """A line for everything that disagrees or failed."""
+    for fault in faults(report):
+        for name, measured, wanted in fault.rows:
+            words = f"measured {measured}, the table says {wanted}"
+            yield f"{fault.name}: {name}: {words}; entry: {fault.entry}"
+        yield from (f"{fault.name}: {note}; entry: {fault.entry}" for note in fault.notes)
+
+
+def verdict(found: MatrixProbe | FunctionProbe) -> str:
+    """How a probe and its table compare: "agrees", "DISAGREES", "FAILED" or "not in the table"."""
+    if not found.agrees:
+        return _BAD
+    if found.error:
+        return _FAILED
+    return (
+        _UNKNOWN
+        if isinstance(found, MatrixProbe) and (found.guess or found.agreement is None)
+        else _GOOD
+    )
+
+
+def table_entry(found: MatrixProbe | FunctionProbe, arch: str) -> str:
+    """Where the tables have what a probe is compared with: the file and the entry."""
+    if isinstance(found, MatrixProbe):
+        file, arch = "verify/arithmetic/units.py", arch.rstrip("a")
+        named = [one for one in INSTRUCTIONS if one.name == found.name]
+        return (
+            f"{file}, {arch}: {named[0].operands} into {named[0].accumulator}, {named[0].kind}"
+            if named
+            else file
+        )
+    file, tables = (
+        "verify/arithmetic/instructions.py",
+        {"EXP": EXP, "LOG": LOG, "DIVISION": DIVISION, "TANH": TANH},
+    )
+    entries = {one.name: one.table for one in FUNCTIONS}
+    places = [
+        f'{file}: {title}["{key}"]'
+        for title, one in tables.items()
+        for key in one
+        if one[key] is entries.get(found.name)
+    ]
+    return places[0] if places else file
+
+
+def mismatches(probe: MatrixProbe) -> str:
+    """How many results differ from the model, and the first of them."""
+    agreement = probe.agreement
+    assert agreement is not None
+    kinds = ", ".join(f"{kind}: {count}" for kind, count in agreement.by_kind.items())
+    text = (
+        f"{agreement.mismatches} of {agreement.dots} results differ from the model ({kinds}; NaN"
+        f" both: {agreement.nan})"
+    )
+    first = agreement.first
+    if first is None:
+        return text
+    operands = f"a = {' '.join(first.a)}, b = {' '.join(first.b)}, c = {first.c}"
+    return (
+        f"{text}; the first: {operands}: device {first.device}, model {first.model} ({first.kind})"
+    )
+
+
+def faults(report: ProbeReport) -> list[Fault]:
+    """Everything that disagrees, then what failed."""
+    found: list[Fault] = []
+    for one in report.matrix:
+        if not one.agrees or one.error:
+            different = [q for q in (*one.structure, *one.specials) if not q.agrees]
+            wrong = one.agreement is not None and one.agreement.mismatches
+            rows = [(q.name, q.measured, q.expected) for q in different]
+            found.append(_fault(one, report.arch, rows, mismatches(one) if wrong else ""))
+    for function in report.functions:
+        if not function.agrees or function.error:
+            worst, rows = function.ratio, []
+            if worst is not None and _beyond(function):
+                said = f"{worst.value:.9g} at {_at(function, worst)}"
+                rows = [("largest error over the table's bound", said, "at most 1")]
+            found.append(_fault(function, report.arch, rows, function.wrong))
+    return sorted(found, key=lambda fault: fault.status != "red")
+
+
+def _fault(
+    one: MatrixProbe | FunctionProbe, arch: str, rows: Sequence[tuple[str, str, str]], wrong: str
+) -> Fault:
+    notes = tuple(filter(None, (wrong, one.error)))
+    status: Status = "grey" if one.agrees else "red"
+    return Fault(one.name, status, table_entry(one, arch), one.table, tuple(rows), notes)
+
+
+def _experiments(probe: MatrixProbe) -> Iterator[Block]:
+    yield Paragraph(probe.table)
+    rows = tuple(
+        (q.name, q.measured, q.expected or text.NONE, _mark(_GOOD if q.agrees else _BAD))
+        for q in (*probe.structure, *probe.specials)
+    )
+    yield Table(("quantity", "measured", "the table's unit", ""), rows)
+
+
+def _edges(report: ProbeReport) -> Iterator[Block]:
+    names = list(dict.fromkeys(name for probe in report.functions for name in probe.edges or {}))
+    rows = tuple(
+        (probe.name, *(probe.edges.get(name, text.NONE) for name in names))
+        for probe in report.functions
+        if probe.edges
+    )
+    if rows:
+        yield Heading("Results of functions at the edges, as bits")
+        yield Table(("function", *names), rows)
+
+
+def _mark(word: str) -> Mark:
+    return Mark(_STATUS[word], word)
+
+
+def _beside(measured: str, wanted: str) -> Line:
+    """A cell; wanted: what the table says, where it says something else."""
+    if not wanted:
+        return measured
+    return Span(measured, "bad"), " ", Span(f"table: {wanted}", "soft")
+
+
+def _matrix_row(probe: MatrixProbe) -> Row:
+    quantities = {quantity.name: quantity for quantity in probe.structure}
+    known = [quantity for quantity in (*probe.structure, *probe.specials) if quantity.expected]
+    agreed = sum(quantity.agrees for quantity in known)
+    every: Line = text.NONE
+    if known:
+        every = _beside(f"{agreed} of {len(known)}", "all of them" * (agreed < len(known)))
+    sums, differ = count(None), count(None)
+    if probe.agreement is not None:
+        wrong = probe.agreement.mismatches
+        sums = count(probe.agreement.dots)
+        differ = Number(wrong, text.count(wrong), look="bad" if wrong else "good")
+    structure = (_quantity(quantities.get(name)) for name in _SHOWN)
+    return (Span(probe.name, "strong"), *structure, every, sums, differ, _mark(verdict(probe)))
+
+
+def _quantity(quantity: Quantity | None) -> Line:
+    if quantity is None:
+        return text.NONE
+    return _beside(quantity.measured, "" if quantity.agrees else quantity.expected)
+
+
+def _function_row(probe: FunctionProbe) -> Row:
+    tried = f"all {_power(probe.inputs)}" if probe.exhaustive else f"{_power(probe.inputs)} sampled"
+    ulp = probe.ulp_bound if probe.ulp_bound is not None else probe.ulp.value if probe.ulp else None
+    worst = ratio(probe.ratio.value if probe.ratio else None)
+    monotone = _times(probe.order) + (f"; 2^n {probe.integers}" if probe.integers else "")
+    fate = [("in", probe.subnormal_inputs), ("out", probe.subnormal_results)]
+    said = "; ".join(f"{name}: {word}" for name, word in fate if word and word != "none")
+    return (
+        *(Span(probe.name, "strong"), Number(probe.inputs, tried), Number(ulp, text.ratio(ulp))),
+        *(_at(probe, probe.ulp), probe.table or text.NONE, worst, _at(probe, probe.ratio)),
+        *(monotone, said or text.NONE, _mark(verdict(probe))),
+    )
+
+
+def _order_rows(report: ProbeReport) -> Iterator[Row]:
+    """Those that were revealed, then those that could not be, with the reason."""
+    for one in sorted(report.orders, key=lambda order: bool(order.reason)):
+        groups = "  |  ".join(one.groups)
+        keys = Number(one.keys or None)
+        config = Span(one.config, "code")
+        name = Span(one.variant, "strong")
+        yield name, config, one.dtype or text.NONE, keys, one.reason or one.order, groups
+
+
+def _beyond(probe: FunctionProbe) -> bool:
+    """Whether it is the bound, and not a NaN alone, that does not hold."""
+    return not replace(probe, wrong="").agrees
+
+
+def _times(order: str) -> str:
+    """ "yes", or how it is not monotone."""
+    if not order:
+        return text.NONE
+    return {"monotone": "yes", "monotone on either side of 0": "on either side of 0"}.get(
+        order, order
+    )
+
+
+def _power(count: int) -> str:
+    exact = count > 1 and count & (count - 1) == 0
+    return f"2^{count.bit_length() - 1}" if exact else f"{count:,}"
+
+
+def _at(probe: FunctionProbe, worst: Worst | None) -> str:
+    """The input's bits, and its value."""
+    if worst is None:
+        return text.NONE
+    return ", ".join(f"{bits} ({_value(probe.name, bits)})" for bits in worst.at.split(" / "))
+
+
+def _value(function: str, bits: str) -> str:
+    """What those bits are, in fp32, fp16 or bf16."""
+    digits = bits + "0000" if "bf16" in function and len(bits) == 4 else bits
+    try:
+        found = struct.unpack(f">{_FORMATS[len(digits)]}", bytes.fromhex(digits))[0]
+    except (KeyError, ValueError):
+        return "?"
+    return f"{found:.6g}"

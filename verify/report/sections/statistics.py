@@ -1,0 +1,50 @@
+"""Statistics of the whole campaign: errors of each tensor beside what the declarations predict."""
+
+from __future__ import annotations
+
+from verify.document import Number, Paragraph, Row, Section, Span, Table, count
+from verify.report import words
+from verify.report.beside import Beside
+from verify.report.schema import PoolReport, Report
+from verify.statistics.limits import FALSE_ALARM
+
+ORDER = 70
+_COLUMNS = (
+    "variant",
+    "dtype",
+    "tensor",
+    "rows",
+    "rms z",
+    "at most",
+    "mean z",
+    "mean z, signed",
+    "within ±",
+    "verdict",
+)
+_NOTE = (
+    "What no single case shows: errors that are each within their bound, and together too large or"
+    " of one sign. z is the error in units of what the declared roundings predict, averaged over"
+    " the elements of each row, and pooled over the campaign's rows. Of rms z, 1 is what they"
+    " predict; mean z is near 0 unless errors lean to one side; signed: positive where results are"
+    " too large in magnitude. An honest campaign is beyond any of the limits with a chance below"
+    f" {FALSE_ALARM:g}. A limit far above the value: few rows, or errors of which little is known."
+    " More accurate than declared is no failure: the declaration is too lenient, or the kernel was"
+    " compared with itself."
+)
+
+
+def section(report: Report, beside: Beside) -> Section | None:
+    """One row per variant, dtype and tensor whose rows were judged."""
+    rows = tuple(map(_row, report.get("pools", [])))
+    if not rows:
+        return None
+    blocks = (Paragraph(_NOTE, note=True), Table(_COLUMNS, rows))
+    return Section("Statistics of the campaign", "statistics", blocks)
+
+
+def _row(pool: PoolReport) -> Row:
+    verdict = Span("more accurate than declared") if pool["too_good"] else Span("pass", "good")
+    verdict = Span("FAIL", "bad") if pool["failing"] else verdict
+    numbers = (pool["rms"], pool["rms_limit"], pool["mean"], pool["toward"], pool["mean_limit"])
+    name, tensor = Span(pool["variant"], "strong"), words.TENSORS[pool["tensor"]]
+    return name, pool["dtype"], tensor, count(pool["rows"]), *map(Number, numbers), verdict
