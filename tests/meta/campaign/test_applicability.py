@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from references.premises import Premise
 from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import DECLARED
 from verify.campaign import applicability, derivations
@@ -61,8 +62,23 @@ def test_what_is_left_out_has_its_reason() -> None:
         == "has no backward of its own"
     )
     table = applicability.table([merging, DECLARED])
-    assert "| dyadic | dyadic | x |  |" in table
-    assert "- dyadic, 2: merges parts by a rounded LSE." in table
-    assert "1. kernel\n2. merging\n" in table
+    assert "- **dyadic**: merging. Reason: merges parts by a rounded LSE.\n" in table
     assert "no backward of its own" not in table
-    assert applicability._numbers([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"
+    assert f"**: {DECLARED.ref}. " not in table
+
+
+def test_features_are_columns_and_what_is_not_asked_has_its_premise() -> None:
+    table = applicability.table([])
+    assert "| oracle | group | softcap | descales by tensor | descales by head |\n" in table
+    assert "| bound | accuracy | yes | yes | yes |\n" in table
+    assert "| key_shift | key_shift | no: needs linear_scores | yes | yes |\n" in table
+
+
+def test_a_feature_that_a_variant_cannot_do_without_is_a_reason() -> None:
+    by_name = {(oracle.name, oracle.group): oracle for oracle in oracles()}
+    support = replace(DECLARED.support, dtypes=("float8_e4m3fn",), descalings=("tensor",))
+    scaled = replace(DECLARED, support=support)
+    plain = replace(by_name["key_shift", "key_shift"], needs=frozenset({Premise.PLAIN_INPUTS}))
+    words = "needs plain_inputs, which descales by tensor breaks"
+    assert applicability.reason(scaled, plain) == words
+    assert applicability.reason(DECLARED, plain) is None

@@ -75,6 +75,7 @@ def of(file: str, function: str, shows: str) -> Place:
 HERE = "test_documented_commands"
 SANITIZE = (HERE, "test_sanitize_reaches_the_lane_with_its_options")
 RUN = (HERE, "test_run_is_told_its_options")
+OUTSIDE = ("test_outside_oracle", "test_a_campaign_asks_an_oracle_of_one_file")
 TERMS = ("test_verdict_page", "test_the_terms_are_what_the_command_prints")
 
 RUNS = {
@@ -89,15 +90,20 @@ RUNS = {
     "verify run -x": wheel('"run", "wrong.py", "-x"'),
     "verify run --seed": of(*RUN, '"--seed"'),
     "verify run -n": of(*RUN, '"-n"'),
+    "verify run --oracle": of(*OUTSIDE, '"--oracle", "sign.py"'),
     "verify fuzz": wheel('"fuzz", "wrong.py"'),
     "verify fuzz --max-time": wheel('"--max-time"'),
     "verify fuzz --keep-going": of(HERE, "test_fuzz_keeps_going", '"--keep-going"'),
     "verify replay": wheel('verify, "replay", CASE'),
+    "verify replay --oracle": of(*OUTSIDE, '"--oracle", str(sign)'),
     "verify report": wheel('verify, "report", "--examples"'),
     "verify report --out": wheel('"--out", "pages"'),
     "verify report --run": wheel('"report", "--run", "right"'),
     "verify report --render": of(
         "test_report_beside", "test_the_command_writes_the_pages_again", '"report", "--render"'
+    ),
+    "verify report --schema": of(
+        "test_json_schema", "test_the_command_writes_them", '"report", "--schema"'
     ),
     "verify compare": wheel('verify, "compare"'),
     "verify recheck": ci("python3 -m verify recheck reports"),
@@ -121,6 +127,8 @@ RUNS = {
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests.faults"'),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
+    "pytest --kernel": Place("verify/campaign/runner.py", '"--kernel", str(kernel)'),
+    "pytest --oracle": Place("verify/campaign/runner.py", '"--oracle", str(oracle)'),
     "tox": ci("tox -e py"),
     "tox -e py": ci("tox -e py"),
     "tox -e report": ci("tox -e report"),

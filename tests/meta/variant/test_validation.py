@@ -35,14 +35,23 @@ from verify.variant import (
 )
 from verify.variant.numerics import leaves, rebuilt
 from verify.variant.validation import RULES
+from verify.variant.witness import Witness
 
 SUPPORT: dict[str, Any] = {"dtypes": ("float16",), "head_dims": (64,)}
+WITNESS: dict[str, Any] = {
+    "case": "x:default:accuracy:sq=1",
+    "tensor": "out",
+    "r": 0.5,
+    "device": "cpu",
+    "date": "2026-11-22",
+}
 KINDS: tuple[type, ...] = (
     *(Config, Support, Contract, Numerics, Products, Softmax, Maximum, RowSum, Output),
     *(GradientNumerics, GradientProducts, GradientSoftmax, ScoreGradient, GradientSums),
+    Witness,
 )
 OWNERS: dict[str, tuple[type, dict[str, Any]]] = {
-    kind.path: (kind, SUPPORT if kind is Support else {}) for kind in KINDS
+    kind.path: (kind, {Support: SUPPORT, Witness: WITNESS}.get(kind, {})) for kind in KINDS
 }
 
 NONSENSE: list[tuple[str, str, object, str]] = [
