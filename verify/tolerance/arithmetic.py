@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
-from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, unit_for
+from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, declared_unit
 from verify.problem import Problem
 from verify.problem.inputs import descales
 from verify.tolerance.subnormals import Operands, Weighted
@@ -32,7 +32,11 @@ def relative(count: int, u: float) -> float:
 
 
 def product_unit(
-    arch: str, operands: str, float32_products: str, accumulator: str = "float32"
+    arch: str,
+    operands: str,
+    float32_products: str,
+    accumulator: str = "float32",
+    instruction: str = "any",
 ) -> Unit:
     """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is
     declared.
@@ -41,7 +45,8 @@ def product_unit(
     """
     exact = "tf32x3" if arch == "cpu" else "ieee"
     by_tf32 = operands == "float32" and float32_products not in ("ieee", exact)
-    return unit_for(arch, float32_products if by_tf32 else operands, accumulator)
+    kind = float32_products if by_tf32 else operands
+    return declared_unit(arch, kind, accumulator, instruction)
 
 
 def prescaled_by(prescale: str, scale: float) -> tuple[float, float]:
@@ -241,7 +246,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     block_n = block_size(softmax.block_n, config.block_n)
     blocks = block_count(problem.seqlen_kv, block_n)
     scores, values = (
-        product_unit(arch, name, products.float32_products, accumulator)
+        product_unit(arch, name, products.float32_products, accumulator, products.instruction)
         for name, accumulator in (
             (operands, products.score_accumulator or products.accumulator),
             (multiplied, products.accumulator),
