@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
 from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, declared_unit
@@ -237,7 +238,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if products.operands == "input" else products.operands
     probability = given if output.probability == "input" else output.probability
     _check(numerics, given, operands, probability)
-    if not problem.quantisation.by_head:
+    if Premise.FACTORS_BY_HEAD in problem.quantisation.breaks:
         said = f"no bound is derived for {problem.quantisation.label}"
         raise ValueError(f"problem.quantisation: {said}")
     other = _other_half(given, probability)
