@@ -95,6 +95,7 @@ def verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:
             "bound_ratio": 1.3 if "tutorial" in ref else 1.0,
             "lse_ulp": draw.lognormvariate(0.5, 0.8),
         }
+        measures |= ulps(0.2 * draw.lognormvariate(0, 0.3))
     elif oracle == "gather":
         measures |= {"r_out": 0.0, "max_error_out": 0.0}
     steps = {"generate": 1e-3, "run": 2e-3, "reference": 8e-3, "bound": 6e-3, "record": 1e-4}
@@ -121,6 +122,12 @@ def of_tensor(tensor: str, r: float, bound: float, index: int) -> dict[str, floa
     measures = {"r": r, "max_error": r * bound, "error_bound": bound}
     measures |= {"worst_index": float(index), "worst_reference": 0.25, "worst_bound": bound}
     return {f"{name}_{tensor}": value for name, value in measures.items()}
+
+
+def ulps(median: float) -> dict[str, float]:
+    """Errors of O in ulp, beside the best possible."""
+    found = {"ulp50": median, "ulp99": 4 * median, "best50": 0.12, "best99": 0.49}
+    return {f"{name}_out": value for name, value in found.items()}
 
 
 def gradient_verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:

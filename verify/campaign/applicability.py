@@ -42,8 +42,7 @@ but for these. It may still leave single problems to other oracles.
 
 
 def reason(declaration: Declaration, oracle: Oracle) -> str | None:
-    """Why an oracle does not judge a variant, or None.  What single problems are not its business
-    is not counted."""
+    """Why an oracle judges no problem of a variant, or None."""
     group = groups()[oracle.group]
     if group.entry not in declaration.entries or group.outside:
         whole = excludes_group(declaration, oracle.group)
@@ -103,8 +102,10 @@ def _title(oracle: Oracle) -> str:
 
 
 def list_oracles(write: bool) -> int:
-    """Print the oracles: what each catches, and in which group it sits; or `write`
-    docs/applicability.md and docs/oracles.md."""
+    """Print the oracles with their groups and the faults that they catch; returns an exit code.
+
+    write: write docs/applicability.md and docs/oracles.md instead.
+    """
     if write and INSTALLED:
         raise click.UsageError(
             "--table: docs/applicability.md and docs/oracles.md are files of a checkout; an"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
-from verify.judging.comparison import Comparison, compare, excess, summary
+from verify.judging.comparison import Comparison, compare, excess, summary, ulps
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
@@ -41,6 +41,7 @@ def judge(trial: Trial) -> Ruling:
     out = Comparison(*(torch.where(live[..., None], part, 0.0) for part in (out.error, out.ratio)))
     finding = excess("bound", "out", run.out, truth.out, truth.out_bound, out)
     measures |= summary("out", out, truth.out, truth.out_bound)
+    measures |= ulps("out", out.error, (truth.out, truth.out_bound), live, output)
     if truth.best_out_bound is not None and bool(live.any()):
         positive = truth.best_out_bound > 0
         if bool(positive.any()):

@@ -151,18 +151,13 @@ def test_a_setting_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, wo
     [
         (
             "q, k, v, alibi",
-            (
-                "attention: nobody knows what to pass for 'alibi', which has no default (known:"
-                " causal, "
-            ),
+            "attention: unknown parameter 'alibi' has no default (known: causal, ",
         ),
-        ("q, k, v, *, bias, scale=None", "nobody knows what to pass for 'bias'"),
-        ("q, k", "attention: takes no three tensors q, k and v by position"),
+        ("q, k, v, *, bias, scale=None", "unknown parameter 'bias' has no default"),
+        ("q, k", "attention: does not take three tensors q, k and v by position"),
     ],
 )
-def test_a_parameter_that_nobody_knows_is_an_error(
-    tmp_path: Path, signature: str, words: str
-) -> None:
+def test_an_unknown_parameter_is_an_error(tmp_path: Path, signature: str, words: str) -> None:
     with pytest.raises(Breach) as refused:
         loaded(tmp_path, f"def attention({signature}): return q")
     assert words in str(refused.value)

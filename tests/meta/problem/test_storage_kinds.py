@@ -493,6 +493,7 @@ def test_a_kind_without_it_is_refused_when_its_class_is_made(lacks: str) -> None
         ({"word": "ze.bra"}, "Zebra.word 'ze.bra' is not of lower-case letters alone"),
         ({"word": "strided"}, "Zebra: 'strided' is the name of another kind"),
         ({"word": "zebra", "heads": ("bshd",)}, "Zebra: 'bshd' is the name of another kind"),
+        ({"word": "zebra", "breaks": frozenset()}, "Zebra.breaks lacks Premise.STRIDED_STORAGE"),
         ({"word": "zebra", "holds": ("out",)}, r"Zebra.holds \('out',\) can be of q, k and v only"),
     ],
 )
