@@ -55,6 +55,7 @@ from verify.cell.discovery import environment  # noqa: E402
 from verify.cell.process import ForkServer  # noqa: E402
 from verify.evidence import errors  # noqa: E402
 from verify.evidence.known_failures import XfailsError, at_start, begin_with  # noqa: E402
+from verify.oracles import OracleFileError, use_files  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has its own deadlines
@@ -77,6 +78,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="FILE",
         help="try this kernel file, not the collection",
+    )
+    group.addoption(
+        "--oracle",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="ask the oracles of this file, too",
     )
     group.addoption(
         "--profile",
@@ -129,6 +137,10 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("chosen")
     if profile == "nightly" and config.getoption("--hypothesis-seed", default=None) is None:
         config.option.hypothesis_seed = str(datetime.now(UTC).date().toordinal())
+    try:  # in every worker, before a test is collected
+        use_files([Path(file) for file in config.getoption("--oracle")])
+    except OracleFileError as error:
+        raise pytest.UsageError(f"--oracle: {error}") from None
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
     run = config.stash[_RUN] = open_run(profile, files, run_id)

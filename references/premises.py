@@ -23,6 +23,9 @@ class Premise(StrEnum):
     UNBOUNDED_SCORES = "unbounded_scores"
     """A larger q gives larger scores, without a limit."""
 
+    NORM_BOUNDED_SCORES = "norm_bounded_scores"
+    """No score is larger in size than |softmax_scale| |q| |k|: with q = 0 every score is 0."""
+
     SCALE_HOMOGENEOUS = "scale_homogeneous"
     """Q times a power of two and K divided by it leave every score as it is, bit for bit."""
 
@@ -32,8 +35,17 @@ class Premise(StrEnum):
     VISIBLE_MASS_ONLY = "visible_mass_only"
     """A row's O, LSE and gradients depend on the keys that it sees and on nothing else."""
 
+    HIDDEN_HAS_NO_EFFECT = "hidden_has_no_effect"
+    """Keys that a row does not see, queries of other rows and other heads do not change the row."""
+
+    LINEAR_IN_VALUES = "linear_in_values"
+    """O is linear in V, and the gradients are linear in dO."""
+
     PLAIN_INPUTS = "plain_inputs"
     """Q, K and V are the stored numbers: no factor stands beside them."""
+
+    FACTORS_BY_HEAD = "factors_by_head"
+    """All elements of a key head, and of the query heads that read it, share one factor."""
 
     STRIDED_STORAGE = "strided_storage"
     """A kernel sees each tensor as a strided view."""

@@ -31,7 +31,8 @@ class Quantisation(ABC):
     shared: whether one factor is stored for all of a tensor; a kernel sees it with strides of 0.
     by_head: whether all elements of a key head, and of the query heads that read it, have one
     factor.  The bounds, and power-of-two scaling of the factors, rest on that.
-    breaks: the premises of oracles that do not hold.  One that says nothing breaks all.
+    breaks: the premises of oracles that do not hold, PLAIN_INPUTS at least where there are factors.
+    One that says nothing breaks all.
     """
 
     word: ClassVar[str]
@@ -46,6 +47,8 @@ class Quantisation(ABC):
             return
         if not re.fullmatch(r"[a-z][a-z0-9]*", cls.word) or cls.word in KINDS:
             raise TypeError(f"quantisation: {cls.__name__}.word {cls.word!r} is taken or no word")
+        if cls.scaled and Premise.PLAIN_INPUTS not in cls.breaks:
+            raise TypeError(f"quantisation: {cls.__name__}.breaks lacks Premise.PLAIN_INPUTS")
         KINDS[cls.word] = cls
 
     @property

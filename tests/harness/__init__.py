@@ -1,2 +1,1 @@
-"""What the judge's own tests are made of: emulated arithmetic, trials without a cell, campaigns
-that never ran."""
+"""Helpers of the judge's tests: emulated arithmetic, trials without a cell, fake campaigns."""

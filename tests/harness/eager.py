@@ -20,8 +20,10 @@ EAGER = flat_numerics(scores="input", normalised=True, exp="vexp", block_n=0)
 
 @dataclass(frozen=True)
 class Eager:
-    """softmax(round(round(Q K^T) scale) + mask) V.  hidden: what masked scores become; added: it is
-    added to them, instead."""
+    """softmax(round(round(Q K^T) scale) + mask) V.
+
+    hidden: the value of masked scores.  added: add `hidden` to them instead of replacing them.
+    """
 
     hidden: float = -65504.0
     added: bool = False

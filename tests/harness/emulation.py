@@ -1,15 +1,15 @@
 """Attention as low-precision hardware computes it, on the CPU: fp32 steps and explicit roundings,
 for the tests of the bounds.
 
-A `Kernel` is a declaration (`Numerics`, arch, keys per rescale) and a style of walking over the
-keys; `emulate` computes what an honest kernel of that declaration may return.  What the declaration
-leaves open (which way a transcendental function errs, which way a division does) is chosen by
-`Luck`: nearest, or all of it allowed and in the directions that add up.
+A `Kernel` is a declaration (`Numerics`, arch, keys per rescale) and a style of iterating over the
+keys.  `emulate` computes a result that an honest kernel of that declaration can return.  The
+declaration leaves the errors of transcendental functions and divisions open; `Luck` selects them:
+nearest, or the largest allowed errors in directions that add up.
 
-Scores and P V of 8-bit, 16-bit and tf32 operands go through the truncated fused dot-add of
-`verify.arithmetic.mma.Unit`, computed exactly in fp64, promoted where that is declared; fp32
-products are serial chains of rounded products and additions, the longest that the bound allows.  So
-are row sums, in as many lanes as are declared.
+Scores and P V of 8-bit, 16-bit and tf32 operands use the truncated fused dot-add of
+`verify.arithmetic.mma.Unit`, computed exactly in fp64, with promotion if it is declared.  fp32
+products are serial chains of rounded products and additions, the longest that the bound allows.
+Row sums are such chains too, in the declared number of lanes.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ _NOTHING = -900  # exponent of a zero term
 
 
 class Luck(Enum):
-    """What transcendental functions and divisions make of the error that they are allowed."""
+    """The errors of transcendental functions and divisions."""
 
     NEAREST = "nearest"
-    AGAINST = "against"  # all of it, in the directions that move the first column of O
+    AGAINST = "against"  # the largest allowed, in the directions that move the first column of O
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """name: for reports.  style: "online" (FlashAttention's algorithm 1), "fused" (as
-    FlashAttention-2 and 3 write it: raw maximum, one fma per exponent, which holds the scale of an
-    8-bit P too, one serial row sum over all blocks), "eager" (normalised P), "split" (two halves,
-    merged by LSE). fault: "" or what is planted, see `test_tolerance`.  normalises: whether the
-    unit normalises subnormal operands."""
+    """An emulated kernel.
+
+    style: "online" (FlashAttention's algorithm 1); "fused" (as in FlashAttention-2 and 3: raw
+    maximum, one fma per exponent, which also holds the scale of an 8-bit P, one serial row sum over
+    all blocks); "eager" (normalised P); "split" (two halves, merged by LSE).  fault: a planted
+    fault, see `test_tolerance`, or "".  normalises: whether the unit normalises subnormal operands.
+    """
 
     name: str
     numerics: Numerics
@@ -76,7 +78,7 @@ class Result:
 
 
 def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Result:
-    """One forward pass of that problem's inputs."""
+    """One forward pass with the problem's inputs."""
     inputs = tensors(problem)
     factors = {
         name: inputs.others.get(f"descale_{name}", torch.ones(1, 1)).expand(
@@ -101,7 +103,7 @@ def fused_dot(
     """a (n, rows, terms) @ b (n, terms, columns) on a matrix unit, added to `start`: fp32 (n, rows,
     columns).
 
-    least: the smallest exponent that an operand is taken to have, see `least_exponent`.
+    least: the smallest exponent used for an operand, see `least_exponent`.
     """
     rows, columns = (a.shape[1], b.shape[2])
     total = torch.zeros(a.shape[0], rows, columns) if start is None else start
@@ -124,7 +126,7 @@ def fused_dot(
 
 
 def least_exponent(unit: Unit, kind: str) -> int:
-    """Of operands of that type: the format's emin, unless the unit normalises them."""
+    """The smallest exponent of an operand: its format's emin, unless the unit normalises."""
     least = unit.threshold(dtype_named("float32" if kind == "tf32" else kind))
     return int(math.log2(least)) if least else -1100
 
@@ -140,7 +142,7 @@ def serial_dot(
 ) -> Tensor:
     """The same in fp32 to nearest, product by product, from left to right.
 
-    kept: what sums are rounded to.
+    kept: the dtype that sums are rounded to.
     """
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start.clone()
     for j in range(a.shape[2]):
@@ -225,7 +227,7 @@ class Emulation:
         return self.problem.scale * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Q K^T as the unit gives it, of prescaled operands where that is declared."""
+        """Q K^T as the unit computes it, from prescaled operands if that is declared."""
         operands = (
             self.problem.dtype
             if self.numerics.products.operands == "input"
@@ -324,7 +326,7 @@ class Emulation:
         return self.divide(out, total), self.log_sum(top, total, natural=raw)
 
     def eager(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Softmax of whole rows, then one product; x in natural units."""
+        """Softmax of complete rows, then one product; x in natural units."""
         top = x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -math.inf)
         top = self.raised(top, LOG2E)
         top = torch.where(top == -math.inf, 0.0, top)
@@ -334,7 +336,7 @@ class Emulation:
         return out, self.log_sum(top, total, natural=True)
 
     def split(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Both halves of the keys apart, merged by their LSE in fp32."""
+        """Each half of the keys separately, merged by their LSE in fp32."""
         half = x.shape[-1] // 2
         parts = [self.walk(x[..., s], v[:, s]) for s in (slice(0, half), slice(half, None))]
         logs = torch.stack([lse for _, lse in parts])
@@ -350,7 +352,7 @@ class Emulation:
     # Steps
 
     def raised(self, top: Tensor, sigma: Tensor | float) -> Tensor:
-        """What is subtracted, of row maxima that sigma makes log2 units: a tile's, rounded up."""
+        """The subtracted maximum: a tile's largest, rounded up.  sigma: factor to log2 units."""
         size, rows = self.numerics.softmax.maximum.rows, top.shape[1]
         if size != 1:
             size = size or max(rows, 1)
@@ -366,7 +368,7 @@ class Emulation:
         return torch.where(top == -math.inf, top, top + excess / sigma + step * top.abs())
 
     def sign(self, x: Tensor, v: Tensor) -> Tensor:
-        """Which way each exponential errs: up where the key's V lies above O, in the first
+        """The sign of each exponential's error: positive if V of the key is above O, in the first
         column."""
         exact = torch.softmax(
             x.double() * (LOG2E if self.kernel.style == "eager" else 1.0) * LN2, -1
@@ -385,7 +387,7 @@ class Emulation:
         return torch.where(value < TINY, 0.0, value)
 
     def count(self, p: Tensor, start: Tensor, running: bool) -> Tensor:
-        """The row sum so far and that of a block."""
+        """The sum of the row sum so far and a block's."""
         if self.numerics.softmax.row_sum.of == "mma":
             return self.weigh(p, torch.ones(p.shape[0], p.shape[2], 1), start)
         if self.numerics.softmax.row_sum.of == "rounded":
@@ -393,8 +395,7 @@ class Emulation:
         return self.add_up(p, start) if running else start + self.add_up(p, torch.zeros_like(start))
 
     def add_up(self, p: Tensor, start: Tensor) -> Tensor:
-        """The row sum, key by key in each of the lanes, of which the first goes on from the
-        start."""
+        """The row sum, key by key in each lane; the first lane starts from `start`."""
         lanes = 1 if self.kernel.fault == "one lane" else self.numerics.softmax.row_sum.lanes
         each = math.ceil(p.shape[-1] / lanes)
         total = start
@@ -406,7 +407,7 @@ class Emulation:
         return total
 
     def rounded(self, p: Tensor) -> Tensor:
-        """P as it enters the product with V."""
+        """P, rounded as for the product with V."""
         return self.round(
             p if self.kernel.style == "fused" else p * self.probability_scale, self.probability
         )
@@ -452,7 +453,7 @@ class Emulation:
         return torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
 
     def divide(self, x: Tensor, total: Tensor) -> Tensor:
-        """x / total, as far off as is allowed; 0 for an empty row."""
+        """x / total with the allowed error; 0 for an empty row."""
         quotient, name = x / torch.where(total == 0, 1.0, total), self.numerics.output.division
         error = 2 * ULP if name == "any" else DIVISION[name].error
         return (

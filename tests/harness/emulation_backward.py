@@ -1,11 +1,11 @@
-"""Gradients as low-precision hardware computes them, on the CPU: FlashAttention-2's backward by
-`tests.harness.emulation`'s means.
+"""Gradients as low-precision hardware computes them, on the CPU: FlashAttention-2's backward, with
+the helpers of `tests.harness.emulation`.
 
 A `BackwardKernel` is a declaration (`GradientNumerics`, arch, blocks), the forward that saves O and
-LSE, and a style; `emulate` computes what an honest backward of that declaration may return.  P is
-recomputed from the saved LSE, or is a softmax of the backward's own, which then starts from
-nothing: what it "saved" is exact.  A matrix unit's accumulator runs through all blocks ("chain"),
-or blocks are summed apart and then added, the last one first ("partial").
+LSE, and a style.  `emulate` computes a result that an honest backward of that declaration can
+return.  It recomputes P from the saved LSE, or computes its own softmax; then the "saved" results
+are exact.  A matrix unit's accumulator runs through all blocks ("chain"), or blocks are summed
+separately and then added, the last one first ("partial").
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ NAMES = ("dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class BackwardKernel:
-    """name: for reports.  style: "chain" or "partial", see above.  natural: exponents are S - LSE,
-    not one fma in base 2. initial: the accumulator of dP begins with -D.  apart: dS is P dP - P D.
-    wide: results stay fp32, so that what is left is not hidden under their rounding.  fault: "" or
-    what is planted, see `test_tolerance_backward`."""
+    """An emulated backward.
+
+    style: "chain" or "partial", see above.  natural: exponents are S - LSE, not one fma in base 2.
+    initial: the accumulator of dP begins with -D.  apart: dS is P dP - P D.  wide: results stay
+    fp32, so that their rounding does not hide other errors.  fault: a planted fault, see
+    `test_tolerance_backward`, or "".
+    """
 
     name: str
     numerics: GradientNumerics
@@ -102,9 +105,9 @@ def emulate(
     aim: str = "dq",
     inputs: Inputs | None = None,
 ) -> tuple[Result, dict[str, Tensor]]:
-    """What the forward saved, and dq, dk and dv of that in the problem's dtype.
+    """The forward's saved results, and dq, dk and dv from them in the problem's dtype.
 
-    aim: the gradient whose first column transcendental functions move, with luck against it.
+    aim: the gradient whose first column the errors of transcendental functions move (Luck.AGAINST).
     """
     given = inputs or Inputs.of(problem)
     saved = (
@@ -124,7 +127,7 @@ def exact(problem: Problem, given: Inputs) -> Result:
 def nominal(
     problem: Problem, given: Inputs, saved: Result, of_weights: bool = False
 ) -> dict[str, Tensor]:
-    """dq, dk and dv of what was saved, in fp64 and without any blocks.
+    """dq, dk and dv from the saved results, in fp64 and without blocks.
 
     of_weights: D is the sum of P dP, and O is not read.
     """
@@ -252,7 +255,7 @@ class _Backward:
 
     @property
     def behind(self) -> float:
-        """What of the scale multiplies products."""
+        """The part of the scale that multiplies products."""
         return 1.0 if self.numerics.products.prescale == "sqrt" else self.problem.scale
 
     def roots(self) -> tuple[Tensor, Tensor]:
@@ -300,7 +303,7 @@ class _Backward:
         return e / serial_sum(e).clamp(min=TINY), slope
 
     def capped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled scores behind the softcap, and its slope."""
+        """Scaled scores after the softcap, and its slope."""
         if not self.problem.softcap:
             return x, torch.ones(())
         cap, error = (
@@ -339,7 +342,7 @@ class _Backward:
         return self.exp2((x - lse).double() * LOG2E, sign), slope
 
     def sign(self, factor: Tensor, q: Tensor, k: Tensor, dout: Tensor) -> Tensor:
-        """Which way each exponential errs: what moves the first column of `aim` up."""
+        """The sign of each exponential's error: it moves the first column of `aim` up."""
         return torch.sign(
             {
                 "dq": factor * k[:, None, :, 0] * self.problem.scale,
@@ -380,8 +383,8 @@ class _Backward:
         start: Tensor | None,
         scale: float = 1.0,
     ) -> Tensor:
-        """start + weights @ operand, a block of terms after another; scaled where 16 bits of memory
-        hold it."""
+        """start + weights @ operand, one block of terms after the other; scaled if it is summed in
+        memory in 16 bits."""
         total = torch.zeros(*weights.shape[:2], operand.shape[-1]) if start is None else start
         parts = list(self.blocks(weights.shape[-1], block))
         if self.kernel.fault == "drops the last block":
@@ -424,7 +427,7 @@ class _Backward:
     def dot(
         self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = ""
     ) -> Tensor:
-        """sums: the dtype of S and dP; that of the gradients if there is none."""
+        """sums: the dtype of S and dP; by default that of the gradients."""
         kind = self.problem.dtype if kind == "input" else kind
         if kind == "float32" and self.numerics.products.float32_products == "tf32":
             a, b, kind = truncate_tf32(a), truncate_tf32(b), "tf32"

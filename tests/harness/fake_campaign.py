@@ -1,4 +1,4 @@
-"""A small, realistic campaign that never ran: what the tests of evidence and reports judge."""
+"""Fake evidence of a small, realistic campaign, for the tests of evidence and reports."""
 
 import dataclasses
 import math
@@ -95,6 +95,7 @@ def verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:
             "bound_ratio": 1.3 if "tutorial" in ref else 1.0,
             "lse_ulp": draw.lognormvariate(0.5, 0.8),
         }
+        measures |= ulps(0.2 * draw.lognormvariate(0, 0.3))
     elif oracle == "gather":
         measures |= {"r_out": 0.0, "max_error_out": 0.0}
     steps = {"generate": 1e-3, "run": 2e-3, "reference": 8e-3, "bound": 6e-3, "record": 1e-4}
@@ -117,11 +118,16 @@ def verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:
 
 
 def of_tensor(tensor: str, r: float, bound: float, index: int) -> dict[str, float]:
-    """What an oracle measures of one tensor: r, the largest error, and the element with the worst
-    r."""
+    """An oracle's measures of one tensor: r, the largest error and the element with the worst r."""
     measures = {"r": r, "max_error": r * bound, "error_bound": bound}
     measures |= {"worst_index": float(index), "worst_reference": 0.25, "worst_bound": bound}
     return {f"{name}_{tensor}": value for name, value in measures.items()}
+
+
+def ulps(median: float) -> dict[str, float]:
+    """Errors of O in ulp, beside the best possible."""
+    found = {"ulp50": median, "ulp99": 4 * median, "best50": 0.12, "best99": 0.49}
+    return {f"{name}_out": value for name, value in found.items()}
 
 
 def gradient_verdict(ref: str, dtype: str, index: int, **changes) -> Verdict:
@@ -158,24 +164,24 @@ def built(
 
 
 def builds() -> tuple[Built, ...]:
-    """Two builds everywhere of a variant that spills in one of them, one that fails, some left out,
-    one of an absent device."""
+    """Builds: two per architecture of a variant that spills in one of them, one that fails, some
+    left out, one for an absent device."""
     names = ("m128n64-float16-d64", "m128n64-float16-d256")
-    found = [built("triton-fwd", arch, name) for arch in ARCHES for name in names]
-    found[7] = built("triton-fwd", "sm_90a", names[1], spill=(96, 128))
-    found += [
+    records = [built("triton-fwd", arch, name) for arch in ARCHES for name in names]
+    records[7] = built("triton-fwd", "sm_90a", names[1], spill=(96, 128))
+    records += [
         built("triton-backward", "sm_90a", name, spill=(8, 8 + 8 * i))
         for i, name in enumerate(names)
     ]
-    words = "CompilationError: 14:7 mma is not defined\nptxas exit code 255"
-    found += [built("triton-tutorial", "sm_80"), built("triton-tutorial", "sm_100a")]
-    found += [built("triton-tutorial", "sm_100a", names[1], resources=None, error=words)]
-    found += [
+    error = "CompilationError: 14:7 mma is not defined\nptxas exit code 255"
+    records += [built("triton-tutorial", "sm_80"), built("triton-tutorial", "sm_100a")]
+    records += [built("triton-tutorial", "sm_100a", names[1], resources=None, error=error)]
+    records += [
         built("ptx-mma", "sm_80"),
         built("ptx-mma", "sm_80", names[1], resources=None, seconds=0.0),
     ]
-    found += [built("gluon-hopper", "sm_90a")]
-    return tuple(sorted(found, key=lambda b: (b.variant, b.arch, b.build)))
+    records += [built("gluon-hopper", "sm_90a")]
+    return tuple(sorted(records, key=lambda b: (b.variant, b.arch, b.build)))
 
 
 def failing(ref: str, dtype: str, index: int, problem: Problem, **changes) -> Verdict:

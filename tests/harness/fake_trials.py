@@ -1,5 +1,4 @@
-"""Trials without a cell: their runs are made from the fp64 reference, with whatever fault a test
-plants."""
+"""Trials without a cell: their launches are made from the fp64 reference, with planted faults."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ EMPTY = PLAIN.but(mask=Lengths((6, 2), (9, 0)))  # sequence 1 sees nothing
 
 
 def trial_of(problem: Problem, contract: Contract | None = None, **changes: object) -> Trial:
-    """A trial without cell or arena: its runs are what the test says."""
+    """A trial without cell or arena; the test sets its launches."""
     declaration = replace(DECLARED, contract=contract or DECLARED.contract, **changes)
     return Trial(
         declaration, declaration.configs[0], problem, cast(Cell, None), cast(Arena, None), "cpu"
@@ -55,7 +54,7 @@ def trial_of(problem: Problem, contract: Contract | None = None, **changes: obje
 
 
 def right_run(trial: Trial, poison: str = "nan") -> Launch:
-    """What a perfect kernel writes, in its dtype and by its contract."""
+    """The launch of a perfect kernel, in its dtype and by its contract."""
     truth, contract = trial.truth, trial.declaration.contract
     lse = truth.lse / math.log(2) if contract.lse == "base2" else truth.lse
     lse = lse.masked_fill(truth.empty, contract.empty_row_lse).float() if contract.lse else None
@@ -68,7 +67,7 @@ def right_run(trial: Trial, poison: str = "nan") -> Launch:
 def tried(
     problem: Problem, plant: Callable[[Tensor, Tensor], None] | None = None, **changes: object
 ) -> Trial:
-    """A trial whose first run is right but for what `plant(out, lse)` does to it."""
+    """A trial whose first launch is right, except for the changes that `plant(out, lse)` makes."""
     trial = trial_of(problem, **changes)
     run = right_run(trial)
     if plant is not None:
@@ -79,7 +78,7 @@ def tried(
 
 
 def convicted(ruling: Ruling, *words: str) -> Finding:
-    """The finding of a ruling that must be one, with those words in its message."""
+    """The ruling's finding; asserts that there is one, with these words in its message."""
     assert ruling.finding is not None, "not convicted"
     for word in words:
         assert word in ruling.finding.message

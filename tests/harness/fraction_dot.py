@@ -1,5 +1,5 @@
-"""A matrix unit by fractions, pattern by pattern, from the definitions of the formats: what `dot`
-is tested against."""
+"""A matrix unit computed with fractions, from the definitions of the formats; tests compare `dot`
+with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from verify.arithmetic.mma import Unit
 
-# Exponent bits, fraction bits, whether the last exponent is kept for infinity and NaN; tf32 is read
+# Exponent bits, fraction bits, whether the largest exponent means infinity and NaN; tf32 is read
 # from fp32's bits.
 LAYOUTS = {
     "float16": (5, 10, True),
@@ -26,8 +26,7 @@ Term = tuple[Number, int | None, int]
 
 
 def decoded(word: int, kind: str) -> tuple[Number, int, int]:
-    """Value, exponent field's exponent and sign bit of a pattern, from the definition of the
-    format."""
+    """The value, the exponent and the sign bit of a bit pattern, by the format's definition."""
     exponent_bits, fraction_bits, ieee = LAYOUTS[kind]
     sign, field = (
         word >> (exponent_bits + fraction_bits),
@@ -60,7 +59,7 @@ def place_of(x: Fraction) -> int:
 
 
 def slow_group(a: Sequence[int], b: Sequence[int], c: int, kind: str, unit: Unit) -> int:
-    """Patterns in, pattern out: one group, by fractions."""
+    """One group of products, computed with fractions, from bit patterns to a bit pattern."""
     wiring, accumulator = unit.wiring, unit.accumulator
     terms: list[Term] = []
     for left, right in zip(a, b, strict=True):

@@ -1,5 +1,5 @@
-"""Trials whose kernel is a Python function in this process: whole oracles, further questions
-included, in milliseconds."""
+"""Trials whose kernel is a Python function in this process: complete oracles, with their further
+launches, in milliseconds."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Kernel:
 
 @dataclass
 class Direct(Trial):
-    """A trial that calls `kernel` where another one would ask its cell."""
+    """A trial that calls `kernel` instead of a cell."""
 
     kernel: Kernel = field(default_factory=Kernel)
 
@@ -168,7 +168,7 @@ NUMERICS = flat_numerics(exp="vexp", block_n=0)
 def declared(
     contract: Contract | None = None, numerics: Numerics = NUMERICS, **support: object
 ) -> Declaration:
-    """What the kernel says of itself."""
+    """The kernel's declaration."""
     return Declaration(
         ref="direct",
         path="direct.py",
@@ -187,5 +187,5 @@ def trial(
 ) -> Direct:
     """A trial of that kernel."""
     declaration = declaration or declared()
-    nobody = cast(Cell, None), cast(Arena, None)
-    return Direct(declaration, declaration.configs[0], problem, *nobody, arch, kernel=kernel)
+    no_cell = cast(Cell, None), cast(Arena, None)
+    return Direct(declaration, declaration.configs[0], problem, *no_cell, arch, kernel=kernel)

@@ -1,5 +1,5 @@
-"""The probes' kernels run by a host compiler's code, with a planted matrix unit in the place of the
-tensor core."""
+"""The probes' kernels compiled for the host, with a planted matrix unit instead of the tensor
+core."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MULTIPLY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 
 @dataclass
 class HostProgram:
-    """A program compiled for the CPU, with a text of it replaced; `launch` stands for
+    """A program compiled for the CPU, with a part of its text replaced; `launch` replaces
     `toolchain.run`."""
 
     program: Program
@@ -74,7 +74,7 @@ class HostProgram:
             raise RuntimeError(error.decode())
 
     def plant(self, instruction: Instruction, unit: Unit) -> None:
-        """Let the unit multiply."""
+        """Use the unit for multiplications."""
         size, depth = instruction.dtype.itemsize, instruction.depth
         rows = min(instruction.rows, 16)  # of one warp
 

@@ -1,5 +1,5 @@
-"""What a probe's process may be asked in a test; it imports nothing heavy, since every failure
-costs a new process."""
+"""Jobs for a probe's process in tests; this module imports nothing heavy, since every failure costs
+a new process."""
 
 from __future__ import annotations
 

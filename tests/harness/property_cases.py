@@ -33,8 +33,10 @@ class Bench:
         problem: Problem,
         contract: Contract | None = None,
     ) -> Verdict:
-        """What one oracle says of a case, which must be its business; under another contract, if
-        one is given."""
+        """One oracle's verdict on a case, which must not be inapplicable.
+
+        contract: used instead of the declared one.
+        """
         declaration = self.variants[variant]
         declaration = replace(declaration, contract=contract or declaration.contract)
         target = Target(declaration, declaration.configs[0], problem.dtype, group)

@@ -1,5 +1,5 @@
-"""Emulated kernels that flush, and inputs at the edges of fp32's range, for the tests of what must
-not be convicted there."""
+"""Emulated kernels that flush, and inputs at the edges of fp32's range, for tests that such kernels
+are not convicted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("dq", "dk", "dv")
 
 
 def flushing_dot(a: Tensor, b: Tensor, least: float) -> Tensor:
-    """fp32 products and sums, one after another, each 0 where it is below `least`."""
+    """fp32 products and sums, one after the other; each result below `least` becomes 0."""
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2])
     for j in range(a.shape[2]):
         total = _flushed(total + _flushed(a[:, :, j, None] * b[:, j, None], least), least)
@@ -54,43 +54,43 @@ class FlushingBackward(_Backward):
     def dot(
         self, a: Tensor, b: Tensor, kind: str, start: Tensor | None = None, sums: str = ""
     ) -> Tensor:
-        found = flushing_dot(a, b, self.least)
-        return found if start is None else start + found
+        product = flushing_dot(a, b, self.least)
+        return product if start is None else start + product
 
 
 def filled(problem: Problem, **sizes: Any) -> Inputs:
-    """Inputs of one size each, or of these tensors; V and dO are random, but a zero column of V,
-    unless given."""
-    made = torch.Generator().manual_seed(problem.seed)
+    """Inputs with the given constants or tensors.  V and dO are random by default, with one zero
+    column in V."""
+    generator = torch.Generator().manual_seed(problem.seed)
     shapes = {
         "q": problem.shape_q,
         "k": problem.shape_k,
         "v": problem.shape_v,
         "dout": problem.shape_out,
     }
-    found = {name: torch.randn(shape, generator=made) for name, shape in shapes.items()}
-    found["v"][..., 0] = 0.0
-    found |= {
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors["v"][..., 0] = 0.0
+    tensors |= {
         name: torch.full(shapes[name], x) if isinstance(x, float) else x
         for name, x in sizes.items()
     }
     return Inputs(
-        **{name: x.expand(shapes[name]).to(problem.format.torch) for name, x in found.items()}
+        **{name: x.expand(shapes[name]).to(problem.format.torch) for name, x in tensors.items()}
     )
 
 
 def truth(problem: Problem, kernel: Kernel, given: Inputs) -> Truth:
-    """Reference and bounds of these inputs under what the kernel declares."""
+    """Reference and bounds of these inputs for the kernel's declaration."""
     arithmetic = resolve(kernel.numerics, Config(), problem, kernel.arch)
     return compute_truth(problem, (given.q, given.k, given.v), [arithmetic])
 
 
 def run(problem: Problem, kernel: Kernel, given: Inputs, least: float = 0.0) -> Result:
-    """The kernel's own results; least: what it flushes below, if anything."""
+    """The kernel's results; least: the kernel flushes smaller results, if it is not 0."""
     factors = dict.fromkeys("qkv", torch.ones(problem.batch * problem.heads_q, 1, 1))
-    made = Flushing(problem, kernel, Luck.NEAREST, factors, least) if least else None
-    made = made or Emulation(problem, kernel, Luck.NEAREST, factors)
-    return made.run(given.q, given.k.float(), given.v.float())
+    emulation = Flushing(problem, kernel, Luck.NEAREST, factors, least) if least else None
+    emulation = emulation or Emulation(problem, kernel, Luck.NEAREST, factors)
+    return emulation.run(given.q, given.k.float(), given.v.float())
 
 
 def errors(problem: Problem, kernel: Kernel, given: Inputs, result: Result) -> Ratios:
@@ -111,19 +111,18 @@ def gradient_bounds(
 def gradient_errors(
     problem: Problem, kernel: BackwardKernel, given: Inputs, saved: Result, least: float = 0.0
 ) -> dict[str, float]:
-    """The largest error over bound of each gradient, of a backward that flushes below `least`, if
-    anything."""
-    made = (
+    """The largest error / bound of each gradient of a backward; least: as in `run`."""
+    backward = (
         FlushingBackward(problem, kernel, Luck.NEAREST, "dq", least)
         if least
         else _Backward(problem, kernel, Luck.NEAREST, "dq")
     )
-    found = made.run(given, saved)
+    results = backward.run(given, saved)
     want = gradient_bounds(problem, kernel, given, saved)
     return {
         name: float(
             compare(
-                found[name], getattr(want, name), getattr(want, f"{name}_bound"), problem.format
+                results[name], getattr(want, name), getattr(want, f"{name}_bound"), problem.format
             ).ratio.max()
         )
         for name in NAMES

@@ -1,8 +1,8 @@
-"""A kernel by hand, forward and backward, in the arithmetic that `trials.DECLARED` declares, with
-room for one fault.
+"""A reference kernel, forward and backward, in the arithmetic of `fake_trials.DECLARED`, in which a
+test can plant a fault.
 
-FlashAttention-2's algorithms on the CPU, blocks of 32 keys, fp32 but for P and dS.  `judge` makes
-trials whose runs it makes.
+It has FlashAttention-2's algorithms on the CPU: blocks of 32 keys, fp32 except for P and dS.
+`tried_by` makes trials that launch it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ def same(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Hand:
-    """scores: what becomes of the accumulator of Q K^T every 16 products; product: dtype of that of
-    P V.  load: what becomes of q, k and v; exp2, finish: of what is exponentiated, of O before it
-    is rounded; store: how it is rounded.  rescale: whether the accumulator is rescaled.  delta:
-    what becomes of delta; dscores: of dS before it is rounded."""
+    """The kernel; each field is a place for a fault.
+
+    scores: applied to the accumulator of Q K^T after every 16 products.  product: dtype of the
+    accumulator of P V.  load: applied to q, k and v.  exp2: the exponential.  finish: applied to O
+    before it is rounded; store: rounds it.  rescale: whether the accumulator is rescaled.  delta:
+    applied to delta; dscores: applied to dS before it is rounded.
+    """
 
     scores: Callable[[Tensor], Tensor] = same
     product: torch.dtype = torch.float32
@@ -105,7 +108,7 @@ def _factor(p: Problem) -> Tensor:
 
 
 class Judge(Trial):
-    """A trial that launches a kernel by hand."""
+    """A trial that launches a `Hand`."""
 
     hand: Hand
 
@@ -124,7 +127,7 @@ class Judge(Trial):
 
 
 def tried_by(hand: Hand, problem: Problem, entry: str = "forward", **changes: object) -> Trial:
-    """The trial of a kernel by hand."""
+    """The trial of a `Hand`."""
     plain = trial_of(problem, **({"gradients": flat_gradients(block_m=0, block_n=0)} | changes))
     judge = Judge(
         plain.declaration, plain.config, problem, plain.cell, plain.arena, plain.arch, entry=entry

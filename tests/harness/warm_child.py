@@ -1,9 +1,10 @@
 """A server with torch imported, which forks the program that a sanitizer starts.
 
-Each program under a tool imports torch, more than a second of CPU time; the paper tool of
-test_sanitizer_run.py has this server fork one instead.  `python -m tests.harness.warm_child SOCKET`
-listens on a Unix socket; a request is a JSON list (command line, environment, directory) and the
-descriptors of standard output and error; the answer is the exit code, negative for a signal.
+Each program under a tool imports torch, which takes more than a second of CPU time.  The paper tool
+of test_sanitizer_run.py lets this server fork one instead. `python -m tests.harness.warm_child
+SOCKET` listens on a Unix socket; a request is a JSON list (command line, environment, directory)
+and the descriptors of standard output and error; the answer is the exit code, negative for a
+signal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def serve(path: str) -> None:
     listener.bind(path)
     listener.listen()
     print("ready", flush=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those below have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of children is not needed
     while True:
         peer, _ = listener.accept()
         if os.fork() == 0:

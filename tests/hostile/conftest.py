@@ -1,4 +1,4 @@
-"""Hostile kernels run on the CPU, as those of the judge's own tests do."""
+"""Hostile kernels run on the CPU, like the kernels of the judge's other tests."""
 
 from tests.meta.conftest import kernels_run_on_the_cpu
 

@@ -1,4 +1,4 @@
-"""Hostile kernels before the real judge: each must end just as its own docstring says."""
+"""The real judge judges hostile kernels: each must end as its docstring says."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from verify.report.states import states
 KERNELS = Path(__file__).parent / "kernels"
 NAMES = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "hostile_base")
 PROBLEM = Problem(heads_q=2, heads_kv=2, seqlen_q=20, seqlen_kv=33, head_dim=16, dtype="float32")
-# the direction of what follows
+# Bidirectional classes that change the direction of the text after them.
 TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-TIMES = 3  # cases of each kernel, on inputs of their own: some attacks need an earlier one
+TIMES = 3  # cases of each kernel, on different inputs: some attacks need an earlier case
 
 pytestmark = pytest.mark.skipif(
     not confinement.enabled(), reason=f"cells are {confinement.state()}"
@@ -37,10 +37,10 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Must:
-    """What a kernel's docstring says must happen.  fate: "fail", "not load" or "pass".
+    """The required end of a kernel, from its docstring.
 
-    oracles: one of them convicts.  words: of the finding or the reason.  state: what the report
-    marks it with.
+    fate: "fail", "not load" or "pass".  oracles: one of them must convict.  words: a part of the
+    finding or the reason.  state: the report's mark.
     """
 
     fate: str
@@ -56,16 +56,16 @@ def must(name: str) -> Must:
         )
         or ""
     )
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"Must: (fail|not load|pass)(?: ([a-z_ ]+))?(?:, (\w+))?(?:: (.+))?", text.splitlines()[-1]
     )
-    assert found is not None, f"{name}: its docstring's last line says not what must happen"
-    return Must(found[1], tuple((found[2] or "").split(" or ")), found[4] or "", found[3] or "")
+    assert match is not None, f"{name}: its docstring's last line says not what must happen"
+    return Must(match[1], tuple((match[2] or "").split(" or ")), match[4] or "", match[3] or "")
 
 
 @dataclass
-class Heard:
-    """What became of every kernel, and where."""
+class Outcome:
+    """The results of all hostile kernels: their run, verdicts, report and left-over processes."""
 
     folder: Path
     run: CampaignRun
@@ -78,8 +78,8 @@ class Heard:
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
-    """All of them before one judge, in a directory of their own."""
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """One judge has judged all hostile kernels in a separate directory."""
     folder, version = tmp_path_factory.mktemp("hostile"), judge_hash()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -96,76 +96,78 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
                 problem = PROBLEM.but(
                     seqlen_q=min(PROBLEM.seqlen_q, most), seqlen_kv=min(PROBLEM.seqlen_kv, most)
                 )
-                found = [judge.judge(target, problem.but(seed=i)) for i in range(TIMES)]
+                verdicts_of = [judge.judge(target, problem.but(seed=i)) for i in range(TIMES)]
                 verdicts[Path(declaration.path).stem] = [
-                    verdict for each in found for verdict in each
+                    verdict for each in verdicts_of for verdict in each
                 ]
         finally:
             judge.close()
         refused = {Path(failure.path).stem: failure.message for failure in run.roster.failures}
         evidence = load(run.directory)
-        yield Heard(
+        yield Outcome(
             folder, run, verdicts, refused, evidence, build(evidence), orphans(folder), version
         )
 
 
 def orphans(folder: Path) -> list[int]:
-    """Processes that go by the name that a hostile kernel gave its own, and that were started in
-    this directory: another worker's may still be at work."""
-    found = []
+    """Processes that hostile kernels left: they have their name, and were started in this
+    directory.  Those of another worker can still be running."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             named = (path / "comm").read_text(encoding="utf-8").startswith("hostile")
             if named and (path / "cwd").readlink() == folder.resolve():
-                found.append(int(path.name))
-    return found
+                pids.append(int(path.name))
+    return pids
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_hostile_kernel_ends_as_it_must(name: str, heard: Heard) -> None:
-    wanted = must(name)
-    if wanted.fate == "not load":
-        assert wanted.words in heard.refused.get(name, "it loads")
+def test_a_hostile_kernel_ends_as_it_must(name: str, outcome: Outcome) -> None:
+    expected = must(name)
+    if expected.fate == "not load":
+        assert expected.words in outcome.refused.get(name, "it loads")
         return
-    assert name not in heard.refused, heard.refused[name]
-    failing = [verdict for verdict in heard.verdicts[name] if verdict.outcome == "fail"]
-    if wanted.fate == "pass":
+    assert name not in outcome.refused, outcome.refused[name]
+    failing = [verdict for verdict in outcome.verdicts[name] if verdict.outcome == "fail"]
+    if expected.fate == "pass":
         assert not failing, failing[0].finding
-        (variant,) = (v for v in heard.report["variants"] if v["path"] == f"{name}.py")
+        (variant,) = (v for v in outcome.report["variants"] if v["path"] == f"{name}.py")
         assert [state.name for state in states(variant)][:1] == (
-            [wanted.state] if wanted.state else []
+            [expected.state] if expected.state else []
         )
         return
     by_case = {verdict.case: [v for v in failing if v.case == verdict.case] for verdict in failing}
     assert len(by_case) == TIMES, "every time"
-    for found in by_case.values():
+    for verdicts in by_case.values():
         messages = [
-            v.finding.message for v in found if v.finding is not None and v.oracle in wanted.oracles
+            v.finding.message
+            for v in verdicts
+            if v.finding is not None and v.oracle in expected.oracles
         ]
-        assert messages, f"convicted by {[v.oracle for v in found]} alone"
-        assert any(wanted.words in message for message in messages), messages
+        assert messages, f"convicted by {[v.oracle for v in verdicts]} alone"
+        assert any(expected.words in message for message in messages), messages
 
 
-def test_every_kernel_was_heard_or_refused(heard: Heard) -> None:
-    assert sorted([*heard.verdicts, *heard.refused]) == NAMES
+def test_every_kernel_was_judged_or_refused(outcome: Outcome) -> None:
+    assert sorted([*outcome.verdicts, *outcome.refused]) == NAMES
 
 
-def test_nothing_is_left_behind(heard: Heard) -> None:
-    """No file beside the kernels or in the user's directory, no process, no change in the judge."""
-    assert not heard.orphans
-    assert {path.name for path in heard.folder.iterdir()} == {".verify"}
+def test_nothing_is_left_behind(outcome: Outcome) -> None:
+    """No file in the kernels' or the user's directory, no process, no change in the judge."""
+    assert not outcome.orphans
+    assert {path.name for path in outcome.folder.iterdir()} == {".verify"}
     assert {path.stem for path in KERNELS.iterdir()} - {"__pycache__", "hostile_base"} == set(NAMES)
-    assert judge_hash() == heard.version
-    assert judge_change(heard.run) is None
+    assert judge_hash() == outcome.version
+    assert judge_change(outcome.run) is None
 
 
-def test_the_report_is_written_and_can_be_shown(heard: Heard, tmp_path: Path) -> None:
-    said = publish(heard.evidence, "hostile", tmp_path, tmp_path / "report")
+def test_the_report_is_written_and_can_be_shown(outcome: Outcome, tmp_path: Path) -> None:
+    line = publish(outcome.evidence, "hostile", tmp_path, tmp_path / "report")
     written = [
         path for path in (tmp_path / "report").iterdir() if path.suffix in (".json", ".md", ".html")
     ]
     assert len(written) >= 3
-    for text in [said, *(path.read_text(encoding="utf-8") for path in written)]:
+    for text in [line, *(path.read_text(encoding="utf-8") for path in written)]:
         hidden = {
             c
             for c in text

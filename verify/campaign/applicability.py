@@ -1,31 +1,54 @@
-"""Which oracle judges which variant, and why not: the table of docs/applicability.md, made from
+"""Which oracle is asked about which feature and which variant: docs/applicability.md, made from
 declarations alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
+from references.quantisation import parse_quantisation, quantisation_words
 from verify.bundle import INSTALLED, ROOT
 from verify.campaign import derivations
-from verify.campaign.targets import excludes_group
+from verify.campaign.targets import excludes_group, excludes_variant
 from verify.cell.discovery import roster
 from verify.oracles import Oracle, groups, oracles
+from verify.problem import Problem
+from verify.problem.premises import broken
+from verify.problem.storage import storage_kind, storage_words
 from verify.variant import Declaration
 
 PATH = ROOT / "docs" / "applicability.md"
 
+_INTRODUCTION = f"""# What each oracle judges
+
+Made by `{derivations.COMMAND}` from premises and declarations;
+[oracles.md](oracles.md) says what each oracle asks.
+
+## Features
+
+A feature is what a problem has beyond plain attention. It breaks premises
+(`references/premises.py`). An oracle names the premises that it needs, and is not asked about a
+problem with a feature that breaks one of them; the verdict is then `inapplicable`, with the reason.
+A group of which no oracle can be asked draws its problems without that feature. An oracle that
+names no premises is asked about no feature.
+"""
+
+_EXCEPTIONS = """## Variants
+
+Each oracle judges every variant that has the entry point that it asks for, `forward` or `backward`,
+but for these. It may still leave single problems to other oracles.
+"""
+
 
 def reason(declaration: Declaration, oracle: Oracle) -> str | None:
-    """Why an oracle does not judge a variant, or None.  What single problems are not its business
-    is not counted."""
+    """Why an oracle judges no problem of a variant, or None."""
     group = groups()[oracle.group]
     if group.entry not in declaration.entries or group.outside:
         whole = excludes_group(declaration, oracle.group)
         if whole is not None:
             return whole
-    own = oracle.excludes(declaration)
+    own = excludes_variant(declaration, oracle)
     if own is not None or group.asks is None:
         return own
     asked = [
@@ -38,53 +61,51 @@ def reason(declaration: Declaration, oracle: Oracle) -> str | None:
 
 
 def table(declarations: Sequence[Declaration]) -> str:
-    """Markdown: one row per oracle and group, one column per variant, and below the reasons of what
-    is left out, except that a variant has no such entry point."""
-    columns = sorted(declarations, key=lambda declaration: declaration.ref)
-    head = ["oracle", "group", *(str(number) for number, _ in enumerate(columns, 1))]
-    lines = [" | ".join(head), " | ".join(["---"] * len(head))]
-    reasons: dict[tuple[str, str], list[int]] = {}
+    """Markdown: which oracle is asked about which feature, and which variants it does not judge."""
+    return "\n".join((_INTRODUCTION, *_features(), "", _EXCEPTIONS, *_exceptions(declarations), ""))
+
+
+def _features() -> Iterator[str]:
+    """One row per oracle and group, one column per feature."""
+    plain = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
+    problems = [plain.but(softcap=1.0)]
+    problems += [plain.but(quantisation=parse_quantisation(word)) for word in quantisation_words()]
+    problems += [plain.but(layout_k=storage_kind(word)()) for word in storage_words()]
+    found = {feature.label: problem for problem in problems for feature in problem.features}
+    yield " | ".join(("| oracle", "group", *found)) + " |"
+    yield "|" + " --- |" * (2 + len(found))
     for oracle in oracles():
-        cells = []
-        for number, declaration in enumerate(columns, 1):
-            why = reason(declaration, oracle)
-            cells.append("x" if why is None else "")
-            if why is not None and groups()[oracle.group].entry in declaration.entries:
-                reasons.setdefault((_title(oracle), why), []).append(number)
-        lines.append(" | ".join([oracle.name, oracle.group, *cells]))
-    rows = "\n".join(f"| {line} |" for line in lines)
-    names = "\n".join(
-        f"{number}. {declaration.ref}" for number, declaration in enumerate(columns, 1)
-    )
-    left_out = "\n".join(
-        f"- {title}, {_numbers(found)}: {why}." for (title, why), found in reasons.items()
-    )
-    return (
-        f"# Which oracle judges which variant\n\nMade by `{derivations.COMMAND}` from the"
-        " declarations; [oracles.md](oracles.md) says what each oracle asks. A variant is asked\n"
-        "about its own entry points alone, and an oracle may still leave single problems to"
-        f" others.\n\n{rows}\n\n{names}\n\n## Left out\n\n{left_out}\n"
-    )
+        cells = (_asked(oracle, problem) for problem in found.values())
+        yield " | ".join((f"| {oracle.name}", oracle.group, *cells)) + " |"
+
+
+def _asked(oracle: Oracle, problem: Problem) -> str:
+    reason = broken(oracle.needs, problem)
+    return "yes" if reason is None else "no: " + reason.partition(",")[0]
+
+
+def _exceptions(declarations: Sequence[Declaration]) -> Iterator[str]:
+    """Items of a list: an oracle, the variants that it does not judge, and why not."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for oracle in oracles():
+        entry = groups()[oracle.group].entry
+        for declaration in sorted(declarations, key=lambda declaration: declaration.ref):
+            why = reason(declaration, oracle) if entry in declaration.entries else None
+            if why is not None:
+                found.setdefault((_title(oracle), why), []).append(declaration.ref)
+    for (title, why), refs in found.items():
+        yield derivations.filled(f"- **{title}**: {', '.join(refs)}. Reason: {why}.", indent="  ")
 
 
 def _title(oracle: Oracle) -> str:
     return oracle.name if oracle.group == oracle.name else f"{oracle.name} ({oracle.group})"
 
 
-def _numbers(found: Sequence[int]) -> str:
-    """1-4, 7."""
-    parts: list[list[int]] = []
-    for number in found:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-
-
 def list_oracles(write: bool) -> int:
-    """Print the oracles: what each catches, and in which group it sits; or `write`
-    docs/applicability.md and docs/oracles.md."""
+    """Print the oracles with their groups and the faults that they catch; returns an exit code.
+
+    write: write docs/applicability.md and docs/oracles.md instead.
+    """
     if write and INSTALLED:
         raise click.UsageError(
             "--table: docs/applicability.md and docs/oracles.md are files of a checkout; an"

@@ -1,5 +1,5 @@
-"""What each oracle asks, and why it may: docs/oracles.md, made from the docstrings of the modules
-in verify/oracles/."""
+"""The derivations of the oracles: writes docs/oracles.md from the docstrings of the modules in
+verify/oracles/."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from types import ModuleType
 
+from references.premises import Premise
 from verify.bundle import ROOT
 from verify.oracles import Oracle, by_module, groups
 
@@ -22,8 +23,9 @@ Made by `{COMMAND}` from the docstrings of `verify/oracles/`.
 
 An oracle judges one case: a run of a kernel, or two related ones. Each section below is one module
 with the oracles that it defines. It says what they construct, what they expect and why that holds,
-where the slack comes from, and what is needed. [applicability.md](applicability.md) says which
-variant each oracle judges. Before any of them, every run must end well and touch nothing but its
+where the slack comes from, and what is needed: of a kernel, and of a problem's features as premises
+(`references/premises.py`). [applicability.md](applicability.md) says which features and variants
+each oracle judges. Before any of them, every run must end well and touch nothing but its
 outputs (`verify/judging/run_checks.py`).
 
 Exactness comes in grades: bit for bit; one rounding of a number known exactly; a derived bound.
@@ -58,17 +60,20 @@ def _section(module: ModuleType, oracles: Sequence[Oracle]) -> str:
 
 
 def _line(oracle: Oracle) -> str:
-    """Name, group, entry and what it catches, as one item of a list."""
+    """Name, group, entry, what it catches and what it needs, as one item of a list."""
     entry = groups()[oracle.group].entry
     text = f"- **{oracle.name}** (group {oracle.group}, {entry}) catches {oracle.catches}."
-    return _filled(text, indent="  ")
+    if oracle.needs:
+        text += f" Needs {', '.join(premise for premise in Premise if premise in oracle.needs)}."
+    return filled(text, indent="  ")
 
 
 def _linked(paragraph: str) -> str:
-    """A docstring names a page by its path. On a page beside it that is a link, which is longer."""
+    """Replace the paths of pages in a docstring by links, and wrap the paragraph again."""
     linked, links = re.subn(r"\bdocs/([\w-]+\.md)", r"[\1](\1)", paragraph)
-    return _filled(linked) if links else paragraph
+    return filled(linked) if links else paragraph
 
 
-def _filled(text: str, indent: str = "") -> str:
+def filled(text: str, indent: str = "") -> str:
+    """A paragraph or an item of a list, wrapped to the width of the pages."""
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)

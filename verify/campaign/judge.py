@@ -21,7 +21,7 @@ from verify.campaign.targets import Target
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment
 from verify.cell.process import Cell, ForkServer
-from verify.evidence import Drawn, Evidence, Phase, Recorder, Verdict
+from verify.evidence import INAPPLICABLE, Drawn, Evidence, Phase, Recorder, Verdict
 from verify.evidence.known_failures import Xfail, Xfails
 from verify.judging import aftermath
 from verify.judging.findings import Ruling
@@ -29,7 +29,7 @@ from verify.judging.history import Hearing, History
 from verify.judging.run_checks import held
 from verify.judging.trial import Trial
 from verify.machine.cores import threads
-from verify.oracles import groups, leading_oracle, of_group
+from verify.oracles import files_of, groups, leading_oracle, of_group
 from verify.problem import Problem
 from verify.problem.case import Case, replay_command
 from verify.problem.coverage import coverage_bins
@@ -110,7 +110,7 @@ class Judge:
             hearing=Hearing(case.id, self.histories.setdefault(target.declaration.path, History())),
         )
         rulings = [
-            (name, ruling and self.layouts.explained(trial, ruling))
+            (name, self.layouts.explained(trial, ruling))
             for name, ruling in self._rulings(target, trial)
         ]
         if not trial.refuses and rulings[0][0] == "execution" and _refused(trial):
@@ -139,21 +139,19 @@ class Judge:
         self.met += filter(None, map(self.xfails.expecting, verdicts))
         return self.xfails.unexpected(verdicts)
 
-    def _rulings(self, target: Target, trial: Trial) -> list[tuple[str, Ruling | None]]:
-        """Each oracle's ruling in order; None if the oracle is inapplicable to this case.
+    def _rulings(self, target: Target, trial: Trial) -> list[tuple[str, Ruling]]:
+        """Each oracle's ruling in order.
 
         If the launch itself fails, the group's other oracles are not asked.
         """
-        rulings: list[tuple[str, Ruling | None]] = []
+        rulings: list[tuple[str, Ruling]] = []
         if not trial.refuses:
             rulings += [(name, ruling) for name, _, ruling in held(trial)]
             if len(rulings) < 2:  # execution failed, so memory was not checked
                 return rulings
         for oracle in of_group(target.group):
             if oracle.excludes(target.declaration) is None:
-                rulings.append(
-                    (oracle.name, oracle.judge(trial) if oracle.concerns(trial) else None)
-                )
+                rulings.append((oracle.name, oracle.rule(trial)))
         return rulings
 
     def _standing(self, case: Case, target: Target) -> list[Verdict]:
@@ -198,12 +196,13 @@ class Judge:
         target: Target,
         trial: Trial,
         oracle: str,
-        ruling: Ruling | None,
+        ruling: Ruling,
         phase: Phase,
     ) -> Verdict:
-        finding = ruling.finding if ruling is not None else None
+        finding, skipped = ruling.finding, ruling.inapplicable
         if finding is not None:
-            finding = replace(finding, replay=replay_command(case.id))
+            files = [published(str(path)) for path in files_of(case.group)]
+            finding = replace(finding, replay=replay_command(case.id, files))
         if finding is not None and not finding.before_count:
             before = trial.hearing.before
             finding = replace(finding, before=before.cases, before_count=before.count)
@@ -214,12 +213,12 @@ class Judge:
             dtype=target.dtype,
             oracle=oracle,
             group=case.group,
-            outcome="inapplicable" if ruling is None else "pass" if finding is None else "fail",
+            outcome="fail" if finding else "pass" if skipped is None else "inapplicable",
             phase=phase,
             problem=case.problem.name,
             seconds={name: round(seconds, 6) for name, seconds in trial.clock.seconds.items()},
-            measures=dict(ruling.measures) if ruling is not None else {},
-            observed=dict(ruling.observed) if ruling is not None else {},
+            measures=dict(ruling.measures),
+            observed={INAPPLICABLE: skipped} if skipped else dict(ruling.observed),
             bins=tuple(sorted(coverage_bins(case.problem, target.config)))
             if oracle == leading_oracle(case.group)
             else (),

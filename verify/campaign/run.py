@@ -47,7 +47,7 @@ from verify.evidence.known_failures import (
 from verify.machine import device
 from verify.machine.cores import cores
 from verify.machine.places import state_directory
-from verify.oracles import groups
+from verify.oracles import groups, used_files
 from verify.problem.case import Case, CaseError
 from verify.report import build, write
 from verify.statistics.verdicts import GROUP, findings
@@ -131,6 +131,13 @@ class CampaignRun:
         if not path.exists():
             return
         evidence = load(self.directory)
+        if evidence.runs and evidence.runs[-1].versions.get("oracles") != _oracle_files().get(
+            "oracles"
+        ):
+            raise ContinuedError(
+                f"run {self.directory.name} asked other oracle files (--oracle): begin another run,"
+                " with another id"
+            )
         before = {entry.ref: entry.source_hash for entry in evidence.variants}
         discovered = roster(list(self.files) or None)
         changed = [
@@ -260,6 +267,7 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                     "judge": judge_hash(),
                     "cells": confinement.state(),
                     "xfails": digest(at_start()),
+                    **_oracle_files(),
                 },
             )
         )
@@ -285,6 +293,13 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
         for failure in () if run.files and discovered.unusable else discovered.failures:
             for record in _unloadable(failure):
                 recorder.write(record)
+
+
+def _oracle_files() -> dict[str, str]:
+    """Name and hash of the files with oracles that are not the package's, if there are any."""
+    named = (f"{path.name} {digest(path.read_text(encoding='utf-8'))}" for path in used_files())
+    text = ", ".join(named)
+    return {"oracles": text} if text else {}
 
 
 def _record_uncounted(run: CampaignRun, evidence: Evidence) -> None:

@@ -52,11 +52,12 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 class RunRequest:
     """The campaign that a command asks for.
 
-    workers: "auto", or a number; 0 runs in one process.  exit_first: stop at the first failing
-    verdict.  select: an expression for pytest -k.
+    oracles: files with further ones.  workers: "auto", or a number; 0 runs in one process.
+    exit_first: stop at the first failing verdict.  select: an expression for pytest -k.
     """
 
     kernels: tuple[Path, ...] = ()
+    oracles: tuple[Path, ...] = ()
     profile: str | None = None
     examples: int | None = None
     seed: int | None = None
@@ -102,6 +103,8 @@ class RunRequest:
         arguments += ["--exitfirst"] if self.exit_first else []
         for kernel in self.kernels:
             arguments += ["--kernel", str(kernel)]
+        for oracle in self.oracles:
+            arguments += ["--oracle", str(oracle)]
         return arguments
 
 

@@ -1,4 +1,4 @@
-"""What a campaign asks: one variant, config and dtype before one group of oracles."""
+"""Targets: what a campaign judges: one variant, config and dtype with one group of oracles."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from hypothesis.strategies import SearchStrategy
 from hypothesis.vendor.pretty import RepresentationPrinter
 
 from verify.cell.discovery import environment
-from verify.oracles import groups, of_group
+from verify.judging.measuring import probe_problem
+from verify.oracles import Oracle, groups, of_group
 from verify.problem import Problem, strategies
 from verify.problem.outside import outside
+from verify.problem.premises import broken, without_broken
 from verify.problem.strategies import LIMITS
 from verify.variant import Config, Declaration
 
 
 @dataclass(frozen=True)
 class Target:
-    """One variant, config and dtype before one group of oracles: what one property test hears."""
+    """One variant, config, dtype and group of oracles: the subject of one property test."""
 
     declaration: Declaration
     config: Config
@@ -28,7 +30,7 @@ class Target:
     group: str
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        """Short: Hypothesis prints a failing test's arguments, and warns of long ones."""
+        """A short text: Hypothesis prints a failing test's arguments, and warns of long ones."""
         printer.text(f"<{self.group} of {self.id}>")
 
     @property
@@ -37,7 +39,7 @@ class Target:
 
     @cached_property
     def problems(self) -> SearchStrategy[Problem]:
-        """What this target draws, as large as this machine can judge quickly."""
+        """The problems that this target draws, small enough for this machine."""
         device = (
             "gpu"
             if environment().device == "cuda"
@@ -54,23 +56,50 @@ class Target:
         drawn = strategies.problems(
             declaration, dtype=self.dtype, limits=limits, distributions=group.distributions
         )
-        impossible, adapt, support = group.excludes_problem, group.adapt, self.declaration.support
-        if impossible is not None:
-            drawn = drawn.filter(lambda problem: impossible(problem) is None)
-        if adapt is None:
-            return drawn
-        adapted = drawn.map(lambda problem: adapt(problem, support)).filter(
-            lambda problem: problem is not None and support.refusal(problem) is None
+        fitting = drawn.map(self.fitted).filter(lambda problem: problem is not None)
+        return cast(SearchStrategy[Problem], fitting)
+
+    def fitted(self, problem: Problem) -> Problem | None:
+        """A drawn problem, changed so that the group can ask it; None if it cannot.
+
+        Features that break a premise of its oracles are removed, as far as the support allows it.
+        """
+        group, support = groups()[self.group], self.declaration.support
+        if group.excludes_problem is not None and group.excludes_problem(problem) is not None:
+            return None
+        whole = excludes_problem(self, problem) is None
+        plainer = (
+            problem if whole else without_broken(of_group(self.group)[0].needs, problem, support)
         )
-        return cast(SearchStrategy[Problem], adapted)
+        found = plainer if group.adapt is None else group.adapt(plainer, support)
+        if found is None or support.refusal(found) is not None:
+            return None
+        return found if excludes_problem(self, found) is None else None
 
     @property
     def asked(self) -> Sequence[Problem]:
-        """The problems that the group asks of every kernel that supports them, in place of drawn
-        ones."""
+        """The fixed problems of a group that draws none, as far as the kernel supports them."""
         asks = groups()[self.group].asks
         found = () if asks is None else asks(self.declaration, self.dtype)
-        return [problem for problem in found if self.declaration.support.refusal(problem) is None]
+        return [
+            problem
+            for problem in found
+            if self.declaration.support.refusal(problem) is None
+            and excludes_problem(self, problem) is None
+        ]
+
+
+def excludes_problem(target: Target, problem: Problem) -> str | None:
+    """Why no oracle of a target's group is asked about a problem, by its features; or None."""
+    reasons = [broken(oracle.needs, problem) for oracle in of_group(target.group)]
+    return None if None in reasons else "; ".join(dict.fromkeys(filter(None, reasons)))
+
+
+def excludes_variant(declaration: Declaration, oracle: Oracle) -> str | None:
+    """Why an oracle judges no case of a variant, or None: what it declares, or a feature without
+    which it supports no problem."""
+    plainest = probe_problem(declaration, declaration.support.dtypes[0], seqlen_q=1, seqlen_kv=1)
+    return oracle.excludes(declaration) or broken(oracle.needs, plainest)
 
 
 def excludes_group(declaration: Declaration, group: str) -> str | None:
@@ -82,7 +111,7 @@ def excludes_group(declaration: Declaration, group: str) -> str | None:
         for dtype in declaration.support.dtypes
     ):
         return "supports everything that can be asked"
-    reasons = [oracle.excludes(declaration) for oracle in of_group(group)]
+    reasons = [excludes_variant(declaration, oracle) for oracle in of_group(group)]
     return None if None in reasons else "; ".join(filter(None, reasons))
 
 

@@ -74,14 +74,14 @@ def _arguments(
         q, k, v = (buffers[f"descale_{name}"] for name in "qkv")
         descales = Descales(q, k, v, message["descaling"])
     stored: dict[str, Stored] = {}
-    logical: dict[str, Tensor] = {}
+    logical = {name: buffers[name] for name in "qkv" if name in buffers}
     for name, held in message.get("stored", {}).items():
         tensors = {of: buffers[slot] for of, slot in held["slots"].items()}
         stored[name] = Stored(held["word"], held["name"], tensors)
         dtype = torch_dtype(held["dtype"])
         logical[name] = torch.empty(held["shape"], dtype=dtype, device="meta")
     return AttentionArgs(
-        **{name: logical[name] if name in logical else buffers[name] for name in "qkv"},
+        **logical,
         mask=parse_mask(message["mask"]),
         softmax_scale=message["softmax_scale"],
         softcap=message["softcap"],

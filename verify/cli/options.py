@@ -66,6 +66,14 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str) -
 
 
 kernels = click.argument("kernels", nargs=-1, type=click.Path(path_type=Path))
+oracles = click.option(
+    "--oracle",
+    "oracles",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Ask the oracles of this file, too.",
+)
 examples = click.option(
     "--examples",
     type=click.IntRange(min=1),

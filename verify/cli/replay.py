@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from verify.cli import options
@@ -10,7 +12,8 @@ from verify.cli.options import UsageError, console
 
 @click.command()
 @click.argument("case")
-def replay(case: str) -> int:
+@options.oracles
+def replay(case: str, oracles: tuple[Path, ...]) -> int:
     """Judge one CASE again, by the id that a failing verdict prints: first alone, then after the
     cases that ran before it.
 
@@ -19,10 +22,12 @@ def replay(case: str) -> int:
     """
     options.case_shaped(case)
     from verify.cli.replay_case import replay as replay_case
+    from verify.oracles import use_files
     from verify.problem.case import Case
     from verify.problem.inputs import check_distribution
 
     try:
+        use_files(oracles)
         parsed = Case.parse(case)
         check_distribution(parsed.problem)
         return replay_case(parsed, console)

@@ -25,7 +25,7 @@ from verify.campaign.run import CampaignRun, open_run
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
 from verify.campaign.targets import Target, excludes_here
 from verify.cell.process import InfrastructureError
-from verify.evidence import Verdict, strict_json
+from verify.evidence import INAPPLICABLE, Verdict, strict_json
 from verify.evidence.explanation import explain
 from verify.evidence.judge_version import judge_hash
 from verify.machine.places import state_directory
@@ -149,8 +149,9 @@ def _judge_again(
 def _fails(verdicts: list[Verdict], console: Console) -> bool:
     for verdict in verdicts:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in verdict.measures.items())
+        said = verdict.observed.get(INAPPLICABLE, numbers)
         console.print(
-            f"{verdict.outcome:12} {verdict.oracle:12} {numbers}", markup=False, highlight=False
+            f"{verdict.outcome:12} {verdict.oracle:12} {said}", markup=False, highlight=False
         )
     failed = [verdict for verdict in verdicts if verdict.outcome == "fail"]
     for verdict in failed:

@@ -17,6 +17,7 @@ from verify.cli.summary import conclude
 
 @click.command()
 @options.kernels
+@options.oracles
 @options.examples
 @options.profile
 @options.seed
@@ -43,6 +44,7 @@ def run(kernels: tuple[Path, ...], strict: bool, **choices: Any) -> int:
 
 @click.command()
 @options.kernels
+@options.oracles
 @click.option(
     "--max-time", default=300.0, show_default=True, callback=options.above_zero, help="Seconds."
 )

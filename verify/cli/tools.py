@@ -58,8 +58,8 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     "write",
     is_flag=True,
     help=(
-        "Write docs/applicability.md (which oracle judges which variant) and docs/oracles.md (what"
-        " each oracle asks, and why)."
+        "Write docs/applicability.md (which features and variants each oracle judges) and"
+        " docs/oracles.md (what each oracle asks, and why)."
     ),
 )
 def oracles(write: bool) -> int:

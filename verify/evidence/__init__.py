@@ -3,6 +3,7 @@
 from verify.evidence.reading import Evidence, load
 from verify.evidence.records import (
     COUNTED_PHASES,
+    INAPPLICABLE,
     SCHEMA_VERSION,
     Begin,
     Built,
@@ -21,6 +22,7 @@ from verify.evidence.store import Recorder, is_plain, new_run_id
 
 __all__ = [
     "COUNTED_PHASES",
+    "INAPPLICABLE",
     "SCHEMA_VERSION",
     "Begin",
     "Built",

@@ -10,6 +10,8 @@ from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
 SCHEMA_VERSION: Final = 1
 
 Outcome = Literal["pass", "fail", "inapplicable"]
+INAPPLICABLE = "inapplicable"
+"""The name under which `Verdict.observed` holds the reason why an oracle was not asked."""
 Phase = Literal["generate", "shrink", "reuse", "witness"]
 
 # Shrinking walks towards small failing cases, so its verdicts are no sample of anything: they count
@@ -93,13 +95,16 @@ class Verdict:
     seconds: of generate, run, reference, bound, record.  measures, where the oracle has them
     (docs/report-schema.md): for T of out, lse, dq, dk, dv: r_T (worst error / bound), max_error_T
     and error_bound_T (the largest error and the bound at that element), worst_index_T,
-    worst_reference_T and worst_bound_T (the element with the worst r); rows_T, z2_T, z_T, toward_T,
+    worst_reference_T and worst_bound_T (the element with the worst r); ulp50_out and ulp99_out
+    (median and 99th percentile of the errors of O in ulp), best50_out and best99_out (the same of O
+    rounded correctly); rows_T, z2_T, z_T, toward_T,
     slack_T, least_T, share_T (sums over judged rows, docs/statistics.md); bound_ratio (median bound
     / best bound of that dtype), lse_ulp (largest LSE error in fp32 ulp), seqlen_kv; memory_growth
     (bytes that the kernel's process took in a run and kept, from 64 MiB on), device_memory_growth
     (bytes of torch's allocator that a run left taken, beyond the most before), device_memory_taken
     (bytes that the device had less after a run, for whatever process, from 64 MiB on).  observed:
-    what an oracle found out that is no number, by the name of the property.
+    what an oracle found out that is no number, by the name of the property; by INAPPLICABLE, why it
+    was not asked.
     """
 
     case: str

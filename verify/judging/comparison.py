@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType
 from verify.evidence import Finding
 from verify.judging.findings import place
+
+SAMPLED = 1 << 13  # elements of which percentiles are taken
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,43 @@ def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dic
         found[f"worst_bound_{name}"] = float(bound.flatten()[at])
         found[f"unasked_{name}"] = float((bound == torch.inf).double().mean())
     return found
+
+
+def ulps(
+    name: str, error: Tensor, truth: tuple[Tensor, Tensor], rows: Tensor, output: DType
+) -> dict[str, float]:
+    """Median and 99th percentile of the errors of one tensor in ulp, and of those of its correctly
+    rounded truth: ulp50, ulp99, best50 and best99, by the tensor's name; nothing if no element is
+    judged.
+
+    error, and the truth with its bound: (..., rows, features), fp64; rows: those that count, bool.
+    An ulp is the spacing of `output` at the element, or at the row's root mean square where that is
+    larger: where terms cancel, a small element holds the rounding errors of its row, and says
+    nothing more.  Of more than SAMPLED elements, some rows are taken, evenly.
+    """
+    found = rows.flatten().nonzero()[:, 0]
+    # an odd step: an even one can meet the same places of every head
+    found = found[:: len(found) * error.shape[-1] // SAMPLED | 1]
+    error, want, bound = (part.flatten(0, -2)[found] for part in (error, *truth))
+    judged = want.isfinite() & bound.isfinite()
+    if not bool(judged.any()):
+        return {}
+    place = _spacing(want, output)
+    size = torch.where(judged, want, 0.0).square().mean(-1, keepdim=True).sqrt()
+    unit = torch.maximum(place, _spacing(size, output))
+    measures = {}
+    for key, off in (("ulp", error), ("best", (want / place).round() * place - want)):
+        sizes = (off.abs() / unit)[judged].nan_to_num(nan=torch.inf).numpy()
+        for level in (50, 99):
+            at = (level * len(sizes) - 1) // 100
+            measures[f"{key}{level}_{name}"] = float(np.partition(sizes, at)[at])
+    return measures
+
+
+def _spacing(size: Tensor, output: DType) -> Tensor:
+    """Between neighbours of that format around each magnitude, fp64."""
+    exponent = torch.frexp(size.abs().clamp(min=2.0**output.emin)).exponent
+    return torch.exp2((exponent - output.precision).double())
 
 
 def excess(

@@ -13,11 +13,16 @@ from verify.evidence import Finding
 @dataclass(frozen=True)
 class Ruling:
     """What an oracle says of a trial: a finding, or none if it holds; and what it measured or
-    observed on the way."""
+    observed on the way.
+
+    inapplicable: why the oracle says nothing of the trial, "" where its values cannot show
+    anything; None where it has judged.
+    """
 
     finding: Finding | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
     observed: Mapping[str, str] = field(default_factory=dict)
+    inapplicable: str | None = None
 
 
 def convict(

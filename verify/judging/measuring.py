@@ -123,10 +123,9 @@ def open_mask(support: Support) -> Mask:
 
 
 def plain(trial: Trial) -> bool:
-    """Whether the problem is one of all keys visible (as far as the support allows), without a
-    softcap."""
+    """Whether the problem is one of all keys visible, as far as the support allows."""
     p = trial.problem
-    return p.mask == open_mask(trial.declaration.support) and not p.softcap and p.seqlen_kv > 0
+    return p.mask == open_mask(trial.declaration.support) and p.seqlen_kv > 0
 
 
 def hides(support: Support) -> tuple[Mask, ...]:

@@ -7,23 +7,30 @@ Oracles of one group judge the same cases, and so share runs and references.  Th
 which problems are drawn and which entry point of a kernel answers them.  Most groups are defined
 here; an oracle that shares its cases with no other defines its own in its file, as GROUP, or as
 one of GROUPS.
+
+A file outside the package is such a file, too, once `use_files` has named it.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.problem.distributions import DISTRIBUTIONS
 from verify.problem.known_answers import gather_possible
+from verify.problem.premises import broken
 from verify.variant import ENTRIES, Declaration, Support
 
 
@@ -55,7 +62,8 @@ class Group:
     family: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an entry point or a distribution that does not exist."""
+        """Raise ValueError for an entry point or a distribution that does not exist, and for
+        problems that no test would ask."""
         if self.entry not in ENTRIES:
             raise ValueError(
                 f"group {self.name}: entry: {self.entry!r} is none of {', '.join(ENTRIES)}"
@@ -64,6 +72,8 @@ class Group:
             if name not in DISTRIBUTIONS:
                 known = ", ".join(DISTRIBUTIONS)
                 raise ValueError(f"group {self.name}: distributions: {name!r} is none of {known}")
+        if self.family and self.asks is not None:
+            raise ValueError(f"group {self.name}: asks: a family's problems are drawn")
 
 
 _SHARED = (
@@ -97,21 +107,103 @@ _SHARED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle:
-    """name and group; what it catches, in one line; `applies` gives the reason why it does not
-    judge a variant, or None; `judge` rules on a trial; `concerns` says whether a problem is its
-    business at all; `rank` orders a group's oracles."""
+    """One property of one group's cases.
+
+    name and group are its place in evidence; catches: what it finds, in one line; judge rules on a
+    trial; rank orders a group's oracles.  Three conditions say what it is asked, in this order:
+
+    1. excludes: the reason why it judges no case of a variant, by what that declares, or None.
+       Nothing is recorded.
+    2. needs: the premises of its derivation.  A problem with a feature that breaks one of them is
+       recorded as inapplicable, with the reason.  None: the oracle names no premises, and is asked
+       about no problem that has a feature.
+    3. concerns: whether the values of a case can show anything.  It may compute inputs and truth.
+       A case that cannot is recorded as inapplicable, without a reason.
+    """
 
     name: str
     group: str
     catches: str
     judge: Callable[[Trial], Ruling]
     excludes: Callable[[Declaration], str | None] = lambda declaration: None
+    needs: frozenset[Premise] | None = None
     concerns: Callable[[Trial], bool] = lambda trial: True
     rank: int = 50
 
+    def rule(self, trial: Trial) -> Ruling:
+        """The ruling on a case of a variant that the oracle does not exclude."""
+        reason = broken(self.needs, trial.problem)
+        if reason is None and not self.concerns(trial):
+            reason = ""
+        return self.judge(trial) if reason is None else Ruling(inapplicable=reason)
+
+
+class OracleFileError(ValueError):
+    """A file of oracles that cannot be used; the message names it."""
+
+
+_outside: dict[Path, ModuleType] = {}
+
+
+def use_files(paths: Sequence[Path]) -> None:
+    """Ask the oracles of these files, and of no others, beside those of the package.
+
+    For this process, from now on.  A file is a module as those of the package are, and runs in the
+    judge's process as they do.  Raises OracleFileError for a file that does not load, that defines
+    no oracle, or whose names are taken.
+    """
+    before = dict(_outside)
+    found = {path.resolve(): _loaded(path) for path in paths}
+    _replace(found)
+    try:
+        oracles()
+    except ValueError as error:
+        _replace(before)
+        raise OracleFileError(f"{', '.join(map(str, paths))}: {error}") from None
+
+
+def used_files() -> tuple[Path, ...]:
+    """The files outside the package, as `use_files` was given them."""
+    return tuple(_outside)
+
+
+def files_of(group: str) -> tuple[Path, ...]:
+    """The files outside the package with an oracle of that group."""
+    return tuple(
+        path
+        for path, module in _outside.items()
+        if any(oracle.group == group for oracle in defined(module, "ORACLE"))
+    )
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"oracle_file_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise OracleFileError(f"{path}: no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise OracleFileError(f"{path} does not load: {type(error).__name__}: {error}") from error
+    if not defined(module, "ORACLE"):
+        raise OracleFileError(f"{path} defines neither ORACLE nor ORACLES")
+    return module
+
+
+def _replace(found: Mapping[Path, ModuleType]) -> None:
+    _outside.clear()
+    _outside.update(found)
+    for cached in (groups, oracles, by_module, leading_oracle):
+        cached.cache_clear()
+
+
+def _modules() -> tuple[ModuleType, ...]:
+    return (*_of_package(), *_outside.values())
+
 
 @cache
-def _modules() -> tuple[ModuleType, ...]:
+def _of_package() -> tuple[ModuleType, ...]:
     names = (info.name for info in pkgutil.walk_packages(__path__, f"{__name__}."))
     return tuple(importlib.import_module(name) for name in names)
 

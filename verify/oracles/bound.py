@@ -9,6 +9,9 @@ Backward: every element of dQ, dK and dV against fp64, within the bounds of
 docs/tolerance-backward.md. The truth is the gradients that the saved O and LSE imply: the error of
 the saved tensors is known, and it is allowed for. The saved tensors must be within their own
 bounds; a forward that saves something worse excuses nothing.
+
+Premises: none. The reference computes every feature of a problem, and the bound counts its
+roundings.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
-from verify.judging.comparison import Comparison, compare, excess, summary
+from verify.judging.comparison import Comparison, compare, excess, summary, ulps
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
@@ -38,6 +41,7 @@ def judge(trial: Trial) -> Ruling:
     out = Comparison(*(torch.where(live[..., None], part, 0.0) for part in (out.error, out.ratio)))
     finding = excess("bound", "out", run.out, truth.out, truth.out_bound, out)
     measures |= summary("out", out, truth.out, truth.out_bound)
+    measures |= ulps("out", out.error, (truth.out, truth.out_bound), live, output)
     if truth.best_out_bound is not None and bool(live.any()):
         positive = truth.best_out_bound > 0
         if bool(positive.any()):
@@ -111,6 +115,7 @@ FORWARD = Oracle(
     group="accuracy",
     catches="wrong values of any size above honest rounding, wrong LSE, NaN and Inf out of place",
     judge=judge,
+    needs=frozenset(),
     rank=20,
 )
 
@@ -122,6 +127,7 @@ BACKWARD = Oracle(
         " Inf out of place"
     ),
     judge=judge_backward,
+    needs=frozenset(),
     rank=20,
 )
 

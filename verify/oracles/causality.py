@@ -12,6 +12,8 @@ exactly 0, and so are dK and dV of keys that only these rows see, because dO = 0
 0, hence dS = 0. Then one key is replaced. The other gradients keep their bits; they are held to
 their bounds where the key reaches rows whose forward rescales lazily or shares a maximum. Elements
 whose bound is infinite are not compared: inf * 0 is NaN.
+
+Premises: hidden_has_no_effect is what is asked.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.rounding import cast
 from verify.cell.arena import bits
@@ -257,6 +260,7 @@ FORWARD = Oracle(
         " each other"
     ),
     judge=judge,
+    needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),
     concerns=lambda trial: trial.problem.seqlen_q > 0,
 )
 
@@ -268,6 +272,7 @@ BACKWARD = Oracle(
         " row; sums not cleared"
     ),
     judge=judge_backward,
+    needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),
     concerns=lambda trial: trial.problem.pairs > 0,
 )
 

@@ -13,6 +13,8 @@ stream than torch's current one. One launch after another shows none of these. N
 that declare that their runs differ. On an H100 all four launches were queued in time in 82 % of
 1,342 cases (in none with flex's compiled kernel: it copies from the host). No kernel of the
 collection is convicted; the planted one that shares its scratch is convicted at the first case.
+
+Premises: none. The lone launch and those beside it are asked the same.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ ORACLES = tuple(
         ),
         judge=judge,
         excludes=excludes,
+        needs=frozenset(),
         concerns=_concerns,
         rank=45,
     )

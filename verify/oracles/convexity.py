@@ -18,6 +18,10 @@ is linear in the length: minima and maxima of intervals come from a table of pow
 
 Catches outputs that are not normalised, lost rescales, values from other rows, and off-by-ones
 where rows see few keys.
+
+Premises: the weights are an average (rows_average_values) of what the row sees (visible_mass_only),
+the slack knows the scores by their norms (norm_bounded_scores), and O is rounded once
+(exact_output).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
 from verify.judging.trial import Trial
@@ -32,6 +37,15 @@ from verify.oracles import Oracle
 from verify.problem.visibility import live_rows, measurable, visible_range
 from verify.tolerance.arithmetic import FP32_MAX, resolve
 from verify.variant import Declaration
+
+NEEDS = frozenset(
+    {
+        Premise.ROWS_AVERAGE_VALUES,
+        Premise.VISIBLE_MASS_ONLY,
+        Premise.NORM_BOUNDED_SCORES,
+        Premise.EXACT_OUTPUT,
+    }
+)
 
 
 def judge(trial: Trial) -> Ruling:
@@ -103,6 +117,7 @@ ORACLE = Oracle(
     ),
     judge=judge,
     excludes=_applies,
+    needs=NEEDS,
     concerns=lambda trial: (
         trial.problem.seqlen_q > 0 and trial.problem.seqlen_kv > 0 and measurable(trial.problem)
     ),

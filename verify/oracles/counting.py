@@ -11,6 +11,9 @@ three reasons: nothing guarantees that exp(0) = 1; tf32 cuts a weight just below
 normalised 1 / visible by up to 2^-10; an LSE that divides P is rounded.
 
 Catches off-by-ones of masks, windows, lengths and alignments, and a wrong base of LSE.
+
+Premises: with q = 0 all scores are 0 (norm_bounded_scores), the weights of the visible keys
+(visible_mass_only) add up to 1 (rows_average_values), and O is rounded once (exact_output).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import math
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.instructions import EXP, LOG_ERROR, ULP
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.metamorphic import beyond_arithmetic
@@ -117,4 +121,12 @@ ORACLE = Oracle(
         " doubled key"
     ),
     judge=judge,
+    needs=frozenset(
+        {
+            Premise.NORM_BOUNDED_SCORES,
+            Premise.VISIBLE_MASS_ONLY,
+            Premise.ROWS_AVERAGE_VALUES,
+            Premise.EXACT_OUTPUT,
+        }
+    ),
 )

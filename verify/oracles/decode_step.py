@@ -7,12 +7,16 @@ both questions. A token, a few tokens of a speculative decoder, or a chunk is as
 and the share of equal bits is measured. Rows that share a maximum with other rows in the whole than
 alone have other bounds in each. Needs support for lengths that differ and for problems without a
 mask.
+
+Premises: other queries have no effect (hidden_has_no_effect), a row alone has another number
+(position_free_scores) and the same factor (factors_by_head).
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
     check_within_bounds,
@@ -83,5 +87,8 @@ ORACLE = Oracle(
     ),
     judge=judge,
     excludes=excludes,
+    needs=frozenset(
+        {Premise.HIDDEN_HAS_NO_EFFECT, Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}
+    ),
     concerns=lambda trial: trial.problem.seqlen_q > 1 and trial.problem.seqlen_kv > 0,
 )

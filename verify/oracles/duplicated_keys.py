@@ -4,6 +4,10 @@ Numerator and denominator of softmax double, and the largest score stays. So O s
 by ln 2, each within its own bound. Without a mask the copies lie apart, in other blocks. Where the
 mask goes by rows, the queries are doubled too, and the rows that see both copies are compared.
 Needs a mask that can be doubled: random masks cannot.
+
+Premises: a copy of a key has another place, the same score (position_free_scores) and the same
+factor (factors_by_head); nothing but the visible keys weighs (visible_mass_only,
+rows_average_values).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Atom, Full, Mask, intersect, kind_of
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
     RelatedResult,
@@ -153,5 +158,13 @@ ORACLE = Oracle(
     ),
     judge=judge,
     excludes=excludes,
+    needs=frozenset(
+        {
+            Premise.POSITION_FREE_SCORES,
+            Premise.VISIBLE_MASS_ONLY,
+            Premise.ROWS_AVERAGE_VALUES,
+            Premise.FACTORS_BY_HEAD,
+        }
+    ),
     concerns=lambda trial: trial.problem.pairs > 0,
 )

@@ -23,6 +23,10 @@ Catches exponentials of low precision, fp16 accumulators, lost rescales, mixed b
 that are truncated or rounded twice, which no bound sees. Does not judge kernels of base e, with a
 factor of several roundings (other than descales, which are powers of two here), with normalised P,
 or that merge parts by a rounded LSE.
+
+Premises: scores are integers times ln 2 (linear_scores, position_free_scores) whose products are
+summed as integers (factors_by_head), only the weights of visible keys are added up
+(visible_mass_only, rows_average_values), and O is rounded once (exact_output).
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.instructions import LOG_ERROR, exp_error_at_integers
 from verify.arithmetic.rounding import cast
 from verify.judging.findings import Ruling, convict, first, place
@@ -146,7 +151,7 @@ def _rounded(values: Tensor, trial: Trial) -> Tensor:
 
 
 def _ln_2(problem: Problem, support: Support) -> Problem:
-    return problem.but(softmax_scale=math.copysign(math.log(2), problem.scale), softcap=0.0)
+    return problem.but(softmax_scale=math.copysign(math.log(2), problem.scale))
 
 
 def _applies(declaration: Declaration) -> str | None:
@@ -192,4 +197,14 @@ ORACLE = Oracle(
     ),
     judge=judge,
     excludes=_applies,
+    needs=frozenset(
+        {
+            Premise.LINEAR_SCORES,
+            Premise.POSITION_FREE_SCORES,
+            Premise.FACTORS_BY_HEAD,
+            Premise.VISIBLE_MASS_ONLY,
+            Premise.ROWS_AVERAGE_VALUES,
+            Premise.EXACT_OUTPUT,
+        }
+    ),
 )

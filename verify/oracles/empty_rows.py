@@ -5,6 +5,8 @@ Bit for bit, up to the sign of zero; NaN equals NaN where the contract promises 
 no score is 0 / 0, so that only a convention can say what such a row holds: the contract declares
 it (`empty_row_out`, `empty_row_lse`). There is no slack. A row is excused only where the declared
 arithmetic can overflow: a masked score of infinity can make NaN of it.
+
+Premises: the softmax has nothing but the keys that a row sees (visible_mass_only).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 
 import torch
 
+from references.premises import Premise
 from verify.judging.findings import Ruling, convict, first, first_place
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
@@ -50,6 +53,7 @@ ORACLE = Oracle(
         "(-inf) - (-inf), 0 / 0, finite sentinels and unwritten rows where a query sees nothing"
     ),
     judge=judge,
+    needs=frozenset({Premise.VISIBLE_MASS_ONLY}),
     concerns=lambda trial: bool(trial.truth.empty.any()),
     rank=30,
 )

@@ -36,6 +36,10 @@ so that every row is asked and dV has no slack, however Q and K were scaled befo
 
 The backward catches wrong indices, the delta of another row or head, a delta that is a little off
 (2^-9 passes the bound in bf16), lost and doubled rows, and a P that is not 1.
+
+Premises: the gap between scores is that of the products (linear_scores, position_free_scores),
+nothing but visible keys weighs (visible_mass_only, rows_average_values), and O is rounded once
+(exact_output). The backward looks at the saved O and does without the last.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ import math
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.rounding import cast
 from verify.judging.comparison import compare
@@ -53,11 +58,14 @@ from verify.judging.invariants import KNOWN_GRADIENTS, beyond
 from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.problem.known_answers import gather_possible, gather_targets
+from verify.problem.known_answers import GATHER_NEEDS, gather_possible, gather_targets
 from verify.tolerance.arithmetic import U, relative, resolve
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
 from verify.variant import Declaration
+
+_GRADIENT_NEEDS = GATHER_NEEDS | {Premise.VISIBLE_MASS_ONLY, Premise.ROWS_AVERAGE_VALUES}
+NEEDS = _GRADIENT_NEEDS | {Premise.EXACT_OUTPUT}
 
 # significant bits of V's patterns: an output that need not be exact is compared after rounding to
 # as many
@@ -308,6 +316,7 @@ FORWARD = Oracle(
     catches="wrong indexing: layouts, strides, tails, swizzles, head maps, page tables",
     judge=judge,
     excludes=excludes,
+    needs=NEEDS,
 )
 
 BACKWARD = Oracle(
@@ -319,6 +328,7 @@ BACKWARD = Oracle(
     ),
     judge=judge_backward,
     excludes=excludes_backward,
+    needs=_GRADIENT_NEEDS,
 )
 
 ORACLES = (FORWARD, BACKWARD)

@@ -49,6 +49,10 @@ rel(n + 2)) - 1).
 By norms, sum dV shows a lost block of keys in fp16 up to some thousand rows. The scalar products
 are loose by a factor of 100 and more, which is why the bounds count where there are some. For long
 sequences let dO be zero but in a few rows: the slack shrinks with them.
+
+Premises: sum_j P_ij = 1 over the visible keys (rows_average_values, visible_mass_only), the norms
+bound the scores (norm_bounded_scores), and the saved O is the kernel's O (exact_output). The sum of
+dK needs linear_scores, too.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ import math
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.judging.findings import Ruling, convict, first
 from verify.judging.gradient_invariants import GradientTensors, Invariant, invariants
 from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
@@ -162,6 +167,14 @@ ORACLE = Oracle(
     ),
     judge=judge,
     excludes=_applies,
+    needs=frozenset(
+        {
+            Premise.ROWS_AVERAGE_VALUES,
+            Premise.VISIBLE_MASS_ONLY,
+            Premise.NORM_BOUNDED_SCORES,
+            Premise.EXACT_OUTPUT,
+        }
+    ),
     concerns=lambda trial: (
         trial.problem.seqlen_q > 0 and trial.problem.seqlen_kv > 0 and measurable(trial.problem)
     ),

@@ -13,6 +13,9 @@ exponential in base 2 puts log2 e into them as well.
 Expected: O and LSE within the bound that remains with kappa = 0 in Q K^T. Catches accumulators
 narrower than declared (one of 13 bits passes the element bound of O on normal data), a tail of
 head_dim that is lost, and fragments that are exchanged.
+
+Premises: the products of integers are added before any factor (factors_by_head). What becomes of
+the exact sums is the reference's business.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.mma import Unit
 from verify.judging.comparison import compare, excess
@@ -156,5 +160,6 @@ ORACLE = Oracle(
     group="integer_scores",
     catches="narrow accumulators of Q K^T, a lost tail or swapped fragments along head_dim",
     judge=judge,
+    needs=frozenset({Premise.FACTORS_BY_HEAD}),
     concerns=concerns,
 )

@@ -7,6 +7,9 @@ square, gives way to another one. Needs support for problems without a mask.
 
 Backward: dK and dV move with their keys, and dQ stays. The forward of the permuted keys saves other
 last bits; the bounds of the second question account for what it saved.
+
+Premises: a key has the same score (position_free_scores) and the same factor (factors_by_head) in
+another place.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
     check_within_bounds,
@@ -121,6 +125,7 @@ FORWARD = Oracle(
         " skipped rescales"
     ),
     judge=judge,
+    needs=frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}),
     excludes=excludes,
     concerns=asked,
 )
@@ -133,6 +138,7 @@ BACKWARD = Oracle(
         " late"
     ),
     judge=judge_backward,
+    needs=frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}),
     excludes=excludes,
     concerns=asked,
 )

@@ -3,8 +3,10 @@ w.
 
 Softmax does not change when all scores of a row rise by the same. K holds integers in [-2, 2] and w
 multiples of a power of two, so that the shifted K is exactly representable and the rise of LSE is
-known exactly. Each of the two results has its own bound. The softcap is left out: capped scores do
-not move together.
+known exactly. Each of the two results has its own bound.
+
+Premises: all scores of a row rise alike (linear_scores, factors_by_head), and all that the LSE is
+made of rises with them (visible_mass_only).
 """
 
 from __future__ import annotations
@@ -15,15 +17,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.rounding import cast
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, forward_results
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
-from verify.problem import Problem
 from verify.problem.inputs import dequantised
 from verify.problem.source import Source
-from verify.variant import Support
 
 
 def shifted(trial: Trial) -> Tensor:
@@ -61,11 +62,6 @@ def judge(trial: Trial) -> Ruling:
     )
 
 
-def adapt(problem: Problem, support: Support) -> Problem | None:
-    """Capped scores do not move together."""
-    return problem.but(softcap=0.0)
-
-
 def _asked(trial: Trial) -> bool:
     return trial.problem.pairs > 0 and not bool(torch.all(trial.truth.empty))
 
@@ -75,7 +71,6 @@ GROUP = Group(
     about="one vector added to every key, exactly",
     family="relations",
     distributions=("small_integers",),
-    adapt=adapt,
 )
 ORACLE = Oracle(
     name="key_shift",
@@ -85,5 +80,6 @@ ORACLE = Oracle(
         " saturate"
     ),
     judge=judge,
+    needs=frozenset({Premise.LINEAR_SCORES, Premise.FACTORS_BY_HEAD, Premise.VISIBLE_MASS_ONLY}),
     concerns=_asked,
 )

@@ -10,6 +10,9 @@ within the bounds of all three, each for what its own forward saved.
 
 An element of which a part can overflow has an infinite bound and is left out, though the sum need
 not overflow.
+
+Premises: linear_in_values is what is asked; and O is neither scaled nor rounded twice
+(exact_output), for a part can overflow where the whole does not.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import replace
 
 import torch
 
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
     RelatedResult,
@@ -152,6 +156,7 @@ FORWARD = Oracle(
         " into"
     ),
     judge=judge,
+    needs=frozenset({Premise.LINEAR_IN_VALUES, Premise.EXACT_OUTPUT}),
     concerns=lambda trial: trial.problem.pairs > 0,
 )
 
@@ -163,6 +168,7 @@ BACKWARD = Oracle(
         " that keep what they had"
     ),
     judge=judge_backward,
+    needs=frozenset({Premise.LINEAR_IN_VALUES}),
     concerns=lambda trial: trial.problem.pairs > 0,
 )
 

@@ -9,6 +9,8 @@ Huge keys are only as large as leaves their scores finite, whatever the scale, a
 where scores can be fp16: an infinity could spread honestly, since -inf + inf is NaN. Huge values
 are finite in the format that V is converted to. Rows that share a maximum are asked if no row of
 their tile sees poison. Needs a mask.
+
+Premises: hidden_has_no_effect is what is asked.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import dtype_named
 from verify.cell.arena import bits
 from verify.judging.comparison import compare
@@ -192,5 +195,6 @@ ORACLE = Oracle(
     catches="0 * NaN leaks, unmasked tails, masked keys that still weigh, causality that leaks",
     judge=judge,
     excludes=_applies,
+    needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),
     concerns=lambda trial: poisoned(trial).count > 0,
 )

@@ -29,6 +29,11 @@ Where dS or delta is rounded to fp16, which has subnormals on the way, dO is sca
 case only, and then only dV is compared. A gradient whose parts are rounded to fp16, in memory or by
 query head, is compared only where it keeps its size: the parts can be subnormal where the whole is
 not. A K that the scale multiplies first must stay normal after this multiplication too.
+
+Premises: scores keep their bits (scale_homogeneous), a factor is multiplied for its whole head
+(factors_by_head), the weights that are flushed are known by norms (norm_bounded_scores) among
+visible keys alone (visible_mass_only), O is linear in V (linear_in_values) and rounded once
+(exact_output).
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ import math
 
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling
@@ -56,7 +62,19 @@ from verify.judging.power_scaling import (
 )
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
+from verify.problem.premises import broken
 from verify.variant import Declaration, GradientNumerics
+
+_NEEDS = frozenset(
+    {
+        Premise.SCALE_HOMOGENEOUS,
+        Premise.FACTORS_BY_HEAD,
+        Premise.NORM_BOUNDED_SCORES,
+        Premise.VISIBLE_MASS_ONLY,
+        Premise.LINEAR_IN_VALUES,
+        Premise.EXACT_OUTPUT,
+    }
+)
 
 
 def judge(trial: Trial) -> Ruling:
@@ -93,8 +111,10 @@ def judge(trial: Trial) -> Ruling:
 def concerns(trial: Trial) -> bool:
     """Whether anything can be scaled; by descales only where bits are compared, since bounds know
     the problem's own."""
-    exact = trial.declaration.contract.deterministic or not trial.problem.quantisation.scaled
-    return bool(powers(trial)) and exact
+    return bool(powers(trial)) and (
+        trial.declaration.contract.deterministic
+        or broken(frozenset({Premise.PLAIN_INPUTS}), trial.problem) is None
+    )
 
 
 _FACTOR = 34  # binary exponents that dP - delta may lie below 1
@@ -232,6 +252,7 @@ FORWARD = Oracle(
     ),
     judge=judge,
     excludes=wide,
+    needs=_NEEDS,
     concerns=concerns,
 )
 
@@ -243,6 +264,7 @@ BACKWARD = Oracle(
     ),
     judge=judge_backward,
     excludes=excludes_backward,
+    needs=_NEEDS,
     concerns=lambda trial: exponents(trial) != (0, 0),
 )
 

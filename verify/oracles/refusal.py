@@ -5,6 +5,8 @@ One argument of the problem lies just outside the declared support. The kernel m
 `Unsupported` with the name of that argument, before it touches any memory: a silent wrong answer, a
 crash and another exception are all worse than a refusal. There is no slack. Not asked of kernels
 that declare no support.
+
+Premises: none. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from verify.evidence import Finding
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.problem.refusal import expected_refusal
+from verify.problem import refusal
 
 
 def judge(trial: Trial) -> Ruling:
     """A silent wrong answer, a crash or another exception are all worse than a refusal."""
-    argument, reason = expected_refusal(trial.declaration.support, trial.problem)
+    excluded = refusal.excludes(trial.declaration.support, trial.problem)
+    assert excluded is not None, f"inside the support: {trial.problem.name}"
+    argument, reason = excluded
     run = trial.first
     where = f"{argument}: {reason}"
     if run.reply.status != "unsupported":
@@ -73,6 +77,7 @@ ORACLES = tuple(
         catches=_CATCHES,
         judge=judge,
         excludes=lambda declaration: "declares no support" if declaration.undeclared else None,
+        needs=frozenset(),
     )
     for group in ("refusal", "gradient_refusal")
 )

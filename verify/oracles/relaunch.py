@@ -8,6 +8,8 @@ problem runs again: it must give the same bits, although the other came before i
 not declare that runs repeat are asked for the bounds alone.
 
 Backward: the same of dQ, dK and dV, from what the other problem's own forward saved.
+
+Premises: none. Each problem has its own truth and its own bounds.
 """
 
 from __future__ import annotations
@@ -155,6 +157,7 @@ FORWARD = Oracle(
         " strides, counters"
     ),
     judge=judge,
+    needs=frozenset(),
 )
 
 BACKWARD = Oracle(
@@ -165,6 +168,7 @@ BACKWARD = Oracle(
         " delta, counters"
     ),
     judge=judge_backward,
+    needs=frozenset(),
 )
 
 ORACLES = (FORWARD, BACKWARD)

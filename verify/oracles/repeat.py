@@ -3,6 +3,8 @@
 The first run finds NaN in its outputs and workspaces, the second huge finite values: a kernel that
 reads them before it writes them shows. There is no slack. Not asked of kernels that declare that
 their runs differ (`deterministic`, `deterministic_backward`).
+
+Premises: none. The same is asked twice.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ ORACLES = (
         catches=_CATCHES,
         judge=judge,
         excludes=forward_applies,
+        needs=frozenset(),
         rank=40,
     ),
     Oracle(
@@ -64,6 +67,7 @@ ORACLES = (
         catches=_CATCHES,
         judge=judge,
         excludes=backward_applies,
+        needs=frozenset(),
         rank=40,
     ),
 )

@@ -8,6 +8,9 @@ to their bounds, and the share of equal bits is measured. Needs support for grou
 Backward: dQ stays. dK and dV of a key head are the sums over its copies, because each query head of
 the group adds its part to the shared head. The copies' gradients are summed in fp64, and so are
 their bounds. An element is left out where that of a copy can overflow.
+
+Premises: other heads have no effect (hidden_has_no_effect), and a head is copied with its factor
+(factors_by_head).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
     RelatedResult,
@@ -151,6 +155,7 @@ FORWARD = Oracle(
     ),
     judge=judge,
     excludes=excludes,
+    needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT, Premise.FACTORS_BY_HEAD}),
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )
 
@@ -163,6 +168,7 @@ BACKWARD = Oracle(
     ),
     judge=judge_backward,
     excludes=excludes,
+    needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT, Premise.FACTORS_BY_HEAD}),
     concerns=lambda trial: trial.problem.group > 1 and trial.problem.pairs > 0,
 )
 

@@ -9,6 +9,9 @@ bounds.
 
 Backward: one sequence alone gives the gradients that it gave in the batch, under the same
 conditions. What its own forward saves should be the same too; the gradients follow from it.
+
+Premises: the part's batch and heads begin at 0 (position_free_scores), other sequences and heads
+have no effect (hidden_has_no_effect), and a head keeps its factor (factors_by_head).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from references.masks import intersect
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import (
     Pair,
@@ -33,6 +37,10 @@ from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.variant import ROW_ALIGNMENT, Support
+
+_NEEDS = frozenset(
+    {Premise.POSITION_FREE_SCORES, Premise.HIDDEN_HAS_NO_EFFECT, Premise.FACTORS_BY_HEAD}
+)
 
 
 def sliced(problem: Problem, support: Support) -> tuple[Part, Problem]:
@@ -154,6 +162,7 @@ FORWARD = Oracle(
         " that depend on it"
     ),
     judge=judge,
+    needs=_NEEDS,
     concerns=lambda trial: trial.problem.batch * trial.problem.heads_kv > 1,
 )
 
@@ -165,6 +174,7 @@ BACKWARD = Oracle(
         " that depend on the batch"
     ),
     judge=judge_backward,
+    needs=_NEEDS,
     concerns=lambda trial: trial.problem.batch * trial.problem.heads_kv > 1,
 )
 

@@ -7,6 +7,10 @@ L = max_i L_i, no w_i is off by a factor of more than exp(L_i + L). So the merge
 w_i [exp(L_i + L) B_i + expm1(L_i + L) |O_i - O|], and the merged LSE within L. The keys are split
 in the middle, at an end, beside one, or anywhere. Needs an LSE, lengths that differ, and support
 for problems without a mask.
+
+Premises: the second range's keys begin at 0 (position_free_scores) and keep their factor
+(factors_by_head), a range's LSE counts its keys alone (visible_mass_only) and divides its O
+(rows_average_values), and O is neither scaled nor rounded twice (exact_output).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import RelatedResult, check_within_bounds, failed, part_bound
@@ -182,5 +187,14 @@ ORACLE = Oracle(
     ),
     judge=judge,
     excludes=excludes,
+    needs=frozenset(
+        {
+            Premise.POSITION_FREE_SCORES,
+            Premise.VISIBLE_MASS_ONLY,
+            Premise.ROWS_AVERAGE_VALUES,
+            Premise.FACTORS_BY_HEAD,
+            Premise.EXACT_OUTPUT,
+        }
+    ),
     concerns=lambda trial: trial.problem.pairs > 0,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verify.problem import Problem, ProblemError
@@ -12,9 +13,10 @@ class CaseError(ValueError):
     """An id that does not parse; the message names the part."""
 
 
-def replay_command(case: str) -> str:
-    """The shell command that judges the case of that id again."""
-    return f"python -m verify replay {shlex.quote(case)}"
+def replay_command(case: str, oracle_files: Sequence[str] = ()) -> str:
+    """The shell command that judges the case of that id again, with the oracles of these files."""
+    options = (f" --oracle {shlex.quote(file)}" for file in oracle_files)
+    return f"python -m verify replay {shlex.quote(case)}{''.join(options)}"
 
 
 @dataclass(frozen=True)

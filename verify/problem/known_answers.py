@@ -13,12 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.rounding import Floats
 from verify.problem import Problem, ProblemError
 from verify.problem.distributions import Values, distribution
+from verify.problem.premises import broken
 from verify.problem.source import Integers, Source
 
 GATHERS = ("gather", "gather_integers")
+# A key outweighs the others by what its product is larger than theirs.
+GATHER_NEEDS = frozenset({Premise.LINEAR_SCORES, Premise.POSITION_FREE_SCORES})
 _LARGEST_GATHERED = 2.0**11  # 2^-24 of it is half of what rounds to 1 in fp16
 GATHER_GAP = 160.0  # log2 units: beyond float32's 149, every other key's weight is exactly 0
 _LOG2_E = 1.4426950408889634
@@ -159,8 +163,9 @@ def _selecting(source: Source) -> tuple[Floats, Floats]:
 def gather_possible(problem: Problem) -> str | None:
     """Why `gather` cannot be built for that problem, or None."""
     bits = _code_bits(problem)
-    if problem.softcap:
-        return "softcap: it bounds the logits, so no key can outweigh the others"
+    reason = broken(GATHER_NEEDS, problem)
+    if reason is not None:
+        return reason
     if problem.head_dim < bits:
         return (
             f"head_dim: {problem.head_dim} elements cannot hold the {bits} bits of"

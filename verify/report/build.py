@@ -13,7 +13,7 @@ from typing import Any
 from verify.evidence import Begin, Evidence, RunInfo, VariantEntry, Verdict
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
-from verify.report import contract, pooled, resources, statistics
+from verify.report import contract, pooled, ranking, resources, statistics
 from verify.report.failures import _failing
 from verify.report.schema import (
     SCHEMA_VERSION,
@@ -77,6 +77,7 @@ def build(
         "unstable": [{"case": case, "oracle": oracle} for case, oracle in evidence.unstable],
         "not_run": _not_run(evidence),
         "pools": pooled.reports(evidence.verdicts),
+        "accuracy": ranking.reports(evidence.verdicts),
     }
     first = {run.run: run for run in reversed(runs)}
     if len(first) > 1:

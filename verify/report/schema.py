@@ -290,6 +290,24 @@ class PoolReport(TypedDict):
     too_good: bool
 
 
+class AccuracyReport(TypedDict):
+    """Errors of O of one (variant, dtype), in ulp of its output (`verify.judging.comparison.ulps`).
+
+    ulp50: median over the cases of each case's median; ulp99: of each case's 99th percentile, and
+    ulp99_worst the largest of them.  best50, best99: the same of O rounded correctly, on the same
+    cases.
+    """
+
+    variant: str
+    dtype: str
+    cases: Integer
+    ulp50: Number
+    ulp99: Number
+    ulp99_worst: Number
+    best50: Number
+    best99: Number
+
+
 class Started(TypedDict):
     """One of several runs that are reported together, and when it first began."""
 
@@ -314,8 +332,8 @@ class Report(TypedDict):
     are listed with commas.
 
     started: the first of them.  What the runs know differently of device and versions is listed
-    alike.  pools, beside: missing in reports of an earlier day.  runs: in order of time; missing
-    where there is one.
+    alike.  pools, accuracy, beside: missing in reports of an earlier day.  runs: in order of time;
+    missing where there is one.
     """
 
     schema: Literal[2]
@@ -334,6 +352,7 @@ class Report(TypedDict):
     unstable: list[Unstable]
     not_run: list[NotRun]
     pools: NotRequired[list[PoolReport]]
+    accuracy: NotRequired[list[AccuracyReport]]
     beside: NotRequired[list[BesideReport]]
     runs: NotRequired[list[Started]]
 

@@ -1,4 +1,4 @@
-"""Imports what makes the judge's inputs, late, when nobody looks at its imports any more.
+"""Imports the module that makes the judge's inputs, late, during a launch.
 
 Must: fail execution: verify.problem.inputs is the judge's
 """

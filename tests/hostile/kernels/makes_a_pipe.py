@@ -1,4 +1,4 @@
-"""Puts a pipe where its sources are, which has no end for whoever reads it.
+"""Puts a pipe among its sources; reading it never ends.
 
 Must: not load: PermissionError
 """

@@ -1,4 +1,4 @@
-"""Answers with a pickle that runs a command in whoever loads it.
+"""Answers with a pickle that runs a command in the process that loads it.
 
 Must: fail execution: not JSON
 """

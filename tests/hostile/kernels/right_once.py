@@ -1,4 +1,4 @@
-"""Is right as long as nobody asks twice.
+"""Is right only in its first launch.
 
 Must: fail repeat or bound
 """

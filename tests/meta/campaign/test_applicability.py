@@ -1,4 +1,4 @@
-"""The committed pages say which oracle judges which variant, and what each oracle asks."""
+"""The committed pages list which oracle judges which variant, and the property of each oracle."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from references.premises import Premise
 from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import DECLARED
 from verify.campaign import applicability, derivations
@@ -30,7 +31,7 @@ def test_the_committed_derivations_are_current() -> None:
 
 
 def test_every_oracle_is_explained() -> None:
-    """By the docstring of its module, which says more than its first sentence."""
+    """Each oracle has a derivation: its module's docstring has more than one paragraph."""
     text = derivations.page()
     for oracle in oracles():
         assert f"\n- **{oracle.name}** (group {oracle.group}, " in text
@@ -60,9 +61,24 @@ def test_what_is_left_out_has_its_reason() -> None:
         applicability.reason(DECLARED, by_name["gradient_sums", "gradients"])
         == "has no backward of its own"
     )
-    found = applicability.table([merging, DECLARED])
-    assert "| dyadic | dyadic | x |  |" in found
-    assert "- dyadic, 2: merges parts by a rounded LSE." in found
-    assert "1. kernel\n2. merging\n" in found
-    assert "no backward of its own" not in found
-    assert applicability._numbers([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"
+    table = applicability.table([merging, DECLARED])
+    assert "- **dyadic**: merging. Reason: merges parts by a rounded LSE.\n" in table
+    assert "no backward of its own" not in table
+    assert f"**: {DECLARED.ref}. " not in table
+
+
+def test_features_are_columns_and_what_is_not_asked_has_its_premise() -> None:
+    table = applicability.table([])
+    assert "| oracle | group | softcap | descales by tensor | descales by head |\n" in table
+    assert "| bound | accuracy | yes | yes | yes |\n" in table
+    assert "| key_shift | key_shift | no: needs linear_scores | yes | yes |\n" in table
+
+
+def test_a_feature_that_a_variant_cannot_do_without_is_a_reason() -> None:
+    by_name = {(oracle.name, oracle.group): oracle for oracle in oracles()}
+    support = replace(DECLARED.support, dtypes=("float8_e4m3fn",), descalings=("tensor",))
+    scaled = replace(DECLARED, support=support)
+    plain = replace(by_name["key_shift", "key_shift"], needs=frozenset({Premise.PLAIN_INPUTS}))
+    words = "needs plain_inputs, which descales by tensor breaks"
+    assert applicability.reason(scaled, plain) == words
+    assert applicability.reason(DECLARED, plain) is None

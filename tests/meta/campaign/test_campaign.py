@@ -1,4 +1,4 @@
-"""A run that goes on: the same kernels, nothing judged twice, nothing lost."""
+"""A continued run: the same kernels, no case judged twice, no case lost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ witness = "torch-flash:-:campaign:float16.out"
 def test_a_campaign_is_not_convicted_by_known_defects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, whole: bool
 ) -> None:
-    """Verdicts on the campaign as a whole are expected like those on cases."""
+    """Known failures can also expect verdicts on the campaign's statistics."""
     (tmp_path / "xfails.toml").write_text(known)
     monkeypatch.chdir(tmp_path)
     case = "torch-flash:-:campaign:float16.out"
@@ -113,11 +113,11 @@ def test_a_run_does_not_go_on_with_a_file_that_no_longer_loads(tmp_path: Path) -
 def test_a_report_of_a_run_lies_where_its_device_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evidence of another machine: the folder is that of the device that was measured."""
-    found = evidence(cases=8)
+    """Evidence of another machine goes to the folder of the measured device."""
+    recorded = evidence(cases=8)
     monkeypatch.chdir(tmp_path)
     with Recorder(tmp_path / ".verify" / "runs" / "abroad", "gw0") as recorder:
-        for record in (*found.runs, *found.variants, *found.verdicts):
+        for record in (*recorded.runs, *recorded.variants, *recorded.verdicts):
             recorder.write(record)
     done = CliRunner().invoke(
         cli.app, ["report", "--run", "abroad", "--out", "pages"], standalone_mode=False
@@ -128,7 +128,7 @@ def test_a_report_of_a_run_lies_where_its_device_says(
 
 
 def test_a_run_that_is_terminated_ends_its_workers(tmp_path: Path) -> None:
-    """`timeout` sends SIGTERM to `verify run` alone; its pytest sits in a session of its own."""
+    """`timeout` sends SIGTERM only to `verify run`; its pytest is in another session."""
     kernel = tmp_path / "plain.py"
     kernel.write_text(KERNEL)
     command = [sys.executable, "-m", "verify", "run", "-n", "0", str(kernel)]

@@ -1,5 +1,4 @@
-"""The list of edge cases's edges: inside every support, few, and such that the interpreter bears
-them."""
+"""Edge cases: they are inside every support, few, and small enough for Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -38,10 +37,10 @@ def asked(support: Support, group: str, dtype: str = "float16") -> list[Problem]
 @pytest.mark.parametrize("group", ["accuracy", "gradients"])
 @pytest.mark.parametrize("support", SUPPORTS.values(), ids=SUPPORTS)
 def test_edges_are_inside_the_support(support: Support, group: str) -> None:
-    found = asked(support, group)
-    assert all(inside(support, problem) for problem in found)
-    assert len(found) == len(set(found)) <= 42
-    assert sum(problem.pairs for problem in found) < 750_000
+    cases = asked(support, group)
+    assert all(inside(support, problem) for problem in cases)
+    assert len(cases) == len(set(cases)) <= 42
+    assert sum(problem.pairs for problem in cases) < 750_000
     assert len(asked(support, group, "float32")) <= 7  # one dtype is enough for the others
 
 
@@ -115,15 +114,15 @@ def test_what_lies_before_the_edge_is_hidden_where_a_mask_can() -> None:
 
 
 def test_edges_reach_past_what_is_drawn() -> None:
-    """More heads, rows of a group, sequences and pairs of both than a table of 32, 128 or 256 has;
-    scales far from 1; a window in which a whole tile lies; three orders of memory at once."""
-    found = asked(WHOLE, "accuracy")
-    assert max(p.batch for p in found) > 32
-    assert max(p.batch * p.heads_q for p in found) > 256
-    assert {p.seqlen_q for p in found if p.group > 32} == {1, 5}
-    assert {abs(p.scale) for p in found} >= {32.0, 2.0**-12}
-    assert any(len({p.layout_q.order, p.layout_k.order, p.layout_v.order}) == 3 for p in found)
-    window = next(p for p in found if p.mask.name == "window.275.0")
+    """There are more heads, rows of a group, sequences and pairs of both than a table of 32, 128 or
+    256 entries; scales far from 1; a window that contains a whole tile; three layouts at once."""
+    cases = asked(WHOLE, "accuracy")
+    assert max(p.batch for p in cases) > 32
+    assert max(p.batch * p.heads_q for p in cases) > 256
+    assert {p.seqlen_q for p in cases if p.group > 32} == {1, 5}
+    assert {abs(p.scale) for p in cases} >= {32.0, 2.0**-12}
+    assert any(len({p.layout_q.order, p.layout_k.order, p.layout_v.order}) == 3 for p in cases)
+    window = next(p for p in cases if p.mask.name == "window.275.0")
     seen = window.mask.dense(1, 1, window.seqlen_q, window.seqlen_kv)[0, 0]
     assert [bool(tile.all()) for tile in seen[:, :512].unflatten(1, (4, 128)).unbind(1)] == [
         False,
@@ -134,7 +133,7 @@ def test_edges_reach_past_what_is_drawn() -> None:
 
 
 def low_lse(group: str, dtype: str, support: Support, kind: str = "full") -> list[Problem]:
-    """The edges of that kind of mask at which a key of zeros outweighs all others."""
+    """The edges with that kind of mask in which a key of zeros outweighs all others."""
     return [
         p
         for p in asked(support, group, dtype)
@@ -146,21 +145,21 @@ def low_lse(group: str, dtype: str, support: Support, kind: str = "full") -> lis
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", ["whole", "square"])
 def test_every_dtype_meets_tiles_that_are_filled_in_part(group: str, dtype: str, name: str) -> None:
-    """A kernel that leaves the ends unmasked at multiples of a part of its tile is asked one,
-    whatever the tile."""
-    found = low_lse(group, dtype, SUPPORTS[name])
+    """For any tile, there is an edge case that fails a kernel which does not mask the end at
+    multiples of a part of its tile."""
+    cases = low_lse(group, dtype, SUPPORTS[name])
     for tile in (16, 32, 64, 80, 96, 112, 128, 160, 192, 256):
         for part in (n for n in (8, 16, 32, 64, 128) if n < tile and tile % n == 0):
-            assert any(p.seqlen_kv % part == 0 < p.seqlen_kv % tile for p in found), (tile, part)
-            assert any(p.seqlen_q % part == 0 < p.seqlen_q % tile for p in found), (tile, part)
+            assert any(p.seqlen_kv % part == 0 < p.seqlen_kv % tile for p in cases), (tile, part)
+            assert any(p.seqlen_q % part == 0 < p.seqlen_q % tile for p in cases), (tile, part)
 
 
 def test_so_do_other_head_dims_and_masks_that_do_not_hide_the_end() -> None:
     support = replace(WHOLE, head_dims=range(8, 257))
-    found = low_lse("gradients", "float16", support)
-    assert {p.head_dim: p.scale for p in found} == {dim: dim**-0.5 for dim in (16, 64, 128, 256)}
+    cases = low_lse("gradients", "float16", support)
+    assert {p.head_dim: p.scale for p in cases} == {dim: dim**-0.5 for dim in (16, 64, 128, 256)}
     for dim in (64, 128, 256):
-        lengths = [(p.seqlen_q, p.seqlen_kv) for p in found if p.head_dim == dim]
+        lengths = [(p.seqlen_q, p.seqlen_kv) for p in cases if p.head_dim == dim]
         assert {(rows & -rows, keys & -keys) for rows, keys in lengths} == {(32, 64), (64, 32)}
     for kind in ("causal", "window"):
         (problem,) = low_lse("gradients", "float16", WHOLE, kind)
@@ -183,8 +182,8 @@ def test_so_do_other_head_dims_and_masks_that_do_not_hide_the_end() -> None:
 
 
 def test_masks_have_their_corners_where_tiles_have_theirs() -> None:
-    """Of the first and the last row of a tile, since the one says where a walk begins and the other
-    where it needs no mask."""
+    """The corner of the first row of a tile decides where the loop over keys begins; that of the
+    last row decides where it needs no mask."""
     whole = [
         p
         for p in asked(WHOLE, "gradients")
@@ -220,10 +219,10 @@ def test_masks_have_their_corners_where_tiles_have_theirs() -> None:
 
 
 def test_few_flags_meet_that_random_ones_hardly_combine() -> None:
-    found = asked(replace(WHOLE, separate_head_dim_v=True, softcap=True), "gradients")
-    assert [p.mask.name for p in found if p.softcap and p.scale < 0] == ["causal"]
+    cases = asked(replace(WHOLE, separate_head_dim_v=True, softcap=True), "gradients")
+    assert [p.mask.name for p in cases if p.softcap and p.scale < 0] == ["causal"]
     other = [
-        p for p in found if p.head_dim != p.head_dim_v and p.group > 1 and p.mask.kind == "causal"
+        p for p in cases if p.head_dim != p.head_dim_v and p.group > 1 and p.mask.kind == "causal"
     ]
     assert {p.head_dim > p.head_dim_v: p.scale == p.head_dim**-0.5 for p in other} == {
         False: True,

@@ -1,5 +1,5 @@
-"""Every planted fault fits its source, passes what others would test, and is caught where it was
-caught before."""
+"""Every planted fault fits its source, passes the tests of other suites, and is caught by the same
+oracles as before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stand() -> Iterator[Stand]:
 
 @pytest.fixture(scope="module")
 def acquitted() -> set[tuple[str, str]]:
-    """Kernels as they are, and the cases on which they were acquitted."""
+    """The unchanged kernels, and the cases that they passed."""
     return set()
 
 

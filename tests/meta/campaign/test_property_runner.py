@@ -1,4 +1,4 @@
-"""From verdicts to failing tests: what a search raises, and that it is what happened."""
+"""From verdicts to failing tests: a search raises the failure that it found."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Bench:
     unexpected_failures = Judge.unexpected_failures
 
     def __init__(self, breaks: bool, xfails: Xfails | None = None) -> None:
-        self.breaks, self.heard = breaks, list[Problem]()
+        self.breaks, self.judged = breaks, list[Problem]()
         self.xfails, self.met = xfails or Xfails(), list[Xfail]()
 
     def judge(self, target: Target, problem: Problem, phase: Phase = "generate") -> list[Verdict]:
-        self.heard.append(problem)
+        self.judged.append(problem)
         long = problem.seqlen_kv > 4
         if long and self.breaks:
             raise ZeroDivisionError("the judge's own")
@@ -76,14 +76,14 @@ def test_a_failing_verdict_is_shrunk() -> None:
     bench = Bench(breaks=False)
     with pytest.raises(Convicted, match="too long"):
         search(bench, "float16")
-    assert min(len(problem.name) for problem in bench.heard if problem.seqlen_kv > 4) < 40
+    assert min(len(problem.name) for problem in bench.judged if problem.seqlen_kv > 4) < 40
 
 
 def test_an_error_of_the_judge_is_raised_as_it_is_and_not_shrunk() -> None:
     bench = Bench(breaks=True)
     with pytest.raises(ZeroDivisionError, match="the judge's own"):
         search(bench, "bfloat16")
-    assert sum(problem.seqlen_kv > 4 for problem in bench.heard) == 1
+    assert sum(problem.seqlen_kv > 4 for problem in bench.judged) == 1
 
 
 WITNESS = "direct:default:accuracy:sq=2,skv=5,d=16,dtype=float32"
@@ -93,7 +93,7 @@ KNOWN = Xfail(cases="direct:.*", link="elsewhere", expires=date(2100, 1, 1), wit
 def test_a_known_defect_is_met_and_not_shrunk() -> None:
     bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
     search(bench, "float32")
-    long = [problem for problem in bench.heard if problem.seqlen_kv > 4]
+    long = [problem for problem in bench.judged if problem.seqlen_kv > 4]
     assert bench.met == [KNOWN] * len(long)
     assert len(long) > 10
 
@@ -114,12 +114,12 @@ def test_a_known_defect_that_is_mended_is_told() -> None:
     target = Target(declared(), declared().configs[0], "float32", "accuracy")
     bench = Bench(breaks=False, xfails=Xfails((KNOWN,)))
     hold(cast(Judge, bench), target, WITNESS)
-    mended = replace(KNOWN, witness=WITNESS.replace("skv=5", "skv=3"))
-    bench = Bench(breaks=False, xfails=Xfails((mended,)))
+    fixed = replace(KNOWN, witness=WITNESS.replace("skv=5", "skv=3"))
+    bench = Bench(breaks=False, xfails=Xfails((fixed,)))
     with pytest.raises(
         AssertionError, match=r"xfails.toml: .*skv=3.* holds: strike its entry out \(elsewhere\)"
     ):
-        hold(cast(Judge, bench), target, mended.witness)
+        hold(cast(Judge, bench), target, fixed.witness)
 
 
 def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.Mon
             Group(name="accuracy", about="judged by its name"),
             Group(name="mine", about="judged by its family", family="exact"),
             Group(name="silent", about="judged by no test"),
-            Group(name="lost", about="of a family without a test", family="nobody's"),
+            Group(name="lost", about="of a family without a test", family="missing"),
         ]
     )
     assert property_runner.unasked(tests, known) == ["silent", "lost"]
@@ -148,7 +148,7 @@ def test_a_group_that_no_test_judges_is_an_error_at_once(monkeypatch: pytest.Mon
 
 
 def test_what_hypothesis_prints_of_a_failing_test_is_short(tmp_path: Path) -> None:
-    """It warns of long ones; made an error, that warning would stand in the place of a verdict."""
+    """Hypothesis warns of long arguments; as an error, that warning would replace the verdict."""
     target = Target(declared(), Config(), "float32", "accuracy")
     xfails = Xfails(tuple(KNOWN for _ in range(1000)))
     assert "accuracy" in pretty(target)

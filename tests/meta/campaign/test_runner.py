@@ -1,5 +1,4 @@
-"""The engine's processes: how they end, what keeps two from one run, and what is counted when a run
-goes on."""
+"""The runner's processes: their end, the lock of a run, and the counts of a continued run."""
 
 from __future__ import annotations
 
@@ -61,11 +60,11 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def descendants(process: int) -> set[int]:
-    found = set()
+    pids = set()
     for task in Path(f"/proc/{process}/task").glob("*"):
         for child in (task / "children").read_text().split():
-            found |= {int(child)} | descendants(int(child))
-    return found
+            pids |= {int(child)} | descendants(int(child))
+    return pids
 
 
 def wait_for(met: Callable[[], object], seconds: float, what: str) -> None:
@@ -76,7 +75,7 @@ def wait_for(met: Callable[[], object], seconds: float, what: str) -> None:
 
 
 def alive(process: int) -> bool:
-    """Whether it runs; one that has ended and that nobody has asked after does not."""
+    """Whether the process is running; a zombie is not."""
     try:
         return (
             re.search(r"^State:\s*Z", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
@@ -89,8 +88,8 @@ def alive(process: int) -> bool:
 def test_a_killed_command_leaves_no_process_and_no_lock(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """kill -9 of the command, with a worker and a cell under it; meanwhile nobody else gets the
-    run."""
+    """kill -9 of the command, which has a worker and a cell; while it runs, no other process gets
+    the run."""
     (at_home / "sleeps.py").write_text(SLEEPS)
     words = [
         sys.executable,
@@ -132,7 +131,7 @@ def test_a_killed_command_leaves_no_process_and_no_lock(
 
 
 def test_the_signal_of_a_parents_death_is_asked_for_in_one_place() -> None:
-    """It would come too late for a parent that has ended already, which `leash` looks for."""
+    """If the parent has ended already, its death signal never comes; `leash` checks for that."""
     files = (ROOT / "verify").rglob("*.py")
     asking = [path.name for path in files if "PDEATHSIG" in path.read_text(encoding="utf-8")]
     assert asking == ["leash.py"]
@@ -186,7 +185,7 @@ def test_a_failure_stops_where_it_was_asked_for_alone(tmp_path: Path) -> None:
     assert halt.over()
 
 
-def test_the_deadline_is_kept_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_uses_a_clock_that_cannot_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(halt.UNTIL, str(time.monotonic() + 100))
     monkeypatch.setattr(time, "time", lambda: 4e9)  # somebody sets the clock
     assert not halt.out_of_time()

@@ -1,5 +1,5 @@
-"""The judge on trial: right kernels must pass, and each way of being wrong must be convicted by the
-right oracle."""
+"""Tests of the judge: right kernels must pass, and each wrong kernel must be convicted by the right
+oracle."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ HEARD_BY = {
     "loading": "test_loads",
 }
 
-# Right ones among the wrong, which nobody may convict.
+# Right variants in files with wrong ones: no oracle may convict them.
 RIGHT = ("gradients.py@right", "false_promises.py@as-declared")
 
 # The list of edge cases and the long sequences would take longer than all that is drawn.
@@ -89,8 +89,8 @@ _FILES = list(dict.fromkeys(name.partition(".py@")[0] for name in WRONG))  # a f
 
 
 def asked(file: str) -> str:
-    """What of a file is heard, for pytest -k: what may convict it; and everything, where a right
-    backward lies beside it."""
+    """The tests to run for a file, for pytest -k: those that can convict it; all of them if the
+    file also holds a right backward."""
     oracles = {
         oracle for name in WRONG if name.partition(".py@")[0] == file for oracle in WRONG[name]
     }
@@ -168,15 +168,15 @@ def test_correct_kernels_pass(tmp_path: Path) -> None:
 
 @pytest.mark.long(45)
 def test_wrong_kernels_are_convicted_and_harm_no_other(tmp_path: Path) -> None:
-    """All on one bench: each must be convicted by the right oracle, whatever the others do to
-    their cells; a correct one among them is judged whole, and passes."""
+    """All kernels in one run: each must be convicted by the right oracle, whatever the others do to
+    their cells.  A correct one among them is judged completely, and passes."""
     whole = f"(/{UPCAST}.py and not long_sequences)"
     select = " or ".join([*map(asked, _FILES), whole])
     status, evidence, output = trial_of(tmp_path, *WRONG, UPCAST, select=select, deadline=6)
     assert status == 1, output
     for name, oracles in WRONG.items():
         convicted = convicting(evidence, name)
-        assert convicted & oracles, f"{name}: convicted by {convicted or 'nobody'}\n{output}"
+        assert convicted & oracles, f"{name}: convicted by {convicted or 'no oracle'}\n{output}"
     for name in (*RIGHT, UPCAST):
         convicted = convicting(evidence, name)
         assert not convicted, f"{name}, right beside the wrong ones: by {convicted}\n{output}"

@@ -1,5 +1,4 @@
-"""Workers share the GPUs that the caller left visible, one each, and begin with the longest
-tests."""
+"""Each worker gets one of the visible GPUs, and workers begin with the longest tests."""
 
 from __future__ import annotations
 

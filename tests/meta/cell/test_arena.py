@@ -1,5 +1,5 @@
-"""Guarded memory: each planted fault is found and located in words, and a clean run finds
-nothing."""
+"""Guarded memory: the arena finds each planted fault and describes its place; a clean run has
+none."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def tensor(arena: Arena, where: Plan, name: str) -> Tensor:
 
 
 def struck(arena: Arena, where: Plan, byte: int) -> Damage:
-    """The damage that is found after one byte was flipped."""
+    """The damage that the arena reports after one byte was flipped."""
     arena.bytes[byte] ^= 0xFF
-    found = arena.damage(where, "nan")
-    assert found is not None, f"byte {byte} ({where.owner(byte)}) changed unseen"
-    return found
+    damage = arena.damage(where, "nan")
+    assert damage is not None, f"byte {byte} ({where.owner(byte)}) changed unseen"
+    return damage
 
 
 # The plan.
@@ -186,8 +186,8 @@ def test_poisons(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_poisons_of_8_bits(dtype: torch.dtype) -> None:
-    """No finite number and not the NaN that conversions give: any of these may be a right
-    output."""
+    """The NaN poison is neither a finite number nor the NaN that conversions give: these can be
+    right outputs."""
     nan, huge = pattern(dtype, "nan"), pattern(dtype, "huge")
     ordinary = torch.full((1,), float("nan")).to(dtype)
     assert bool(nan.float().isnan())
@@ -223,21 +223,21 @@ def test_a_clean_run_finds_nothing(arena: Arena, poison: str) -> None:
 def test_a_byte_before_or_after_a_buffer_is_found(arena: Arena, name: str, distance: int) -> None:
     where = laid(arena)
     slot = where[name]
-    found = struck(arena, where, slot.end + distance - 1)
-    assert (found.slot, found.count) == ("redzone", 1)
-    assert found.where == f"{distance - 1} bytes past the end of {name}"
+    damage = struck(arena, where, slot.end + distance - 1)
+    assert (damage.slot, damage.count) == ("redzone", 1)
+    assert damage.where == f"{distance - 1} bytes past the end of {name}"
 
     where = laid(arena)
-    found = struck(arena, where, slot.begin - distance)
-    assert (found.slot, found.count) == ("redzone", 1)
+    damage = struck(arena, where, slot.begin - distance)
+    assert (damage.slot, damage.count) == ("redzone", 1)
     order = [s.name for s in where.slots]
     neighbour = order[order.index(name) - 1] if order.index(name) else None
     words = f"past the end of {neighbour}" if neighbour else f"{distance} bytes before {name}"
-    assert words in found.where
+    assert words in damage.where
 
 
 def test_every_byte_that_is_no_output_is_guarded(arena: Arena) -> None:
-    """The complement of the outputs, sampled: whatever byte there changes is found."""
+    """A change of any byte outside the outputs is found (sampled)."""
     where = laid(arena)
     free = torch.zeros(where.size, dtype=torch.uint8)
     for name in set(BUFFERS) - set(OURS):
@@ -257,31 +257,31 @@ def test_every_byte_that_is_no_output_is_guarded(arena: Arena) -> None:
 def test_a_write_into_the_gap_of_a_pitched_tensor_is_found(arena: Arena) -> None:
     where = laid(arena)
     gap = where["out"].start + PROBLEM.head_dim * 2  # just behind the first row
-    found = struck(arena, where, gap)
-    assert (found.slot, found.count) == ("redzone", 1)
-    assert found.where == "+16 bytes from the start of out, inside its allocation"
+    damage = struck(arena, where, gap)
+    assert (damage.slot, damage.count) == ("redzone", 1)
+    assert damage.where == "+16 bytes from the start of out, inside its allocation"
     where = laid(arena)
-    found = struck(arena, where, where["out"].start - 1)
-    assert found.where == "-1 bytes from the start of out, inside its allocation"
+    damage = struck(arena, where, where["out"].start - 1)
+    assert damage.where == "-1 bytes from the start of out, inside its allocation"
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_changed_input_is_found(arena: Arena, name: str) -> None:
     where = laid(arena)
     tensor(arena, where, name)[1, 0, 2, 3] += 1
-    found = arena.damage(where, "nan")
-    assert found is not None
-    assert found.slot == name
-    assert f"from the start of {name}, inside its allocation" in found.where
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert damage.slot == name
+    assert f"from the start of {name}, inside its allocation" in damage.where
 
 
 def test_the_sign_of_a_zero_in_an_input_is_a_change(arena: Arena) -> None:
     problem = PROBLEM.but(distribution="counting")
     where = laid(arena, problem)
     tensor(arena, where, "q")[0, 0, 0, 0] = -0.0
-    found = arena.damage(where, "nan")
-    assert found is not None
-    assert (found.slot, found.count) == ("q", 1)
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert (damage.slot, damage.count) == ("q", 1)
 
 
 def test_all_damaged_bytes_are_counted_and_the_first_is_named(arena: Arena) -> None:
@@ -289,9 +289,9 @@ def test_all_damaged_bytes_are_counted_and_the_first_is_named(arena: Arena) -> N
     end = where["lse"].end
     arena.bytes[end + 4 : end + 10] ^= 0xFF
     arena.bytes[where.size - 1] ^= 0xFF
-    found = arena.damage(where, "nan")
-    assert found is not None
-    assert (found.count, found.where) == (7, "4 bytes past the end of lse")
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert (damage.count, damage.where) == (7, "4 bytes past the end of lse")
 
 
 @by_poison
@@ -368,14 +368,14 @@ def test_another_process_sees_the_same_bytes(arena: Arena) -> None:
     data = os.pread(arena.fd, size, 0)
     assert data == arena.bytes.tobytes()
     os.pwrite(arena.fd, b"\0", where["q"].begin - 1)
-    found = arena.damage(where, "nan")
-    assert found is not None
-    assert found.where == "1 bytes before q"
+    damage = arena.damage(where, "nan")
+    assert damage is not None
+    assert damage.where == "1 bytes before q"
 
 
 def test_nobody_can_change_the_size_of_the_arena(arena: Arena) -> None:
-    """Whoever looks at a mapped file beyond its end gets SIGBUS: a kernel that shrank it would take
-    the judge along."""
+    """Reading a mapped file past its end raises SIGBUS: a kernel that shrank the file would crash
+    the judge."""
     arena.reserve(10)
     for size in (0, 4096, arena.capacity * 2):
         with pytest.raises(PermissionError):

@@ -1,5 +1,5 @@
-"""Cells on trial: whatever a kernel does to its process is a reply, and the next request finds a
-fresh process."""
+"""Cells: a kernel's effect on its process becomes a reply, and the next request gets a fresh
+process."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def works(cell: Cell, path: Path, arena: Arena) -> bool:
 
 def children(pid: int | str = "self") -> set[int]:
     """Process ids of the direct children."""
-    found = set()
+    pids = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
-            found |= set(map(int, (task / "children").read_text().split()))
-    return found
+            pids |= set(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 def ends(pid: int, within: float = 5.0) -> bool:
@@ -221,8 +221,8 @@ def test_the_arena_may_grow_between_runs(cell: Cell, arena: Arena, write: Writer
 
 
 def test_garbage_in_every_descriptor_harms_nobody(cell: Cell, arena: Arena, write: Writer) -> None:
-    """All that a kernel finds open is its log, its socket and the arena: each hears of it, the
-    judge survives."""
+    """A kernel's open descriptors are its log, its socket and the arena: it writes garbage to each,
+    and the judge survives."""
     bad = write("""
         for fd in range(256):
             try:
@@ -234,8 +234,8 @@ def test_garbage_in_every_descriptor_harms_nobody(cell: Cell, arena: Arena, writ
         """)
     reply = run(cell, bad, arena)
     assert reply.status == "crash"
-    found = arena.damage(WHERE, "nan")
-    assert found is None or found.slot == "redzone"
+    damage = arena.damage(WHERE, "nan")
+    assert damage is None or damage.slot == "redzone"
     assert works(cell, write(FILL), arena)
 
 
@@ -298,7 +298,7 @@ def test_fifty_lives_leak_nothing(
     write: Writer,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No descriptor, here or in the fork server, and no process; and a respawn is cheap."""
+    """No descriptor, here or in the fork server, and no process is left; a restart is cheap."""
     cell = Cell(fork_server)
     good, bad = write(FILL), write("os._exit(1)")
     assert works(cell, good, arena)
@@ -383,8 +383,7 @@ def test_closing_twice_is_no_error(write: Writer) -> None:
 def test_a_reply_forged_ahead_of_time_answers_no_later_request(
     cell: Cell, arena: Arena, write: Writer
 ) -> None:
-    """A second message, left in the socket, must not be taken for the answer to the next
-    request."""
+    """A second message left in the socket must not count as the answer to the next request."""
     good = write(FILL)
     forger = write(
         'say(framed(\'{"status": "ok"}\') + framed(\'{"status": "ok", "variants": []}\'))'

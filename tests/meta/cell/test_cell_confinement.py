@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not confinement.enabled(), reason=confinement.st
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's directory, with evidence of earlier runs in it."""
+    """A user's directory that holds evidence of earlier runs."""
     folder = tmp_path_factory.mktemp("user")
     (folder / ".verify" / "runs" / "one").mkdir(parents=True)
     (folder / ".verify" / "runs" / "one" / "main.jsonl").write_text("evidence", encoding="utf-8")
@@ -59,7 +59,7 @@ def tried(cell: Cell, place: Path) -> Tried:
             " ValueError(repr(found))\n",
             encoding="utf-8",
         )
-        cell.restart()  # files that are newer than a process cannot be read beside the evidence
+        cell.restart()  # a process cannot read newer files on the path to the evidence
         reply = cell.load(str(path))
         assert reply.status == "raised", reply
         return reply.message.removeprefix("ValueError: ")

@@ -15,11 +15,11 @@ from verify.cell.device_memory import DeviceMemory
 from verify.cell.process import Cell, _bytes
 
 TOTAL = 80 << 30
-SPARE = 2 << 20  # bytes that torch's pool holds beside what it gave away
+SPARE = 2 << 20  # bytes that torch's pool holds and has not allocated
 
 
 class Allocator:
-    """Counts what is taken in torch's allocator, and by others from the driver."""
+    """Counts memory taken from torch's allocator, and memory that others take from the driver."""
 
     def __init__(self) -> None:
         self.allocated = 1000  # the judge's arena
@@ -31,11 +31,11 @@ class Allocator:
 
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    found = Allocator()
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: found.allocated)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: found.allocated + SPARE)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", found.mem_get_info)
-    return found
+    allocator = Allocator()
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocator.allocated)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: allocator.allocated + SPARE)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", allocator.mem_get_info)
+    return allocator
 
 
 Takes = Callable[[int], Callable[[], None]]
@@ -43,7 +43,7 @@ Takes = Callable[[int], Callable[[], None]]
 
 @pytest.fixture
 def takes(allocator: Allocator) -> Takes:
-    """A launch that leaves so many bytes more taken than before."""
+    """A function that returns a launch which keeps that many bytes."""
 
     def launch_of(size: int) -> Callable[[], None]:
         return lambda: setattr(allocator, "allocated", allocator.allocated + size)

@@ -1,5 +1,4 @@
-"""Limits of a kernel process: time to build and to run, memory, child processes; and the end of the
-rest."""
+"""Limits of a kernel process: time to build and to run, memory, and its child processes."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ from verify.problem import Problem
 def test_loading_has_a_deadline_of_its_own(
     fork_server: ForkServer, write: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that compiles at import takes longer than a run may."""
+    """A file that compiles at import takes longer than a run is allowed to take."""
     slow = write(before="import time; time.sleep(1.5)")
     cell = Cell(fork_server)
     cell.environment = replace(ENVIRONMENT, patience=0.5)
@@ -76,8 +75,8 @@ def test_a_compiler_stops_the_clock_of_a_run_and_nothing_else_does(
 def test_a_build_that_was_killed_does_not_hold_up_the_next(
     fork_server: ForkServer, write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's baton, a file, outlives the process that holds it; whoever builds next waits for its
-    end for ever."""
+    """torch's baton is a file that outlives its process; the next build would wait for its removal
+    for ever."""
     folder, slowly = tmp_path / "build", tmp_path / "slowly"
     folder.mkdir()
     (tmp_path / "tiny.cpp").write_text("int tiny() { return 1; }\n", encoding="utf-8")
@@ -279,10 +278,10 @@ def test_a_pipe_is_no_kernel_file_and_no_source(tmp_path: Path, write: Writer) -
     module = f"m = types.ModuleType('m'); m.__file__ = {str(pipe)!r}"
     claims = write(before=f"import types, sys; {module}; sys.modules['m'] = m")
     begun = time.monotonic()
-    found = roster([claims])
+    listed = roster([claims])
     assert time.monotonic() - begun < 60
-    assert not found.entries
-    assert "not a regular file" in found.failures[0].message
+    assert not listed.entries
+    assert "not a regular file" in listed.failures[0].message
 
 
 def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, write: Writer) -> None:
@@ -301,7 +300,7 @@ def test_a_path_that_cannot_be_shown_is_said_to_be_one(tmp_path: Path, write: Wr
 def test_an_interpreted_kernel_is_known_however_it_is_had(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's lengths are too long for the interpreter: which one runs must be known."""
+    """Lengths for a GPU are too long for the interpreter, so it must be known which one runs."""
     pytest.importorskip("triton")
     import triton.runtime.autotuner as tuner
 

@@ -1,4 +1,4 @@
-"""The arena's pinned memory, on a CUDA runtime that only takes notes."""
+"""The arena's pinned memory, with a fake CUDA runtime that only records calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from verify.cell.child import KernelProcess
 
 
 class Notes:
-    """A runtime whose registrations succeed as long as no byte is registered twice, as CUDA's
-    do."""
+    """A fake runtime that, like CUDA's, refuses to register a byte twice."""
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}
@@ -36,10 +35,10 @@ class Notes:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
-    found = Notes()
+    notes = Notes()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
-    return found
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: notes)
+    return notes
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_what_cuda_holds_against_the_arena_is_not_left_for_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """CUDA reports an error once, to whoever asks next: here a launch of the cell's own."""
+    """CUDA reports an error once, at the next call: here a launch that the cell itself makes."""
     asked: list[object] = []
 
     def launched(*size: int, device: str) -> None:

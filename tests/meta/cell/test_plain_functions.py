@@ -1,5 +1,5 @@
-"""Plain functions: what their signatures ask for, which layout they take, and what a wrong one is
-told."""
+"""Plain functions: the meaning of their signatures, their layouts, and the messages for illegal
+ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ASKED = {
 }
 
 
-def heard(bench: Bench, problem: Problem) -> list[Verdict]:
+def verdicts_of(bench: Bench, problem: Problem) -> list[Verdict]:
     (declaration,) = bench.variants.values()
     target = Target(declaration, declaration.configs[0], problem.dtype, "accuracy")
     assert declaration.support.refusal(problem) is None
@@ -55,12 +55,12 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.mark.parametrize("name", ASKED)
 def test_flash_attn_func_is_right_in_its_own_layout(name: str, right: Bench) -> None:
-    assert [v.finding for v in heard(right, ASKED[name]) if v.outcome == "fail"] == []
+    assert [v.finding for v in verdicts_of(right, ASKED[name]) if v.outcome == "fail"] == []
 
 
 def test_an_eager_softcap_in_16_bits_is_within_its_bounds(one_thread: None) -> None:
-    """Scores that are rounded as x / c, as its tanh and as c times that, besides as they come and
-    scaled."""
+    """Scores are rounded as x / c, as tanh of it and as c times that, and also before and after
+    scaling."""
     worst = 0.0
     for seed in range(6):
         problem = PROBLEM.but(dtype="bfloat16", softcap=20.0, softmax_scale=4.0, batch=1, seed=seed)
@@ -78,7 +78,7 @@ def test_an_eager_softcap_in_16_bits_is_within_its_bounds(one_thread: None) -> N
 def test_what_lies_in_another_layout_is_told_so(tmp_path: Path) -> None:
     with bench("untold_bshd.py", tmp_path) as opened:
         for name in ("plain", "other lengths", "causal"):  # wrong numbers, or a raise
-            failed = [v for v in heard(opened, ASKED[name]) if v.outcome == "fail"]
+            failed = [v for v in verdicts_of(opened, ASKED[name]) if v.outcome == "fail"]
             assert failed, name
             assert failed[0].finding is not None
             message = failed[0].finding.message
@@ -91,9 +91,9 @@ def test_what_lies_in_another_layout_is_told_so(tmp_path: Path) -> None:
 
 def test_what_is_wrong_in_every_layout_is_not(tmp_path: Path) -> None:
     with bench("wrong_bshd.py", tmp_path) as opened:
-        assert not [v for v in heard(opened, ASKED["causal"]) if v.outcome == "fail"]
+        assert not [v for v in verdicts_of(opened, ASKED["causal"]) if v.outcome == "fail"]
         for name in ("window", "softcap in 16 bits"):
-            failed = [v for v in heard(opened, ASKED[name]) if v.outcome == "fail"]
+            failed = [v for v in verdicts_of(opened, ASKED[name]) if v.outcome == "fail"]
             assert failed, name
             assert failed[0].finding is not None
             assert "out is off by" in failed[0].finding.message
@@ -151,18 +151,13 @@ def test_a_setting_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, wo
     [
         (
             "q, k, v, alibi",
-            (
-                "attention: nobody knows what to pass for 'alibi', which has no default (known:"
-                " causal, "
-            ),
+            "attention: unknown parameter 'alibi' has no default (known: causal, ",
         ),
-        ("q, k, v, *, bias, scale=None", "nobody knows what to pass for 'bias'"),
-        ("q, k", "attention: takes no three tensors q, k and v by position"),
+        ("q, k, v, *, bias, scale=None", "unknown parameter 'bias' has no default"),
+        ("q, k", "attention: does not take three tensors q, k and v by position"),
     ],
 )
-def test_a_parameter_that_nobody_knows_is_an_error(
-    tmp_path: Path, signature: str, words: str
-) -> None:
+def test_an_unknown_parameter_is_an_error(tmp_path: Path, signature: str, words: str) -> None:
     with pytest.raises(Breach) as refused:
         loaded(tmp_path, f"def attention({signature}): return q")
     assert words in str(refused.value)

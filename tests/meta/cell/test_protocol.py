@@ -74,7 +74,7 @@ def test_a_message_that_drips_has_one_deadline_for_the_whole() -> None:
 
 
 def test_a_countdown_counts_what_it_is_told_to() -> None:
-    """Time in which a compiler runs is none of the kernel's: the wait goes on until the rest is
+    """The time of a compiler does not count for the kernel: the wait continues until the rest is
     used up."""
     mine, theirs = socket.socketpair()
     asked: list[float] = []

@@ -1,4 +1,4 @@
-"""What the tests' judges share: a process that is well, and was started with the same variables."""
+"""The tests' judges share a fork server that works and was started with the same variables."""
 
 from __future__ import annotations
 

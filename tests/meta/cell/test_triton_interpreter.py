@@ -1,5 +1,5 @@
-"""Triton's interpreter, repaired: every cast, dot and comparison as the hardware has it, against
-torch and ml_dtypes.
+"""Triton's repaired interpreter: its casts, dots and comparisons equal the hardware's; torch and
+ml_dtypes give the expected values.
 
 The kernels run in a child process, so that this one never imports triton in interpreter mode.
 """
@@ -335,12 +335,12 @@ def test_fp32_to_bf16_toward_zero_drops_bits(child, inputs):
 
 
 def test_fp64_to_bf16_rounds_once(child, inputs):
-    """A value just above a tie goes up; rounding to fp32 on the way would make it a tie, and half
-    of those go down."""
+    """A value just above a tie rounds up; an intermediate rounding to fp32 would make it a tie, and
+    half of the ties round down."""
     above = inputs["fp64"][: 1 << 16]
     normal = np.isfinite(above) & (np.abs(above) > 2.0**-126) & (np.abs(above) < 3.3e38)
-    found = values(child["fp64-bf16"], torch.bfloat16)[: 1 << 16]
-    assert (np.abs(found[normal]) > np.abs(above[normal])).all()
+    results = values(child["fp64-bf16"], torch.bfloat16)[: 1 << 16]
+    assert (np.abs(results[normal]) > np.abs(above[normal])).all()
 
 
 @pytest.mark.parametrize("name", ML)
@@ -359,7 +359,7 @@ def test_cast_to_8_bits_rounds_as_ml_dtypes_and_saturates(child, inputs, source,
 
 @pytest.mark.parametrize("name", ML)
 def test_cast_to_8_bits_rounds_as_inputs_do(child, inputs, name):
-    """The suite's own cast does not saturate: compared where it need not."""
+    """The suite's cast does not saturate: it is compared only where that makes no difference."""
     given = inputs["fp32"].astype(np.float64)
     inside = np.isnan(given) | (np.abs(given) <= ML[name][2])
     bits = (
@@ -383,14 +383,14 @@ def test_8_bits_widen_exactly_to_16(child, inputs, name, wider):
 def test_dot_has_every_product_of_8_bit_operands(child, inputs, pair):
     """All 65536 pairs, NaN and infinity included; the other terms of each sum are 0 * 0."""
     left, right = (inputs["bits8"].view(ML[name][0]).astype(np.float64) for name in pair)
-    found = child[f"products-{pair[0]}-{pair[1]}"].astype(np.float64)
-    np.testing.assert_array_equal(found, left[:, None] * right[None, :])
+    results = child[f"products-{pair[0]}-{pair[1]}"].astype(np.float64)
+    np.testing.assert_array_equal(results, left[:, None] * right[None, :])
 
 
 @pytest.mark.parametrize("name", ["bf16", "e4m3"])
 def test_sums_add_values(child, inputs, name):
-    """Rounded once from fp32: half an ulp of the format, and what 1024 additions in fp32 may
-    lose."""
+    """Rounded once from fp32: within half an ulp of the format plus the error of 1024 additions in
+    fp32."""
     format = dtype_named({"bf16": "bfloat16", "e4m3": "float8_e4m3fn"}[name])
     x = torch.from_numpy(inputs["left"]).to(format.torch).double()
     exact = {"total": x.sum().reshape(1), "rows": x.sum(1), "running": x.cumsum(0)}
@@ -406,10 +406,10 @@ def test_every_pattern_widens_exactly(child, inputs, name):
     bits, dtype = (
         (inputs["bits8"], ML[name][1]) if name in ML else (inputs["bits16"], SIXTEEN[name])
     )
-    found = child[f"{name}-fp32"].view(np.float32).astype(np.float64)
-    assert_same(found, values(bits, dtype))
+    results = child[f"{name}-fp32"].view(np.float32).astype(np.float64)
+    assert_same(results, values(bits, dtype))
     if name in ML:
-        assert_same(found, bits.view(ML[name][0]).astype(np.float64))
+        assert_same(results, bits.view(ML[name][0]).astype(np.float64))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Words of a cell: what a kernel writes can be shown on a terminal and stored in a file, and still
-be read."""
+"""Untrusted text: a kernel's text can be shown on a terminal, stored in a file, and still be
+read."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def test_what_cannot_be_shown_is_escaped_and_the_rest_is_left(text: str, shown: 
 
 def test_every_character_is_fit_to_be_shown_and_stored() -> None:
     for start in range(0, 0x110000, 1 << 12):
-        found = visible("".join(map(chr, range(start, start + (1 << 12)))))
-        found.encode("utf-8")
+        shown = visible("".join(map(chr, range(start, start + (1 << 12)))))
+        shown.encode("utf-8")
         assert not {
-            c for c in found if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+            c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")
         } - {"\n", "\t"}
 
 
 def test_data_is_escaped_wherever_it_holds_text_and_a_flood_is_cut() -> None:
     data = {"a\x1b": ["\ud800", 1, 2.5, None, True, {"b": "\u202e"}]}
-    found = visible_data(data)
-    assert found == {"a\\x1b": ["\\ud800", 1, 2.5, None, True, {"b": "\\u202e"}]}
-    json.dumps(found, ensure_ascii=False).encode()
+    shown = visible_data(data)
+    assert shown == {"a\\x1b": ["\\ud800", 1, 2.5, None, True, {"b": "\\u202e"}]}
+    json.dumps(shown, ensure_ascii=False).encode()
     assert len(visible("x" * 1_000_000)) < 20_000
     assert visible("x" * 1_000_000).endswith("(984000 more characters)")

@@ -1,5 +1,5 @@
-"""The command line: usage errors in one line, states, interruption, exit codes, and the page that
-tells them."""
+"""The command line: one-line usage errors, states, interruption, exit codes, and its page in
+docs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "command-line.md"
 
 @pytest.fixture
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of its own, and commands that find the sources from there."""
+    """A fresh current directory, from which commands find the sources."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
@@ -124,10 +124,10 @@ def test_what_needs_no_torch_imports_none() -> None:
 # A campaign that ended: what is shown, and the exit code.
 
 
-def recorded(run_id: str, found: Evidence) -> RunRequest:
+def recorded(run_id: str, data: Evidence) -> RunRequest:
     order = RunRequest(run_id=run_id)
     with Recorder(order.directory, "gw0") as recorder:
-        for record in (*found.runs, *found.variants, *found.verdicts, *found.not_run, *found.drawn):
+        for record in (*data.runs, *data.variants, *data.verdicts, *data.not_run, *data.drawn):
             recorder.write(record)
     return order
 
@@ -145,12 +145,12 @@ def states(output: str) -> dict[str, str]:
 def test_an_error_of_the_judge_is_named_beside_a_conviction(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = evidence(cases=6)
-    erring, convicted = found.variants[0].ref, found.variants[1].ref
-    verdicts = [v for v in found.verdicts if v.variant not in (erring, convicted)]
+    data = evidence(cases=6)
+    erring, convicted = data.variants[0].ref, data.variants[1].ref
+    verdicts = [v for v in data.verdicts if v.variant not in (erring, convicted)]
     verdicts.append(verdict(convicted, "float16", 0))
     order = recorded(
-        "mixed", Evidence(runs=found.runs, variants=found.variants, verdicts=tuple(verdicts))
+        "mixed", Evidence(runs=data.runs, variants=data.variants, verdicts=tuple(verdicts))
     )
     errors.record(
         order.directory,
@@ -161,7 +161,7 @@ def test_an_error_of_the_judge_is_named_beside_a_conviction(
     output = capsys.readouterr().out
     assert states(output)[erring] == summary.JUDGE_ERROR
     assert f"judge error: {erring}: ZeroDivisionError: the judge's own" in output
-    assert {entry.ref for entry in found.variants} <= set(states(output)), (
+    assert {entry.ref for entry in data.variants} <= set(states(output)), (
         "every variant on trial is named"
     )
 
@@ -169,18 +169,18 @@ def test_an_error_of_the_judge_is_named_beside_a_conviction(
 def test_what_is_incomplete_does_not_hold(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = passing()
-    order = recorded("short", found)
+    data = passing()
+    order = recorded("short", data)
 
     def report(missing: tuple[str, ...]) -> Report:
         return build(
-            found, bins_required=lambda variant, dtype: missing if dtype == "bfloat16" else ()
+            data, bins_required=lambda variant, dtype: missing if dtype == "bfloat16" else ()
         )
 
     monkeypatch.setattr(summary, "report_of", lambda folder, run_id: report(("no such bin",)))
     assert summary.finish(order, CLEAN) == INFRASTRUCTURE
     output = capsys.readouterr().out
-    assert f"incomplete: {found.variants[0].ref} (bfloat16): 1 of 1 coverage bins empty" in output
+    assert f"incomplete: {data.variants[0].ref} (bfloat16): 1 of 1 coverage bins empty" in output
     assert output.count("holds") == 1
     assert summary.finish(order, CLEAN, complete=False) == CLEAN  # fuzz does not ask for more
     monkeypatch.setattr(summary, "report_of", lambda folder, run_id: report(()))
@@ -193,20 +193,20 @@ def test_what_is_incomplete_does_not_hold(
 
 def passing() -> Evidence:
     """One variant, two dtypes, nothing failing."""
-    found = evidence(cases=6)
-    good = replace(found.variants[0], unavailable=None)
+    data = evidence(cases=6)
+    good = replace(data.variants[0], unavailable=None)
     verdicts = [verdict(good.ref, dtype, n) for dtype in ("float16", "bfloat16") for n in range(3)]
     verdicts = [v for v in verdicts if v.outcome == "pass"]
-    return Evidence(runs=found.runs, variants=(good,), verdicts=tuple(verdicts))
+    return Evidence(runs=data.runs, variants=(good,), verdicts=tuple(verdicts))
 
 
 @pytest.mark.parametrize("sent", ["INT", "TERM"])
 def test_an_interrupted_run_says_so_and_how_to_go_on(
     sent: str, at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = passing()
-    order = recorded("ended", found)
-    cases = len({v.case for v in found.verdicts})
+    data = passing()
+    order = recorded("ended", data)
+    cases = len({v.case for v in data.verdicts})
     # The child sends the signal to this process, as a terminal or a job scheduler would.
     monkeypatch.setattr(
         RunRequest, "command", lambda self: ["sh", "-c", f"kill -{sent} $PPID; sleep 60"]

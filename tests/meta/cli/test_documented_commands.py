@@ -40,15 +40,15 @@ COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command is run.  shows: what must stand there, in `function` of `file` if one is
-    named."""
+    """Where a command is run.  shows: a text that must be there, in `function` of `file` if it is
+    given."""
 
     file: str
     shows: str
     function: str = ""
 
     def holds(self) -> bool:
-        """Whether it does stand there."""
+        """Whether the text is there."""
         path = ROOT / self.file
         if not path.is_file():
             return False
@@ -67,7 +67,7 @@ def wheel(shows: str) -> Place:
 
 
 def of(file: str, function: str, shows: str) -> Place:
-    """A test, or what it calls."""
+    """A test, or a function that it calls."""
     (path,) = (ROOT / "tests" / "meta").rglob(f"{file}.py")
     return Place(path.relative_to(ROOT).as_posix(), shows, function)
 
@@ -75,6 +75,7 @@ def of(file: str, function: str, shows: str) -> Place:
 HERE = "test_documented_commands"
 SANITIZE = (HERE, "test_sanitize_reaches_the_lane_with_its_options")
 RUN = (HERE, "test_run_is_told_its_options")
+OUTSIDE = ("test_outside_oracle", "test_a_campaign_asks_an_oracle_of_one_file")
 TERMS = ("test_verdict_page", "test_the_terms_are_what_the_command_prints")
 
 RUNS = {
@@ -89,10 +90,12 @@ RUNS = {
     "verify run -x": wheel('"run", "wrong.py", "-x"'),
     "verify run --seed": of(*RUN, '"--seed"'),
     "verify run -n": of(*RUN, '"-n"'),
+    "verify run --oracle": of(*OUTSIDE, '"--oracle", "sign.py"'),
     "verify fuzz": wheel('"fuzz", "wrong.py"'),
     "verify fuzz --max-time": wheel('"--max-time"'),
     "verify fuzz --keep-going": of(HERE, "test_fuzz_keeps_going", '"--keep-going"'),
     "verify replay": wheel('verify, "replay", CASE'),
+    "verify replay --oracle": of(*OUTSIDE, '"--oracle", str(sign)'),
     "verify report": wheel('verify, "report", "--examples"'),
     "verify report --out": wheel('"--out", "pages"'),
     "verify report --run": wheel('"report", "--run", "right"'),
@@ -122,6 +125,8 @@ RUNS = {
     "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests.faults"'),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
+    "pytest --kernel": Place("verify/campaign/runner.py", '"--kernel", str(kernel)'),
+    "pytest --oracle": Place("verify/campaign/runner.py", '"--oracle", str(oracle)'),
     "tox": ci("tox -e py"),
     "tox -e py": ci("tox -e py"),
     "tox -e report": ci("tox -e report"),
@@ -155,13 +160,14 @@ def documented(text: str) -> Iterator[str]:
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
     for line in lines:
-        found = COMMAND.fullmatch(re.sub(r"\s+#.*", "", line.strip()))
-        if found is not None:
-            yield found["words"] or found["module"]
+        match = COMMAND.fullmatch(re.sub(r"\s+#.*", "", line.strip()))
+        if match is not None:
+            yield match["words"] or match["module"]
 
 
 def parts(command: str) -> list[str]:
-    """What must be run of a command: its program and subcommand, and these with each option.
+    """The parts of a command that must be run: its program and subcommand, and these with each
+    option.
 
     `python3 -m verify run k.py -k x` gives `verify run` and `verify run -k`; `tox -e gpu` itself.
     """
@@ -188,7 +194,9 @@ NAMED = {
 def test_a_documented_command_is_run(part: str) -> None:
     place = RUNS.get(part)
     where = NAMED[part]
-    assert place is not None, f"{where}: nobody runs `{part}`; run it in a test, and add it to RUNS"
+    assert place is not None, (
+        f"{where}: no test runs `{part}`; run it in a test, and add it to RUNS"
+    )
     assert place.holds(), f"{where}: `{part}` is not run any more where RUNS says: {place}"
 
 
@@ -252,7 +260,7 @@ def test_oracles(
 
 
 def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lane itself is tried in test_sanitizer_run.py, with a tool of paper."""
+    """test_sanitizer_run.py tests the lane itself, with a fake tool."""
     asked: list[Request] = []
     monkeypatch.setattr("verify.cli.sanitize.sanitize", lambda it, console: asked.append(it))
     case = "ptx-split-q:m64n64w4s2:sanitizer:sq=64,skv=64,d=64,dtype=float16"
@@ -263,7 +271,7 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
 
 
 def test_run_is_told_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They reach the campaign as they were given."""
+    """The options reach the campaign unchanged."""
     asked: list[RunRequest] = []
     monkeypatch.setattr("verify.cli.run.execute", lambda order, console: asked.append(order))
     monkeypatch.setattr("verify.cli.run.conclude", lambda order, search, **how: search())
@@ -275,7 +283,8 @@ def test_run_is_told_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_fuzz_keeps_going(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a conviction, until the time is over; without the option it stops there."""
+    """The search continues after a conviction until the time is over; without the option it
+    stops."""
     rounds: list[int | None] = []
 
     def judge(order: RunRequest, console: object, deadline: float) -> int:
@@ -299,7 +308,7 @@ def test_masks_are_drawn() -> None:
 
 
 def test_faults_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For none of them, because the search for all takes an hour; test_faults.py replays it."""
+    """It runs for no fault, because the search for all takes an hour; test_faults.py replays it."""
     monkeypatch.setattr("tests.faults.catalogue.FAULTS", ())
     monkeypatch.setattr(sys, "argv", ["faults"])
     runpy.run_module("tests.faults", run_name="__main__")

@@ -1,4 +1,4 @@
-"""Replay: what it repeats, what it ends with, and that a case which cannot be asked is one line."""
+"""Replay: the cases that it repeats, its results, and one-line errors for illegal cases."""
 
 from __future__ import annotations
 
@@ -175,9 +175,9 @@ def test_a_failure_that_needs_earlier_calls_is_repeated_with_them(replay: Replay
         case = Case.parse(CASE if not seed else f"{CASE},seed={seed}")
         asked = run.target_of(case)
         assert asked is not None
-        found = judge.judge(asked, case.problem)
+        verdicts = judge.judge(asked, case.problem)
     judge.close()
-    (wrong,) = [verdict for verdict in found if verdict.outcome == "fail"]
+    (wrong,) = [verdict for verdict in verdicts if verdict.outcome == "fail"]
     assert wrong.finding is not None
     assert wrong.finding.before == (f"{CASE},seed=1", f"{CASE},seed=2")
     status, lines = replay(CASE)
@@ -192,8 +192,8 @@ def test_a_failure_that_needs_earlier_calls_is_repeated_with_them(replay: Replay
 
 
 def test_what_is_not_reproduced_is_not_fixed(replay: Replay) -> None:
-    """A race, here a file that says whose turn it is: the same kernel fails in the campaign
-    alone."""
+    """A simulated race (a file decides): the same kernel fails in the campaign but not in the
+    replay."""
     path = Path("breaks_process.py")
     late = Path("late").absolute()
     path.write_text(

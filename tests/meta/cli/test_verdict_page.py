@@ -69,7 +69,7 @@ def test_numbers_are_compared_to_their_last_place() -> None:
 
 
 def text_of(page: Path) -> str:
-    """The page, or of docs/tolerance.md its example."""
+    """The text of the page, or the example of docs/tolerance.md."""
     text = page.read_text(encoding="utf-8")
     if page == PAGE:
         return text
@@ -82,7 +82,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def shown(page: Path, program: str) -> Iterator[tuple[list[str], str]]:
-    """Each command of that program, as words, and the output that the page shows below it."""
+    """(arguments, output) for each command of that program on the page."""
     command = rf"^```sh\npython3 -m {re.escape(program)} ([^\n]*)\n```\n\n"
     both = re.compile(rf"{command}```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     for words, output in both.findall(text_of(page)):
@@ -90,9 +90,9 @@ def shown(page: Path, program: str) -> Iterator[tuple[list[str], str]]:
 
 
 def measures(output: str) -> dict[str, float]:
-    """What a replay prints behind the oracles' names."""
-    found = re.findall(r"\b([a-z]\w*) (-?[\d.]+(?:e[+-]\d+)?)(?=,|\n|$)", " ".join(output.split()))
-    return {name: float(number) for name, number in found}
+    """The measures that a replay prints after the oracles' names."""
+    pairs = re.findall(r"\b([a-z]\w*) (-?[\d.]+(?:e[+-]\d+)?)(?=,|\n|$)", " ".join(output.split()))
+    return {name: float(number) for name, number in pairs}
 
 
 @cache
@@ -105,7 +105,7 @@ def config_of(declaration: Declaration, name: str) -> Config:
 
 
 def truth_of(case: Case) -> Truth:
-    """Reference and bounds, the best ones too, as a trial on a CPU has them."""
+    """Reference, bounds and best bounds, as in a trial on a CPU."""
     declaration, problem = declaration_of(case.variant), case.problem
     config = config_of(declaration, case.config)
     inputs = dequantised(problem, tensors(problem))
@@ -114,15 +114,15 @@ def truth_of(case: Case) -> Truth:
 
 
 def bound_ratio(truth: Truth) -> float:
-    """How many times as wide as the best ones the bounds are."""
+    """The median of bound / best bound."""
     assert truth.best_out_bound is not None
     return float((truth.out_bound / truth.best_out_bound).median())
 
 
 def the_case_that_passes() -> tuple[Case, str]:
-    """And what its replay prints."""
-    (found,) = shown(PAGE, "verify replay")
-    ((case,), output) = found
+    """The page's passing case, and the output of its replay."""
+    (shell,) = shown(PAGE, "verify replay")
+    ((case,), output) = shell
     return Case.parse(case), output
 
 
@@ -179,17 +179,17 @@ def test_the_equations_hold(page: Path) -> None:
 
 
 def value(expression: str) -> float:
-    """Of digits, brackets and the four operations: `EQUATION` matches nothing else."""
+    """The value of an expression of digits, brackets and the four operations (see `EQUATION`)."""
     return float(eval(expression, {"__builtins__": {}}))
 
 
 def doubt(expression: str) -> float:
-    """What the last places of its numbers may change."""
+    """How much the last places of the expression's numbers can change its value."""
     moved = 0.0
-    for found in TERM.finditer(expression):
-        if "." in found[0]:
-            more = repr(float(found[0]) + last_place(found[0]))
-            changed = expression[: found.start()] + more + expression[found.end() :]
+    for match in TERM.finditer(expression):
+        if "." in match[0]:
+            more = repr(float(match[0]) + last_place(match[0]))
+            changed = expression[: match.start()] + more + expression[match.end() :]
             moved += abs(value(changed) - value(expression))
     return moved
 
@@ -201,9 +201,9 @@ def test_the_case_that_passes_is_an_edge_case_with_those_bins() -> None:
     config = config_of(declaration, case.config)
     assert case.problem in edges(Target(declaration, config, case.problem.dtype, case.group))
     bins = coverage_bins(case.problem, config)
-    told = re.search(r"fills seven coverage bins .*?:(.*?)\n\n", text, flags=re.DOTALL)
-    assert told is not None
-    assert set(re.findall(r"`([^`]+)`", told[1])) == bins
+    bin_list = re.search(r"fills seven coverage bins .*?:(.*?)\n\n", text, flags=re.DOTALL)
+    assert bin_list is not None
+    assert set(re.findall(r"`([^`]+)`", bin_list[1])) == bins
     reachable = len(bins_reachable(declaration.support, config))
     words = " ".join(text.split())
     assert f"One case fills {len(bins)} of {reachable} bins" in words
@@ -211,7 +211,7 @@ def test_the_case_that_passes_is_an_edge_case_with_those_bins() -> None:
 
 
 def test_the_replay_is_of_that_truth_and_bound() -> None:
-    """No kernel runs here: what it wrote is taken from the page."""
+    """No kernel runs here: its output is taken from the page."""
     case, output = the_case_that_passes()
     got, truth = measures(output), truth_of(case)
     for name, want, bound in (
@@ -233,7 +233,7 @@ def test_the_replay_is_of_that_truth_and_bound() -> None:
 
 
 def finding_of(file: Path, problem: Problem) -> tuple[float, Finding | None]:
-    """The worst r of O, and what the bound oracle says of what that file's kernel writes."""
+    """The worst r of O, and the bound oracle's finding, for the output of that file's kernel."""
     (variant,) = load(file, str(ROOT)).variants
     given = tensors(problem)
     out = torch.empty(problem.shape_out, dtype=problem.format_out.torch)
@@ -248,12 +248,12 @@ def finding_of(file: Path, problem: Problem) -> tuple[float, Finding | None]:
 
 def test_the_case_that_fails_fails_as_shown(my_attention: Path) -> None:
     text = text_of(PAGE)
-    (told,) = (block for block in blocks(text, "text") if block.startswith("bound: "))
-    lines = dict(line.strip().split(None, 1) for line in told.splitlines()[1:])
+    (finding_text,) = (block for block in blocks(text, "text") if block.startswith("bound: "))
+    lines = dict(line.strip().split(None, 1) for line in finding_text.splitlines()[1:])
     problem = Problem.parse(lines["problem"])
     _, finding = finding_of(my_attention, problem)
     assert finding is not None
-    assert same(told.splitlines()[0], f"bound: {finding.message}")
+    assert same(finding_text.splitlines()[0], f"bound: {finding.message}")
     assert same(f"{lines['got']} {lines['bound']}", f"{finding.got} {finding.bound}")
     assert lines["where"] == finding.where
     assert lines["how"] == f"many {finding.count} of {finding.total}"

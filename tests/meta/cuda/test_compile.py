@@ -1,4 +1,4 @@
-"""NVRTC, its cache and launching on trial; and ptx.cuh, the only place for inline assembly."""
+"""Tests of NVRTC, its cache and launches; and ptx.cuh is the only file with inline assembly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MADE = Binary(b"cubin", "doubled", Resources(8, 0, 0, 0, 0))
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    """A source with a header of its own, and an empty cache."""
+    """A source with its header, and an empty cache."""
     monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path / "cache"))
     (tmp_path / "headers").mkdir()
     (tmp_path / "headers" / "factor.h").write_text("#define FACTOR 2\n")
@@ -51,7 +51,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
 
 
 class Compiler:
-    """Stands in for NVRTC: counts."""
+    """Replaces NVRTC and counts compilations."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
@@ -178,7 +178,7 @@ def test_where_the_cache_is(
     assert cuda.cache_directory() == Path(expected)
 
 
-# What ptxas reports.  Both are its own words (CUDA 13.0).
+# Reports of ptxas (CUDA 13.0), unchanged.
 
 TWO_KERNELS = """\
 ptxas info    : 0 bytes gmem
@@ -325,7 +325,7 @@ KERNEL = Kernel(SimpleNamespace(handle=0x77), "doubled", tuple(len(data) for dat
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A driver that notes its calls and answers with `status`."""
+    """A fake driver that records its calls and answers with `status`."""
     from cuda.bindings import driver
 
     calls = SimpleNamespace(status=0, launches=[], allowed=[])

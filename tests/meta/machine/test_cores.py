@@ -1,5 +1,5 @@
-"""Cores and threads: what a container or a job scheduler leaves, from a directory that looks like
-its /proc and /sys."""
+"""Cores and threads that a container or a job scheduler allows, read from a directory that looks
+like /proc and /sys."""
 
 from __future__ import annotations
 
@@ -110,19 +110,19 @@ def test_threads_are_a_share_of_the_cores(
 
 
 def test_nothing_else_counts_cores() -> None:
-    """One home: a count of the machine's cores is too many in a container."""
+    """Only one module counts cores: the machine's count is too high in a container."""
     root = Path(__file__).parents[3]
     files = [
         path
         for folder in ("verify", "references", "tests")
         for path in (root / folder).rglob("*.py")
     ]
-    found = [
+    counting = [
         path
         for path in [*files, root / "conftest.py"]
         if "cpu_" + "count(" in path.read_text(encoding="utf-8")
     ]
-    assert [path.name for path in found] == ["cores.py"]
+    assert [path.name for path in counting] == ["cores.py"]
 
 
 def test_a_campaign_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

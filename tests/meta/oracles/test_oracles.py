@@ -64,8 +64,9 @@ def test_oracles_are_found_from_their_files() -> None:
     assert {"bound", "counting", "gather", "empty_rows", "repeat", "poison", "refusal"} <= declaring
 
 
-def test_every_oracle_says_what_it_catches_and_belongs_to_a_group() -> None:
+def test_every_oracle_says_what_it_catches_needs_and_belongs_to_a_group() -> None:
     for oracle in oracles():
+        assert oracle.needs is not None, f"{oracle.name} names no premises"
         assert len(oracle.catches) > 20
         assert "\n" not in oracle.catches
         assert oracle.group in groups()
@@ -418,6 +419,8 @@ def test_groups_and_oracles_name_only_what_exists() -> None:
         ValueError, match=r"group mine: distributions: 'nomal' is none of normal, .*gather"
     ):
         Group(name="mine", about="", distributions=("normal", "nomal"))
+    with pytest.raises(ValueError, match=r"group mine: asks: a family's problems are drawn"):
+        Group(name="mine", about="", family="exact", asks=lambda declaration, dtype: [])
     mine = Group(name="mine", about="", distributions=("gather",))
     with pytest.raises(ValueError, match=r"group mine: two oracles define"):
         grouped([mine, mine])
@@ -450,6 +453,7 @@ def test_every_oracle_is_tried_here() -> None:
         "catches",
         "judge",
         "excludes",
+        "needs",
         "concerns",
         "rank",
     }

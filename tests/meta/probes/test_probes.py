@@ -1,5 +1,5 @@
-"""The probes of matrix units on trial: they must recover every unit of the table, and see every
-planted change of one."""
+"""Tests of the matrix probes: they must recover every unit of the table, and see every planted
+change of a unit."""
 
 from __future__ import annotations
 
@@ -223,8 +223,7 @@ def test_every_planted_unit_is_recovered(name: str) -> None:
 
 
 def flushing(dot: Dot, operands: bool, results: bool) -> Dot:
-    """A unit that takes subnormal operands for zero, or makes subnormal results and accumulators
-    zero."""
+    """A unit that treats subnormal operands, or subnormal results and accumulators, as zero."""
 
     def flushed(x: Tensor) -> Tensor:
         small = x.double().abs() < (2.0**-14 if x.dtype == torch.float16 else 2.0**-126)
@@ -307,7 +306,7 @@ def test_special_values_tell_units_apart(change: dict[str, str], experiments: se
 
 
 def test_generations_differ_in_one_special() -> None:
-    """Results: Khattak and Mikaitis, arXiv 2512.07004, and verify.arithmetic's own units."""
+    """Results from Khattak and Mikaitis, arXiv 2512.07004, and from verify.arithmetic's units."""
     name = "C = 2^23, products -2^23, -1/2, -1/4, -1/8"
     for unit, result in (
         (Unit(4, 23, 23), 0.0),
@@ -422,7 +421,7 @@ def test_what_goes_wrong_is_in_the_result() -> None:
 
 
 def test_dot_products_are_spread_over_the_tile() -> None:
-    """Every row and column has its turn, and each result comes back to its own place."""
+    """Every row and column is used, and each result comes back in its place."""
     seen: set[tuple[int, int]] = set()
 
     def tiles(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

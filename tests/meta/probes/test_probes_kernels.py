@@ -1,6 +1,5 @@
-"""The probes' own kernels: compiled for every architecture, and run by a host compiler's code,
-their fragments read as the manual has them, with planted matrix units and functions in the place of
-the device's."""
+"""The probes' kernels: compiled for every architecture, and run as host code, with fragments as in
+PTX's manual and with planted matrix units and functions instead of the device's."""
 
 from __future__ import annotations
 
@@ -72,8 +71,8 @@ HOSTED = [
 @runs
 @pytest.mark.parametrize("name", HOSTED)
 def test_the_kernel_reads_and_writes_its_fragments(name: str, tmp_path: Path) -> None:
-    """With the table's unit in the tensor core's place, the whole probe agrees; with another it
-    does not."""
+    """With the table's unit instead of the tensor core the complete probe agrees; with another unit
+    it does not."""
     one = BY_NAME[name]
     unit = matrix.table_unit("sm_90", one)
     assert unit is not None
@@ -149,9 +148,9 @@ class Hosted:
         self.programs[program.entry].launch(program, how, arguments)
 
     def probe(self, first: int, count: int, arch: str = "") -> FunctionProbe:
-        found = functions.probe(Surveyor(self.probed, self.launch, "cpu", 2), first, count, arch)
-        assert not found.error
-        return found
+        probe = functions.probe(Surveyor(self.probed, self.launch, "cpu", 2), first, count, arch)
+        assert not probe.error
+        return probe
 
 
 def _plant(text: str, planted: str) -> str:
@@ -173,16 +172,16 @@ ONE, COUNT = 0x3F800000, 1 << 14
 @runs
 def test_an_honest_function_agrees(tmp_path: Path) -> None:
     host = Hosted(EX2, tmp_path)
-    found = host.probe(ONE - COUNT // 2, COUNT)
-    assert found.agrees
-    assert found.ulp is not None
-    assert 0.49 < found.ulp.value < 0.51
-    assert found.ulp_bound is None  # not all inputs
-    assert (found.order, found.integers, found.wrong) == ("monotone", "exact from -126 to 127", "")
-    assert (found.subnormal_inputs, found.subnormal_results) == ("none", "none")
-    assert found.edges is not None
-    assert {found.edges[name] for name in ("0", "-0", "smallest subnormal")} == {"3f800000"}
-    assert (found.edges["inf"], found.edges["-inf"]) == ("7f800000", "00000000")
+    probe = host.probe(ONE - COUNT // 2, COUNT)
+    assert probe.agrees
+    assert probe.ulp is not None
+    assert 0.49 < probe.ulp.value < 0.51
+    assert probe.ulp_bound is None  # not all inputs
+    assert (probe.order, probe.integers, probe.wrong) == ("monotone", "exact from -126 to 127", "")
+    assert (probe.subnormal_inputs, probe.subnormal_results) == ("none", "none")
+    assert probe.edges is not None
+    assert {probe.edges[name] for name in ("0", "-0", "smallest subnormal")} == {"3f800000"}
+    assert (probe.edges["inf"], probe.edges["-inf"]) == ("7f800000", "00000000")
     # just below -126, to where 2^x is half the smallest number
     tiny = host.probe(0xC2FC0001, 1 << 20)
     assert tiny.subnormal_results == "all become 0"
@@ -192,9 +191,9 @@ def test_an_honest_function_agrees(tmp_path: Path) -> None:
 def test_where_the_table_has_integers_exact_they_must_be(tmp_path: Path) -> None:
     host = Hosted(EX2, tmp_path, "if (x == 0x3f800000) y += 1;")
     assert host.probe(ONE, COUNT, "sm_100").agrees, "nothing is known of it there"
-    found = host.probe(ONE, COUNT, "sm_90")
-    assert not found.agrees
-    assert found.wrong == "2^n, which the table has exact: 1 inexact, the first at 1"
+    probe = host.probe(ONE, COUNT, "sm_90")
+    assert not probe.agrees
+    assert probe.wrong == "2^n, which the table has exact: 1 inexact, the first at 1"
 
 
 @runs
@@ -215,43 +214,43 @@ def test_where_the_table_has_integers_exact_they_must_be(tmp_path: Path) -> None
 def test_every_planted_error_of_a_function_is_found(
     planted: str, wanted: dict[str, str], tmp_path: Path
 ) -> None:
-    found = Hosted(EX2, tmp_path, planted).probe(ONE - COUNT // 2, COUNT)
+    probe = Hosted(EX2, tmp_path, planted).probe(ONE - COUNT // 2, COUNT)
     for name, text in wanted.items():
-        value = found.ulp.at if name == "ulp" and found.ulp else str(getattr(found, name))
+        value = probe.ulp.at if name == "ulp" and probe.ulp else str(getattr(probe, name))
         assert text in value
     if {"ulp", "wrong"} & set(wanted):
-        assert not found.agrees
+        assert not probe.agrees
 
 
 @runs
 def test_a_pair_and_its_subnormals(tmp_path: Path) -> None:
     """All inputs of a 16-bit format; halves that differ; subnormals that are flushed."""
     (tmp_path / "honest").mkdir()
-    found = Hosted("tanh.approx.f16x2", tmp_path / "honest").probe(0, 1 << 16)
-    assert (found.exhaustive, found.agrees, found.order) == (True, True, "monotone")
-    assert found.ulp_bound is not None
-    assert 0.49 < found.ulp_bound < 0.51
-    assert found.subnormal_inputs.startswith("within")
+    probe = Hosted("tanh.approx.f16x2", tmp_path / "honest").probe(0, 1 << 16)
+    assert (probe.exhaustive, probe.agrees, probe.order) == (True, True, "monotone")
+    assert probe.ulp_bound is not None
+    assert 0.49 < probe.ulp_bound < 0.51
+    assert probe.subnormal_inputs.startswith("within")
     planted = "if ((x & 0x7c00) == 0) y &= 0x80008000; if (x == 0x1234) y ^= 0x10000;"
-    found = Hosted("tanh.approx.f16x2", tmp_path, planted).probe(0, 1 << 16)
+    probe = Hosted("tanh.approx.f16x2", tmp_path, planted).probe(0, 1 << 16)
     # up to 4 of the smallest, zero is less than 4 ulp off
-    assert found.subnormal_inputs == "2038 of 2046 taken as 0"
-    assert found.wrong == "a pair's results differ: 1 times, the first at 1234"
-    assert not found.agrees
+    assert probe.subnormal_inputs == "2038 of 2046 taken as 0"
+    assert probe.wrong == "a pair's results differ: 1 times, the first at 1234"
+    assert not probe.agrees
 
 
 @runs
 def test_a_sampled_function_names_both_arguments(tmp_path: Path) -> None:
-    found = Hosted("div.full.f32", tmp_path).probe(0, 1 << 14)
-    assert found.agrees
-    assert (found.exhaustive, found.ulp_bound) == (False, None)
-    assert found.ulp is not None
-    x, z = found.ulp.at.split(" / ")
+    probe = Hosted("div.full.f32", tmp_path).probe(0, 1 << 14)
+    assert probe.agrees
+    assert (probe.exhaustive, probe.ulp_bound) == (False, None)
+    assert probe.ulp is not None
+    x, z = probe.ulp.at.split(" / ")
     (tmp_path / "planted").mkdir()
     host = Hosted("div.full.f32", tmp_path / "planted", f"if (x == 0x{x} && z == 0x{z}) y += 5;")
     worse = host.probe(0, 1 << 14)
     assert worse.ulp is not None
-    assert (worse.ulp.at, worse.ulp.value > 4, worse.agrees) == (found.ulp.at, True, False)
+    assert (worse.ulp.at, worse.ulp.value > 4, worse.agrees) == (probe.ulp.at, True, False)
 
 
 @runs

@@ -20,7 +20,7 @@ from verify.cell.discovery import Roster, Unloadable, roster
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 from verify.cli import app
 from verify.cli import probe as command
-from verify.document import Table, terminal
+from verify.document import terminal
 from verify.machine import device
 from verify.probes import order, page, tree
 from verify.probes.agreement import Agreement, Mismatch
@@ -54,14 +54,14 @@ def grown(leaves: Sequence[int], random_: random.Random) -> Node:
 
 
 def meetings(whole: Node) -> dict[Pair, int]:
-    found = {}
+    result = {}
     for part in whole.children:
-        found |= meetings(part)
+        result |= meetings(part)
     for left, right in combinations(whole.children, 2):
-        found |= {
+        result |= {
             (min(i, j), max(i, j)): len(whole.leaves) for i in left.leaves for j in right.leaves
         }
-    return found
+    return result
 
 
 def normal(node: Node) -> Node:
@@ -208,15 +208,15 @@ def test_the_order_of_a_variant_is_revealed(
 ) -> None:
     for dtype in ("bfloat16", "float16", "float32"):
         monkeypatch.setattr(order, "_DTYPES", (dtype,))
-        found = ask(name, 64)
-        assert (found.reason, found.dtype, found.keys) == ("", dtype, 64)
-        assert (found.order, found.groups) == ORDERS[name][1:]
+        result = ask(name, 64)
+        assert (result.reason, result.dtype, result.keys) == ("", dtype, 64)
+        assert (result.order, result.groups) == ORDERS[name][1:]
 
 
 def test_a_kernel_that_weighs_keys_differently_has_no_order(ask: Any) -> None:
-    found = ask("unequal weights", 16)
-    assert found.order == ""
-    assert found.reason.startswith("InconsistentError")
+    result = ask("unequal weights", 16)
+    assert result.order == ""
+    assert result.reason.startswith("InconsistentError")
 
 
 # Processes.
@@ -313,8 +313,8 @@ def test_every_disagreement_is_red_and_marked(name: str) -> None:
     assert "❌ **DISAGREES**" in page.markdown(report)
     styles = [
         str(cell.spans)
-        for title, columns, rows in page.titled(report)
-        for column in terminal.render(Table(columns, rows), title).columns
+        for title, table in page.titled(report)
+        for column in terminal.render(table, title).columns
         for cell in column.cells
     ]
     assert "bold red" in "".join(styles)
@@ -340,13 +340,13 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(
         app, ["probe", "--out", str(tmp_path), "--json"], standalone_mode=False
     )
     assert (result.exception, result.return_value) == (None, 0)
-    (found,) = tmp_path.glob("*/probes.json")
-    report = read(found)
+    (path,) = tmp_path.glob("*/probes.json")
+    report = read(path)
     named = [entry.name for entry in report.not_run if entry.reason == "no GPU"]
     assert named == [one.name for one in (*command.INSTRUCTIONS, *command.FUNCTIONS)]
     assert report.not_run[-1] == ProbeNotRun("summation order of mine.py", "does not load")
     assert json.loads(result.stdout)["agrees"] is True
-    assert "Not run, " in found.with_suffix(".md").read_text(encoding="utf-8")
+    assert "Not run, " in path.with_suffix(".md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_exit_codes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # no committed report is written anew beside these probes
+    monkeypatch.chdir(tmp_path)  # so that no committed report is written again with these probes
     monkeypatch.setattr(command, "measure", lambda request, console: report)
     assert CliRunner().invoke(app, ["probe"], standalone_mode=False).return_value == status
     failed = replace(report, functions=(replace(FUNCTION, error="no"),))
@@ -369,7 +369,7 @@ def test_exit_codes(
 
 
 def probed(report: ProbeReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What `verify probe` prints, where that report is what is measured."""
+    """The output of `verify probe` if it measures that report."""
 
     def measure(request: command.Request, console: object) -> ProbeReport:
         write(report, request.folder, page.markdown(report))

@@ -71,6 +71,9 @@ def test_a_bad_word_is_refused_when_the_class_is_made(word: str) -> None:
     with pytest.raises(TypeError, match=rf"^quantisation: Zebra.word '{word}' is taken or no word"):
         type("Zebra", (ByHead,), {"word": word})
     assert word == "head" or word not in KINDS
+    with pytest.raises(TypeError, match=r"breaks lacks Premise\.PLAIN_INPUTS"):
+        type("Zebra", (ByHead,), {"word": "zebra", "breaks": frozenset()})
+    assert "zebra" not in KINDS
 
 
 # From outside the tree.

@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from references.premises import EVERY_PREMISE
+from references.premises import EVERY_PREMISE, Premise
 from tests.harness.fake_trials import DECLARED
 from verify.campaign.edge_cases import edge_cases
 from verify.campaign.judge import Judge
-from verify.campaign.targets import Target
+from verify.campaign.targets import Target, excludes_group
 from verify.cell.arena import CANARY, Arena, bits, plan, side_by_side, side_name
 from verify.cell.discovery import Roster, roster
-from verify.evidence import Recorder, Verdict
+from verify.evidence import INAPPLICABLE, Recorder, Verdict
 from verify.problem import Layout, Problem, ProblemError, storage
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.inputs import tensors
 from verify.problem.outside import outside
-from verify.problem.refusal import expected_refusal, inside
+from verify.problem.refusal import excludes, inside
 from verify.problem.sampling import draws
 from verify.problem.storage import Storage, parse_storage, storage_kind, storage_words
 from verify.problem.storage.base import KINDS
@@ -41,6 +41,7 @@ from typing import ClassVar
 
 import torch
 
+from references.premises import Premise
 from verify.problem.storage import Piece, Storage
 
 
@@ -51,6 +52,7 @@ class Paged(Storage):
     size: int = 16
     seed: int = 0
     word: ClassVar[str] = "paged"
+    breaks: ClassVar[frozenset[Premise]] = frozenset({Premise.STRIDED_STORAGE})
 
     @property
     def name(self):
@@ -108,7 +110,7 @@ import math
 
 import torch
 
-from verify.variant import Numerics, Support, Variant
+from verify.variant import Numerics, Softmax, Support, Variant
 
 
 def support(*storages):
@@ -198,7 +200,7 @@ VARIANTS = [
         family="torch",
         forward=entry,
         support=declared,
-        numerics=Numerics(exp="vexp", block_n=0),
+        numerics=Numerics(softmax=Softmax(exp="vexp", block_n=0)),
     )
     for entry, declared in (
         *((entry, PAGED) for entry in (right, swaps, scribbles)),
@@ -259,7 +261,9 @@ def test_it_is_a_feature_that_breaks_what_it_does_not_vouch_for(
     kinds: dict[str, type[Storage]],
 ) -> None:
     (feature,) = Problem.parse(PAGED).features
-    assert (feature.label, feature.breaks) == ("paged storage", EVERY_PREMISE)
+    assert (feature.label, feature.breaks) == ("paged storage", {Premise.STRIDED_STORAGE})
+    (feature,) = Problem.parse(TILED).features
+    assert (feature.label, feature.breaks) == ("tiles storage", EVERY_PREMISE)
     assert Problem.parse("sq=1,skv=1,d=8,dtype=float32,lk=bshd").features == ()
 
 
@@ -290,7 +294,7 @@ def test_it_has_a_bin_and_edge_cases(kinds: dict[str, type[Storage]]) -> None:
 def test_it_is_refused_by_the_argument(kinds: dict[str, type[Storage]]) -> None:
     problem = Problem.parse(PAGED)
     reason = "paged storage is none of strided"
-    assert expected_refusal(DECLARED.support, problem) == ("layout_k", reason)
+    assert excludes(DECLARED.support, problem) == ("layout_k", reason)
     assert inside(taking("paged").support, problem)
     strided = Problem.parse(PAGED.partition(",lk")[0])
     reason = "strided storage is none of paged"
@@ -400,6 +404,21 @@ def test_a_kernel_that_takes_an_unknown_storage_does_not_load(court: Court) -> N
     assert failure.line.endswith(said)
 
 
+def test_a_storage_that_vouches_for_nothing_is_asked_of_few(
+    kinds: dict[str, type[Storage]],
+) -> None:
+    """A relation draws its problems without it; where there are none without, it is not asked."""
+    either, alone = taking("strided", "tiles"), taking("tiles")
+    for group, asked in (("accuracy", True), ("relaunch", True), ("slice", False)):
+        target = Target(either, either.configs[0], "float16", group)
+        words = {p.layout_v.word for p in draws(target.problems, 40)}
+        assert words == ({"strided", "tiles"} if asked else {"strided"})
+        reason = excludes_group(alone, group)
+        assert (reason is None) is asked
+    assert reason is not None
+    assert reason.endswith("which tiles storage breaks")
+
+
 GROUPS = ("accuracy", "counting", "gather", "poison", "slice", "relaunch", "key_permutation")
 
 
@@ -413,6 +432,17 @@ def test_a_right_kernel_passes(court: Court, name: str, group: str) -> None:
         found = court.verdicts(name, group, problem)
         assert "fail" not in {v.outcome for v in found.values()}, found
         assert "pass" in {v.outcome for v in found.values()}
+
+
+def test_an_oracle_that_does_not_know_it_is_inapplicable_and_says_why(court: Court) -> None:
+    found = court.verdicts("tiled", "accuracy", Problem.parse(TILED))
+    assert (found["bound"].outcome, found["bound"].observed) == ("pass", {})
+    assert found["repeat"].outcome == "pass"
+    skipped = found["convexity"]
+    assert (skipped.outcome, skipped.measures, skipped.bins) == ("inapplicable", {}, ())
+    words = skipped.observed.pop(INAPPLICABLE)
+    assert re.fullmatch(r"needs exact_output and norm_bounded.*, which tiles storage breaks", words)
+    assert not skipped.observed
 
 
 def test_a_kernel_that_swaps_two_pages_is_convicted(court: Court) -> None:
@@ -463,6 +493,7 @@ def test_a_kind_without_it_is_refused_when_its_class_is_made(lacks: str) -> None
         ({"word": "ze.bra"}, "Zebra.word 'ze.bra' is not of lower-case letters alone"),
         ({"word": "strided"}, "Zebra: 'strided' is the name of another kind"),
         ({"word": "zebra", "heads": ("bshd",)}, "Zebra: 'bshd' is the name of another kind"),
+        ({"word": "zebra", "breaks": frozenset()}, "Zebra.breaks lacks Premise.STRIDED_STORAGE"),
         ({"word": "zebra", "holds": ("out",)}, r"Zebra.holds \('out',\) can be of q, k and v only"),
     ],
 )

@@ -112,7 +112,7 @@ class TestForward:
         whole = truth(problem)
         at = int(whole.out.abs().argmax())
         reference, bound = float(whole.out.flatten()[at]), float(whole.out_bound.flatten()[at])
-        assert recheck.again(
+        assert recheck.recheck_report(
             report(problem, out_index=at, out_reference=reference, out_bound=bound)
         ) == (1, ())
 
@@ -126,7 +126,7 @@ class TestForward:
             (math.nan, bound),
         ):
             measures = dict(zip(("out_reference", "out_bound"), changed, strict=True))
-            count, (text,) = recheck.again(report(problem, out_index=at, **measures))
+            count, (text,) = recheck.recheck_report(report(problem, out_index=at, **measures))
             assert count == 1
             assert repr(reference if changed[0] != reference else bound) in text
             assert f"element {at}" in text
@@ -135,12 +135,12 @@ class TestForward:
         whole = truth(problem)
         at = int(whole.lse.abs().nan_to_num(posinf=0.0).argmax())
         reference, bound = float(whole.lse.flatten()[at]), float(whole.lse_bound.flatten()[at])
-        assert recheck.again(
+        assert recheck.recheck_report(
             report(problem, lse_index=at, lse_reference=reference, lse_bound=bound)
         ) == (1, ())
         assert (
             len(
-                recheck.again(
+                recheck.recheck_report(
                     report(problem, lse_index=at, lse_reference=-reference, lse_bound=bound)
                 )[1]
             )
@@ -159,9 +159,9 @@ class TestGradients:
             f"{tensor}_bound": 1e-6,
             f"{tensor}_reference": float(whole.flatten()[at]),
         }
-        assert recheck.again(report(BACKWARD, **known)) == (1, ())
+        assert recheck.recheck_report(report(BACKWARD, **known)) == (1, ())
         known[f"{tensor}_reference"] += 1e-8
-        count, (text,) = recheck.again(report(BACKWARD, **known))
+        count, (text,) = recheck.recheck_report(report(BACKWARD, **known))
         assert count == 1
         assert f"reference of {tensor}, element {at}" in text
 
@@ -169,7 +169,9 @@ class TestGradients:
         value = float(gradients(BACKWARD).dk.flatten()[5])
         for bound in (1e-3, 1e3, math.inf):
             assert (
-                recheck.again(report(BACKWARD, dk_index=5, dk_reference=value, dk_bound=bound))[1]
+                recheck.recheck_report(
+                    report(BACKWARD, dk_index=5, dk_reference=value, dk_bound=bound)
+                )[1]
                 == ()
             )
 
@@ -180,20 +182,20 @@ class TestGradients:
             f"{name}_reference": float(getattr(whole, name).flatten()[3])
             for name in ("dq", "dk", "dv")
         }
-        assert recheck.again(report(BACKWARD, **known)) == (3, ())
+        assert recheck.recheck_report(report(BACKWARD, **known)) == (3, ())
 
 
 class TestMissing:
     def test_no_element(self):
-        assert recheck.again(report(FORWARD, out_reference=1.0)) == (0, ())
+        assert recheck.recheck_report(report(FORWARD, out_reference=1.0)) == (0, ())
 
     def test_no_reference(self):
-        assert len(recheck.again(report(BACKWARD, dv_index=0))[1]) == 1
+        assert len(recheck.recheck_report(report(BACKWARD, dv_index=0))[1]) == 1
 
     @pytest.mark.parametrize("tensor", ["out", "dq", "dk", "dv"])
     def test_no_such_element(self, tensor):
         problem = FORWARD if tensor == "out" else BACKWARD
-        (text,) = recheck.again(
+        (text,) = recheck.recheck_report(
             report(problem, **{f"{tensor}_index": 1e6, f"{tensor}_reference": 0.0})
         )[1]
         assert "1000000" in text
@@ -201,19 +203,22 @@ class TestMissing:
     def test_a_case_that_no_longer_parses(self):
         known = report(FORWARD, out_index=0, out_reference=0.0)
         only_worst(known)["case"] = "triton-fwd:m64n64:accuracy:sq=1,novel=2"
-        (text,) = recheck.again(known)[1]
+        (text,) = recheck.recheck_report(known)[1]
         assert "novel=2" in text
 
     def test_no_such_tensor(self):
         known = report(BACKWARD, dq_index=0, dq_reference=0.0)
         only_worst(known)["tensor"] = "dbias"
-        assert len(recheck.again(known)[1]) == 1
+        assert len(recheck.recheck_report(known)[1]) == 1
 
     def test_nan_agrees_with_nan(self):
         problem = BACKWARD.but(distribution="normal", seqlen_q=1, seqlen_kv=0)
         # no key: exactly zero
         assert float(torch.nan_to_num(gradients(problem).dq).abs().sum()) == 0
-        assert recheck.again(report(problem, dq_index=0, dq_reference=0.0, dq_bound=0.0))[1] == ()
+        assert (
+            recheck.recheck_report(report(problem, dq_index=0, dq_reference=0.0, dq_bound=0.0))[1]
+            == ()
+        )
         worst = only_worst(report(problem, dq_index=0, dq_reference=math.nan))
         assert list(recheck._disagreement(worst, "reference", math.nan, math.nan, 0.0)) == []
         assert list(recheck._disagreement(worst, "reference", math.inf, math.inf, 0.0)) == []
@@ -287,7 +292,7 @@ class TestWhatIsNoReport:
     def test_declarations_of_wrong_types_disagree(self, numerics):
         known = report(FORWARD, out_index=0, out_reference=1.0, out_bound=1.0)
         known["variants"][0]["numerics"] |= numerics
-        count, (said,) = recheck.again(known)
+        count, (said,) = recheck.recheck_report(known)
         assert count == 1
         assert "\n" not in said
 
@@ -303,10 +308,10 @@ class TestWhatIsNoReport:
             "a:m64n64:accuracy:sq=99999999999,skv=0,d=64,dtype=float16",
         ],
     )
-    def test_cases_that_nobody_judges_disagree(self, case):
+    def test_cases_that_cannot_be_judged_disagree(self, case):
         known = report(FORWARD, out_index=0, out_reference=1.0, out_bound=1.0)
         only_worst(known)["case"] = case
-        count, (said,) = recheck.again(known)
+        count, (said,) = recheck.recheck_report(known)
         assert count == 1
         assert "\n" not in said
 
@@ -415,7 +420,7 @@ class TestPages:
 
     def test_the_command_says_so(self, folder, monkeypatch):
         monkeypatch.setattr(recheck, "roster", lambda: type("Nobody", (), {"declarations": ()}))
-        monkeypatch.setattr(recheck, "again", lambda report: (0, ()))
+        monkeypatch.setattr(recheck, "recheck_report", lambda report: (0, ()))
         assert (
             CliRunner()
             .invoke(cli.app, ["recheck", str(folder)], standalone_mode=False)

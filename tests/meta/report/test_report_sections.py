@@ -73,7 +73,7 @@ def mine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModuleType]
 def test_one_file_adds_a_section_to_both_renderings(mine: ModuleType, report: Report) -> None:
     page, body = as_markdown(report), as_html(report)
     titles = re.findall(r"(?m)^## (.*)$", page)
-    assert titles[:3] == ["Verdicts", "Cases by hand", "Claims"]
+    assert titles[:3] == ["Verdicts", "Cases by hand", "Ranking"]
     assert re.findall(r"<h2[^>]*>([^<]*)", body)[:3] == titles[:3]
     assert '<a href="#mine">Cases by hand</a>' in body
     cases = {v["ref"]: v["cases"] for v in report["variants"]}

@@ -31,7 +31,7 @@ from verify.variant import Config, Contract, Declaration, Numerics, Support
 
 torch.set_num_threads(1)
 
-# Buffers of their own.
+# Isolated buffers.
 
 STRIDED = Problem(
     batch=2,
@@ -291,8 +291,8 @@ SUBJECT = Subject(WIDE, WIDE.configs[0], "float16", CASES)
 
 
 class Oracle:
-    """Stands for a booth: says what a test wants of a process, by the number of its cases and of
-    its first one's keys."""
+    """A fake `Booth`: gives the outcome that a test sets, by the number of cases and of the first
+    case's keys."""
 
     def __init__(self, outcomes: dict[tuple[int, int], str]) -> None:
         self.outcomes = outcomes
@@ -326,9 +326,9 @@ class Oracle:
         ({}, ["clean", "clean", "clean"], 1),
         # whose it is shows alone
         ({(3, 1): "faulty", (1, 3): "faulty"}, ["clean", "clean", "faulty"], 4),
-        # nobody's alone: the one at which the process stopped
+        # No case shows it alone: it counts against the one at which the process stopped.
         ({(3, 1): "faulty"}, ["clean", "faulty", "clean"], 4),
-        # each is proved clean by a process of its own
+        # Each is proved clean by a separate process.
         ({(3, 1): "inconclusive"}, ["clean", "clean", "clean"], 4),
         ({(3, 1): "inconclusive", (1, 2): "inconclusive"}, ["clean", "inconclusive", "clean"], 4),
     ],
@@ -345,8 +345,8 @@ def test_a_record_is_held_against_the_case_that_shows_it(
     assert [verdicts[case.id].outcome for case in CASES] == [
         "pass" if word == "clean" else "fail" for word in expected
     ]
-    nobodys = outcomes == {(3, 1): "faulty"}
+    shared = outcomes == {(3, 1): "faulty"}
     for verdict in verdicts.values():
         if verdict.finding is not None:
-            assert ("only where 3 cases" in verdict.finding.message) == nobodys
-            assert ("--variant kernel" in verdict.finding.replay) == nobodys
+            assert ("only where 3 cases" in verdict.finding.message) == shared
+            assert ("--variant kernel" in verdict.finding.replay) == shared

@@ -1,4 +1,4 @@
-"""The whole sanitizer lane, with a tool that is made of paper.
+"""The complete sanitizer lane, with a fake tool ("paper").
 
 It starts the program like the real one, but from a process that has torch loaded, and writes what
 kernels tell it to: a kernel that runs under it finds the file PAPER in its environment, and appends
@@ -50,10 +50,10 @@ while words[0].startswith("--"):
     options[name] = "" if name == "--xml" else words.pop(0)
 if mode == "broken":
     sys.exit("no such option")
-told = tempfile.NamedTemporaryFile("r")
+report_file = tempfile.NamedTemporaryFile("r")
 tool = options["--tool"]
-code = started(words, os.environ | {"PAPER": told.name, "PAPER_TOOL": tool})
-lines = told.read().splitlines()
+code = started(words, os.environ | {"PAPER": report_file.name, "PAPER_TOOL": tool})
+lines = report_file.read().splitlines()
 orders = {line[1:] for line in lines if line.startswith("!")}
 records = [line.split("|") for line in lines if not line.startswith("!") and mode != "asleep"]
 records = [(kernel, text) for for_tool, kernel, text in records if for_tool == tool]
@@ -123,7 +123,7 @@ INCONCLUSIVE = {"untold": "left no records.xml", "dies": "crash", "lazy": "prove
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the lane left: its exit code, its words, its evidence and its report."""
+    """The results of a run of the lane: its exit code, its output, its evidence and its report."""
 
     status: int
     words: str
@@ -132,7 +132,7 @@ class Outcome:
 
 
 class Lane:
-    """The lane in a folder of its own, with kernels and a tool made of paper."""
+    """The lane in a separate folder, with kernels and the fake tool."""
 
     def __init__(self, folder: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -165,21 +165,21 @@ class Lane:
         return path
 
     def run(self, **wanted: object) -> Outcome:
-        words = io.StringIO()
+        arguments = io.StringIO()
         environment = replace(PLAIN_CPU, variables=(("CUDA_VISIBLE_DEVICES", ""),))
         request = Request(
             **{"environment": environment, "faults": self.faults, "workers": "2", **wanted}
         )  # type: ignore[arg-type]
-        status = sanitize(request, Console(file=words, width=300))
+        status = sanitize(request, Console(file=arguments, width=300))
         runs = sorted((self.folder / ".verify" / "runs").glob("*"))
         paths = [run / "sanitizer.json" for run in runs]
         report = json.loads(paths[-1].read_text()) if paths and paths[-1].exists() else {}
-        return Outcome(status, words.getvalue(), load(runs[-1]) if runs else None, report)
+        return Outcome(status, arguments.getvalue(), load(runs[-1]) if runs else None, report)
 
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of the paper tool, and of the server that starts its programs."""
+    """The folder of the fake tool and of the server that starts its programs."""
     folder = tmp_path_factory.mktemp("tools")
     tool = folder / "compute-sanitizer"
     tool.write_text(f"#!{sys.executable}\n{PAPER_TOOL}", encoding="utf-8")
@@ -208,13 +208,13 @@ def name_of(ref: str) -> str:
 @pytest.mark.long(9)
 def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
     file = lane.file("kernel.py", SAMPLES)
-    found = lane.run(
+    result = lane.run(
         kernels=(file,), quick=True, tools=("memcheck",), report_dir=lane.folder / "out"
     )
-    assert found.status == FAILED
-    assert found.evidence is not None
-    assert not found.evidence.lost
-    assert {(name_of(v.variant), v.oracle, v.outcome) for v in found.evidence.verdicts} == {
+    assert result.status == FAILED
+    assert result.evidence is not None
+    assert not result.evidence.lost
+    assert {(name_of(v.variant), v.oracle, v.outcome) for v in result.evidence.verdicts} == {
         ("right", "memcheck", "pass"),
         ("late", "memcheck", "fail"),  # where it is causal
         ("late", "memcheck", "pass"),  # where it is not
@@ -223,7 +223,7 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
         ("lazy", "memcheck", "fail"),
         ("raises", "execution", "fail"),
     }
-    for verdict in found.evidence.verdicts:
+    for verdict in result.evidence.verdicts:
         case = Case.parse(verdict.case)
         assert case.group == verdict.group == GROUP
         if name_of(verdict.variant) == "late":
@@ -236,12 +236,12 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
             assert verdict.finding.message.startswith("inconclusive") == (
                 name_of(verdict.variant) in INCONCLUSIVE
             )
-    assert "Invalid __global__ read of size 4 bytes" in found.words
+    assert "Invalid __global__ read of size 4 bytes" in result.words
     page = (lane.folder / "out" / "sanitizer.md").read_text()
     assert "| **overruns** | o | caught |" in page
     assert "| **races** | r | not seen |" in page
     assert f"| **{file}@\u200bright** | memcheck | 1 | 1 | 0 |" in page
-    assert json.loads((lane.folder / "out" / "sanitizer.json").read_text()) == found.report
+    assert json.loads((lane.folder / "out" / "sanitizer.json").read_text()) == result.report
 
 
 RIGHT = 'VARIANTS = [variant("right", lambda args, out: None)]'
@@ -274,19 +274,19 @@ def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(
 ) -> None:
     (lane.folder / "mode").write_text(mode)
     lane.faults = lane.faults[1:2]
-    found = lane.run(kernels=(lane.file("kernel.py", RIGHT),), quick=True, tools=("memcheck",))
-    assert found.status == INFRASTRUCTURE
-    assert "memcheck on overruns: wanted caught" in found.words
-    assert says in found.words
-    assert found.evidence is not None
-    assert not found.evidence.verdicts
+    result = lane.run(kernels=(lane.file("kernel.py", RIGHT),), quick=True, tools=("memcheck",))
+    assert result.status == INFRASTRUCTURE
+    assert "memcheck on overruns: wanted caught" in result.words
+    assert says in result.words
+    assert result.evidence is not None
+    assert not result.evidence.verdicts
 
 
 def test_a_twin_that_is_convicted_ends_the_run_too(lane: Lane) -> None:
     lane.faults = (PlantedFault(variant="overruns", file=lane.planted, about="said to be right"),)
-    found = lane.run(kernels=(lane.planted,), tools=("memcheck",))
-    assert found.status == INFRASTRUCTURE
-    assert "wanted clean" in found.words
+    result = lane.run(kernels=(lane.planted,), tools=("memcheck",))
+    assert result.status == INFRASTRUCTURE
+    assert "wanted clean" in result.words
 
 
 def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
@@ -297,11 +297,11 @@ def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
         if not wanted:
             monkeypatch.setenv("PATH", str(lane.folder))
             monkeypatch.setenv("CUDA_HOME", str(lane.folder))
-        found = lane.run(kernels=(lane.planted,), **wanted)
-        assert found.status == INFRASTRUCTURE
-        assert says in found.words
-        assert found.words.count("\n") == 1
+        result = lane.run(kernels=(lane.planted,), **wanted)
+        assert result.status == INFRASTRUCTURE
+        assert says in result.words
+        assert result.words.count("\n") == 1
 
 
 def test_who_is_unknown_is_not_tried(lane: Lane) -> None:
-    assert lane.run(kernels=(lane.planted,), variants=("nobody",)).status == USAGE
+    assert lane.run(kernels=(lane.planted,), variants=("unknown",)).status == USAGE

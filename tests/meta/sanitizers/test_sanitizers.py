@@ -1,5 +1,4 @@
-"""What the sanitizer lane reads of the tool, and what it believes: records, summaries, five
-facts."""
+"""How the sanitizer lane reads and judges the tool's output: records, summaries, five facts."""
 
 from __future__ import annotations
 
@@ -192,8 +191,8 @@ FAULTY_FACTS = replace(
 
 def test_five_facts_that_agree() -> None:
     assert judge(CLEAN_FACTS).outcome == "clean"
-    found = judge(FAULTY_FACTS)
-    assert (found.outcome, found.records, found.total, found.reasons) == (
+    judgement = judge(FAULTY_FACTS)
+    assert (judgement.outcome, judgement.records, judgement.total, judgement.reasons) == (
         "faulty",
         (FAULTY_RECORD,),
         1,
@@ -226,9 +225,9 @@ def test_five_facts_that_agree() -> None:
 def test_one_fact_that_disagrees_makes_a_clean_process_inconclusive(
     change: dict[str, object], says: str
 ) -> None:
-    found = judge(replace(CLEAN_FACTS, **change))  # type: ignore[arg-type]
-    assert found.outcome == "inconclusive"
-    assert says in "; ".join(found.reasons)
+    judgement = judge(replace(CLEAN_FACTS, **change))  # type: ignore[arg-type]
+    assert judgement.outcome == "inconclusive"
+    assert says in "; ".join(judgement.reasons)
 
 
 def test_a_fault_that_two_facts_show_is_a_fault_whatever_else_is_in_doubt() -> None:
@@ -238,9 +237,9 @@ def test_a_fault_that_two_facts_show_is_a_fault_whatever_else_is_in_doubt() -> N
         {"doubts": ("Internal Sanitizer Error",)},
         {"summary": Summary(7)},
     ):
-        found = judge(replace(FAULTY_FACTS, **change))  # type: ignore[arg-type]
-        assert found.outcome == "faulty"
-        assert found.reasons
+        judgement = judge(replace(FAULTY_FACTS, **change))  # type: ignore[arg-type]
+        assert judgement.outcome == "faulty"
+        assert judgement.reasons
 
 
 def test_one_fact_alone_shows_no_fault_and_no_absence_of_one() -> None:
@@ -274,8 +273,8 @@ WAIVER = Waiver(
 
 def test_a_waived_record_counts_as_none() -> None:
     facts = replace(FAULTY_FACTS, results=CLEAN_FACTS.results)
-    found = judge(facts, (WAIVER,))
-    assert (found.outcome, found.waived) == ("clean", (WAIVER,))
+    judgement = judge(facts, (WAIVER,))
+    assert (judgement.outcome, judgement.waived) == ("clean", (WAIVER,))
     # the other facts must still agree
     assert judge(replace(facts, exit_code=0), (WAIVER,)).outcome == "inconclusive"
     # nor does it excuse a case that raised
@@ -308,6 +307,6 @@ def test_a_waiver_that_nothing_needs_is_dead() -> None:
 
 
 def test_a_process_that_left_nothing_is_inconclusive(tmp_path: Path) -> None:
-    found = judge(collect("memcheck", tmp_path, 0, CLEAN_FACTS.results, 2))
-    assert found.outcome == "inconclusive"
-    assert "left no" in "; ".join(found.reasons)
+    judgement = judge(collect("memcheck", tmp_path, 0, CLEAN_FACTS.results, 2))
+    assert judgement.outcome == "inconclusive"
+    assert "left no" in "; ".join(judgement.reasons)

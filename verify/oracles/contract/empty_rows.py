@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from references.masks import Lengths
+from references.premises import Premise
 from verify.cell.arena import different
 from verify.judging.measuring import Measured, checked, number
 from verify.judging.trial import Trial
 from verify.problem import Problem
+
+# Nothing but the keys that a row sees has any weight.
+NEEDS = frozenset({Premise.VISIBLE_MASS_ONLY})
 
 
 def measure(trial: Trial) -> list[Measured]:
     """O and LSE of the rows without a key, in two runs, over different garbage if they repeat."""
     p = trial.problem
     empty = ~p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).any(-1)
-    if p.softcap or not bool(empty.any()):
+    if not bool(empty.any()):
         return []
     contract = trial.declaration.contract
     again = checked(trial, trial.run("again", poison="huge" if contract.deterministic else "nan"))

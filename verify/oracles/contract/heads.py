@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import torch
 
+from references.premises import Premise
 from verify.judging.measuring import Measured, make_inputs, plain, result, run_probe
 from verify.judging.trial import Trial
+from verify.problem.known_answers import GATHER_NEEDS
 
+# One key outweighs all else by its product.
+NEEDS = GATHER_NEEDS | {Premise.VISIBLE_MASS_ONLY}
 # exact in every format; its square times head_dim ** 0.5 is a gap of 250 already at head_dim 16
 _GAIN = 8.0
 

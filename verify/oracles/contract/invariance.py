@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.cell.arena import POISONS, different
 from verify.judging.measuring import Measured, checked, plain, run_probe
 from verify.judging.trial import Trial
 from verify.problem.inputs import Inputs
 
+# Parts of the batch are asked for alone.
+NEEDS = frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD})
 _RUNS = 5
 _SAME, _DIFFERENT = "bitwise the same", "differs"
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.judging.measuring import UNDECIDED, Measured, plain
 from verify.judging.trial import Trial
 
+# The hypotheses are made of the products of the visible keys.
+NEEDS = frozenset({Premise.LINEAR_SCORES, Premise.POSITION_FREE_SCORES, Premise.VISIBLE_MASS_ONLY})
 _LN2 = math.log(2)
 _MEANT = 1000.0  # times the tolerance
 _DECLARED = {"natural": "natural", "base2": "base 2"}

@@ -16,8 +16,13 @@ finite.
 A kernel that has causal masks alone is asked under one: rows that see no key say nothing about the
 base of LSE, nor do they read what is put into their query.
 
+A property whose premises a problem breaks (`NEEDS` in its file) is not asked of that problem.
+
 Backward: the same of repetition and of gradients of empty rows: dQ of rows that see no key, and dK
 and dV of keys that no row sees, are 0. gradient_slice asks for batch invariance of gradients.
+
+Premises: none for the contract as a whole. For the gradients' hidden_has_no_effect: what no row
+sees has no gradient.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from references.masks import Causal, Full, Lengths, Mask, Window
+from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.measuring import (
     Measured,
@@ -39,6 +45,7 @@ from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.oracles.contract import empty_rows, heads, invariance, lse, softcap, special, visibility
 from verify.problem import Problem
+from verify.problem.premises import broken, without_broken
 from verify.variant import Declaration
 
 _PROPERTIES = (lse, empty_rows, visibility, softcap, special, heads, invariance)
@@ -46,9 +53,18 @@ _CAP = 2.0
 
 
 def judge(trial: Trial) -> Ruling:
-    """Every property that the problem can show."""
+    """Every property that the problem can show; where it has a feature that the support could do
+    without, the feature's own alone."""
+    p = trial.problem
+    plainest = without_broken(None, p, trial.declaration.support) == p
+    asked = [one for one in _PROPERTIES if plainest or one is softcap]
     try:
-        found = [measured for one in _PROPERTIES for measured in one.measure(trial)]
+        found = [
+            measured
+            for one in asked
+            if broken(one.NEEDS, p) is None
+            for measured in one.measure(trial)
+        ]
     except SpoiledError as spoiled:
         return spoiled.ruling
     return ruling_of("contract", found)
@@ -201,6 +217,7 @@ FORWARD = Oracle(
         " or batch, all against what is declared"
     ),
     judge=judge,
+    needs=frozenset(),
 )
 
 BACKWARD = Oracle(
@@ -211,6 +228,7 @@ BACKWARD = Oracle(
         " and hidden keys"
     ),
     judge=judge_backward,
+    needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),
 )
 
 ORACLES = (FORWARD, BACKWARD)

@@ -14,11 +14,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
 from verify.judging.measuring import UNDECIDED, Measured, rounded, run_probe
 from verify.judging.trial import Trial
 
+# The hypotheses are made of the capped products of the visible keys, and are compared with O.
+NEEDS = frozenset(
+    {
+        Premise.POSITION_FREE_SCORES,
+        Premise.VISIBLE_MASS_ONLY,
+        Premise.ROWS_AVERAGE_VALUES,
+        Premise.EXACT_OUTPUT,
+    }
+)
 _GAIN = 4  # queries times this: scaled scores reach well past the cap
 _FORM = "c tanh(s / c)"
 

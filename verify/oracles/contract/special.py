@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Full
+from references.premises import Premise
 from verify.cell.arena import bits
 from verify.judging.findings import first
 from verify.judging.measuring import Measured, plain, result, run_probe
@@ -22,6 +23,8 @@ from verify.problem.inputs import Inputs
 from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
 
+# An infinity in K is one in a score, and what a row does not see stays where it is.
+NEEDS = frozenset({Premise.UNBOUNDED_SCORES, Premise.HIDDEN_HAS_NO_EFFECT})
 _KEY = 1
 _NAN = "NaN in "
 _NONE = "no effect"
@@ -31,7 +34,7 @@ def measure(trial: Trial) -> list[Measured]:
     """NaN in one query, key and value, infinities, and NaN at keys that some rows of a tile do not
     see."""
     p = trial.problem
-    if p.softcap or p.seqlen_kv <= _KEY or not p.seqlen_q:
+    if p.seqlen_kv <= _KEY or not p.seqlen_q:
         return []
     visible = _visible(trial) if plain(trial) else []
     return visible if isinstance(p.mask, Full) else visible + _hidden(trial)

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Mask, Window
+from references.premises import Premise
 from verify.judging.measuring import UNDECIDED, Measured, make_inputs, result, run_probe
 from verify.judging.trial import Trial
 from verify.problem import Problem
 
+# With q = 0 the keys that are read, and nothing else, share the weight.
+NEEDS = frozenset({Premise.NORM_BOUNDED_SCORES, Premise.VISIBLE_MASS_ONLY})
 _ALIGNED = {"br": "bottom-right", "tl": "top-left"}
 
 
@@ -21,8 +24,7 @@ def measure(trial: Trial) -> list[Measured]:
     it."""
     p = trial.problem
     if (
-        p.softcap
-        or not isinstance(p.mask, Causal | Window)
+        not isinstance(p.mask, Causal | Window)
         or not 0 < p.seqlen_kv <= p.head_dim_v
         or not p.seqlen_q
     ):

@@ -7,6 +7,8 @@ declaration: so no field of `GradientNumerics` can matter there and not here. Th
 declaration enters by the saved O and LSE alone, which must be within their own bounds. A backward
 that makes its own softmax is left to gather_backward: the error that dK_j can have depends on the
 row sums of all rows. docs/long-sequences.md says which rows and keys are chosen.
+
+Premises: none, as for gradient_bound; gather_backward needs what it needs elsewhere.
 """
 
 from __future__ import annotations
@@ -97,6 +99,7 @@ ORACLES = (
         ),
         judge=judge,
         excludes=_applies,
+        needs=frozenset(),
         concerns=lambda trial: trial.problem.distribution != "gather_integers",
         rank=20,
     ),
@@ -106,6 +109,7 @@ ORACLES = (
         catches="rows and keys anywhere that are lost, doubled or taken for others: dV scatters dO",
         judge=gather.judge_backward,
         excludes=gather.excludes_backward,
+        needs=gather.BACKWARD.needs,
         concerns=lambda trial: trial.problem.distribution == "gather_integers",
         rank=30,
     ),

@@ -5,6 +5,8 @@ The problems are small ones of gather, in which the stride of rows alone puts th
 tensor 2^31 elements from the first: offsets of 32 bits wrap before that, in elements or in bytes.
 The expectation is that of gather, bit for bit. Asked once per variant, in its narrowest dtype,
 on a machine with a GPU and enough free memory. See docs/long-sequences.md.
+
+Premises: those of gather, and rows that lie apart by a stride (strided_storage).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
+from references.premises import Premise
 from verify.cell.arena import plan
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import failed
@@ -100,6 +103,7 @@ ORACLE = Oracle(
     ),
     judge=judge,
     excludes=gather.excludes,
+    needs=gather.NEEDS | {Premise.STRIDED_STORAGE},
     concerns=_concerns,
     rank=40,
 )

@@ -3,6 +3,8 @@ bound.
 
 A row of O and LSE depends on one query alone, so that chosen rows can be judged in full by the
 bounds of bound, without those between them. docs/long-sequences.md says which rows are chosen.
+
+Premises: none, as for bound.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ ORACLE = Oracle(
         " in the chosen rows"
     ),
     judge=judge,
+    needs=frozenset(),
     concerns=lambda trial: trial.problem.distribution != "gather",
     rank=20,
 )

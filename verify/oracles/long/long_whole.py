@@ -4,9 +4,13 @@ where one key wins.
 All rows of sequences past 131072 are judged: O is finite, and LSE counts the keys that the row
 sees. Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen). The
 mean of scores is the score of the mean key, whose sums over intervals are differences of running
-sums; behind a softcap only -r is known in place of a. The slack is that of the row's largest score.
+sums. The slack is that of the row's largest score.
 Asked where every row sees one interval of keys. The questions of convexity and gather are asked at
 these lengths too. docs/long-sequences.md describes the problems.
+
+Premises: LSE counts the visible keys alone (visible_mass_only), and norms bound the scores
+(norm_bounded_scores). Where scores are not linear and position_free, only -r is known in place of
+a.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import math
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
 from verify.judging.trial import Trial
@@ -23,11 +28,14 @@ from verify.judging.truth import Truth
 from verify.oracles import Group, Oracle, convexity, gather
 from verify.oracles.long.problems import forward_problems
 from verify.problem.known_answers import gather_targets
+from verify.problem.premises import broken
 from verify.problem.visibility import intervals, live_rows
 from verify.tolerance.arithmetic import resolve
 from verify.variant import Declaration
 
 _U64 = 2.0**-53
+# The mean of a row's scores is the score of the mean key.
+_MEAN_SCORES = frozenset({Premise.LINEAR_SCORES, Premise.POSITION_FREE_SCORES})
 
 
 def judge(trial: Trial) -> Ruling:
@@ -80,7 +88,7 @@ def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
 
     Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen).  The
     mean of scores is the score of the mean key, whose sums over intervals are differences of
-    running ones; behind a softcap only -r is known.
+    running ones, unless a feature comes between product and score.
     """
     p, (q, k, _) = trial.problem, trial.expanded
     found = intervals(p)
@@ -89,7 +97,7 @@ def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
     count = (high - low).clamp(min=1).repeat_interleave(p.group, 1)
     logs = torch.log(count.double())
     size = reached.clamp(max=p.softcap) if p.softcap else reached
-    if p.softcap or not p.seqlen_kv:
+    if broken(_MEAN_SCORES, p) is not None or not p.seqlen_kv:
         return logs - size, logs + size
     running = torch.nn.functional.pad(k.double(), (0, 0, 1, 0)).cumsum(2)
     ends = (running.gather(2, x[..., None].expand(*x.shape, p.head_dim)) for x in (high, low))
@@ -157,6 +165,7 @@ ORACLES = (
         catches="rows anywhere that are not finite, or whose LSE counts other keys than they see",
         judge=judge,
         excludes=_applies,
+        needs=frozenset({Premise.VISIBLE_MASS_ONLY, Premise.NORM_BOUNDED_SCORES}),
         concerns=lambda trial: intervals(trial.problem) is not None,
         rank=10,
     ),
@@ -166,6 +175,7 @@ ORACLES = (
         catches=convexity.ORACLE.catches,
         judge=convexity.judge,
         excludes=convexity.ORACLE.excludes,
+        needs=convexity.NEEDS,
         concerns=convexity.ORACLE.concerns,
         rank=25,
     ),
@@ -175,6 +185,7 @@ ORACLES = (
         catches="keys and rows anywhere that are lost, doubled or taken for others, bit for bit",
         judge=_gather,
         excludes=gather.excludes,
+        needs=gather.NEEDS,
         concerns=lambda trial: trial.problem.distribution == "gather",
         rank=30,
     ),

@@ -6,6 +6,10 @@ another format, rounded scores, a rough exponential. A claim is false where the 
 bound of the declared word; the finding names the claim, and the word that the result behaves like.
 A false claim spoils some others, which are then not asked: scores that are summed in too few bits
 say nothing about the rounding of scores. Needs rows that see all keys.
+
+Premises: the probes' scores are the products that were written down (linear_scores,
+position_free_scores), added before any factor (factors_by_head); nothing but their weights is
+added up (visible_mass_only, rows_average_values); O is rounded once (exact_output).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from references.premises import Premise
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
 from verify.judging.measuring import UNDECIDED, SpoiledError, probe_problem
@@ -129,5 +134,15 @@ ORACLE = Oracle(
     judge=judge,
     excludes=lambda declaration: (
         None if "full" in declaration.support.masks else "no support for rows that see all keys"
+    ),
+    needs=frozenset(
+        {
+            Premise.LINEAR_SCORES,
+            Premise.POSITION_FREE_SCORES,
+            Premise.FACTORS_BY_HEAD,
+            Premise.VISIBLE_MASS_ONLY,
+            Premise.ROWS_AVERAGE_VALUES,
+            Premise.EXACT_OUTPUT,
+        }
     ),
 )

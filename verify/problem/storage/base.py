@@ -83,7 +83,8 @@ class Storage(ABC):
     heads: what the first field of a name can be; the word, unless the kind says otherwise.
     holds: the tensors that can lie so.  Only inputs can: outputs, what a backward gets of them and
     gradients are strided, because the judge reads them through one view.
-    breaks: the premises of oracles that do not hold.  A kind that says nothing breaks all.
+    breaks: the premises of oracles that do not hold, STRIDED_STORAGE at least.  A kind that says
+    nothing breaks all.
     """
 
     word: ClassVar[str]
@@ -127,7 +128,10 @@ class Storage(ABC):
 
     @classmethod
     def draw(cls, choose: Choose) -> Self:
-        """A storage of this kind, weighted towards edges; the simplest if a kind has no fields."""
+        """A storage of this kind, weighted towards edges; one for all tensors that it holds.
+
+        Strided tensors are drawn one by one instead, in verify/problem/strategies.py.
+        """
         return cls()
 
     @property
@@ -181,8 +185,12 @@ def _check(cls: type[Storage]) -> None:
     if known & {cls.word, *cls.heads}:
         taken = sorted(known & {cls.word, *cls.heads})[0]
         raise TypeError(f"storage: {cls.__name__}: {taken!r} is the name of another kind")
-    if cls.word != STRIDED and not set(cls.holds) <= {"q", "k", "v"}:
+    if cls.word == STRIDED:
+        return
+    if not set(cls.holds) <= {"q", "k", "v"}:
         raise TypeError(f"storage: {cls.__name__}.holds {cls.holds!r} can be of q, k and v only")
+    if Premise.STRIDED_STORAGE not in cls.breaks:
+        raise TypeError(f"storage: {cls.__name__}.breaks lacks Premise.STRIDED_STORAGE")
 
 
 def storage_words() -> tuple[str, ...]:

@@ -1,0 +1,47 @@
+"""What an oracle needs, held against what a problem's features break.
+
+Default deny: an oracle that names no premises is asked about no problem that has a feature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from references.premises import Feature, Premise
+from verify.problem.problem import Problem
+from verify.variant import Support
+
+Needs = frozenset[Premise] | None
+"""The premises that an oracle needs; None where it names none."""
+
+
+def broken(needs: Needs, problem: Problem) -> str | None:
+    """Why an oracle with these needs is not asked about a problem, or None."""
+    found = _breaking(needs, problem)
+    if not found:
+        return None
+    if needs is None:
+        return f"names no premises, and {found[0].label} is a feature"
+    premises = " and ".join(sorted(needs & found[0].breaks))
+    return f"needs {premises}, which {found[0].label} breaks"
+
+
+def without_broken(needs: Needs, problem: Problem, support: Support) -> Problem:
+    """The problem without the features that break these needs, as far as the support allows it.
+
+    A feature goes with all fields of its label.
+    """
+    for feature in _breaking(needs, problem):
+        defaults = {
+            field.name: field.default
+            for field in fields(problem)
+            if getattr(getattr(problem, field.name), "label", field.name) == feature.label
+        }
+        plainer = replace(problem, **defaults)  # type: ignore[arg-type]
+        if support.refusal(plainer) is None:
+            problem = plainer
+    return problem
+
+
+def _breaking(needs: Needs, problem: Problem) -> list[Feature]:
+    return [f for f in problem.features if needs is None or needs & f.breaks]
