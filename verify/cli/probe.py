@@ -19,7 +19,7 @@ from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
 from verify.cell.discovery import environment, roster
 from verify.cell.process import Cell, ForkServer, InfrastructureError
-from verify.document import Table, terminal
+from verify.document import terminal
 from verify.evidence.strict_json import dumps
 from verify.machine import device
 from verify.machine.cores import cores
@@ -217,8 +217,8 @@ def _orders(report: ProbeReport, request: Request, console: Console) -> ProbeRep
 
 
 def _show(report: ProbeReport, console: Console) -> None:
-    for title, columns, rows in page.titled(report):
-        console.print(terminal.render(Table(columns, rows), title))
+    for title, table in page.titled(report):
+        console.print(terminal.render(table, title))
     for line in page.details(report):
         console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
     for entry in report.not_run:

@@ -101,12 +101,18 @@ class _Place:
     type=click.Path(path_type=Path),
     help="Write that folder's pages again, with its probes and sanitizer pages.",
 )
+@click.option(
+    "--schema",
+    type=click.Path(path_type=Path),
+    help="Write the JSON Schemas of evidence, reports and xfails.toml into that folder.",
+)
 def report(
     directory: Path | None,
     publish: bool,
     replace: bool,
     from_runs: tuple[str, ...],
     render: Path | None,
+    schema: Path | None,
     strict: bool,
     **choices: Any,
 ) -> int:
@@ -124,6 +130,8 @@ def report(
         )
     if render is not None:
         return _render(render)
+    if schema is not None:
+        return _write_schemas(schema)
     place = _Place(directory, publish, replace)
     if from_runs:
         return _report_of(from_runs, place, strict)
@@ -135,6 +143,19 @@ def report(
     return (
         place.published(where, status) if report_of(where, request.run_id) is not None else status
     )
+
+
+def _write_schemas(folder: Path) -> int:
+    from verify.report.json_schema import schemas
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in schemas().items():
+            (folder / name).write_text(text, encoding="utf-8")
+            say(console, f"written: {folder / name}")
+    except OSError as error:
+        raise UsageError(f"--schema: {folder}: {error.strerror or error}") from None
+    return CLEAN
 
 
 def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:

@@ -12,29 +12,8 @@ from hashlib import sha256
 from html import escape as _escape
 from importlib.resources import files
 
-from verify.document import (
-    Block,
-    Boxed,
-    Code,
-    Document,
-    Figure,
-    Folded,
-    Heading,
-    Inline,
-    Line,
-    Link,
-    List,
-    Mark,
-    Number,
-    Paragraph,
-    Row,
-    Section,
-    Span,
-    Table,
-    Terms,
-    pieces,
-    text,
-)
+from verify import document as doc
+from verify.document import text
 
 
 def escape(said: object) -> str:
@@ -42,7 +21,7 @@ def escape(said: object) -> str:
     return _escape(text.plain(said))
 
 
-def render(document: Document, over: str = "") -> str:
+def render(document: doc.Document, over: str = "") -> str:
     """The page; the same document gives the same bytes.  over: a line above the title."""
     style, script = (_file(name) for name in ("page.css", "page.js"))
     right = ", ".join(f".c{at} tr > :nth-child({at})" for at in range(1, _widest(document) + 1))
@@ -52,7 +31,7 @@ def render(document: Document, over: str = "") -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}';"
         " base-uri 'none'; form-action 'none'"
     )
-    links = " ".join(_inline(Link(s.title, f"#{s.anchor}")) for s in document.sections)
+    links = " ".join(_inline(doc.Link(s.title, f"#{s.anchor}")) for s in document.sections)
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -69,9 +48,9 @@ def render(document: Document, over: str = "") -> str:
     )
 
 
-def _widest(document: Document) -> int:
+def _widest(document: doc.Document) -> int:
     """The last column of numbers of any table, from 1."""
-    found = (max(table.numeric, default=-1) for table in document.blocks(Table))
+    found = (max(table.numeric, default=-1) for table in document.blocks(doc.Table))
     return 1 + max(found, default=-1)
 
 
@@ -79,42 +58,42 @@ def _file(name: str) -> str:
     return (files("verify.document") / name).read_text(encoding="utf-8")
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: doc.Section) -> Iterator[str]:
     mark = f" {_inline(section.mark)}" if section.mark is not None else ""
     yield f'<section>\n<h2 id="{escape(section.anchor)}">{escape(section.title)}{mark}</h2>'
     yield from _blocks(section.blocks)
     yield "</section>"
 
 
-def _blocks(blocks: tuple[Block, ...]) -> Iterator[str]:
+def _blocks(blocks: tuple[doc.Block, ...]) -> Iterator[str]:
     for block in blocks:
         match block:
-            case Paragraph(line, note):
+            case doc.Paragraph(line, note):
                 yield f"<p{' class=note' if note else ''}>{inline(line)}</p>"
-            case Heading(line):
+            case doc.Heading(line):
                 yield f"<h3>{inline(line)}</h3>"
-            case Code(content):
+            case doc.Code(content):
                 yield f"<pre>{escape(content)}</pre>"
-            case List(items):
+            case doc.List(items):
                 yield "<ul>\n" + "\n".join(f"<li>{inline(item)}" for item in items) + "\n</ul>"
-            case Terms(pairs):
+            case doc.Terms(pairs):
                 rows = (f"<dt>{escape(name)}<dd>{inline(said)}" for name, said in pairs)
                 yield f"<dl>{''.join(rows)}</dl>"
-            case Table():
+            case doc.Table():
                 yield _table(block)
-            case Figure():
+            case doc.Figure():
                 yield from _figure(block)
-            case Folded(summary, inner):
+            case doc.Folded(summary, inner):
                 yield f"<details>\n<summary>{inline(summary)}</summary>\n<div>"
                 yield from _blocks(inner)
                 yield "</div>\n</details>"
-            case Boxed(status, inner):
+            case doc.Boxed(status, inner):
                 yield f'<div class="box {status}-edge">'
                 yield from _blocks(inner)
                 yield "</div>"
 
 
-def _figure(figure: Figure) -> Iterator[str]:
+def _figure(figure: doc.Figure) -> Iterator[str]:
     try:
         picture = figure.svg
     except Exception as error:  # whatever it is, it must not cost the page
@@ -125,29 +104,29 @@ def _figure(figure: Figure) -> Iterator[str]:
         yield f"<figcaption>{escape(figure.caption)}</figcaption>\n</figure>"
 
 
-def inline(line: Line) -> str:
+def inline(line: doc.Line) -> str:
     """A line as the content of an element."""
-    return "".join(map(_inline, pieces(line)))
+    return "".join(map(_inline, doc.pieces(line)))
 
 
-def _inline(piece: Inline) -> str:
+def _inline(piece: doc.Inline) -> str:
     match piece:
-        case Mark(status, word):
+        case doc.Mark(status, word):
             return f'<span class="chip {status}">{escape(word)}</span>'
-        case Link(said, target):
+        case doc.Link(said, target):
             return f'<a href="{escape(target)}">{escape(said)}</a>'
-        case Span(said, "code"):
+        case doc.Span(said, "code"):
             return f"<code>{escape(said)}</code>"
-        case Span(said, "strong"):
+        case doc.Span(said, "strong"):
             return f"<strong>{escape(said)}</strong>"
-        case Span() | Number():
+        case doc.Span() | doc.Number():
             said = escape(piece.text)
             return said if piece.look == "plain" else f'<span class="{piece.look}">{said}</span>'
         case _:
             return escape(piece)
 
 
-def _table(table: Table) -> str:
+def _table(table: doc.Table) -> str:
     head = "".join(f"<th>{escape(name)}" for name in table.columns)
     rows = "\n".join(f"<tr>{''.join(_cells(table, row))}" for row in table.rows)
     # one class per column of numbers, on the table: a class on every cell makes a page large
@@ -159,15 +138,15 @@ def _table(table: Table) -> str:
     )
 
 
-def _cells(table: Table, row: Row) -> Iterator[str]:
+def _cells(table: doc.Table, row: doc.Row) -> Iterator[str]:
     for at, cell in enumerate(row):
         span = len(table.columns) - at if at == len(row) - 1 else 1
         across = f" colspan={span}" if span > 1 else ""
         match cell:
-            case Number(value):
+            case doc.Number(value):
                 look = "" if cell.look == "plain" else f" class={cell.look}"
                 yield f"<td{look}{_key(value, cell.text)}{across}>{escape(cell.text)}"
-            case Span(said, look) if look not in ("plain", "code"):
+            case doc.Span(said, look) if look not in ("plain", "code"):
                 yield f"<td class={look}{across}>{escape(said)}"
             case _:
                 yield f"<td{across}>{inline(cell)}"

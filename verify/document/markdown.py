@@ -5,32 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from verify.document import (
-    Block,
-    Boxed,
-    Code,
-    Document,
-    Figure,
-    Folded,
-    Heading,
-    Inline,
-    Line,
-    Link,
-    List,
-    Mark,
-    Number,
-    Paragraph,
-    Section,
-    Span,
-    Status,
-    Table,
-    Terms,
-    pieces,
-    text,
-)
+from verify import document as doc
+from verify.document import text
 
 LIMIT = 1 << 20  # bytes: GitHub's limit of a step summary
-MARKS: dict[Status, str] = {"green": "✅", "red": "❌", "grey": "⬜"}
+MARKS: dict[doc.Status, str] = {"green": "✅", "red": "❌", "grey": "⬜"}
 
 _MARKUP = re.compile(r"[&<>\\`*\[\]#|~$]|\b_|_\b|^[-+=](?=[\s=-]|$)")
 
@@ -58,7 +37,7 @@ def code(said: object) -> str:
     return f"`{line}`"
 
 
-def render(document: Document, rest: str = "") -> str:
+def render(document: doc.Document, rest: str = "") -> str:
     """The page, shorter than LIMIT bytes.
 
     A page that would be longer loses its sections of details, for which it names `rest`, the place
@@ -69,13 +48,13 @@ def render(document: Document, rest: str = "") -> str:
         return whole
     kept = tuple(section for section in document.sections if not section.detail)
     short = f"{_page(document, kept)}\nThe details are in {escape(rest)}.\n"
-    note = f"\n\n(cut: {escape(rest)} has everything)\n"
+    note = f"\n\n(cut; the rest: {escape(rest)})\n"
     if len(short.encode("utf-8", "backslashreplace")) < LIMIT:
         return short
     return short.encode()[: LIMIT - len(note) - 1].decode(errors="ignore") + note
 
 
-def _page(document: Document, sections: tuple[Section, ...]) -> str:
+def _page(document: doc.Document, sections: tuple[doc.Section, ...]) -> str:
     parts = [f"# {escape(document.title)}", *_blocks(document.lead)]
     for section in sections:
         parts.append(f"## {escape(section.title)}")
@@ -85,50 +64,50 @@ def _page(document: Document, sections: tuple[Section, ...]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _blocks(blocks: tuple[Block, ...]) -> Iterator[str]:
+def _blocks(blocks: tuple[doc.Block, ...]) -> Iterator[str]:
     """Each block as its lines; nothing for a picture."""
     for block in blocks:
         match block:
-            case Paragraph(line):
+            case doc.Paragraph(line):
                 yield inline(line)
-            case Heading(line):
+            case doc.Heading(line):
                 yield f"### {inline(line)}"
-            case Code(content, language):
+            case doc.Code(content, language):
                 yield _fenced(content, language)
-            case List(items):
+            case doc.List(items):
                 yield "\n".join(f"- {inline(item)}" for item in items)
-            case Terms(pairs):
-                yield _table(Table(("", ""), pairs))
-            case Table():
+            case doc.Terms(pairs):
+                yield _table(doc.Table(("", ""), pairs))
+            case doc.Table():
                 yield _table(block)
-            case Folded(summary, inner):
+            case doc.Folded(summary, inner):
                 yield f"<details><summary>{_summary(summary)}</summary>"
                 yield from _blocks(inner)
                 yield "</details>"
-            case Boxed(_, inner):
+            case doc.Boxed(_, inner):
                 yield from _blocks(inner)
-            case Figure():
+            case doc.Figure():
                 pass
 
 
-def inline(line: Line) -> str:
+def inline(line: doc.Line) -> str:
     """A line as text of a paragraph or a cell."""
-    return "".join(map(_inline, pieces(line)))
+    return "".join(map(_inline, doc.pieces(line)))
 
 
-def _inline(piece: Inline) -> str:
+def _inline(piece: doc.Inline) -> str:
     match piece:
-        case Mark(status, word):
+        case doc.Mark(status, word):
             return f"{MARKS[status]} **{escape(word)}**"
-        case Link(said, target):
+        case doc.Link(said, target):
             return escape(said) if target.startswith("#") else f"[{escape(said)}]({target})"
-        case Span(said, "code"):
+        case doc.Span(said, "code"):
             return code(said)
-        case Span(said, "warn"):
+        case doc.Span(said, "warn"):
             return f"⚠️ **{escape(said)}**"
-        case (Number(look="strong" | "bad") | Span(look="strong" | "bad")) as bold:
+        case (doc.Number(look="strong" | "bad") | doc.Span(look="strong" | "bad")) as bold:
             return f"**{escape(bold.text)}**" if bold.text else ""
-        case Number() | Span():
+        case doc.Number() | doc.Span():
             return _beginning(piece.text)
         case _:
             return _beginning(piece)
@@ -140,13 +119,13 @@ def _beginning(said: str) -> str:
     return f"{lead}{escape(said)}{tail}" if said.strip() else lead
 
 
-def _summary(line: Line) -> str:
+def _summary(line: doc.Line) -> str:
     """A line inside an HTML element, where Markdown's own marks say nothing."""
     return "".join(
         f"{MARKS[piece.status]} {escape(piece.word)}"
-        if isinstance(piece, Mark)
+        if isinstance(piece, doc.Mark)
         else _beginning(piece if isinstance(piece, str) else piece.text)
-        for piece in pieces(line)
+        for piece in doc.pieces(line)
     )
 
 
@@ -159,7 +138,7 @@ def _fenced(content: str, language: str) -> str:
     return "\n".join([fence + language, *lines, fence])
 
 
-def _table(table: Table) -> str:
+def _table(table: doc.Table) -> str:
     rules = (" ---: " if at in table.numeric else " --- " for at in range(len(table.columns)))
     lines = [f"| {' | '.join(map(escape, table.columns))} |", f"|{'|'.join(rules)}|"]
     for row in table.rows:

@@ -29,8 +29,10 @@ document.querySelector("nav").append(box);
 box.oninput = () => {
   const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const part of document.querySelectorAll("tbody tr, section > details, .box, li")) {
-    const above = part.closest("section > details")?.querySelector("summary").textContent ?? "";
-    const said = (above + " " + part.textContent).toLowerCase();
+    const above = part.closest("section > details")?.querySelector("summary").textContent;
+    let head = part.closest(".scroll");
+    while (head && head.tagName !== "H3") head = head.previousElementSibling;
+    const said = [above, head?.textContent, part.textContent].join(" ").toLowerCase();
     part.hidden = !words.every(word => said.includes(word));
   }
 };

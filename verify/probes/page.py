@@ -6,36 +6,17 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from verify import document as doc
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH
-from verify.document import (
-    Block,
-    Boxed,
-    Code,
-    Document,
-    Folded,
-    Heading,
-    Line,
-    Mark,
-    Number,
-    Paragraph,
-    Row,
-    Section,
-    Span,
-    Status,
-    Table,
-    count,
-    left_out,
-    ratio,
-    text,
-)
 from verify.document import markdown as page
+from verify.document import text
 from verify.probes.functions import FUNCTIONS, FunctionProbe, Worst
 from verify.probes.instructions import INSTRUCTIONS
 from verify.probes.matrix import MatrixProbe, Quantity
 from verify.probes.report import ProbeReport
 
 _GOOD, _BAD, _FAILED, _UNKNOWN = "agrees", "DISAGREES", "FAILED", "not in the table"
-_STATUS: dict[str, Status] = {_GOOD: "green", _BAD: "red", _FAILED: "grey", _UNKNOWN: "grey"}
+_STATUS: dict[str, doc.Status] = {_GOOD: "green", _BAD: "red", _FAILED: "grey", _UNKNOWN: "grey"}
 _MATRIX = (
     *("instruction", "products per addition, L", "fraction bits, F", "result bits, p"),
     *("output rounding", "how C is added", "subnormal operands", "experiments as the table"),
@@ -75,31 +56,31 @@ class Fault:
     measured, the table's)."""
 
     name: str
-    status: Status
+    status: doc.Status
     entry: str
     source: str
     rows: tuple[tuple[str, str, str], ...]
     notes: tuple[str, ...]
 
 
-def document(report: ProbeReport) -> Document:
+def document(report: ProbeReport) -> doc.Document:
     """probes.md: every probe, and every experiment of every matrix instruction."""
     found = len(report.matrix) + len(report.functions)
-    mark = Mark("green", "pass") if report.agrees else Mark("red", "DISAGREES")
+    mark = doc.Mark("green", "pass") if report.agrees else doc.Mark("red", "DISAGREES")
     said = "Nothing disagrees with the tables. " if report.agrees else ""
-    arch = Span(report.arch, "code")
+    arch = doc.Span(report.arch, "code")
     about = (mark, f" {said}{found} probes, arch ", arch, f", {report.seconds:.0f} s.")
-    lead = (Paragraph(about),) if found else ()
-    details = tuple(Folded(probe.name, tuple(_experiments(probe))) for probe in report.matrix)
+    lead = (doc.Paragraph(about),) if found else ()
+    details = tuple(doc.Folded(probe.name, tuple(_experiments(probe))) for probe in report.matrix)
     parts = (
         ("Disagreements and failures", "faults", boxes(report)),
         ("Probes", "probes", tables(report)),
         ("Experiments", "experiments", (*details, *_edges(report))),
         ("Not run", "not-run", not_run(report)),
     )
-    sections = tuple(Section(*part) for part in parts if part[2])
+    sections = tuple(doc.Section(*part) for part in parts if part[2])
     name = str(report.device.get("name", "unknown device"))
-    return Document(f"Probes: {name}", lead, sections)
+    return doc.Document(f"Probes: {name}", lead, sections)
 
 
 def markdown(report: ProbeReport) -> str:
@@ -107,51 +88,50 @@ def markdown(report: ProbeReport) -> str:
     return page.render(document(report), "probes.json")
 
 
-def tables(report: ProbeReport) -> tuple[Block, ...]:
+def tables(report: ProbeReport) -> tuple[doc.Block, ...]:
     """One table each of matrix instructions, functions and orders, of those that were tried."""
-    found: list[Block] = []
-    for title, columns, rows in titled(report):
-        found += [Heading(title), Table(columns, rows)]
-        if columns == _ORDERS:
-            found.append(Paragraph(_ORDER_NOTE, note=True))
-    return (Paragraph(_NOTE, note=True), *found) if report.matrix or report.functions else (*found,)
+    note = doc.Paragraph(_NOTE, note=True)
+    found: list[doc.Block] = [note] if report.matrix or report.functions else []
+    for title, table in titled(report):
+        found += [doc.Heading(title), table]
+        if table.columns == _ORDERS:
+            found.append(doc.Paragraph(_ORDER_NOTE, note=True))
+    return tuple(found)
 
 
-def titled(
-    report: ProbeReport,
-) -> Iterator[tuple[str, tuple[str, ...], tuple[Row, ...]]]:
-    """(title, columns, rows) of each table that has rows."""
+def titled(report: ProbeReport) -> Iterator[tuple[str, doc.Table]]:
+    """The tables that have rows, with their titles."""
     for title, columns, rows in (
         ("Matrix instructions", _MATRIX, tuple(map(_matrix_row, report.matrix))),
         ("Functions", _FUNCTIONS, tuple(map(_function_row, report.functions))),
         ("Order of summation", _ORDERS, tuple(_order_rows(report))),
     ):
         if rows:
-            yield title, columns, rows
+            yield title, doc.Table(columns, rows)
 
 
-def boxes(report: ProbeReport) -> tuple[Block, ...]:
+def boxes(report: ProbeReport) -> tuple[doc.Block, ...]:
     """Everything that disagrees, then what failed, with its entry in the tables."""
-    return tuple(Boxed(fault.status, tuple(_box(fault))) for fault in faults(report))
+    return tuple(doc.Boxed(fault.status, tuple(_box(fault))) for fault in faults(report))
 
 
-def _box(fault: Fault) -> Iterator[Block]:
+def _box(fault: Fault) -> Iterator[doc.Block]:
     red = fault.status == "red"
-    said = Span("disagrees with the table" if red else "failed", "bad" if red else "plain")
-    yield Paragraph((Span(fault.name, "strong"), " · ", said))
+    said = doc.Span("disagrees with the table" if red else "failed", "bad" if red else "plain")
+    yield doc.Paragraph((doc.Span(fault.name, "strong"), " · ", said))
     if fault.rows:
-        cells = tuple((name, Span(got, "bad"), want) for name, got, want in fault.rows)
-        yield Table(("quantity", "measured", "the table says"), cells)
+        cells = tuple((name, doc.Span(got, "bad"), want) for name, got, want in fault.rows)
+        yield doc.Table(("quantity", "measured", "the table says"), cells)
     for note in fault.notes:
-        yield Code(note)
+        yield doc.Code(note)
     if red:
         source = f", from {fault.source}." if fault.source else "."
-        yield Paragraph(("Entry: ", Span(fault.entry, "code"), source), note=True)
+        yield doc.Paragraph(("Entry: ", doc.Span(fault.entry, "code"), source), note=True)
 
 
-def not_run(report: ProbeReport) -> tuple[Block, ...]:
+def not_run(report: ProbeReport) -> tuple[doc.Block, ...]:
     """What was not tried, by reason."""
-    return left_out((left.name, left.reason) for left in report.not_run)
+    return doc.left_out((left.name, left.reason) for left in report.not_run)
 
 
 def details(report: ProbeReport) -> Iterator[str]:
@@ -241,20 +221,20 @@ def _fault(
     one: MatrixProbe | FunctionProbe, arch: str, rows: Sequence[tuple[str, str, str]], wrong: str
 ) -> Fault:
     notes = tuple(filter(None, (wrong, one.error)))
-    status: Status = "grey" if one.agrees else "red"
+    status: doc.Status = "grey" if one.agrees else "red"
     return Fault(one.name, status, table_entry(one, arch), one.table, tuple(rows), notes)
 
 
-def _experiments(probe: MatrixProbe) -> Iterator[Block]:
-    yield Paragraph(probe.table)
+def _experiments(probe: MatrixProbe) -> Iterator[doc.Block]:
+    yield doc.Paragraph(probe.table)
     rows = tuple(
         (q.name, q.measured, q.expected or text.NONE, _mark(_GOOD if q.agrees else _BAD))
         for q in (*probe.structure, *probe.specials)
     )
-    yield Table(("quantity", "measured", "the table's unit", ""), rows)
+    yield doc.Table(("quantity", "measured", "the table's unit", ""), rows)
 
 
-def _edges(report: ProbeReport) -> Iterator[Block]:
+def _edges(report: ProbeReport) -> Iterator[doc.Block]:
     names = list(dict.fromkeys(name for probe in report.functions for name in probe.edges or {}))
     rows = tuple(
         (probe.name, *(probe.edges.get(name, text.NONE) for name in names))
@@ -262,64 +242,68 @@ def _edges(report: ProbeReport) -> Iterator[Block]:
         if probe.edges
     )
     if rows:
-        yield Heading("Results of functions at the edges, as bits")
-        yield Table(("function", *names), rows)
+        yield doc.Heading("Results of functions at the edges, as bits")
+        yield doc.Table(("function", *names), rows)
 
 
-def _mark(word: str) -> Mark:
-    return Mark(_STATUS[word], word)
+def _mark(word: str) -> doc.Mark:
+    return doc.Mark(_STATUS[word], word)
 
 
-def _beside(measured: str, wanted: str) -> Line:
+def _beside(measured: str, wanted: str) -> doc.Line:
     """A cell; wanted: what the table says, where it says something else."""
     if not wanted:
         return measured
-    return Span(measured, "bad"), " ", Span(f"table: {wanted}", "soft")
+    return doc.Span(measured, "bad"), " ", doc.Span(f"table: {wanted}", "soft")
 
 
-def _matrix_row(probe: MatrixProbe) -> Row:
+def _matrix_row(probe: MatrixProbe) -> doc.Row:
     quantities = {quantity.name: quantity for quantity in probe.structure}
     known = [quantity for quantity in (*probe.structure, *probe.specials) if quantity.expected]
     agreed = sum(quantity.agrees for quantity in known)
-    every: Line = text.NONE
+    every: doc.Line = text.NONE
     if known:
         every = _beside(f"{agreed} of {len(known)}", "all of them" * (agreed < len(known)))
-    sums, differ = count(None), count(None)
+    sums, differ = doc.count(None), doc.count(None)
     if probe.agreement is not None:
         wrong = probe.agreement.mismatches
-        sums = count(probe.agreement.dots)
-        differ = Number(wrong, text.count(wrong), look="bad" if wrong else "good")
+        sums = doc.count(probe.agreement.dots)
+        differ = doc.Number(wrong, text.count(wrong), look="bad" if wrong else "good")
     structure = (_quantity(quantities.get(name)) for name in _SHOWN)
-    return (Span(probe.name, "strong"), *structure, every, sums, differ, _mark(verdict(probe)))
+    return (doc.Span(probe.name, "strong"), *structure, every, sums, differ, _mark(verdict(probe)))
 
 
-def _quantity(quantity: Quantity | None) -> Line:
+def _quantity(quantity: Quantity | None) -> doc.Line:
     if quantity is None:
         return text.NONE
     return _beside(quantity.measured, "" if quantity.agrees else quantity.expected)
 
 
-def _function_row(probe: FunctionProbe) -> Row:
+def _function_row(probe: FunctionProbe) -> doc.Row:
     tried = f"all {_power(probe.inputs)}" if probe.exhaustive else f"{_power(probe.inputs)} sampled"
     ulp = probe.ulp_bound if probe.ulp_bound is not None else probe.ulp.value if probe.ulp else None
-    worst = ratio(probe.ratio.value if probe.ratio else None)
+    worst = doc.ratio(probe.ratio.value if probe.ratio else None)
     monotone = _times(probe.order) + (f"; 2^n {probe.integers}" if probe.integers else "")
     fate = [("in", probe.subnormal_inputs), ("out", probe.subnormal_results)]
     said = "; ".join(f"{name}: {word}" for name, word in fate if word and word != "none")
     return (
-        *(Span(probe.name, "strong"), Number(probe.inputs, tried), Number(ulp, text.ratio(ulp))),
+        *(
+            doc.Span(probe.name, "strong"),
+            doc.Number(probe.inputs, tried),
+            doc.Number(ulp, text.ratio(ulp)),
+        ),
         *(_at(probe, probe.ulp), probe.table or text.NONE, worst, _at(probe, probe.ratio)),
         *(monotone, said or text.NONE, _mark(verdict(probe))),
     )
 
 
-def _order_rows(report: ProbeReport) -> Iterator[Row]:
+def _order_rows(report: ProbeReport) -> Iterator[doc.Row]:
     """Those that were revealed, then those that could not be, with the reason."""
     for one in sorted(report.orders, key=lambda order: bool(order.reason)):
         groups = "  |  ".join(one.groups)
-        keys = Number(one.keys or None)
-        config = Span(one.config, "code")
-        name = Span(one.variant, "strong")
+        keys = doc.Number(one.keys or None)
+        config = doc.Span(one.config, "code")
+        name = doc.Span(one.variant, "strong")
         yield name, config, one.dtype or text.NONE, keys, one.reason or one.order, groups
 
 

@@ -250,12 +250,11 @@ def _with_error(samples: Sequence[Sample]) -> list[Sample]:
 
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
     """DRAWN of the samples, the worst by r and by error among them."""
-    worst = [[_or_none(s["r"]) for s in samples], [_or_none(s["max_error"]) for s in samples]]
+    worst = [
+        [-1.0 if value is None else value for value in values]
+        for values in ([s["r"] for s in samples], [s["max_error"] for s in samples])
+    ]
     return spaced(samples, DRAWN, worst)
-
-
-def _or_none(value: float | None) -> float:
-    return -1.0 if value is None else value
 
 
 def _sizes(sample: Sample) -> list[float]:

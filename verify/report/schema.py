@@ -300,12 +300,12 @@ class AccuracyReport(TypedDict):
 
     variant: str
     dtype: str
-    cases: int
-    ulp50: float
-    ulp99: float
-    ulp99_worst: float
-    best50: float
-    best99: float
+    cases: Integer
+    ulp50: Number
+    ulp99: Number
+    ulp99_worst: Number
+    best50: Number
+    best99: Number
 
 
 class Started(TypedDict):

@@ -102,6 +102,9 @@ RUNS = {
     "verify report --render": of(
         "test_report_beside", "test_the_command_writes_the_pages_again", '"report", "--render"'
     ),
+    "verify report --schema": of(
+        "test_json_schema", "test_the_command_writes_them", '"report", "--schema"'
+    ),
     "verify compare": wheel('verify, "compare"'),
     "verify recheck": ci("python3 -m verify recheck reports"),
     "verify list": wheel('"-m", "verify", "list"'),

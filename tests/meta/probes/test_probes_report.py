@@ -20,7 +20,7 @@ from verify.cell.discovery import Roster, Unloadable, roster
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 from verify.cli import app
 from verify.cli import probe as command
-from verify.document import Table, terminal
+from verify.document import terminal
 from verify.machine import device
 from verify.probes import order, page, tree
 from verify.probes.agreement import Agreement, Mismatch
@@ -313,8 +313,8 @@ def test_every_disagreement_is_red_and_marked(name: str) -> None:
     assert "❌ **DISAGREES**" in page.markdown(report)
     styles = [
         str(cell.spans)
-        for title, columns, rows in page.titled(report)
-        for column in terminal.render(Table(columns, rows), title).columns
+        for title, table in page.titled(report)
+        for column in terminal.render(table, title).columns
         for cell in column.cells
     ]
     assert "bold red" in "".join(styles)

@@ -18,7 +18,7 @@ from verify.campaign.judge import Judge
 from verify.campaign.targets import Target, excludes_group
 from verify.cell.arena import CANARY, Arena, bits, plan, side_by_side, side_name
 from verify.cell.discovery import Roster, roster
-from verify.evidence import Recorder, Verdict
+from verify.evidence import INAPPLICABLE, Recorder, Verdict
 from verify.problem import Layout, Problem, ProblemError, storage
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.inputs import tensors
@@ -432,6 +432,17 @@ def test_a_right_kernel_passes(court: Court, name: str, group: str) -> None:
         found = court.verdicts(name, group, problem)
         assert "fail" not in {v.outcome for v in found.values()}, found
         assert "pass" in {v.outcome for v in found.values()}
+
+
+def test_an_oracle_that_does_not_know_it_is_inapplicable_and_says_why(court: Court) -> None:
+    found = court.verdicts("tiled", "accuracy", Problem.parse(TILED))
+    assert (found["bound"].outcome, found["bound"].observed) == ("pass", {})
+    assert found["repeat"].outcome == "pass"
+    skipped = found["convexity"]
+    assert (skipped.outcome, skipped.measures, skipped.bins) == ("inapplicable", {}, ())
+    words = skipped.observed.pop(INAPPLICABLE)
+    assert re.fullmatch(r"needs exact_output and norm_bounded.*, which tiles storage breaks", words)
+    assert not skipped.observed
 
 
 def test_a_kernel_that_swaps_two_pages_is_convicted(court: Court) -> None:

@@ -267,7 +267,17 @@ class TestFiles:
             for i in range(300)
         ]
         swollen = report | {"variants": [v | {"failing": many} for v in report["variants"]]}
-        assert len(as_markdown(swollen).encode()) < 1 << 20
+        page = as_markdown(swollen)
+        assert len(page.encode()) < 1 << 20
+        assert page.endswith("(cut; the rest: report.html and report.json)\n")
+
+    def test_details_go_before_anything_is_cut(self, report, monkeypatch):
+        whole = as_markdown(report)
+        monkeypatch.setattr("verify.document.markdown.LIMIT", len(whole.encode()))
+        page = as_markdown(report)
+        assert "## Variants" not in page
+        assert "## Device and sources" in page
+        assert page.endswith("\nThe details are in report.html and report.json.\n")
 
 
 class TestReading:

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from verify.document import (
-    Block,
-    Boxed,
-    Code,
-    Number,
-    Paragraph,
-    Row,
-    Section,
-    Span,
-    Table,
-    count,
-    listed,
-    text,
-)
+from verify import document as doc
+from verify.document import text
 from verify.report.beside import Beside
 from verify.report.schema import BuildsReport, Report
 from verify.report.sections.failing import MESSAGE
@@ -35,40 +23,42 @@ _NOTE = (
 )
 
 
-def section(report: Report, beside: Beside) -> Section:
+def section(report: Report, beside: Beside) -> doc.Section:
     """One row per variant and architecture, then what does not compile."""
-    return Section("Builds", "builds", tuple(_blocks(report)))
+    return doc.Section("Builds", "builds", tuple(_blocks(report)))
 
 
-def _blocks(report: Report) -> Iterator[Block]:
+def _blocks(report: Report) -> Iterator[doc.Block]:
     rows = tuple(_row(v["ref"], b) for v in ordered(report) for b in v["builds"])
     if rows:
-        yield Table(COLUMNS, rows)
-        yield Paragraph(_NOTE, note=True)
-    broken: list[Block] = [Boxed("red", tuple(_broken(*one))) for one in broken_builds(report)]
-    yield from listed(broken, Paragraph)
+        yield doc.Table(COLUMNS, rows)
+        yield doc.Paragraph(_NOTE, note=True)
+    broken: list[doc.Block] = [
+        doc.Boxed("red", tuple(_broken(*one))) for one in broken_builds(report)
+    ]
+    yield from doc.listed(broken, doc.Paragraph)
     if missing := not_built(report):
-        yield Paragraph(missing, note=True)
+        yield doc.Paragraph(missing, note=True)
 
 
-def _row(ref: str, b: BuildsReport) -> Row:
+def _row(ref: str, b: BuildsReport) -> doc.Row:
     some = "" if b["compiled"] == b["builds"] else f"{b['compiled']} of {b['builds']}"
     spilt = b["spill_stores"] + b["spill_loads"] if b["spilling"] else None
     worst = f"{text.count(b['spill_stores'])} + {text.count(b['spill_loads'])}"
     return (
-        *(Span(ref, "strong"), b["arch"], Number(b["compiled"], some)),
-        Number(len(b["failing"]), look="bad" if b["failing"] else "plain"),
-        *map(count, (b["registers"], b["shared"], b["stack"], b["spilling"])),
-        Number(spilt, text.NONE if spilt is None else worst),
-        Span(b["spill_build"], "code") if b["spill_build"] else text.NONE,
+        *(doc.Span(ref, "strong"), b["arch"], doc.Number(b["compiled"], some)),
+        doc.Number(len(b["failing"]), look="bad" if b["failing"] else "plain"),
+        *map(doc.count, (b["registers"], b["shared"], b["stack"], b["spilling"])),
+        doc.Number(spilt, text.NONE if spilt is None else worst),
+        doc.Span(b["spill_build"], "code") if b["spill_build"] else text.NONE,
     )
 
 
-def _broken(ref: str, b: BuildsReport) -> Iterator[Block]:
-    names = Span(text.shorter(", ".join(b["failing"]), 200), "code")
-    arch = Span(b["arch"], "code")
-    yield Paragraph((Span(ref, "strong"), " · ", arch, " · does not compile: ", names))
-    yield Code(text.shorter(b["error"], MESSAGE))
+def _broken(ref: str, b: BuildsReport) -> Iterator[doc.Block]:
+    names = doc.Span(text.shorter(", ".join(b["failing"]), 200), "code")
+    arch = doc.Span(b["arch"], "code")
+    yield doc.Paragraph((doc.Span(ref, "strong"), " · ", arch, " · does not compile: ", names))
+    yield doc.Code(text.shorter(b["error"], MESSAGE))
 
 
 def broken_builds(report: Report) -> list[tuple[str, BuildsReport]]:

@@ -7,23 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from verify.document import (
-    Block,
-    Code,
-    Figure,
-    Folded,
-    Heading,
-    Inline,
-    List,
-    Number,
-    Paragraph,
-    Row,
-    Section,
-    Span,
-    Table,
-    Terms,
-    text,
-)
+from verify import document as doc
+from verify.document import text
 from verify.report import plots, words
 from verify.report.beside import Beside
 from verify.report.schema import (
@@ -48,33 +33,33 @@ _SPREAD = ("measure", "cases", "least", "median", "90 %", "99 %", "worst", "by p
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def section(report: Report, beside: Beside) -> Section:
+def section(report: Report, beside: Beside) -> doc.Section:
     """Every variant, folded."""
     blocks = tuple(_variant(v, f"v{place}") for place, v in enumerate(ordered(report)))
-    return Section("Variants", "variants", blocks, detail=True)
+    return doc.Section("Variants", "variants", blocks, detail=True)
 
 
-def _variant(variant: VariantReport, key: str) -> Folded:
+def _variant(variant: VariantReport, key: str) -> doc.Folded:
     about = [variant["family"], " and ".join(variant["entries"])]
     about += ["undeclared"] if variant["undeclared"] else []
     about += [f"{variant['cases']} cases"] if variant["cases"] else []
-    summary: list[Inline] = [
-        *(Span(variant["ref"], "strong"), " ", words.mark(variant["status"], variant["cases"])),
-        *(" ", Span(" · ".join(about), "soft")),
+    summary: list[doc.Inline] = [
+        *(doc.Span(variant["ref"], "strong"), " ", words.mark(variant["status"], variant["cases"])),
+        *(" ", doc.Span(" · ".join(about), "soft")),
     ]
     for name in marks(variant):
-        summary += [", ", Span(name, "warn")]
-    blocks: list[Block] = [List(tuple(variant["reasons"]))] if variant["reasons"] else []
-    blocks.append(Figure(key, _CAPTION, partial(plots.error_plot, variant, key)))
+        summary += [", ", doc.Span(name, "warn")]
+    blocks: list[doc.Block] = [doc.List(tuple(variant["reasons"]))] if variant["reasons"] else []
+    blocks.append(doc.Figure(key, _CAPTION, partial(plots.error_plot, variant, key)))
     blocks += [block for d in variant["dtypes"] if d["cases"] for block in _dtype(d)]
     if variant["support"]:
         declared = (*scope(variant["support"]), ("configs", ", ".join(variant["configs"])))
-        blocks.append(Folded("Declared support and configs", (Terms(declared),)))
-    return Folded(tuple(summary), tuple(blocks))
+        blocks.append(doc.Folded("Declared support and configs", (doc.Terms(declared),)))
+    return doc.Folded(tuple(summary), tuple(blocks))
 
 
-def _dtype(d: DTypeReport) -> Iterator[Block]:
-    yield Heading((d["dtype"], " ", words.mark(d["status"], d["cases"])))
+def _dtype(d: DTypeReport) -> Iterator[doc.Block]:
+    yield doc.Heading((d["dtype"], " ", words.mark(d["status"], d["cases"])))
     tensors = tensors_in([d])
     spreads: dict[str, Distribution | None] = {f"r_{n}": d["tensors"][n]["r"] for n in tensors}
     others: dict[str, Distribution | None] = {
@@ -84,36 +69,42 @@ def _dtype(d: DTypeReport) -> Iterator[Block]:
     names = [name for name, found in others.items() if found is not None]
     titles = [*(words.MEASURES[name] for name in spreads), *(MEASURED[name][0] for name in names)]
     rows = [_oracle(o, tensors, names) for o in oracles_of(d)]
-    yield Table(("oracle", "group", "cases", "not applicable", *titles), tuple(rows))
+    yield doc.Table(("oracle", "group", "cases", "not applicable", *titles), tuple(rows))
     spreads |= others
     cells = tuple(_spread(words.MEASURES[key], f) for key, f in spreads.items() if f is not None)
     if cells:
-        yield Table(_SPREAD, cells)
+        yield doc.Table(_SPREAD, cells)
     for title, worst in worst_of(d):
-        config = Span(worst["config"], "code")
-        yield Paragraph((f"{title}, {worst['oracle']}, config ", config, ":"), note=True)
-        yield Code(worst["replay"], "sh")
-    yield Paragraph(tuple(_coverage(d)), note=True)
+        config = doc.Span(worst["config"], "code")
+        yield doc.Paragraph((f"{title}, {worst['oracle']}, config ", config, ":"), note=True)
+        yield doc.Code(worst["replay"], "sh")
+    yield doc.Paragraph(tuple(_coverage(d)), note=True)
     if d["bins"]:
         bins = ", ".join(f"{name} {cases}" for name, cases in sorted(d["bins"].items()))
-        yield Folded("Cases per coverage bin", (Paragraph(bins, note=True),))
+        yield doc.Folded("Cases per coverage bin", (doc.Paragraph(bins, note=True),))
     if d["seconds"]:
         steps = ", ".join(
             f"{step} {text.seconds(t['median'])} (at most {text.seconds(t['maximum'])}, in all"
             f" {text.seconds(t['total'])})"
             for step, t in d["seconds"].items()
         )
-        yield Paragraph(f"Time per case: {steps}.", note=True)
+        yield doc.Paragraph(f"Time per case: {steps}.", note=True)
 
 
-def _oracle(o: Oracle, tensors: Sequence[str], names: Sequence[str]) -> Row:
-    counts = tally(o), Number(o["inapplicable"])
-    return o["oracle"], Span(o["group"], "soft"), *counts, *ratios(o, tensors), *measures(o, names)
+def _oracle(o: Oracle, tensors: Sequence[str], names: Sequence[str]) -> doc.Row:
+    counts = tally(o), doc.Number(o["inapplicable"])
+    return (
+        o["oracle"],
+        doc.Span(o["group"], "soft"),
+        *counts,
+        *ratios(o, tensors),
+        *measures(o, names),
+    )
 
 
-def _spread(name: str, found: Distribution) -> Row:
+def _spread(name: str, found: Distribution) -> doc.Row:
     levels = (found["minimum"], found["median"], found["p90"], found["p99"], found["maximum"])
-    return name, Number(found["count"]), *map(Number, levels), _bars(found["histogram"])
+    return name, doc.Number(found["count"]), *map(doc.Number, levels), _bars(found["histogram"])
 
 
 def _bars(counts: list[int]) -> str:
@@ -123,11 +114,11 @@ def _bars(counts: list[int]) -> str:
     return "".join(bars[: max((at + 1 for at, count in enumerate(counts) if count), default=0)])
 
 
-def _coverage(d: DTypeReport) -> Iterator[Inline]:
+def _coverage(d: DTypeReport) -> Iterator[doc.Inline]:
     yield f"Coverage: {len(d['bins'])} bins filled"
     if d["bins_missing"]:
         yield "; "
-        yield Span(f"empty: {', '.join(d['bins_missing'])}", "strong")
+        yield doc.Span(f"empty: {', '.join(d['bins_missing'])}", "strong")
     refused = [g for g in d["groups"] if g["refused"]]
     if refused:
         shares = (f"{g['group']} {text.share(g['refused'], g['drawn'])}" for g in refused)
