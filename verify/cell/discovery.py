@@ -27,6 +27,7 @@ from verify.problem.storage import storage_kind
 from verify.tolerance.backward import resolve as resolve_gradients
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Declaration, declaration_from
+from verify.variant.witness import meaning, witnesses
 
 _LARGEST_SOURCE = 64 << 20  # bytes
 _DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
@@ -63,7 +64,13 @@ class Roster:
     @property
     def declarations(self) -> tuple[Declaration, ...]:
         return tuple(
-            declaration_from(e["data"], ref=e["ref"], path=e["path"], source_hash=e["source_hash"])
+            declaration_from(
+                e["data"],
+                ref=e["ref"],
+                path=e["path"],
+                source_hash=e["source_hash"],
+                witness=e["witness"],
+            )
             for e in self.entries
         )
 
@@ -155,10 +162,12 @@ def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, 
     """The roster's entries of a loaded file.  Raises ValueError for a declaration that cannot be
     judged; malformed data raises other exceptions too."""
     source = _hash(reply["sources"], path)
+    found = [one.case for one in witnesses(_read(path))]
     entries = []
     for data in reply["variants"]:
         ref = data["name"] if inside else f"{path}@{data['name']}"
         entry = {"ref": ref, "path": str(path.resolve()), "source_hash": source, "data": data}
+        entry["witness"] = found
         _check(declaration_from(data, ref=ref, path=entry["path"], source_hash=source))
         entries.append(entry)
     if len({entry["ref"] for entry in entries}) < len(entries):
@@ -210,7 +219,8 @@ def _hash(sources: list[str], path: Path) -> str:
     digest = sha256()
     for source in sorted({str(path.resolve()), *sources}):
         digest.update(os.fsencode(Path(source).name))
-        digest.update(_read(Path(source)))
+        content = _read(Path(source))
+        digest.update(meaning(content) if source.endswith(".py") else content)
     return digest.hexdigest()[:16]
 
 

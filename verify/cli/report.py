@@ -1,4 +1,5 @@
-"""`verify report`, `verify compare` and `verify recheck`: make, compare and check reports."""
+"""`verify report`, `compare`, `recheck` and `witness`: make, compare and check reports, and keep
+their worst cases."""
 
 from __future__ import annotations
 
@@ -277,3 +278,30 @@ def recheck(folder: Path) -> int:
         say(console, f"  verify report --render {rechecks[0].path.parent} writes it again")
     differ = listed or any(one.disagreeing or one.contradicting for one in rechecks)
     return FAILED if differ else CLEAN
+
+
+@click.command()
+@click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
+@click.option(
+    "--write", "writes", is_flag=True, help="Write them at the end of the kernels' files."
+)
+def witness(folder: Path, writes: bool) -> int:
+    """List the worst case of each variant on each device, from the reports in FOLDER.
+
+    With --write, each file under kernels/ ends with those of its variants. They are judged first in
+    each run, and they do not change the source hash.
+    """
+    from verify.campaign import witnesses
+    from verify.report import ReportError
+
+    try:
+        found = witnesses.published(folder)
+    except (ReportError, OSError) as error:
+        raise UsageError(str(error)) from None
+    if not found:
+        raise UsageError(f"{folder}: no report in it has a worst case")
+    for line in witnesses.lines(found):
+        say(console, line)
+    for path in witnesses.write(found) if writes else ():
+        say(console, f"written: {path}")
+    return CLEAN

@@ -29,7 +29,8 @@ from verify.variant.numerics import leaves
 # The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is
 # derived.
 KNOWN = (
-    *("products.operands", "products.float32_products", "products.prescale", "products.promotion"),
+    *("products.operands", "products.float32_products", "products.instruction"),
+    *("products.prescale", "products.promotion"),
     *("softmax.scores", "softmax.exp", "softmax.scale_roundings", "softmax.softcap_tanh"),
     *("softmax.block_n", "softmax.row_sum.lanes", "softmax.row_sum.apart"),
     *("output.probability", "output.values", "output.probability_scale", "output.normalised"),
@@ -37,7 +38,8 @@ KNOWN = (
 )
 # The same of `GradientNumerics`, for the slacks and for answers that are known exactly.
 KNOWN_GRADIENTS = (
-    *("products.operands", "products.float32_products", "softmax.source", "softmax.exp"),
+    *("products.operands", "products.float32_products", "products.instruction"),
+    *("softmax.source", "softmax.exp"),
     *("softmax.scale_roundings", "softmax.softcap_tanh", "softmax.probability"),
     *("score_gradient.dtype", "score_gradient.of", "score_gradient.scaled"),
     *("sums.block_m", "sums.block_n", "sums.group", "sums.atomics", "sums.roundings"),

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
-from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, unit_for
+from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, declared_unit
 from verify.problem import Problem
 from verify.problem.inputs import descales
 from verify.tolerance.subnormals import Operands, Weighted
@@ -36,7 +37,11 @@ def relative(count: int, u: float) -> float:
 
 
 def product_unit(
-    arch: str, operands: str, float32_products: str, accumulator: str = "float32"
+    arch: str,
+    operands: str,
+    float32_products: str,
+    accumulator: str = "float32",
+    instruction: str = "any",
 ) -> Unit:
     """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is
     declared.
@@ -45,7 +50,8 @@ def product_unit(
     """
     exact = "tf32x3" if arch == "cpu" else "ieee"
     by_tf32 = operands == "float32" and float32_products not in ("ieee", exact)
-    return unit_for(arch, float32_products if by_tf32 else operands, accumulator)
+    kind = float32_products if by_tf32 else operands
+    return declared_unit(arch, kind, accumulator, instruction)
 
 
 def prescaled_by(prescale: str, scale: float) -> tuple[float, float]:
@@ -236,7 +242,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if products.operands == "input" else products.operands
     probability = given if output.probability == "input" else output.probability
     _check(numerics, given, operands, probability)
-    if not problem.quantisation.by_head:
+    if Premise.FACTORS_BY_HEAD in problem.quantisation.breaks:
         said = f"no bound is derived for {problem.quantisation.label}"
         raise ValueError(f"problem.quantisation: {said}")
     other = _other_half(given, probability)
@@ -245,7 +251,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     block_n = block_size(softmax.block_n, config.block_n)
     blocks = block_count(problem.seqlen_kv, block_n)
     scores, values = (
-        product_unit(arch, name, products.float32_products, accumulator)
+        product_unit(arch, name, products.float32_products, accumulator, products.instruction)
         for name, accumulator in (
             (operands, products.score_accumulator or products.accumulator),
             (multiplied, products.accumulator),

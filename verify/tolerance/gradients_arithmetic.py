@@ -135,7 +135,7 @@ def resolve(
                 "gradients.products.float32_products: no bound of gradients is derived for"
                 f" {by!r} into {accumulator}"
             )
-        units[name] = product_unit(arch, used[name], by, accumulator)
+        units[name] = product_unit(arch, used[name], by, accumulator, products.instruction)
     multiplies, weighs, derives = (units[name] for name in _PRODUCTS)
     operands, (by_q, by_k) = (
         dtype_named(used["products.operands"]),

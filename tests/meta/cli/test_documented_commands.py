@@ -107,6 +107,8 @@ RUNS = {
     ),
     "verify compare": wheel('verify, "compare"'),
     "verify recheck": ci("python3 -m verify recheck reports"),
+    "verify witness": of("test_witness", "test_the_command_lists_and_writes", '"witness"'),
+    "verify witness --write": of("test_witness", "test_the_command_lists_and_writes", '"--write"'),
     "verify list": wheel('"-m", "verify", "list"'),
     "verify oracles": of(HERE, "test_oracles", '"oracles"'),
     "verify oracles --table": of(HERE, "test_oracles", '"--table"'),
