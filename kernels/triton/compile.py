@@ -112,5 +112,5 @@ def arguments(
     """
     q, k, v = (meta((2, heads, 1024, head_dim), dtype, aligned=aligned) for heads in (4, 2, 2))
     return AttentionArgs(
-        q=q, k=k, v=v, mask=MASKS[kind], softmax_scale=0.1, softcap=0.0, config=config
+        q=q, k=k, v=v, mask=MASKS[kind], softmax_scale=0.1, score_mod=None, config=config
     )

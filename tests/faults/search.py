@@ -142,7 +142,7 @@ def _as_asked(problem: Problem, name: str, support: Support) -> list[Problem]:
     if group.distributions is not None:
         changes = {
             "distribution": group.distributions[0],
-            "softcap": 0.0,
+            "score_mod": "",
             "layout_q": replace(problem.layout_q, expand=""),
         }
     found: Problem | None = problem.but(**changes)

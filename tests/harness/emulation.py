@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from references.score_mods import cap_of
 from tests.harness.declared import with_fields
 from verify.arithmetic.dot import fused_dot as exact_dot
 from verify.arithmetic.dtypes import dtype_named
@@ -259,7 +260,7 @@ class Emulation:
         """Scaled scores in log2 units (natural for the eager style), softcap included, fp32."""
         natural = (
             self.kernel.style == "eager"
-            or self.problem.softcap
+            or self.problem.score_mod is not None
             or self.numerics.softmax.scores == "input"
         )
         scale = 1.0 if self.numerics.products.prescale != "none" else self.scale
@@ -268,9 +269,10 @@ class Emulation:
         x = raw * self.descaled(torch.tensor(scale))
         if self.numerics.softmax.scores == "input":
             x = self.round(x, self.problem.dtype)
-        if self.problem.softcap:
+        cap = cap_of(self.problem.score_mod)
+        if cap:
             cap, error = (
-                torch.tensor(self.problem.softcap),
+                torch.tensor(cap),
                 tanh_error(self.numerics.softmax.softcap_tanh) - ULP,
             )
             x = (

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from references.quantisation import parse_quantisation, quantisation_words
+from references.score_mods import mod_kind_of, mod_words
 from verify.bundle import INSTALLED, ROOT
 from verify.campaign import derivations
 from verify.campaign.targets import excludes_group, excludes_variant
@@ -68,7 +69,7 @@ def table(declarations: Sequence[Declaration]) -> str:
 def _features() -> Iterator[str]:
     """One row per oracle and group, one column per feature."""
     plain = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
-    problems = [plain.but(softcap=1.0)]
+    problems = [plain.but(score_mod=mod_kind_of(word).gallery()[0]) for word in mod_words()]
     problems += [plain.but(quantisation=parse_quantisation(word)) for word in quantisation_words()]
     problems += [plain.but(layout_k=storage_kind(word)()) for word in storage_words()]
     found = {feature.label: problem for problem in problems for feature in problem.features}

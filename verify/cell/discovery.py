@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from references.quantisation import parse_quantisation
+from references.score_mods import mod_kind_of
 from verify.bundle import ROOT
 from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
 from verify.cell.untrusted_text import visible
@@ -194,13 +195,14 @@ def _check(declaration: Declaration) -> None:
     reads = declaration.gradients is not None and declaration.gradients.softmax.source == "saved"
     if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
-    for dtype, word in product(support.dtypes, support.descalings):
+    mods = [mod_kind_of(word).gallery()[0] for word in {"softcap", *support.score_mods}]
+    for dtype, word, mod in product(support.dtypes, support.descalings, mods):
         problem = Problem(
             seqlen_q=1,
             seqlen_kv=1,
             head_dim=max(support.head_dims),
             dtype=dtype,
-            softcap=1.0,
+            score_mod=mod,
             quantisation=parse_quantisation(word),
         )
         for config in declaration.configs:

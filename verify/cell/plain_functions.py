@@ -246,7 +246,7 @@ def _variant(
             masks=signature.masks,
             grouped_heads=signature.grouped is not None,
             scales="any" if signature.scale is not None else "default",
-            softcap=signature.softcap is not None,
+            score_mods=("softcap",) if signature.softcap is not None else (),
             layouts="contiguous",
         ),
         numerics=WEAKEST,

@@ -3,7 +3,7 @@ none is believed.
 
 A kernel file ends with `VARIANT = Variant(...)` (or `VARIANTS = [...]`).  The judge reads
 declarations from a child process; it never imports a kernel.  A kernel imports this package,
-`references.masks` and nothing else of the suite.
+`references.masks`, `references.score_mods` and nothing else of the suite.
 """
 
 from verify.arithmetic.archs import Arch, arch_named, arch_of, compiled_archs

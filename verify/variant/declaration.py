@@ -61,6 +61,7 @@ def declaration_from(
         "dtypes_out",
         "descalings",
         "masks",
+        "score_mods",
         "storages",
         "devices",
         "capability",

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 
 from references.masks import mask_words
 from references.quantisation import quantisation_words
+from references.score_mods import mod_words
 from verify.arithmetic.archs import INSTRUCTIONS
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
@@ -254,6 +255,11 @@ def _masks(value: object) -> object:
     return some_of(*words, least=1)(value)
 
 
+def _score_mods(value: object) -> object:
+    """The same of score mods."""
+    return some_of(*mod_words())(value)
+
+
 def _descalings(value: object) -> object:
     """Words of the quantisations that are registered when a declaration is made."""
     return some_of(*quantisation_words(), least=1)(value)
@@ -310,7 +316,7 @@ RULES: dict[str, dict[str, Check]] = {
         "min_seqlen": whole(0, MOST_TOKENS),
         "max_seqlen": whole(0, MOST_TOKENS, optional=True),
         "scales": one_of(*SCALES),
-        "softcap": flag,
+        "score_mods": _score_mods,
         "layouts": one_of(*LAYOUTS),
         "storages": _storages,
         "devices": some_of(*DEVICES, least=1),

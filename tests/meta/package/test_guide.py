@@ -89,11 +89,11 @@ def test_a_scale_is_passed_under_any_of_its_names(tmp_path: Path, name: str) -> 
 
 def test_without_a_scale_only_the_default_is_drawn(tmp_path: Path) -> None:
     support = loaded(tmp_path, "def attention(q, k, v): return q").variants[0].support
-    assert (support.scales, support.masks, support.grouped_heads, support.softcap) == (
+    assert (support.scales, support.masks, support.grouped_heads, support.score_mods) == (
         "default",
         ("full",),
         False,
-        False,
+        (),
     )
     assert (support.dtypes, support.head_dims, support.layouts) == (
         ("float16", "bfloat16", "float32"),

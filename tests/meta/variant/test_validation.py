@@ -15,6 +15,7 @@ from verify.arithmetic.archs import arch_named
 from verify.arithmetic.mma import provenance, unit_for
 from verify.cell.process import ROOT
 from verify.report import read
+from verify.report.states import score_mods
 from verify.variant import (
     Config,
     Contract,
@@ -120,7 +121,7 @@ NONSENSE: list[tuple[str, str, object, str]] = [
     ("support", "storages", (), "() is empty or names one twice"),
     ("support", "descalings", ("row",), "'row' is none of none, tensor, head"),
     ("support", "devices", ("tpu",), "'tpu' is none of cpu, cuda"),
-    ("support", "softcap", "yes", "'yes' is neither True nor False"),
+    ("support", "score_mods", ("cap",), "'cap' is none of softcap"),
     ("support", "min_seqlen", -1, "-1 is no whole number"),
     ("support", "max_seqlen", 1e9, "1000000000.0 is no whole number"),
     ("support", "capability", (9,), "is no pair of whole numbers"),
@@ -247,7 +248,9 @@ def test_what_is_declared_in_reports_on_record_is_legal_still() -> None:
         for variant in read(folder)["variants"]:
             assert rebuilt(Numerics, variant["numerics"])
             assert Contract(**variant["contract"])
-            assert Support(**variant["support"])
+            mods = {"score_mods": score_mods(variant["support"])}
+            fields = {name: x for name, x in variant["support"].items() if name != "softcap"}
+            assert Support(**(fields | mods))
             assert not variant["gradients"] or rebuilt(GradientNumerics, variant["gradients"])
 
 
