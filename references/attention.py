@@ -2,12 +2,12 @@
 
 For one head, over the visible pairs alone:
 
-    S = softmax_scale Q K^T,  with a softcap c > 0:  S <- c tanh(S / c)
+    S = softmax_scale Q K^T,  with a score mod f:  S <- f(S)
     m_i = max_j S_ij        l_i = sum_j exp(S_ij - m_i)        LSE_i = m_i + ln l_i
     P_ij = exp(S_ij - m_i) / l_i = exp(S_ij - LSE_i)           O = P V
 
-    dV = P^T dO        dP = dO V^T        D_i = sum_d dO_id O_id        dS = P (dP - D) [1 -
-    tanh^2(S / c)] dQ = softmax_scale dS K               dK = softmax_scale dS^T Q
+    dV = P^T dO        dP = dO V^T        D_i = sum_d dO_id O_id        dS = P (dP - D) [f'(S)]
+    dQ = softmax_scale dS K               dK = softmax_scale dS^T Q
 
 (Vaswani et al., arXiv 1706.03762; blocked as in Dao et al., arXiv 2205.14135, and Dao, arXiv
 2307.08691.)  A query that sees no key has O = 0, LSE = -inf and zero gradients.  What a masked pair
@@ -72,7 +72,7 @@ class RowBlock:
     in fp64, for error bounds.
 
     `index` puts a result where it belongs: `whole.flatten(0, 1)[block.index] = part`, whole being
-    (batch, heads_q, rows, ...). Shapes: scores, uncapped, magnitude, visible (bool), probabilities
+    (batch, heads_q, rows, ...). Shapes: scores, scaled, magnitude, visible (bool), probabilities
     (heads, rows, keys); row_max, row_sum, lse (heads, rows); out (heads, rows, head_dim_v); values
     (heads, keys, head_dim_v).  `visible` may be an expanded view. Sizes: of each row of Q, (heads,
     rows, 1); of each column of K and V, (heads, 1, head_dim) and (heads, 1, head_dim_v).
@@ -80,9 +80,9 @@ class RowBlock:
 
     index: tuple[slice, slice]  # into (batch * heads_q, the chosen rows)
     rows: Tensor  # positions of these rows in seqlen_q, int64, on the CPU
-    scores: Tensor  # scaled and capped; -inf where masked
-    # scaled, before the softcap; -inf where masked; `scores` itself without a softcap
-    uncapped: Tensor
+    scores: Tensor  # scaled and modified; -inf where masked
+    # scaled, before the score mod; -inf where masked; `scores` itself without one
+    scaled: Tensor
     magnitude: Tensor  # |softmax_scale| |Q| |K|^T; 0 where masked
     visible: Tensor
     probabilities: Tensor  # 0 where masked
@@ -124,7 +124,10 @@ def forward(
     out, lse = inputs.zeros(len(chosen), v.shape[-1]), inputs.zeros(len(chosen), 1)
     finite = math.isfinite(largest_norm(v))
     bound = abs(attention.softmax_scale) * largest_norm(q) * largest_norm(k)
-    small = math.isfinite(bound) and min(bound, attention.softcap or bound) <= _NO_SHIFT
+    if attention.score_mod is not None and math.isfinite(bound):
+        reached = attention.score_mod.reach(inputs.extent, torch.tensor(bound, dtype=torch.float64))
+        bound = float(reached)
+    small = bound <= _NO_SHIFT
     for heads, at, part, tiles in inputs.blocks(chosen, range(inputs.seqlen_kv), block_q, block_kv):
         q_block = inputs.rows(inputs.q, heads, at) * attention.softmax_scale
         o, row_lse = _online_softmax(
@@ -147,7 +150,7 @@ def _online_softmax(
     row_max = torch.full_like(row_sum, -math.inf if shift else 0.0)
     for tile in tiles:
         k, v = tile.load(inputs.k), tile.load(inputs.v)
-        scores = tile.mask_(inputs.cap_(torch.bmm(q, k.mT)))
+        scores = tile.mask_(tile.modify_(torch.bmm(q, k.mT)))
         if not finite:
             special += _special(scores != -math.inf, v)
             v = v.nan_to_num(0.0, 0.0, 0.0)
@@ -254,17 +257,18 @@ def _row_block(
     visible = inputs.visible(heads, rows, keys).expand(len(k), group, -1, -1).reshape(shape)
     hidden = None if isinstance(inputs.attention.mask, Full) else ~visible
     folded = len(k), group * len(rows), len(keys)
-    uncapped = torch.bmm(q, k.mT, out=loaded.room(0, folded)).mul_(scale).view(shape)
+    scaled = torch.bmm(q, k.mT, out=loaded.room(0, folded)).mul_(scale)
     magnitude = torch.bmm(q.abs().mul_(abs(scale)), k.abs().mT, out=loaded.room(1, folded)).view(
         shape
     )
-    scores = (
-        inputs.cap_(loaded.room(2, shape).copy_(uncapped)) if inputs.attention.softcap else uncapped
-    )
+    scores = scaled = scaled.view(shape)
+    if inputs.attention.score_mod is not None:
+        copied = loaded.room(2, folded).copy_(scaled.view(folded))
+        scores = inputs.modify_(copied, heads, rows, keys).view(shape)
     values = v.unsqueeze(1).expand(-1, group, -1, -1).flatten(0, 1)
     if hidden is not None:
         scores.masked_fill_(hidden, -math.inf)
-        uncapped.masked_fill_(hidden, -math.inf)
+        scaled.masked_fill_(hidden, -math.inf)
         magnitude.masked_fill_(hidden, 0.0)
         values = torch.where(visible.any(-2).unsqueeze(-1), values, 0.0)
     row_max = (
@@ -283,7 +287,7 @@ def _row_block(
     )
     lse = row_max + row_sum.log()
     sizes = Sizes.of(q.view(shape[0], shape[1], -1), -1), *(x.repeated(group) for x in loaded.sizes)
-    softmax = scores, uncapped, magnitude, visible, p, row_max, row_sum, out, lse, values
+    softmax = scores, scaled, magnitude, visible, p, row_max, row_sum, out, lse, values
     return RowBlock(index, tensor(rows), *softmax, loaded.part, *sizes)
 
 
@@ -343,7 +347,7 @@ def _add_gradients(
 ) -> None:
     """Add each tile's share to dq and (dk, dv), those that are wanted; `saved` and `dq` hold the
     chosen rows in order."""
-    scale, softcap = inputs.attention.softmax_scale, inputs.attention.softcap
+    scale, mod = inputs.attention.softmax_scale, inputs.attention.score_mod
     finite = all(
         math.isfinite(largest_norm(x)) for x in (inputs.q, inputs.k, inputs.v, inputs.dout)
     )
@@ -357,12 +361,14 @@ def _add_gradients(
         delta = (do * o).sum(-1, keepdim=True)
         for tile in tiles:
             k, v = tile.load(inputs.k), tile.load(inputs.v)
-            scores = inputs.cap_(torch.bmm(q, k.mT))
-            slope = 1.0 - (scores / softcap).square_() if softcap else 1.0
+            scores = tile.modify_(torch.bmm(q, k.mT))
+            slope = None if mod is None else mod.slope(scores)
             tile.mask_(scores)
             seen = None if finite else scores != -math.inf
             p = scores.sub_(row_lse).exp_()
-            ds = torch.bmm(do, v.mT).sub_(delta).mul_(p).mul_(slope)
+            ds = torch.bmm(do, v.mT).sub_(delta).mul_(p)
+            if slope is not None:
+                ds.mul_(slope)
             if seen is not None:
                 p, ds = torch.where(seen, p, 0.0), torch.where(seen, ds, 0.0)
             if dq is not None:

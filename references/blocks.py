@@ -13,6 +13,7 @@ from torch import Tensor
 
 from references.masks import Mask, intersect
 from references.positions import LOADED, Positions, slices, take, tensor
+from references.score_mods import Extent
 
 if TYPE_CHECKING:
     from references.definition import Attention
@@ -37,6 +38,10 @@ class Tile:
 
     def load(self, x: Tensor) -> Tensor:
         return take(x[self.heads], self.keys)
+
+    def modify_(self, scores: Tensor) -> Tensor:
+        """The modified scores of scaled ones (key heads, folded rows, keys), which may be lost."""
+        return self.inputs.modify_(scores, self.heads, self.rows, self.keys)
 
     def mask_(self, scores: Tensor) -> Tensor:
         """Put -inf at the masked pairs of scores (key heads, folded rows, keys)."""
@@ -78,8 +83,6 @@ class Inputs:
             raise ValueError(
                 f"q: {heads_q} heads are no multiple of the {self.heads_kv} heads of k"
             )
-        if attention.softcap < 0:
-            raise ValueError(f"softcap: {attention.softcap} is negative (0 means none)")
         attention.mask.check(self.batch)
         self.attention, self.group, self.total = (
             attention,
@@ -88,7 +91,9 @@ class Inputs:
         )
         self.q, self.dout = (x.reshape(self.total, self.group, *x.shape[2:]) for x in (q, dout))
         self.k, self.v = k.flatten(0, 1), v.flatten(0, 1)
-        self._mod = attention.mask.mod(self.seqlen_q, self.seqlen_kv, q.device)
+        self._visible = attention.mask.mod(self.seqlen_q, self.seqlen_kv, q.device)
+        self.extent, mod = Extent(heads_q, self.seqlen_q, self.seqlen_kv), attention.score_mod
+        self._modified = None if mod is None else mod.function(self.extent, q.device)
 
     def zeros(self, rows: int, dim: int) -> Tensor:
         return self.q.new_zeros((self.total, self.group, rows, dim), dtype=torch.float64)
@@ -101,12 +106,20 @@ class Inputs:
         """(key heads, folded rows, ...) as (key heads, group, rows, ...)."""
         return x.view(len(x), self.group, x.shape[1] // self.group, x.shape[2])
 
-    def cap_(self, scores: Tensor) -> Tensor:
-        c = self.attention.softcap
-        return scores.div_(c).tanh_().mul_(c) if c else scores
+    def modify_(self, scores: Tensor, heads: slice, rows: Positions, keys: Positions) -> Tensor:
+        """The modified scores of scaled ones (key heads, folded rows, keys), which may be lost;
+        themselves without a score mod."""
+        if self._modified is None:
+            return scores
+        at = self._at(heads, rows, keys)
+        return self._modified(self.unfold(scores), *at).reshape(scores.shape)
 
     def visible(self, heads: slice, rows: Positions, keys: Positions) -> Tensor:
         """The mask, broadcastable to (key heads, group, rows, keys)."""
+        return self._visible(*self._at(heads, rows, keys))
+
+    def _at(self, heads: slice, rows: Positions, keys: Positions) -> tuple[Tensor, ...]:
+        """Batch, query head, query and key, broadcastable to (key heads, group, rows, keys)."""
         device, flat = (
             self.q.device,
             torch.arange(heads.start, heads.stop, device=self.q.device)[:, None, None, None],
@@ -115,9 +128,7 @@ class Inputs:
             flat % self.heads_kv * self.group
             + torch.arange(self.group, device=device)[:, None, None]
         )
-        return self._mod(
-            flat // self.heads_kv, h, tensor(rows, device)[:, None], tensor(keys, device)
-        )
+        return flat // self.heads_kv, h, tensor(rows, device)[:, None], tensor(keys, device)
 
     @cached_property
     def intervals(self) -> list[Mask]:

@@ -1,17 +1,18 @@
-"""What is computed: the mask, the scale and the softcap of an attention."""
+"""What is computed: the mask, the scale and the score mod of an attention."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from references.masks import Mask
+from references.score_mods import ScoreMod
 
 
 @dataclass(frozen=True)
 class Attention:
-    """The mathematics of one problem.  softmax_scale may be zero or negative; softcap 0 means
-    none."""
+    """The mathematics of one problem.  softmax_scale may be zero or negative; score_mod None
+    means none."""
 
     mask: Mask
     softmax_scale: float
-    softcap: float = 0.0
+    score_mod: ScoreMod | None = None

@@ -9,6 +9,7 @@ rowsum(dO O).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from references.masks import Mask
+from references.score_mods import Extent, ScoreMod
 
 DIGITS = 50
 
@@ -33,7 +35,7 @@ class Operands:
     dout: Tensor
     mask: Mask
     softmax_scale: float
-    softcap: float = 0.0
+    score_mod: ScoreMod | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def _attention(operands: Operands) -> Result:
                     [k[b][g][j] for j in seen],
                     [v[b][g][j] for j in seen],
                     dout[b][h][i],
+                    [(b, h, i, j) for j in seen],
                 )
                 weights, out[b][h][i], lse[b][h][i] = _forward_row(row, operands)
                 p[b][h][i] = _scatter(weights, seen, seqlen_kv)
@@ -87,17 +90,22 @@ def _attention(operands: Operands) -> Result:
 
 @dataclass(frozen=True)
 class _Row:
-    """One query with its gradient of the output, and the keys and values that it sees."""
+    """One query with its gradient of the output, the keys and values that it sees, and where each
+    pair is: (batch, head, query, key)."""
 
     q: Lists
     keys: Lists
     values: Lists
     dout: Lists
+    at: list[tuple[int, int, int, int]]
 
 
 def _forward_row(row: _Row, operands: Operands) -> tuple[Lists, Lists, mpf]:
     """Weights over the visible keys, O and LSE."""
-    exps = [mp.exp(_capped(_scaled(row.q, key, operands), operands)) for key in row.keys]
+    exps = [
+        mp.exp(_modified(operands, at)(_scaled(row.q, key, operands)))
+        for key, at in zip(row.keys, row.at, strict=True)
+    ]
     total = mp.fsum(exps)
     weights = [e / total for e in exps]
     out = [
@@ -108,16 +116,16 @@ def _forward_row(row: _Row, operands: Operands) -> tuple[Lists, Lists, mpf]:
 
 
 def _score_gradient(row: _Row, weights: Lists, operands: Operands) -> Lists:
-    """The derivative of dout . O with respect to q . k, for every visible key: scale and softcap
-    included."""
+    """The derivative of dout . O with respect to q . k, for every visible key: scale and score
+    mod included."""
     dp = [_dot(row.dout, value) for value in row.values]
     mean = _dot(weights, dp)
     return [
         w
         * (x - mean)
-        * _slope(_scaled(row.q, key, operands), operands)
+        * mp.diff(_modified(operands, at), _scaled(row.q, key, operands))
         * mpf(operands.softmax_scale)
-        for w, x, key in zip(weights, dp, row.keys, strict=True)
+        for w, x, key, at in zip(weights, dp, row.keys, row.at, strict=True)
     ]
 
 
@@ -125,14 +133,11 @@ def _scaled(q: Lists, key: Lists, operands: Operands) -> mpf:
     return mpf(operands.softmax_scale) * _dot(q, key)
 
 
-def _capped(score: mpf, operands: Operands) -> mpf:
-    c = mpf(operands.softcap)
-    return c * mp.tanh(score / c) if c else score
-
-
-def _slope(score: mpf, operands: Operands) -> mpf:
-    """d capped / d score."""
-    return mp.sech(score / mpf(operands.softcap)) ** 2 if operands.softcap else mpf(1)
+def _modified(operands: Operands, at: tuple[int, int, int, int]) -> Callable[[mpf], mpf]:
+    """The score mod at one pair, as a function of the scaled score."""
+    mod, (heads, seqlen_q) = operands.score_mod, operands.q.shape[1:3]
+    extent = Extent(heads, seqlen_q, operands.k.shape[2])
+    return lambda score: score if mod is None else mod.precise(mp, extent, score, at)
 
 
 def _dot(x: Lists, y: Lists) -> mpf:

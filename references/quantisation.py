@@ -4,7 +4,7 @@ The attention on trial is that of q, k and v times their factors.  A quantisatio
 named by one word, which case ids (`descale=head`) and `Support.descalings` use.  A new one is a
 subclass of `Quantisation` in a file that the package imports: a class that has a `word` is
 registered when it is made, and the declarations, problems and buffers follow.  No bound is derived
-for one that does not say that it is `by_head`: a kernel that declares it is refused in one line.
+for one that breaks FACTORS_BY_HEAD: a kernel that declares it is refused in one line.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ class Quantisation(ABC):
     word: its name, in lower-case letters and digits.
     scaled: whether q, k and v have factors.
     shared: whether one factor is stored for all of a tensor; a kernel sees it with strides of 0.
-    by_head: whether all elements of a key head, and of the query heads that read it, have one
-    factor.  The bounds, and power-of-two scaling of the factors, rest on that.
     breaks: the premises of oracles that do not hold, PLAIN_INPUTS at least where there are factors.
     One that says nothing breaks all.
     """
@@ -38,7 +36,6 @@ class Quantisation(ABC):
     word: ClassVar[str]
     scaled: ClassVar[bool] = True
     shared: ClassVar[bool] = False
-    by_head: ClassVar[bool] = False
     breaks: ClassVar[frozenset[Premise]] = EVERY_PREMISE
 
     def __init_subclass__(cls, **keywords: object) -> None:
@@ -113,7 +110,6 @@ def parse_quantisation(word: str) -> Quantisation:
 class _PerHead(Quantisation):
     """At most one factor for every sequence and key head."""
 
-    by_head: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Premise]] = frozenset({Premise.PLAIN_INPUTS})
 
     def factors(self, name: str, shapes: Shapes) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ def element_of(case: Case, declaration: Declaration, index: int, arch: str) -> E
     place_in_out = torch.unravel_index(torch.tensor(index), p.shape_out)
     batch, head, row, column = (int(i) for i in place_in_out)
     q, k, v = dequantised(p, tensors(p))
-    blocks = list(row_blocks(q, k, v, Attention(p.mask, p.scale, p.softcap)))
+    blocks = list(row_blocks(q, k, v, Attention(p.mask, p.scale, p.score_mod)))
     if len(blocks) != 1:
         raise UnexplainedError(f"{p.name}: too large, it has {len(blocks)} blocks of rows, not one")
     arithmetic = resolve(declaration.numerics, config, p, arch)

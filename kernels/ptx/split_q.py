@@ -169,7 +169,7 @@ VARIANT = Variant(
     configs=CONFIGS,
     support=SUPPORT,
     numerics=Numerics(
-        products=Products(operands="input", accumulator="float32"),
+        products=Products(operands="input", instruction="mma.sync", accumulator="float32"),
         softmax=Softmax(
             scores="float32",
             exp="ex2.approx",

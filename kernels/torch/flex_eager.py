@@ -50,7 +50,7 @@ SUPPORT = Support(
     intersections=True,
     grouped_heads=True,
     separate_head_dim_v=True,
-    softcap=True,
+    score_mods=("softcap",),
     devices=("cpu",),
 )
 RAISES_OPERANDS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)

@@ -20,14 +20,14 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from kernels.triton.common import Launch
 from references.masks import Causal, Full, Lengths, Mask, Window
-from verify.variant import COMPILED_ARCHES, AttentionArgs, Config, Resources
+from verify.variant import AttentionArgs, Config, Resources, arch_named, compiled_archs
 
 _USED = re.compile(r"Used (\d+) registers")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def compiled(launch: Launch, arch: str) -> Any:
-    """Triton's CompiledKernel of that launch for one of COMPILED_ARCHES: `.asm["ptx"]`,
+    """Triton's CompiledKernel of that launch for one of `compiled_archs()`: `.asm["ptx"]`,
     `.asm["cubin"]`, `.metadata`.
 
     Raises RuntimeError where Triton interprets, ValueError for another arch, and what Triton or
@@ -68,11 +68,12 @@ def resources(launch: Launch, arch: str) -> Resources:
 
 
 def target(arch: str) -> GPUTarget:
-    """Triton's target for one of COMPILED_ARCHES; it adds the "a" of "sm_90a" itself.  Raises
+    """Triton's target for one of `compiled_archs()`; it adds the "a" of "sm_90a" itself.  Raises
     ValueError."""
-    if arch not in COMPILED_ARCHES:
-        raise ValueError(f"arch: {arch!r} is none of {', '.join(COMPILED_ARCHES)}")
-    return GPUTarget("cuda", int(arch.removeprefix("sm_").removesuffix("a")), 32)
+    capability = arch_named(arch).capability
+    if arch not in compiled_archs() or capability is None:
+        raise ValueError(f"arch: {arch!r} is none of {', '.join(compiled_archs())}")
+    return GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
 
 
 @contextlib.contextmanager
@@ -111,5 +112,5 @@ def arguments(
     """
     q, k, v = (meta((2, heads, 1024, head_dim), dtype, aligned=aligned) for heads in (4, 2, 2))
     return AttentionArgs(
-        q=q, k=k, v=v, mask=MASKS[kind], softmax_scale=0.1, softcap=0.0, config=config
+        q=q, k=k, v=v, mask=MASKS[kind], softmax_scale=0.1, score_mod=None, config=config
     )

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from references.score_mods import cap_of
 from tests.faults.fault import TRITON_FORWARD, Fault
 from tests.faults.stand import Stand, finished
 from verify.cell.arena import bits
@@ -64,7 +65,7 @@ def _cast(problem: Problem, values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _randn(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
     values = _shaped(problem, lambda shape: torch.randn(shape, generator=generator))
-    values["q"] *= problem.softcap / 4 if problem.softcap else 1.0
+    values["q"] *= cap_of(problem.score_mod) / 4 or 1.0
     found = _cast(problem, values)
     if problem.descaling != "none":
         found |= {
@@ -123,8 +124,9 @@ def _eager(
     leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
     key, value = (tensor.repeat_interleave(problem.group, 1) for tensor in leaves[1:])
     scores = leaves[0] @ (key * problem.scale).mT
-    if problem.softcap:
-        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    cap = cap_of(problem.score_mod)
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
     seen = _dense(problem)
     scores = scores.masked_fill(~seen, -math.inf)
     empty = ~seen.any(-1, keepdim=True)
@@ -181,7 +183,7 @@ def _twice_pt(asked: Asked, name: str, got: Tensor) -> bool:
     dtype = asked.problem.format_out.torch if name == "out" else asked.problem.format.torch
     ref = asked.exact[name].to(dtype)
     rounding = _furthest(ref + 0.3 - 0.3, ref)
-    factor = (3 if asked.problem.softcap else 2) if name == "out" else 3
+    factor = (3 if asked.problem.score_mod else 2) if name == "out" else 3
     return _furthest(got, ref) <= factor * _furthest(asked.low[name], ref) + 2 * rounding
 
 

@@ -142,7 +142,7 @@ def _as_asked(problem: Problem, name: str, support: Support) -> list[Problem]:
     if group.distributions is not None:
         changes = {
             "distribution": group.distributions[0],
-            "softcap": 0.0,
+            "score_mod": "",
             "layout_q": replace(problem.layout_q, expand=""),
         }
     found: Problem | None = problem.but(**changes)
@@ -167,7 +167,7 @@ def convicts(stand: Stand, declaration: Declaration, catch: Catch) -> bool:
         if catch.oracle in rulings or len(rulings) < len(HELD):
             return catch.oracle in rulings and rulings[catch.oracle].finding is not None
     oracle = next(oracle for oracle in of_group(catch.group) if oracle.name == catch.oracle)
-    return oracle.concerns(trial) and oracle.judge(trial).finding is not None
+    return oracle.rule(trial).finding is not None
 
 
 @dataclass(frozen=True)

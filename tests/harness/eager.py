@@ -55,5 +55,5 @@ class Eager:
 
 
 def eager(kernel: Eager, problem: Problem, **changes: object) -> Trial:
-    declaration = replace(declared(Contract(lse=None, nan="any"), EAGER, softcap=False), **changes)
+    declaration = replace(declared(Contract(lse=None, nan="any"), EAGER, score_mods=()), **changes)
     return asked(kernel, problem, declaration)

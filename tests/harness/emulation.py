@@ -22,11 +22,14 @@ from enum import Enum
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from references.score_mods import cap_of
 from tests.harness.declared import with_fields
+from verify.arithmetic.dot import fused_dot as exact_dot
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, LOG_ERROR, ULP, tanh_error
-from verify.arithmetic.mma import NearestChain, Unit, unit_for
+from verify.arithmetic.mma import NearestChain, Promoted, Unit, unit_for
 from verify.problem import Problem
 from verify.problem.inputs import tensors
 from verify.variant import Numerics
@@ -51,6 +54,7 @@ class Kernel:
     maximum, one fma per exponent, which also holds the scale of an 8-bit P, one serial row sum over
     all blocks); "eager" (normalised P); "split" (two halves, merged by LSE).  fault: a planted
     fault, see `test_tolerance`, or "".  normalises: whether the unit normalises subnormal operands.
+    eight: the instruction of 8-bit products, as the table of units names it.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Kernel:
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     fault: str = ""
     normalises: bool = False
+    eight: str = ""
 
     def but(self, **changes: object) -> Kernel:
         """Another kernel; names of `Numerics` fields change the numerics."""
@@ -255,7 +260,7 @@ class Emulation:
         """Scaled scores in log2 units (natural for the eager style), softcap included, fp32."""
         natural = (
             self.kernel.style == "eager"
-            or self.problem.softcap
+            or self.problem.score_mod is not None
             or self.numerics.softmax.scores == "input"
         )
         scale = 1.0 if self.numerics.products.prescale != "none" else self.scale
@@ -264,9 +269,10 @@ class Emulation:
         x = raw * self.descaled(torch.tensor(scale))
         if self.numerics.softmax.scores == "input":
             x = self.round(x, self.problem.dtype)
-        if self.problem.softcap:
+        cap = cap_of(self.problem.score_mod)
+        if cap:
             cap, error = (
-                torch.tensor(self.problem.softcap),
+                torch.tensor(cap),
                 tanh_error(self.numerics.softmax.softcap_tanh) - ULP,
             )
             x = (
@@ -438,7 +444,13 @@ class Emulation:
     ) -> Tensor:
         if kind == "float32" and self.numerics.products.float32_products == "tf32":
             a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
-        unit = unit_for(self.kernel.arch, kind, accumulator)
+        eight = self.kernel.eight if kind.startswith("float8") else ""
+        unit = unit_for(self.kernel.arch, kind, accumulator, eight)
+        if isinstance(unit, Promoted):
+            start = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start
+            more = -a.shape[2] % len(unit.wiring.order)
+            x, y = (functional.pad(z, (0, more)).to(getattr(torch, kind)) for z in (a, b.mT))
+            return exact_dot(*torch.broadcast_tensors(x[:, :, None], y[:, None]), start, unit)
         if isinstance(unit, NearestChain):
             if accumulator == "bfloat16" and self.numerics.products.accumulator_rounded == "block":
                 return self.round(serial_dot(a, b, start), "bfloat16")

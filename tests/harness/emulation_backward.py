@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from references.attention import forward as reference
+from references.score_mods import cap_of
 from tests.harness.declared import with_fields
 from tests.harness.emulation import (
     LN2,
@@ -139,9 +140,10 @@ def nominal(
     empty = ~visible.any(-1, keepdim=True)
     lse = saved.lse.double()[..., None].masked_fill(empty, 0.0)
     scores, slope = problem.scale * (q @ k.mT), 1.0
-    if problem.softcap:
-        tangent = torch.tanh(scores / problem.softcap)
-        scores, slope = problem.softcap * tangent, 1 - tangent * tangent
+    cap = cap_of(problem.score_mod)
+    if cap:
+        tangent = torch.tanh(scores / cap)
+        scores, slope = cap * tangent, 1 - tangent * tangent
     p = torch.exp((scores - lse).masked_fill(~visible, -math.inf))
     dp = dout @ v.mT
     if of_weights:
@@ -304,10 +306,10 @@ class _Backward:
 
     def capped(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scaled scores after the softcap, and its slope."""
-        if not self.problem.softcap:
+        if self.problem.score_mod is None:
             return x, torch.ones(())
         cap, error = (
-            torch.tensor(self.problem.softcap),
+            torch.tensor(cap_of(self.problem.score_mod)),
             tanh_error(self.numerics.softmax.softcap_tanh) - ULP,
         )
         tangent = (torch.tanh((x / cap).double()) * (1 + self.push * error)).float()
@@ -326,11 +328,11 @@ class _Backward:
         scale = self.behind * (1.001 if self.kernel.fault == "scale off by 1e-3" else 1.0)
         if self.kernel.fault == "LSE of the other base":
             lse = lse * LOG2E
-        if self.numerics.products.prescale == "k" and not p.softcap:
+        if self.numerics.products.prescale == "k" and not p.score_mod:
             return self.exp2(
                 (raw.double() - (lse * torch.tensor(LOG2E)).double()).float(), sign
             ), slope
-        if not (self.kernel.natural or p.softcap):
+        if not (self.kernel.natural or p.score_mod):
             sigma = torch.tensor(scale * LOG2E)
             if self.numerics.softmax.scale_roundings > 1:
                 sigma = torch.tensor(scale) * torch.tensor(LOG2E)

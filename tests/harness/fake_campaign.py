@@ -58,7 +58,7 @@ def entry(ref: str, dtypes=("float16", "bfloat16"), **changes) -> VariantEntry:
             "dtypes": list(dtypes),
             "head_dims": list(range(16, 257)),
             "masks": ["full", "causal"],
-            "softcap": False,
+            "score_mods": [],
         },
         "numerics": {
             "products": {"operands": "input", "accumulator": "float32"},

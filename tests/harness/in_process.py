@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from references.score_mods import cap_of
 from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import OK
 from verify.cell.arena import Arena
@@ -29,7 +30,7 @@ SUPPORT = Support(
     grouped_heads=True,
     separate_head_dim_v=True,
     min_seqlen=0,
-    softcap=True,
+    score_mods=("softcap",),
 )
 FLOAT32 = torch.float32
 _calls = itertools.count()
@@ -82,11 +83,12 @@ class Kernel:
         else:
             s = self.product(self.operands(q.float()), self.operands(k).mT, self.score_accumulator)
             s = s.to(self.scores).float() * p.scale
-        if p.softcap and not self.cap_after_mask:
-            s = self.cap(s, p.softcap)
+        cap = cap_of(p.score_mod)
+        if cap and not self.cap_after_mask:
+            s = self.cap(s, cap)
         s = s.masked_fill(~seen, -math.inf)
-        if p.softcap and self.cap_after_mask:
-            s = self.cap(s, p.softcap)
+        if cap and self.cap_after_mask:
+            s = self.cap(s, cap)
         top = self.maximum(s) if p.seqlen_kv else s.new_full((*s.shape[:-1], 1), -math.inf)
         weights = self.exp(s - top.clamp(min=torch.finfo(FLOAT32).min))
         rounded = weights.to(self.probability or given["v"].dtype).float()

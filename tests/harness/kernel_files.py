@@ -51,7 +51,7 @@ REQUEST = {
     "size": WHERE.size,
     "mask": "full",
     "softmax_scale": 1.0,
-    "softcap": 0.0,
+    "score_mod": "",
 }
 
 

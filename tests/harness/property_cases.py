@@ -12,6 +12,7 @@ from verify.campaign.judge import Judge
 from verify.campaign.targets import Target
 from verify.cell.discovery import roster
 from verify.evidence import Recorder, Verdict
+from verify.oracles import groups
 from verify.problem import Problem
 from verify.variant import Contract, Declaration
 
@@ -45,6 +46,18 @@ class Bench:
             f"{oracle} does not concern itself with {problem.name}"
         )
         return verdicts[oracle]
+
+    def check_caught(self, group: str, fault: str, problem: Problem, words: str) -> None:
+        """That the group's oracle convicts a fault that the bound lets pass, and says these words;
+        the right kernel passes both."""
+        backward = groups()[group].entry == "backward"
+        bound = ("gradients", "gradient_bound") if backward else ("accuracy", "bound")
+        verdict = self.verdict(fault, *bound, problem)
+        assert verdict.outcome == "pass", verdict.finding
+        assert self.verdict("right", group, group, problem).outcome == "pass"
+        verdict = self.verdict(fault, group, group, problem)
+        assert verdict.finding is not None, f"{fault} passes {group}"
+        assert words in verdict.finding.message
 
 
 @contextmanager

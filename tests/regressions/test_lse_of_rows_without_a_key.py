@@ -20,7 +20,7 @@ def test_rows_without_a_key_say_nothing_of_the_lse() -> None:
     """A kernel that has causal masks alone is asked for its LSE under one, beside rows that see
     nothing."""
     declaration = declared(
-        numerics=flat_numerics(exp="vexp", block_n=0), masks=("causal",), softcap=False
+        numerics=flat_numerics(exp="vexp", block_n=0), masks=("causal",), score_mods=()
     )
     cases = [
         case

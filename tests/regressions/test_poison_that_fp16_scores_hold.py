@@ -34,5 +34,5 @@ def test_a_key_that_must_not_show_is_no_larger_than_fp16_scores_hold() -> None:
     case = Problem(**SQUARE, mask=Causal(), seed=1)
     convicted(poison.judge(eager(Eager(hidden=-30.0, added=True), case)), "huge values")
     assert float(poison.poisoned(eager(Eager(), case)).inputs.k.abs().max()) < 2.0**14
-    wide = asked(Kernel(), case, declared(softcap=False))
+    wide = asked(Kernel(), case, declared(score_mods=()))
     assert float(poison.poisoned(wide).inputs.k.abs().max()) == 2.0**14, "scores in fp32"

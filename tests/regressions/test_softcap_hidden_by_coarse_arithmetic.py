@@ -20,7 +20,9 @@ COARSE = flat_numerics(exp="ex2.approx.ftz.bf16", block_n=16, prescale="sqrt")
 def test_a_softcap_that_coarse_arithmetic_hides_contradicts_nothing() -> None:
     """Its bound holds the declared form and another one."""
     declaration = declared(numerics=COARSE, dtypes=("bfloat16",))
-    for case in (problem for problem in contract.asks(declaration, "bfloat16") if problem.softcap):
+    for case in (
+        problem for problem in contract.asks(declaration, "bfloat16") if problem.score_mod
+    ):
         right, uncapped = (
             contract.judge(asked(Direct(cap=cap), case, declaration))
             for cap in (Direct().cap, lambda s, c: s)

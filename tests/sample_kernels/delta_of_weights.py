@@ -27,7 +27,7 @@ SUPPORT = Support(
     head_dims=(16, 32, 64),
     masks=("full", "causal", "lengths"),
     grouped_heads=True,
-    softcap=True,
+    score_mods=("softcap",),
 )
 
 

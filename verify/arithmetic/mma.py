@@ -11,23 +11,20 @@ The 8-bit units of sm_89 and sm_90 keep 13 fraction bits, of the accumulator too
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, fields, replace
 
+from verify.arithmetic.archs import arch_named
 from verify.arithmetic.dtypes import DTYPES
-from verify.arithmetic.unit import Envelope, NearestChain, Promoted, Unit, Wiring
+from verify.arithmetic.unit import AnyOf, Envelope, NearestChain, Promoted, Unit, Wiring
 from verify.arithmetic.units import (
-    ARCHES,
     BFLOAT16_SUMS,
     FMA32,
     FMA64,
-    SAME_AS,
     UNITS,
     bfloat16_blocks,
 )
 
 __all__ = [
-    "ARCHES",
     "Envelope",
     "NearestChain",
     "Promoted",
@@ -36,7 +33,7 @@ __all__ = [
     "Wiring",
     "accumulated",
     "bfloat16_blocks",
-    "known",
+    "declared_unit",
     "provenance",
     "unit_for",
 ]
@@ -62,29 +59,46 @@ def unit_for(arch: str, operands: str, accumulator: str = "float32", instruction
     Raises ValueError for a word that names no architecture, operands that no table has with that
     accumulator, or an instruction that the arch has not for them.
     """
-    arch = _named(arch)
+    found = arch_named(arch)
     if accumulator == "bfloat16" and operands in _ROUNDED:
         return _ROUNDED[operands]
     if operands in _EVERYWHERE:
         return _EVERYWHERE[operands]
-    row = _rows(operands, accumulator).get(SAME_AS[arch][0] if arch in SAME_AS else arch)
+    row = _rows(operands, accumulator).get(found.borrows or found.name)
     if row is None:
         return _pessimist(operands, accumulator)[1]
     if instruction not in row:
         raise ValueError(
-            f"no {instruction!r} is known for {operands} on {arch}, only"
+            f"no {instruction!r} is known for {operands} on {found.name}, only"
             f" {', '.join(filter(None, row))}"
         )
     return row[instruction]
 
 
-def _named(arch: str) -> str:
-    """The arch, without the letter of what only its own generation has ("sm_90a"); raises
-    ValueError for what is no arch."""
-    generation = re.fullmatch(r"(sm_\d{2,3})[af]?", arch, re.ASCII)
-    if generation is None and arch not in ARCHES:
-        raise ValueError(f"arch: {arch!r} is none of {', '.join(ARCHES)}, nor another sm_<number>")
-    return generation[1] if generation else arch
+def declared_unit(
+    arch: str, operands: str, accumulator: str = "float32", instruction: str = "any"
+) -> Unit:
+    """The unit that bounds a kernel which declares that instruction: "any", or one of
+    `archs.INSTRUCTIONS`.
+
+    It bounds every shape of the instruction.  One that the architecture has, but the tables do not
+    tell apart, is bounded by the most pessimistic unit; so is everything where there are no matrix
+    instructions, or none that are known.  Raises ValueError as `unit_for` does, and for an
+    instruction that the architecture has not.
+    """
+    found = arch_named(arch)
+    worst = unit_for(arch, operands, accumulator)
+    if instruction == "any" or not found.instructions or operands in _EVERYWHERE:
+        return worst
+    if instruction == "fma":  # as the interpreter, which has no matrix unit, adds
+        return unit_for("interpreter", operands, accumulator)
+    if instruction not in found.instructions:
+        raise ValueError(
+            f"products.instruction: {found.name} has no {instruction}, only"
+            f" {', '.join((*found.instructions, 'fma'))}"
+        )
+    row = _rows(operands, accumulator).get(found.borrows or found.name, {})
+    return row.get(f"{instruction}.*") or row.get(instruction) or worst
 
 
 def _rows(operands: str, accumulator: str) -> dict[str, dict[str, Unit]]:
@@ -118,7 +132,7 @@ def accumulated(unit: Unit, promotion: int, block: int = 0, blocks: int = 1) -> 
     by no more than one chain.
     """
     narrow = DTYPES[unit.accumulator].precision < DTYPES["float32"].precision
-    if isinstance(unit, (NearestChain, Promoted)):
+    if isinstance(unit, (NearestChain, Promoted, AnyOf)):
         return unit  # promotion only shortens its longest path
     if unit.fraction >= DTYPES["float32"].precision - 1 and not (narrow and promotion):
         return unit
@@ -133,11 +147,6 @@ def accumulated(unit: Unit, promotion: int, block: int = 0, blocks: int = 1) -> 
     )
     own = {f.name: getattr(unit, f.name) for f in fields(Unit)} | {"restarts": restarts}
     return Promoted(**own, every=promotion)
-
-
-def known(arch: str) -> bool:
-    """Whether the tables have that arch, rather than a pessimistic guess."""
-    return _named(arch) in ARCHES
 
 
 @dataclass(frozen=True)
@@ -156,18 +165,18 @@ class Provenance:
 def provenance(arch: str, operands: str, accumulator: str = "float32") -> Provenance:
     """Whether `unit_for` knows or guesses, and from what.  Raises ValueError as it does."""
     unit, kind = unit_for(arch, operands, accumulator), "table"
-    arch = _named(arch)
+    found = arch_named(arch)
     what = f"{operands} into {unit.accumulator}"
     if operands in _EVERYWHERE or accumulator == "bfloat16":
         return Provenance(kind, f"{what} anywhere: {unit.source}")
-    source, why = arch, ""
-    if arch in SAME_AS:
-        kind, (source, why) = "borrowed", SAME_AS[arch]
+    source = found.borrows or found.name
+    if found.borrows:
+        kind = "borrowed"
     if source not in _rows(operands, accumulator):
         lacks = (
-            f"the tables have no unit of {arch} for {what}"
-            if known(arch)
-            else f"the tables do not know {arch}"
+            f"the tables have no unit of {found.name} for {what}"
+            if found.listed
+            else f"the tables do not know {found.name}"
         )
         return Provenance(
             "guess",
@@ -177,8 +186,6 @@ def provenance(arch: str, operands: str, accumulator: str = "float32") -> Proven
         f"fused sums of {unit.products} with {unit.fraction} fraction bits, {unit.output} of them"
         " kept"
     )
-    told = (
-        f"{arch}, {what}: {'fp additions to nearest' if isinstance(unit, NearestChain) else sums}"
-        f" ({unit.source})"
-    )
-    return Provenance(kind, f"{told}, as on {source}: {why}" if why else told)
+    chained = "fp additions to nearest" if isinstance(unit, NearestChain) else sums
+    told = f"{found.name}, {what}: {chained} ({unit.source})"
+    return Provenance(kind, f"{told}, as on {source}: {found.why}" if found.borrows else told)

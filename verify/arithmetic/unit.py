@@ -13,7 +13,7 @@ docs/arithmetic.md derives each part; `verify.arithmetic.dot` computes the model
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -195,6 +195,45 @@ class Envelope(Unit):
         """As `Unit.group`: `products` are those of the unit that converts most often; no known one
         aligns more than these."""
         return 32
+
+
+@dataclass(frozen=True)
+class AnyOf(Envelope):
+    """Whichever of several units: each bound is that of the worst of them.
+
+    The fields of `Unit` are those of the first.
+    """
+
+    units: tuple[Unit, ...] = ()
+
+    @staticmethod
+    def these(*units: Unit) -> AnyOf:
+        """The worst of them."""
+        own = {each.name: getattr(units[0], each.name) for each in fields(Unit)}
+        return AnyOf(**own, units=units)
+
+    def kappa(self, n: int) -> float:
+        return max(unit.kappa(n) for unit in self.units)
+
+    def kappas(self, used: Tensor, n: int) -> Tensor:
+        """As `Unit.kappas`."""
+        return torch.stack([unit.kappas(used, n) for unit in self.units]).amax(0)
+
+    def underflow(self, n: int) -> float:
+        """As `Unit.underflow`."""
+        return max(unit.underflow(n) for unit in self.units)
+
+    def threshold(self, operands: DType) -> float:
+        """As `Unit.threshold`."""
+        return max(unit.threshold(operands) for unit in self.units)
+
+    def misalignment(self, n: int, operands: DType, largest: float) -> float:
+        """As `Unit.misalignment`."""
+        return max(unit.misalignment(n, operands, largest) for unit in self.units)
+
+    def domain(self, n: int) -> float:
+        """As `Unit.domain`."""
+        return min(unit.domain(n) for unit in self.units)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from verify.arithmetic.unit import Envelope, NearestChain, Promoted, Unit, Wiring
+from verify.arithmetic.archs import MMASIM, SASS
+from verify.arithmetic.unit import AnyOf, Envelope, NearestChain, Promoted, Unit, Wiring
 
 _FASI = "Fasi, Higham, Mikaitis, Pranesh, PeerJ Computer Science 7:e330, 2021"
 _MODELS = "Khattak and Mikaitis, arXiv 2512.07004"
-_MMASIM = "MMA-Sim, arXiv 2511.10909"
 _FTTN = "FTTN, arXiv 2403.00232"
-_SASS = "SASS of NVRTC 13.0"
 _HIGHAM = "IEEE 754-2019; Higham 2002, sections 3.1 and 4.2: any order"
 
 # Truncation of 13 of fp32's 23 fraction bits.  Two truncated operands lose less than 2 * 2**-10 of
@@ -46,7 +45,7 @@ FMA64 = NearestChain(
     53,
     accumulator="float64",
     wiring=Wiring(zeros="ieee", nan="kept"),
-    source=f"{_HIGHAM}; tensor cores chain FMAs: {_MMASIM}",
+    source=f"{_HIGHAM}; tensor cores chain FMAs: {MMASIM}",
 )
 
 # Sums that are kept in bfloat16, on CPUs: an fp32 addition and a cast after each product err by
@@ -73,8 +72,9 @@ def bfloat16_blocks(products: int) -> Unit:
 class Entry:
     """One unit and what it is for.
 
-    arches: those whose unit it is.  operands: types that it multiplies.  instructions: PTX
-    instructions that use it; "" is among them if a kernel that says nothing else is bounded by it.
+    arches: those whose unit it is, by name.  operands: types that it multiplies.
+    instructions: those that use it; "" is among them if a kernel that says nothing else is bounded
+    by it, and "mma.sync.*" if one that says "mma.sync" is, where the shapes of that differ.
     """
 
     arches: tuple[str, ...]
@@ -88,7 +88,7 @@ def _both(entry: Entry, source: str = "") -> Iterator[Entry]:
     8-bit operands."""
     yield entry
     kept = tuple(name for name in entry.operands if name in ("float16", "float8"))
-    note = source or f"{entry.unit.source}; to nearest, to fp16, after every group: {_MMASIM}"
+    note = source or f"{entry.unit.source}; to nearest, to fp16, after every group: {MMASIM}"
     yield replace(entry, operands=kept, unit=half(entry.unit, note))
 
 
@@ -113,7 +113,7 @@ def _tf32(
     wiring: Wiring,
 ) -> Iterator[Entry]:
     """tf32, and three of it for one product of fp32."""
-    errors, source = (_TF32_ERROR, _TF32_FLUSH), f"{_MMASIM}; {_MODELS}"
+    errors, source = (_TF32_ERROR, _TF32_FLUSH), f"{MMASIM}; {_MODELS}"
     unit = Unit(products, fraction, 23, *errors, wiring=wiring, source=source)
     yield Entry(arches, ("tf32",), instructions, unit)
     # Four times the terms, in the same groups.
@@ -131,14 +131,19 @@ def _tf32(
 def _emulated(arches: tuple[str, ...]) -> Iterator[Entry]:
     """fp8 through mma.sync where only wgmma or tcgen05 have a unit for it: converted to fp16, two
     instructions from zero, and an addition to the accumulator in its own dtype."""
+    source = f"{SASS}: F2FP.F16.E4M3.UNPACK_B, two HMMA from zero, FADD or HADD2; HMMA as fp16"
+    shapes: dict[str, list[Unit]] = {}
     for name, depth in (("mma.sync", 32), ("mma.sync.m16n8k16", 16)):
         wiring = replace(_HOPPER, order=_BYTES[depth], via="float16")
-        source = f"{_SASS}: F2FP.F16.E4M3.UNPACK_B, two HMMA from zero, FADD or HADD2; HMMA as fp16"
         unit = Promoted(depth // 2, 25, 23, wiring=wiring, source=source, every=depth)
-        yield from _both(Entry(arches, ("float8",), (name,), unit), source)
+        for entry in _both(Entry(arches, ("float8",), (name,), unit), source):
+            shapes.setdefault(entry.unit.accumulator, []).append(entry.unit)
+            yield entry
+    for units in shapes.values():
+        yield Entry(arches, ("float8",), ("mma.sync.*",), AnyOf.these(*units))
 
 
-_WGMMA8 = Unit(32, 13, 13, wiring=_HOPPER, source=f"{_MMASIM}; {_MODELS}")
+_WGMMA8 = Unit(32, 13, 13, wiring=_HOPPER, source=f"{MMASIM}; {_MODELS}")
 
 _TABLE: tuple[Entry, ...] = (
     *_both(
@@ -146,7 +151,7 @@ _TABLE: tuple[Entry, ...] = (
             ("sm_70",),
             ("float16",),
             _ALL,
-            Unit(4, 23, 23, wiring=_VOLTA, source=f"{_FASI}; {_MMASIM}"),
+            Unit(4, 23, 23, wiring=_VOLTA, source=f"{_FASI}; {MMASIM}"),
         )
     ),
     *_both(
@@ -154,12 +159,12 @@ _TABLE: tuple[Entry, ...] = (
             ("sm_75",),
             ("float16",),
             ("",),
-            Envelope(4, 24, 23, wiring=_TURING, source=f"{_FASI}: L = 4; {_MMASIM}: L = 8"),
+            Envelope(4, 24, 23, wiring=_TURING, source=f"{_FASI}: L = 4; {MMASIM}: L = 8"),
         )
     ),
     *_both(
         Entry(
-            ("sm_75",), ("float16",), ("mma.sync",), Unit(8, 24, 23, wiring=_TURING, source=_MMASIM)
+            ("sm_75",), ("float16",), ("mma.sync",), Unit(8, 24, 23, wiring=_TURING, source=MMASIM)
         )
     ),
     *_both(
@@ -167,7 +172,7 @@ _TABLE: tuple[Entry, ...] = (
             _AMPERE,
             _TYPES,
             _ALL,
-            Unit(8, 24, 23, wiring=_TURING, source=f"{_FASI}; {_MMASIM}; {_MODELS}"),
+            Unit(8, 24, 23, wiring=_TURING, source=f"{_FASI}; {MMASIM}; {_MODELS}"),
         )
     ),
     *_tf32(_AMPERE, _ALL, 4, 24, _TURING),
@@ -176,7 +181,7 @@ _TABLE: tuple[Entry, ...] = (
             ("sm_89",),
             ("float8",),
             _ALL,
-            Unit(16, 13, 13, wiring=_TURING, source=f"{_MMASIM}; {_MODELS}"),
+            Unit(16, 13, 13, wiring=_TURING, source=f"{MMASIM}; {_MODELS}"),
         )
     ),
     *_both(
@@ -184,7 +189,7 @@ _TABLE: tuple[Entry, ...] = (
             ("sm_90",),
             _TYPES,
             _WIDE,
-            Unit(16, 25, 23, wiring=_HOPPER, source=f"{_MMASIM}; {_MODELS}; {_FTTN}"),
+            Unit(16, 25, 23, wiring=_HOPPER, source=f"{MMASIM}; {_MODELS}; {_FTTN}"),
         )
     ),
     *_tf32(("sm_90",), _WIDE, 8, 25, _HOPPER),
@@ -195,7 +200,7 @@ _TABLE: tuple[Entry, ...] = (
         ("sm_90",),
         ("float8",),
         ("",),
-        half(Envelope(8, 13, 13, wiring=_HOPPER), f"{_MMASIM}; {_SASS}"),
+        half(Envelope(8, 13, 13, wiring=_HOPPER), f"{MMASIM}; {SASS}"),
     ),
     *_emulated(("sm_90", *_BLACKWELL)),
     *_both(
@@ -203,7 +208,7 @@ _TABLE: tuple[Entry, ...] = (
             _BLACKWELL,
             _TYPES,
             _NEW,
-            Unit(16, 25, 23, wiring=_HOPPER, source=f"{_MMASIM}; {_MODELS}"),
+            Unit(16, 25, 23, wiring=_HOPPER, source=f"{MMASIM}; {_MODELS}"),
         )
     ),
     *_tf32(_BLACKWELL, _NEW, 8, 25, _HOPPER),
@@ -212,7 +217,7 @@ _TABLE: tuple[Entry, ...] = (
             _BLACKWELL,
             ("float8",),
             ("tcgen05",),
-            Unit(32, 25, 23, wiring=_HOPPER, source=f"{_MMASIM}; {_MODELS}"),
+            Unit(32, 25, 23, wiring=_HOPPER, source=f"{MMASIM}; {_MODELS}"),
         )
     ),
     # tcgen05 converts every 32 products, the emulation of m16n8k16 every 8.
@@ -221,12 +226,12 @@ _TABLE: tuple[Entry, ...] = (
             _BLACKWELL,
             ("float8",),
             ("",),
-            Envelope(8, 25, 23, wiring=_HOPPER, source=f"{_MMASIM}; {_SASS}"),
+            Envelope(8, 25, 23, wiring=_HOPPER, source=f"{MMASIM}; {SASS}"),
         )
     ),
-    *_both(Entry(_RTX, _TYPES, _ALL, Unit(16, 25, 23, wiring=_HOPPER, source=_MMASIM))),
+    *_both(Entry(_RTX, _TYPES, _ALL, Unit(16, 25, 23, wiring=_HOPPER, source=MMASIM))),
     *_tf32(_RTX, _ALL, 8, 25, _HOPPER),
-    *_both(Entry(_RTX, ("float8",), _ALL, Unit(32, 25, 23, wiring=_HOPPER, source=_MMASIM))),
+    *_both(Entry(_RTX, ("float8",), _ALL, Unit(32, 25, 23, wiring=_HOPPER, source=MMASIM))),
     Entry(("cpu", "interpreter"), ("float16", "float8"), ("",), FMA32),
     # AVX-512's bfloat16 dot product, which torch's matmul uses where it can, takes subnormals as
     # zero. With AMX oneDNN reads past the end of a row (docs/findings.md, 15).
@@ -264,18 +269,3 @@ for _entry in _TABLE:
         for _arch in _entry.arches:
             _row = UNITS.setdefault((_operands, _entry.unit.accumulator), {}).setdefault(_arch, {})
             _row |= dict.fromkeys(_entry.instructions, _entry.unit)
-
-# Architectures that nobody has measured, or that were found to be the same: whose entries they
-# take, and why.
-SAME_AS: dict[str, tuple[str, str]] = {
-    "sm_72": ("sm_70", "Volta, with the instructions of sm_70"),
-    "sm_86": ("sm_80", f"the same results: {_MMASIM}"),
-    "sm_87": ("sm_80", f"the same instructions: {_SASS}"),
-    "sm_88": ("sm_80", f"the same instructions, none for fp8: {_SASS}"),
-    "sm_101": ("sm_100", "sm_110's earlier name"),
-    "sm_103": ("sm_100", f"the same instructions: {_SASS}"),
-    "sm_110": ("sm_100", f"the same instructions: {_SASS}"),
-    "sm_121": ("sm_120", f"the same instructions: {_SASS}"),
-}
-
-ARCHES = (*dict.fromkeys(arch for row in UNITS.values() for arch in row), *SAME_AS)

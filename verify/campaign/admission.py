@@ -1,8 +1,8 @@
-"""Admission: whether a case that is on record, or typed by a person, can be asked of a kernel as it
-is declared today.
+"""Admission: whether a case on record, or one typed by a user, can be asked of a kernel under its
+present declaration.
 
-Drawn problems are inside the support and fit their group by construction; those of an id need not
-be. A case that is not admitted says nothing of the kernel.
+Drawn problems are inside the support and fit their group by construction; the problem of a case id
+need not be.  If a case is not admitted, that is no verdict on the kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_PAIRS = 1 << 37  # (query, key) pairs: twice the largest square that is as
 
 
 def unanswerable(target: Target, problem: Problem) -> str | None:
-    """Why that problem cannot be put to the target's kernel by its group, in one line, or None."""
+    """One line that says why the target's group cannot ask its kernel the problem, or None."""
     group = groups().get(target.group)
     if group is None:
         return f"unknown group {target.group!r} (groups: {', '.join(groups())})"
@@ -42,11 +42,11 @@ def unanswerable(target: Target, problem: Problem) -> str | None:
 
 
 def support_refusal(target: Target, problem: Problem) -> str | None:
-    """The argument for which the target's kernel refuses a problem, and why; or None."""
+    """The argument for which the target's kernel refuses a problem, and the reason; or None."""
     support, wide = target.declaration.support, default_dtype_out(problem.dtype)
     if problem.dtype_out not in (wide, *support.dtypes_out):
         return f"dtype_out: {problem.dtype_out} is not supported for {problem.dtype}"
-    # The upstream gradient lies as O does, as far as rules of layouts go.
+    # The rules for layouts treat the upstream gradient like O.
     twins = [problem]
     if groups()[target.group].entry == "backward":
         twins.append(problem.but(layout_out=problem.layout_dout))
@@ -58,7 +58,7 @@ def support_refusal(target: Target, problem: Problem) -> str | None:
 
 
 def too_large(problem: Problem) -> str | None:
-    """Why no machine of ours judges a problem of that size, or None."""
+    """Why a problem is too large to be judged, or None."""
     sizes = [problem.layouts[name].extent(shape) for name, shape in problem.shapes.items()]
     needed = sum(sizes) * problem.format.itemsize
     if needed > _MOST_BYTES:
@@ -90,7 +90,7 @@ def _not_of_the_group(target: Target, problem: Problem) -> str | None:
     elif group.adapt is not None:
         possible = group.adapt(problem, support) == problem
     else:
-        # What is asked of a kernel in Triton's interpreter is smaller; either may be on record.
+        # Problems for Triton's interpreter are smaller; both kinds can be on record.
         kinds = (replace(target.declaration, interpreted=way) for way in (False, True))
         asked = (replace(target, declaration=kind).asked for kind in kinds)
         possible = group.asks is None or any(problem in problems for problems in asked)

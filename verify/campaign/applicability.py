@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from references.quantisation import parse_quantisation, quantisation_words
+from references.score_mods import mod_kind_of, mod_words
 from verify.bundle import INSTALLED, ROOT
 from verify.campaign import derivations
 from verify.campaign.targets import excludes_group, excludes_variant
@@ -42,8 +43,7 @@ but for these. It may still leave single problems to other oracles.
 
 
 def reason(declaration: Declaration, oracle: Oracle) -> str | None:
-    """Why an oracle does not judge a variant, or None.  What single problems are not its business
-    is not counted."""
+    """Why an oracle judges no problem of a variant, or None."""
     group = groups()[oracle.group]
     if group.entry not in declaration.entries or group.outside:
         whole = excludes_group(declaration, oracle.group)
@@ -69,7 +69,7 @@ def table(declarations: Sequence[Declaration]) -> str:
 def _features() -> Iterator[str]:
     """One row per oracle and group, one column per feature."""
     plain = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
-    problems = [plain.but(softcap=1.0)]
+    problems = [plain.but(score_mod=mod_kind_of(word).gallery()[0]) for word in mod_words()]
     problems += [plain.but(quantisation=parse_quantisation(word)) for word in quantisation_words()]
     problems += [plain.but(layout_k=storage_kind(word)()) for word in storage_words()]
     found = {feature.label: problem for problem in problems for feature in problem.features}
@@ -103,8 +103,10 @@ def _title(oracle: Oracle) -> str:
 
 
 def list_oracles(write: bool) -> int:
-    """Print the oracles: what each catches, and in which group it sits; or `write`
-    docs/applicability.md and docs/oracles.md."""
+    """Print the oracles with their groups and the faults that they catch; returns an exit code.
+
+    write: write docs/applicability.md and docs/oracles.md instead.
+    """
     if write and INSTALLED:
         raise click.UsageError(
             "--table: docs/applicability.md and docs/oracles.md are files of a checkout; an"

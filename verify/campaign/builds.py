@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from verify.campaign.halt import over
 from verify.cell.process import COMPILER, Cell, ForkServer, Reply
 from verify.evidence import Built, Recorder
-from verify.variant import COMPILED_ARCHES, Declaration
+from verify.variant import Declaration, compiled_archs
 
 # A laptop compiles for one architecture: a kernel that includes CUTLASS takes 25 s of one core per
 # architecture.  All other profiles compile for all architectures.
@@ -25,12 +25,12 @@ _SECONDS = {"dev": 1.5, "ci": 3.0}
 
 def arches(profile: str) -> tuple[str, ...]:
     """The architectures that a profile compiles for."""
-    return _FEW_ARCHES.get(profile, COMPILED_ARCHES)
+    return _FEW_ARCHES.get(profile) or compiled_archs()
 
 
 def left_out(profile: str) -> str:
     """A text that names the architectures that a profile leaves out; "" if there are none."""
-    missing = [arch for arch in COMPILED_ARCHES if arch not in arches(profile)]
+    missing = [arch for arch in compiled_archs() if arch not in arches(profile)]
     return (
         f"not compiled for {', '.join(missing)}: profile {profile} leaves these to larger ones"
         if missing

@@ -1,5 +1,5 @@
-"""What each oracle asks, and why it may: docs/oracles.md, made from the docstrings of the modules
-in verify/oracles/."""
+"""The derivations of the oracles: writes docs/oracles.md from the docstrings of the modules in
+verify/oracles/."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def _line(oracle: Oracle) -> str:
 
 
 def _linked(paragraph: str) -> str:
-    """A docstring names a page by its path. On a page beside it that is a link, which is longer."""
+    """Replace the paths of pages in a docstring by links, and wrap the paragraph again."""
     linked, links = re.subn(r"\bdocs/([\w-]+\.md)", r"[\1](\1)", paragraph)
     return filled(linked) if links else paragraph
 
 
 def filled(text: str, indent: str = "") -> str:
-    """A paragraph or an item of a list, in lines as long as those of the pages."""
+    """A paragraph or an item of a list, wrapped to the width of the pages."""
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)

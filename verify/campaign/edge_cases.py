@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from references.masks import Causal, Documents, Full, Lengths, Mask, Prefix, Window, intersect
+from references.score_mods import Softcap
 from verify.campaign.targets import Target
 from verify.oracles import groups
 from verify.problem import Layout, Problem
@@ -118,7 +119,8 @@ def _edges(target: Target) -> Iterator[Problem]:
     yield from _few_rows(plain.but(heads_q=6, heads_kv=2, seqlen_q=5, seqlen_kv=133), support)
     for scale in (32.0, 2.0**-12):
         yield plain.but(softmax_scale=scale)
-    yield _masked(plain.but(softmax_scale=-plain.scale, softcap=1.0), support, Causal(), Full())
+    capped = plain.but(softmax_scale=-plain.scale, score_mod=Softcap(1.0))
+    yield _masked(capped, support, Causal(), Full())
     if groups()[target.group].entry == "forward":
         yield plain.but(heads_q=6, heads_kv=2, seqlen_q=1, seqlen_kv=_LONG)
         yield plain.but(

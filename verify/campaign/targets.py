@@ -1,4 +1,4 @@
-"""What a campaign asks: one variant, config and dtype before one group of oracles."""
+"""Targets: what a campaign judges: one variant, config and dtype with one group of oracles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from verify.variant import Config, Declaration
 
 @dataclass(frozen=True)
 class Target:
-    """One variant, config and dtype before one group of oracles: what one property test hears."""
+    """One variant, config, dtype and group of oracles: the subject of one property test."""
 
     declaration: Declaration
     config: Config
@@ -30,7 +30,7 @@ class Target:
     group: str
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        """Short: Hypothesis prints a failing test's arguments, and warns of long ones."""
+        """A short text: Hypothesis prints a failing test's arguments, and warns of long ones."""
         printer.text(f"<{self.group} of {self.id}>")
 
     @property
@@ -39,7 +39,7 @@ class Target:
 
     @cached_property
     def problems(self) -> SearchStrategy[Problem]:
-        """What this target draws, as large as this machine can judge quickly."""
+        """The problems that this target draws, small enough for this machine."""
         device = (
             "gpu"
             if environment().device == "cuda"
@@ -60,9 +60,9 @@ class Target:
         return cast(SearchStrategy[Problem], fitting)
 
     def fitted(self, problem: Problem) -> Problem | None:
-        """A problem that was drawn, as the group can ask it; None if it cannot.
+        """A drawn problem, changed so that the group can ask it; None if it cannot.
 
-        Features that its oracles do not bear are left out, as far as the support allows that.
+        Features that break a premise of its oracles are removed, as far as the support allows it.
         """
         group, support = groups()[self.group], self.declaration.support
         if group.excludes_problem is not None and group.excludes_problem(problem) is not None:
@@ -78,8 +78,7 @@ class Target:
 
     @property
     def asked(self) -> Sequence[Problem]:
-        """The problems that the group asks of every kernel that supports them, in place of drawn
-        ones."""
+        """The fixed problems of a group that draws none, as far as the kernel supports them."""
         asks = groups()[self.group].asks
         found = () if asks is None else asks(self.declaration, self.dtype)
         return [

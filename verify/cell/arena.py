@@ -1,10 +1,10 @@
 """Guarded memory: every buffer that a kernel sees lies in one arena that the judge owns.
 
-Redzones around every buffer, the gaps inside strided ones and all outputs and workspaces hold
-quiet-NaN patterns with unusual payloads: what reads past an edge becomes NaN, what writes there
-shows.  Where a kernel runs (this machine's memory, or a copy of the whole arena on a device) makes
-no difference to the check: after the run the bytes come back, outputs are read, their poison is
-restored, and the arena must equal its pristine image byte for byte.
+Redzones around every buffer, the gaps inside strided buffers, and all outputs and workspaces hold
+quiet-NaN patterns with unusual payloads: a read past an edge gives NaN, and a write there shows.
+The check is the same for this machine's memory and for a copy of the arena on a device: after the
+run the bytes come back, outputs are read, their poison is restored, and the arena must equal its
+pristine image byte for byte.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from torch import Tensor
 from verify.problem import Layout, Problem, Storage
 from verify.problem.storage import STRIDED, Piece, Shape4
 
-# bytes on each side of a buffer; a tile's overshoot past a short tensor stays inside
+# Bytes on each side of a buffer; if a tile reaches past a short tensor, it stays inside.
 REDZONE = 16 * 1024
 ALIGNMENT = 512
 
 CANARY = 0x7FF9  # a quiet NaN in fp16 and bf16, doubled in fp32 and fourfold in fp64
-# outputs before a run; "huge" is finite in every 16-, 32- and 64-bit format
+# The content of outputs before a run; "huge" is finite in every 16-, 32- and 64-bit format.
 POISONS = {"nan": 0x7FFD, "huge": 0x7BFF}
-# the same in 8 bits, where no NaN but the negative one of e4m3 is unusual
+# The same in 8 bits, where only the negative NaN of e4m3 is unusual.
 _BYTES = {"nan": 0xFF, "huge": 0x7B}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype of that name, integers for semaphores included; raises ValueError."""
+    """torch's dtype of that name, also an integer one (for semaphores).  Raises ValueError."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype: torch has no {name!r}")
@@ -49,8 +49,8 @@ class Slot:
     """One buffer: a strided view of `shape` whose first element lies at byte `start`; [begin, end)
     is its allocation.
 
-    role: "input", which a run must leave as it is, "output", of which it must write every element,
-    or "workspace".
+    role: "input" (a run must not change it), "output" (a run must write every element) or
+    "workspace".
     """
 
     name: str
@@ -77,7 +77,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Buffers:
-    """The buffers of one tensor: its dtype and logical shape, its storage and the pieces of it."""
+    """The buffers of one tensor: its dtype, logical shape and storage, and the storage's pieces."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -86,22 +86,22 @@ class Buffers:
 
     @staticmethod
     def packed(dtype: str, shape: tuple[int, ...]) -> Buffers:
-        """Of a contiguous tensor."""
+        """The buffer of a contiguous tensor."""
         return Buffers(dtype, shape, Layout(), {"": Piece.packed(shape)})
 
     @staticmethod
     def stored(dtype: str, shape: Shape4, storage: Storage) -> Buffers:
-        """Of a tensor that lies so."""
+        """The buffers of a tensor in that storage."""
         return Buffers(dtype, shape, storage, storage.pieces(shape))
 
     def slots(self, name: str) -> dict[str, str]:
-        """What the slots of a tensor of that name are called, by the names of the pieces."""
+        """Name of a piece -> name of its slot, for a tensor of that name."""
         return {piece: f"{name}.{piece}" if piece else name for piece in self.pieces}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every buffer of one run lies; `size` in bytes; the inputs by their names."""
+    """The places of all buffers of one run.  size: in bytes.  inputs: by name."""
 
     slots: tuple[Slot, ...]
     size: int
@@ -122,7 +122,7 @@ class Plan:
         return [asdict(slot) for slot in self.slots]
 
     def stored_as_data(self) -> dict[str, dict[str, Any]]:
-        """The inputs that are no strided tensors, as JSON-ready data."""
+        """The inputs that are not strided tensors, as JSON-ready data."""
         return {
             name: {
                 "word": tensor.storage.word,
@@ -136,7 +136,7 @@ class Plan:
         }
 
     def owner(self, byte: int) -> str:
-        """In words, what lies at that byte."""
+        """A text that says what is at that byte."""
         for slot in self.slots:
             if slot.begin <= byte < slot.end:
                 return (
@@ -164,11 +164,10 @@ def plan(
     workspace: Mapping[str, tuple[tuple[int, ...], str]],
     entry: str = "forward",
 ) -> Plan:
-    """Lay out the buffers of one run of an entry point: inputs, outputs and workspaces.  lse:
-    whether the contract has one.
+    """Lay out the buffers of one run of an entry point: inputs, outputs and workspaces.
 
-    A forward reads q, k, v (and descales) and writes out and lse.  A backward also reads these two,
-    as they were saved, and dout, and writes dq, dk and dv.
+    lse: whether the contract has one.  A forward reads q, k, v (and descales) and writes out and
+    lse.  A backward also reads the saved out and lse, and dout, and writes dq, dk and dv.
     """
     p = problem
     own = {n: Buffers.stored(p.dtype, p.shapes[n], p.layouts[n]) for n in "qkv"}
@@ -198,12 +197,12 @@ def plan(
 
 
 def workspace_limit(problem: Problem) -> int:
-    """Bytes that the workspaces of one run may have: 128 MiB, and beside them 64 times the tensors
-    and 4 times the scores.
+    """Bytes that the workspaces of one run may have: 128 MiB, plus 64 times the tensors and 4 times
+    the scores, in float32.
 
-    Enough for 64 splits of an output in float32, or for P, dP and two copies of either.  The judge
-    fills, copies and compares every byte of them in each run, so that what has no end costs a
-    minute a case.
+    This is enough for 64 splits of an output in float32, or for P, dP and two copies of either.
+    The judge fills, copies and compares every byte in each run, so larger workspaces would cost
+    minutes per case.
     """
     p = problem
     elements = sum(math.prod(p.shapes[name]) for name in ("q", "k", "v")) + math.prod(p.shape_out)
@@ -226,15 +225,15 @@ def _slot(name: str, role: str, dtype: str, piece: Piece, position: int) -> Slot
 
 
 def side_name(launch: int, name: str) -> str:
-    """What a buffer of one of several launches at once is called."""
+    """The name of a buffer of one of several concurrent launches."""
     return f"launch {launch}: {name}"
 
 
 def side_by_side(
     where: Plan, given: Sequence[Mapping[str, Tensor]]
 ) -> tuple[Plan, dict[str, Tensor]]:
-    """A plan that holds one run's plan as often as there are inputs, one behind the other, and the
-    inputs under its names."""
+    """Repeat one run's plan for each element of `given`; returns the new plan, and the inputs under
+    its names."""
     slots: list[Slot] = []
     buffers: dict[str, Buffers] = {}
     inputs: dict[str, Tensor] = {}
@@ -263,8 +262,8 @@ class Damage:
 
 
 class Arena:
-    """Shared anonymous memory: the judge writes it, hands its descriptor to a cell, and reads what
-    came back."""
+    """Shared anonymous memory: the judge writes it, passes its descriptor to a cell, and reads the
+    results."""
 
     def __init__(self) -> None:
         self.fd = -1
@@ -275,25 +274,25 @@ class Arena:
         self._pristine = np.empty(0, np.uint8)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.bytes = np.empty(0, np.uint8)
         if self._map is not None:
             try:
                 self._map.close()
-            except BufferError:  # a tensor still looks at it: the collector closes it later
+            except BufferError:  # a tensor still uses it: garbage collection closes it later
                 self._map = None
             os.close(self.fd)
             self._map, self.fd, self.capacity = None, -1, 0
 
     def reserve(self, size: int) -> None:
-        """Make room for `size` bytes; `generation` changes when cells must map the arena anew."""
+        """Reserve `size` bytes; `generation` changes if cells must map the arena again."""
         if size <= self.capacity:
             return
         self.close()
         self.capacity = max(1 << 22, 1 << (size - 1).bit_length())
         self.fd = os.memfd_create("attention-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.capacity)
-        # A kernel that shrank the file would kill the judge at its next look (SIGBUS).
+        # If a kernel shrank the file, the judge's next read would end it (SIGBUS).
         fcntl.fcntl(
             self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         )
@@ -303,9 +302,9 @@ class Arena:
 
     def lay(self, where: Plan, inputs: Mapping[str, Tensor], poison: str) -> None:
         """Fill the arena: canaries everywhere, then inputs, then poison in outputs and workspaces;
-        keep the pristine image.
+        keep a copy as the pristine image.
 
-        inputs: stored values by the name of the input; size 1 where a dimension is expanded.
+        inputs: stored values by the name of the input; an expanded dimension has size 1.
         """
         self.reserve(where.size)
         self.bytes[: where.size].view(np.uint16)[:] = CANARY
@@ -319,7 +318,7 @@ class Arena:
         self._pristine = self.bytes[: where.size].copy()
 
     def read(self, where: Plan, name: str) -> Tensor:
-        """A contiguous copy of that buffer as it is now."""
+        """A contiguous copy of the buffer's present content."""
         return (
             where[name]
             .view(torch.from_numpy(self.bytes))
@@ -327,8 +326,10 @@ class Arena:
         )
 
     def damage(self, where: Plan, poison: str) -> Damage | None:
-        """What the run changed that it had no right to: an input, a gap or a redzone.  Call after
-        reading the outputs."""
+        """The bytes that the run must not change but did: of an input, a gap or a redzone; or None.
+
+        It overwrites the outputs: read them first.
+        """
         arena = torch.from_numpy(self.bytes)
         for slot in where.slots:
             if slot.role != "input":
@@ -349,7 +350,7 @@ def fill(view: Tensor, poison: str) -> None:
 
 
 def pattern(dtype: torch.dtype, poison: str) -> Tensor:
-    """One element of that poison."""
+    """One element of the poison."""
     if dtype.itemsize == 1:
         return torch.tensor([_BYTES[poison]], dtype=torch.uint8).view(dtype)
     words = np.full(4, POISONS[poison], np.uint16)
@@ -364,22 +365,24 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def negated(tensor: Tensor) -> Tensor:
-    """A contiguous copy with every sign flipped, of NaN and zero too."""
+    """A contiguous copy with every sign bit flipped, also of NaN and zero."""
     words = bits(tensor.clone(memory_format=torch.contiguous_format))
-    # the topmost bit; bytes have no least integer that is it
+    # The sign bit: the least integer of the dtype, but uint8 has no negative one.
     words.bitwise_xor_(torch.iinfo(words.dtype).min or 1 << 7)
     return words.view(tensor.dtype)
 
 
 def different(one: Tensor, other: Tensor) -> Tensor:
-    """Where the bits of two tensors of the same dtype differ.  A NaN is like any other: which sign
-    and payload an operation gives it, IEEE 754 leaves open, and on a CPU that depends on where an
-    element lies in its vector."""
+    """Where the bits of two tensors of the same dtype differ; all NaN count as equal.
+
+    IEEE 754 leaves a NaN's sign and payload open, and on a CPU they depend on the element's place
+    in a vector.
+    """
     one, other = one.contiguous(), other.contiguous()
     return (bits(one) != bits(other)) & ~(one.isnan() & other.isnan())
 
 
 def unwritten(tensor: Tensor, poison: str) -> Tensor:
-    """Where `tensor` (contiguous) still holds the poison's very bits, as booleans.  A finite poison
-    may also be a result."""
+    """Where `tensor` (contiguous) still holds the poison's bits, as booleans.  A finite poison can
+    also be a result."""
     return bits(tensor) == bits(pattern(tensor.dtype, poison))

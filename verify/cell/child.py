@@ -38,7 +38,7 @@ from verify.cell.launching import _arguments, _buffers, launch, running
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.protocol import Closed, receive, send
 from verify.machine.leash import die_with
-from verify.variant import Build, Unsupported, Variant
+from verify.variant import Build, Unsupported, Variant, arch_of
 
 # Requests in which only the judge's code can raise, except inside a kernel's entry point.
 _JUDGE_REQUESTS = ("run", "arena", "device")
@@ -339,8 +339,7 @@ class KernelProcess:
 def _arch() -> str:
     if not torch.cuda.is_available():
         return "cpu"
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+    return arch_of(torch.cuda.get_device_capability()).name
 
 
 def _first_line(error: BaseException) -> str:

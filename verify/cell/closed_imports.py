@@ -14,7 +14,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 # The modules that kernel files need for their declarations.
-import references.masks  # noqa: F401
+import references.masks
+import references.score_mods  # noqa: F401
 import verify.problem
 import verify.variant  # noqa: F401
 
@@ -43,7 +44,7 @@ class _Closed(MetaPathFinder):
         if _is_the_judges(fullname) and fullname not in OPEN and not fullname.startswith(_PREFIXES):
             raise ImportError(
                 f"{fullname} is the judge's: a kernel may import verify.variant, verify.problem,"
-                " verify.cuda and references.masks",
+                " verify.cuda, references.masks and references.score_mods",
                 name=fullname,
             )
         return None

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from references.quantisation import parse_quantisation
+from references.score_mods import mod_kind_of
 from verify.bundle import ROOT
 from verify.cell.process import PLAIN_CPU, PLAIN_CUDA, Cell, Environment, ForkServer, Reply
 from verify.cell.untrusted_text import visible
@@ -26,6 +27,7 @@ from verify.problem.storage import storage_kind
 from verify.tolerance.backward import resolve as resolve_gradients
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Declaration, declaration_from
+from verify.variant.witness import meaning, witnesses
 
 _LARGEST_SOURCE = 64 << 20  # bytes
 _DECLARES = re.compile(r"^VARIANTS?\b", re.MULTILINE)
@@ -62,7 +64,13 @@ class Roster:
     @property
     def declarations(self) -> tuple[Declaration, ...]:
         return tuple(
-            declaration_from(e["data"], ref=e["ref"], path=e["path"], source_hash=e["source_hash"])
+            declaration_from(
+                e["data"],
+                ref=e["ref"],
+                path=e["path"],
+                source_hash=e["source_hash"],
+                witness=e["witness"],
+            )
             for e in self.entries
         )
 
@@ -154,10 +162,12 @@ def _entries(reply: dict[str, Any], path: Path, inside: bool) -> list[dict[str, 
     """The roster's entries of a loaded file.  Raises ValueError for a declaration that cannot be
     judged; malformed data raises other exceptions too."""
     source = _hash(reply["sources"], path)
+    found = [one.case for one in witnesses(_read(path))]
     entries = []
     for data in reply["variants"]:
         ref = data["name"] if inside else f"{path}@{data['name']}"
         entry = {"ref": ref, "path": str(path.resolve()), "source_hash": source, "data": data}
+        entry["witness"] = found
         _check(declaration_from(data, ref=ref, path=entry["path"], source_hash=source))
         entries.append(entry)
     if len({entry["ref"] for entry in entries}) < len(entries):
@@ -185,13 +195,14 @@ def _check(declaration: Declaration) -> None:
     reads = declaration.gradients is not None and declaration.gradients.softmax.source == "saved"
     if reads and declaration.contract.lse is None:
         raise ValueError("contract.lse: a backward needs the LSE that its forward saved")
-    for dtype, word in product(support.dtypes, support.descalings):
+    mods = [mod_kind_of(word).gallery()[0] for word in {"softcap", *support.score_mods}]
+    for dtype, word, mod in product(support.dtypes, support.descalings, mods):
         problem = Problem(
             seqlen_q=1,
             seqlen_kv=1,
             head_dim=max(support.head_dims),
             dtype=dtype,
-            softcap=1.0,
+            score_mod=mod,
             quantisation=parse_quantisation(word),
         )
         for config in declaration.configs:
@@ -208,7 +219,8 @@ def _hash(sources: list[str], path: Path) -> str:
     digest = sha256()
     for source in sorted({str(path.resolve()), *sources}):
         digest.update(os.fsencode(Path(source).name))
-        digest.update(_read(Path(source)))
+        content = _read(Path(source))
+        digest.update(meaning(content) if source.endswith(".py") else content)
     return digest.hexdigest()[:16]
 
 

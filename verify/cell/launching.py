@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from references.masks import parse_mask
+from references.score_mods import parse_score_mod
 from verify.cell.arena import Slot, slots_from, torch_dtype
 from verify.cell.loading import Breach
 from verify.variant import AttentionArgs, Descales, Gradients, Saved, Stored, Variant
@@ -84,7 +85,7 @@ def _arguments(
         **logical,
         mask=parse_mask(message["mask"]),
         softmax_scale=message["softmax_scale"],
-        softcap=message["softcap"],
+        score_mod=parse_score_mod(message["score_mod"]) if message["score_mod"] else None,
         config=variant.config_of(message["entry"], variant.configs[message["config"]]),
         descales=descales,
         stored=stored,

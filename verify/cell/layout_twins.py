@@ -1,9 +1,9 @@
-"""Twins: a plain function under each layout, which a cell holds beside the one on trial, for a
-finding to ask."""
+"""Twins: a plain function in each tensor layout; a cell holds all of them, so that a finding can
+name the right layout."""
 
 from __future__ import annotations
 
-# By the name that a file says in LAYOUT.
+# The value of LAYOUT in a file -> the order of dimensions.
 LAYOUTS = {
     "bhsd": "(batch, heads, seqlen, head_dim)",
     "bshd": "(batch, seqlen, heads, head_dim)",
@@ -11,6 +11,5 @@ LAYOUTS = {
 
 
 def twin(name: str, layout: str) -> str:
-    """What a plain function is called in a cell that takes and returns its tensors in that
-    layout."""
+    """The variant name of a plain function that takes and returns tensors in that layout."""
     return f"{name}:{layout}"

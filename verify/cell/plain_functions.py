@@ -1,5 +1,4 @@
-"""Plain functions: (q, k, v, ...) -> out or (out, lse), made into variants by what their signatures
-say."""
+"""Plain functions: (q, k, v, ...) -> out or (out, lse); their signatures make them variants."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours
     input."""
 
 
-# What is honest in eager mode and in a first kernel: everything rounded to the input's dtype, tf32
-# for fp32.
+# The weakest honest arithmetic: everything rounded to the input's dtype, tf32 for fp32.
 WEAKEST = Numerics(
     products=Products(float32_products="tf32", prescale="q"),
     softmax=Softmax(
@@ -55,7 +53,7 @@ _NAMES = (
     "sdpa",
     "mha",
 )
-# What a signature may ask for, by the names that are known.
+# Known names of parameters, by purpose.
 _CAUSAL = ("causal", "is_causal")
 _SCALE = ("softmax_scale", "sm_scale", "scale")
 _MASK = ("attn_mask", "mask")
@@ -76,12 +74,10 @@ _RULES = {
 
 
 def variants(module: Any, path: Path, interpreted: bool = False) -> tuple[Variant, ...]:
-    """The variant of a file's plain function, and one for each of LAYOUTS (`twin`), which are not
-    on trial.
+    """The variant of a file's plain function, and its twins, one for each of LAYOUTS (`twin`).
 
-    interpreted: Triton's interpreter runs it.
-
-    Raises Breach if the file has no such function, DeclarationError for one that cannot be called.
+    interpreted: Triton's interpreter runs it.  Raises Breach if the file has no such function,
+    DeclarationError for one that cannot be called.
     """
     function = find(module, path)
     settings = _settings(sys.modules[function.__module__])
@@ -90,12 +86,14 @@ def variants(module: Any, path: Path, interpreted: bool = False) -> tuple[Varian
     by_tf32 = interpreted or torch.cuda.is_available()
     ieee = replace(WEAKEST, products=replace(WEAKEST.products, float32_products="ieee"))
     numerics = WEAKEST if by_tf32 else ieee
-    made = {
+    variants_by_layout = {
         each: replace(_variant(function, path.stem, settings, each), numerics=numerics)
         for each in LAYOUTS
     }
-    twins = (replace(variant, name=twin(path.stem, each)) for each, variant in made.items())
-    return made[layout], *twins
+    twins = (
+        replace(variant, name=twin(path.stem, each)) for each, variant in variants_by_layout.items()
+    )
+    return variants_by_layout[layout], *twins
 
 
 def find(module: Any, path: Path) -> Callable[..., Any]:
@@ -127,21 +125,20 @@ def _leading(function: Callable[..., Any]) -> list[str]:
 
 
 def _settings(module: Any) -> dict[str, Any]:
-    """What the module says beside the function: DTYPES, HEAD_DIMS, LAYOUT.  Raises
-    DeclarationError."""
-    found = {}
+    """The module's settings: DTYPES, HEAD_DIMS, LAYOUT.  Raises DeclarationError."""
+    settings = {}
     for name, rule in _RULES.items():
         if hasattr(module, name):
             try:
-                found[name] = rule(getattr(module, name))
+                settings[name] = rule(getattr(module, name))
             except ValueError as error:
                 raise DeclarationError(f"{name}: {error}") from None
-    return found
+    return settings
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a function takes beside q, k and v: the parameter's name for each purpose, or None."""
+    """A function's parameters other than q, k and v: the name for each purpose, or None."""
 
     causal: str | None
     scale: str | None
@@ -152,15 +149,15 @@ class Signature:
 
     @staticmethod
     def of(function: Callable[..., Any]) -> Signature:
-        """Raises DeclarationError for a parameter without a default that nobody knows what to pass
-        for."""
+        """The signature of a function.  Raises DeclarationError for an unknown parameter without a
+        default."""
         parameters = dict(inspect.signature(function).parameters)
         by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         first = [name for name, each in parameters.items() if each.kind in by_position][:3]
         variadic = [each.kind for each in parameters.values()]
         if len(first) < 3 and inspect.Parameter.VAR_POSITIONAL not in variadic:
             raise DeclarationError(
-                f"{function.__name__}: takes no three tensors q, k and v by position"
+                f"{function.__name__}: does not take three tensors q, k and v by position"
             )
         others = {name: each for name, each in parameters.items() if name not in first}
         loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -171,8 +168,8 @@ class Signature:
                 and each.kind not in loose
             ):
                 raise DeclarationError(
-                    f"{function.__name__}: nobody knows what to pass for {name!r}, which has no"
-                    f" default (known: {', '.join(_KNOWN)})"
+                    f"{function.__name__}: unknown parameter {name!r} has no default (known:"
+                    f" {', '.join(_KNOWN)})"
                 )
         named = (_CAUSAL, _SCALE, _MASK, _WINDOW, _SOFTCAP, _GROUPED)
         return Signature(
@@ -181,7 +178,7 @@ class Signature:
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """Kinds of masks that can be asked for: square ones only, where both alignments agree."""
+        """The mask kinds that can be drawn: only square ones, for which both alignments agree."""
         causal = self.causal or self.mask or self.window
         return (
             "full",
@@ -190,28 +187,28 @@ class Signature:
         )
 
     def keywords(self, args: AttentionArgs) -> dict[str, Any]:
-        """What is passed beside q, k and v; a window as flash-attn has it: (left, right), -1 for an
+        """The keyword arguments of a call.  A window is (left, right) as in flash-attn, -1 for an
         open side."""
-        found: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         window = (-1, -1)
         if isinstance(args.mask, Window):
             window = _side(args.mask.left), _side(args.mask.right)
         elif isinstance(args.mask, Causal) and self.causal is not None:
-            found[self.causal] = True
+            keywords[self.causal] = True
         elif isinstance(args.mask, Causal) and self.window is not None:
             window = (-1, 0)
         elif not isinstance(args.mask, Full) and self.mask is not None:
             shape = args.batch, args.heads_q, args.seqlen_q, args.seqlen_kv
-            found[self.mask] = args.mask.dense(*shape, device=args.q.device).contiguous()
+            keywords[self.mask] = args.mask.dense(*shape, device=args.q.device).contiguous()
         if self.window is not None:
-            found[self.window] = window
+            keywords[self.window] = window
         if self.scale is not None:
-            found[self.scale] = args.softmax_scale
+            keywords[self.scale] = args.softmax_scale
         if self.softcap is not None:
-            found[self.softcap] = args.softcap
+            keywords[self.softcap] = args.softcap
         if self.grouped is not None and args.heads_q != args.heads_kv:
-            found[self.grouped] = True
-        return found
+            keywords[self.grouped] = True
+        return keywords
 
 
 def _side(tokens: int | None) -> int:
@@ -221,22 +218,22 @@ def _side(tokens: int | None) -> int:
 def _variant(
     function: Callable[..., Any], name: str, settings: Mapping[str, Any], layout: str
 ) -> Variant:
-    """The function as a variant with the most that its signature promises.
+    """The function as a variant with all features of its signature.
 
-    It is judged as eager arithmetic, the weakest that is honest: scores and probabilities rounded
-    to the input's dtype.
+    Its numerics are the weakest honest arithmetic: scores and probabilities are rounded to the
+    input's dtype.
     """
     signature = Signature.of(function)
 
     def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
-        given = [args.q, args.k, args.v]
+        inputs = [args.q, args.k, args.v]
         if layout == "bshd":
-            given = [tensor.transpose(1, 2).contiguous() for tensor in given]
-        result = function(*given, **signature.keywords(args))
+            inputs = [tensor.transpose(1, 2).contiguous() for tensor in inputs]
+        result = function(*inputs, **signature.keywords(args))
         if layout == "bshd":
-            _check_unchanged(args, given)
+            _check_unchanged(args, inputs)
         _accept(
-            result, given, out.transpose(1, 2) if layout == "bshd" else out, lse, _SHAPES[layout]
+            result, inputs, out.transpose(1, 2) if layout == "bshd" else out, lse, _SHAPES[layout]
         )
 
     return Variant(
@@ -249,7 +246,7 @@ def _variant(
             masks=signature.masks,
             grouped_heads=signature.grouped is not None,
             scales="any" if signature.scale is not None else "default",
-            softcap=signature.softcap is not None,
+            score_mods=("softcap",) if signature.softcap is not None else (),
             layouts="contiguous",
         ),
         numerics=WEAKEST,
@@ -259,8 +256,7 @@ def _variant(
 
 
 def _returns_lse(function: Callable[..., Any]) -> bool:
-    """Whether the function's own text returns a pair; read, not run, because running it here would
-    be no case."""
+    """Whether every return statement in the function's source returns a pair."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError):
@@ -271,25 +267,27 @@ def _returns_lse(function: Callable[..., Any]) -> bool:
     )
 
 
-def _check_unchanged(args: AttentionArgs, given: Sequence[Tensor]) -> None:
-    """Raise Breach if a copy that the function got in another layout is no longer what it was."""
-    for name, copy in zip("qkv", given, strict=True):
+def _check_unchanged(args: AttentionArgs, inputs: Sequence[Tensor]) -> None:
+    """Raise Breach if the function has changed a copy of an input in another layout."""
+    for name, copy in zip("qkv", inputs, strict=True):
         original = getattr(args, name).transpose(1, 2).contiguous()
         if not torch.equal(original.view(torch.uint8), copy.view(torch.uint8)):
             raise Breach(f"changes its input {name}")
 
 
 def _accept(
-    result: object, given: Sequence[Tensor], out: Tensor, lse: Tensor | None, shape: str
+    result: object, inputs: Sequence[Tensor], out: Tensor, lse: Tensor | None, shape: str
 ) -> None:
-    """Check what a plain function returned and copy it into the judge's buffers; shape: of O, in
-    words.  Raises Breach."""
+    """Check the result of a plain function and copy it into the judge's buffers.
+
+    shape: of O, as text.  Raises Breach.
+    """
     if isinstance(result, tuple | list) and result:
         if lse is not None:
             second = result[1]
             if not isinstance(second, Tensor) or second.shape != lse.shape:
                 raise Breach(
-                    f"returned an LSE that is no tensor of shape {tuple(lse.shape)} (batch,"
+                    f"returned an LSE that is not a tensor of shape {tuple(lse.shape)} (batch,"
                     " heads_q, seqlen_q)"
                 )
             lse.copy_(second.detach())
@@ -302,7 +300,7 @@ def _accept(
         raise Breach(f"returned dtype {result.dtype}, expected {out.dtype}")
     if result.device != out.device:
         raise Breach(f"returned a tensor on {result.device}, expected {out.device}")
-    for name, tensor in zip("qkv", given, strict=True):
+    for name, tensor in zip("qkv", inputs, strict=True):
         if (
             tensor.untyped_storage().data_ptr() == result.untyped_storage().data_ptr()
             and result.numel()

@@ -57,6 +57,7 @@ for _command in (
     report.compare,
     tools.list_variants,
     report.recheck,
+    report.witness,
     tools.bench,
     tools.sanitize,
     tools.test,

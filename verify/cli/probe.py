@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from verify import report as accuracy
+from verify.arithmetic.archs import arch_named
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, say
 from verify.campaign.targets import excludes_here
 from verify.cell.arena import Arena
@@ -120,13 +121,13 @@ def probe_instruction(name: str, arch: str, threads: int) -> MatrixProbe:
     """
     torch.set_num_threads(threads)
     instruction = {one.name: one for one in INSTRUCTIONS}[name]
-    return matrix.probe(Bench(instruction), arch.rstrip("a"))
+    return matrix.probe(Bench(instruction), arch_named(arch).name)
 
 
 def probe_function(name: str, arch: str) -> FunctionProbe:
     """Probe one of FUNCTIONS on the current device, whose architecture is `arch`."""
     return functions.probe(
-        Surveyor({one.name: one for one in FUNCTIONS}[name]), arch=arch.rstrip("a")
+        Surveyor({one.name: one for one in FUNCTIONS}[name]), arch=arch_named(arch).name
     )
 
 

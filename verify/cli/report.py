@@ -1,4 +1,5 @@
-"""`verify report`, `verify compare` and `verify recheck`: make, compare and check reports."""
+"""`verify report`, `compare`, `recheck` and `witness`: make, compare and check reports, and keep
+their worst cases."""
 
 from __future__ import annotations
 
@@ -101,12 +102,18 @@ class _Place:
     type=click.Path(path_type=Path),
     help="Write that folder's pages again, with its probes and sanitizer pages.",
 )
+@click.option(
+    "--schema",
+    type=click.Path(path_type=Path),
+    help="Write the JSON Schemas of evidence, reports and xfails.toml into that folder.",
+)
 def report(
     directory: Path | None,
     publish: bool,
     replace: bool,
     from_runs: tuple[str, ...],
     render: Path | None,
+    schema: Path | None,
     strict: bool,
     **choices: Any,
 ) -> int:
@@ -124,6 +131,8 @@ def report(
         )
     if render is not None:
         return _render(render)
+    if schema is not None:
+        return _write_schemas(schema)
     place = _Place(directory, publish, replace)
     if from_runs:
         return _report_of(from_runs, place, strict)
@@ -135,6 +144,19 @@ def report(
     return (
         place.published(where, status) if report_of(where, request.run_id) is not None else status
     )
+
+
+def _write_schemas(folder: Path) -> int:
+    from verify.report.json_schema import schemas
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in schemas().items():
+            (folder / name).write_text(text, encoding="utf-8")
+            say(console, f"written: {folder / name}")
+    except OSError as error:
+        raise UsageError(f"--schema: {folder}: {error.strerror or error}") from None
+    return CLEAN
 
 
 def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
@@ -256,3 +278,30 @@ def recheck(folder: Path) -> int:
         say(console, f"  verify report --render {rechecks[0].path.parent} writes it again")
     differ = listed or any(one.disagreeing or one.contradicting for one in rechecks)
     return FAILED if differ else CLEAN
+
+
+@click.command()
+@click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
+@click.option(
+    "--write", "writes", is_flag=True, help="Write them at the end of the kernels' files."
+)
+def witness(folder: Path, writes: bool) -> int:
+    """List the worst case of each variant on each device, from the reports in FOLDER.
+
+    With --write, each file under kernels/ ends with those of its variants. They are judged first in
+    each run, and they do not change the source hash.
+    """
+    from verify.campaign import witnesses
+    from verify.report import ReportError
+
+    try:
+        found = witnesses.published(folder)
+    except (ReportError, OSError) as error:
+        raise UsageError(str(error)) from None
+    if not found:
+        raise UsageError(f"{folder}: no report in it has a worst case")
+    for line in witnesses.lines(found):
+        say(console, line)
+    for path in witnesses.write(found) if writes else ():
+        say(console, f"written: {path}")
+    return CLEAN

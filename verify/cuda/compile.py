@@ -28,7 +28,7 @@ import torch
 from filelock import FileLock
 
 from verify.bundle import ROOT
-from verify.variant import Resources
+from verify.variant import Resources, arch_of
 
 HEADERS = ROOT / "kernels" / "cuda"
 """The directory of ptx.cuh, which every source can include."""
@@ -294,8 +294,7 @@ def available() -> str | None:
 def device_arch(device: torch.device) -> str:
     """The architecture to compile for: "sm_86", and from Hopper on with the suffix that enables the
     architecture's specific instructions ("sm_90a")."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+    return arch_of(torch.cuda.get_device_capability(device)).target
 
 
 _loaded: dict[tuple[bytes, str], Kernel] = {}

@@ -1,15 +1,8 @@
 """Defects that are known and that somebody else has to mend: failing verdicts that a campaign
 expects, each with a link, a last day, and a case that shows the defect.
 
-They stand in `xfails.toml` of the current directory, which belongs to whoever runs the suite:
-
-    [[xfail]] cases = "torch-cudnn-backward:.*,dist=negative_lse.*"   # a regular expression that
-    matches whole case ids link = "docs/findings.md, 14"                           # where the
-    defect is told expires = 2027-06-30                                    # the last day on which
-    it is expected witness = "torch-cudnn-backward:default:..."            # the id of a case that
-    fails as long as the defect is there oracles = ["gradient_bound"]                            #
-    who may convict; all, if left out device = "NVIDIA H100*"                                 # the
-    device's name, as in a shell; any, if left out
+They stand in `xfails.toml` of the current directory, one `[[xfail]]` table for each `Xfail`.  The
+file belongs to the person who runs the suite.
 
 A verdict that is expected is on record as the failing one that it is, and the report shows it; it
 fails no test and no command.
@@ -49,7 +42,13 @@ class XfailsError(ValueError):
 
 
 class Xfail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One known defect; the fields are told above."""
+    """One known defect.
+
+    cases: a regular expression that matches whole case ids.  link: where the defect is described.
+    expires: the last day on which it is expected.  witness: the id of a case that fails as long as
+    the defect is there; one of `cases`.  oracles: those that may convict, all if it is left out.
+    device: the device's name as a shell pattern ("NVIDIA H100*"), any if it is left out.
+    """
 
     cases: str
     link: str

@@ -1,7 +1,7 @@
 """Sums that hold of gradients whatever the scores are, with slacks that need no reference; derived
 in verify/oracles/gradient_sums.py.
 
-    sum_j dV_j = sum_i dO_i     sum_j dK_j = 0, without a softcap     <dQ, Q> = <dK, K>     <dV, V>
+    sum_j dV_j = sum_i dO_i     sum_j dK_j = 0, of linear scores     <dQ, Q> = <dK, K>     <dV, V>
     = <dO, O>
 
 over the rows that see a key, by key head: a group's query heads are summed.  They follow from sum_j
@@ -17,14 +17,19 @@ import torch
 from torch import Tensor
 
 from references.positions import Sizes
+from references.premises import Premise
 from verify.arithmetic.mma import Unit
 from verify.judging.invariants import forward_slack, misaligned, reach, sizes_by_head
 from verify.problem import Problem
+from verify.problem.premises import broken
 from verify.problem.visibility import live_rows
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_sums import rules_of
-from verify.tolerance.weights import flushed_score, flushes_factor
+from verify.tolerance.score_mods import factor_error, largest_error, largest_slope
+from verify.tolerance.weights import flushed_score
+
+_LINEAR = frozenset({Premise.LINEAR_SCORES})
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +137,7 @@ def invariants(
         _fold(dout.sum(2), p),
         _fold((dout.abs() * error_p[..., None]).sum(2), p) + (u * dv.abs() + tiny).sum(2),
     )
-    if not p.softcap:
+    if broken(_LINEAR, p) is None:
         sizes = _fold((q.abs() * error_k[..., None]).sum(2) * abs(p.scale), p) + (
             u * dk.abs() + tiny
         ).sum(2)
@@ -183,21 +188,13 @@ def _rows(
     slack = forward_slack(p, forward, reached, (g.q, g.k, g.v))
     lse = g.lse.double().abs().masked_fill(~live, 0.0)
     # The exponent of P, and what the saved LSE was off by, or a row sum of these.
-    cap = p.softcap
     score = reached * ((1 + a.prescaled) * (1 + a.scores.kappa(p.head_dim)) - 1) + misaligned(
         p, a.operands, g.q, g.k
     )
     score = score + flushed_score(a.scores, p, abs(p.scale) * a.operands.query * a.operands.key)
-    score = score + (relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(p)) * (
-        reached + score
-    )
-    if cap:
-        score = (
-            score
-            + ((1 + a.tanh) * (1 + relative(4, U)) - 1) * (reached.clamp(max=cap) + score)
-            + 2.0**-50 * cap
-        )
-    exponent = reached + lse + score
+    score = score + factor_error(p, a) * (reached + score)
+    score, largest_score = largest_error(p, a, reached, score)
+    exponent = largest_score + lse + score
     delta = score + relative(4, U) / 4 * 3 * exponent - math.log1p(-a.exp)
     sums = relative(p.seqlen_kv + 2, U)
     if a.own:
@@ -248,7 +245,7 @@ def _rows(
         + small
     )
     off = off + relative(between, U) * (factor + off)
-    slope = _slope(p, a, score) if cap else 1.0
+    slope = largest_slope(p, a, score)
     roundings = between + (1 if a.factor == 1 else 2)
     cut = lost[1] * max(1.0, 1 / a.factor)
     scores = (
@@ -270,12 +267,3 @@ def _rows(
         scores=scores.masked_fill(beyond | narrow, math.inf).masked_fill(hidden, 0.0),
         output=output.masked_fill(slack.beyond & live, math.inf),
     )
-
-
-def _slope(p: Problem, a: GradientArithmetic, score: Tensor) -> Tensor:
-    """1 and the error of a softcap's slope, which is 1 - tanh^2 and no more than 1: the logarithm
-    of it is nowhere steeper than 2, and never moves it by more than 1; the square errs by that of
-    the tanh."""
-    function = (1 + a.tanh) * (1 + relative(4, U))
-    steep = torch.expm1(2 * score / p.softcap).clamp(max=1.0)
-    return 1 + (steep + (function * function * (1 + U) - 1)) * (1 + U) + U

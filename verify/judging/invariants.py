@@ -20,15 +20,17 @@ from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, ForwardArithmetic, U, relative
+from verify.tolerance.score_mods import factor_error, largest_error, narrow_roundings
 from verify.tolerance.subnormals import Operands
-from verify.tolerance.weights import flushed_score, flushes_factor, product_error
+from verify.tolerance.weights import flushed_score, product_error
 from verify.variant import GradientNumerics, Numerics
 from verify.variant.numerics import leaves
 
 # The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is
 # derived.
 KNOWN = (
-    *("products.operands", "products.float32_products", "products.prescale", "products.promotion"),
+    *("products.operands", "products.float32_products", "products.instruction"),
+    *("products.prescale", "products.promotion"),
     *("softmax.scores", "softmax.exp", "softmax.scale_roundings", "softmax.softcap_tanh"),
     *("softmax.block_n", "softmax.row_sum.lanes", "softmax.row_sum.apart"),
     *("output.probability", "output.values", "output.probability_scale", "output.normalised"),
@@ -36,7 +38,8 @@ KNOWN = (
 )
 # The same of `GradientNumerics`, for the slacks and for answers that are known exactly.
 KNOWN_GRADIENTS = (
-    *("products.operands", "products.float32_products", "softmax.source", "softmax.exp"),
+    *("products.operands", "products.float32_products", "products.instruction"),
+    *("softmax.source", "softmax.exp"),
     *("softmax.scale_roundings", "softmax.softcap_tanh", "softmax.probability"),
     *("score_gradient.dtype", "score_gradient.of", "score_gradient.scaled"),
     *("sums.block_m", "sums.block_n", "sums.group", "sums.atomics", "sums.roundings"),
@@ -101,23 +104,16 @@ def forward_slack(
     """From `reach`, and from how small or large the elements of q, k and v are, `given` as logical
     tensors."""
     logs = math.log(max(p.seqlen_kv, 1))
-    cap = p.softcap
     error = reached * ((1 + a.operand_roundings) * (1 + a.scores.kappa(p.head_dim)) - 1)
     error = error + misaligned(p, a.operands, *given[:2])
     error = error + flushed_score(a.scores, p, abs(p.scale) * a.operands.query * a.operands.key)
-    error = error + (relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(p)) * (
-        reached + error
-    )
+    error = error + factor_error(p, a) * (reached + error)
     if a.score_format is not None:
-        error = error + relative(2, a.score_format.unit_roundoff) * (reached + error)
-        error = error + a.score_format.smallest_subnormal * (1 + abs(p.scale))
-    if cap:  # tanh contracts
-        error = (
-            error
-            + ((1 + a.tanh) * (1 + relative(4, U)) - 1) * (reached.clamp(max=cap) + error)
-            + 2.0**-50 * cap
-        )
-    top = reached + error
+        roundings, step = narrow_roundings(p, a)
+        error = error + relative(roundings, a.score_format.unit_roundoff) * (reached + error)
+        error = error + a.score_format.smallest_subnormal * (1 + abs(p.scale) + step)
+    error, top = largest_error(p, a, reached, error, a.score_format)
+    top = top + error
     score = error + relative(3, U) * (2 * top + a.offset) + a.exps
     if a.merged:
         score = (

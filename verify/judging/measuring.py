@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from references.masks import Causal, Full, Lengths, Mask
+from references.score_mods import ScoreMod
 from verify.arithmetic.rounding import cast
 from verify.evidence import Finding
 from verify.judging.findings import Ruling
@@ -91,7 +92,11 @@ def run_probe(trial: Trial, tag: str, problem: Problem, inputs: Inputs) -> Trial
 
 
 def probe_problem(
-    declaration: Declaration, dtype: str, *, head_dim: int = 64, **shape: int | Mask | float
+    declaration: Declaration,
+    dtype: str,
+    *,
+    head_dim: int = 64,
+    **shape: int | Mask | ScoreMod | None,
 ) -> Problem:
     """A problem of that dtype with contiguous normal inputs and the supported head dim nearest to
     `head_dim`; lengths are made equal, to the larger one, and long enough, where the support asks

@@ -269,6 +269,7 @@ class Trial:
             return Launch(reply, poison, outputs, self.arena.damage(where, poison))
 
     def _request(self, entry: str, where: Plan) -> dict[str, Any]:
+        mod = self.problem.score_mod
         return {
             "variant": self.declaration.name,
             "entry": entry,
@@ -278,7 +279,7 @@ class Trial:
             "size": where.size,
             "mask": self.problem.mask.name,
             "softmax_scale": self.problem.scale,
-            "softcap": self.problem.softcap,
+            "score_mod": mod.name if mod is not None else "",
             "descaling": self.problem.descaling,
         }
 

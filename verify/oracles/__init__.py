@@ -73,9 +73,7 @@ class Group:
                 known = ", ".join(DISTRIBUTIONS)
                 raise ValueError(f"group {self.name}: distributions: {name!r} is none of {known}")
         if self.family and self.asks is not None:
-            raise ValueError(
-                f"group {self.name}: asks: the problems of a family's groups are drawn"
-            )
+            raise ValueError(f"group {self.name}: asks: a family's problems are drawn")
 
 
 _SHARED = (

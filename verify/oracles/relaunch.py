@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from references.masks import intersect
+from references.score_mods import ScoreMod, mod_kind_of
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.judging.comparison import compare, excess
 from verify.judging.findings import Ruling
@@ -46,12 +47,19 @@ def relaunched(problem: Problem, support: Support) -> Problem:
     for changes in (
         {"softmax_scale": _other_scale(problem)},
         {"mask": intersect(*(atom.sibling(*lengths) for atom in problem.mask.atoms))},
-        {"softcap": 2 * problem.softcap or 20.0},
+        {"score_mod": _other_mod(problem, support)},
         layouts,
     ):
         candidate = found.but(**changes)
         found = candidate if inside(support, candidate) else found
     return found
+
+
+def _other_mod(problem: Problem, support: Support) -> ScoreMod | None:
+    """Another of the same kind, or one that the support has where there is none."""
+    if problem.score_mod is not None:
+        return problem.score_mod.sibling()
+    return next((mod_kind_of(word).gallery()[0] for word in support.score_mods), None)
 
 
 def _other_scale(problem: Problem) -> float:

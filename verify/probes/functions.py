@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verify.arithmetic.archs import arch_named, arch_of
 from verify.arithmetic.dtypes import DTYPES, DType
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH, Function
 from verify.evidence.strict_json import Number
@@ -86,8 +87,8 @@ class Probed:
 
     def unsupported_on(self, arch: str) -> str | None:
         """Why a device of that architecture ("sm_90a") does not have it, or None."""
-        least = 10 * self.capability[0] + self.capability[1]
-        return None if int("".join(filter(str.isdigit, arch))) >= least else f"needs sm_{least}"
+        mine = arch_named(arch).capability or (0, 0)
+        return None if mine >= self.capability else f"needs {arch_of(self.capability).name}"
 
 
 def _half(name: str, call: str, reference: str, table: Function, format: str) -> Probed:

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from verify.arithmetic.archs import arch_named, arch_of, archs
 from verify.arithmetic.dtypes import DTYPES, DType
 from verify.probes import toolchain
 from verify.probes.toolchain import Launch, Program
@@ -98,11 +99,12 @@ class Instruction:
 
     def unsupported_on(self, arch: str) -> str | None:
         """Why a device of that architecture ("sm_90a") does not have it, or None."""
-        number = int("".join(digit for digit in arch if digit.isdigit()))
-        if self.kind == "wgmma":
-            return None if arch == "sm_90a" else "only sm_90a has wgmma"
-        least = 10 * self.capability[0] + self.capability[1]
-        return None if number >= least else f"needs sm_{least}"
+        found = arch_named(arch)
+        if self.kind not in (found.instructions or ("mma.sync",)):
+            having = (each.target for each in archs() if self.kind in each.instructions)
+            return f"only {', '.join(having)} has {self.kind}"
+        mine = found.capability or (0, 0)
+        return None if mine >= self.capability else f"needs {arch_of(self.capability).name}"
 
 
 def _sync(

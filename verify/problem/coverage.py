@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from references.masks import Intersection, Lengths, drawn_words, kind_of
+from references.score_mods import mod_words
 from verify.arithmetic.dtypes import dtype_named
 from verify.problem import Layout, Problem
 from verify.problem.distributions import ordinary
@@ -28,7 +29,6 @@ _BINS = (
     "head_dim_v!=head_dim",
     "scale<0",
     "scale=0",
-    "softcap",
     "strided",
     "expanded",
     "misaligned",
@@ -40,7 +40,8 @@ _BINS = (
 def bins_required() -> tuple[str, ...]:
     """The bins that all supports together fill."""
     masks = (f"mask:{word}" for word in drawn_words())
-    return (*_BINS, *masks, *(f"storage:{word}" for word in storage_words() if word != STRIDED))
+    storages = (f"storage:{word}" for word in storage_words() if word != STRIDED)
+    return (*_BINS, *mod_words(), *masks, *storages)
 
 
 _WITHOUT_PAIRS = ("zero_length", "empty_row")  # where no query has a key, nothing else is exercised
@@ -87,7 +88,6 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "head_dim_v!=head_dim": problem.head_dim_v != problem.head_dim,
         "scale<0": scale < 0,
         "scale=0": scale == 0,
-        "softcap": problem.softcap > 0,
         "strided": any(
             isinstance(layout, Layout) and replace(layout, offset=0) != Layout()
             for layout in layouts.values()
@@ -101,6 +101,8 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         f"distribution:{problem.distribution}": True,
     }
     found |= {f"mask:{part.word}": True for part in atoms}
+    if problem.score_mod is not None:
+        found[problem.score_mod.word] = True
     found |= {f"storage:{x.word}": True for x in layouts.values() if x.word != STRIDED}
     return {
         name
@@ -137,7 +139,7 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
         "head_dim_v!=head_dim": support.separate_head_dim_v and len(support.head_dims) > 1,
         "scale<0": support.scales == "any",
         "scale=0": support.scales == "any",
-        "softcap": support.softcap,
+        **{word: word in support.score_mods for word in mod_words()},
         "strided": support.layouts != "contiguous",
         "expanded": support.layouts != "contiguous",
         "misaligned": support.layouts == "any" or (support.layouts == "contiguous" and not aligned),

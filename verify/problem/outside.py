@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from references.masks import drawn_words, intersect
 from references.quantisation import quantisation_words
+from references.score_mods import ScoreMod, mod_kind_of, mod_words
 from verify.problem import Layout, Problem
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
 from verify.problem.storage import STRIDED, storage_kind, storage_words
 from verify.problem.strategies import (
-    CAPS,
     HEAD_DIMS,
     LengthPair,
     Limits,
@@ -124,17 +124,7 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
             dtype,
             change=lambda draw, base: base.but(softmax_scale=base.scale * draw(factors)),
         )
-    if not support.softcap:
-        yield _Edge(
-            "softcap",
-            support,
-            dtype,
-            change=lambda draw, base: base.but(softcap=draw(st.sampled_from(CAPS))),
-        )
-    for word in storage_words():
-        if word not in support.storages:
-            name = "k" if word == STRIDED else storage_kind(word).holds[0]
-            yield _Edge(f"layout_{name}", replace(support, storages=(word,)), dtype)
+    yield from _word_edges(support, dtype)
     yield from _length_edges(support, dtype)
     yield from _mask_edges(support, dtype)
     rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on
@@ -150,10 +140,25 @@ def _pitched(name: str, pitches: st.SearchStrategy[int]) -> _Change:
     return lambda draw, base: base.but(**{f"layout_{name}": Layout(pitch=draw(pitches))})
 
 
+def _modified(mods: tuple[ScoreMod, ...]) -> _Change:
+    return lambda draw, base: base.but(score_mod=draw(st.sampled_from(mods)))
+
+
 def _another(draw: st.DrawFn, support: Support, base: Problem) -> int:
     """A head_dim_v that differs from head_dim, supported if there is one."""
     others = [d for d in HEAD_DIMS if d in support.head_dims and d != base.head_dim]
     return draw(st.sampled_from(others or [base.head_dim + 8]))
+
+
+def _word_edges(support: Support, dtype: str) -> Iterator[_Edge]:
+    """Score mods and storages that the support lacks."""
+    for word in mod_words():
+        if word not in support.score_mods:
+            yield _Edge(word, support, dtype, change=_modified(mod_kind_of(word).gallery()))
+    for word in storage_words():
+        if word not in support.storages:
+            name = "k" if word == STRIDED else storage_kind(word).holds[0]
+            yield _Edge(f"layout_{name}", replace(support, storages=(word,)), dtype)
 
 
 def _length_edges(support: Support, dtype: str) -> Iterator[_Edge]:

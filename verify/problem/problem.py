@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from references.definition import Attention
 from references.masks import Full, Lengths, Mask, parse_mask
-from references.premises import Feature, Premise
+from references.premises import Feature
 from references.quantisation import Quantisation, Unquantised, parse_quantisation
+from references.score_mods import Extent, ScoreMod, mod_kind_of, mod_words
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.problem.storage import STRIDED, Layout, ProblemError, Storage, parse_storage
 from verify.variant import default_dtype_out
@@ -24,8 +25,8 @@ class Problem:
     """One input.  Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv,
     head_dim), v with head_dim_v.
 
-    softmax_scale multiplies the scores and may be zero or negative.  softcap c > 0 replaces a
-    scaled score s by c tanh(s / c), before the mask; 0 means none.  dtype_out is O's; 8-bit inputs
+    softmax_scale multiplies the scores and may be zero or negative.  score_mod replaces each scaled
+    score by a function of it, before the mask; None means none.  dtype_out is O's; 8-bit inputs
     give bfloat16 unless it says otherwise. quantisation: which factors q, k and v come with. The
     layouts say how tensors lie in memory; layout_dout is that of the upstream gradient; dq, dk and
     dv lie like q, k and v where these are strided, with nothing expanded. distribution and seed
@@ -43,7 +44,7 @@ class Problem:
     dtype: str
     mask: Mask = field(default_factory=Full)
     softmax_scale: float | None = None  # None: head_dim ** -0.5
-    softcap: float = 0.0
+    score_mod: ScoreMod | None = None
     layout_q: Storage = _CONTIGUOUS
     layout_k: Storage = _CONTIGUOUS
     layout_v: Storage = _CONTIGUOUS
@@ -82,16 +83,17 @@ class Problem:
         for name in ("batch", "heads_q", "heads_kv", "head_dim", "head_dim_v"):
             if getattr(self, name) < 1:
                 raise ProblemError(f"{name}: {getattr(self, name)} is less than 1")
-        for name in ("seqlen_q", "seqlen_kv", "seed", "softcap"):
+        for name in ("seqlen_q", "seqlen_kv", "seed"):
             if getattr(self, name) < 0:
                 raise ProblemError(f"{name}: {getattr(self, name)} is negative")
         if self.heads_q % self.heads_kv:
             raise ProblemError(
                 f"heads_q: {self.heads_q} is no multiple of heads_kv = {self.heads_kv}"
             )
-        for name in ("softmax_scale", "softcap"):
-            if not math.isfinite(getattr(self, name)):
-                raise ProblemError(f"{name}: {getattr(self, name)} is not finite")
+        if not math.isfinite(self.scale):
+            raise ProblemError(f"softmax_scale: {self.scale} is not finite")
+        if self.score_mod is not None and self.score_mod.word in _FIELDS:
+            raise ProblemError(f"score_mod: {self.score_mod.word!r} is a field of problems")
         if 0 < abs(self.scale) < 2.0 ** dtype_named("float32").emin:
             raise ProblemError(
                 f"softmax_scale: {self.scale} is below fp32's normal range, in which kernels"
@@ -105,15 +107,20 @@ class Problem:
 
     @property
     def attention(self) -> Attention:
-        """Mask, scale and softcap, as the references take them."""
-        return Attention(self.mask, self.scale, self.softcap)
+        """Mask, scale and score mod, as the references take them."""
+        return Attention(self.mask, self.scale, self.score_mod)
+
+    @property
+    def extent(self) -> Extent:
+        """What a score mod counts positions in."""
+        return Extent(self.heads_q, self.seqlen_q, self.seqlen_kv)
 
     @property
     def features(self) -> tuple[Feature, ...]:
         """Everything in this problem that is not plain attention on strided tensors."""
         found: list[Feature] = []
-        if self.softcap:
-            found.append(_Named("softcap", _SOFTCAP_BREAKS))
+        if self.score_mod is not None:
+            found.append(self.score_mod)
         if self.quantisation.scaled:
             found.append(self.quantisation)
         found += dict.fromkeys(x for x in self.layouts.values() if x.word != STRIDED)
@@ -209,7 +216,9 @@ class Problem:
         defaults |= {"dtype_out": default_dtype_out(self.dtype)}
         for name, key in _KEYS.items():
             value = getattr(self, name)
-            if value != defaults[name]:
+            if isinstance(value, ScoreMod):
+                yield value.word, value.text
+            elif value != defaults[name]:
                 named = isinstance(value, Mask | Storage | Quantisation)
                 yield key, value.name if named else str(value)
 
@@ -217,14 +226,15 @@ class Problem:
     def parse(text: str) -> Problem:
         """The Problem of that name; raises ProblemError with the part that does not parse."""
         values: dict[str, object] = {}
+        named = _FIELDS | dict.fromkeys(mod_words(), "score_mod")
         for item in text.split(","):
             key, equals, value = item.partition("=")
-            if not equals or key not in _FIELDS or _FIELDS[key] in values:
+            if not equals or key not in named or named[key] in values:
                 raise ProblemError(
-                    f"{item!r} is not a field of a problem (fields: {', '.join(_FIELDS)})"
+                    f"{item!r} is not a field of a problem (fields: {', '.join(named)})"
                 )
             try:
-                values[_FIELDS[key]] = _read(_FIELDS[key], value)
+                values[named[key]] = _read(named[key], key, value)
             except ValueError as error:
                 raise ProblemError(f"{key}: {value!r} does not parse ({error})") from None
         try:
@@ -240,23 +250,16 @@ class Problem:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class _Named:
-    label: str
-    breaks: frozenset[Premise]
-
-
-_SOFTCAP_BREAKS = frozenset({Premise.LINEAR_SCORES, Premise.UNBOUNDED_SCORES})
-
-
-def _read(name: str, text: str) -> object:
+def _read(name: str, key: str, text: str) -> object:
     if name == "mask":
         return parse_mask(text)
+    if name == "score_mod":
+        return mod_kind_of(key).parse(text)
     if name.startswith("layout_"):
         return parse_storage(text)
     if name == "quantisation":
         return parse_quantisation(text)
-    if name in ("softmax_scale", "softcap"):
+    if name == "softmax_scale":
         return float(text)
     return text if name in ("dtype", "dtype_out", "distribution") else int(text)
 
@@ -272,7 +275,7 @@ _KEYS = {
     "dtype": "dtype",
     "mask": "mask",
     "softmax_scale": "scale",
-    "softcap": "softcap",
+    "score_mod": "",  # its key is its word
     "layout_q": "lq",
     "layout_k": "lk",
     "layout_v": "lv",
@@ -283,4 +286,4 @@ _KEYS = {
     "distribution": "dist",
     "seed": "seed",
 }
-_FIELDS = {key: name for name, key in _KEYS.items()}
+_FIELDS = {key: name for name, key in _KEYS.items() if key}

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from references.masks import Mask, intersect, kind_of
 from references.quantisation import parse_quantisation
+from references.score_mods import mod_kind_of
 from verify.problem import ORDERS, Layout, Problem, Storage
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
@@ -68,8 +69,6 @@ _SCALES = {
     "positive": st.sampled_from(_POSITIVE * 4 + EXTREME_SCALES),
     "default": st.just("default"),
 }
-CAPS = (20.0, 50.0, 1.0)
-_SOFTCAPS = st.sampled_from((0.0,) * 6 + CAPS)
 _STYLES = st.sampled_from(("contiguous",) * 3 + ("bshd", "sbhd", "free", "free"))
 _ORDERS, _PITCHES, _OFFSETS = (
     st.sampled_from(ORDERS),
@@ -117,7 +116,7 @@ def problems(
     """Problems of that dtype inside the declared support, weighted towards edges.
 
     distributions: names to choose from, by default all ordinary ones; with one of GATHERS, scale,
-    softcap and the layout of q are such that it can be built (but see `gather_possible`: head_dim
+    score mod and the layout of q are such that it can be built (but see `gather_possible`: head_dim
     may be too small for the length). Raises ValueError if the support does not have the dtype.
     """
     if dtype not in declaration.support.dtypes:
@@ -153,7 +152,8 @@ def draw_problems(
     heads_kv, batch = draw(_one_of(_COUNTS)), draw(_one_of(_COUNTS))
     name = draw(_one_of((names[0],) * 2 + names))
     scale = draw(_SCALES[support.scales])
-    softcap = draw(_SOFTCAPS) if support.softcap else 0.0
+    mods = tuple(mod for word in support.score_mods for mod in mod_kind_of(word).gallery())
+    score_mod = draw(_one_of((None,) * 6 + mods)) if mods else None
     descaling = draw(_one_of(tuple(support.descalings)))
     dtype_out = draw(_one_of((default_dtype_out(dtype), *support.dtypes_out)))
     style = draw(_STYLES) if support.layouts != "contiguous" else "contiguous"
@@ -173,7 +173,8 @@ def draw_problems(
     mask = intersect(*(draw_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
     layouts = _layouts(draw, style, 1 if support.layouts == "any" else 8)
     if name in GATHERS:  # see `gather_possible`
-        scale, softcap, layouts["q"] = scale or "default", 0.0, layouts["q"].gradient
+        scale, score_mod = scale or "default", None
+        layouts["q"] = layouts["q"].gradient
     if storage.word != STRIDED:
         layouts |= dict.fromkeys(storage.holds, storage.draw(_Choose(draw)))
     problem = Problem(
@@ -191,7 +192,7 @@ def draw_problems(
         else None
         if scale == "default"
         else -(head_dim**-0.5),
-        softcap=softcap,
+        score_mod=score_mod,
         dtype_out=dtype_out,
         quantisation=parse_quantisation(descaling),
         layout_q=layouts["q"],

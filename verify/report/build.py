@@ -26,6 +26,7 @@ from verify.report.schema import (
     Status,
     VariantReport,
 )
+from verify.report.states import score_mods
 
 BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
 
@@ -149,6 +150,7 @@ def _reachable(entry: VariantEntry) -> tuple[str, ...]:
         for name, v in entry.support.items()
         if name in known
     }
+    support["score_mods"] = score_mods(entry.support)
     try:
         return tuple(sorted(bins_reachable(Support(**support))))
     except (TypeError, ValueError) as error:

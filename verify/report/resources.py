@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from verify.document import text
 from verify.evidence import Built
 from verify.report.schema import BuildsReport
-from verify.variant import COMPILED_ARCHES
+from verify.variant import compiled_archs
 
 _MESSAGE = 4000  # characters of a compiler's message
 
 
 def by_arch(builds: Iterable[Built]) -> list[BuildsReport]:
-    """The builds of one variant, by architecture in the order of COMPILED_ARCHES."""
+    """The builds of one variant, by architecture in the order of `compiled_archs`."""
     found: dict[str, list[Built]] = defaultdict(list)
     for build in builds:
         found[build.arch].append(build)
-    known = {arch: place for place, arch in enumerate(COMPILED_ARCHES)}
+    known = {arch: place for place, arch in enumerate(compiled_archs())}
     return [
         _one_arch(arch, found[arch])
         for arch in sorted(found, key=lambda arch: (known.get(arch, len(known)), arch))

@@ -180,7 +180,8 @@ def claims(variant: VariantReport) -> str:
     dims = _integers(support.get("head_dims"))
     parts = [f"head dim {text.intervals(dims) or 'none'}", _span("seqlen", *_lengths(support))]
     parts.append(_masks(support) + (" and intersections" if support.get("intersections") else ""))
-    parts += [said for name, said in _EXTRAS.items() if support.get(name)]
+    parts += ["grouped heads"] * bool(support.get("grouped_heads"))
+    parts += [text.value(word) for word in score_mods(support)]
     parts += [said for name, said in _MISSING.items() if support.get(name) is False]
     if (scales := support.get("scales", "any")) != "any":
         parts.append(f"{scales} scale only")
@@ -193,6 +194,12 @@ def claims(variant: VariantReport) -> str:
     return text.one_line("; ".join([*parts, *_words(variant)]))
 
 
+def score_mods(support: Mapping[str, Any]) -> tuple[str, ...]:
+    """The score mods of a support on record; older records have "softcap": true instead."""
+    words = support.get("score_mods", ("softcap",) if support.get("softcap") else ())
+    return tuple(map(str, words)) if isinstance(words, list | tuple) else ()
+
+
 def _masks(support: Mapping[str, Any]) -> str:
     masks = support.get("masks", ())
     if isinstance(masks, list | tuple) and {*MASK_KINDS} - {"causal.square"} <= {*map(str, masks)}:
@@ -200,7 +207,6 @@ def _masks(support: Mapping[str, Any]) -> str:
     return f"masks {text.value(masks)}"
 
 
-_EXTRAS = {"grouped_heads": "grouped heads", "softcap": "softcap"}
 _SPELT = {"16 bits": "16-bit scores or sums", "tf32": "tf32 products"}
 _MISSING = {"cross_lengths": "seqlen_q = seqlen_kv only"}
 

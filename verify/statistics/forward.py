@@ -27,6 +27,7 @@ from verify.statistics.rows import (
     unsuited,
 )
 from verify.tolerance.arithmetic import ForwardArithmetic, U, resolve
+from verify.tolerance.score_mods import modified
 
 _KEYS = 8  # visible ones
 _EFFECTIVE = 4.0  # 1 / sum P^2
@@ -130,13 +131,14 @@ def predictions(
 def _weights(problem: Problem, block: RowBlock, a: ForwardArithmetic, walk: Tensor) -> _Weights:
     """walk: the root of the sum of squares of a score's products, scaled."""
     hidden, p = ~block.visible, block.probabilities
-    size = block.uncapped.abs().masked_fill(hidden, 0.0)
+    size = block.scaled.abs().masked_fill(hidden, 0.0)
     top = block.row_max.abs().nan_to_num(posinf=0.0)[..., None]
-    cap = bool(problem.softcap)
+    mod = modified(problem, a)
+    roundings = 1 + mod.count("score") + mod.count("result") if mod else 0
     common = drift(a.scores, problem.head_dim) * (size + WALK * walk)
-    common += (UNIFORM * U * (3 + a.scale_roundings + 8 * cap)) * (size + top + a.offset)
-    if cap:
-        common += (a.tanh * problem.softcap) * torch.tanh(size / problem.softcap)
+    common += (UNIFORM * U * (3 + a.scale_roundings + roundings)) * (size + top + a.offset)
+    if mod:
+        common += a.function * block.scores.abs().masked_fill_(hidden, 0.0)
     common += a.exps
     scale, sums = (1.0 if a.normalised else block.row_sum[..., None].clamp(min=1.0)), p
     worst = (UNIFORM * a.probability_roundoff) * p

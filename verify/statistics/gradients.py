@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.unit import Unit
 from verify.judging.trial import Trial
@@ -80,7 +81,7 @@ def gradient_measures(trial: Trial) -> dict[str, float]:
     """Sufficient statistics of some rows of dQ and some keys of dK and dV of a trial's first run;
     none where none is suited."""
     p, declared = trial.problem, trial.declaration.gradients
-    if unsuited(p) is not None or p.softcap or declared is None:
+    if unsuited(p, Premise.LINEAR_SCORES) is not None or declared is None:
         return {}
     work = float(p.batch * p.heads_q * 4 * (p.head_dim + p.head_dim_v))
     rows = chosen(p.seqlen_q, p.batch * p.heads_q, work * p.seqlen_kv, p.seed)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from references.premises import EVERY_PREMISE, Premise
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.unit import NearestChain, Promoted, Unit
 from verify.problem import Problem
+from verify.problem.premises import broken
 
 UNIFORM = 3.0**-0.5  # standard deviation of an error that is uniform on (-1, 1)
 WALK = 3.0  # standard deviations that partial sums of a random walk stay within
@@ -21,6 +23,13 @@ WALK = 3.0  # standard deviations that partial sums of a random walk stay within
 # or have few different scores or V.
 SUITED = ("normal", "outliers", "same_sign_v", "v_mean", "one_hot_v", "zero_v_columns")
 _EXTREME = 2.0**40
+# Predictions hold with factors of the inputs by head, with functions of a score, in any storage.
+_NEEDED = EVERY_PREMISE - {
+    Premise.PLAIN_INPUTS,
+    Premise.LINEAR_SCORES,
+    Premise.UNBOUNDED_SCORES,
+    Premise.STRIDED_STORAGE,
+}
 _ROWS = 64  # of one case, at most one per head where there are more heads
 _WORK = 3e7  # multiply-adds that the rows of one case may cost
 
@@ -51,8 +60,12 @@ def chosen(length: int, heads: int, work: float, seed: int) -> Tensor:
     return torch.arange(count) * step + seed % step
 
 
-def unsuited(problem: Problem) -> str | None:
-    """Why no row of a problem is judged, or None."""
+def unsuited(problem: Problem, *needed: Premise) -> str | None:
+    """Why no row of a problem is judged, or None.  needed: premises besides those that predictions
+    of O and LSE need."""
+    reason = broken(_NEEDED | set(needed), problem)
+    if reason is not None:
+        return reason
     if problem.distribution not in SUITED:
         return f"distribution: {problem.distribution}"
     if any(problem.layouts[name].expand for name in "qkv"):

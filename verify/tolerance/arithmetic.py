@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
-from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, unit_for
+from verify.arithmetic.mma import Promoted, Unit, accumulated, bfloat16_blocks, declared_unit
 from verify.problem import Problem
 from verify.problem.inputs import descales
 from verify.tolerance.subnormals import Operands, Weighted
@@ -32,7 +33,11 @@ def relative(count: int, u: float) -> float:
 
 
 def product_unit(
-    arch: str, operands: str, float32_products: str, accumulator: str = "float32"
+    arch: str,
+    operands: str,
+    float32_products: str,
+    accumulator: str = "float32",
+    instruction: str = "any",
 ) -> Unit:
     """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is
     declared.
@@ -41,7 +46,8 @@ def product_unit(
     """
     exact = "tf32x3" if arch == "cpu" else "ieee"
     by_tf32 = operands == "float32" and float32_products not in ("ieee", exact)
-    return unit_for(arch, float32_products if by_tf32 else operands, accumulator)
+    kind = float32_products if by_tf32 else operands
+    return declared_unit(arch, kind, accumulator, instruction)
 
 
 def prescaled_by(prescale: str, scale: float) -> tuple[float, float]:
@@ -105,7 +111,7 @@ class ForwardArithmetic:
     normalised: bool
     exponential: Function  # of the keys
     rescale: Function  # of the rescales, and of a merge
-    tanh: float
+    function: float  # relative error of the elementary function of a score mod
     blocks: int  # n_b
     output: DType
     by_lse: bool = False  # P = exp(S - LSE), with the LSE rounded
@@ -232,7 +238,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if products.operands == "input" else products.operands
     probability = given if output.probability == "input" else output.probability
     _check(numerics, given, operands, probability)
-    if not problem.quantisation.by_head:
+    if Premise.FACTORS_BY_HEAD in problem.quantisation.breaks:
         said = f"no bound is derived for {problem.quantisation.label}"
         raise ValueError(f"problem.quantisation: {said}")
     other = _other_half(given, probability)
@@ -241,7 +247,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     block_n = block_size(softmax.block_n, config.block_n)
     blocks = block_count(problem.seqlen_kv, block_n)
     scores, values = (
-        product_unit(arch, name, products.float32_products, accumulator)
+        product_unit(arch, name, products.float32_products, accumulator, products.instruction)
         for name, accumulator in (
             (operands, products.score_accumulator or products.accumulator),
             (multiplied, products.accumulator),
@@ -283,7 +289,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         merged=output.split_keys,
         exponential=exponential(softmax.exp),
         rescale=exponential(softmax.rescale_exp or softmax.exp),
-        tanh=tanh_error(softmax.softcap_tanh) if problem.softcap else 0.0,
+        function=function_error(problem, softmax.softcap_tanh, softmax.scores),
         blocks=blocks,
         output=problem.format_out,
         probability_scale=probability_scale,
@@ -301,6 +307,26 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         excess=softmax.maximum.excess * math.log(2),
         step=softmax.maximum.step,
     )
+
+
+def function_error(problem: Problem, tanh: str, scores: str = "float32") -> float:
+    """Relative error of the elementary function that a problem's score mod takes, 0 for none; a
+    kernel has this tanh and keeps its scores in fp32, or in the "input" dtype.
+
+    Raises ValueError where no bound is derived.
+    """
+    mod = problem.score_mod
+    if mod is None:
+        return 0.0
+    roundings = mod.roundings(problem.extent)
+    for each in roundings:
+        if each.function not in ("", "tanh"):
+            raise ValueError(f"score_mod: no error is known for the function {each.function!r}")
+        if each.narrow is None and scores == "input" and problem.dtype != "float32":
+            raise ValueError(
+                f"numerics.softmax.scores: no bound is derived for {scores!r} beside {mod.label}"
+            )
+    return tanh_error(tanh) if any(each.function for each in roundings) else 0.0
 
 
 def _operand_roundings(numerics: Numerics, operands: DType) -> float:

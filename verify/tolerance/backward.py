@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from references.attention import row_blocks
-from references.definition import Attention
 from verify.arithmetic.unit import spilled
 from verify.problem import Problem
 from verify.problem.visibility import live_rows, measurable
@@ -92,7 +91,7 @@ def gradient_truth(
     given = [x.flatten(0, 1) for x in (q, k, v, dout, saved_out, saved_lse.unsqueeze(-1))]
     shapes = [x.shape for x in (q, k, v)] * (1 + len(arithmetics))
     whole = [q.new_zeros(shape, dtype=torch.float64) for shape in shapes]
-    flat, scale, group = [x.flatten(0, 1) for x in whole], problem.scale, problem.group
+    flat, group = [x.flatten(0, 1) for x in whole], problem.group
     rules, room = [rules_of(problem, a) for a in arithmetics], room_on(q.device)
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
     # Nobody asks about masked pairs, unless a kernel's 0 * inf may spread from one.
@@ -100,9 +99,7 @@ def gradient_truth(
     of_weights = any(a.of_weights for a in arithmetics)
     small = calm_scores(problem, q, k)
     calm = _calm(*given[2:5]) and _finite(problem, saved_lse) and small
-    blocks = row_blocks(
-        q, k, v, Attention(problem.mask, scale, problem.softcap), budget=budget, passing=calm
-    )
+    blocks = row_blocks(q, k, v, problem.attention, budget=budget, passing=calm)
     for (start, stop), parts in groupby(
         blocks, key=lambda block: (block.index[0].start, block.index[0].stop)
     ):

@@ -124,7 +124,7 @@ def _cut(block: RowBlock, heads: slice, rows: slice, keys: slice) -> RowBlock:
     )
 
 
-_PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")
+_PAIRS = ("scores", "scaled", "magnitude", "visible", "probabilities")
 
 
 def _bound(
@@ -276,7 +276,7 @@ def _overflows(block: RowBlock, a: ForwardArithmetic, problem: Problem) -> Tenso
     limit = min(FP32_MAX, a.scores.domain(problem.head_dim))
     beyond = (largest * growth >= limit * scale) & (scale > 0)
     if narrow and a.score_format is not None:
-        size = block.uncapped.abs().masked_fill_(~block.visible, 0.0)
+        size = block.scaled.abs().masked_fill_(~block.visible, 0.0)
         beyond |= (
             largest_of(size.add_(block.magnitude, alpha=product_error(a, problem)))
             >= a.score_format.overflow * scale

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from verify.arithmetic.dtypes import DType, dtype_named
-from verify.arithmetic.instructions import Function, tanh_error
+from verify.arithmetic.instructions import Function
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import (
@@ -17,6 +17,7 @@ from verify.tolerance.arithmetic import (
     block_count,
     block_size,
     exponential,
+    function_error,
     holding,
     prescaled_by,
     product_unit,
@@ -41,7 +42,7 @@ class GradientArithmetic:
     factors: Operands  # dO and V
     scale_roundings: int  # fp32 roundings in the factor of the scores
     exponential: Function
-    tanh: float
+    function: float  # relative error of the elementary function of a score mod
     probability: DType
     score_gradient: DType
     blocks_m: int  # partial sums of dK and dV in one query head
@@ -134,7 +135,7 @@ def resolve(
                 "gradients.products.float32_products: no bound of gradients is derived for"
                 f" {by!r} into {accumulator}"
             )
-        units[name] = product_unit(arch, used[name], by, accumulator)
+        units[name] = product_unit(arch, used[name], by, accumulator, products.instruction)
     multiplies, weighs, derives = (units[name] for name in _PRODUCTS)
     operands, (by_q, by_k) = (
         dtype_named(used["products.operands"]),
@@ -156,7 +157,7 @@ def resolve(
         score_gradients=derives,
         scale_roundings=softmax.scale_roundings,
         exponential=exponential(softmax.exp),
-        tanh=tanh_error(softmax.softcap_tanh) if problem.softcap else 0.0,
+        function=function_error(problem, softmax.softcap_tanh),
         probability=dtype_named(used["softmax.probability"]),
         score_gradient=dtype_named(used["score_gradient.dtype"]),
         blocks_m=block_count(problem.seqlen_q, block_size(sums.block_m, config.block_m)),

@@ -16,14 +16,13 @@ from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.score_mods import factor_error, modified
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
-from verify.tolerance.weights import flushed_score, flushes_factor
+from verify.tolerance.weights import flushed_score
 
-_OF_PAIRS = ("scores", "uncapped", "magnitude", "visible", "probabilities")  # of a `RowBlock`
+_OF_PAIRS = ("scores", "scaled", "magnitude", "visible", "probabilities")  # of a `RowBlock`
 _DIRECT = 30.0  # from here on P e^delta is taken as one exponential, for P may have underflowed
-# behind the tanh, and in front of it with the scale's product: c, 1 / c, the product
-_CAP_ROUNDINGS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +113,7 @@ class Pairs:
     hidden: Tensor | None  # bool: masked; None if no pair is
     exponent: Tensor  # S - LSE^; -inf where masked
     weights: Tensor  # nominal P, exp(S - LSE^)
-    slope: Tensor | None  # 1 - tanh^2 of a softcap; 0 where masked; None without one
+    slope: Tensor | None  # of a score mod; 0 where masked; None where it is 1
     factor: Tensor  # nominal dP - D^
     product: Tensor  # B = |dO| |V|^T
     exact: Tensor | None  # dS; None: the nominal one is
@@ -144,8 +143,9 @@ def pairs_of(
         exact = torch.sub(gradient, rows.exact_delta, out=room.take()).mul_(block.probabilities)
     factor = gradient.sub_(rows.delta)
     nominal = torch.mul(weights, factor, out=room.take())
-    if problem.softcap:
-        slope = 1 - (block.scores / problem.softcap).square_()
+    if problem.score_mod is not None:
+        slope = problem.score_mod.slope(block.scores)
+    if slope is not None:
         if hidden is not None:
             slope.masked_fill_(hidden, 0.0)
         nominal.mul_(slope)
@@ -220,7 +220,10 @@ def errors_of(
     # flush.
     error = upper.add_(torch.clamp(upper, max=TINY, out=pairs.room.take())).mul_(reach)
     if pairs.slope is not None:
-        error.mul_(pairs.slope + _slope_error(problem, pairs, a, argument))
+        mod = modified(problem, a)
+        assert mod is not None
+        moved = mod.kind.slope_error(pairs.slope, argument, mod.result, U)
+        error.mul_(pairs.slope + (moved * (1 + U) + U * pairs.slope))
     error.mul_(1 + relative(products, U)).sub_(pairs.size).clamp_(min=0.0)
     error.add_(_where_positive(reach, products * TINY))
     upper = torch.add(pairs.size, error, out=pairs.room.take())
@@ -274,12 +277,10 @@ def _below(x: Tensor, limit: float) -> bool:
 
 
 def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
-    """Errors of the scaled scores, before a softcap and behind it."""
-    cap, block = problem.softcap, pairs.block
-    size = _size(block.uncapped, pairs.room)
-    roundings = relative(a.scale_roundings + (_CAP_ROUNDINGS if cap else 1), U) + flushes_factor(
-        problem
-    )
+    """Errors of the scaled scores, before a score mod and behind it."""
+    mod, block = modified(problem, a), pairs.block
+    size = _size(block.scaled, pairs.room)
+    roundings = factor_error(problem, a)
     product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)
     before = torch.mul(block.magnitude, product, out=pairs.room.take()).add_(size, alpha=roundings)
     flushed = flushed_score(
@@ -300,13 +301,9 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
         beyond = block.magnitude >= limit
         beyond &= block.visible & (problem.scale != 0)
         before.masked_fill_(beyond, torch.inf)
-    if not cap:
+    if not mod:
         return before, before
-    # tanh contracts, the more the larger the score: towards 0 it gives way most.
-    capped = _size(block.scores, pairs.room)
-    behind = (capped - size.sub_(before).div_(cap).tanh_().mul_(cap)).add_(2.0**-50 * cap)
-    rounding = (1 + a.tanh) * (1 + relative(_CAP_ROUNDINGS, U)) - 1
-    behind.mul_(1 + rounding).add_(capped, alpha=rounding)
+    behind, _ = mod.errors(block, size, before.clone())
     return before, behind if beyond is None else behind.masked_fill_(beyond, torch.inf)
 
 
@@ -398,21 +395,3 @@ def _lost_in_product(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> T
 
 def _flushed(problem: Problem, rows: Rows, a: GradientArithmetic) -> Tensor:
     return 2 * (problem.head_dim_v + 1) * TINY + max(a.scores.flush, TINY) * rows.flushed
-
-
-def _slope_error(problem: Problem, pairs: Pairs, a: GradientArithmetic, argument: Tensor) -> Tensor:
-    """Error of 1 - tanh^2: of its argument, of the tanh as the kernel has it at that place, of the
-    square and the difference.
-
-    The logarithm of 1 - tanh^2 is nowhere steeper than 2, the tanh nowhere steeper than 1.
-    """
-    assert pairs.slope is not None
-    moved, slope = argument / problem.softcap, pairs.slope
-    steep = ((slope + 2.0**-50) * torch.expm1((2 * moved).clamp(max=_DIRECT))).masked_fill(
-        2 * moved > _DIRECT, 1.0
-    )
-    tangent = ((1 - slope).clamp(min=0.0).sqrt() + moved).clamp(max=1.0)
-    function = (1 + a.tanh) * (1 + relative(_CAP_ROUNDINGS, U))
-    return (steep.clamp(max=1.0) + (function * function * (1 + U) - 1) * tangent * tangent) * (
-        1 + U
-    ) + U * slope

@@ -14,7 +14,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
-from verify.tolerance.averages import U64
+from verify.tolerance.score_mods import factor_error, modified, narrow_roundings
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
 
@@ -192,20 +192,14 @@ def flushed_score(unit: Unit, problem: Problem, behind: float) -> float:
     return lost if lost >= _UNSEEN else 0.0
 
 
-def flushes_factor(problem: Problem) -> bool:
-    """Whether the scale over a softcap is below fp32's normal range: flushed to 0, it loses all of
-    a score."""
-    return 0 < abs(problem.scale) < problem.softcap * TINY
-
-
 def _score_errors(
     block: RowBlock, a: ForwardArithmetic, problem: Problem, full: bool, memory: Memory
 ) -> tuple[Tensor, Tensor]:
     """How far each score may stray, and its size, before the row maximum is subtracted; 0 where
     masked."""
-    cap, (first, second) = problem.softcap, memory
-    size = _size(block.uncapped, second)
-    rounding = relative(a.scale_roundings + (4 if cap else 1), U) + flushes_factor(problem)
+    mod, (first, second) = modified(problem, a), memory
+    size = _size(block.scaled, second)
+    rounding = factor_error(problem, a)
     error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(
         size, alpha=rounding
     )
@@ -220,22 +214,15 @@ def _score_errors(
     if cut is not None:
         error.add_(cut.mul_(1 + rounding))
     if a.score_format is not None:
-        # As they come, scaled, and divided by the cap.
-        rounding = relative(3 if cap else 2, a.score_format.unit_roundoff)
+        # As they come, scaled, and on their way into a score mod's function.
+        roundings, step = narrow_roundings(problem, a)
+        rounding = relative(roundings, a.score_format.unit_roundoff)
         error.mul_(1 + rounding).add_(size, alpha=rounding)
-        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale) + cap))
-    if cap:
-        # tanh contracts, the more the larger the score: towards 0 it gives way most.
-        moved = size.sub_(error).div_(cap).tanh_().mul_(cap)
-        error = _size(block.scores, first).sub_(moved).add_(8 * U64 * cap)
-        size = _size(block.scores, second)
-        rounding = (1 + a.tanh) * (1 + relative(4, U)) - 1
-        if a.score_format is not None:  # the tanh, and what it is multiplied to
-            rounding = (1 + rounding) * (1 + relative(2, a.score_format.unit_roundoff)) - 1
-            error.add_(a.score_format.smallest_subnormal * (1 + cap))
-        error.mul_(1 + rounding).add_(size, alpha=rounding)
+        error.add_(a.score_format.smallest_subnormal * (1 + abs(problem.scale) + step))
+    if mod:
+        error, size = mod.errors(block, size, error, a.score_format)
     if not full and (
-        cap or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None
+        mod or a.score_format is not None or a.scores.accumulator != "float32" or cut is not None
     ):
         error.mul_(block.visible)
     return error, size

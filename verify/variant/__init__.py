@@ -3,9 +3,10 @@ none is believed.
 
 A kernel file ends with `VARIANT = Variant(...)` (or `VARIANTS = [...]`).  The judge reads
 declarations from a child process; it never imports a kernel.  A kernel imports this package,
-`references.masks` and nothing else of the suite.
+`references.masks`, `references.score_mods` and nothing else of the suite.
 """
 
+from verify.arithmetic.archs import Arch, arch_named, arch_of, compiled_archs
 from verify.variant.arguments import (
     AttentionArgs,
     Descales,
@@ -16,7 +17,7 @@ from verify.variant.arguments import (
     Workspace,
     default_dtype_out,
 )
-from verify.variant.build import COMPILED_ARCHES, Build, Resources
+from verify.variant.build import Build, Resources
 from verify.variant.config import Config
 from verify.variant.contract import Contract
 from verify.variant.declaration import Declaration, declaration_from
@@ -38,13 +39,13 @@ from verify.variant.validation import DeclarationError
 from verify.variant.variant import ENTRIES, Variant
 
 __all__ = [
-    "COMPILED_ARCHES",
     "DESCALINGS",
     "ENTRIES",
     "LAYOUTS",
     "MASK_KINDS",
     "ROW_ALIGNMENT",
     "SCALES",
+    "Arch",
     "AttentionArgs",
     "Build",
     "Config",
@@ -71,6 +72,9 @@ __all__ = [
     "Unsupported",
     "Variant",
     "Workspace",
+    "arch_named",
+    "arch_of",
+    "compiled_archs",
     "declaration_from",
     "default_dtype_out",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from references.masks import Mask
+from references.score_mods import ScoreMod, cap_of
 from verify.variant.config import Config
 
 Workspace = dict[str, Tensor]
@@ -57,7 +58,7 @@ class Stored:
 class AttentionArgs:
     """What a kernel gets: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv,
     head_dim) and v (the same with head_dim_v), with any strides; `softmax_scale` may be zero or
-    negative; `softcap` 0 means none; `descales` come with quantised inputs, or are None.
+    negative; `score_mod` None means none; `descales` come with quantised inputs, or are None.
 
     stored: those of "q", "k" and "v" that are not strided.  Such a tensor is here twice: its field
     has its shape and dtype and no memory (device "meta"), and what there is to read is in `stored`.
@@ -70,7 +71,7 @@ class AttentionArgs:
     v: Tensor
     mask: Mask
     softmax_scale: float
-    softcap: float
+    score_mod: ScoreMod | None
     config: Config
     descales: Descales | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
@@ -110,6 +111,11 @@ class AttentionArgs:
     @property
     def scale(self) -> float:
         return self.softmax_scale
+
+    @property
+    def softcap(self) -> float:
+        """The cap of a softcap; 0 where the score mod is none."""
+        return cap_of(self.score_mod)
 
     @property
     def descaling(self) -> str:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# What the collection is compiled for on a machine without a GPU.
-COMPILED_ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-
 
 @dataclass(frozen=True)
 class Resources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,9 @@ class Declaration:
         return {config.name: config for config in self.configs}[name]
 
 
-def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: str) -> Declaration:
+def declaration_from(
+    data: dict[str, Any], *, ref: str, path: str, source_hash: str, witness: Sequence[str] = ()
+) -> Declaration:
     """Rebuild a declaration from `Variant.describe`'s data (after JSON)."""
     support = dict(data["support"])
     for key in (
@@ -58,6 +61,7 @@ def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: 
         "dtypes_out",
         "descalings",
         "masks",
+        "score_mods",
         "storages",
         "devices",
         "capability",
@@ -82,7 +86,7 @@ def declaration_from(data: dict[str, Any], *, ref: str, path: str, source_hash: 
         compiles=data["compiles"],
         uncompilable=data["uncompilable"],
         head_dim_buckets=tuple(data["head_dim_buckets"]),
-        witness=tuple(data["witness"]),
+        witness=tuple(witness),
         unavailable=data["unavailable"],
         undeclared=data.get("undeclared", False),
         interpreted=data.get("interpreted", False),

@@ -26,6 +26,10 @@ class _Products(Declared):
     # what multiplies fp32 operands: "ieee"; "tf32" if that is possible; "tf32x3" (high and low
     # parts)
     float32_products: str = "ieee"
+    # what multiplies 16-bit, 8-bit and tf32 operands on a GPU: a matrix instruction, or "fma" for
+    # the scalar units; "any" for the least accurate that the architecture has.  On sm_90 sums of
+    # 8-bit products keep 13 fraction bits by wgmma, and fp32's by mma.sync
+    instruction: str = "any"
     # dtype of the running sums of all products; "bfloat16" on CPUs
     accumulator: str = "float32"
     # dtype of the running sums of Q K^T (and of dO V^T), if it is another one

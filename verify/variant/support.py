@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Intersection, Mask
+from references.score_mods import ScoreMod
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Unsupported, default_dtype_out
 from verify.variant.validation import (
     DESCALINGS,
@@ -52,7 +53,7 @@ class Shape(Protocol):
     @property
     def scale(self) -> float: ...
     @property
-    def softcap(self) -> float: ...
+    def score_mod(self) -> ScoreMod | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class Support(Declared, path="support"):
     seqlen_kv only (both alignments agree there); "window" covers both alignments, and
     "window.square" is it where the lengths are equal; `intersections` says whether several may be
     combined.
+    score_mods: words of `references.score_mods.mod_words()`, "softcap" among them.
     scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
     layouts: strided tensors, head_dim innermost, may have "any" strides besides, "aligned" ones
     (every row begins at a multiple of 16 bytes, so that head dims are multiples of as much), or
@@ -88,7 +90,7 @@ class Support(Declared, path="support"):
     min_seqlen: int = 1
     max_seqlen: int | None = None
     scales: str = "any"
-    softcap: bool = False
+    score_mods: tuple[str, ...] = ()
     layouts: str = "any"
     storages: tuple[str, ...] = ("strided",)
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -131,6 +133,7 @@ class Support(Declared, path="support"):
     def _rules(self, shape: Shape) -> list[tuple[str, bool, str]]:
         dims, lengths = (shape.head_dim, shape.head_dim_v), (shape.seqlen_q, shape.seqlen_kv)
         kind = self._mask_outside(shape)
+        mod = shape.score_mod.word if shape.score_mod is not None else ""
         default = math.isclose(shape.scale, shape.head_dim**-0.5)
         return [
             (
@@ -186,7 +189,7 @@ class Support(Declared, path="support"):
                 self.scales == "positive" and shape.scale <= 0,
                 f"{shape.scale} is not positive",
             ),
-            ("softcap", shape.softcap != 0 and not self.softcap, "is not supported"),
+            (mod, mod not in ("", *self.score_mods), "is not supported"),
             *(
                 (
                     f"layout_{name}",

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Self
 
 from references.masks import mask_words
 from references.quantisation import quantisation_words
+from references.score_mods import mod_words
+from verify.arithmetic.archs import INSTRUCTIONS
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
 from verify.brief import shown
@@ -137,6 +139,17 @@ def some_of(*words: str, least: int = 0) -> Check:
     return checked
 
 
+def matching(expression: str, what: str) -> Check:
+    """A text of that form."""
+
+    def checked(value: object) -> object:
+        if not isinstance(value, str) or not re.fullmatch(expression, value, re.ASCII):
+            raise ValueError(f"{shown(value)} is no {what}")
+        return value
+
+    return checked
+
+
 def flag(value: object) -> object:
     """True or False."""
     if not isinstance(value, bool):
@@ -242,6 +255,11 @@ def _masks(value: object) -> object:
     return some_of(*words, least=1)(value)
 
 
+def _score_mods(value: object) -> object:
+    """The same of score mods."""
+    return some_of(*mod_words())(value)
+
+
 def _descalings(value: object) -> object:
     """Words of the quantisations that are registered when a declaration is made."""
     return some_of(*quantisation_words(), least=1)(value)
@@ -298,7 +316,7 @@ RULES: dict[str, dict[str, Check]] = {
         "min_seqlen": whole(0, MOST_TOKENS),
         "max_seqlen": whole(0, MOST_TOKENS, optional=True),
         "scales": one_of(*SCALES),
-        "softcap": flag,
+        "score_mods": _score_mods,
         "layouts": one_of(*LAYOUTS),
         "storages": _storages,
         "devices": some_of(*DEVICES, least=1),
@@ -308,6 +326,7 @@ RULES: dict[str, dict[str, Check]] = {
     "numerics.products": {
         "operands": _kept,
         "float32_products": _products,
+        "instruction": one_of("any", *INSTRUCTIONS),
         "accumulator": one_of("float32", "float16", "bfloat16"),
         "score_accumulator": one_of("float32", "float16", "bfloat16", None),
         "accumulator_rounded": one_of("product", "block"),
@@ -346,6 +365,7 @@ RULES: dict[str, dict[str, Check]] = {
     "gradients.products": {
         "operands": _kept,
         "float32_products": _products,
+        "instruction": one_of("any", *INSTRUCTIONS),
         "accumulator": one_of("float32", "bfloat16"),
         "score_accumulator": one_of("float32", "bfloat16", None),
         "prescale": one_of("none", "k", "sqrt"),
@@ -371,6 +391,13 @@ RULES: dict[str, dict[str, Check]] = {
         "atomics": some_of("dq", "dk", "dv"),
         "atomics_dtype": _kept,
         "roundings": _roundings,
+    },
+    "witness": {
+        "case": matching(r"[\x21-\x7e]+:[^:\s]+:[^:\s]+:[^\s]+", "case id"),
+        "tensor": one_of("out", "lse", "dq", "dk", "dv"),
+        "r": number(0, 1e300),
+        "device": matching(r"[\w ()@.,+/-]{1,80}", "device's name"),
+        "date": matching(r"\d{4}-\d{2}-\d{2}", "date, as 2026-11-22"),
     },
     "contract": {
         "lse": one_of("natural", "base2", None),

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from verify.arithmetic.archs import archs
 from verify.brief import shown
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Workspace
 from verify.variant.build import Build
@@ -59,7 +60,6 @@ class Variant(Declared, path="variant"):
     builds: Callable[[str], Sequence[Build]] | None = None
     compilable: Callable[[], str | None] | None = None
     head_dim_buckets: tuple[int, ...] = ()
-    witness: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -73,6 +73,20 @@ class Variant(Declared, path="variant"):
                 'or a backward that declares GradientSoftmax(source="own")'
             )
         self.support.check_rows()
+        for declared in (self.numerics, self.gradients):
+            if declared is not None:
+                self._check_instruction(f"{declared.path}.products", declared.products.instruction)
+
+    def _check_instruction(self, path: str, instruction: str) -> None:
+        """Raise DeclarationError if an architecture inside the support lacks the instruction."""
+        least, most = self.support.capability, self.support.max_capability or (99, 9)
+        for arch in archs():
+            inside = arch.capability is not None and least <= arch.capability <= most
+            if inside and instruction not in ("any", "fma", *arch.instructions):
+                raise DeclarationError(
+                    f"{path}.instruction: {arch.name} has no {instruction}: narrow"
+                    " support.capability and max_capability to what has, or declare any"
+                )
 
     def _check_kinds(self) -> None:
         """Raise DeclarationError for a part that is not what its field takes, or a dtype that
@@ -167,6 +181,5 @@ class Variant(Declared, path="variant"):
             "compiles": self.builds is not None,
             "uncompilable": self.compilable() if self.compilable is not None else None,
             "head_dim_buckets": list(self.head_dim_buckets),
-            "witness": list(self.witness),
             "unavailable": self.available() if self.available is not None else None,
         }

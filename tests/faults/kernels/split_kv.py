@@ -136,7 +136,7 @@ SUPPORT = Support(
     intersections=True,
     grouped_heads=True,
     separate_head_dim_v=True,
-    softcap=True,
+    score_mods=("softcap",),
     min_seqlen=0,
     devices=("cpu",),
 )

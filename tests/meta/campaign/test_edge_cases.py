@@ -219,8 +219,8 @@ def test_masks_have_their_corners_where_tiles_have_theirs() -> None:
 
 
 def test_few_flags_meet_that_random_ones_hardly_combine() -> None:
-    cases = asked(replace(WHOLE, separate_head_dim_v=True, softcap=True), "gradients")
-    assert [p.mask.name for p in cases if p.softcap and p.scale < 0] == ["causal"]
+    cases = asked(replace(WHOLE, separate_head_dim_v=True, score_mods=("softcap",)), "gradients")
+    assert [p.mask.name for p in cases if p.score_mod and p.scale < 0] == ["causal"]
     other = [
         p for p in cases if p.head_dim != p.head_dim_v and p.group > 1 and p.mask.kind == "causal"
     ]
@@ -228,7 +228,7 @@ def test_few_flags_meet_that_random_ones_hardly_combine() -> None:
         False: True,
         True: True,
     }
-    assert not [p for p in asked(WHOLE, "gradients") if p.head_dim != p.head_dim_v or p.softcap]
+    assert not [p for p in asked(WHOLE, "gradients") if p.head_dim != p.head_dim_v or p.score_mod]
 
 
 def test_a_few_rows_of_grouped_heads_meet_masks_and_many_keys() -> None:

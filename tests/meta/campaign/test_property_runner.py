@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import cast
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import pretty
+from msgspec.structs import replace
 
 from tests.harness.in_process import declared
 from tests.properties import property_runner, test_attention

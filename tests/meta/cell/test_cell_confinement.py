@@ -210,7 +210,14 @@ def test_the_judges_modules_cannot_be_imported(tried: Tried, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["verify.variant", "verify.problem", "references.masks", "verify.cuda.compile"]
+    "name",
+    [
+        "verify.variant",
+        "verify.problem",
+        "references.masks",
+        "references.score_mods",
+        "verify.cuda.compile",
+    ],
 )
 def test_what_kernels_need_can_be_imported(tried: Tried, name: str) -> None:
     assert tried(f"import {name}") == "None"

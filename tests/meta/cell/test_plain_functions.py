@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from references.masks import Causal, Window
+from references.score_mods import Softcap
 from tests.harness.fake_trials import OK, acquitted, trial_of
 from tests.harness.property_cases import Bench, bench
 from tests.meta.package.test_guide import called, loaded
@@ -34,9 +35,11 @@ ASKED = {
     "causal": PROBLEM.but(mask=Causal()),
     "window": PROBLEM.but(mask=Window(3, 1)),
     "open window": PROBLEM.but(mask=Window(None, 2, "tl")),
-    "softcap": PROBLEM.but(softcap=1.0),
-    "softcap in 16 bits": PROBLEM.but(softcap=1.0, dtype="bfloat16", softmax_scale=1.0),
-    "large scores in 16 bits": PROBLEM.but(softcap=20.0, dtype="bfloat16", softmax_scale=4.0),
+    "softcap": PROBLEM.but(score_mod=Softcap(1.0)),
+    "softcap in 16 bits": PROBLEM.but(score_mod=Softcap(1.0), dtype="bfloat16", softmax_scale=1.0),
+    "large scores in 16 bits": PROBLEM.but(
+        score_mod=Softcap(20.0), dtype="bfloat16", softmax_scale=4.0
+    ),
 }
 
 
@@ -63,7 +66,9 @@ def test_an_eager_softcap_in_16_bits_is_within_its_bounds(one_thread: None) -> N
     scaling."""
     worst = 0.0
     for seed in range(6):
-        problem = PROBLEM.but(dtype="bfloat16", softcap=20.0, softmax_scale=4.0, batch=1, seed=seed)
+        problem = PROBLEM.but(
+            dtype="bfloat16", score_mod=Softcap(20.0), softmax_scale=4.0, batch=1, seed=seed
+        )
         problem = problem.but(heads_q=2, heads_kv=2)
         trial = trial_of(problem, Contract(lse=None), numerics=WEAKEST)
         q, k, v = (x.to(torch.bfloat16) for x in trial.expanded)
@@ -120,10 +125,12 @@ def test_a_window_is_passed_as_flash_attn_has_it(tmp_path: Path) -> None:
 
 
 def test_a_softcap_is_passed_where_there_is_one(tmp_path: Path) -> None:
-    seen = called(tmp_path, "q, k, v, softcap", problem=INSIDE.but(softcap=20.0))
+    seen = called(tmp_path, "q, k, v, softcap", problem=INSIDE.but(score_mod=Softcap(20.0)))
     assert seen["softcap"] == 20.0
     assert called(tmp_path, "q, k, v, softcap=None")["softcap"] == 0.0
-    assert loaded(tmp_path, "def attention(q, k, v, softcap): return q").variants[0].support.softcap
+    assert (
+        loaded(tmp_path, "def attention(q, k, v, softcap): return q").variants[0].support.score_mods
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,18 +158,13 @@ def test_a_setting_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, wo
     [
         (
             "q, k, v, alibi",
-            (
-                "attention: nobody knows what to pass for 'alibi', which has no default (known:"
-                " causal, "
-            ),
+            "attention: unknown parameter 'alibi' has no default (known: causal, ",
         ),
-        ("q, k, v, *, bias, scale=None", "nobody knows what to pass for 'bias'"),
-        ("q, k", "attention: takes no three tensors q, k and v by position"),
+        ("q, k, v, *, bias, scale=None", "unknown parameter 'bias' has no default"),
+        ("q, k", "attention: does not take three tensors q, k and v by position"),
     ],
 )
-def test_a_parameter_that_nobody_knows_is_an_error(
-    tmp_path: Path, signature: str, words: str
-) -> None:
+def test_an_unknown_parameter_is_an_error(tmp_path: Path, signature: str, words: str) -> None:
     with pytest.raises(Breach) as refused:
         loaded(tmp_path, f"def attention({signature}): return q")
     assert words in str(refused.value)

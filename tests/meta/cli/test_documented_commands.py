@@ -102,8 +102,13 @@ RUNS = {
     "verify report --render": of(
         "test_report_beside", "test_the_command_writes_the_pages_again", '"report", "--render"'
     ),
+    "verify report --schema": of(
+        "test_json_schema", "test_the_command_writes_them", '"report", "--schema"'
+    ),
     "verify compare": wheel('verify, "compare"'),
     "verify recheck": ci("python3 -m verify recheck reports"),
+    "verify witness": of("test_witness", "test_the_command_lists_and_writes", '"witness"'),
+    "verify witness --write": of("test_witness", "test_the_command_lists_and_writes", '"--write"'),
     "verify list": wheel('"-m", "verify", "list"'),
     "verify oracles": of(HERE, "test_oracles", '"oracles"'),
     "verify oracles --table": of(HERE, "test_oracles", '"--table"'),

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from references.masks import Causal, Window
+from references.score_mods import Softcap
 from tests.harness.fake_trials import DECLARED
 from tests.harness.property_cases import SAMPLES
 from verify.campaign.admission import unanswerable
@@ -92,7 +93,11 @@ REFUSED = [
     ("gather", {"distribution": "counting"}, "group gather asks dist=gather, not counting"),
     ("refusal", {}, "group refusal asks problems outside the support; this is inside"),
     ("contract", {}, "group contract asks no such problem"),
-    ("key_shift", {"distribution": "small_integers", "softcap": 1.0}, "softcap: is not supported"),
+    (
+        "key_shift",
+        {"distribution": "small_integers", "score_mod": Softcap(1.0)},
+        "softcap: is not supported",
+    ),
     ("key_permutation", {"mask": Causal(), "seqlen_q": 6}, "group key_permutation asks no such"),
     ("nonsense", {}, "unknown group 'nonsense' (groups: accuracy, counting"),
 ]

@@ -237,7 +237,7 @@ def finding_of(file: Path, problem: Problem) -> tuple[float, Finding | None]:
     (variant,) = load(file, str(ROOT)).variants
     given = tensors(problem)
     out = torch.empty(problem.shape_out, dtype=problem.format_out.torch)
-    options = problem.mask, problem.scale, problem.softcap, variant.configs[0]
+    options = problem.mask, problem.scale, problem.score_mod, variant.configs[0]
     args = AttentionArgs(given.q, given.k, given.v, *options)
     variant.forward(args, out, None, {})
     truth = truth_of(Case("my_attention.py@my_attention", "default", "accuracy", problem))

@@ -28,7 +28,7 @@ from verify.cuda.compile import (
     compile_source,
     resources_from,
 )
-from verify.variant import COMPILED_ARCHES, Resources
+from verify.variant import Resources, compiled_archs
 
 ROOT = Path(__file__).resolve().parents[3]
 compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
@@ -453,7 +453,7 @@ CALLS = """
 
 
 @compiles
-@pytest.mark.parametrize("arch", COMPILED_ARCHES)
+@pytest.mark.parametrize("arch", compiled_archs())
 def test_every_instruction_compiles(arch: str, source: Source, tmp_path: Path) -> None:
     text = (ROOT / "kernels" / "cuda" / "ptx.cuh").read_text(encoding="utf-8")
     header, _, _ = text.partition("// Below: what only verify/probes measures.")

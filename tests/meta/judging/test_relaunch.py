@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from references.masks import GALLERY, Lengths, intersect, parse_mask
+from references.score_mods import Softcap
 from tests.harness.fake_trials import DECLARED, PLAIN
 from tests.harness.property_cases import Bench, bench
 from verify.oracles.relaunch import relaunched
@@ -65,7 +66,7 @@ def test_where_no_bits_are_promised_none_are_compared(entry: str, kernels: Bench
 
 @pytest.mark.parametrize("mask", GALLERY, ids=lambda mask: mask.name)
 def test_everything_but_the_shapes_is_another(mask: object) -> None:
-    support = replace(DECLARED.support, masks=MASK_KINDS, softcap=True)
+    support = replace(DECLARED.support, masks=MASK_KINDS, score_mods=("softcap",))
     atoms = (Lengths((5, 6), (9, 4)) if isinstance(atom, Lengths) else atom for atom in mask.atoms)
     problem = PLAIN.but(mask=intersect(*atoms), layout_k=Layout("bshd", pitch=8, expand="h"))
     other = relaunched(problem, support)
@@ -74,7 +75,8 @@ def test_everything_but_the_shapes_is_another(mask: object) -> None:
     assert other.dtype == problem.dtype
     assert not torch.equal(*(p.mask.dense(2, 4, 6, 9) for p in (problem, other)))
     assert other.layout_k == Layout("sbhd", pitch=8, expand="h")
-    assert (other.seed, other.scale, other.softcap) == (2, problem.scale / 2, 20.0)
+    assert (other.seed, other.scale) == (2, problem.scale / 2)
+    assert other.score_mod == Softcap(20.0)
 
 
 def test_what_the_support_has_not_stays() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from references import attention
 from references.masks import Causal
+from references.score_mods import Softcap
 from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.fake_trials import trial_of
 from verify.judging.selected_positions import Chosen, Given, column_gradients, row_gradients
@@ -31,7 +32,7 @@ PROBLEM = Problem(
     head_dim=16,
     dtype="float16",
     mask=Causal(),
-    softcap=3.0,
+    score_mod=Softcap(3.0),
     seed=2,
 )
 ROWS, KEYS = torch.tensor([89, 0, 40]), torch.tensor([3, 109, 64, 0])
@@ -65,7 +66,7 @@ def both(problem: Problem, numerics: GradientNumerics) -> tuple[GradientTruth, t
     trial: Trial = trial_of(problem)
     q, k, v = trial.expanded
     exact = attention.forward(
-        q, k, v, attention.Attention(problem.mask, problem.scale, problem.softcap)
+        q, k, v, attention.Attention(problem.mask, problem.scale, problem.score_mod)
     )
     given = Given(q, k, v, trial.dout, exact.out, exact.lse)
     a = resolve(numerics, Config(block_m=32, block_n=32), problem, "sm_90")
@@ -104,7 +105,8 @@ def test_sums_over_whole_rows_are_not_known_where_keys_are_chosen(name: str) -> 
 
 @pytest.mark.parametrize(("scale", "large"), [(20.0, False), (20000.0, True)])
 def test_a_prescaled_key_that_may_overflow_leaves_nothing_to_ask(scale: float, large: bool) -> None:
-    whole, found = both(PROBLEM.but(softcap=0.0, softmax_scale=scale), flat_gradients(prescale="k"))
+    problem = PROBLEM.but(score_mod=None, softmax_scale=scale)
+    whole, found = both(problem, flat_gradients(prescale="k"))
     for chosen in found:
         assert bool(chosen.bound.isinf().all()) is large
         assert bool(getattr(whole, f"{chosen.name}_bound").isinf().all()) is large

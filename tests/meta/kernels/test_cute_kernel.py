@@ -27,6 +27,7 @@ from torch import Tensor
 from kernels.cuda.family import Arguments, diagonal
 from kernels.cute import flash_forward as kernel
 from references.masks import parse_mask
+from references.score_mods import Softcap
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
 from verify.cuda.compile import CompileError, compilable, toolkit_includes
@@ -35,7 +36,7 @@ from verify.judging.truth import compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import dequantised, tensors
 from verify.tolerance.forward import resolve
-from verify.variant import COMPILED_ARCHES, AttentionArgs, Config, Unsupported
+from verify.variant import AttentionArgs, Config, Unsupported, compiled_archs
 
 HOST = ROOT / "tests" / "harness" / "cuda_host"
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
@@ -52,7 +53,7 @@ has_host = pytest.mark.skipif(
 def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
     inputs = tensors(problem)
     return AttentionArgs(
-        inputs.q, inputs.k, inputs.v, problem.mask, problem.scale, problem.softcap, config
+        inputs.q, inputs.k, inputs.v, problem.mask, problem.scale, problem.score_mod, config
     )
 
 
@@ -60,7 +61,7 @@ def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
 
 
 def test_every_choice_is_built_for_hopper_and_two_elsewhere() -> None:
-    names = {arch: [build.name for build in kernel.builds(arch)] for arch in COMPILED_ARCHES}
+    names = {arch: [build.name for build in kernel.builds(arch)] for arch in compiled_archs()}
     every = {
         f"{c.name}-{dtype}-d{d}"
         for c in kernel.CONFIGS
@@ -107,7 +108,7 @@ PLAIN = Problem(seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="float16")
         (replace(PLAIN, dtype="float32"), "dtype"),
         (replace(PLAIN, head_dim=96), "head_dim"),
         (replace(PLAIN, mask=parse_mask("window.1.0")), "mask"),
-        (replace(PLAIN, softcap=1.0), "softcap"),
+        (replace(PLAIN, score_mod=Softcap(1.0)), "softcap"),
     ],
     ids=lambda value: value.name if isinstance(value, Problem) else value,
 )
@@ -261,7 +262,7 @@ class Program:
         O is written."""
         inputs = tensors(problem)
         q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
-        args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.softcap, self.config)
+        args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, self.config)
         out = placed(torch.full(problem.shape_out, math.nan, dtype=q.dtype), problem, "out")
         lse = torch.full(problem.shape_out[:3], math.nan)
         conflicts = (ctypes.c_long * 2)()

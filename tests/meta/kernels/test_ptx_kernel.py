@@ -27,6 +27,7 @@ from torch import Tensor
 from kernels.ptx import split_q
 from kernels.ptx.split_q import CONFIGS, HEAD_DIMS, VARIANT
 from references.masks import Causal, Full
+from references.score_mods import Softcap
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
 from verify.cuda.compile import Source, compilable
@@ -191,7 +192,7 @@ def run(problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
     lse = Placed((*problem.shape_q[:3], 1), Layout(), torch.float32, 7.0)
     out.tensor.fill_(torch.nan)
     lse.tensor.fill_(torch.nan)
-    args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.softcap, config)
+    args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, config)
     VARIANT.forward(args, out.tensor, lse.tensor[..., 0], {})
     assert out.untouched()
     assert lse.untouched()
@@ -347,7 +348,7 @@ def arguments(**changes: Any) -> AttentionArgs:
         "v": q,
         "mask": Full(),
         "softmax_scale": 0.125,
-        "softcap": 0.0,
+        "score_mod": None,
         "config": CONFIGS[0],
     }
     return AttentionArgs(**(given | changes))
@@ -359,7 +360,7 @@ def arguments(**changes: Any) -> AttentionArgs:
         ({"config": Config(block_m=64, block_n=16, num_warps=4, num_stages=2)}, "config"),
         ({"k": torch.zeros(1, 1, 8, 65, dtype=torch.float16)[..., 1:]}, "layout_k"),
         ({"v": torch.zeros(1, 1, 64, 8, dtype=torch.float16).mT}, "layout_v"),
-        ({"softcap": 1.0}, "softcap"),
+        ({"score_mod": Softcap(1.0)}, "softcap"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

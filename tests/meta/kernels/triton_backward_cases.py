@@ -94,7 +94,7 @@ def run(case: Case, device: str) -> Outcome:
     config, saving = flash_backward.VARIANT.configs[case.config], flash_forward.VARIANT.configs[0]
     q, k, v, dout = given.values()
     args = AttentionArgs(
-        q=q, k=k, v=v, mask=p.mask, softmax_scale=p.scale, softcap=0.0, config=saving
+        q=q, k=k, v=v, mask=p.mask, softmax_scale=p.scale, score_mod=None, config=saving
     )
     saved = Saved(
         _lay(case, torch.full_like(clean["dout"], math.nan)),

@@ -419,6 +419,8 @@ def test_groups_and_oracles_name_only_what_exists() -> None:
         ValueError, match=r"group mine: distributions: 'nomal' is none of normal, .*gather"
     ):
         Group(name="mine", about="", distributions=("normal", "nomal"))
+    with pytest.raises(ValueError, match=r"group mine: asks: a family's problems are drawn"):
+        Group(name="mine", about="", family="exact", asks=lambda declaration, dtype: [])
     mine = Group(name="mine", about="", distributions=("gather",))
     with pytest.raises(ValueError, match=r"group mine: two oracles define"):
         grouped([mine, mine])

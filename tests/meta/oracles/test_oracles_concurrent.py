@@ -291,7 +291,7 @@ def test_a_process_runs_every_launch_in_its_own_buffers_and_judges_nothing(stead
         "size": WHERE.size,
         "mask": "full",
         "softmax_scale": 1.0,
-        "softcap": 0.0,
+        "score_mod": "",
         "concurrent": LAUNCHES,
     }
     assert process._answer(request, []) == {"status": "ok", "held": True}

@@ -305,7 +305,7 @@ def test_a_narrow_support_is_asked_what_it_has() -> None:
     narrow = declared(
         masks=("causal.square",),
         cross_lengths=False,
-        softcap=False,
+        score_mods=(),
         grouped_heads=False,
         min_seqlen=1,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Lengths, Window, intersect
+from references.score_mods import Softcap
 from tests.harness.fake_trials import (
     DECLARED,
     OK,
@@ -292,7 +293,7 @@ def refused(
 
 def test_a_refusal_that_names_its_argument_is_right() -> None:
     assert acquitted(refused("head_dim"))
-    assert acquitted(refused("softcap", problem=PLAIN.but(softcap=3.0)))
+    assert acquitted(refused("softcap", problem=PLAIN.but(score_mod=Softcap(3.0))))
     assert acquitted(
         refused("layout_k", problem=PLAIN.but(layout_k=Layout(pitch=8)), layouts="contiguous")
     )

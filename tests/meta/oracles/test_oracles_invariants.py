@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from references.masks import Causal, Dense, Documents, Lengths, Window, intersect
+from references.score_mods import Softcap
 from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Luck
 from tests.harness.emulation_backward import Inputs, emulate
@@ -206,7 +207,7 @@ def test_honest_gradients_add_up_without_a_reference(kernel) -> None:
             luck, aim = list(Luck)[number % 2], ("dq", "dk", "dv")[number % 3]
             found = worst(sums_of(case, kernel, kernel, luck, aim))
             assert max(found.values()) <= 1, case.name
-            assert set(found) == {"dv", "dq", "dv_v"} | ({"dk"} if not case.softcap else set())
+            assert set(found) == {"dv", "dq", "dv_v"} | ({"dk"} if not case.score_mod else set())
 
 
 SUM_FAULTS = {
@@ -247,12 +248,12 @@ GROUPED = Problem.parse("b=2,hq=4,hkv=2,sq=48,skv=64,d=32,mask=causal,dtype=floa
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"softcap": 2.0}, {"mask": Lengths((48, 0), (64, 9))}], ids=str
+    "changes", [{}, {"score_mod": Softcap(2.0)}, {"mask": Lengths((48, 0), (64, 9))}], ids=str
 )
 def test_honest_gradients_add_up(changes: dict[str, object]) -> None:
     ruling = gradient_sums.judge(tried_gradients(GROUPED.but(**changes)))
     assert acquitted(ruling)
-    names = {"dv", "dq", "dv_v"} | (set() if "softcap" in changes else {"dk"})
+    names = {"dv", "dq", "dv_v"} | (set() if "score_mod" in changes else {"dk"})
     assert set(ruling.measures) == {f"gradient_sums_{name}" for name in names}
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from references import attention
 from references.masks import Causal, Full, Lengths, Mask, Window
+from references.score_mods import ScoreMod, Softcap
 from tests.harness.declared import flat_numerics
 from tests.harness.fake_trials import OK, convicted, trial_of
 from verify.cell.process import Environment
@@ -59,7 +60,7 @@ Kernel = Callable[[Problem, Tensor, Tensor, Tensor], Answer]
 
 def right(p: Problem, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None) -> Answer:
     """fp64 attention, under another mask where one is given."""
-    found = attention.forward(q, k, v, attention.Attention(mask or p.mask, p.scale, p.softcap))
+    found = attention.forward(q, k, v, attention.Attention(mask or p.mask, p.scale, p.score_mod))
     return found.out, found.lse
 
 
@@ -311,11 +312,11 @@ def test_the_truth_of_chosen_rows_is_that_of_all(mask: Mask) -> None:
         )
 
 
-@pytest.mark.parametrize("softcap", [0.0, 1.0])
+@pytest.mark.parametrize("score_mod", [None, Softcap(1.0)], ids=str)
 @pytest.mark.parametrize(
     "mask", [Full(), Causal(), Window(20, 3), Lengths((50, 40), (70, 30))], ids=lambda m: m.name
 )
-def test_no_lse_leaves_its_range(mask: Mask, softcap: float) -> None:
+def test_no_lse_leaves_its_range(mask: Mask, score_mod: ScoreMod | None) -> None:
     """And where weights are nearly uniform there is hardly any."""
     for scale in (0.25, -1.0, 0.004):
         p = Problem(
@@ -328,7 +329,7 @@ def test_no_lse_leaves_its_range(mask: Mask, softcap: float) -> None:
             dtype="float32",
             mask=mask,
         )
-        p = p.but(softmax_scale=scale, softcap=softcap)
+        p = p.but(softmax_scale=scale, score_mod=score_mod)
         trial = trial_of(p)
         q, k, _ = trial.expanded
         reached = (
@@ -341,7 +342,7 @@ def test_no_lse_leaves_its_range(mask: Mask, softcap: float) -> None:
         assert bool((low <= lse + 1e-12)[live].all())
         assert bool((high >= lse - 1e-12)[live].all())
         if scale == 0.004:
-            assert float((lse - low)[live].max()) < (1e-3 if not softcap else 0.2)
+            assert float((lse - low)[live].max()) < (1e-3 if score_mod is None else 0.2)
 
 
 def test_what_gather_selects_is_the_truth() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from references import attention
 from references.masks import Causal, Full, Lengths, Mask, Window
+from references.score_mods import ScoreMod, Softcap
 from tests.harness.declared import flat_gradients
 from tests.harness.fake_trials import OK, convicted, trial_of
 from verify.cell.process import Environment
@@ -54,7 +55,7 @@ Kernel = Callable[[Problem, Tensors], Tensors]
 def saved_run(trial: Trial) -> Launch:
     """What an exact forward saves, rounded."""
     p = trial.problem
-    found = attention.forward(*trial.expanded, attention.Attention(p.mask, p.scale, p.softcap))
+    found = attention.forward(*trial.expanded, attention.Attention(p.mask, p.scale, p.score_mod))
     return Launch(OK, "nan", {"out": found.out.to(p.format_out.torch), "lse": found.lse.float()})
 
 
@@ -244,16 +245,16 @@ SHAPE = {
 }
 
 
-@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("score_mod", [None, Softcap(2.0)], ids=str)
 @pytest.mark.parametrize(
     "mask", [Full(), Causal(), Window(3, 9), Lengths((130, 40), (150, 0))], ids=lambda m: m.name
 )
-def test_chosen_gradients_are_those_of_the_whole(mask: Mask, softcap: float) -> None:
+def test_chosen_gradients_are_those_of_the_whole(mask: Mask, score_mod: ScoreMod | None) -> None:
     """Where the forward saved exact results: nominal gradients are the exact ones, bounds those of
     all rows and keys."""
-    p = Problem(**SHAPE, mask=mask, softcap=softcap)
+    p = Problem(**SHAPE, mask=mask, score_mod=score_mod)
     trial = trial_of(p)
-    exact = attention.forward(*trial.expanded, attention.Attention(p.mask, p.scale, p.softcap))
+    exact = attention.forward(*trial.expanded, attention.Attention(p.mask, p.scale, p.score_mod))
     given = Given(*trial.expanded, trial.dout, exact.out, exact.lse)
     a = resolve(flat_gradients(group="cast"), Config(block_m=32, block_n=32), p, "sm_90")
     whole = backward.gradient_truth(p, *trial.expanded, trial.dout, exact.out, exact.lse, a)

@@ -89,11 +89,11 @@ def test_a_scale_is_passed_under_any_of_its_names(tmp_path: Path, name: str) -> 
 
 def test_without_a_scale_only_the_default_is_drawn(tmp_path: Path) -> None:
     support = loaded(tmp_path, "def attention(q, k, v): return q").variants[0].support
-    assert (support.scales, support.masks, support.grouped_heads, support.softcap) == (
+    assert (support.scales, support.masks, support.grouped_heads, support.score_mods) == (
         "default",
         ("full",),
         False,
-        False,
+        (),
     )
     assert (support.dtypes, support.head_dims, support.layouts) == (
         ("float16", "bfloat16", "float32"),
@@ -194,8 +194,8 @@ def test_which_function_is_on_trial(tmp_path: Path) -> None:
     ("result", "words"),
     [
         ("None", "returned NoneType, not a torch.Tensor"),
-        ("(3, 4)", "returned an LSE that is no tensor of shape (2, 2, 8)"),
-        ("(q, q)", "returned an LSE that is no tensor of shape (2, 2, 8)"),
+        ("(3, 4)", "returned an LSE that is not a tensor of shape (2, 2, 8)"),
+        ("(q, q)", "returned an LSE that is not a tensor of shape (2, 2, 8)"),
         ("q[:, :, :3]", "returned shape (2, 2, 3, 64), expected (2, 2, 8, 64)"),
         ("q.transpose(1, 2)", "returned shape (2, 8, 2, 64)"),
         ("q.double()", "returned dtype torch.float64, expected torch.float16"),

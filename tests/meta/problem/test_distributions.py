@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from references.score_mods import Softcap
 from verify.problem import Problem, ProblemError
 from verify.problem.distributions import DISTRIBUTIONS, ordinary
 from verify.problem.inputs import Inputs, dout, tensors
@@ -339,7 +340,7 @@ def test_gather_values_look_unlike_each_other() -> None:
 
 
 def test_gather_says_why_it_is_impossible() -> None:
-    assert "softcap" in str(gather_possible(problem(softcap=20.0)))
+    assert "softcap" in str(gather_possible(problem(score_mod=Softcap(20.0))))
     assert "head_dim" in str(gather_possible(problem(head_dim=7)))
     assert "softmax_scale" in str(gather_possible(problem(softmax_scale=0.0)))
     assert "softmax_scale" in str(gather_possible(problem(softmax_scale=1e-5)))
@@ -347,4 +348,4 @@ def test_gather_says_why_it_is_impossible() -> None:
     case = Problem.parse(problem().name + ",lq=bhsd.xb,mask=lengths.70_70.130_7")
     assert "layout_q" in str(gather_possible(case))
     with pytest.raises(ProblemError, match="softcap"):
-        tensors(problem(softcap=20.0, distribution="gather"))
+        tensors(problem(score_mod=Softcap(20.0), distribution="gather"))

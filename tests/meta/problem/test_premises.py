@@ -9,6 +9,7 @@ import pytest
 
 from references.premises import EVERY_PREMISE, Feature, Premise
 from references.quantisation import parse_quantisation
+from references.score_mods import Softcap
 from tests.harness.fake_trials import DECLARED, PLAIN, tried
 from verify.campaign.targets import Target, excludes_problem
 from verify.oracles import groups, oracles
@@ -17,11 +18,14 @@ from verify.problem.known_answers import gather_possible
 from verify.problem.premises import broken, without_broken
 from verify.problem.sampling import draws
 
-CAPPED = PLAIN.but(softcap=2.0)
+CAPPED = PLAIN.but(score_mod=Softcap(2.0))
 SCALED = PLAIN.but(dtype="float8_e4m3fn", quantisation=parse_quantisation("head"))
 LINEAR = frozenset({Premise.LINEAR_SCORES})
 SUPPORT = replace(
-    DECLARED.support, dtypes=("float32", "float8_e4m3fn"), softcap=True, descalings=("none", "head")
+    DECLARED.support,
+    dtypes=("float32", "float8_e4m3fn"),
+    score_mods=("softcap",),
+    descalings=("none", "head"),
 )
 
 
@@ -59,9 +63,9 @@ def test_an_oracle_that_names_no_premises_is_asked_about_no_feature() -> None:
 def test_what_is_broken_is_left_out_where_the_support_allows_it() -> None:
     assert without_broken(LINEAR, CAPPED, SUPPORT) == PLAIN
     assert without_broken(LINEAR, SCALED, SUPPORT) == SCALED
-    both = SCALED.but(softcap=2.0)
+    both = SCALED.but(score_mod=Softcap(2.0))
     assert without_broken(None, both, SUPPORT) == both.but(
-        softcap=0.0, quantisation=parse_quantisation("none")
+        score_mod=None, quantisation=parse_quantisation("none")
     )
     narrow = replace(SUPPORT, descalings=("head",))
     assert without_broken(None, both, narrow) == SCALED
@@ -94,9 +98,9 @@ def test_a_group_draws_without_the_features_that_it_cannot_ask() -> None:
     for name in ("key_shift", "dyadic", "gather"):
         found = draws(Target(declaration, declaration.configs[0], "float32", name).problems, 40)
         assert found
-        assert not any(problem.softcap for problem in found)
+        assert not any(problem.score_mod for problem in found)
     target = Target(declaration, declaration.configs[0], "float32", "linearity")
-    assert any(problem.softcap for problem in draws(target.problems, 40))
+    assert any(problem.score_mod for problem in draws(target.problems, 40))
     assert target.fitted(CAPPED) == CAPPED
     with with_feature(Unheard()):
         assert target.fitted(CAPPED) is None
@@ -104,4 +108,4 @@ def test_a_group_draws_without_the_features_that_it_cannot_ask() -> None:
 
 def test_a_known_answer_names_the_feature_for_which_it_cannot_be_built() -> None:
     words = "needs linear_scores, which softcap breaks"
-    assert gather_possible(PLAIN.but(distribution="gather", softcap=2.0)) == words
+    assert gather_possible(PLAIN.but(distribution="gather", score_mod=Softcap(2.0))) == words

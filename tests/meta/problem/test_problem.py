@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references.masks import GALLERY, Causal, Full, Lengths, Mask, Window, intersect
+from references.score_mods import Softcap
 from verify.arithmetic.dtypes import DTYPES
 from verify.cell.arena import plan
 from verify.problem import ORDERS, Layout, Problem, ProblemError
@@ -40,7 +41,7 @@ EVERYTHING = Declaration(
         grouped_heads=True,
         separate_head_dim_v=True,
         min_seqlen=0,
-        softcap=True,
+        score_mods=("softcap",),
     ),
     numerics=Numerics(),
     contract=Contract(),
@@ -79,14 +80,19 @@ def test_a_drawn_problem_parses_back_from_its_name(problem: Problem) -> None:
 @quick
 @given(
     scales,
-    st.floats(0, 1e300),
+    st.none() | st.floats(1e-300, 1e300).map(Softcap),
     st.sampled_from(sorted(DTYPES)),
     layouts,
     layouts,
     st.sampled_from(GALLERY),
 )
-def test_any_scale_softcap_layout_and_mask_parses_back(
-    scale: float, softcap: float, dtype: str, layout_q: Layout, layout_out: Layout, mask: Mask
+def test_any_scale_score_mod_layout_and_mask_parses_back(
+    scale: float,
+    score_mod: Softcap | None,
+    dtype: str,
+    layout_q: Layout,
+    layout_out: Layout,
+    mask: Mask,
 ) -> None:
     out = replace(layout_out, expand="")
     problem = Problem(
@@ -96,7 +102,7 @@ def test_any_scale_softcap_layout_and_mask_parses_back(
         dtype=dtype,
         mask=mask,
         softmax_scale=scale,
-        softcap=softcap,
+        score_mod=score_mod,
         layout_q=layout_q,
         layout_out=out,
     )
@@ -161,9 +167,9 @@ BAD_TEXT = {
     spelled(scale="nan"): "softmax_scale: nan is not finite",
     spelled(scale="1e-44"): "softmax_scale: 1e-44 is below fp32's normal range",
     spelled(scale="big"): "scale: 'big' does not parse",
-    spelled(softcap="-1"): "softcap: -1.0 is negative",
-    spelled(softcap="nan"): "softcap: nan is not finite",
-    spelled(softcap="inf"): "softcap: inf is not finite",
+    spelled(softcap="-1"): "softcap: '-1' does not parse (softcap: -1.0 is not positive)",
+    spelled(softcap="nan"): "softcap: 'nan' does not parse (softcap: nan is not finite)",
+    spelled(softcap="inf"): "softcap: 'inf' does not parse (softcap: inf is not finite)",
     spelled(seed="-1"): "seed: -1 is negative",
     spelled(mask="causul"): "mask: 'causul' does not parse",
     spelled(mask="window.3"): "mask: 'window.3' does not parse",

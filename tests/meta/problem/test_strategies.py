@@ -31,7 +31,7 @@ EVERYTHING = Support(
     grouped_heads=True,
     separate_head_dim_v=True,
     min_seqlen=0,
-    softcap=True,
+    score_mods=("softcap",),
 )
 SUPPORTS = {
     "everything": EVERYTHING,

@@ -326,7 +326,7 @@ def asked_outside(problem: Problem, support: Support) -> Launch:
     """The run of a kernel that begins with `support.check`, and else answers right."""
     trial = trial_of(problem)
     q, k, v = (tensor.to(problem.format.torch) for tensor in trial.expanded)
-    args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.softcap, Config())
+    args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, Config())
     run = right_run(trial)
     try:
         support.check(args, run.outputs["out"])

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from references.attention import backward, forward, query_gradient, row_blocks
 from references.definition import Attention
 from references.masks import Causal, Dense, Documents, Full, Lengths, Window, parse_mask
+from references.score_mods import Softcap
 from tests.meta.references.test_references import (
     INF,
     NAN,
@@ -49,7 +50,7 @@ def test_blocks_do_not_matter(mask, blocks):
 
 @pytest.mark.parametrize("budget", [1, 53 * 2 * 5, 53 * 37 * 2, 53 * 37 * 2 * 3, 10**9])
 def test_row_blocks_tile_the_problem(budget):
-    attention = Attention(Causal(), 0.4, 3.0)
+    attention = Attention(Causal(), 0.4, Softcap(3.0))
     given = operands(replace(SHAPE, batch=3), attention)
     whole = next(row_blocks(given.q, given.k, given.v, attention))
     times = torch.zeros(3 * 4, 37)
@@ -60,7 +61,7 @@ def test_row_blocks_tile_the_problem(budget):
         assert block.rows.tolist() == list(range(37))[rows]
         for name in (
             "scores",
-            "uncapped",
+            "scaled",
             "magnitude",
             "probabilities",
             "row_max",
@@ -81,7 +82,7 @@ def test_row_blocks_tile_the_problem(budget):
 def test_passing_blocks_hold_what_is_seen(mask):
     """Left out are keys that no row sees, and no other quantity changes; the last block's memory is
     the first one's."""
-    attention = Attention(mask, 0.4, 3.0)
+    attention = Attention(mask, 0.4, Softcap(3.0))
     given = operands(SHAPE, attention)
     whole = next(row_blocks(given.q, given.k, given.v, attention))
     memory, shorter = set(), 0
@@ -93,7 +94,7 @@ def test_passing_blocks_hold_what_is_seen(mask):
         shorter += int(outside.sum())
         assert not bool(whole.visible[heads, rows][..., outside].any())
         assert torch.equal(block.visible, whole.visible[heads, rows, keys])
-        for name in ("scores", "uncapped", "magnitude", "probabilities"):
+        for name in ("scores", "scaled", "magnitude", "probabilities"):
             close(getattr(block, name), getattr(whole, name)[heads, rows, keys])
         for name in ("row_max", "row_sum", "out", "lse"):
             close(getattr(block, name), getattr(whole, name)[heads, rows])
@@ -103,7 +104,7 @@ def test_passing_blocks_hold_what_is_seen(mask):
 
 def test_gauges():
     """Each field of a row block, from its definition, with empty rows and a softcap."""
-    attention = Attention(Lengths((30, 37), (53, 20)), -0.4, 3.0)
+    attention = Attention(Lengths((30, 37), (53, 20)), -0.4, Softcap(3.0))
     given = operands(SHAPE, attention)
     (block,) = row_blocks(given.q, given.k, given.v, attention)
     q, k, v = (
@@ -114,7 +115,7 @@ def test_gauges():
     scaled = -0.4 * q @ k.mT
     empty = ~visible.any(-1)
     assert torch.equal(block.visible, visible)
-    close(block.uncapped, scaled.masked_fill(~visible, -INF))
+    close(block.scaled, scaled.masked_fill(~visible, -INF))
     close(block.scores, (3 * torch.tanh(scaled / 3)).masked_fill(~visible, -INF))
     close(block.magnitude, (0.4 * q.abs() @ k.abs().mT).masked_fill(~visible, 0.0))
     assert torch.equal(block.row_max, block.scores.amax(-1))
@@ -131,8 +132,8 @@ def test_gauges():
     ):
         assert torch.equal(sizes.most, of.abs().amax(dim, keepdim=True))
         assert torch.equal(sizes.least, of.abs().amin(dim, keepdim=True))
-    uncapped = next(row_blocks(given.q, given.k, given.v, Attention(Full(), 0.4)))
-    assert uncapped.uncapped is uncapped.scores
+    scaled = next(row_blocks(given.q, given.k, given.v, Attention(Full(), 0.4)))
+    assert scaled.scaled is scaled.scores
 
 
 CHOICES = (
@@ -146,7 +147,7 @@ CHOICES = (
 @pytest.mark.parametrize("chosen", CHOICES, ids=["slice", "every fourth", "positions", "none"])
 @pytest.mark.parametrize("mask", [Causal(), Window(4, 0), Dense(20, 1)], ids=lambda m: m.name)
 def test_chosen_rows_and_columns_equal_the_whole(mask, chosen):
-    attention = Attention(mask, 0.4, 5.0)
+    attention = Attention(mask, 0.4, Softcap(5.0))
     given = operands(SHAPE, attention)
     whole, gradients = (
         forward(given.q, given.k, given.v, attention),
@@ -165,10 +166,10 @@ def test_chosen_rows_and_columns_equal_the_whole(mask, chosen):
 
 
 @pytest.mark.parametrize("poison", [NAN, INF, -INF])
-@pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_what_masked_pairs_hold_has_no_effect(poison, softcap):
+@pytest.mark.parametrize("score_mod", [None, Softcap(2.0)], ids=str)
+def test_what_masked_pairs_hold_has_no_effect(poison, score_mod):
     """Keys past a length, queries past theirs, and a key that only later queries see."""
-    attention = Attention(Causal() & Lengths((30, 37), (53, 40)), 0.4, softcap)
+    attention = Attention(Causal() & Lengths((30, 37), (53, 40)), 0.4, score_mod)
     given = operands(SHAPE, attention)
     whole, gradients = (
         forward(given.q, given.k, given.v, attention),
@@ -281,7 +282,7 @@ def test_strides_do_not_matter():
 )
 @pytest.mark.parametrize("mask", [Full(), Causal(), Dense(50, 1)], ids=lambda m: m.name)
 def test_zero_lengths(mask, shape):
-    attention = Attention(mask, 0.4, 2.0)
+    attention = Attention(mask, 0.4, Softcap(2.0))
     given = operands(shape, attention)
     found, gradients = (
         forward(given.q, given.k, given.v, attention),
@@ -354,7 +355,6 @@ MISFITS = {
     "k: shape": lambda: forward(Q, torch.zeros(1, 2, 5, 7), K, FULL),
     "v: shape": lambda: forward(Q, K, torch.zeros(1, 2, 6, 8), FULL),
     "dout: shape": lambda: backward(Q, K, K, Q[:, :1], FULL),
-    "softcap: -1": lambda: forward(Q, K, K, Attention(Full(), 1.0, -1.0)),
     "for a batch of 1": lambda: forward(Q, K, K, Attention(Lengths((1, 2), (3, 4)), 1.0)),
     "rows: give a slice": lambda: forward(Q, K, K, FULL, rows=torch.tensor([4])),
     "positions in 0..3": lambda: forward(Q, K, K, FULL, rows=torch.tensor([-1])),

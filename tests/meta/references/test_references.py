@@ -41,6 +41,7 @@ from references.attention import backward, forward, row_blocks
 from references.definition import Attention
 from references.masks import Causal, Dense, Documents, Full, Lengths, Prefix, Window
 from references.multiprecision import Operands
+from references.score_mods import Softcap, cap_of
 
 U = 2.0**-53
 NAN, INF = math.nan, math.inf
@@ -81,7 +82,7 @@ def operands(
 
     q, k = draw(s.heads_q, s.seqlen_q, s.head_dim) * size, draw(s.heads_kv, s.seqlen_kv, s.head_dim)
     v, dout = draw(s.heads_kv, s.seqlen_kv, s.head_dim_v), draw(s.heads_q, s.seqlen_q, s.head_dim_v)
-    return Operands(q, k, v, dout, attention.mask, attention.softmax_scale, attention.softcap)
+    return Operands(q, k, v, dout, attention.mask, attention.softmax_scale, attention.score_mod)
 
 
 def tensors(given: Operands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -141,7 +142,8 @@ def truth(given: Operands) -> Truth:
     lse = r + (n + 4) * U + 2 * U * (values["lse"].unsqueeze(-1).abs().nan_to_num(posinf=0.0) + top)
     weight = r + lse + 4 * U
     b = dout @ v.mT
-    slope = 2 * (d + 8) * U * a / given.softcap if given.softcap else 0.0
+    cap = cap_of(given.score_mod)
+    slope = 2 * (d + 8) * U * a / cap if cap else 0.0
     e = p * (b + (p * b).sum(-1, keepdim=True)) * (weight + w + (n + 2 * d_v + 12) * U + slope)
 
     def keys(x: torch.Tensor) -> torch.Tensor:
@@ -161,9 +163,9 @@ def truth(given: Operands) -> Truth:
 
 PROBLEMS = {
     **{mask.name: (Shape(), Attention(mask, 0.5), 1.0) for mask in MASKS},
-    "softcap": (Shape(), Attention(Causal(), 0.5, 2.0), 1.0),
-    "softcap, saturated": (Shape(), Attention(Full(), 0.5, 0.25), 10.0),
-    "softcap, huge": (Shape(), Attention(Causal(), 0.5, 900.0), 1e3),
+    "softcap": (Shape(), Attention(Causal(), 0.5, Softcap(2.0)), 1.0),
+    "softcap, saturated": (Shape(), Attention(Full(), 0.5, Softcap(0.25)), 10.0),
+    "softcap, huge": (Shape(), Attention(Causal(), 0.5, Softcap(900.0)), 1e3),
     "negative scale": (Shape(), Attention(Window(4, 0), -0.75), 1.0),
     "zero scale": (Shape(), Attention(Causal(), 0.0), 1.0),
     "intersection": (Shape(), Attention(Causal() & Dense(50, 1), 0.5), 1.0),
@@ -230,7 +232,7 @@ def test_multiprecision_by_hand():
 
 
 @pytest.mark.parametrize(
-    "attention", [Attention(Causal(), 0.6, 2.0), Attention(Dense(50, 2), -0.6)], ids=str
+    "attention", [Attention(Causal(), 0.6, Softcap(2.0)), Attention(Dense(50, 2), -0.6)], ids=str
 )
 def test_backward_is_the_finite_difference_of_forward(attention):
     given = operands(

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from references.attention import backward
 from references.masks import Causal
 from references.quantisation import ByHead
+from references.score_mods import Softcap
 from tests.harness.fake_campaign import BINS, evidence, verdict
 from tests.meta.probes.test_probes_report import REPORT
 from tests.meta.report.test_report_beside import account
@@ -57,7 +58,9 @@ FORWARD = Problem(
 QUANTISED = FORWARD.but(
     dtype="float8_e4m3fn", dtype_out="bfloat16", quantisation=ByHead(), mask=Causal("tl")
 )
-BACKWARD = FORWARD.but(dtype="float32", dtype_out="float32", head_dim_v=24, softcap=3.0, seed=7)
+BACKWARD = FORWARD.but(
+    dtype="float32", dtype_out="float32", head_dim_v=24, score_mod=Softcap(3.0), seed=7
+)
 
 
 def report(problem: Problem, **measures: float) -> Report:

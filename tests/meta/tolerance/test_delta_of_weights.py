@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from references.masks import Causal, Lengths
+from references.score_mods import Softcap
 from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.emulation import Luck, Result
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
@@ -49,7 +50,7 @@ HALF = SQUARE.but(dtype="bfloat16")
 PROBLEMS = {
     "full": HALF,
     "fp32": SQUARE,
-    "capped": HALF.but(softcap=1.0),
+    "capped": HALF.but(score_mod=Softcap(1.0)),
     "empty rows": HALF.but(mask=Lengths((24, 3), (0, 7))),
     "negative scale": HALF.but(softmax_scale=-0.7, dtype="float16", mask=Causal()),
     "one key": HALF.but(seqlen_kv=1),

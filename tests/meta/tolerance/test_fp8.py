@@ -29,11 +29,16 @@ OURS = flat_numerics(
     scale_roundings=3, probability_scale=256.0, output_roundings=1, block_n=32, promotion=32
 )
 PROMOTED = Kernel("promoted, sm_90", OURS, dtypes=DTYPES)
+SYNC = PROMOTED.but(
+    name="mma.sync m16n8k32, sm_90", promotion=0, instruction="mma.sync", eight="mma.sync"
+)
 HONEST = (
     PROMOTED,
     PROMOTED.but(name="13 bits throughout, sm_90", promotion=0),
     PROMOTED.but(name="13 bits throughout, sm_89", promotion=0, arch="sm_89"),
     PROMOTED.but(name="25 bits, sm_100", arch="sm_100"),
+    SYNC,
+    SYNC.but(name="mma.sync m16n8k16, sm_90", eight="mma.sync.m16n8k16"),
     PROMOTED.but(name="a CPU", arch="cpu"),
     PROMOTED.but(name="P as it is", probability_scale=1.0),
     PROMOTED.but(name="as FlashAttention-3 writes it", style="fused", promotion=64, block_n=64),
@@ -108,6 +113,11 @@ FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
     "13 bits, declared sm_100": (
         PROMOTED.but(promotion=0),
         PROMOTED.but(arch="sm_100"),
+        f"{SQUARE},dist=normal,scale=1.0",
+    ),
+    "13 bits by wgmma, declared mma.sync": (
+        PROMOTED.but(promotion=0),
+        SYNC,
         f"{SQUARE},dist=normal,scale=1.0",
     ),
     "descale of K forgotten": (

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from references.masks import Causal, Lengths
+from references.score_mods import Softcap
 from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.fake_trials import acquitted, convicted, trial_of
 from tests.harness.property_cases import SAMPLES, Bench, bench
@@ -46,7 +47,7 @@ def autograd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 PROBLEMS = {
     "full": HALF,
     "fp32": SQUARE,
-    "capped": HALF.but(softcap=1.0),
+    "capped": HALF.but(score_mod=Softcap(1.0)),
     "empty rows": HALF.but(mask=Lengths((24, 3), (0, 7))),
     "negative scale": HALF.but(softmax_scale=-0.7, dtype="float16", mask=Causal()),
     "one key": HALF.but(seqlen_kv=1),

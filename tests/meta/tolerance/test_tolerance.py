@@ -17,6 +17,7 @@ from torch import Tensor
 from references.attention import RowBlock, row_blocks
 from references.definition import Attention
 from references.masks import Lengths
+from references.score_mods import Softcap
 from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.emulation import Kernel, Luck, Result, emulate
 from verify.arithmetic.dtypes import dtype_named
@@ -270,7 +271,7 @@ def test_planted_faults_exceed_the_bound(name: str):
 
 
 def blocks_of(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> RowBlock:
-    (block,) = row_blocks(q, k, v, Attention(problem.mask, problem.scale, problem.softcap))
+    (block,) = row_blocks(q, k, v, Attention(problem.mask, problem.scale, problem.score_mod))
     return block
 
 
@@ -501,6 +502,8 @@ def test_best_is_no_looser_than_any_declaration():
     ],
 )
 def test_what_is_not_derived_is_refused(field: str, value: str):
-    problem = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16", softcap=20.0)
+    problem = Problem(
+        seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16", score_mod=Softcap(20.0)
+    )
     with pytest.raises(ValueError, match=value):
         resolve(with_fields(Numerics(), **{field: value}), Config(), problem, "sm_90")

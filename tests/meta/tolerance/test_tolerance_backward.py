@@ -201,7 +201,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_exact_gradients_are_those_of_the_reference(shape: str):
     problem = Problem.parse(f"{shape},dtype=float16")
     given = Inputs.of(problem)
-    attention = Attention(problem.mask, problem.scale, problem.softcap)
+    attention = Attention(problem.mask, problem.scale, problem.score_mod)
     want = backward(given.q, given.k, given.v, given.dout, attention)
     found = truth_of(problem, exact(problem, given), arithmetic(problem, HALF))
     for name in NAMES:

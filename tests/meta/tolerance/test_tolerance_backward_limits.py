@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from references.quantisation import ByHead
+from references.score_mods import Softcap
 from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.emulation import Result
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
@@ -289,7 +290,7 @@ def test_older_units_and_softcaps_give_larger_bounds():
     problem = Problem.parse(f"{DIFFUSE},dtype=float16")
     bounds = [bounds_under(problem, arch) for arch in ("sm_70", "sm_75", "sm_80", "sm_90")]
     assert all(itertools.starmap(looser, itertools.pairwise(bounds)))
-    capped = problem.but(softcap=5.0, dtype="float32", dtype_out="float32")
+    capped = problem.but(score_mod=Softcap(5.0), dtype="float32", dtype_out="float32")
     assert looser(bounds_under(capped, softcap_tanh="tanh.approx"), bounds_under(capped))
 
 
@@ -330,7 +331,7 @@ def test_what_is_not_derived_is_refused(
         "seqlen_kv": 1,
         "head_dim": 16,
         "dtype": "float16",
-        "softcap": 20.0,
+        "score_mod": Softcap(20.0),
     } | of_problem
     with pytest.raises(ValueError, match=message):
         resolve(with_fields(GradientNumerics(), **changes), Config(), Problem(**given), "sm_90")

@@ -272,7 +272,7 @@ def forward_bounds(text: str, arch: str, numerics: Numerics) -> list[Tensor]:
     problem = Problem.parse(text)
     a = resolve(numerics, Config(), problem, arch)
     q, k, v = dequantised(problem, tensors(problem))
-    (block,) = row_blocks(q, k, v, Attention(problem.mask, problem.scale, problem.softcap))
+    (block,) = row_blocks(q, k, v, Attention(problem.mask, problem.scale, problem.score_mod))
     found = [bound(block, x, problem) for x in (a, without(a))]
     return [found[0].out, found[1].out, found[0].lse, found[1].lse]
 

@@ -21,7 +21,7 @@ def columns_first(shape: tuple[int, ...]) -> Tensor:
 def test_a_head_dim_that_is_not_innermost_is_refused(layouts: str) -> None:
     shape = 2, 2, 16, 64
     q, k, v, out = (torch.zeros(shape) for _ in range(4))
-    args = AttentionArgs(q, k, v, mask=Full(), softmax_scale=0.125, softcap=0.0, config=Config())
+    args = AttentionArgs(q, k, v, mask=Full(), softmax_scale=0.125, score_mod=None, config=Config())
     support = Support(dtypes=("float32",), head_dims=(64,), layouts=layouts)
     support.check(args, out)
     with pytest.raises(Unsupported, match="head_dim must be innermost") as refusal:
@@ -41,6 +41,6 @@ def test_a_head_dim_that_is_not_innermost_is_refused(layouts: str) -> None:
 def test_a_single_column_is_innermost_whatever_its_stride() -> None:
     column = torch.zeros(32).as_strided((1, 1, 4, 1), (8, 8, 2, 2))
     args = AttentionArgs(
-        column, column, column, mask=Full(), softmax_scale=1.0, softcap=0.0, config=Config()
+        column, column, column, mask=Full(), softmax_scale=1.0, score_mod=None, config=Config()
     )
     Support(dtypes=("float32",), head_dims=(1,)).check(args, column)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from verify.arithmetic.mma import known, provenance, unit_for
+from verify.arithmetic.archs import arch_named
+from verify.arithmetic.mma import provenance, unit_for
 from verify.cell.process import ROOT
 from verify.report import read
+from verify.report.states import score_mods
 from verify.variant import (
     Config,
     Contract,
@@ -34,14 +36,23 @@ from verify.variant import (
 )
 from verify.variant.numerics import leaves, rebuilt
 from verify.variant.validation import RULES
+from verify.variant.witness import Witness
 
 SUPPORT: dict[str, Any] = {"dtypes": ("float16",), "head_dims": (64,)}
+WITNESS: dict[str, Any] = {
+    "case": "x:default:accuracy:sq=1",
+    "tensor": "out",
+    "r": 0.5,
+    "device": "cpu",
+    "date": "2026-11-22",
+}
 KINDS: tuple[type, ...] = (
     *(Config, Support, Contract, Numerics, Products, Softmax, Maximum, RowSum, Output),
     *(GradientNumerics, GradientProducts, GradientSoftmax, ScoreGradient, GradientSums),
+    Witness,
 )
 OWNERS: dict[str, tuple[type, dict[str, Any]]] = {
-    kind.path: (kind, SUPPORT if kind is Support else {}) for kind in KINDS
+    kind.path: (kind, {Support: SUPPORT, Witness: WITNESS}.get(kind, {})) for kind in KINDS
 }
 
 NONSENSE: list[tuple[str, str, object, str]] = [
@@ -110,7 +121,7 @@ NONSENSE: list[tuple[str, str, object, str]] = [
     ("support", "storages", (), "() is empty or names one twice"),
     ("support", "descalings", ("row",), "'row' is none of none, tensor, head"),
     ("support", "devices", ("tpu",), "'tpu' is none of cpu, cuda"),
-    ("support", "softcap", "yes", "'yes' is neither True nor False"),
+    ("support", "score_mods", ("cap",), "'cap' is none of softcap"),
     ("support", "min_seqlen", -1, "-1 is no whole number"),
     ("support", "max_seqlen", 1e9, "1000000000.0 is no whole number"),
     ("support", "capability", (9,), "is no pair of whole numbers"),
@@ -237,7 +248,9 @@ def test_what_is_declared_in_reports_on_record_is_legal_still() -> None:
         for variant in read(folder)["variants"]:
             assert rebuilt(Numerics, variant["numerics"])
             assert Contract(**variant["contract"])
-            assert Support(**variant["support"])
+            mods = {"score_mods": score_mods(variant["support"])}
+            fields = {name: x for name, x in variant["support"].items() if name != "softcap"}
+            assert Support(**(fields | mods))
             assert not variant["gradients"] or rebuilt(GradientNumerics, variant["gradients"])
 
 
@@ -247,7 +260,7 @@ def test_a_word_that_is_no_architecture_is_an_error() -> None:
             with pytest.raises(ValueError, match=f"arch: '{word}' is none of "):
                 unit_for(word, operands)
     assert unit_for("sm_90a", "float16") == unit_for("sm_90", "float16")
-    assert known("sm_100a")
-    assert not known("sm_999")
+    assert arch_named("sm_100a").listed
+    assert not arch_named("sm_999").listed
     assert not provenance("sm_90a", "float16").guess
     assert provenance("sm_999", "float16").guess  # a generation that the tables do not know yet

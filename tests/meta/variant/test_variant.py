@@ -22,6 +22,7 @@ from references.masks import (
     Window,
     intersect,
 )
+from references.score_mods import Softcap
 from tests.harness.declared import flat_gradients, flat_numerics
 from verify.problem import Layout, Problem
 from verify.variant import (
@@ -84,7 +85,7 @@ REFUSED = [
     ({"softmax_scale": 0.25}, {}, "softmax_scale", "head_dim ** -0.5"),
     ({"softmax_scale": 0.0}, {"scales": "positive"}, "softmax_scale", "not positive"),
     ({"softmax_scale": -0.125}, {"scales": "positive"}, "softmax_scale", "not positive"),
-    ({"softcap": 20.0}, {}, "softcap", "not supported"),
+    ({"score_mod": Softcap(20.0)}, {}, "softcap", "not supported"),
 ]
 
 
@@ -111,7 +112,7 @@ def test_each_rule_yields_to_its_declaration() -> None:
         "seqlen_kv": {"min_seqlen": 0, "max_seqlen": None, "cross_lengths": True},
         "mask": {"masks": tuple(MASK_KINDS), "intersections": True},
         "softmax_scale": {"scales": "any"},
-        "softcap": {"softcap": True},
+        "softcap": {"score_mods": ("softcap",)},
     }
     for change, support, argument, _ in REFUSED:
         assert replace(NARROW, **(support | wider[argument])).refusal(INSIDE.but(**change)) is None
@@ -188,7 +189,7 @@ def arguments(problem: Problem) -> tuple[AttentionArgs, torch.Tensor]:
         return whole.as_strided(shape, layout.strides(shape), skip + layout.offset)
 
     q, k, v, out = (tensor(name) for name in ("q", "k", "v", "out"))
-    return AttentionArgs(q, k, v, problem.mask, problem.scale, problem.softcap, Config()), out
+    return AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, Config()), out
 
 
 def refused(support: Support, problem: Problem) -> str | None:
@@ -305,7 +306,7 @@ ODD = Variant(
         min_seqlen=0,
         max_seqlen=4096,
         scales="positive",
-        softcap=True,
+        score_mods=("softcap",),
         layouts="aligned",
         devices=("cuda",),
         capability=(9, 0),
@@ -384,7 +385,6 @@ ODD = Variant(
     builds=lambda arch: (),
     compilable=lambda: "no compiler",
     head_dim_buckets=(64, 128, 256),
-    witness=("odd:m64n32:accuracy:sq=1,skv=1,d=16,dtype=float16",),
 )
 
 
@@ -409,7 +409,6 @@ def test_a_description_survives_json(variant: Variant) -> None:
     ):
         assert getattr(found, name) == getattr(variant, name)
     assert found.configs == tuple(variant.configs)
-    assert found.witness == tuple(variant.witness)
     assert found.workspaces == (("forward", "saved") if variant.workspace is not None else ())
     assert found.unavailable == (variant.available() if variant.available else None)
     assert found.compiles is (variant.builds is not None)

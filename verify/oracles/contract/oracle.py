@@ -31,6 +31,7 @@ from collections.abc import Iterator
 
 from references.masks import Causal, Full, Lengths, Mask, Window
 from references.premises import Premise
+from references.score_mods import ScoreMod, Softcap
 from verify.judging.findings import Ruling
 from verify.judging.measuring import (
     Measured,
@@ -49,7 +50,7 @@ from verify.problem.premises import broken, without_broken
 from verify.variant import Declaration
 
 _PROPERTIES = (lse, empty_rows, visibility, softcap, special, heads, invariance)
-_CAP = 2.0
+_CAP = Softcap(2.0)
 
 
 def judge(trial: Trial) -> Ruling:
@@ -90,7 +91,7 @@ def _problems(declaration: Declaration, dtype: str) -> Iterator[Problem]:
         *,
         batch: int = 1,
         heads: int = 1,
-        cap: float = 0.0,
+        mod: ScoreMod | None = None,
     ) -> Problem:
         shape = {
             "batch": batch,
@@ -99,7 +100,7 @@ def _problems(declaration: Declaration, dtype: str) -> Iterator[Problem]:
             "seqlen_q": seqlen_q,
             "seqlen_kv": seqlen_kv,
         }
-        return probe_problem(declaration, dtype, **shape, mask=mask, softcap=cap)
+        return probe_problem(declaration, dtype, **shape, mask=mask, score_mod=mod)
 
     yield made(5, 75, open_mask(support), batch=2 if declaration.interpreted else 3, heads=2)
     # Every alignment on a shape that tells it from the other, and with rows that see nothing beside
@@ -115,13 +116,13 @@ def _problems(declaration: Declaration, dtype: str) -> Iterator[Problem]:
     yield made(5, 40, Lengths((5, 5), (33, 0)), batch=2)
     if support.min_seqlen == 0:
         yield made(5, 0, Full())
-    yield made(7, 30, Full(), cap=_CAP)
+    yield made(7, 30, Full(), mod=_CAP)
     yield made(
         7,
         30,
         Lengths((7, 7), (30, 12)) if "lengths" in support.masks else Causal(),
         batch=2,
-        cap=_CAP,
+        mod=_CAP,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from references.premises import Premise
+from references.score_mods import cap_of
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
 from verify.judging.measuring import UNDECIDED, Measured, rounded, run_probe
@@ -47,26 +48,26 @@ _FORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 def measure(trial: Trial) -> list[Measured]:
     """The form where all keys are visible; the order with the mask where some are not."""
     p = trial.problem
-    if not p.softcap or not p.seqlen_kv or not p.seqlen_q:
+    cap = cap_of(p.score_mod)
+    if not cap or not p.seqlen_kv or not p.seqlen_q:
         return []
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
     other = _asked(trial)
     q, k, v = (tensor.double() for tensor in other.expanded)
     raw = q @ k.repeat_interleave(p.group, 1).mT
     v = v.repeat_interleave(p.group, 1)
-    right = _FORMS[_FORM](raw * p.scale, raw, p.softcap)
+    right = _FORMS[_FORM](raw * p.scale, raw, cap)
     if bool(seen.all()):
         name, declared = "softcap", _FORM
         weights = {
-            word: torch.softmax(form(raw * p.scale, raw, p.softcap), -1)
-            for word, form in _FORMS.items()
+            word: torch.softmax(form(raw * p.scale, raw, cap), -1) for word, form in _FORMS.items()
         }
     else:
         name, declared = "softcap and mask", "the cap, then the mask"
         weights = {
             declared: torch.softmax(right.masked_fill(~seen, -math.inf), -1).nan_to_num(0.0),
             "the mask, then the cap: masked keys weigh exp(-c)": torch.softmax(
-                right.masked_fill(~seen, -p.softcap), -1
+                right.masked_fill(~seen, -cap), -1
             ),
             "no mask": torch.softmax(right, -1),
         }

@@ -96,7 +96,7 @@ def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
     low, high = (x[:, None].expand(p.batch, p.heads_kv, p.seqlen_q) for x in found)
     count = (high - low).clamp(min=1).repeat_interleave(p.group, 1)
     logs = torch.log(count.double())
-    size = reached.clamp(max=p.softcap) if p.softcap else reached
+    size = reached if p.score_mod is None else p.score_mod.reach(p.extent, reached)
     if broken(_MEAN_SCORES, p) is not None or not p.seqlen_kv:
         return logs - size, logs + size
     running = torch.nn.functional.pad(k.double(), (0, 0, 1, 0)).cumsum(2)
