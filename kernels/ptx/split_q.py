@@ -173,9 +173,7 @@ VARIANT = Variant(
         softmax=Softmax(
             scores="float32",
             exp="ex2.approx",
-            row_sum=RowSum(
-                lanes=4,  # a row's columns lie in four neighbouring lanes
-            ),
+            row_sum=RowSum(lanes=4),  # a row's columns lie in four neighbouring lanes
         ),
         output=Output(probability="input"),
     ),

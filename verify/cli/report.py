@@ -293,10 +293,11 @@ def witness(folder: Path, writes: bool) -> int:
     """
     from verify.campaign import witnesses
     from verify.report import ReportError
+    from verify.variant import DeclarationError
 
     try:
         found = witnesses.published(folder)
-    except (ReportError, OSError) as error:
+    except (ReportError, DeclarationError, OSError) as error:
         raise UsageError(str(error)) from None
     if not found:
         raise UsageError(f"{folder}: no report in it has a worst case")

@@ -1,15 +1,17 @@
 """A page as data: a tree of frozen values, which `markdown`, `html` and `terminal` render.
 
 Texts in the tree are plain: the renderers alone escape them, each in one place.  So the words of a
-kernel or of a file may stand anywhere, and never act.
+kernel or of a file may stand as text anywhere, and never act.  Looks, statuses, languages and the
+targets of links are no texts: other values than the legal ones are refused with a ValueError.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from verify.document import text
 
@@ -17,6 +19,13 @@ Entry = TypeVar("Entry")
 Kind = TypeVar("Kind")
 Status = Literal["green", "red", "grey"]
 Look = Literal["plain", "strong", "code", "soft", "good", "bad", "warn"]
+Language = Literal["", "sh"]
+_TARGET = re.compile(r"(?!/)#?[\w./%-]+")
+
+
+def _check(value: object, legal: object) -> None:
+    if value not in get_args(legal):
+        raise ValueError(f"{value!r} is none of {', '.join(map(repr, get_args(legal)))}")
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,9 @@ class Span:
     text: str
     look: Look = "plain"
 
+    def __post_init__(self) -> None:
+        _check(self.look, Look)
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -33,6 +45,9 @@ class Mark:
 
     status: Status
     word: str
+
+    def __post_init__(self) -> None:
+        _check(self.status, Status)
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,9 @@ class Number:
     unit: str = ""
     look: Look = "plain"
 
+    def __post_init__(self) -> None:
+        _check(self.look, Look)
+
     @property
     def text(self) -> str:
         shown = self.shown or text.number(self.value)
@@ -56,10 +74,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to a file beside the page, or to a section ("#anchor").  target: our own words."""
+    """A link to a file beside the page (quoted as in an address), or to a section ("#anchor")."""
 
     text: str
     target: str
+
+    def __post_init__(self) -> None:
+        if not _TARGET.fullmatch(self.target):
+            raise ValueError(f"{self.target!r} is neither a file's name nor an anchor of the page")
 
 
 Inline = str | Span | Mark | Number | Link
@@ -88,7 +110,10 @@ class Code:
     """Lines as they are: a message, or a command (language "sh")."""
 
     text: str
-    language: str = ""
+    language: Language = ""
+
+    def __post_init__(self) -> None:
+        _check(self.language, Language)
 
 
 @dataclass(frozen=True)
@@ -154,6 +179,9 @@ class Boxed:
 
     status: Status
     blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.status, Status)
 
 
 Block = Paragraph | Heading | Code | List | Terms | Table | Figure | Folded | Boxed

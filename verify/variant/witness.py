@@ -148,7 +148,11 @@ def _quoted(value: object) -> str:
     """A literal; a long text in several lines."""
     if not isinstance(value, str):
         return repr(value)
-    pieces = [f'"{value[at : at + _WIDTH]}"' for at in range(0, len(value), _WIDTH)]
-    if len(pieces) == 1 and len(value) < _WIDTH - 10:
-        return pieces[0]
-    return "(\n" + "".join(f"            {piece}\n" for piece in pieces) + "        )"
+    if len(value) < _WIDTH - 10:
+        return f'"{value}"'
+    pieces = []
+    while value:  # cut behind a comma
+        at = len(value) if len(value) <= _WIDTH else value.rfind(",", 0, _WIDTH) + 1 or _WIDTH
+        pieces.append(f'            "{value[:at]}"\n')
+        value = value[at:]
+    return f"(\n{''.join(pieces)}        )"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +13,7 @@ import pytest
 from tests.harness.fake_campaign import BINS, evidence
 from tests.harness.rendered import as_html, as_markdown
 from tests.meta.report.test_report_rendering import HOSTILE, Elements, prose
+from verify import document as doc
 from verify.report import Report, build, plots
 from verify.report import sections as known
 from verify.report.beside import Beside
@@ -108,3 +109,20 @@ def test_a_section_that_has_nothing_to_say_is_left_out(report: Report) -> None:
     empty = {**report, "lost": [], "torn": [], "unstable": [], "not_run": []}
     left = [section.title for section in known.sections(empty, Beside())]  # type: ignore[arg-type]
     assert [title for title in titles if title not in left] == ["Not run", "Incomplete evidence"]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda word: doc.Span("x", word),
+        lambda word: doc.Number(1.0, look=word),
+        lambda word: doc.Mark(word, "x"),
+        lambda word: doc.Boxed(word, ()),
+        lambda word: doc.Code("x", word),
+        lambda word: doc.Link("x", word),
+    ],
+)
+@pytest.mark.parametrize("word", [HOSTILE, "x onclick=alert(1)", "javascript:alert(1)", "//x.y/z"])
+def test_what_is_no_text_is_refused(made: Callable[[str], object], word: str) -> None:
+    with pytest.raises(ValueError, match="is n"):
+        made(word)
