@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,6 +202,15 @@ def passing() -> Evidence:
     return Evidence(runs=data.runs, variants=(good,), verdicts=tuple(verdicts))
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """SIGINT interrupts this process; a job in a shell's background is started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize("sent", ["INT", "TERM"])
 def test_an_interrupted_run_says_so_and_how_to_go_on(
     sent: str, at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
