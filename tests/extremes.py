@@ -91,7 +91,7 @@ class Line:
         )
 
 
-def judge(judge: Judge, targets: list[Target], problems: Iterator[Problem]) -> Line:
+def judge_problems(judge: Judge, targets: list[Target], problems: Iterator[Problem]) -> Line:
     """Hear extreme problems of one variant, dtype and group, its configs in turn."""
     first = targets[0]
     line = Line(first.declaration.ref, first.dtype, first.group)
@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> int:
             for targets in found.values():
                 wanted = -(-given.per_variant // len(targets[0].declaration.support.dtypes))
                 problems = extremes(targets[0], wanted, given.seed, given.pairs)
-                lines.append(judge(judge, targets, problems))
+                lines.append(judge_problems(judge, targets, problems))
                 print(lines[-1].text, flush=True)
                 for failure in lines[-1].failures:
                     print(f"\n{failure}\n", flush=True)

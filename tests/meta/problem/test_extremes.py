@@ -4,8 +4,11 @@ them."""
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
-from tests.extremes import extreme, extremes
+import pytest
+
+from tests.extremes import extreme, extremes, main
 from tests.harness.fake_trials import DECLARED
 from verify.campaign.targets import Target
 from verify.problem import Problem
@@ -66,3 +69,12 @@ def test_the_sizes_of_scores_reach_fp32_s_largest_number() -> None:
         given = tensors(problem.but(softmax_scale=0.0, seed=seed))
         raw.append(float((given.q.double() @ given.k.double().mT).abs().max()))
     assert max(raw) > 3.4e38
+
+
+def test_the_command_judges_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-k", "torch-math-backward", "--group", "gradients", "--per-variant", "1"]
+    assert main([*words, "--pairs", "400"]) == 0
+    assert "3 cases, 0 failing" in capsys.readouterr().out
