@@ -23,7 +23,8 @@ from verify.variant import Declaration, Support
 
 _SAFE = 120  # binary exponents within fp32's range that products and sums keep to
 _MOST = 40  # powers larger than that show nothing more
-SHORTEST = dtype_named("float32").emin  # least binary exponent of a range that is not short
+_FLOAT32 = dtype_named("float32")
+SHORTEST = _FLOAT32.emin  # least binary exponent of a range that is not short
 _LEAST_COMPARED = -80  # binary exponent; below it a result may owe a bit to what was flushed
 
 
@@ -91,9 +92,13 @@ def _powers(trial: Trial) -> Powers:
     ] or 1.0
     operands = arithmetic.prescaled or p.dtype
     ranges = [room(x, p.format, p.quantisation.scaled) for x in (inputs.q, inputs.k)]
-    # what the scale has multiplied must be normal too
-    if arithmetic.prescaled and operands == p.dtype:
-        ranges += [room(x.double() * factor, p.format, False) for x in (inputs.q, inputs.k)]
+    # what the scale has multiplied must be normal too: operands, or descales in fp32
+    if arithmetic.prescaled:
+        kept = dtype_named(operands)
+        ranges += [room(x.double() * factor, kept, False) for x in (inputs.q, inputs.k)]
+    if p.quantisation.scaled:
+        descales = (inputs.others[f"descale_{name}"] for name in "qk")
+        ranges += [room(x.double() * abs(p.scale), _FLOAT32, False) for x in descales]
     ranges += [(-_MOST, _MOST)]
     lows, highs = [r[0] for r in ranges], [r[1] for r in ranges]
     # q goes one way, k the other.

@@ -8,7 +8,7 @@ Why bit for bit: the rounding of a scaled number is the scaled rounding, provide
 underflows or overflows. To ensure this (`verify/judging/power_scaling.py`),
 
 - every nonzero input stays normal in its dtype, also after it was multiplied by the scale where
-  that is declared;
+  that is declared; so does every descale of Q and K times the scale in fp32;
 - weights are at least 2^-(2 |s| max|q| max|k| log2 e), so that products stay within 2^+-120;
 - O is compared where it is normal in its dtype, and above 2^-80, both times.
 
