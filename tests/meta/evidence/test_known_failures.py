@@ -278,7 +278,7 @@ def test_a_command_fails_for_news_alone(
         "--seed",
         "1",
         "-k",
-        "within or worst",
+        "(within and float32) or worst",
         "plain.py",
     ]
     done = subprocess.run(
