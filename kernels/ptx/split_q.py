@@ -190,3 +190,16 @@ VARIANT = Variant(
     compilable=compilable,
     head_dim_buckets=HEAD_DIMS,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "ptx-split-q:m64n64w4s2:accuracy:b=2,hq=6,hkv=3,sq=159,skv=159,d=128,dtype=float16,"
+            "scale=-1.0,dist=one_hot_v,seed=2630"
+        ),
+        "tensor": "out",
+        "r": 0.996,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

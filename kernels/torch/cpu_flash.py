@@ -87,3 +87,47 @@ VARIANTS = [
     for suffix, support in {"": BIAS_SUPPORT, "-causal": FLAG_SUPPORT}.items()
     for name, (dtypes, exp) in DTYPE_CLASSES.items()
 ]
+
+WITNESS = (
+    {
+        "case": (
+            "torch-cpu-flash-float32:default:accuracy:hq=5,hkv=5,sq=22,skv=256,d=192,"
+            "dtype=float32,mask=causal.tl,scale=1.0,dist=outliers,seed=4294967295"
+        ),
+        "tensor": "out",
+        "r": 0.201,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cpu-flash-16bit:default:accuracy:b=2,hq=7,sq=63,skv=63,d=64,dtype=bfloat16,"
+            "mask=dense.10.11278,dist=tied_maxima,seed=3670"
+        ),
+        "tensor": "out",
+        "r": 0.781,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cpu-flash-float32-causal:default:accuracy:b=4,hq=8,hkv=4,sq=2,skv=180,d=24,"
+            "dtype=float32,mask=causal.tl,dist=same_sign_v,seed=2076176"
+        ),
+        "tensor": "out",
+        "r": 0.168,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cpu-flash-16bit-causal:default:accuracy:hq=2,hkv=2,sq=273,skv=79,d=158,"
+            "dtype=bfloat16,scale=0.125,lq=sbhd.p8,lk=bshd.xbh,lv=sbhd.p1.o1.xb,lo=sbhd.p1.o4,"
+            "ldo=bhsd.p16,dist=one_hot_v,seed=459634"
+        ),
+        "tensor": "out",
+        "r": 0.882,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+)

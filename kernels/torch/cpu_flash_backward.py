@@ -77,3 +77,47 @@ def _variant(saver: Variant) -> Variant:
 
 
 VARIANTS = [_variant(saver) for saver in cpu_flash.VARIANTS]
+
+WITNESS = (
+    {
+        "case": (
+            "torch-cpu-flash-backward-float32:default:gradients:sq=64,skv=192,d=16,dtype=float32,"
+            "mask=causal"
+        ),
+        "tensor": "dv",
+        "r": 0.162,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cpu-flash-backward-16bit:default:gradients:sq=96,skv=160,d=16,dtype=bfloat16,"
+            "dist=negative_lse"
+        ),
+        "tensor": "dq",
+        "r": 0.983,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cpu-flash-backward-float32-causal:default:gradients:b=3,hq=5,hkv=5,sq=81,"
+            "skv=81,d=1,dtype=float32,mask=causal.tl,lq=bhsd.p4,lk=bhsd.p1.o1.xh,lv=bshd.p1.o1,"
+            "lo=bshd.p4,ldo=bshd.p4,dist=small_integers,seed=475"
+        ),
+        "tensor": "dk",
+        "r": 0.385,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cpu-flash-backward-16bit-causal:default:gradients:b=2,hq=4,hkv=4,sq=144,"
+            "skv=144,d=205,dtype=float16,mask=causal,scale=4.0,dist=subnormals,seed=1157"
+        ),
+        "tensor": "dk",
+        "r": 0.991,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+)

@@ -102,3 +102,26 @@ def _variant(name: str, support: Support) -> Variant:
 
 
 VARIANTS = [_variant("torch-cudnn", FLAG_SUPPORT), _variant("torch-cudnn-bias", BIAS_SUPPORT)]
+
+WITNESS = (
+    {
+        "case": (
+            "torch-cudnn:default:accuracy:b=3,hq=9,hkv=3,sq=80,skv=80,d=72,dtype=bfloat16,lq=bshd,"
+            "lk=bshd,lv=bshd,lo=bshd,ldo=bshd,dist=one_hot_v,seed=36135"
+        ),
+        "tensor": "out",
+        "r": 0.934,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cudnn-bias:default:accuracy:hq=8,sq=16,skv=329,d=104,dtype=float16,scale=-1.0,"
+            "dist=one_hot_v,seed=2074829091"
+        ),
+        "tensor": "out",
+        "r": 0.967,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

@@ -84,3 +84,16 @@ VARIANT = Variant(
     allocates_outputs=True,
     available=available,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "torch-cudnn-backward:default:gradients:b=2,hq=2,hkv=2,sq=2,skv=160,d=144,"
+            "dtype=float16,dist=subnormals,seed=160"
+        ),
+        "tensor": "dk",
+        "r": 0.999,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

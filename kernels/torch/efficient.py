@@ -90,3 +90,27 @@ VARIANTS = [
     _variant("torch-efficient", BIAS_SUPPORT),
     _variant("torch-efficient-causal", FLAG_SUPPORT),
 ]
+
+WITNESS = (
+    {
+        "case": (
+            "torch-efficient:default:accuracy:b=4,hq=2,hkv=2,sq=113,skv=63,d=328,dtype=bfloat16,"
+            "mask=causal,dist=subnormals,seed=18556"
+        ),
+        "tensor": "out",
+        "r": 0.948,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-efficient-causal:default:accuracy:hq=2,hkv=2,sq=256,skv=128,d=512,"
+            "dtype=float16,mask=causal.tl,scale=-1.0,lq=sbhd,lk=sbhd,lv=sbhd,lo=sbhd,ldo=sbhd,"
+            "dist=subnormals,seed=99"
+        ),
+        "tensor": "out",
+        "r": 0.978,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

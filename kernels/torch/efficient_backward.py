@@ -92,3 +92,28 @@ def _variant(saver: Variant) -> Variant:
 
 
 VARIANTS = [_variant(saver) for saver in efficient.VARIANTS]
+
+WITNESS = (
+    {
+        "case": (
+            "torch-efficient-backward:default:gradients:hq=2,hkv=2,sq=431,skv=431,d=232,"
+            "dtype=float16,mask=causal.tl,lq=bshd,lk=bshd,lv=bshd,lo=sbhd,ldo=sbhd,"
+            "dist=below_sentinel,seed=39460"
+        ),
+        "tensor": "dv",
+        "r": 1.0,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-efficient-backward-causal:default:gradients:b=2,sq=65,skv=65,d=16,"
+            "dtype=bfloat16,mask=causal,scale=4.0,lq=bshd,lk=bshd,lv=bshd,lo=bshd,ldo=bshd,"
+            "dist=low_rank,seed=3700"
+        ),
+        "tensor": "dq",
+        "r": 0.992,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

@@ -89,3 +89,16 @@ VARIANT = Variant(
     allocates_outputs=True,
     available=available,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "torch-flash:default:accuracy:hq=5,sq=320,skv=33,d=248,dtype=float16,mask=causal,"
+            "dist=low_rank,seed=5795"
+        ),
+        "tensor": "out",
+        "r": 0.95,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

@@ -81,3 +81,16 @@ VARIANT = Variant(
     allocates_outputs=True,
     available=available,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "torch-flash-backward:default:gradients:b=2,hq=2,hkv=2,sq=17,skv=316,d=256,"
+            "dtype=float16,mask=causal,dist=subnormals,seed=931399339"
+        ),
+        "tensor": "dk",
+        "r": 0.995,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

@@ -162,3 +162,16 @@ VARIANT = Variant(
     allocates_outputs=True,
     available=flex_compiled.available,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "torch-flex-backward:default:gradients:b=2,hq=2,hkv=2,sq=2,skv=65,d=128,dtype=float16,"
+            "mask=prefix.70,dist=subnormals,seed=2295"
+        ),
+        "tensor": "dk",
+        "r": 0.997,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

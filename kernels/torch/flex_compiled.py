@@ -187,3 +187,16 @@ VARIANT = Variant(
     allocates_outputs=True,
     available=available,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "torch-flex-compiled:default:accuracy:hq=3,sq=390,skv=390,d=64,dtype=float16,"
+            "mask=documents.2_5_127_16_129_111,scale=1.0,dist=one_hot_v,seed=4294967295"
+        ),
+        "tensor": "out",
+        "r": 0.986,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

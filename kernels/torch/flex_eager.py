@@ -130,3 +130,17 @@ VARIANT = Variant(
     allocates_outputs=True,
     available=available,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "torch-flex-eager:default:accuracy:hq=7,sq=300,skv=64,d=63,dtype=float16,"
+            "mask=causal.tl+lengths.65.42,scale=0.75,softcap=20.0,lq=bshd,lk=bshd,lv=bshd,lo=bshd,"
+            "ldo=bshd,dist=subnormals,seed=289"
+        ),
+        "tensor": "out",
+        "r": 0.948,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+)

@@ -77,3 +77,27 @@ VARIANT = Variant(
     allocates_outputs=True,
     available=lambda: missing_operator("_scaled_dot_product_attention_math"),
 )
+
+WITNESS = (
+    {
+        "case": (
+            "torch-math:default:accuracy:hq=4,sq=225,skv=225,d=224,dtype=bfloat16,mask=causal,"
+            "scale=0.0,lq=sbhd,lk=sbhd,lv=sbhd,lo=sbhd,ldo=sbhd,dist=sink,seed=286049"
+        ),
+        "tensor": "out",
+        "r": 0.996,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-math:default:accuracy:b=4,hq=2,hkv=2,sq=192,skv=96,d=71,dtype=float16,"
+            "mask=window.16.7+documents.5_91,lq=bshd,lk=bshd,lv=bshd,lo=bshd,ldo=bshd,"
+            "dist=low_rank,seed=479001599"
+        ),
+        "tensor": "out",
+        "r": 0.996,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

@@ -407,3 +407,28 @@ VARIANT = Variant(
     builds=builds,
     head_dim_buckets=BUCKETS,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "triton-fp8-forward:m64n32w4s2:accuracy:hq=4,sq=78,skv=78,d=118,dtype=float8_e4m3fn,"
+            "mask=lengths.17.41,lq=sbhd.o1.xb,lk=bhsd.p4.o1,lv=sbhd.p16.o8.xh,lo=bshd.o4,ldo=sbhd,"
+            "out=float16,descale=tensor,dist=one_hot_v,seed=415"
+        ),
+        "tensor": "out",
+        "r": 0.936,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "triton-fp8-forward:m128n64w8s2:accuracy:b=4,hq=3,hkv=3,sq=150,skv=106,d=160,"
+            "dtype=float8_e4m3fn,mask=causal,lq=sbhd,lk=sbhd,lv=sbhd,lo=sbhd,ldo=sbhd,"
+            "descale=head,dist=small_integers,seed=150"
+        ),
+        "tensor": "out",
+        "r": 0.844,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)
