@@ -17,6 +17,7 @@ hash covers (`meaning`): a report that changes them would make itself stale.
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -149,10 +150,15 @@ def _quoted(value: object) -> str:
     if not isinstance(value, str):
         return repr(value)
     if len(value) < _WIDTH - 10:
-        return f'"{value}"'
+        return _literal(value)
     pieces = []
     while value:  # cut behind a comma
         at = len(value) if len(value) <= _WIDTH else value.rfind(",", 0, _WIDTH) + 1 or _WIDTH
-        pieces.append(f'            "{value[:at]}"\n')
+        pieces.append(f"            {_literal(value[:at])}\n")
         value = value[at:]
     return f"(\n{''.join(pieces)}        )"
+
+
+def _literal(text: str) -> str:
+    """A text in double quotes; JSON's escapes are Python's, so that no report can write code."""
+    return json.dumps(text, ensure_ascii=False)

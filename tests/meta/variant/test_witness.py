@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from verify.report.schema import dumps, worst_cases
 from verify.variant import DeclarationError
 from verify.variant.witness import Witness, meaning, with_witnesses, witnesses
 
-ACCUSED = Path(__file__).parents[2] / "sample_kernels"
+SAMPLES = Path(__file__).parents[2] / "sample_kernels"
 CASE = "correct_declared.py@correct:default:accuracy:sq=3,skv=5,d=16,dtype=float32"
 WORST = Witness(case=CASE, tensor="out", r=0.93, device="NVIDIA H100 80GB HBM3", date="2026-11-22")
 KERNEL = textwrap.dedent(
@@ -122,7 +123,7 @@ def test_a_kernel_with_a_witness_has_the_same_hash_and_is_asked_it_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "correct_declared.py"
-    shutil.copy(ACCUSED / "correct_declared.py", file)
+    shutil.copy(SAMPLES / "correct_declared.py", file)
     monkeypatch.chdir(tmp_path)
     (before,) = roster([Path(file.name)]).declarations
     assert before.witness == ()
@@ -173,3 +174,9 @@ def test_the_command_lists_and_writes(
         said = " ".join(capsys.readouterr().out.split())
         assert all(one.case in said.replace(" ", "") for each in found.values() for one in each)
     assert written == [found]
+
+
+def test_what_a_report_says_is_a_text_in_the_file_and_no_code() -> None:
+    hostile = 'm.py@"+print("run")+"\\:default:accuracy:' + 'a"\\,' * 60
+    one = replace(WORST, case=hostile)
+    assert witnesses(with_witnesses("x = 1\n", (one,)).encode()) == (one,)
