@@ -17,6 +17,8 @@ from typing import ClassVar, Literal, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from references.kinds import refuse_incomplete
+
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Alignment = Literal["br", "tl"]
 Varies = Literal["batch", "head"]
@@ -232,12 +234,9 @@ KINDS: dict[str, type[Atom]] = {}
 
 def _check(cls: type[Atom]) -> None:
     """Raise TypeError if that class cannot be a kind of mask."""
-    members = ((name, getattr(cls, name, None)) for name in dir(cls))
-    lacks = [name for name, member in members if getattr(member, "__isabstractmethod__", False)]
-    lacks += [name for name in ("kind", "words", "varies") if not hasattr(cls, name)]
-    if lacks:
-        said = f"{cls.__name__} lacks {', '.join(lacks)}"
-        raise TypeError(f"mask kind: {said}; see Atom in references/masks/base.py")
+    refuse_incomplete(
+        cls, "mask kind", ("kind", "words", "varies"), "Atom in references/masks/base.py"
+    )
     named = f"{cls.__name__}.kind {cls.kind!r}"
     if not re.fullmatch(r"[a-z]+", cls.kind):
         raise TypeError(f"mask kind: {named} is not of lower-case letters alone")

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from references.kinds import refuse_incomplete
 from references.premises import EVERY_PREMISE, Premise
 
 ScoreFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -161,12 +162,9 @@ KINDS: dict[str, type[ScoreMod]] = {}
 
 def _check(cls: type[ScoreMod]) -> None:
     """Raise TypeError if that class cannot be a kind of score mod."""
-    members = ((name, getattr(cls, name, None)) for name in dir(cls))
-    lacks = [name for name, member in members if getattr(member, "__isabstractmethod__", False)]
-    lacks += [name for name in ("word", "steepest") if not hasattr(cls, name)]
-    if lacks:
-        said = f"{cls.__name__} lacks {', '.join(lacks)}"
-        raise TypeError(f"score mod: {said}; see ScoreMod in references/score_mods/base.py")
+    refuse_incomplete(
+        cls, "score mod", ("word", "steepest"), "ScoreMod in references/score_mods/base.py"
+    )
     named = f"{cls.__name__}.word {cls.word!r}"
     if not re.fullmatch(r"[a-z][a-z_]*", cls.word):
         raise TypeError(f"score mod: {named} is not of lower-case letters and _ alone")

@@ -90,11 +90,10 @@ def _powers(trial: Trial) -> Powers:
     factor = {"none": 1.0, "q": abs(p.scale), "sqrt": math.sqrt(abs(p.scale))}[
         numerics.products.prescale
     ] or 1.0
-    operands = arithmetic.prescaled or p.dtype
     ranges = [room(x, p.format, p.quantisation.scaled) for x in (inputs.q, inputs.k)]
     # what the scale has multiplied must be normal too: operands, or descales in fp32
     if arithmetic.prescaled:
-        kept = dtype_named(operands)
+        kept = dtype_named(arithmetic.prescaled)
         ranges += [room(x.double() * factor, kept, False) for x in (inputs.q, inputs.k)]
     if p.quantisation.scaled:
         descales = (inputs.others[f"descale_{name}"] for name in "qk")

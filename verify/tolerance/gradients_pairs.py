@@ -16,7 +16,7 @@ from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
-from verify.tolerance.score_mods import factor_error, mod_errors
+from verify.tolerance.score_mods import factor_error, mod_errors, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
 from verify.tolerance.weights import flushed_score
@@ -279,7 +279,7 @@ def _below(x: Tensor, limit: float) -> bool:
 def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
     """Errors of the scaled scores, before a score mod and behind it."""
     mod, block = mod_errors(problem, a), pairs.block
-    size = _size(block.scaled, pairs.room)
+    size = size_of(block.scaled, pairs.room.take())
     roundings = factor_error(problem, a)
     product = ((1 + a.prescaled) * (1 + a.scores.kappa(problem.head_dim)) - 1) * (1 + roundings)
     before = torch.mul(block.magnitude, product, out=pairs.room.take()).add_(size, alpha=roundings)
@@ -305,11 +305,6 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
         return before, before
     behind, _ = mod.errors(block, size, before.clone())
     return before, behind if beyond is None else behind.masked_fill_(beyond, torch.inf)
-
-
-def _size(scores: Tensor, room: Room) -> Tensor:
-    """|S|, and 0 where masked."""
-    return torch.abs(scores, out=room.take()).nan_to_num_(nan=torch.nan, posinf=0.0)
 
 
 def exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class ModErrors:
 
         size: |s|, 0 where masked; it and `error` are lost.  narrow: the 16 bits of the scores.
         """
-        modified = _size(block.scores)
+        modified = size_of(block.scores)
         error = self.f.moved(size, error, modified).add_(self.f.noise)
         rounding = self.result - 1
         added = relative(self.count("added"), U)
@@ -135,6 +135,6 @@ def largest_slope(problem: Problem, a: _Scaled, error: Tensor) -> Tensor | float
     return mod.f.steepest + moved * (1 + U) + U * mod.f.steepest
 
 
-def _size(scores: Tensor) -> Tensor:
-    """|S|, and 0 where masked."""
-    return scores.abs().nan_to_num_(nan=torch.nan, posinf=0.0)
+def size_of(scores: Tensor, out: Tensor | None = None) -> Tensor:
+    """|S|, and 0 where masked; in the memory of `out`, if that is given."""
+    return torch.abs(scores, out=out).nan_to_num_(nan=torch.nan, posinf=0.0)

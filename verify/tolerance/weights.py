@@ -14,7 +14,7 @@ from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem
 from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, farthest, relative
-from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings
+from verify.tolerance.score_mods import factor_error, mod_errors, narrow_roundings, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss
 
@@ -198,7 +198,7 @@ def _score_errors(
     """How far each score may stray, and its size, before the row maximum is subtracted; 0 where
     masked."""
     mod, (first, second) = mod_errors(problem, a), memory
-    size = _size(block.scaled, second)
+    size = size_of(block.scaled, second)
     rounding = factor_error(problem, a)
     error = torch.mul(block.magnitude, product_error(a, problem) * (1 + rounding), out=first).add_(
         size, alpha=rounding
@@ -332,11 +332,6 @@ def _divisor_drift(
         logs = torch.log(keys.clamp(min=1.0))
         drift = drift + U * (4 * lse + 6 * logs) + LOG_ERROR * (1 + logs)
     return drift
-
-
-def _size(scores: Tensor, out: Tensor) -> Tensor:
-    """|S|, and 0 where masked."""
-    return torch.abs(scores, out=out).nan_to_num_(nan=torch.nan, posinf=0.0)
 
 
 def largest_of(x: Tensor) -> Tensor:

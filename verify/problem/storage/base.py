@@ -16,6 +16,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
+from references.kinds import refuse_incomplete
 from references.masks import Choose
 from references.premises import EVERY_PREMISE, Premise
 
@@ -172,12 +173,7 @@ KINDS: dict[str, type[Storage]] = {}
 
 def _check(cls: type[Storage]) -> None:
     """Raise TypeError if that class cannot be a kind of storage."""
-    members = ((name, getattr(cls, name, None)) for name in dir(cls))
-    lacks = [name for name, member in members if getattr(member, "__isabstractmethod__", False)]
-    lacks += [] if hasattr(cls, "word") else ["word"]
-    if lacks:
-        said = f"{cls.__name__} lacks {', '.join(lacks)}"
-        raise TypeError(f"storage: {said}; see Storage in verify/problem/storage/base.py")
+    refuse_incomplete(cls, "storage", ("word",), "Storage in verify/problem/storage/base.py")
     if not re.fullmatch(r"[a-z]+", cls.word):
         said = f"{cls.__name__}.word {cls.word!r} is not of lower-case letters alone"
         raise TypeError(f"storage: {said}")

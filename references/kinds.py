@@ -1,0 +1,15 @@
+"""What the registries of masks, score mods and storages check alike."""
+
+from __future__ import annotations
+
+
+def refuse_incomplete(cls: type, noun: str, attributes: tuple[str, ...], see: str) -> None:
+    """Raise TypeError, in one line, if a class leaves a method abstract or lacks an attribute.
+
+    noun: what the class would be, for the message; see: the base class and its file.
+    """
+    members = ((name, getattr(cls, name, None)) for name in dir(cls))
+    lacks = [name for name, member in members if getattr(member, "__isabstractmethod__", False)]
+    lacks += [name for name in attributes if not hasattr(cls, name)]
+    if lacks:
+        raise TypeError(f"{noun}: {cls.__name__} lacks {', '.join(lacks)}; see {see}")
