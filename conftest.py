@@ -18,9 +18,8 @@ from verify.machine.settings import SettingError, check
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _T = TypeVar("_T")
-_PARENT = os.environ.pop(leash.PARENT, None)
-if _WORKER or _PARENT:  # this process must not outlive the one that started it
-    leash.die_with(os.getppid() if _WORKER else int(str(_PARENT)))
+if _WORKER:  # this process must not outlive the one that started it
+    leash.die_with(os.getppid())
 
 
 def _pin_gpu(worker: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from typing import NoReturn
 
 from verify import bootstrap
 
@@ -15,5 +15,13 @@ def main() -> int:
     return cli()
 
 
+def program() -> NoReturn:
+    """What `verify` starts: `main`, and a quick end."""
+    status = main()
+    from verify.machine.starter import leave
+
+    leave(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -5,8 +5,10 @@ It starts from what `cpu_flash` saved.  Read off ATen/native/cpu/FlashAttentionK
 operator's results (torch 2.13, x86 with AVX-512, MKL):
 - Queries in blocks of 32 (seqlen_q < 192), 64 (< 768) or 256, keys in blocks of 512; S, dP and
   delta are fp32.
-- The scale is handed to the products.  sgemm multiplies an operand of fp32 by it: scores of 0 come
-  back as 3e-8.
+- The scale is handed to the products.  sgemm multiplies K, of fp32, by it: scores of 0 come back as
+  3e-8, and at a scale of 2^126 keys of 4 overflow.  fp16 has no product of its own: it is widened
+  to fp32 for sgemm, at most shapes, such as a last block of one row.  oneDNN's bf16 product
+  multiplies its results.
 - P = exp(S - LSE) by the exponential of 1 ulp, not by the forward's faster one.  fp16 and bf16
   round P and dS for the products; dS is made of the P before that.
 - Each block's share of dQ, dK and dV is scaled and added to the result as it lies in memory: in
@@ -37,8 +39,8 @@ from verify.variant import (
 )
 
 
-def _variant(saver: Variant) -> Variant:
-    support = replace(saver.support, grouped_heads=False)
+def _variant(saver: Variant, dtype: str) -> Variant:
+    support = replace(saver.support, grouped_heads=False, dtypes=(dtype,))
 
     def backward(
         args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace
@@ -53,15 +55,19 @@ def _variant(saver: Variant) -> Variant:
         )
         gradients.copy_(*found)
 
-    wide = support.dtypes == ("float32",)
+    wide, widened = dtype == "float32", dtype != "bfloat16"
     return Variant(
-        name=saver.name.replace("cpu-flash", "cpu-flash-backward"),
+        name=saver.name.replace("cpu-flash", "cpu-flash-backward").replace("16bit", dtype),
         family="torch",
         backward=backward,
         saved_by=saver,
         support=support,
         gradients=GradientNumerics(
-            products=GradientProducts(prescale="k" if wide else "none"),
+            products=(
+                GradientProducts(operands="float32", prescale="k")
+                if widened
+                else GradientProducts()
+            ),
             softmax=GradientSoftmax(exp="vexp"),
             sums=GradientSums(
                 block_m=32,
@@ -76,7 +82,9 @@ def _variant(saver: Variant) -> Variant:
     )
 
 
-VARIANTS = [_variant(saver) for saver in cpu_flash.VARIANTS]
+VARIANTS = [
+    _variant(saver, dtype) for saver in cpu_flash.VARIANTS for dtype in saver.support.dtypes
+]
 
 WITNESS = (
     {
@@ -91,7 +99,7 @@ WITNESS = (
     },
     {
         "case": (
-            "torch-cpu-flash-backward-16bit:default:gradients:sq=96,skv=160,d=16,dtype=bfloat16,"
+            "torch-cpu-flash-backward-bfloat16:default:gradients:sq=96,skv=160,d=16,dtype=bfloat16,"
             "dist=negative_lse"
         ),
         "tensor": "dq",
@@ -112,7 +120,7 @@ WITNESS = (
     },
     {
         "case": (
-            "torch-cpu-flash-backward-16bit-causal:default:gradients:b=2,hq=4,hkv=4,sq=144,"
+            "torch-cpu-flash-backward-float16-causal:default:gradients:b=2,hq=4,hkv=4,sq=144,"
             "skv=144,d=205,dtype=float16,mask=causal,scale=4.0,dist=subnormals,seed=1157"
         ),
         "tensor": "dk",

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from verify.evidence.errors import read as errors_of
 from verify.evidence.explanation import explain
 from verify.evidence.judge_version import judge_changed
 from verify.evidence.known_failures import handed_on, xfails_in
-from verify.machine import leash
+from verify.machine import starter
 from verify.machine.places import state_directory
 
 CLEAN, FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
@@ -71,12 +70,9 @@ class RunRequest:
     def directory(self) -> Path:
         return state_directory() / "runs" / self.run_id
 
-    def command(self) -> list[str]:
-        """The pytest command line."""
+    def arguments(self) -> list[str]:
+        """The arguments for pytest."""
         arguments = [
-            sys.executable,
-            "-m",
-            "pytest",
             str(ROOT / "tests" / "properties"),
             "--rootdir",
             str(ROOT),
@@ -136,26 +132,27 @@ def execute(request: RunRequest, console: Console, deadline: float | None = None
 
 def _execute(request: RunRequest, console: Console, deadline: float | None) -> int:
     with tempfile.TemporaryFile("w+") as output:
-        variables = os.environ | handed_on() | {leash.PARENT: str(os.getpid())}
+        variables = os.environ | handed_on()
         if deadline is not None:
             variables[halt.UNTIL] = str(deadline)
-        process = subprocess.Popen(
-            request.command(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=variables,
-            start_new_session=True,
+        program = starter.Program(
+            module="verify.campaign.session",
+            arguments=request.arguments(),
+            environment=variables,
+            output=output.fileno(),
+            session=True,
+            leashed=True,
         )
+        process = starter.launch(starter.JUDGES, program)
         try:
             over = _watch(process, request, console, deadline)
         finally:
             # The workers and their cells are in its process group; none may outlive it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            code = process.wait()
         output.seek(0)
-        return _status(0 if over else process.returncode, request, output.read(), console)
+        return _status(0 if over else code, request, output.read(), console)
 
 
 @contextlib.contextmanager
@@ -174,7 +171,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _watch(
-    process: subprocess.Popen[bytes], request: RunRequest, console: Console, deadline: float | None
+    process: starter.Process, request: RunRequest, console: Console, deadline: float | None
 ) -> bool:
     """Show the campaign's progress until it ends; returns whether its time was over before that."""
     from rich.progress import (

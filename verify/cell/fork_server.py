@@ -8,9 +8,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from verify import bundle
 from verify.cell.confinement import Confinement, confinement, variables
 from verify.cell.protocol import Closed, receive, send
 from verify.cell.untrusted_text import visible
-from verify.machine import settings
+from verify.machine import settings, starter
 from verify.machine.places import state_directory
 
 ROOT = bundle.ROOT
@@ -57,7 +57,7 @@ class ForkServer:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: starter.Process | None = None
         self._control: socket.socket | None = None
         self._lock = threading.Lock()  # one caller at a time on the control socket
         self._number = 0  # of the last control message; late answers have another number
@@ -162,26 +162,16 @@ class ForkServer:
         self._confinement = confinement([state_directory()])
         self._scratch = tempfile.mkdtemp(prefix="verify-cell-")
         ours, peer = socket.socketpair()
-        # The internal variables of pytest and of the suite would tell a kernel which test this is.
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("PYTEST_") and name not in settings.INTERNAL
-        }
-        environment |= variables() | dict(self.environment.variables)
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment = bundle.for_children(environment)
-        command = [sys.executable, "-m", "verify.cell.child", str(peer.fileno())]
         # Its output is needed only if it does not start.
         with tempfile.TemporaryFile() as output:
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[peer.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+            program = starter.Program(
+                module="verify.cell.child",
+                arguments=[str(peer.fileno())],
+                environment=environment_of(self.environment.variables),
+                output=output.fileno(),
+                keep=[peer.fileno()],
             )
+            self._process = starter.launch(starter.CELLS, program)
             peer.close()
             ours.settimeout(_START_TIMEOUT)
             try:
@@ -195,3 +185,19 @@ class ForkServer:
                 ) from error
         ours.settimeout(_CONTROL_TIMEOUT)
         self._control = ours
+
+
+def environment_of(own: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The environment variables of a process that runs kernels, its `own` ones among them.
+
+    The internal variables of pytest and of the suite are not: they would tell a kernel which test
+    this is.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PYTEST_") and name not in settings.INTERNAL
+    }
+    environment |= variables() | dict(own)
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return bundle.for_children(environment)

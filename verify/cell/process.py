@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -48,6 +49,9 @@ __all__ = [
 
 _BUILD_DEADLINE = 900.0  # seconds to load a kernel file, and to wait for a compiler it has started
 _LARGEST_DEVICE = 1 << 50  # bytes; no device has more
+_LAST_WORDS = 1500  # characters of a dead process's output
+# faulthandler's list of loaded modules, which says nothing of the kernel
+_MODULES = re.compile(r"\nExtension modules: [^\n]*")
 _MEMORY_LIMIT = 16 << 30  # bytes for one kernel process, on a machine with twice as much
 
 
@@ -338,7 +342,8 @@ class Cell:
         else:
             how = f"exited with status {status}"
         with contextlib.suppress(OSError):
-            self._log.seek(max(self._log.seek(0, os.SEEK_END) - 1500, 0))
-            output = visible(self._log.read().decode(errors="replace")).strip()
+            self._log.seek(max(self._log.seek(0, os.SEEK_END) - 2 * _LAST_WORDS, 0))
+            written = _MODULES.sub("", self._log.read().decode(errors="replace"))
+            output = visible(written[-_LAST_WORDS:]).strip()
             return f"{how}\n{output}" if output else how
         return how

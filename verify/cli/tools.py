@@ -178,5 +178,6 @@ def test(arguments: tuple[str, ...]) -> int:
             "test: an installed wheel has no test suite; run this command in a checkout or an"
             " unpacked sdist"
         )
-    command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
+    workers = ["-n", "auto", "--dist", "worksteal"]
+    command = [sys.executable, "-m", "verify.campaign.session", *workers, *arguments]
     return subprocess.run(command, cwd=ROOT, check=False).returncode

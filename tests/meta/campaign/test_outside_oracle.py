@@ -4,10 +4,7 @@ feature that it has never heard of."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from references.premises import EVERY_PREMISE
+from tests.harness.commands import verify
 from tests.harness.fake_trials import PLAIN, right_run, tried
 from tests.meta.problem.test_premises import Unheard, with_feature
 from verify import cli
@@ -57,12 +55,8 @@ def test_a_campaign_asks_an_oracle_of_one_file(sign: Path, tmp_path: Path) -> No
     (tmp_path / "wrong.py").write_text(KERNEL.replace("    return", FAULT + "    return"))
     words = ["run", "right.py", "wrong.py", "--oracle", "sign.py", "-n", "2", "--seed", "1"]
     words += ["--examples", "14", "--run-id", "one", "-k", "answers_exactly and float32"]
-    variables = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "verify", *words]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == FAILED, done.stdout + done.stderr
+    done = verify(*words, cwd=tmp_path)
+    assert done.returncode == FAILED, done.stdout
 
     evidence = load(tmp_path / ".verify" / "runs" / "one")
     assert re.fullmatch(r"sign\.py \w{12}", evidence.runs[-1].versions["oracles"])

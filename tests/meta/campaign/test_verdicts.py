@@ -4,14 +4,13 @@ oracle."""
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.harness.commands import verify
 from verify.cell.process import ROOT
 from verify.cli import main
 from verify.evidence import Evidence, load
@@ -113,40 +112,15 @@ def trial_of(
     shrink: seconds spent on a smaller case for each failing target; deadline: of one launch.
     """
     files = sorted({str(SAMPLES / f"{name.partition('.py')[0]}.py") for name in names})
-    command = [
-        sys.executable,
-        "-m",
-        "verify",
-        "run",
-        "-n",
-        "0",
-        "--profile",
-        "ci",
-        "--examples",
-        str(examples),
-        "-k",
-        select,
-        *files,
-    ]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "VERIFY_DEADLINE": str(deadline)}
-    variables |= {"VERIFY_SEARCH_SECONDS": "15", "VERIFY_SHRINK_SECONDS": str(shrink)}
-    # The count of workers stays: by it the campaign inside knows how many cores are its own.
+    words = ["-n", "0", "--profile", "ci", "--examples", examples, "-k", select]
     variables = {
-        n: value
-        for n, value in variables.items()
-        if not n.startswith("PYTEST_") or n == "PYTEST_XDIST_WORKER_COUNT"
+        "VERIFY_DEADLINE": str(deadline),
+        "VERIFY_SEARCH_SECONDS": "15",
+        "VERIFY_SHRINK_SECONDS": str(shrink),
     }
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = verify("run", *words, *files, cwd=tmp_path, variables=variables)
     (run,) = (tmp_path / ".verify" / "runs").iterdir()
-    return done.returncode, load(run), done.stdout + done.stderr
+    return done.returncode, load(run), done.stdout
 
 
 def _is(ref: str, name: str) -> bool:

@@ -21,7 +21,8 @@ from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, RunRequ
 from verify.cell.process import ROOT
 from verify.cli import summary
 from verify.evidence import Evidence, Recorder, errors, load
-from verify.machine import settings
+from verify.machine import settings, starter
+from verify.machine.starter import Program
 from verify.report import Report, build
 
 SAMPLES = ROOT / "tests" / "sample_kernels"
@@ -210,6 +211,15 @@ def heeds_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def the_campaign_is(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """From now on this command runs instead of a campaign's process."""
+
+    def launch(name: str, program: Program) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(words, stdout=program.output, start_new_session=True)
+
+    monkeypatch.setattr(starter, "launch", launch)
+
+
 @pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize("sent", ["INT", "TERM"])
 def test_an_interrupted_run_says_so_and_how_to_go_on(
@@ -219,9 +229,7 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     order = recorded("ended", data)
     cases = len({v.case for v in data.verdicts})
     # The child sends the signal to this process, as a terminal or a job scheduler would.
-    monkeypatch.setattr(
-        RunRequest, "command", lambda self: ["sh", "-c", f"kill -{sent} $PPID; sleep 60"]
-    )
+    the_campaign_is(monkeypatch, "sh", "-c", f"kill -{sent} $PPID; sleep 60")
     words = ("run", PLAIN, "--examples", "7", "-k", "not long", "-x", "--run-id", order.run_id)
     assert command(monkeypatch, *words) == INFRASTRUCTURE
     output = capsys.readouterr().out
@@ -235,9 +243,7 @@ def test_an_interrupted_run_keeps_its_conviction(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("failed", evidence(cases=6))
-    monkeypatch.setattr(
-        RunRequest, "command", lambda self: ["sh", "-c", "kill -TERM $PPID; sleep 60"]
-    )
+    the_campaign_is(monkeypatch, "sh", "-c", "kill -TERM $PPID; sleep 60")
     assert command(monkeypatch, "fuzz", PLAIN, "--run-id", "failed") == FAILED
     assert "continue with: verify fuzz" in capsys.readouterr().out
 
@@ -246,7 +252,7 @@ def test_the_end_of_the_time_is_no_interruption(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("timely", passing())
-    monkeypatch.setattr(RunRequest, "command", lambda self: ["sleep", "60"])
+    the_campaign_is(monkeypatch, "sleep", "60")
     monkeypatch.setattr(runner, "_GRACE", 0.0)
     assert command(monkeypatch, "fuzz", PLAIN, "--run-id", "timely", "--max-time", "0.5") == CLEAN
     assert "interrupted" not in capsys.readouterr().out
@@ -275,9 +281,7 @@ def test_a_disk_that_fills_is_told_in_one_line(
     output: str, at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("full", passing())
-    monkeypatch.setattr(
-        RunRequest, "command", lambda self: ["sh", "-c", f'echo "{output}"; exit 3']
-    )
+    the_campaign_is(monkeypatch, "sh", "-c", f'echo "{output}"; exit 3')
     assert command(monkeypatch, "run", PLAIN, "--run-id", "full") == INFRASTRUCTURE
     (line,) = capsys.readouterr().out.strip().splitlines()
     assert "cannot write evidence" in line
@@ -287,11 +291,8 @@ def test_what_pytest_refuses_is_a_usage_error(
     at_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded("refused", passing())
-    monkeypatch.setattr(
-        RunRequest,
-        "command",
-        lambda self: ["sh", "-c", "echo 'ERROR: run refused judged other sources'; exit 4"],
-    )
+    said = "echo 'ERROR: run refused judged other sources'; exit 4"
+    the_campaign_is(monkeypatch, "sh", "-c", said)
     assert command(monkeypatch, "run", PLAIN, "--run-id", "refused") == USAGE
     assert capsys.readouterr().out.strip() == "verify: run refused judged other sources"
 

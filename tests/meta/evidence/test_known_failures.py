@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from tests.harness.commands import verify
 from tests.harness.fake_campaign import DEVICE, evidence, of
 from tests.harness.rendered import as_html, as_markdown
 from verify.cell.process import ROOT
@@ -281,17 +280,9 @@ def test_a_command_fails_for_news_alone(
         "(within and float32) or worst",
         "plain.py",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "verify", *words],
-        cwd=tmp_path,
-        # A confined kernel could not write the file at all.
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT), "VERIFY_SHRINK_SECONDS": "2", "VERIFY_CONFINE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    # A confined kernel could not write the file at all.
+    variables = {"VERIFY_SHRINK_SECONDS": "2", "VERIFY_CONFINE": "0"}
+    done = verify(*words, cwd=tmp_path, variables=variables)
     assert done.returncode == status, done.stdout
     assert said in " ".join(done.stdout.split())
     if faulty == "(2,)":

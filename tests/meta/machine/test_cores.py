@@ -132,5 +132,5 @@ def test_a_campaign_takes_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(run, "cores", lambda: 5)
     assert run.worker_count() == 5
-    words = RunRequest(kernels=(Path("one.py"),)).command()
+    words = RunRequest(kernels=(Path("one.py"),)).arguments()
     assert words[words.index("-n") + 1] == "auto"

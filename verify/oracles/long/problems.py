@@ -90,9 +90,9 @@ def _backward(d: Declaration, dtype: str) -> Iterator[Problem]:
             )
     elif environment().device == "cpu":
         yield _problem(support, dtype, 64, LONG, distribution="gather_integers", group=2)
-        yield _problem(support, dtype, 12, LONG, distribution="normal", group=2)
+        yield _problem(support, dtype, 5, LONG, distribution="normal", group=2)
         yield _problem(support, dtype, LONG, 65, distribution="gather_integers", head_dim=16)
-        yield _problem(support, dtype, LONG, 65, distribution="normal", head_dim=16)
+        yield _problem(support, dtype, LONG, 17, distribution="normal", head_dim=16)
     else:
         rows = LONG if _squares(d) else _FEW
         yield _problem(
