@@ -13,6 +13,7 @@ import torch
 from tests.harness.kernel_files import ENVIRONMENT, FILL, Writer, kernel
 from tests.harness.shared_fork_server import SharedForkServer, end_all
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
+from verify.machine import starter
 
 # The modules that ask which device kernels run on.  Commands ask too: tests call them as users do.
 ASK_FOR_THE_DEVICE = (
@@ -86,3 +87,12 @@ def courts_share_a_fork_server(_shared: None) -> Iterator[None]:
         for place in ("verify.cell.discovery", "verify.campaign.judge"):
             patches.enter_context(mock.patch(f"{place}.ForkServer", SharedForkServer))
         yield
+
+
+@pytest.fixture
+def own_starters(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No starter, and those that the test starts end with it.  Those of the suite stay."""
+    monkeypatch.setattr(starter, "_starters", {})
+    yield
+    for name in list(starter._starters):
+        starter._drop(name)

@@ -201,6 +201,8 @@ def start(name: str, module: str, environment: Mapping[str, str]) -> None:
 
 
 def _add(name: str, client: socket.socket, variables: Mapping[str, str]) -> None:
+    if name in _starters:  # of the process that this one is a fork of
+        _drop(name)
     _starters[name] = _Starter(client, dict(variables))
     inherited.add(client.fileno())
 

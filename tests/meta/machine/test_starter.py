@@ -21,19 +21,14 @@ from verify.cell.fork_server import environment_of
 from verify.cell.process import Cell, ForkServer
 from verify.machine import starter
 
+pytestmark = pytest.mark.usefixtures("own_starters")
 MODULE = target.__name__
 NAME = "tests"
 VARIABLES = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.fixture(autouse=True)
-def _own_starters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the suite stay as they are."""
-    monkeypatch.setattr(starter, "_starters", dict(starter._starters))
-
-
 @pytest.fixture
-def started() -> None:
+def started(own_starters: None) -> None:
     """A starter that has imported the program."""
     starter.start(NAME, MODULE, VARIABLES)
 
