@@ -18,7 +18,7 @@ def main() -> int:
 def program() -> NoReturn:
     """What `verify` starts: `main`, and a quick end."""
     status = main()
-    from verify.machine.starter import leave
+    from verify.machine.starter_process import leave
 
     leave(status)
 

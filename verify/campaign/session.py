@@ -14,6 +14,7 @@ from typing import Any
 
 from verify.cell.fork_server import environment_of
 from verify.machine import leash, starter
+from verify.machine.starter_process import leave
 
 # What a campaign's processes import sooner or later.  The command line is not among it: it decides
 # at its import whether it writes to a terminal.
@@ -73,4 +74,4 @@ def _fork_workers() -> None:
 
 
 if __name__ == "__main__":
-    starter.leave(main())
+    leave(main())

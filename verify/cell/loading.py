@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,11 +53,12 @@ def load(path: Path, package_root: str) -> Loaded:
         module = _import(path, Path(package_root))
     except DeclarationError as error:  # its message is complete; a traceback would hide it
         raise Breach(f"{path.name}: {error}") from None
-    files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
-    # torch's pseudo-modules have a __file__ such as "_ops.py", which is not a path.
-    real = (Path(file) for file in files if file and Path(file).is_absolute())
-    sources = sources_of({file.resolve() for file in real}, path.resolve())
-    interpreted = _interprets(module, path.resolve().parent)
+    path, modules = path.resolve(), _modules(path.resolve().parent, _COMPILER, _HELPERS)
+    sources = sources_of(set(modules), path)
+    local = (other for file, other in modules.items() if file.parent == path.parent)
+    interpreted = any(
+        _is_interpreted(value) for each in (module, *local) for value in list(vars(each).values())
+    )
     declared = getattr(module, "VARIANTS", None)
     declared = [module.VARIANT] if declared is None and hasattr(module, "VARIANT") else declared
     if declared is not None:
@@ -81,19 +84,23 @@ def line_of(error: BaseException, path: str) -> str:
     return f" ({Path(path).name}, line {lines[-1]})" if lines else ""
 
 
-def _interprets(module: ModuleType, folder: Path) -> bool:
-    """Whether Triton's interpreter runs a kernel of this module, or of a loaded module in the same
-    folder."""
-    local = [
-        sibling
-        for sibling in list(sys.modules.values())
-        if (file := getattr(sibling, "__file__", None))
-        and Path(file).is_absolute()
-        and Path(file).resolve().parent == folder
-    ]
-    return any(
-        _is_interpreted(value) for each in (module, *local) for value in list(vars(each).values())
-    )
+def _modules(*folders: Path) -> dict[Path, ModuleType]:
+    """The loaded modules of these folders, by their files, without symbolic links.
+
+    There are thousands of modules, in few folders: each folder is resolved once.
+    """
+    wanted, real, found = set(map(str, folders)), cache(os.path.realpath), {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        # torch's pseudo-modules have a __file__ such as "_ops.py", which is not a path.
+        if not file or not os.path.isabs(file):
+            continue
+        if os.path.islink(file):
+            file = os.path.realpath(file)
+        folder, name = os.path.split(file)
+        if real(folder) in wanted:
+            found[Path(real(folder), name)] = module
+    return found
 
 
 def _is_interpreted(value: object) -> bool:

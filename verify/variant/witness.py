@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import json
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from verify.variant.validation import DeclarationError, Declared
@@ -91,6 +92,7 @@ def with_witnesses(source: str, found: tuple[Witness, ...]) -> str:
     return f"{kept}\n\n{NAME} = (\n{each})\n"
 
 
+@lru_cache(maxsize=64)
 def meaning(source: bytes) -> bytes:
     """What a kernel's Python file says, for its source hash: all but comments, layout, docstrings
     and witnesses.
