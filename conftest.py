@@ -36,23 +36,21 @@ def _pin_gpu(worker: str) -> None:
 _pin_gpu(_WORKER)
 
 from verify.campaign import builds, halt  # noqa: E402 - after the mask
+from verify.campaign.conclusion import campaign_fails, write_report  # noqa: E402
 from verify.campaign.judge import Judge  # noqa: E402
 from verify.campaign.run import (  # noqa: E402
     BusyError,
     CampaignRun,
     ContinuedError,
-    campaign_fails,
     default_profile,
-    judge_change,
     open_run,
-    unusable_files,
     worker_count,
-    write_report,
 )
 from verify.campaign.runner import NO_SPACE  # noqa: E402
 from verify.cell.discovery import environment  # noqa: E402
 from verify.cell.process import ForkServer  # noqa: E402
 from verify.evidence import errors  # noqa: E402
+from verify.evidence.judge_version import judge_changed  # noqa: E402
 from verify.evidence.known_failures import XfailsError, at_start, begin_with  # noqa: E402
 from verify.oracles import OracleFileError, use_files  # noqa: E402
 
@@ -328,7 +326,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
         run = session.config.stash[_RUN]
-        changed = judge_change(run)
+        changed = judge_changed(run.evidence())
         try:
             text = write_report(run, session.config.getoption("--report-dir"))
             session.config.stash[_REPORT] = "\n".join(filter(None, (text, changed)))
@@ -341,10 +339,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if session.exitstatus == 0 and campaign_fails(run):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        unusable = unusable_files(run)
-        if unusable is not None:
+        if run.unusable is not None:
             # In the form of pytest's own usage errors.
-            session.config.stash[_REPORT] = f"ERROR: {unusable}"
+            session.config.stash[_REPORT] = f"ERROR: {run.unusable}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 

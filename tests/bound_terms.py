@@ -24,9 +24,10 @@ from verify.judging.findings import place
 from verify.problem import Problem
 from verify.problem.case import Case, CaseError
 from verify.problem.inputs import dequantised, tensors
-from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, relative, resolve
+from verify.tolerance.arithmetic import TINY, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
 from verify.tolerance.forward import bound
+from verify.tolerance.resolution import resolve
 from verify.tolerance.scratch import room_on
 from verify.tolerance.subnormals import Lost
 from verify.tolerance.weights import Weights, loss_of, weights_of

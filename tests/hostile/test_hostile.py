@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from verify.campaign.run import CampaignRun, judge_change, publish
+from verify.campaign.conclusion import publish
+from verify.campaign.run import CampaignRun
 from verify.campaign.targets import Target
 from verify.cell import confinement
 from verify.evidence import Evidence, Verdict, load
-from verify.evidence.judge_version import judge_hash
+from verify.evidence.judge_version import judge_changed, judge_hash
 from verify.problem import Problem
 from verify.report import build
 from verify.report.schema import Report
@@ -158,7 +159,7 @@ def test_nothing_is_left_behind(outcome: Outcome) -> None:
     assert {path.name for path in outcome.folder.iterdir()} == {".verify"}
     assert {path.stem for path in KERNELS.iterdir()} - {"__pycache__", "hostile_base"} == set(NAMES)
     assert judge_hash() == outcome.version
-    assert judge_change(outcome.run) is None
+    assert judge_changed(outcome.run.evidence()) is None
 
 
 def test_the_report_is_written_and_can_be_shown(outcome: Outcome, tmp_path: Path) -> None:

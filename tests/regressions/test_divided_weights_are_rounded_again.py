@@ -12,7 +12,7 @@ from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 from verify.oracles import bound
 from verify.problem import Problem
-from verify.tolerance.arithmetic import resolve
+from verify.tolerance.resolution import resolve
 from verify.variant import Config, Numerics
 
 

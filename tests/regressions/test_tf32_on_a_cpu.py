@@ -13,7 +13,7 @@ from tests.harness.property_cases import bench
 from tests.meta.tolerance.test_tolerance import ratios, truth_of
 from verify.arithmetic.mma import provenance, unit_for
 from verify.problem import Problem
-from verify.tolerance.arithmetic import product_unit
+from verify.tolerance.resolution import product_unit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CASE = Problem(

@@ -1,4 +1,4 @@
-"""A campaign's run: its directory, its targets, the stored failures and its report."""
+"""A campaign's run: its directory, its kernels, its targets and the stored failures."""
 
 from __future__ import annotations
 
@@ -34,28 +34,19 @@ from verify.evidence import (
     load,
     new_run_id,
 )
-from verify.evidence.judge_version import judge_changed, judge_hash
-from verify.evidence.known_failures import (
-    FILE,
-    Xfails,
-    at_start,
-    changed_since,
-    digest,
-    xfails_for,
-    xfails_in,
-)
+from verify.evidence.judge_version import judge_hash
+from verify.evidence.known_failures import Xfails, at_start, digest, xfails_for
 from verify.machine import device
 from verify.machine.cores import cores
 from verify.machine.places import state_directory
 from verify.oracles import groups, used_files
 from verify.problem.case import Case, CaseError
-from verify.report import build, write
-from verify.statistics.verdicts import GROUP, findings
+from verify.statistics.verdicts import GROUP
 from verify.variant import Declaration
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells can need
-_FAILURES = "known-failures.txt"
+FAILURES = "known-failures.txt"  # in the state directory: cases that the next run asks first
 _WITNESS = "(witness)"  # in place of a dtype, in the record of a stored case that is dropped
 
 
@@ -106,6 +97,17 @@ class CampaignRun:
                 _record(self, discovered)
                 path.write_text(discovered.dumps(), encoding="utf-8")
         return Roster.loads(path.read_text(encoding="utf-8"))
+
+    @property
+    def unusable(self) -> str | None:
+        """One line that says why none of the kernel files given by the user loads, which is a usage
+        error; else None."""
+        begun = self.files and (self.directory / _ROSTER).exists()
+        return self.roster.unusable if begun else None
+
+    def evidence(self) -> Evidence:
+        """What is on record now; nothing if the run has not begun."""
+        return load(self.directory) if self.directory.exists() else Evidence()
 
     def lock(self) -> FileLock:
         """Lock this run until this process ends.  Raises BusyError if another process has it."""
@@ -225,7 +227,7 @@ class CampaignRun:
         """
         ids = [id_ for declaration in here for id_ in declaration.witness]
         ids += [entry.witness for entry in self.xfails.entries]
-        for path in (state_directory() / _FAILURES, self.directory / _LOST):
+        for path in (state_directory() / FAILURES, self.directory / _LOST):
             ids += path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         entries = []
         for id_ in dict.fromkeys(ids):
@@ -271,19 +273,17 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                 },
             )
         )
+        here = []
         for declaration in discovered.declarations:
             recorder.write(_entry(declaration))
             reason = excludes_here(declaration)
-            if reason is not None:
+            if reason is None:
+                here.append(declaration)
+            else:
                 recorder.write(NotRun(variant=declaration.ref, reason=reason))
             reason = declaration.uncompilable or left_out(run.profile)
             if declaration.compiles and reason:
                 recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
-        here = [
-            declaration
-            for declaration in discovered.declarations
-            if excludes_here(declaration) is None
-        ]
         for target, id_, why in run.stored_cases(here):
             if why is not None:
                 reason = f"a case on record is dropped, {why}: {id_}"
@@ -367,88 +367,3 @@ def _unloadable(failure: Unloadable) -> list[VariantEntry | Verdict]:
         finding=finding,
     )
     return [entry, verdict]
-
-
-def remember_failures(evidence: Evidence) -> None:
-    """Store the ids of the smallest failing cases; the next run asks them first."""
-    failing = {
-        v.case
-        for v in evidence.verdicts
-        if v.outcome == "fail" and v.group not in ("loading", GROUP)
-    }
-    if not failing:
-        return
-    path = state_directory() / _FAILURES
-    before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    smallest = sorted(failing, key=len)[:50]
-    path.write_text("\n".join(dict.fromkeys([*smallest, *before][:200])) + "\n", encoding="utf-8")
-
-
-def _with_statistics(run: CampaignRun, evidence: Evidence) -> Evidence:
-    """Judge the campaign's statistics, and record failing verdicts.  These stay on record if the
-    run continues."""
-    verdicts = findings(evidence.verdicts)
-    if not verdicts:
-        return evidence
-    with Recorder(run.directory, GROUP) as recorder:
-        for verdict in verdicts:
-            recorder.write(verdict)
-    return evidence.with_verdicts(verdicts)
-
-
-def unusable_files(run: CampaignRun) -> str | None:
-    """One line that says why none of the kernel files given by the user loads, which is a usage
-    error; else None."""
-    begun = run.files and (run.directory / _ROSTER).exists()
-    return run.roster.unusable if begun else None
-
-
-def campaign_fails(run: CampaignRun) -> bool:
-    """Whether the campaign's statistics fail and no known defect explains it.  All cases can pass
-    nevertheless."""
-    evidence = load(run.directory) if run.directory.exists() else None
-    if evidence is None or not evidence.verdicts:
-        return False
-    return any(v.group == GROUP for v in xfails_in(evidence).unexpected(evidence.verdicts))
-
-
-def judge_change(run: CampaignRun) -> str | None:
-    """A text if the judge's files changed during the run; else None."""
-    return judge_changed(load(run.directory)) if run.directory.exists() else None
-
-
-def write_report(run: CampaignRun, directory: str | Path | None = None) -> str:
-    """Judge a run's statistics and `publish` the run; returns "" if nothing was judged."""
-    evidence = load(run.directory) if run.directory.exists() else None
-    if evidence is None or not evidence.verdicts:
-        return ""
-    evidence = _with_statistics(run, evidence)
-    remember_failures(evidence)
-    return publish(evidence, run.directory.name, state_directory() / "report", directory)
-
-
-def publish(
-    evidence: Evidence, runs: str, parent: Path, directory: str | Path | None = None
-) -> str:
-    """Write the accuracy report of evidence; returns one line with its path and its result.
-
-    directory: where to write it; by default the folder of the device in `parent`.  runs: the name
-    of the evidence.
-    """
-    built = build(evidence, xfails=xfails_in(evidence))
-    paths = write(built, directory or parent / str(built["device"]["slug"]))
-    line = f"{built['cases']} cases, {built['failures']} failing; run {runs}; report: {paths[-1]}"
-    return f"{line}{_other_xfails(evidence)}"
-
-
-def _other_xfails(evidence: Evidence) -> str:
-    """A warning if the known defects have changed since the evidence was recorded, or since this
-    command began; else ""."""
-    before = {run.versions["xfails"] for run in evidence.runs if "xfails" in run.versions}
-    if before - {digest(at_start())}:
-        return f"\n{FILE} is not the one that the run began with"
-    return (
-        f"\n{FILE} has changed while this command ran, and counts from the next one on"
-        if changed_since()
-        else ""
-    )

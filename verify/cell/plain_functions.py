@@ -28,7 +28,8 @@ from verify.variant import (
     Variant,
     Workspace,
 )
-from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM, one_of, some_of, wholes
+from verify.variant.checks import one_of, some_of, wholes
+from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM
 
 
 class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours

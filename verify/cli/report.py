@@ -161,7 +161,7 @@ def _write_schemas(folder: Path) -> int:
 
 def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
     """Write the report of earlier runs and print where it is; returns the report's exit code."""
-    from verify.campaign.run import publish, remember_failures
+    from verify.campaign.conclusion import publish, remember_failures
     from verify.report import ReportError, read
     from verify.report.terminal import headline, notes
     from verify.statistics.verdicts import findings

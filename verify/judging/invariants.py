@@ -138,7 +138,9 @@ def forward_slack(
     lse = lse + U * 2 * (logs + a.offset) + LOG_ERROR * (1 + logs + a.offset + 2 * score)
     growth = torch.exp(2 * (a.exps + U * (top + a.offset)).clamp(max=_LARGE / 2))
     absolute = (
-        growth * (2 * p.seqlen_kv + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale)
+        growth
+        * (2 * p.seqlen_kv + 2 * a.blocks + 2 + a.output_roundings)
+        * (TINY * a.largest_factor)
         + a.values.flush
     )
     # A few roundings more and the row sum's own do not double what V may lose to alignment.

@@ -23,7 +23,7 @@ from verify.judging.launch import Launch
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.problem import Problem
-from verify.problem.inputs import Inputs, unit_descales
+from verify.problem.inputs import Inputs, unit_factors
 from verify.problem.refusal import plainest
 from verify.variant import Declaration, Support
 
@@ -75,7 +75,7 @@ def make_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
         name: rounded(tensor.double().expand(shape), problem)
         for name, (tensor, shape) in shapes.items()
     }
-    return Inputs(stored["q"], stored["k"], stored["v"], unit_descales(problem))
+    return Inputs(stored["q"], stored["k"], stored["v"], unit_factors(problem))
 
 
 def rounded(tensor: Tensor, problem: Problem) -> Tensor:

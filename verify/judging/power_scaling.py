@@ -18,7 +18,7 @@ from verify.arithmetic.dtypes import DType, dtype_named
 from verify.judging.trial import Trial
 from verify.problem import Problem
 from verify.problem.inputs import Inputs
-from verify.tolerance.arithmetic import resolve
+from verify.tolerance.resolution import resolve
 from verify.variant import Declaration, Support
 
 _SAFE = 120  # binary exponents within fp32's range that products and sums keep to
@@ -91,13 +91,13 @@ def _powers(trial: Trial) -> Powers:
         numerics.products.prescale
     ] or 1.0
     ranges = [room(x, p.format, p.quantisation.scaled) for x in (inputs.q, inputs.k)]
-    # what the scale has multiplied must be normal too: operands, or descales in fp32
+    # what the scale has multiplied must be normal too: operands, or their factors in fp32
     if arithmetic.prescaled:
         kept = dtype_named(arithmetic.prescaled)
         ranges += [room(x.double() * factor, kept, False) for x in (inputs.q, inputs.k)]
     if p.quantisation.scaled:
-        descales = (inputs.others[f"descale_{name}"] for name in "qk")
-        ranges += [room(x.double() * abs(p.scale), _FLOAT32, False) for x in descales]
+        factors = (inputs.others[f"descale_{name}"] for name in "qk")
+        ranges += [room(x.double() * abs(p.scale), _FLOAT32, False) for x in factors]
     ranges += [(-_MOST, _MOST)]
     lows, highs = [r[0] for r in ranges], [r[1] for r in ranges]
     # q goes one way, k the other.
@@ -126,10 +126,10 @@ def _exponents(tensor: Tensor) -> tuple[int, int]:
     )
 
 
-def room(stored: Tensor, dtype: DType, by_descale: bool) -> tuple[int, int]:
+def room(stored: Tensor, dtype: DType, by_factor: bool) -> tuple[int, int]:
     """Powers of two for which every element of `stored`, 0 apart, is and stays a normal number of
     that dtype."""
-    if by_descale:
+    if by_factor:
         return -_MOST, _MOST
     least, most = _exponents(stored)
     return dtype.emin - least, math.frexp(dtype.max)[1] - 2 - most

@@ -47,8 +47,8 @@ from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem import Problem
 from verify.problem.source import Source
-from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
+from verify.tolerance.resolution import resolve
 
 
 def changed(tensor: Tensor, at: int, dtype: DType) -> Tensor:

@@ -35,7 +35,8 @@ from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.problem.visibility import live_rows, measurable, visible_range
-from verify.tolerance.arithmetic import FP32_MAX, resolve
+from verify.tolerance.arithmetic import FP32_MAX
+from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
 NEEDS = frozenset(

@@ -31,7 +31,7 @@ from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.oracles.integer_scores import exact_below
 from verify.oracles.numerics.hypotheses import exact_probabilities
-from verify.tolerance.arithmetic import resolve
+from verify.tolerance.resolution import resolve
 
 
 def judge(trial: Trial) -> Ruling:

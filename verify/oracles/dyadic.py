@@ -47,7 +47,8 @@ from verify.oracles import Group, Oracle
 from verify.oracles.integer_scores import exact_below
 from verify.problem import Problem
 from verify.problem.known_answers import DYADIC_RANGE
-from verify.tolerance.arithmetic import U, relative, resolve
+from verify.tolerance.arithmetic import U, relative
+from verify.tolerance.resolution import resolve
 from verify.variant import Declaration, Support
 
 _BASE_2 = ("ex2.approx", "exp2f")
@@ -158,12 +159,12 @@ def _applies(declaration: Declaration) -> str | None:
     numerics, support = declaration.numerics, declaration.support
     # float32(ln 2 * log2 e) is 1, and so is the product of the two in fp32; descales multiply it by
     # powers of two.
-    descales = 2 * (set(support.descalings) != {"none"})
+    factors = 2 * (set(support.descalings) != {"none"})
     reasons = {
         f"declares {numerics.softmax.exp}, no exponential in base 2": numerics.softmax.exp
         not in _BASE_2,
         "does not declare that it scales by one factor, rounded once": (
-            numerics.softmax.scale_roundings - descales != 1
+            numerics.softmax.scale_roundings - factors != 1
         ),
         f"declares {numerics.products.prescale} to be scaled before the product": (
             numerics.products.prescale != "none"

@@ -59,9 +59,10 @@ from verify.judging.metamorphic import beyond_arithmetic
 from verify.judging.trial import Trial
 from verify.oracles import Group, Oracle
 from verify.problem.known_answers import GATHER_NEEDS, gather_possible, gather_targets
-from verify.tolerance.arithmetic import U, relative, resolve
+from verify.tolerance.arithmetic import U, relative
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
+from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
 _GRADIENT_NEEDS = GATHER_NEEDS | {Premise.VISIBLE_MASS_ONLY, Premise.ROWS_AVERAGE_VALUES}

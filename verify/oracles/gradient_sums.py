@@ -69,8 +69,8 @@ from verify.judging.invariants import KNOWN, KNOWN_GRADIENTS, beyond
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.problem.visibility import measurable
-from verify.tolerance.arithmetic import resolve
 from verify.tolerance.gradients_arithmetic import resolve as resolve_gradients
+from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
 

@@ -32,8 +32,8 @@ from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.problem.inputs import Inputs
-from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
+from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
 _FLOAT32 = dtype_named("float32")

@@ -8,14 +8,13 @@ docs/probes.md derives the experiments.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from verify.probes import tree
 from verify.probes.instructions import TF32
 from verify.probes.lab import Lab, Sum, UnrepresentableError, representable
-from verify.probes.tree import InconsistentError, Node
+from verify.probes.summation import Summation
 
 UNKNOWN = "not measurable"
 
@@ -32,165 +31,69 @@ _HALVES = (-1.5, -0.5, 0.5, 1.5)
 
 def measure(lab: Lab) -> dict[str, str]:
     """Quantity -> measured value as text; the same keys for every instruction of a kind."""
-    return _Structure(lab).quantities()
+    return _Structure(lab, Summation(lab)).quantities()
 
 
 @dataclass(frozen=True)
 class _Structure:
     lab: Lab
+    summation: Summation
 
     def quantities(self) -> dict[str, str]:
-        result = {
-            "summation": self._summation,
-            "products per addition": self._products,
-            "accumulator joins": self._joins,
-        }
-        result |= {
-            "fraction bits F": self._answer(self._fraction_in_words),
-            "alignment": self._answer(self._alignment),
-            "output bits p": self._answer(self._output_in_words),
-            "output rounding": self._answer(self._rounding),
-            "bits of C beside a product": self._answer(self._bits_of_c),
-            "rounding of C + product": self._answer(self._rounding_of_c),
-            "bits of C alone": self._answer(self._bits_of_c_alone),
-            "subnormal operands": self._answer(self._subnormal_operands),
-            "their alignment": self._answer(self._normalises),
-            "subnormal C": self._answer(self._subnormal_c),
-            "subnormal results": self._answer(self._subnormal_results),
+        experiments = {
+            "fraction bits F": self._fraction_in_words,
+            "alignment": self._alignment,
+            "output bits p": self._output_in_words,
+            "output rounding": self._rounding,
+            "bits of C beside a product": self._bits_of_c,
+            "rounding of C + product": self._rounding_of_c,
+            "bits of C alone": self._bits_of_c_alone,
+            "subnormal operands": self._subnormal_operands,
+            "their alignment": self._normalises,
+            "subnormal C": self._subnormal_c,
+            "subnormal results": self._subnormal_results,
         }
         if self.lab.operands is TF32:
-            result["operand's low 13 bits"] = self._answer(self._low_bits)
-        return result
+            experiments["operand's low 13 bits"] = self._low_bits
+        return {
+            "summation": self.summation.text,
+            "products per addition": ", ".join(map(str, self.summation.sizes)) or UNKNOWN,
+            "accumulator joins": self._joins(),
+            **{name: self._answer(ask) for name, ask in experiments.items()},
+        }
 
     @staticmethod
-    def _answer(ask: object) -> str:
+    def _answer(ask: Callable[[], str]) -> str:
         """The quantity as text, or UNKNOWN if its experiment cannot be expressed."""
-        assert callable(ask)
         try:
-            return str(ask())
+            return ask()
         except UnrepresentableError:
             return UNKNOWN
 
-    # The tree.
-
-    @cached_property
-    def _top(self) -> int:
-        """The exponent of the huge values."""
-        largest = 2 * (math.frexp(self.lab.operands.max)[1] - 1)
-        return min(
-            largest,
-            math.frexp(self.lab.result.max)[1] - 1,
-            500 if self.lab.result.precision > 24 else 60,
-        )
-
-    @cached_property
-    def _unit(self) -> float:
-        """The smallest value that all leaves can have and whose sums are exact in the
-        accumulator."""
-        least = 2 * (self.lab.operands.emin - self.lab.operands.precision + 1)
-        exact = self.lab.result.emin - self.lab.result.precision + 1 + 4
-        normal = 2 * self.lab.operands.emin
-        for exponent in (least, normal):
-            unit = 2.0 ** max(exponent, exact, -self._top)
-            every = Sum(dict.fromkeys(range(self.lab.depth), unit), c=unit)
-            if self.lab.run([every]) == [unit * (self.lab.depth + 1)]:
-                return unit
-        raise InconsistentError("sums of small numbers alone lose some of them")
-
-    @cached_property
-    def _tree(self) -> Node | str:
-        """The tree of the sum, or why there is none; leaf `depth` is the accumulator."""
-        count = self.lab.depth + 1
-
-        def meeting(pairs: Sequence[tuple[int, int]]) -> list[int]:
-            sums = []
-            for i, j in pairs:
-                leaves = [self._unit] * count
-                leaves[i], leaves[j] = 2.0**self._top, -(2.0**self._top)
-                sums.append(Sum(dict(enumerate(leaves[:-1])), c=leaves[-1]))
-            return [count - round(result / self._unit) for result in self.lab.run(sums)]
-
-        try:
-            return tree.reveal(range(count), meeting)
-        except InconsistentError as error:
-            return f"no tree: {error}"
-
-    @cached_property
-    def _chain(self) -> list[tuple[int, ...]] | None:
-        """Groups of products and the accumulator, the innermost first; None if the tree is not a
-        chain."""
-        return None if isinstance(self._tree, str) else tree.chain(self._tree)
-
-    @cached_property
-    def _groups(self) -> list[tuple[int, ...]]:
-        """Groups of leaves that are added together, in any tree; inner groups before outer ones."""
-
-        def of(node: Node) -> list[tuple[int, ...]]:
-            return [g for part in node.sums for g in of(part)] + [node.direct] * bool(node.direct)
-
-        return [] if isinstance(self._tree, str) else of(self._tree)
-
-    @cached_property
-    def _summation(self) -> str:
-        if isinstance(self._tree, str):
-            return self._tree
-        if self._chain is None:
-            return self._nested(self._tree)
-        return " -> ".join(f"({self._named(group)})" for group in self._chain)
-
-    def _nested(self, node: Node) -> str:
-        parts = [self._nested(part) for part in node.sums]
-        parts += [self._named(node.direct)] * bool(node.direct)
-        return f"({' + '.join(parts)})"
-
-    def _named(self, group: tuple[int, ...]) -> str:
-        products = tree.ranges([leaf for leaf in group if leaf < self.lab.depth])
-        return ", ".join(filter(None, [products, "C" * (self.lab.depth in group)]))
-
-    @cached_property
-    def _sizes(self) -> list[int]:
-        return [
-            size for group in self._groups if (size := sum(leaf < self.lab.depth for leaf in group))
-        ]
-
-    @cached_property
-    def _products(self) -> str:
-        return ", ".join(map(str, sorted(set(self._sizes), reverse=True))) or UNKNOWN
-
-    @cached_property
-    def _first(self) -> list[int]:
-        """The products of the first group with the most products."""
-        groups = [[leaf for leaf in group if leaf < self.lab.depth] for group in self._groups]
-        return max(groups, key=len, default=[])
-
-    @cached_property
-    def _place_of_c(self) -> int | None:
-        """The number of the group that the accumulator is in."""
-        return next(
-            (number for number, group in enumerate(self._groups) if self.lab.depth in group), None
-        )
-
-    @cached_property
     def _joins(self) -> str:
-        place = self._place_of_c
+        place = self.summation.place_of_c
         if place is None:
             return UNKNOWN
-        if self._chain is None:
+        if self.summation.chain is None:
             return "in a tree of sums"
-        if len(self._groups[place]) > 1:
+        if len(self.summation.groups[place]) > 1:
             return (
                 self._answer(self._with_products)
                 if place == 0
                 else f"with the products of group {place + 1}"
             )
-        return "after all products" if place == len(self._groups) - 1 else f"after group {place}"
+        return (
+            "after all products"
+            if place == len(self.summation.groups) - 1
+            else f"after group {place}"
+        )
 
     def _with_products(self) -> str:
         """Whether the accumulator is aligned with the products or with their sum.
 
         The products cancel except for one unit.
         """
-        group = [leaf for leaf in self._groups[0] if leaf < self.lab.depth]
+        group = self.summation.products_in(self.summation.groups[0])
         if len(group) < 2:
             return "with the first product"
         top = 2.0 ** (self.lab.operands.precision - 1)
@@ -219,13 +122,13 @@ class _Structure:
     def _depth_of_survival(self) -> tuple[int, bool]:
         """The largest j for which 2**-j survives a sum with +1 and -1, and whether a smaller value
         was lost."""
-        if len(self._first) < 3:
+        if len(self.summation.first) < 3:
             raise UnrepresentableError("fewer than three products at once")
-        i, j, k = self._first[:3]
-        big, kept = 2.0**self._top, 0
+        i, j, k = self.summation.first[:3]
+        big, kept = 2.0**self.summation.top, 0
         least = 2 * (self.lab.operands.emin - self.lab.operands.precision + 1)
         least = max(least, self.lab.result.emin - self.lab.result.precision + 1)
-        for depth in range(1, self._top - least + 1):
+        for depth in range(1, self.summation.top - least + 1):
             small = math.ldexp(big, -depth)
             if self.lab.run([Sum({i: big, j: -big, k: small})]) != [small]:
                 return kept, True
@@ -237,19 +140,19 @@ class _Structure:
         return self._depth_of_survival[0]
 
     def _fraction_in_words(self) -> str:
-        if len(self._first) == 1:
+        if len(self.summation.first) == 1:
             return "none: every product is rounded"
         return _at_least(*self._depth_of_survival)
 
     def _alignment(self) -> str:
         """The rounding of values below the last kept place, and whether two halves of it are
         rounded each or as a sum."""
-        i, j, k = self._first[:3] if len(self._first) > 2 else (0, 0, 0)
-        big, last = 2.0**self._top, math.ldexp(1.0, self._top - self._fraction)
+        i, j, k = self.summation.first[:3] if len(self.summation.first) > 2 else (0, 0, 0)
+        big, last = 2.0**self.summation.top, math.ldexp(1.0, self.summation.top - self._fraction)
         sums = [Sum({i: big, j: -big, k: half * last}) for half in _HALVES]
         rounding = _named([result / last for result in self.lab.run(sums)])
-        if len(self._first) > 3:
-            two = Sum({i: big, j: -big, k: last / 2, self._first[3]: last / 2})
+        if len(self.summation.first) > 3:
+            two = Sum({i: big, j: -big, k: last / 2, self.summation.first[3]: last / 2})
             summed = self.lab.run([two]) == [last]
             rounding += ", the sum" if summed else ", each term"
         return rounding
@@ -259,15 +162,15 @@ class _Structure:
     @property
     def _one(self) -> float:
         """A power of two: products can be much smaller than it, and sums can be larger."""
-        return 2.0 ** (self._top - 2)
+        return 2.0 ** (self.summation.top - 2)
 
     @cached_property
     def _output(self) -> tuple[int, bool]:
         """The fraction bits that a sum of 1 + 1 + 2**(1 - j) keeps, in units of `_one`, and whether
         a smaller term was lost."""
-        if len(self._first) < 3:
+        if len(self.summation.first) < 3:
             raise UnrepresentableError("fewer than three products at once")
-        i, j, k = self._first[:3]
+        i, j, k = self.summation.first[:3]
         one, kept = self._one, 0
         for depth in range(1, self._fraction + 2):
             small = math.ldexp(2 * one, -depth)
@@ -277,12 +180,12 @@ class _Structure:
         return kept, False
 
     def _output_in_words(self) -> str:
-        return "as C's" if len(self._first) == 1 else _at_least(*self._output)
+        return "as C's" if len(self.summation.first) == 1 else _at_least(*self._output)
 
     def _rounding(self) -> str:
-        if len(self._first) < 4:
-            return "as C's" if len(self._first) == 1 else UNKNOWN
-        i, j, k, m = self._first[:4]
+        if len(self.summation.first) < 4:
+            return "as C's" if len(self.summation.first) == 1 else UNKNOWN
+        i, j, k, m = self.summation.first[:4]
         bits, bounded = self._output
         if not bounded or bits > self._fraction:
             return UNKNOWN
@@ -354,16 +257,18 @@ class _Structure:
     def _normalises(self) -> str:
         """Whether a product of the smallest subnormal is aligned by its exponent or by the smallest
         exponent of its format."""
-        if len(self._first) < 3:
-            return "nothing is aligned" if len(self._first) == 1 else UNKNOWN
-        i, j, k = self._first[:3]
+        if len(self.summation.first) < 3:
+            return "nothing is aligned" if len(self.summation.first) == 1 else UNKNOWN
+        i, j, k = self.summation.first[:3]
         partner = 2.0 ** (math.frexp(self.lab.operands.max)[1] - 1)
         # Kept if the product is aligned by the smallest exponent.
         last = 2.0**self.lab.operands.emin * partner * 2.0**-self._fraction
         pairs = {i: (self._tiny, partner), j: (-self._tiny, partner)}
         for half in (1.75, 1.5):
             for sum_ in (Sum({k: half * last}, pairs=pairs), Sum(c=half * last, pairs=pairs)):
-                if sum_.c and (self._place_of_c != 0 or not representable(sum_.c, self.lab.result)):
+                if sum_.c and (
+                    self.summation.place_of_c != 0 or not representable(sum_.c, self.lab.result)
+                ):
                     continue
                 try:
                     (result,) = self.lab.run([sum_])

@@ -45,13 +45,13 @@ class Inputs:
 
 
 def tensors(problem: Problem) -> Inputs:
-    """The inputs of a problem, its descales among them.
+    """The inputs of a problem, the factors of its quantisation among them.
 
     Raises ProblemError if its distribution is unknown or impossible for it.
     """
     drawn = _distribution(problem).fill(Source(problem))
     q, k, v = (cast(_quantised(values, problem.format), problem.format) for values in drawn)
-    return Inputs(q, k, v, descales(problem))
+    return Inputs(q, k, v, stored_factors(problem))
 
 
 def _quantised(values: Floats, dtype: DType) -> Floats:
@@ -59,7 +59,7 @@ def _quantised(values: Floats, dtype: DType) -> Floats:
     return values if dtype.has_infinity else np.clip(values, -dtype.max, dtype.max)
 
 
-def descales(problem: Problem) -> dict[str, Tensor]:
+def stored_factors(problem: Problem) -> dict[str, Tensor]:
     """float32 factors of the problem's quantisation by the name of their buffer, as stored.
 
     Of eight significant bits, in [1/4, 4).  Where an oracle must know O bit for bit, powers of two,
@@ -78,7 +78,7 @@ def descales(problem: Problem) -> dict[str, Tensor]:
     return found
 
 
-def unit_descales(problem: Problem) -> dict[str, Tensor]:
+def unit_factors(problem: Problem) -> dict[str, Tensor]:
     """The factors of the problem's quantisation as stored, all 1."""
     stored = problem.quantisation.stored(problem.shapes)
     return {name: torch.ones(shape) for name, shape in stored.items()}
@@ -86,7 +86,7 @@ def unit_descales(problem: Problem) -> dict[str, Tensor]:
 
 def dequantised(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v at their full logical shapes: views of what the kernel gets; 8-bit ones in fp64,
-    times their descales."""
+    times their factors."""
 
     def whole(name: str) -> Tensor:
         tensor: Tensor = getattr(inputs, name).expand(problem.shapes[name])

@@ -13,16 +13,8 @@ from pathlib import Path
 
 from verify.report.build import build
 from verify.report.compare import Change, ReportComparison, compare, render_comparison
-from verify.report.schema import (
-    SCHEMA_VERSION,
-    Report,
-    ReportError,
-    WorstCase,
-    dumps,
-    parse,
-    read,
-    worst_cases,
-)
+from verify.report.json_file import dumps, parse, read
+from verify.report.schema import SCHEMA_VERSION, Report, ReportError, WorstCase, worst_cases
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -7,11 +7,13 @@ after it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verify.document import Line, Paragraph, Section, Span
 from verify.evidence.strict_json import decode, loads
+from verify.report import words
 from verify.report.build import overall
 from verify.report.schema import BesideReport, Report, Status
 from verify.sanitizers.account import Account
@@ -82,9 +84,15 @@ def joined(report: Report, beside: Beside) -> Report:
     return {**whole, "status": overall(whole)}
 
 
-def told(report: Report, name: str) -> BesideReport | None:
-    """The entry of that name, or None."""
-    return next((entry for entry in report.get("beside", []) if entry["name"] == name), None)
+def introduced(section: Section, report: Report, name: str, absent: Line) -> Section:
+    """A section on one of FILES, with the status and the words of the report's entry; with `absent`
+    where there is neither an entry nor a block to show."""
+    entry = next((entry for entry in report.get("beside", []) if entry["name"] == name), None)
+    if entry is not None:
+        said = Paragraph(Span(entry["said"], "bad" if entry["status"] == "red" else "soft"))
+        mark = words.mark(entry["status"], 1)
+        return replace(section, blocks=(said, *section.blocks), mark=mark)
+    return section if section.blocks else replace(section, blocks=(Paragraph(absent),))
 
 
 def _unusable(name: str, why: str) -> BesideReport:

@@ -21,7 +21,8 @@ from verify.document import (
 )
 from verify.report import words
 from verify.report.headline import failures, variants
-from verify.report.schema import Report, ReportError, read
+from verify.report.json_file import read
+from verify.report.schema import Report, ReportError
 
 NAME = "index.md"
 TITLE = "Reports"

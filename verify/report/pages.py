@@ -12,7 +12,8 @@ from verify.document import Document, Figure, Paragraph, Span, html, markdown, t
 from verify.report import beside, svg
 from verify.report.beside import Beside
 from verify.report.document import document
-from verify.report.schema import BesideReport, DTypeReport, Report, VariantReport, dumps
+from verify.report.json_file import dumps
+from verify.report.schema import BesideReport, DTypeReport, Report, VariantReport
 from verify.report.sections.closest import PICTURE
 from verify.sanitizers import page as sanitizers
 

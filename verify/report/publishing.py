@@ -8,7 +8,8 @@ from pathlib import Path
 
 from verify.document import text
 from verify.report import write
-from verify.report.schema import DTypeReport, Report, ReportError, VariantReport, read
+from verify.report.json_file import read
+from verify.report.schema import DTypeReport, Report, ReportError, VariantReport
 
 # Of as many draws, a few are repeats or refused, more or fewer from seed to seed.
 SHARE = 0.9

@@ -8,12 +8,8 @@ a reader ignores those it does not know.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Final, Literal, NotRequired, TypedDict
 
-from verify.evidence import strict_json
-from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
 
 SCHEMA_VERSION: Final = 2
@@ -357,55 +353,6 @@ class Report(TypedDict):
     runs: NotRequired[list[Started]]
 
 
-def dumps(report: Report) -> str:
-    """The text of report.json: strict JSON, equal for equal reports."""
-    # Indented to the depth of a variant's dtypes and compact below: small diffs in git, without a
-    # line per number, nor a blank beside each.
-    return _indent(strict_json.encode(report), 0) + "\n"
-
-
-def read(path: Path | str) -> Report:
-    """The report in a file, or in `report.json` of a folder.
-
-    Raises ReportError for a file that is missing, is no strict JSON, or has another version or
-    shape.
-    """
-    file = Path(path)
-    file = file / "report.json" if file.is_dir() else file
-    try:
-        data = strict_json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReportError(f"{file}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{file}: is no report: {error}") from None
-    try:
-        return parse(data)
-    except ReportError as error:
-        raise ReportError(f"{file}: {error}") from None
-
-
-def parse(data: Any) -> Report:
-    """JSON data as a report; raises ReportError naming the version or the first place whose shape
-    is wrong."""
-    version = data.get("schema") if isinstance(data, dict) else None
-    if version is None:
-        raise ReportError("is no report: it has no schema version")
-    if isinstance(version, bool) or version != SCHEMA_VERSION:
-        raise ReportError(
-            f"has schema version {version!r}; this version of verify reads {SCHEMA_VERSION}"
-        )
-    try:
-        report = strict_json.decode(Report, data, "report")
-    except strict_json.ShapeError as error:
-        raise ReportError(str(error)) from None
-    except RecursionError:
-        raise ReportError("is nested too deeply") from None
-    for variant in report["variants"]:
-        variant["numerics"] = in_parts(variant["numerics"], FORWARD)
-        variant["gradients"] = variant["gradients"] and in_parts(variant["gradients"], BACKWARD)
-    return report
-
-
 def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:
     """The worst case of every tensor of every (variant, dtype): what CI computes again from its
     id."""
@@ -415,21 +362,3 @@ def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:
         for d in variant["dtypes"]
         for found in d["tensors"].values()
     ]
-
-
-_DEEPEST = 6
-_SHORT = 120
-
-
-def _indent(data: Any, depth: int) -> str:
-    flat = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    if len(flat) <= _SHORT or depth >= _DEEPEST or not isinstance(data, dict | list):
-        return flat
-    inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
-    if isinstance(data, list):
-        return "[" + ",".join(inner + _indent(item, depth + 1) for item in data) + outer + "]"
-    items = (
-        f"{json.dumps(key, ensure_ascii=False)}: {_indent(item, depth + 1)}"
-        for key, item in data.items()
-    )
-    return "{" + ",".join(inner + item for item in items) + outer + "}"

@@ -26,7 +26,8 @@ from verify.statistics.rows import (
     summary,
     unsuited,
 )
-from verify.tolerance.arithmetic import ForwardArithmetic, U, resolve
+from verify.tolerance.arithmetic import ForwardArithmetic, U
+from verify.tolerance.resolution import resolve
 from verify.tolerance.score_mods import mod_errors
 
 _KEYS = 8  # visible ones

@@ -22,16 +22,9 @@ from verify.arithmetic.dtypes import DTYPES, dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.mma import Promoted
 from verify.problem import Problem
-from verify.tolerance.arithmetic import (
-    BEST,
-    FP32_MAX,
-    TINY,
-    ForwardArithmetic,
-    U,
-    relative,
-    resolve,
-)
+from verify.tolerance.arithmetic import FP32_MAX, TINY, ForwardArithmetic, U, relative
 from verify.tolerance.averages import Values
+from verify.tolerance.resolution import BEST, resolve
 from verify.tolerance.scratch import Room, room_on
 from verify.tolerance.subnormals import Lost, whole
 from verify.tolerance.weights import (
@@ -177,9 +170,11 @@ def _bound(
     last = (0 if a.normalised else a.division) + a.output_roundings
     if last:
         pre = pre + relative(last, U) * (size + pre)
-    flushed = w.growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.descale)
+    flushed = (
+        w.growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.largest_factor)
+    )
     pre = pre + flushed * w.lead + a.values.flush
-    pre = pre + w.share * (accumulator_loss(a, problem) * a.descale)
+    pre = pre + w.share * (accumulator_loss(a, problem) * a.largest_factor)
     out = pre + a.output.unit_roundoff * (size + pre) + a.output.smallest_subnormal / 2
     # but where a weight may overflow, whose product with 0 is NaN
     out = out.masked_fill(exact, 0.0)

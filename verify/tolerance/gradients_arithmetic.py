@@ -11,9 +11,9 @@ from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.instructions import Function
 from verify.arithmetic.mma import Unit
 from verify.problem import Problem
-from verify.tolerance.arithmetic import (
+from verify.tolerance.arithmetic import TINY, relative
+from verify.tolerance.resolution import (
     PRESCALE_ROUNDINGS,
-    TINY,
     block_count,
     block_size,
     exponential,
@@ -21,7 +21,6 @@ from verify.tolerance.arithmetic import (
     holding,
     prescaled_by,
     product_unit,
-    relative,
 )
 from verify.tolerance.subnormals import Operands
 from verify.variant import Config, GradientNumerics, GradientSoftmax, GradientSums, ScoreGradient

@@ -9,11 +9,9 @@ past that a declaration buys nothing but a wider bound.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from references.masks import mask_words
 from references.quantisation import quantisation_words
@@ -22,10 +20,20 @@ from verify.arithmetic.archs import INSTRUCTIONS
 from verify.arithmetic.dtypes import DTYPES
 from verify.arithmetic.instructions import DIVISION, EXP, TANH_ERROR
 from verify.brief import shown
-
-# A check returns what the field holds from now on (a list becomes a tuple), or raises ValueError
-# with the words behind the field's name.
-Check = Callable[[object], object]
+from verify.variant.checks import (
+    Check,
+    any_number,
+    flag,
+    instance_of,
+    matching,
+    number,
+    one_of,
+    power_of_two,
+    sequence,
+    some_of,
+    whole,
+    wholes,
+)
 
 # Of the kinds in references/masks/.  "causal.square" is older than SQUARE_KINDS, and not among
 # them.
@@ -95,138 +103,8 @@ class Declared:
                 object.__setattr__(self, each.name, kept)
 
 
-# What checks are made of.
-
-
-def instance_of(kind: type) -> Check:
-    """An instance of that class."""
-
-    def checked(value: object) -> object:
-        if not isinstance(value, kind):
-            raise ValueError(f"{shown(value)} is no {kind.__name__}")
-        return value
-
-    return checked
-
-
-def one_of(*words: str | None) -> Check:
-    """One of those words."""
-
-    def checked(value: object) -> object:
-        if not (value is None or isinstance(value, str)) or value not in words:
-            raise ValueError(
-                f"{shown(value)} is none of {', '.join(_spelled(word) for word in words)}"
-            )
-        return value
-
-    return checked
-
-
-def some_of(*words: str, least: int = 0) -> Check:
-    """A tuple or list of those words, each once, and so many at least."""
-
-    def checked(value: object) -> object:
-        several = _sequence(value, f"names out of {', '.join(words)}")
-        for one in several:
-            if not isinstance(one, str) or one not in words:
-                raise ValueError(f"{shown(one)} is none of {', '.join(words)}")
-        if len(set(several)) < len(several):
-            raise ValueError(f"{shown(value)} names one twice")
-        if len(several) < least:
-            raise ValueError(f"is empty; it takes {least} at least of {', '.join(words)}")
-        return several
-
-    return checked
-
-
-def matching(expression: str, what: str) -> Check:
-    """A text of that form."""
-
-    def checked(value: object) -> object:
-        if not isinstance(value, str) or not re.fullmatch(expression, value, re.ASCII):
-            raise ValueError(f"{shown(value)} is no {what}")
-        return value
-
-    return checked
-
-
-def flag(value: object) -> object:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{shown(value)} is neither True nor False")
-    return value
-
-
-def whole(least: int, most: int, *, optional: bool = False) -> Check:
-    """A whole number from `least` to `most`, or None if that is an option."""
-
-    def checked(value: object) -> object:
-        if value is None and optional:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            either = " or None" if optional else ""
-            raise ValueError(f"{shown(value)} is no whole number from {least} to {most}{either}")
-        return value
-
-    return checked
-
-
-def wholes(least: int, most: int) -> Check:
-    """A tuple, list or range of whole numbers, one at least; a range stays a range."""
-    one = whole(least, most)
-
-    def checked(value: object) -> object:
-        several = (
-            value
-            if isinstance(value, range)
-            else _sequence(value, f"whole numbers from {least} to {most}")
-        )
-        if not len(several):
-            raise ValueError(f"is empty; it takes whole numbers from {least} to {most}")
-        for number in (several[0], several[-1]) if isinstance(several, range) else several:
-            one(number)
-        return several
-
-    return checked
-
-
-def number(least: float, most: float) -> Check:
-    """A finite number from `least` to `most`."""
-
-    def checked(value: object) -> object:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not least <= value <= most
-        ):
-            raise ValueError(f"{shown(value)} is no number from {least:g} to {most:g}")
-        return value
-
-    return checked
-
-
-def any_number(value: object) -> object:
-    """A number of fp32, infinities and NaN included."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{shown(value)} is no number (0.0, math.inf, math.nan...)")
-    return value
-
-
-def power_of_two(least: float, most: float) -> Check:
-    """A power of two from `least` to `most`."""
-    within = number(least, most)
-
-    def checked(value: object) -> object:
-        within(value)
-        if math.frexp(float(value))[0] != 0.5:  # type: ignore[arg-type]
-            raise ValueError(f"{shown(value)} is no power of two")
-        return value
-
-    return checked
-
-
 def _capability(value: object) -> object:
-    pair = _sequence(value, "two whole numbers, as (9, 0)")
+    pair = sequence(value, "two whole numbers, as (9, 0)")
     if len(pair) != 2 or any(
         isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= 99 for n in pair
     ):
@@ -239,7 +117,7 @@ def _capability_or_none(value: object) -> object:
 
 
 def _options(value: object) -> object:
-    several = _sequence(value, "pairs of a name and a number or word")
+    several = sequence(value, "pairs of a name and a number or word")
     for pair in several:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"{shown(pair)} is no pair of a name and a number or word")
@@ -267,26 +145,13 @@ def _descalings(value: object) -> object:
 
 def _storages(value: object) -> object:
     """Words of storages, one at least.  Whether there are such, the judge asks."""
-    words = _sequence(value, "words of storages")
+    words = sequence(value, "words of storages")
     for word in words:
         if not isinstance(word, str) or not re.fullmatch(r"[a-z]+", word):
             raise ValueError(f"{shown(word)} is no word of a storage, as 'strided'")
     if not words or len(set(words)) < len(words):
         raise ValueError(f"{shown(value)} is empty or names one twice")
     return words
-
-
-def _sequence(value: object, what: str) -> tuple[Any, ...]:
-    """As a tuple; a bare string is none, though Python would take it for its letters."""
-    if isinstance(value, tuple):
-        return value
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"{shown(value)} is no tuple of {what}")
-    return tuple(value)
-
-
-def _spelled(word: str | None) -> str:
-    return "None" if word is None else word
 
 
 _block = whole(0, MOST_BLOCK, optional=True)

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from tests.harness.fake_campaign import DEVICE, evidence, verdict
 from verify import cli
-from verify.campaign.run import CampaignRun, ContinuedError, campaign_fails
+from verify.campaign.conclusion import campaign_fails
+from verify.campaign.run import CampaignRun, ContinuedError
 from verify.campaign.runner import INFRASTRUCTURE
 from verify.cell.process import ROOT
 from verify.evidence import Recorder

@@ -69,8 +69,8 @@ def test_it_is_exit_3_whatever_was_judged(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert len(opened.roster.failures) == 1, "a verdict: one file does not load"
     console = Console(record=True, width=200)
     assert runner._status(1, order, "", console) == runner.FAILED
-    assert run.judge_change(opened) is None
+    assert judge_changed(opened.evidence()) is None
     monkeypatch.setattr(judge_version, "judge_hash", lambda: "edited")
     assert runner._status(0, order, "", console) == runner.INFRASTRUCTURE
     assert "changed while the run judged" in console.export_text()
-    assert run.judge_change(opened) is not None
+    assert judge_changed(opened.evidence()) is not None

@@ -29,7 +29,7 @@ from verify.evidence.known_failures import (
 )
 from verify.evidence.strict_json import loads
 from verify.report import build, parse, read
-from verify.report.schema import dumps
+from verify.report.json_file import dumps
 
 TODAY = date(2026, 11, 21)
 ENTRY = """

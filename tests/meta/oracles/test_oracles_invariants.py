@@ -34,7 +34,7 @@ from verify.oracles import convexity, gradient_sums
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.problem.visibility import live_rows, visible_range
-from verify.tolerance.arithmetic import resolve
+from verify.tolerance.resolution import resolve
 from verify.variant import Config, GradientNumerics
 
 torch.set_num_threads(1)

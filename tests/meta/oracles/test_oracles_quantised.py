@@ -14,7 +14,7 @@ from tests.harness.fake_trials import SHAPE, acquitted, convicted, tried
 from verify.judging.trial import Trial
 from verify.oracles import bound, counting, gather, poison
 from verify.problem import Problem
-from verify.problem.inputs import dequantised, descales, tensors
+from verify.problem.inputs import dequantised, stored_factors, tensors
 from verify.variant import DESCALINGS
 
 torch.set_num_threads(1)
@@ -46,7 +46,9 @@ def test_exact_results_pass(descaling: str) -> None:
 
 
 def test_a_descale_of_v_forgotten_or_of_another_head_is_convicted() -> None:
-    factor = descales(quantised("gather"))["descale_v"].repeat_interleave(2, 1)[..., None, None]
+    factor = stored_factors(quantised("gather"))["descale_v"].repeat_interleave(2, 1)[
+        ..., None, None
+    ]
     assert len(set(factor.flatten().tolist())) > 1
 
     def forgotten(out: Tensor, lse: Tensor) -> None:
@@ -64,7 +66,7 @@ def test_a_descale_of_q_or_k_shows_in_the_lse() -> None:
     """Those of an exact problem cancel per head, so that a factor left out moves every winning
     logit."""
     problem = quantised("gather")
-    factors = descales(problem)
+    factors = stored_factors(problem)
     assert bool((factors["descale_q"] * factors["descale_k"] == 1).all())
     assert bool((factors["descale_q"] != 1).any())
     k = factors["descale_k"].repeat_interleave(2, 1)[..., None]

@@ -24,7 +24,7 @@ from references.quantisation import (
 from tests.harness.fake_trials import DECLARED, SHAPE
 from verify.cell.arena import Arena, plan
 from verify.problem import Problem
-from verify.problem.inputs import dequantised, descales, tensors, unit_descales
+from verify.problem.inputs import dequantised, stored_factors, tensors, unit_factors
 from verify.problem.refusal import plainest
 from verify.problem.sampling import draws
 from verify.problem.strategies import LIMITS, problems
@@ -42,10 +42,10 @@ def test_factors_lie_as_the_quantisation_says(word: str) -> None:
     problem = EIGHT.but(quantisation=parse_quantisation(word))
     assert Problem.parse(problem.name) == problem
     assert problem.descaling == word
-    found = descales(problem)
+    found = stored_factors(problem)
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     assert set(shapes.values()) == ({STORED[word]} if STORED[word] else set())
-    assert {name: tensor.shape for name, tensor in unit_descales(problem).items()} == shapes
+    assert {name: tensor.shape for name, tensor in unit_factors(problem).items()} == shapes
     where = plan(problem, lse=True, workspace={})
     if STORED[word]:
         assert where["descale_q"].shape == (2, 2)

@@ -13,7 +13,8 @@ import torch
 
 from tests.harness.rendered import as_html, as_markdown
 from verify.arithmetic.dtypes import dtype_named
-from verify.campaign.run import CampaignRun, write_report
+from verify.campaign.conclusion import write_report
+from verify.campaign.run import CampaignRun
 from verify.evidence import Recorder, RunInfo, Verdict, load
 from verify.problem import Problem
 from verify.report import build, dumps, parse

@@ -177,7 +177,7 @@ def test_what_a_declaration_resolves_to():
     assert (
         resolve(OURS, Config(), problem_of(dtype_out="float16"), "sm_90").output.name == "float16"
     )
-    assert resolve(OURS, Config(), problem_of(quantisation=ByTensor()), "sm_90").descale >= 1
+    assert resolve(OURS, Config(), problem_of(quantisation=ByTensor()), "sm_90").largest_factor >= 1
 
 
 @pytest.mark.parametrize(

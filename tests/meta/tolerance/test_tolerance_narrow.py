@@ -27,9 +27,9 @@ from tests.meta.tolerance.test_tolerance import (
 )
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
-from verify.problem.inputs import descales
-from verify.tolerance.arithmetic import holding
+from verify.problem.inputs import stored_factors
 from verify.tolerance.forward import bound, resolve
+from verify.tolerance.resolution import holding
 from verify.variant import Config
 
 WIDE = {"score_accumulator": "float32"}
@@ -324,7 +324,7 @@ def test_descales_below_one_hide_how_large_the_sums_were():
         problem = Problem.parse(
             f"sq=1,skv=2,d=16,dv=1,dtype=float8_e5m2,out=bfloat16,descale=tensor,scale=0.0,seed={seed}"
         )
-        factor = float(descales(problem)["descale_v"])
+        factor = float(stored_factors(problem)["descale_v"])
         v = torch.full((2, 1), (40960.0 if overflows else 28672.0) * factor)
         block = blocks_of(
             problem, *(x.double()[None, None] for x in (torch.ones(1, 16), torch.ones(2, 16), v))

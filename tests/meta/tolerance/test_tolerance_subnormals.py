@@ -19,11 +19,12 @@ from verify.arithmetic.dot import fused_dot
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.mma import Unit, unit_for
 from verify.problem import Problem
-from verify.problem.inputs import dequantised, descales, dout, tensors
-from verify.tolerance.arithmetic import ForwardArithmetic, resolve
+from verify.problem.inputs import dequantised, dout, stored_factors, tensors
+from verify.tolerance.arithmetic import ForwardArithmetic
 from verify.tolerance.backward import GradientArithmetic, gradient_truth
 from verify.tolerance.backward import resolve as resolve_backward
 from verify.tolerance.forward import bound
+from verify.tolerance.resolution import resolve
 from verify.tolerance.subnormals import Lost, Operands, Weighted
 from verify.variant import Config, Numerics
 
@@ -115,7 +116,7 @@ def test_scores_of_descaled_subnormal_operands():
     a = resolve(
         flat_numerics(block_n=32, scale_roundings=3, output_roundings=1), Config(), problem, "sm_90"
     )
-    factor = {name: float(x) for name, x in descales(problem).items()}
+    factor = {name: float(x) for name, x in stored_factors(problem).items()}
     stored = (x.to(torch.float8_e4m3fn)[None] for x in (q, k))
     scale = 4.0 * factor["descale_q"] * factor["descale_k"]
     error = scale * abs(float(fused_dot(*stored, torch.zeros(1), unit)) - float(q @ k))

@@ -17,7 +17,8 @@ from verify.cell.discovery import roster
 from verify.cli import main
 from verify.evidence.known_failures import Xfails
 from verify.report import build
-from verify.report.schema import dumps, worst_cases
+from verify.report.json_file import dumps
+from verify.report.schema import worst_cases
 from verify.variant import DeclarationError
 from verify.variant.witness import Witness, meaning, with_witnesses, witnesses
 

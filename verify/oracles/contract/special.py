@@ -20,8 +20,8 @@ from verify.judging.findings import first
 from verify.judging.measuring import Measured, plain, result, run_probe
 from verify.judging.trial import Trial
 from verify.problem.inputs import Inputs
-from verify.tolerance.arithmetic import resolve
 from verify.tolerance.maxima import whole_tiles
+from verify.tolerance.resolution import resolve
 
 # An infinity in K is one in a score, and what a row does not see stays where it is.
 NEEDS = frozenset({Premise.UNBOUNDED_SCORES, Premise.HIDDEN_HAS_NO_EFFECT})

@@ -30,7 +30,7 @@ from verify.oracles.long.problems import forward_problems
 from verify.problem.known_answers import gather_targets
 from verify.problem.premises import broken
 from verify.problem.visibility import intervals, live_rows
-from verify.tolerance.arithmetic import resolve
+from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
 _U64 = 2.0**-53

@@ -1,0 +1,302 @@
+"""Declared numerics of a forward, resolved for one problem, config and arch; and what of it a
+backward shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from references.premises import Premise
+from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
+from verify.arithmetic.instructions import DIVISION, EXP, Function, tanh_error
+from verify.arithmetic.mma import Unit, accumulated, bfloat16_blocks, declared_unit
+from verify.problem import Problem
+from verify.problem.inputs import stored_factors
+from verify.tolerance.arithmetic import (
+    ANY_DIVISION,
+    TINY,
+    Conversion,
+    ForwardArithmetic,
+    U,
+    relative,
+)
+from verify.tolerance.subnormals import Operands, Weighted
+from verify.variant import Config, Maximum, Numerics, Output, Products, Softmax
+from verify.variant.numerics import leaves
+
+_LARGEST_BIAS = 2.0**64  # far less than half a last place of fp32's largest number
+
+# Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of
+# both, and a square root.
+PRESCALE_ROUNDINGS = {"none": 0, "q": 2, "k": 2, "sqrt": 6}
+
+
+def product_unit(
+    arch: str,
+    operands: str,
+    float32_products: str,
+    accumulator: str = "float32",
+    instruction: str = "any",
+) -> Unit:
+    """The unit that multiplies operands of that dtype; fp32 ones by tf32 only where that is
+    declared.
+
+    On a CPU, where the interpreter drops tf32's bits, three products of tf32 are one of fp32.
+    """
+    exact = "tf32x3" if arch == "cpu" else "ieee"
+    by_tf32 = operands == "float32" and float32_products not in ("ieee", exact)
+    kind = float32_products if by_tf32 else operands
+    return declared_unit(arch, kind, accumulator, instruction)
+
+
+def prescaled_by(prescale: str, scale: float) -> tuple[float, float]:
+    """What the scale multiplies Q and K by beforehand, signs and log2 e left out; a scale of 0
+    counts as 1."""
+    size = abs(scale) or 1.0
+    root = math.sqrt(size)
+    return {"none": (1.0, 1.0), "q": (size, 1.0), "k": (1.0, size), "sqrt": (root, root)}[prescale]
+
+
+def block_size(declared: int | None, configured: int | None) -> int:
+    """Tokens of a block: as declared, else as configured, else 16; 0 means one block of all."""
+    return declared if declared is not None else configured or 16
+
+
+def block_count(length: int, size: int) -> int:
+    """Blocks of that size (`block_size`) that hold so many tokens, one at least."""
+    return math.ceil(max(length, 1) / size) if size else 1
+
+
+def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> ForwardArithmetic:
+    """Numerics as declared, for this config, problem and arch.  Raises ValueError naming what is
+    unknown or not derived."""
+    given = problem.dtype
+    products, softmax, output = numerics.products, numerics.softmax, numerics.output
+    operands = given if products.operands == "input" else products.operands
+    probability = given if output.probability == "input" else output.probability
+    _check(numerics, given, operands, probability)
+    if Premise.FACTORS_BY_HEAD in problem.quantisation.breaks:
+        said = f"no bound is derived for {problem.quantisation.label}"
+        raise ValueError(f"problem.quantisation: {said}")
+    other = _other_half(given, probability)
+    # The format of P and V as the unit sees them.
+    multiplied = "float32" if other and output.values == "input" else probability
+    block_n = block_size(softmax.block_n, config.block_n)
+    blocks = block_count(problem.seqlen_kv, block_n)
+    scores, values = (
+        product_unit(arch, name, products.float32_products, accumulator, products.instruction)
+        for name, accumulator in (
+            (operands, products.score_accumulator or products.accumulator),
+            (multiplied, products.accumulator),
+        )
+    )
+    if products.accumulator_rounded == "block":
+        lengths = (problem.head_dim, block_n or problem.seqlen_kv)
+        scores = _by_block(scores, lengths[0])
+        values = _by_block(values, lengths[1])
+    lanes, apart = softmax.row_sum.lanes, softmax.row_sum.apart
+    keys = block_n or max(problem.seqlen_kv, 1)
+    factors = {name[-1]: factor for name, factor in stored_factors(problem).items()}
+    largest = {name: float(factors[name].max()) if factors else 1.0 for name in "qkv"}
+    least = (factors["q"] * factors["k"], factors["v"]) if factors else ()
+    scores = accumulated(scores, products.promotion)
+    values = accumulated(values, products.promotion, block_n, blocks)
+    wide = dtype_named(probability).itemsize > 1
+    probability_scale = 1.0 if wide else output.probability_scale
+    return ForwardArithmetic(
+        scores=scores,
+        values=values,
+        operands=_operands(numerics, problem, dtype_named(operands), scores, largest),
+        weighted=Weighted(
+            values,
+            dtype_named(multiplied),
+            dtype_named(multiplied if wide else given),
+            problem.seqlen_kv,
+            multiplied=1 / largest["v"],
+        ),
+        prescaled="" if products.prescale == "none" else operands,
+        operand_roundings=_operand_roundings(numerics, dtype_named(operands)),
+        score_format=(
+            dtype_named(given) if softmax.scores == "input" and given != "float32" else None
+        ),
+        scale_roundings=softmax.scale_roundings,
+        probability=dtype_named(probability),
+        normalised=output.normalised,
+        by_lse=output.normaliser == "lse",
+        merged=output.split_keys,
+        exponential=exponential(softmax.exp),
+        rescale=exponential(softmax.rescale_exp or softmax.exp),
+        function=function_error(problem, softmax.softcap_tanh, softmax.scores),
+        blocks=blocks,
+        output=problem.format_out,
+        probability_scale=probability_scale,
+        output_roundings=output.roundings,
+        largest_factor=max(1.0, largest["v"]),
+        least_factors=(float(least[0].min()), float(least[1].min())) if least else (1.0, 1.0),
+        lag=softmax.maximum.lag * math.log(2),
+        row_sum=softmax.row_sum.of,
+        chain=math.ceil(keys / lanes) if apart or lanes > 1 else 0,
+        joins=lanes - 1,
+        running=not apart,
+        division=_division(output.division),
+        conversion=_conversion(given, multiplied) if other else None,
+        maximum_rows=block_size(softmax.maximum.rows, config.block_m) or max(problem.seqlen_q, 1),
+        excess=softmax.maximum.excess * math.log(2),
+        step=softmax.maximum.step,
+    )
+
+
+def function_error(problem: Problem, tanh: str, scores: str = "float32") -> float:
+    """Relative error of the elementary function that a problem's score mod takes, 0 for none; a
+    kernel has this tanh and keeps its scores in fp32, or in the "input" dtype.
+
+    Raises ValueError where no bound is derived.
+    """
+    mod = problem.score_mod
+    if mod is None:
+        return 0.0
+    added = float(mod.reach(problem.extent, torch.zeros((), dtype=torch.float64)))
+    if mod.steepest > 1 or added >= _LARGEST_BIAS:
+        # Where scores overflow is derived of scaled scores, before the score mod.
+        raise ValueError(
+            f"score_mod: no bound is derived for {mod.name}, which is steeper than 1 or adds"
+            f" {_LARGEST_BIAS:.3g} to a score"
+        )
+    roundings = mod.roundings(problem.extent)
+    for each in roundings:
+        if each.function not in ("", "tanh"):
+            raise ValueError(f"score_mod: no error is known for the function {each.function!r}")
+        if each.narrow is None and scores == "input" and problem.dtype != "float32":
+            raise ValueError(
+                f"numerics.softmax.scores: no bound is derived for {scores!r} beside {mod.label}"
+            )
+    return tanh_error(tanh) if any(each.function for each in roundings) else 0.0
+
+
+def _operand_roundings(numerics: Numerics, operands: DType) -> float:
+    return relative(PRESCALE_ROUNDINGS[numerics.products.prescale], operands.unit_roundoff)
+
+
+def _operands(
+    numerics: Numerics, problem: Problem, dtype: DType, unit: Unit, factors: dict[str, float]
+) -> Operands:
+    """Q and K as they are multiplied, by the largest of their factors."""
+    prescaled = numerics.products.prescale != "none"
+    by_q, by_k = prescaled_by(numerics.products.prescale, problem.scale)
+    return Operands(
+        unit,
+        dtype,
+        query=factors["q"] / by_q,
+        key=factors["k"] / by_k,
+        error=_operand_roundings(numerics, dtype),
+        lost=max(unit.flush, max(dtype.smallest_subnormal / 2, TINY) if prescaled else 0.0),
+    )
+
+
+def _division(name: str) -> int:
+    """Roundings of `U` in a quotient: of the division, or of the reciprocal and the product with
+    it."""
+    if name == "any":
+        return ANY_DIVISION
+    return round(DIVISION[name].error / U) + name.startswith("rcp")
+
+
+def exponential(name: str) -> Function:
+    """The named exponential; raises ValueError that lists those that are known."""
+    if name not in EXP:
+        raise ValueError(f"numerics.softmax.exp: {name!r} is none of {', '.join(EXP)}")
+    return EXP[name]
+
+
+def holding(given: str) -> tuple[str, ...]:
+    """The formats into which every number of the given one converts exactly: itself and wider
+    ones."""
+    return tuple(name for name, dtype in DTYPES.items() if dtype.holds(dtype_named(given)))
+
+
+def _by_block(unit: Unit, products: int) -> Unit:
+    """The unit where sums kept in bfloat16 are rounded once in so many products."""
+    if unit.accumulator != "bfloat16":
+        return unit
+    return replace(bfloat16_blocks(max(products, 1)), flush=unit.flush)
+
+
+def _accumulators(operand: str, products: str) -> tuple[str, ...]:
+    """Those that a product of such operands may have."""
+    if dtype_named(operand).itemsize == 1:
+        return ("float32", "float16")
+    if operand == "float32":
+        return ("float32", "bfloat16") if products == "ieee" else ("float32",)
+    return ("float32", "float16", "bfloat16")
+
+
+def _other_half(given: str, probability: str) -> bool:
+    """Whether both are formats of 16 bits, but not the same."""
+    both = dtype_named(given).itemsize == dtype_named(probability).itemsize == 2
+    return both and given != probability
+
+
+def _conversion(given: str, multiplied: str) -> Conversion | None:
+    if dtype_named(multiplied).holds(dtype_named(given)):
+        return None
+    return Conversion.between(dtype_named(given), dtype_named(multiplied))
+
+
+def _check(numerics: Numerics, given: str, operands: str, probability: str) -> None:
+    """Raise ValueError for what no bound is derived for."""
+    eight = dtype_named(given).itemsize == 1
+    # What Q and K lose in a narrower format is not derived, nor what a prescaled operand or a score
+    # loses to the short range of an 8-bit one; no unit multiplies 8-bit P by a wider V.  P may have
+    # the other format of 8 or of 16 bits.
+    size = dtype_named(given).itemsize
+    either = tuple(name for name, dtype in DTYPES.items() if size <= 2 and dtype.itemsize == size)
+    _require("products.operands", operands, holding(given))
+    _require("output.probability", probability, tuple(dict.fromkeys((*either, *holding(given)))))
+    products, softmax, output = numerics.products, numerics.softmax, numerics.output
+    alone = _other_half(given, probability) and output.values == "input"
+    of_scores, of_values = (
+        _accumulators(operand, products.float32_products)
+        for operand in (operands, "float32" if alone else probability)
+    )
+    into = products.score_accumulator or products.accumulator
+    prescaled = ("none", "q", "sqrt") if dtype_named(operands).itemsize > 1 else ("none",)
+    sums = ("unrounded",) if output.normalised else ("unrounded", "rounded", "mma")
+    _require("products.accumulator", products.accumulator, of_values)
+    _require("products.score_accumulator", into, of_scores)
+    _require("products.prescale", products.prescale, prescaled)
+    _require("softmax.scores", softmax.scores, ("float32",) if eight else ("float32", "input"))
+    _require("softmax.row_sum.of", softmax.row_sum.of, sums)
+    beside = {
+        "output.normaliser": output.normaliser != "sum",
+        "output.split_keys": output.split_keys,
+        "softmax.maximum.lag": softmax.maximum.lag != 0,
+    }
+    other = next((path for path, declared in beside.items() if declared), None)
+    for name, value in leaves(replace(softmax.maximum, lag=0.0)).items():
+        if other and value != getattr(Maximum(), name):
+            raise ValueError(
+                f"numerics.softmax.maximum.{name}: no bound is derived beside numerics.{other}"
+            )
+    if not softmax.maximum.lag < math.log2(dtype_named(probability).max) - 1:
+        raise ValueError(
+            f"numerics.softmax.maximum.lag: no bound is derived for {softmax.maximum.lag}, which P"
+            f" in {probability} lacks"
+        )
+
+
+def _require(name: str, value: str, possible: tuple[str, ...]) -> None:
+    if value not in possible:
+        raise ValueError(
+            f"numerics.{name}: no bound is derived for {value!r}, only for {', '.join(possible)}"
+        )
+
+
+# The tightest arithmetic of an honest kernel, everything between the inputs and O in fp32 or
+# promoted to it: what bounds are printed beside.
+BEST = Numerics(
+    products=Products(promotion=32),
+    softmax=Softmax(block_n=0),
+    output=Output(probability="float32"),
+)
