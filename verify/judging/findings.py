@@ -1,4 +1,4 @@
-"""What an oracle says of a trial, and how it names the place of a fault."""
+"""The result of an oracle for a trial, and names for the place of a fault."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from verify.evidence import Finding
 
 @dataclass(frozen=True)
 class Ruling:
-    """What an oracle says of a trial: a finding, or none if it holds; and what it measured or
-    observed on the way.
+    """The result of an oracle for a trial: a finding, or None if the property holds, and what the
+    oracle measured or observed.
 
-    inapplicable: why the oracle says nothing of the trial, "" where its values cannot show
-    anything; None where it has judged.
+    inapplicable: why the oracle cannot judge the trial, "" if its values cannot show anything; None
+    if the oracle has judged it.
     """
 
     finding: Finding | None = None

@@ -32,7 +32,7 @@ class Before:
 
     @property
     def told(self) -> str:
-        """For a reader."""
+        """The history in words, for messages."""
         if not self.count:
             return "no other case had run before it in that process"
         kept = f", the last {len(self.cases)} on record" if self.count > len(self.cases) else ""
