@@ -4,8 +4,8 @@
     <dQ, Q> = <dK, K>             <dV, V> = <dO, O>
 
 They hold for each key head over the rows that see a key; the query heads of a group are summed.
-They follow from sum_j P_ij = 1, hence sum_j dS_ij = 0, and from reordering dQ = s dS K, dK = s dS^T
-Q, dV = P^T dO.  The derivation is in verify/oracles/gradient_sums.py.
+They follow from sum_j P_ij = 1, hence sum_j dS_ij = 0, and from reordering the sums in dQ = s dS K,
+dK = s dS^T Q, dV = P^T dO.  The derivation is in verify/oracles/gradient_sums.py.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class Invariant:
 class _Rows:
     """Error bounds of each query row, fp64 (batch, heads_q, seqlen_q), 0 in rows without a key.
 
-    weights: of sum_j |P^_ij - P_ij|, where P^ is the P that enters the product.  factor: of |dP -
-    D|.
+    weights: of sum_j |P^_ij - P_ij|, P^ being the P in its product.  factor: of |dP - D|.
     scores: of sum_j |dS^_ij - dS_ij|.  output: of sum_d |dO_id| |O^_id - O_id|.
     """
 

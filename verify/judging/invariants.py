@@ -56,8 +56,7 @@ def beyond(declared: Numerics | GradientNumerics, known: Iterable[str]) -> str |
 
 
 def reach(p: Problem, q: Tensor, k: Tensor) -> Tensor:
-    """An upper bound on |softmax_scale| sum |q| |k| in each row, fp64 (batch, heads_q,
-    seqlen_q)."""
+    """An upper bound on |softmax_scale| sum |q| |k| by row, fp64 (batch, heads_q, seqlen_q)."""
     queries, keys = (x.double().norm(dim=-1) for x in (q, k))
     largest = keys.amax(-1) if p.seqlen_kv else keys.new_zeros(keys.shape[:2])
     found: Tensor = abs(p.scale) * queries * largest.repeat_interleave(p.group, 1)[..., None]
@@ -68,9 +67,8 @@ def reach(p: Problem, q: Tensor, k: Tensor) -> Tensor:
 class ForwardSlack:
     """The largest errors that a forward can make in each row, fp64 (batch, heads_q, seqlen_q).
 
-    score: delta, of any exponent.  average: of an average of V, as a fraction of the largest |V|,
-    for any scores and without the output's rounding; absolute: the error that small numbers add to
-    it.
+    score: delta, of any exponent.  average: of an average of V for any scores, as a fraction of the
+    largest |V|, without the output's rounding; absolute: the part from small numbers.
     lse: of the natural LSE.  beyond: rows that no slack covers, bool.
     """
 
