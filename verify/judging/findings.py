@@ -28,7 +28,7 @@ class Ruling:
 def convict(
     oracle: str, message: str, *, name: str, bad: Tensor, got: float | str, bound: float | str
 ) -> Ruling:
-    """A ruling against `name` ("out", "lse") where `bad`, a boolean tensor, is true."""
+    """A ruling against `name` ("out", "lse") at the true elements of `bad`, a boolean tensor."""
     where, count = first_place(name, bad), int(bad.sum())
     return Ruling(
         Finding(
