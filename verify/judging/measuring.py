@@ -68,7 +68,7 @@ def result(run: Launch) -> Tensor:
 
 def make_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Inputs of these values (any float dtype, logical shapes), rounded to the problem's dtype; all
-    descales are 1."""
+    factors are 1."""
     shapes = {"q": (q, problem.shape_q), "k": (k, problem.shape_k), "v": (v, problem.shape_v)}
     stored = {
         name: rounded(tensor.double().expand(shape), problem)

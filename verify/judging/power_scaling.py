@@ -29,7 +29,7 @@ _LEAST_COMPARED = -80  # binary exponent; a flush can change a bit of a smaller 
 
 @dataclass(frozen=True)
 class Powers:
-    """The factors of q (2^keys), k (2^-keys) and v (2^values), or of their descales."""
+    """q is multiplied by 2^keys, k by 2^-keys and v by 2^values; or their factors are."""
 
     keys: int
     values: int
@@ -135,7 +135,7 @@ def room(stored: Tensor, dtype: DType, by_factor: bool) -> tuple[int, int]:
 
 
 def scaled(trial: Trial, found: Powers) -> Inputs:
-    """The trial's inputs times these powers; if they have descales, these are scaled instead."""
+    """The trial's inputs times these powers; if they have factors, these are scaled instead."""
     inputs = trial.inputs
     factors = {
         "q": math.ldexp(1.0, found.keys),
