@@ -3,7 +3,7 @@
 Something in the kernel file breaks the process.  If other variants of the file had run there, the
 verdict is on the file and not on the variant that failed.  The first launch of a process is
 repeated only for failures that other causes can have (a hang, exhausted memory, the judge's own
-code); it convicts no kernel.
+code); its aftermath convicts no kernel.
 """
 
 from __future__ import annotations

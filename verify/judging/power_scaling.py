@@ -1,4 +1,4 @@
-"""Powers of two that can multiply inputs without any rounding, in the inputs or in a kernel.
+"""Powers of two that can multiply inputs without an additional rounding in inputs or kernel.
 
 A kernel computes in fp32 between inputs and outputs.  If nothing underflows or overflows there, or
 in the dtypes of the inputs and P, the rounding of a scaled number is the scaled rounding.  So
