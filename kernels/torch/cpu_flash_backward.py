@@ -5,10 +5,10 @@ It starts from what `cpu_flash` saved.  Read off ATen/native/cpu/FlashAttentionK
 operator's results (torch 2.13, x86 with AVX-512, MKL):
 - Queries in blocks of 32 (seqlen_q < 192), 64 (< 768) or 256, keys in blocks of 512; S, dP and
   delta are fp32.
-- The scale is handed to the products.  sgemm multiplies K, of fp32, by it: scores of 0 come back as
-  3e-8, and at a scale of 2^126 keys of 4 overflow.  fp16 has no product of its own: it is widened
-  to fp32 for sgemm, at most shapes, such as a last block of one row.  oneDNN's bf16 product
-  multiplies its results.
+- The products get the scale as alpha.  For S sgemm multiplies K by it at most shapes: scores of 0
+  come back as 3e-8, and at a scale of 2^126 keys of 4 overflow.  For dQ and dK it multiplies dS, or
+  the other operand: at 2^-126 dS of 1/8 loses three bits.  fp16 has no product of its own, and is
+  widened to fp32 for sgemm.  oneDNN's bf16 product multiplies its results.
 - P = exp(S - LSE) by the exponential of 1 ulp, not by the forward's faster one.  fp16 and bf16
   round P and dS for the products; dS is made of the P before that.
 - Each block's share of dQ, dK and dV is scaled and added to the result as it lies in memory: in
@@ -64,7 +64,7 @@ def _variant(saver: Variant, dtype: str) -> Variant:
         support=support,
         gradients=GradientNumerics(
             products=(
-                GradientProducts(operands="float32", prescale="k")
+                GradientProducts(operands="float32", prescale="alpha")
                 if widened
                 else GradientProducts()
             ),

@@ -125,7 +125,7 @@ def exponents(trial: Trial) -> tuple[int, int]:
     a normal number in fp32, as must its products with K and Q: what fp32's range leaves is divided
     between a and g."""
     p = trial.problem
-    spare = int(powers_left(trial))
+    spare = int(powers_left(trial) - _alpha(trial))
     if spare <= 0 or not trial.dout.numel():
         return 0, 0
     a = max(-(spare // 3), min(spare // 3, powers(trial).keys))
@@ -149,8 +149,16 @@ def _prescaled(trial: Trial) -> list[tuple[Tensor, int]]:
     )
     if declared == "k":
         return [(k.double() * scale * math.log2(math.e), -1)]
+    if declared == "alpha":
+        return [(q.double() * scale, 1), (k.double() * scale, -1)]
     root = math.sqrt(abs(scale))
     return [(q.double() * root, 1), (k.double() * root, -1)] if declared == "sqrt" else []
+
+
+def _alpha(trial: Trial) -> float:
+    """Binary exponents by which a scale that multiplies dS in fp32 moves it."""
+    scale, declared = abs(trial.problem.scale), _declared(trial).products.prescale
+    return abs(math.log2(scale)) if scale and declared == "alpha" else 0.0
 
 
 def powers_left(trial: Trial) -> float:

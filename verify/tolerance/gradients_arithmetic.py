@@ -59,6 +59,7 @@ class GradientArithmetic:
     # what K, or Q, may lose then below the normal range, times (the rest of) the scale
     coarse: float = 0.0
     overscaled: float = 0.0  # the |K|, or |Q|, from which on that may overflow; 0: none does
+    alpha: float = 0.0  # |s|, if that can multiply Q, K or dS in fp32 for dQ and dK; 0: it cannot
     delta: DType | None = None  # what D is rounded to; None: it stays fp32
     factor: float = 1.0  # what dS is multiplied by before it is rounded, its size
     memory: DType | None = None  # 16 bits in which partial sums of `atomics` are added up
@@ -76,7 +77,7 @@ class GradientArithmetic:
 
     def overscales(self, q: Tensor, k: Tensor) -> bool:
         """Whether some operand times the scale may overflow, so that nothing is asked."""
-        multiplied = (q, k) if self.both else (k,)
+        multiplied = (q, k) if self.both or self.alpha else (k,)
         return bool(self.overscaled) and any(
             x.numel() and float(x.abs().max()) >= self.overscaled for x in multiplied
         )
@@ -171,6 +172,7 @@ def resolve(
         both=both,
         coarse=(flushed + TINY) * (by_k if both else 1.0) if prescaled else 0.0,
         overscaled=operands.overflow / largest if largest > 1 else 0.0,
+        alpha=abs(problem.scale) if products.prescale == "alpha" else 0.0,
         delta=_narrow(used["score_gradient.delta"]),
         factor=abs(problem.scale) if of_scores.scaled and problem.scale else 1.0,
         memory=_narrow(used["sums.atomics_dtype"]),

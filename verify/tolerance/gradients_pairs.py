@@ -234,7 +234,12 @@ def errors_of(
         ).div_(a.factor)
     else:
         lost = rounding_loss(upper, a.score_gradient, pairs.room)
-    error.add_(lost).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    error.add_(lost)
+    if a.alpha:
+        upper = torch.add(pairs.size, error, out=upper)
+        error.masked_fill_(upper >= FP32_MAX / 2 / a.alpha, torch.inf)
+        error.add_(upper.clamp_(max=2 * TINY / a.alpha))  # what dS times the scale loses
+    error.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if pairs.hidden is not None:
         # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody
         # computes.

@@ -116,7 +116,7 @@ def rules_of(problem: Problem, a: GradientArithmetic) -> dict[str, Rule]:
     of_p = Weighted(a.weights, a.probability, a.probability, m * group)
     of_k = replace(of_ds, length=n, multiplied=1 / a.operands.key)
     of_q = replace(of_ds, multiplied=1 / a.operands.query)
-    by_q = (a.prescaled, a.coarse) if a.both else (0.0, 0.0)
+    by_q = (a.prescaled, a.coarse) if a.both or a.alpha else (0.0, 0.0)
     rules = {
         "dq": Rule(
             a.score_gradients,

@@ -30,7 +30,7 @@ _LARGEST_BIAS = 2.0**64  # far less than half a last place of fp32's largest num
 
 # Roundings of the product of a Q and a K that the scale has multiplied: of one and its factor; of
 # both, and a square root.
-PRESCALE_ROUNDINGS = {"none": 0, "q": 2, "k": 2, "sqrt": 6}
+PRESCALE_ROUNDINGS = {"none": 0, "q": 2, "k": 2, "alpha": 2, "sqrt": 6}
 
 
 def product_unit(
@@ -56,7 +56,8 @@ def prescaled_by(prescale: str, scale: float) -> tuple[float, float]:
     counts as 1."""
     size = abs(scale) or 1.0
     root = math.sqrt(size)
-    return {"none": (1.0, 1.0), "q": (size, 1.0), "k": (1.0, size), "sqrt": (root, root)}[prescale]
+    by = {"q": (size, 1.0), "k": (1.0, size), "alpha": (1.0, size), "sqrt": (root, root)}
+    return by.get(prescale, (1.0, 1.0))
 
 
 def block_size(declared: int | None, configured: int | None) -> int:

@@ -149,7 +149,8 @@ class GradientProducts(_Products, path="gradients.products"):
 
     # "k" if S is of K times the scale (and log2 e), rounded to the operands' dtype, and dQ of that
     # K, scaled back, as in Triton's tutorial; "sqrt" if S, dQ and dK are of Q and K that are each
-    # multiplied by the scale's root; "none"
+    # multiplied by the scale's root; "alpha" if the products get the scale as BLAS's alpha, which
+    # multiplies, in fp32, K or the result of S, and an operand or the result of dQ and dK; "none"
     prescale: str = "none"
 
 

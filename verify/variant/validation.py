@@ -233,7 +233,7 @@ RULES: dict[str, dict[str, Check]] = {
         "instruction": one_of("any", *INSTRUCTIONS),
         "accumulator": one_of("float32", "bfloat16"),
         "score_accumulator": one_of("float32", "bfloat16", None),
-        "prescale": one_of("none", "k", "sqrt"),
+        "prescale": one_of("none", "k", "sqrt", "alpha"),
     },
     "gradients.softmax": {
         "exp": one_of(*EXP),
