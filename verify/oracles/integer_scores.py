@@ -45,19 +45,19 @@ class ExactUnit(Unit):
     """A unit that rounds no product or sum of these operands: see `exact_below`."""
 
     def kappa(self, n: int) -> float:
-        """0."""
+        """Return 0."""
         return 0.0
 
     def kappas(self, used: Tensor, n: int) -> Tensor:
-        """0, elementwise."""
+        """Return 0 for each element."""
         return torch.zeros_like(used)
 
     def underflow(self, n: int) -> float:
-        """0."""
+        """Return 0."""
         return 0.0
 
     def misalignment(self, n: int, operands: object, largest: float) -> float:
-        """0."""
+        """Return 0."""
         return 0.0
 
 

@@ -83,7 +83,7 @@ def judge(trial: Trial) -> Ruling:
 
 
 def excludes(declaration: Declaration) -> str | None:
-    """See `no_full_mask`."""
+    """Return the reason why keys cannot be permuted, or None: see `no_full_mask`."""
     return no_full_mask(declaration.support)
 
 
