@@ -1,4 +1,4 @@
-"""What is true: attention, its gradients and its masks, in double precision and in fifty digits.
+"""References: attention, its gradients and its masks, in double precision and in fifty digits.
 
-Nothing in this package knows a kernel, a tolerance or a test.
+Nothing in this package depends on a kernel, a tolerance or a test.
 """

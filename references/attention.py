@@ -10,10 +10,10 @@ For one head, over the visible pairs alone:
     dQ = softmax_scale dS K               dK = softmax_scale dS^T Q
 
 (Vaswani et al., arXiv 1706.03762; blocked as in Dao et al., arXiv 2205.14135, and Dao, arXiv
-2307.08691.)  A query that sees no key has O = 0, LSE = -inf and zero gradients.  What a masked pair
-holds, NaN and infinity included, has no effect; nor has a visible score of -inf, whose weight is 0.
-Every other visible pair has a positive weight, so that a visible infinity in V reaches O even where
-its weight is too small for a double.
+2307.08691.)  A query that sees no key has O = 0, LSE = -inf and zero gradients.  The values of a
+masked pair, NaN and infinity included, have no effect.  A visible score of -inf has weight 0 and no
+effect either.  Every other visible pair has a positive weight, so a visible infinity in V reaches O
+even if its weight is too small for a double.
 
 Shapes: q (batch, heads_q, seqlen_q, head_dim), k (batch, heads_kv, seqlen_kv, head_dim), v (batch,
 heads_kv, seqlen_kv, head_dim_v), of any float dtype and strides, on one device.  Query head h reads
@@ -68,20 +68,20 @@ class Backward:
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Some rows of some query heads against all keys, or chosen ones: every quantity of the softmax
-    in fp64, for error bounds.
+    """Every quantity of the softmax in fp64, for error bounds: some rows of some query heads and
+    all or chosen keys.
 
-    `index` puts a result where it belongs: `whole.flatten(0, 1)[block.index] = part`, whole being
-    (batch, heads_q, rows, ...). Shapes: scores, scaled, magnitude, visible (bool), probabilities
-    (heads, rows, keys); row_max, row_sum, lse (heads, rows); out (heads, rows, head_dim_v); values
-    (heads, keys, head_dim_v).  `visible` may be an expanded view. Sizes: of each row of Q, (heads,
-    rows, 1); of each column of K and V, (heads, 1, head_dim) and (heads, 1, head_dim_v).
+    `index` places a result: `whole.flatten(0, 1)[block.index] = part`, with whole (batch, heads_q,
+    rows, ...). Shapes: scores, scaled, magnitude, visible (bool), probabilities (heads, rows,
+    keys); row_max, row_sum, lse (heads, rows); out (heads, rows, head_dim_v); values (heads, keys,
+    head_dim_v).  `visible` can be an expanded view. Sizes: of each row of Q, (heads, rows, 1); of
+    each column of K and V, (heads, 1, head_dim) and (heads, 1, head_dim_v).
     """
 
     index: tuple[slice, slice]  # into (batch * heads_q, the chosen rows)
     rows: Tensor  # positions of these rows in seqlen_q, int64, on the CPU
     scores: Tensor  # scaled and modified; -inf where masked
-    # scaled, before the score mod; -inf where masked; `scores` itself without one
+    # scaled, before the score mod; -inf where masked; the tensor `scores` without a score mod
     scaled: Tensor
     magnitude: Tensor  # |softmax_scale| |Q| |K|^T; 0 where masked
     visible: Tensor
@@ -91,15 +91,14 @@ class RowBlock:
     out: Tensor
     lse: Tensor
     values: Tensor  # V of each head, 0 at keys that no row of the block sees
-    keys: slice  # which of the chosen keys these are
+    keys: slice  # the part of the chosen keys in this block
     query_sizes: Sizes
-    key_sizes: Sizes  # of all chosen keys, whether a row sees them or not
+    key_sizes: Sizes  # of all chosen keys, visible or not
     value_sizes: Sizes
 
 
 _BUDGET = {"cpu": 2**21, "cuda": 2**26}  # elements of one tensor of `row_blocks`
-# up to this |S| the row maximum need not be subtracted: exp(+-100) = 1e+-43 is far inside fp64's
-# range
+# up to this |S|, exp needs no row maximum: exp(+-100) = 1e+-43 is far inside fp64's range
 _NO_SHIFT = 100.0
 
 
@@ -113,10 +112,10 @@ def forward(
     block_q: Size = None,
     block_kv: Size = None,
 ) -> Forward:
-    """O and LSE of the chosen rows, blocked over rows and keys: memory for one tile of scores, the
-    inputs and the outputs.
+    """O and LSE of the chosen rows, in blocks of rows and keys.  Memory holds the inputs, the
+    outputs and one tile of scores.
 
-    block_q: rows of one head at once; block_kv: keys at once.
+    block_q: rows of one head in a tile; block_kv: keys in a tile.
     Raises ValueError for shapes that do not fit each other, and for rows out of range.
     """
     inputs = Inputs(q, k, v, attention)
@@ -155,7 +154,7 @@ def _online_softmax(
             special += _special(scores != -math.inf, v)
             v = v.nan_to_num(0.0, 0.0, 0.0)
         if shift:
-            # Kept finite where nothing is visible yet, so that -inf - row_max stays -inf.
+            # The maximum stays finite before a key is visible, so that -inf - row_max stays -inf.
             previous, row_max = (
                 row_max,
                 torch.maximum(row_max, scores.amax(-1, keepdim=True)).clamp_(min=_LOWEST),
@@ -182,13 +181,13 @@ def row_blocks(
     budget: Size = None,
     passing: bool = False,
 ) -> Iterator[RowBlock]:
-    """The chosen rows in the textbook's form, whole rows of scores at once, as many heads and rows
-    as `budget` allows.
+    """Textbook softmax of the chosen rows, in blocks of whole rows of scores, with as many heads
+    and rows as `budget` allows.
 
-    columns: the keys that there are; all quantities are of these alone, under the mask of all.
-    budget: elements of one tensor of scores; at least one row of one group of heads is taken.
-    passing: a block is read before the next one is asked for, whose memory is the same, and the
-    keys at both ends that none of its rows sees are left out. Raises ValueError as `forward` does.
+    columns: all quantities are of these keys alone, under the mask of all keys.
+    budget: elements of one tensor of scores; a block has at least one row of one group of heads.
+    passing: all blocks share their memory, so a block must be read before the next one is taken;
+    keys at both ends that none of its rows sees are left out.  Raises ValueError as `forward` does.
     """
     inputs = Inputs(q, k, v, attention)
     chosen, keys = (
@@ -200,7 +199,7 @@ def row_blocks(
     block_q = min(max(budget // row_size, 1), max(len(chosen), 1))
     together = max(budget // (row_size * block_q), 1)
     size = min(together, inputs.total) * row_size * block_q
-    # What is asked for anew costs a page fault per page, more than most sums in it.
+    # New memory costs a page fault per page, more time than most sums in it.
     memory = q.new_empty((4, size if passing else 0), dtype=torch.float64)
     for heads in slices(inputs.total, together):
         whole = _Keys.of(inputs, heads, keys, memory)
@@ -215,10 +214,9 @@ def row_blocks(
 
 @dataclass(frozen=True, eq=False)
 class _Keys:
-    """Some keys, by their positions in seqlen_kv, and what they hold of K and V, in fp64; part,
-    sizes: as in `RowBlock`.
+    """Some keys: positions in seqlen_kv, K and V in fp64; part and sizes are those of `RowBlock`.
 
-    memory: for four tensors of scores, or without elements.
+    memory: space for four tensors of scores, or no elements.
     """
 
     at: Positions
@@ -234,14 +232,14 @@ class _Keys:
         return _Keys(keys, k, v, slice(0, len(keys)), (Sizes.of(k, 1), Sizes.of(v, 1)), memory)
 
     def seen(self, inputs: Inputs, heads: slice, rows: Positions) -> _Keys:
-        """Those between the first and the last that one of the rows may see."""
+        """The keys from the first to the last one that any of the rows can see."""
         ends, at = inputs.seen(heads, rows), tensor(self.at)
         inside = ((at >= ends.start) & (at < ends.stop)).nonzero()
         part = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
         return replace(self, at=self.at[part], k=self.k[:, part], v=self.v[:, part], part=part)
 
     def room(self, n: int, shape: tuple[int, int, int]) -> Tensor:
-        """The n-th tensor of that shape, with anything in it."""
+        """The n-th tensor of scores, of that shape and uninitialised."""
         size = math.prod(shape)
         memory = self.memory[n] if self.memory.shape[1] else self.k.new_empty(size)
         return memory[:size].view(shape)
@@ -278,7 +276,7 @@ def _row_block(
     row_sum = p.sum(-1, keepdim=True)
     p.div_(torch.where(row_sum == 0, 1.0, row_sum))
     if hidden is not None and math.isnan(row_sum.sum()):
-        p.masked_fill_(hidden, 0.0)  # a NaN row is NaN where it is visible alone
+        p.masked_fill_(hidden, 0.0)  # a row with NaN is NaN only at visible keys
     out = _contract(p, values, None if math.isfinite(values.sum()) else scores != -math.inf)
     row_max, row_sum, index = (
         row_max[..., 0],
@@ -302,9 +300,9 @@ def backward(
     block_q: Size = None,
     block_kv: Size = None,
 ) -> Backward:
-    """dQ, dK and dV for dout (batch, heads_q, seqlen_q, head_dim_v), blocked as `forward` is.
+    """dQ, dK and dV for dout (batch, heads_q, seqlen_q, head_dim_v), in blocks as in `forward`.
 
-    columns: the keys whose dK and dV are wanted; dQ, which needs every key, then has no rows (see
+    columns: the keys whose dK and dV are computed; dQ, which needs every key, then has no rows (see
     `query_gradient`). Raises ValueError as `forward` does.
     """
     inputs = Inputs(q, k, v, attention, dout)
@@ -345,8 +343,8 @@ def _add_gradients(
     dq: Tensor | None,
     dkv: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Add each tile's share to dq and (dk, dv), those that are wanted; `saved` and `dq` hold the
-    chosen rows in order."""
+    """Add each tile's share to dq and (dk, dv), except to None; `saved` and `dq` hold the chosen
+    rows in order."""
     scale, mod = inputs.attention.softmax_scale, inputs.attention.score_mod
     finite = all(
         math.isfinite(largest_norm(x)) for x in (inputs.q, inputs.k, inputs.v, inputs.dout)
@@ -380,16 +378,16 @@ def _add_gradients(
 
 
 def _contract(weights: Tensor, factor: Tensor, seen: Tensor | None) -> Tensor:
-    """weights @ factor over the seen pairs; None: every factor is finite, so that a weight of zero
-    suffices."""
+    """weights @ factor over the seen pairs.  seen None: every factor is finite, so a weight of zero
+    hides a pair."""
     if seen is None:
         return torch.bmm(weights, factor)
     return torch.bmm(weights, factor.nan_to_num(0.0, 0.0, 0.0)) + _special(seen, factor)
 
 
 def _special(seen: Tensor, values: Tensor) -> Tensor:
-    """What the NaN and infinities of `values` (n, keys, d) add to sums over the seen pairs (n,
-    rows, keys)."""
+    """The NaN and infinities that `values` (n, keys, d) add to sums over the seen pairs (n, rows,
+    keys)."""
     total = values.new_zeros((*seen.shape[:-1], values.shape[-1]))
     for value, found in (
         (math.inf, values == math.inf),

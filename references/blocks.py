@@ -1,4 +1,4 @@
-"""One problem of attention, cut into blocks of rows and tiles of the keys that these may see."""
+"""One problem of attention, cut into blocks of rows and tiles of the keys that the rows can see."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from references.score_mods import Extent
 if TYPE_CHECKING:
     from references.definition import Attention
 
-Size = int | None  # None: what suits the device
+Size = int | None  # None: the default of the device
 
-# A tile of scores is folded rows x keys: few enough launches and rows enough to keep an H100's fp64
-# matrix units busy (the best of 8192..32768 x 384..2048 measured there); on a CPU, 4 MiB.
+# A tile of scores is folded rows x keys.  On an H100 it is the fastest of 8192..32768 x 384..2048:
+# few launches, and rows enough to keep fp64 matrix units busy.  On a CPU it is 4 MiB.
 _ROWS, _COLUMNS = {"cpu": 1024, "cuda": 8192}, {"cpu": 512, "cuda": 2048}
 
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """Some keys against a block of rows."""
+    """Some keys for a block of rows."""
 
     inputs: Inputs
     heads: slice  # key heads
     rows: Positions  # in seqlen_q
     part: slice  # of the chosen keys
     keys: Positions  # in seqlen_kv
-    cut: bool  # whether the mask may hide some of it
+    cut: bool  # whether the mask can hide some of it
 
     def load(self, x: Tensor) -> Tensor:
         return take(x[self.heads], self.keys)
 
     def modify_(self, scores: Tensor) -> Tensor:
-        """The modified scores of scaled ones (key heads, folded rows, keys), which may be lost."""
+        """The score mod of scaled scores (key heads, folded rows, keys), which it can overwrite."""
         return self.inputs.modify_(scores, self.heads, self.rows, self.keys)
 
     def mask_(self, scores: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Tile:
         return scores
 
 
-# key heads, the rows' positions, their place among the chosen, tiles
+# key heads, the rows' positions, their place among the chosen rows, tiles
 Block = tuple[slice, Positions, slice, list[Tile]]
 
 
@@ -107,8 +107,8 @@ class Inputs:
         return x.view(len(x), self.group, x.shape[1] // self.group, x.shape[2])
 
     def modify_(self, scores: Tensor, heads: slice, rows: Positions, keys: Positions) -> Tensor:
-        """The modified scores of scaled ones (key heads, folded rows, keys), which may be lost;
-        themselves without a score mod."""
+        """The score mod of scaled scores (key heads, folded rows, keys), which it can overwrite;
+        `scores` without a score mod."""
         if self._modified is None:
             return scores
         at = self._at(heads, rows, keys)
@@ -145,7 +145,7 @@ class Inputs:
         return intersect(*self.intervals).row_bounds(self.batch, self.seqlen_q, self.seqlen_kv)
 
     def bounds(self, heads: slice, rows: Positions) -> tuple[Tensor, Tensor]:
-        """[low, high) outside which a row sees no key, (batches, rows)."""
+        """[low, high) of the keys that each row can see, (batches, rows)."""
         batches, at = (
             slice(heads.start // self.heads_kv, (heads.stop - 1) // self.heads_kv + 1),
             tensor(rows),
@@ -154,7 +154,7 @@ class Inputs:
         return low[batches][:, at], high[batches][:, at]
 
     def seen(self, heads: slice, rows: Positions) -> slice:
-        """Outside these keys none of the rows sees any."""
+        """A range of keys; none of the rows sees a key outside it."""
         low, high = self.bounds(heads, rows)
         low, high = low[low < high], high[low < high]
         return slice(int(low.min()), int(high.max())) if len(low) else slice(0, 0)
@@ -162,8 +162,8 @@ class Inputs:
     def blocks(
         self, rows: Positions, keys: Positions, block_q: Size, block_kv: Size
     ) -> Iterator[Block]:
-        """The chosen rows, a block at a time, each with the tiles of those chosen keys that some
-        row of it may see."""
+        """Blocks of the chosen rows, each with the tiles of chosen keys that at least one of its
+        rows can see."""
         device = self.q.device.type
         block_q, block_kv = (
             block_q or max(_ROWS[device] // self.group, 1),

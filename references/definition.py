@@ -1,4 +1,4 @@
-"""What is computed: the mask, the scale and the score mod of an attention."""
+"""Attention: the mask, the scale and the score mod of one problem."""
 
 from __future__ import annotations
 

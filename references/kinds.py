@@ -1,4 +1,4 @@
-"""What the registries of masks, score mods and storages check alike."""
+"""The check that the registries of masks, score mods and storages share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 def refuse_incomplete(cls: type, noun: str, attributes: tuple[str, ...], see: str) -> None:
     """Raise TypeError, in one line, if a class leaves a method abstract or lacks an attribute.
 
-    noun: what the class would be, for the message; see: the base class and its file.
+    noun: the kind of class, for the message; see: the base class and its file.
     """
     members = ((name, getattr(cls, name, None)) for name in dir(cls))
     lacks = [name for name, member in members if getattr(member, "__isabstractmethod__", False)]

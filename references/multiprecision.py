@@ -1,10 +1,10 @@
-"""Attention and its gradients of one tiny problem with mpmath, in fifty digits: what
-`references.attention` is tested against.
+"""Attention and its gradients of one tiny problem in fifty digits, with mpmath, to test
+`references.attention`.
 
-Loops over nested lists and nothing else, so that it can be read beside the formulas.  It shares no
-code with `references.attention`, subtracts no maximum (mpmath's exponent has no bounds) and takes
-the softmax's Jacobian as it stands, dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik), where the other uses
-rowsum(dO O).
+It only loops over nested lists, so that it can be read beside the formulas.  It shares no code with
+`references.attention`, subtracts no maximum (mpmath's exponent has no bounds) and uses the
+softmax's Jacobian directly, dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik), where `references.attention`
+uses rowsum(dO O).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from references.score_mods import Extent, ScoreMod
 
 DIGITS = 50
 
-Lists = list[Any]  # nested, (batch, heads, seqlen, head_dim) of mpf as far as not said otherwise
+Lists = list[Any]  # nested, (batch, heads, seqlen, head_dim) of mpf unless said otherwise
 
 
 @dataclass(frozen=True)
 class Operands:
-    """q, k, v and dout, the gradient of the output, shaped as `references.attention` says; any
-    float dtype, taken exactly."""
+    """q, k, v and dout, the gradient of the output, in the shapes of `references.attention`; any
+    float dtype, converted exactly."""
 
     q: Tensor
     k: Tensor

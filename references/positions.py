@@ -1,4 +1,4 @@
-"""Chosen positions along a sequence, what lies there, and how large it is."""
+"""Chosen positions along a sequence, the elements there, and their sizes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LOADED = {"cpu": 2**21, "cuda": 2**25}
 
 
 def positions(choice: Choice, length: int, name: str) -> Positions:
-    """The chosen positions out of `length`: a range where it can be one, which costs nothing to
-    cut; else int64 on the CPU."""
+    """The chosen positions out of `length`: a range for a slice or None, which is cheap to cut;
+    else int64 on the CPU. Raises ValueError."""
     if choice is None or isinstance(choice, slice):
         return range(length)[choice or slice(None)]
     chosen, integers = (
@@ -42,7 +42,7 @@ def tensor(p: Positions, device: torch.device | str = "cpu") -> Tensor:
 
 
 def slices(length: int, step: int) -> Iterator[slice]:
-    """`length` in parts of `step`, the last as long as is left."""
+    """Slices of `step` that cover `length`; the last one can be shorter."""
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
@@ -54,8 +54,8 @@ def take(x: Tensor, at: Positions) -> Tensor:
 
 
 def largest_norm(x: Tensor) -> float:
-    """The largest Euclidean norm over the last dimension; NaN or inf if an element is, or if it
-    overflows."""
+    """The largest Euclidean norm over the last dimension; NaN or inf if an element is, or if the
+    norm overflows."""
     if not x.numel():
         return 0.0
     step = max(LOADED[x.device.type] * x.shape[-2] // x.numel(), 1)
@@ -68,15 +68,15 @@ def largest_norm(x: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """The least |x| that is not 0, +inf if there is none, and the largest, 0 if there is none; NaN
-    and infinities left out."""
+    """The least |x| that is not 0 (+inf if there is none) and the largest (0 if there is none),
+    without NaN and infinities."""
 
     least: Tensor
     most: Tensor
 
     @staticmethod
     def of(x: Tensor, dim: int) -> Sizes:
-        """Along one dimension, which stays with length 1."""
+        """The sizes along one dimension, which stays with length 1."""
         if not x.shape[dim]:
             shape = [1 if n == dim % x.ndim else length for n, length in enumerate(x.shape)]
             return Sizes(x.new_full(shape, torch.inf), x.new_zeros(shape))
@@ -85,9 +85,9 @@ class Sizes:
         return Sizes(size.masked_fill_(size == 0, torch.inf).amin(dim, keepdim=True), most)
 
     def repeated(self, times: int) -> Sizes:
-        """Each of the first dimension that often."""
+        """Each entry of the first dimension, repeated that often."""
         return Sizes(*(x.repeat_interleave(times, 0) for x in (self.least, self.most)))
 
     def cut(self, *index: slice) -> Sizes:
-        """Both at the same places."""
+        """Both tensors at the same index."""
         return Sizes(self.least[index], self.most[index])

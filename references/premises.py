@@ -1,8 +1,8 @@
-"""Premises: what an oracle may need to be true of an attention, and a feature may break.
+"""Premises: properties of attention that an oracle can need and a feature can break.
 
 The vocabulary is closed: a feature (a score mod, a storage, a quantisation) names the premises that
-it breaks, an oracle names those that it needs, and the judge compares the two.  A feature that
-names none breaks all: an oracle is not asked about what it has never heard of.
+it breaks, an oracle names those that it needs, and the judge compares the two.  A feature breaks
+all by default, so no oracle judges a feature that it does not know.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Premise(StrEnum):
     """One property of plain attention, O = softmax(scale Q K^T) V, that a feature can take away."""
 
     LINEAR_SCORES = "linear_scores"
-    """A score is softmax_scale q . k, plus what depends on neither q nor k."""
+    """A score is softmax_scale q . k, plus a term that depends on neither q nor k."""
 
     POSITION_FREE_SCORES = "position_free_scores"
     """A score depends on the values of q and k alone, not on batch, head, row or key."""
@@ -27,7 +27,7 @@ class Premise(StrEnum):
     """No score is larger in size than |softmax_scale| |q| |k|: with q = 0 every score is 0."""
 
     SCALE_HOMOGENEOUS = "scale_homogeneous"
-    """Q times a power of two and K divided by it leave every score as it is, bit for bit."""
+    """Multiplying Q by a power of two and dividing K by it changes no bit of a score."""
 
     ROWS_AVERAGE_VALUES = "rows_average_values"
     """The weights of a row that sees a key are at least 0, and their sum is 1."""
@@ -42,7 +42,7 @@ class Premise(StrEnum):
     """O is linear in V, and the gradients are linear in dO."""
 
     PLAIN_INPUTS = "plain_inputs"
-    """Q, K and V are the stored numbers: no factor stands beside them."""
+    """Q, K and V are the stored numbers: they have no factors."""
 
     FACTORS_BY_HEAD = "factors_by_head"
     """All elements of a key head, and of the query heads that read it, share one factor."""
@@ -51,11 +51,11 @@ class Premise(StrEnum):
     """A kernel sees each tensor as a strided view."""
 
     EXACT_OUTPUT = "exact_output"
-    """O is rounded once, from what was computed to its dtype, and not scaled for it."""
+    """O is rounded once to its dtype, and not scaled before."""
 
 
 class Feature(Protocol):
-    """What an oracle may have to know of: a score mod, a storage, a quantisation."""
+    """A property beyond plain attention: a score mod, a storage, a quantisation."""
 
     @property
     def label(self) -> str:
@@ -67,4 +67,4 @@ class Feature(Protocol):
 
 
 EVERY_PREMISE = frozenset(Premise)
-"""What a feature breaks that says nothing about itself."""
+"""The premises that a feature breaks by default."""

@@ -1,10 +1,10 @@
-"""Quantisation: which factors stand beside stored numbers, and what they mean.
+"""Quantisation: the factors of stored numbers, and their meaning.
 
-The attention on trial is that of q, k and v times their factors.  A quantisation is a frozen value
-named by one word, which case ids (`descale=head`) and `Support.descalings` use.  A new one is a
-subclass of `Quantisation` in a file that the package imports: a class that has a `word` is
-registered when it is made, and the declarations, problems and buffers follow.  No bound is derived
-for one that breaks FACTORS_BY_HEAD: a kernel that declares it is refused in one line.
+Attention is that of q, k and v times their factors.  A quantisation is a frozen value named by one
+word, which case ids (`descale=head`) and `Support.descalings` use.  A new one is a subclass of
+`Quantisation` in a file that the package imports: Python registers a class with a `word` when it
+creates it, and declarations, problems and buffers then know it.  No bound is derived for one that
+breaks FACTORS_BY_HEAD: a kernel that declares it is refused in one line.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Quantisation(ABC):
 
     word: its name, in lower-case letters and digits.
     scaled: whether q, k and v have factors.
-    shared: whether one factor is stored for all of a tensor; a kernel sees it with strides of 0.
-    breaks: the premises of oracles that do not hold, PLAIN_INPUTS at least where there are factors.
-    One that says nothing breaks all.
+    shared: whether one factor is stored for a whole tensor; a kernel sees it with strides of 0.
+    breaks: the premises that do not hold, at least PLAIN_INPUTS if there are factors; all by
+    default.
     """
 
     word: ClassVar[str]
@@ -63,7 +63,7 @@ class Quantisation(ABC):
 
     @abstractmethod
     def spread(self, factors: Tensor, name: str, shapes: Shapes) -> Tensor:
-        """Factors of that shape, so that they broadcast with the tensor."""
+        """The factors, shaped to broadcast with the tensor."""
 
     def buffers(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         """The shape of every factor by the name of its buffer ("descale_q"), as a kernel sees
@@ -72,17 +72,17 @@ class Quantisation(ABC):
         return {f"descale_{name}": self.factors(name, shapes) for name in names}
 
     def stored(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-        """The shape of every factor by the name of its buffer, of size 1 where one is stored for
-        all."""
+        """The stored shape of every factor by the name of its buffer; all sizes are 1 if it is
+        shared."""
         seen = self.buffers(shapes).items()
         return {name: (1,) * len(shape) if self.shared else shape for name, shape in seen}
 
     def dequantise(
         self, name: str, values: Tensor, factors: Mapping[str, Tensor], shapes: Shapes
     ) -> Tensor:
-        """A tensor times its factors, in fp64; as it is where it has none.
+        """A tensor times its factors, in fp64; unchanged if it has none.
 
-        values: of its whole shape.  factors: as stored, by the name of their buffer.
+        values: at their full shape.  factors: as stored, by the name of their buffer.
         """
         if not self.scaled:
             return values
@@ -122,7 +122,7 @@ class _PerHead(Quantisation):
 
 @dataclass(frozen=True)
 class Unquantised(_PerHead):
-    """No factors: the stored numbers are the numbers."""
+    """No factors: q, k and v are the stored numbers."""
 
     word: ClassVar[str] = "none"
     scaled: ClassVar[bool] = False
@@ -139,7 +139,7 @@ class ByTensor(_PerHead):
 
 @dataclass(frozen=True)
 class ByHead(_PerHead):
-    """One factor per sequence and key head, (batch, heads_kv), as FlashAttention-3 has it: a query
-    head takes that of its key head."""
+    """One factor per sequence and key head, (batch, heads_kv), as in FlashAttention-3: a query head
+    uses the factor of its key head."""
 
     word: ClassVar[str] = "head"

@@ -1,19 +1,18 @@
-"""Masks: which key a query may see.  One file per kind.
+"""Masks: which key a query can see.  One file per kind.
 
-A `Mask` is a frozen, hashable value with a one-line name that parses back
-(`parse_mask(mask.name) == mask`).  It is defined by its predicate
-`mask.mod(seqlen_q, seqlen_kv)(b, h, q, k)`, which has FlexAttention's signature.  Every mask but
-`Dense` sees one interval of keys per row, and says which (`Mask.interval`); a test holds the two
-forms equal.
+A `Mask` is a frozen, hashable value with a one-line name that parses back: `parse_mask(mask.name)`
+equals `mask`.  It is defined by its predicate `mask.mod(seqlen_q, seqlen_kv)(b, h, q, k)`, which
+has FlexAttention's signature.  In every mask except `Dense`, a row sees one interval of keys, which
+`Mask.interval` gives; a test checks that the two forms are equal.
 
-Where a mask speaks of a diagonal, `offset = seqlen_kv - seqlen_q` aligns it to the bottom right
-corner (the last query sees the last key, as FlashAttention >= 2.1 has it) and `offset = 0` to the
-top left corner (as torch's `is_causal` has it).  Windows are inclusive on both sides.  Lengths,
-documents and prefixes are counted from position 0.
+In a mask with a diagonal, `offset = seqlen_kv - seqlen_q` aligns it to the bottom right corner (the
+last query sees the last key, as in FlashAttention >= 2.1) and `offset = 0` to the top left corner
+(as in torch's `is_causal`).  Windows are inclusive on both sides.  Lengths, documents and prefixes
+are counted from position 0.
 
-A new kind is one file in this folder: a subclass of `Atom` (see references/masks/base.py).  The
-files are imported by themselves, and a class that is made is registered; the words that
-declarations use, the problems that are drawn, and what the oracles ask, follow.
+A new kind is one file in this folder: a subclass of `Atom` (see references/masks/base.py).  This
+package imports all files of the folder, and Python registers each class when it creates it.
+Declarations can then use its words, problems are drawn with it, and oracles test it.
 
 Run `python -m references.masks` to see them all.
 """

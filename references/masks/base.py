@@ -1,8 +1,7 @@
-"""What a mask is, what each kind of mask says of itself, and the registry of kinds.
+"""The base classes of masks, and the registry of their kinds.
 
-A kind is a subclass of `Atom`.  Python runs the checks of `Atom.__init_subclass__` when the class
-is made: a kind that lacks something is refused there, in one line, and a complete one is
-registered.
+A kind is a subclass of `Atom`.  Python runs the checks of `Atom.__init_subclass__` when it creates
+the class: an incomplete kind is refused there, in one line, and a complete one is registered.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ Device = torch.device | str
 Interval = tuple[Tensor, Tensor]
 
 SQUARE = ".square"
-"""End of a word that holds only where seqlen_q == seqlen_kv."""
+"""End of a word that is valid only if seqlen_q == seqlen_kv."""
 
 _T = TypeVar("_T")
 
 
 class MaskNameError(ValueError):
-    """A mask name that does not parse, or a word that names no kind of mask."""
+    """A mask name does not parse, or a word names no kind of mask."""
 
 
 class Choose(Protocol):
@@ -53,7 +52,7 @@ class Choose(Protocol):
 
 @dataclass(frozen=True)
 class View:
-    """The part of a problem that some sequences, queries and keys make up.
+    """A part of a problem: some of its sequences, queries and keys.
 
     seqlen_q, seqlen_kv: lengths of the whole problem; batch, rows, keys: positions in it.
     """
@@ -67,7 +66,7 @@ class View:
 
 @dataclass(frozen=True)
 class Mask(ABC):
-    """Base of all masks; the package's docstring has the conventions."""
+    """The base of all masks; the package's docstring has the conventions."""
 
     kind: ClassVar[str]
 
@@ -138,14 +137,14 @@ class Atom(Mask):
     """A mask of one kind.
 
     A subclass must define every method that is abstract here or in `Mask`, and these attributes
-    but the last two:
+    except the last two:
     kind: its name, lower-case letters.  A mask's name is the kind and its parameters, with dots
     between them.
-    words: what `Support.masks` can say of this kind: the kind itself, or the kind, a dot and more.
-    A word that ends in ".square" allows all masks of the kind where seqlen_q == seqlen_kv; problems
+    words: the words for this kind in `Support.masks`: the kind itself, or the kind, a dot and more.
+    A word that ends in ".square" allows all masks of the kind if seqlen_q == seqlen_kv; problems
     are drawn by the other words.
-    varies: what two rows of one number can see different keys by: "batch", "head".
-    rank: kinds are listed, and intersections are named, by rank; equal ranks by kind.
+    varies: the dimensions along which a row's keys can differ at one row number: "batch", "head".
+    rank: the order of kinds in lists, and of parts in names; equal ranks are ordered by kind.
     by_row: whether the keys that a row sees depend on the row's number (other than a row past the
     end of its sequence).
     """
@@ -167,7 +166,7 @@ class Atom(Mask):
 
     @property
     def word(self) -> str:
-        """The word of `words` that allows this mask, and by which it is drawn."""
+        """The word of `words` that allows this mask, and that draws it."""
         return self.kind
 
     @property
@@ -178,7 +177,7 @@ class Atom(Mask):
     @classmethod
     @abstractmethod
     def parse(cls, fields: Sequence[str]) -> Self:
-        """The mask of a name's fields after the kind; raises ValueError if they are none."""
+        """The mask of a name's fields after the kind; raises ValueError if they are invalid."""
 
     @classmethod
     @abstractmethod
@@ -188,23 +187,23 @@ class Atom(Mask):
     @classmethod
     @abstractmethod
     def can_empty_rows(cls, word: str, *, square: bool) -> bool:
-        """Whether a mask of that word can leave a row without a key, with one key at least.
+        """Whether a mask of that word can leave a row without a key, although there is a key.
 
-        square: where seqlen_q == seqlen_kv, or else where they differ.
+        square: whether seqlen_q == seqlen_kv; if not, they differ.
         """
 
     @classmethod
     @abstractmethod
     def gallery(cls) -> tuple[Mask, ...]:
-        """Examples for batches of 1, 12 queries by 24 keys; intersections with lower ranks too."""
+        """Examples for batch 1, 12 queries and 24 keys, with intersections of lower ranks too."""
 
     @abstractmethod
     def sibling(self, seqlen_q: int, seqlen_kv: int) -> Mask:
-        """A mask of the same kind, if there is another, that sees other keys in such a problem."""
+        """A mask that shows other keys in such a problem, of the same kind if there is one."""
 
     @abstractmethod
     def restrict(self, view: View) -> Iterator[Mask]:
-        """Masks that may show a part of a problem, alone, the same pairs as this one does.
+        """Masks that can show a part of a problem, alone, the same pairs as this mask does.
 
         The best comes first.  The caller compares them with this mask: none has to be right.
         """
@@ -214,7 +213,7 @@ class Atom(Mask):
         """The mask for twice the keys, where key j becomes keys 2 j and 2 j + 1.
 
         rows: whether query i becomes queries 2 i and 2 i + 1; then only row 2 i + 1 has to see
-        exactly both copies of what row i saw.  It is true wherever `by_row` is.
+        exactly both copies of the keys of row i.  It is true if `by_row` is true.
         None if there is no such mask.
         """
 
@@ -229,7 +228,7 @@ class Atom(Mask):
 
 EVERYTHING = "full"  # the kind that hides nothing: an intersection of no masks
 KINDS: dict[str, type[Atom]] = {}
-"""The registered kinds by name, in the order of registration; `kinds` gives them in theirs."""
+"""The registered kinds by name, in the order of registration; `kinds` gives them by rank."""
 
 
 def _check(cls: type[Atom]) -> None:
@@ -281,12 +280,12 @@ def gallery() -> tuple[Mask, ...]:
     return tuple(mask for kind in kinds() for mask in kind.gallery())
 
 
-# Several masks at once.
+# Intersections.
 
 
 @dataclass(frozen=True)
 class Intersection(Mask):
-    """Visible where every part says so.
+    """Pairs that every part shows.
 
     `intersect` and `&` build it: flattened, sorted, without repeats.
     """
@@ -327,16 +326,16 @@ def intersect(*masks: Mask) -> Mask:
     return ordered[0] if len(ordered) == 1 else Intersection(ordered)
 
 
-# What several kinds share.
+# Functions that several kinds share.
 
 
 def offset(alignment: Alignment, seqlen_q: int, seqlen_kv: int) -> int:
-    """The key of query 0's diagonal."""
+    """The key on query 0's diagonal."""
     return seqlen_kv - seqlen_q if alignment == "br" else 0
 
 
 def count(text: str) -> int:
-    """A whole number of a name, from 0 on; raises ValueError for any other text."""
+    """A whole number >= 0 of a name; raises ValueError for any other text."""
     if not text.isdecimal():  # int() would read "1_0" and "+1"
         raise ValueError(text)
     return int(text)
@@ -348,7 +347,7 @@ def join(lengths: Sequence[int]) -> str:
 
 
 def split(text: str) -> tuple[int, ...]:
-    """What `join` made; raises ValueError for any other text."""
+    """The lengths in a field that `join` wrote; raises ValueError for any other text."""
     return tuple(count(length) for length in text.split("_")) if text else ()
 
 

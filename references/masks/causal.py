@@ -63,7 +63,7 @@ class Causal(Atom):
 
     @classmethod
     def can_empty_rows(cls, word: str, *, square: bool) -> bool:
-        """Bottom right, where queries stand before the first key."""
+        """Aligned bottom right, queries can stand before the first key if lengths differ."""
         return word == "causal" and not square
 
     @classmethod
@@ -74,7 +74,7 @@ class Causal(Atom):
         return Causal("tl" if self.alignment == "br" else "br")
 
     def restrict(self, view: View) -> Iterator[Mask]:
-        """The alignment whose diagonal is where the part has it, or a window that ends there."""
+        """The alignment with the diagonal of the part, or a window that ends at that diagonal."""
         offsets = aligned_offsets(self.alignment, view)
         yield from (Causal(side) for side, moved in offsets.items() if moved == 0)
         yield from Window(None, 0, self.alignment).restrict(view)

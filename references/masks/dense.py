@@ -82,7 +82,7 @@ class Dense(Atom):
         return replace(self, seed=self.seed ^ 1)
 
     def restrict(self, view: View) -> Iterator[Mask]:
-        """A pair's number counts, so that only the first rows and keys have the same mask alone."""
+        """Positions decide what is visible, so only the first rows and keys keep this mask."""
         yield self
 
     def doubled(self, *, rows: bool) -> None:

@@ -101,7 +101,7 @@ class Documents(Atom):
 
     @classmethod
     def can_empty_rows(cls, word: str, *, square: bool) -> bool:
-        """Where queries stand before the first key."""
+        """Queries can stand before the first key if lengths differ."""
         return not square
 
     @classmethod
@@ -109,7 +109,7 @@ class Documents(Atom):
         return Documents((5, 8, 9)), Causal() & Documents((5, 8, 9))
 
     def sibling(self, seqlen_q: int, seqlen_kv: int) -> Mask:
-        """Every document in two."""
+        """Every document is split in two."""
         return Documents(tuple(half for n in self.lengths for half in (n // 2, n - n // 2)))
 
     def restrict(self, view: View) -> Iterator[Mask]:

@@ -1,4 +1,4 @@
-"""Lengths: sequences of a batch that end before seqlen_q and seqlen_kv, as padding leaves them."""
+"""Lengths: sequences of a batch that end before seqlen_q and seqlen_kv, as in a padded batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from references.masks.causal import Causal
 class Lengths(Atom):
     """q < q_lengths[b] and k < kv_lengths[b].
 
-    Zero is a length, and a query past its length sees nothing.
+    A length can be 0, and a query past its length sees nothing.
     """
 
     q_lengths: tuple[int, ...]
@@ -75,7 +75,7 @@ class Lengths(Atom):
 
     @classmethod
     def can_empty_rows(cls, word: str, *, square: bool) -> bool:
-        """Those past the length of their sequence, or where no key is left."""
+        """Rows past the length of their sequence are empty, and rows of a sequence without keys."""
         return True
 
     @classmethod
@@ -83,7 +83,7 @@ class Lengths(Atom):
         return Lengths((9,), (14,)), Causal() & Lengths((10,), (20,))
 
     def sibling(self, seqlen_q: int, seqlen_kv: int) -> Mask:
-        """Half as long, or the whole length where nothing is left of it."""
+        """Half of each length, or the whole length if the half is 0."""
         return Lengths(
             tuple(n // 2 or seqlen_q for n in self.q_lengths),
             tuple(n // 2 or seqlen_kv for n in self.kv_lengths),

@@ -1,4 +1,4 @@
-"""From the name of a mask to the mask."""
+"""The parser of mask names."""
 
 from __future__ import annotations
 

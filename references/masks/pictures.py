@@ -1,4 +1,4 @@
-"""Masks drawn as text."""
+"""Pictures of masks, as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from references.masks.base import Mask, gallery
 
 
 def picture(mask: Mask, seqlen_q: int, seqlen_kv: int) -> str:
-    """One character a pair, one line a query, of batch 0 and head 0."""
+    """The mask of batch 0 and head 0: one line per query, one character per pair."""
     rows = mask.dense(1, 1, seqlen_q, seqlen_kv)[0, 0].tolist()
     return "\n".join("".join("█" if seen else "·" for seen in row) for row in rows)
 

@@ -1,4 +1,4 @@
-"""Prefix-LM masks: causal, but for a prefix that every query sees."""
+"""Prefix-LM masks: causal, except for a prefix that every query sees."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Prefix(Atom):
 
     @classmethod
     def can_empty_rows(cls, word: str, *, square: bool) -> bool:
-        """Where queries stand before the first key, and the prefix is empty."""
+        """Queries can stand before the first key if lengths differ and the prefix is empty."""
         return not square
 
     @classmethod

@@ -80,7 +80,7 @@ class Window(Atom):
 
     @classmethod
     def can_empty_rows(cls, word: str, *, square: bool) -> bool:
-        """Where the diagonal leaves the keys."""
+        """The diagonal can leave the keys if lengths differ."""
         return not square
 
     @classmethod
@@ -88,12 +88,12 @@ class Window(Atom):
         return Window(3, 2), Window(2, None), Window(None, 1, "tl")
 
     def sibling(self, seqlen_q: int, seqlen_kv: int) -> Mask:
-        """Half as wide, or a little wider where it is as narrow as can be."""
+        """Half as wide, or a little wider if it cannot be narrower."""
         left, right = (5 if n is None else n // 2 or n + 3 for n in (self.left, self.right))
         return Window(left, right, self.alignment)
 
     def restrict(self, view: View) -> Iterator[Mask]:
-        """The window moved to where the part has the diagonal, if both sides stay at 0 or more."""
+        """The window along the diagonal of the part, if both sides stay at 0 or more."""
         for alignment, moved in aligned_offsets(self.alignment, view).items():
             left = None if self.left is None else self.left + moved
             right = None if self.right is None else self.right - moved
@@ -107,7 +107,7 @@ class Window(Atom):
 
 
 def aligned_offsets(alignment: Alignment, view: View) -> dict[Alignment, int]:
-    """How far each alignment's diagonal of a part lies past that of the whole, in keys."""
+    """By alignment, how many keys its diagonal in the part lies past that of the whole problem."""
     whole = offset(alignment, view.seqlen_q, view.seqlen_kv) + view.rows.start - view.keys.start
     rows, keys = len(view.rows), len(view.keys)
     return {side: offset(side, rows, keys) - whole for side in _ALIGNMENTS}

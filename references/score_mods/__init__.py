@@ -1,14 +1,14 @@
-"""Score mods: what softmax takes in place of a scaled score.  One file per kind.
+"""Score mods: functions that softmax takes of scaled scores.  One file per kind.
 
-A `ScoreMod` is a frozen, hashable value whose name, `word=text`, is its place in the name of a
-problem too, and parses back.  It is defined by its function `f(s, b, h, q, k)`, which has
-FlexAttention's signature, and says of f what references and bounds need: its slope, how far it
-reaches, how far an error of s moves it, and what an honest kernel rounds on the way.  The mask
-follows f.  An attention without a score mod has None.
+A `ScoreMod` is a frozen, hashable value.  Its name, `word=text`, parses back and is part of the
+name of a problem.  Its function `f(s, b, h, q, k)` has FlexAttention's signature.  It also declares
+what references and bounds need: the slope of f, its range, how far an error of s moves f(s), and
+the roundings of a correct kernel.  The mask is applied after f.  An attention without a score mod
+has None.
 
 A new kind is one file in this folder: a subclass of `ScoreMod` (see references/score_mods/base.py).
-The files are imported by themselves, and a class that is made is registered; the words that
-declarations use and the problems that are drawn follow.
+This package imports all files of the folder, and Python registers each class when it creates it.
+Declarations can then use its word, and problems are drawn with it.
 """
 
 import importlib

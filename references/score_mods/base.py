@@ -1,7 +1,7 @@
-"""What a score mod is, what each kind of score mod says of itself, and the registry of kinds.
+"""The base class of score mods, and the registry of their kinds.
 
-A kind is a subclass of `ScoreMod`.  Python runs the checks of `ScoreMod.__init_subclass__` when the
-class is made: a kind that lacks something is refused there, in one line, and a complete one is
+A kind is a subclass of `ScoreMod`.  Python runs the checks of `ScoreMod.__init_subclass__` when it
+creates the class: an incomplete kind is refused there, in one line, and a complete one is
 registered.
 """
 
@@ -24,12 +24,12 @@ Device = torch.device | str
 
 
 class ScoreModNameError(ValueError):
-    """The name of a score mod that does not parse, or a word that names no kind."""
+    """The name of a score mod does not parse, or a word names no kind."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """A whole problem's query heads, queries and keys: what positions are counted in."""
+    """The numbers of query heads, queries and keys of a whole problem."""
 
     heads: int
     seqlen_q: int
@@ -40,14 +40,13 @@ class Extent:
 class Rounding:
     """Roundings of a kernel that computes f(s), all relative to one quantity.
 
-    of: the scaled "score" s on its way into f, what f has "added" to it, |f(s) - s|, or the
-    "result", f(s).
+    of: the quantity: the scaled "score" s before f, the "added" |f(s) - s|, or the "result" f(s).
     count: roundings of fp32.
-    narrow: those besides in a kernel that keeps scores in 16 bits, to that format; None where they
-    are not derived, so that such a kernel is given no bound.
-    step: what the smallest number of that format is multiplied by on its way to f(s), summed over
-    the narrow roundings.
-    function: the elementary function that is computed there, whose error a kernel declares: "tanh".
+    narrow: additional roundings to 16 bits in a kernel that keeps scores in such a format; None if
+    they are not derived: such a kernel gets no bound.
+    step: the factor that multiplies the smallest number of that format on its way to f(s), summed
+    over the narrow roundings.
+    function: an elementary function that is computed here, whose error a kernel declares: "tanh".
     """
 
     of: Literal["score", "added", "result"]
@@ -61,10 +60,10 @@ class Rounding:
 class ScoreMod(ABC):
     """A function f of the scaled score s of a pair, and of the pair's position: softmax takes f(s).
 
-    A subclass must define every method that is abstract here, and these attributes but the last
+    A subclass must define every method that is abstract here, and these attributes except the last
     two:
-    word: its key in the name of a problem, and what `Support.score_mods` can say of it.
-    steepest: no |df / ds| is larger.
+    word: its key in the name of a problem, and its word in `Support.score_mods`.
+    steepest: an upper bound on |df / ds|.
     breaks: the premises that do not hold with it (references/premises.py).
     divisor: a positive number by which a kernel divides the score, in one factor with
     softmax_scale; 0 for none.
@@ -96,12 +95,12 @@ class ScoreMod(ABC):
     @property
     @abstractmethod
     def text(self) -> str:
-        """The parameters: what follows the word in a name."""
+        """The parameters in a name, after the word."""
 
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """The score mod of that text; raises ValueError if it is none."""
+        """The score mod of that text; raises ValueError if the text is invalid."""
 
     @classmethod
     @abstractmethod
@@ -111,16 +110,17 @@ class ScoreMod(ABC):
     @abstractmethod
     def function(self, extent: Extent, device: Device = "cpu") -> ScoreFunction:
         """f for one shape, `f(s, b, h, q, k)` on broadcastable tensors: s in fp64, which it may
-        overwrite, and the integers that `Mask.mod` takes.  Where s is NaN or infinite, so is f(s),
-        or it is finite."""
+        overwrite, and the integers that `Mask.mod` takes.  For a NaN or infinite s, f(s) can be
+        NaN, infinite or finite."""
 
     @abstractmethod
     def precise(self, mp: Any, extent: Extent, score: Any, at: tuple[int, int, int, int]) -> Any:
-        """f(s) of one pair at (batch, head, query, key), an mpmath number as s is. mp: mpmath's."""
+        """f(s) of one pair at (batch, head, query, key), an mpmath number like s.  mp: mpmath's
+        mp."""
 
     @abstractmethod
     def slope(self, modified: Tensor) -> Tensor | None:
-        """df / ds, from f(s) alone; None where it is 1 for every pair."""
+        """df / ds, computed from f(s) alone; None if it is 1 for every pair."""
 
     @abstractmethod
     def reach(self, extent: Extent, size: Tensor) -> Tensor:
@@ -128,31 +128,31 @@ class ScoreMod(ABC):
 
     @abstractmethod
     def moved(self, size: Tensor, error: Tensor, modified: Tensor) -> Tensor:
-        """How far f(s) moves where s does by `error` at most; size: |s|, modified: |f(s)|, both 0
-        for masked pairs.  It may overwrite `size` and `error`, and return either."""
+        """The largest change of f(s) if s changes by at most `error`; size: |s|, modified: |f(s)|,
+        both 0 for masked pairs.  It may overwrite `size` and `error`, and return either."""
 
     @abstractmethod
     def roundings(self, extent: Extent) -> tuple[Rounding, ...]:
-        """What a kernel rounds on the way, all kernels included that compute f in an honest way."""
+        """The roundings of a kernel that computes f, enough for every correct way to compute it."""
 
     @property
     def noise(self) -> float:
-        """What the fp64 f(s) and `moved` may be off by, absolutely, more than fp64 sums are."""
+        """The absolute error of the fp64 f(s) and of `moved`, beyond that of fp64 sums."""
         return 0.0
 
     def slope_error(
         self, slope: Tensor | None, error: Tensor, result: float, u: float
     ) -> Tensor | float:
-        """How far the slope as computed may be off, its last rounding left out, where s is off by
-        `error` at most; the largest of any pair where `slope` is None.
+        """A bound on the error of the computed slope, without its last rounding, if s is off by
+        `error` at most; the largest of any pair if `slope` is None.
 
-        result: f(s) as computed is f(s) times 1 to `result`, or one over that; u: fp32's unit
-        roundoff.  Only asked where `slope` gives a tensor.
+        result: the computed f(s) is f(s) times a factor in [1 / `result`, `result`]; u: fp32's unit
+        roundoff.  It is called only if the method `slope` gives a tensor.
         """
         raise NotImplementedError(f"{type(self).__name__}.slope_error")
 
     def sibling(self) -> ScoreMod:
-        """Another of the same kind, if the gallery has one."""
+        """Another one of the same kind, if the gallery has one; else this one."""
         return next((mod for mod in self.gallery() if mod != self), self)
 
 

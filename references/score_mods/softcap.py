@@ -1,4 +1,4 @@
-"""Softcap: scores that no key pushes past a limit (Gemma 2, arXiv 2408.00118)."""
+"""Softcap: a smooth limit on the size of scores (Gemma 2, arXiv 2408.00118)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from references.premises import Premise
 from references.score_mods.base import Device, Extent, Rounding, ScoreFunction, ScoreMod
 
-_DIRECT = 30.0  # no exponential of more is needed: the slope errs by 1 at most
+_DIRECT = 30.0  # larger exponents need no exponential: the slope is off by 1 at most
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Softcap(ScoreMod):
         return size.clamp(max=self.cap)
 
     def moved(self, size: Tensor, error: Tensor, modified: Tensor) -> Tensor:
-        """tanh contracts, the more the larger the score: towards 0 it gives way most."""
+        """tanh is flatter at larger scores, so f(s) moves most if s moves towards 0."""
         return modified - size.sub_(error).div_(self.cap).tanh_().mul_(self.cap)
 
     @property
@@ -69,8 +69,8 @@ class Softcap(ScoreMod):
         return 2.0**-50 * self.cap
 
     def roundings(self, extent: Extent) -> tuple[Rounding, ...]:
-        """cap, 1 / cap and a product in front of the tanh, as many and its own error behind it; in
-        16 bits the quotient, the tanh, and what that is multiplied to."""
+        """fp32: cap, 1 / cap and a product before the tanh; as many and the tanh's own after it.
+        16 bits: the quotient before; the tanh and its product with cap after."""
         return (
             Rounding("score", 3, narrow=1, step=self.cap),
             Rounding("result", 4, narrow=2, step=1 + self.cap, function="tanh"),
@@ -80,9 +80,9 @@ class Softcap(ScoreMod):
         return Softcap(2 * self.cap)
 
     def slope_error(self, slope: Tensor | None, error: Tensor, result: float, u: float) -> Tensor:
-        """The argument's, and that of the tanh as the kernel has it at that place, squared.
+        """The error from the argument, plus the error from the kernel's own tanh there, squared.
 
-        The logarithm of 1 - tanh^2 is nowhere steeper than 2, the tanh nowhere steeper than 1.
+        The slope of the logarithm of 1 - tanh^2 is at most 2 in size, the slope of tanh at most 1.
         """
         moved = error / self.cap
         large = 2 * moved > _DIRECT

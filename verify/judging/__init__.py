@@ -1,1 +1,1 @@
-"""One case on trial: its launch, its truth, and what every oracle needs to compare them."""
+"""Judging of one case: its launches, its truth, and shared code with which oracles compare them."""

@@ -1,9 +1,9 @@
-"""Aftermath: a launch that fails in a process that other launches had used, and works where nothing
-has run.
+"""Aftermath: a launch fails in a process that earlier launches had used, and works in a fresh one.
 
-Something in the file breaks the process.  The variant whose launch met it is not to blame while
-others of the same file had run there; then the verdict is on the file.  Where nothing had run there
-either, only what other processes can bring about is repeated, and it convicts nobody.
+Something in the kernel file breaks the process.  If other variants of the file had run there, the
+verdict is on the file and not on the variant that failed.  The first launch of a process is
+repeated only for failures that other causes can have (a hang, exhausted memory, the judge's own
+code); its aftermath convicts no kernel.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ORACLE = "aftermath"
 
 
 def ruling(found: Aftermath) -> Ruling:
-    """What is held against the file; nothing is, for an exception in the judge's own code, but it
-    is on record."""
+    """The ruling with its finding.  `outcome` decides whether it convicts: an exception in the
+    judge's own code is only recorded."""
     reply, before = found.reply, found.before
     where = "in the judge's own code of the cell" if judges(reply) else "in the kernel"
     words = {
@@ -45,16 +45,16 @@ def ruling(found: Aftermath) -> Ruling:
 
 
 def outcome(found: Aftermath) -> Outcome:
-    """A failure, but of no kernel where the judge's own code raised, where memory ran out that
-    others share, or where a deadline passed once in a process in which nothing had run before."""
+    """The outcome "fail", or "inapplicable" if no kernel is the cause: the judge's own code raised,
+    memory that others share ran out, or the first launch of a process once passed its deadline."""
     once = hangs(found.reply) and found.first
     nobodys = judges(found.reply) or found.reply.status == "out of memory" or once
     return "inapplicable" if nobodys else "fail"
 
 
 def blamed(found: Aftermath, variant: str, path: str) -> str:
-    """The variant, where no other had run in that process; else its file, which a report lists like
-    a variant."""
+    """The variant if no other variant had run in that process; else its file, which a report lists
+    like a variant."""
     if found.before.variants <= {variant}:
         return variant
     file, at, _ = variant.rpartition("@")

@@ -1,4 +1,4 @@
-"""A raw tensor against its truth and bound, element by element."""
+"""Compare a raw tensor with its truth and bound, element by element."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from verify.arithmetic.dtypes import DType
 from verify.evidence import Finding
 from verify.judging.findings import place
 
-SAMPLED = 1 << 13  # elements of which percentiles are taken
+SAMPLED = 1 << 13  # elements from which percentiles are computed
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor against its truth: error and ratio r = error / bound, elementwise (r = inf: NaN or
-    Inf out of place)."""
+    """Errors of one tensor and ratios r = error / bound, elementwise; r is inf for a NaN or an
+    infinity that is out of place."""
 
     error: Tensor
     ratio: Tensor
@@ -29,15 +29,15 @@ class Comparison:
 
 
 def compare(got: Tensor, want: Tensor, bound: Tensor, output: DType) -> Comparison:
-    """Compare raw output (any dtype) with fp64 truth.  An infinity is right where truth and bound
-    reach past overflow."""
+    """Compare raw output (any dtype) with fp64 truth.  An infinity is right if truth plus or minus
+    bound reaches overflow."""
     value = got.double()
     error = (value - want).abs()
-    # On either side of 0, whatever the truth's own sign: sums that cancel may be further off than
-    # they are large.
+    # Either infinity can be right, whatever the truth's sign: if a sum cancels, its error can be
+    # larger than the sum.
     overflowed = (value == torch.inf) & (want + bound >= output.overflow)
     overflowed |= (value == -torch.inf) & (want - bound <= -output.overflow)
-    overflowed |= bound == torch.inf  # outside the declared arithmetic: anything goes
+    overflowed |= bound == torch.inf  # outside the declared arithmetic: any value passes
     error = torch.where(overflowed, 0.0, error)
     ratio = torch.where(error == 0, 0.0, error / bound)
     ratio = torch.where(value.isfinite() | overflowed, ratio, torch.inf)
@@ -45,8 +45,8 @@ def compare(got: Tensor, want: Tensor, bound: Tensor, output: DType) -> Comparis
 
 
 def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dict[str, float]:
-    """What a report needs of one tensor: worst r and where, largest error and its bound, the share
-    of elements that nothing is asked of; by the tensor's name."""
+    """The measures of one tensor that a report shows, named after the tensor: worst r and its
+    place, the largest error and its bound, and the share of elements whose bound is infinite."""
     found = {f"r_{name}": compared.worst}
     if compared.error.numel():
         at = int(compared.error.nan_to_num(nan=torch.inf).argmax())
@@ -67,17 +67,17 @@ def summary(name: str, compared: Comparison, want: Tensor, bound: Tensor) -> dic
 def ulps(
     name: str, error: Tensor, truth: tuple[Tensor, Tensor], rows: Tensor, output: DType
 ) -> dict[str, float]:
-    """Median and 99th percentile of the errors of one tensor in ulp, and of those of its correctly
-    rounded truth: ulp50, ulp99, best50 and best99, by the tensor's name; nothing if no element is
-    judged.
+    """Median and 99th percentile of the errors of one tensor in ulp: ulp50 and ulp99, named after
+    the tensor.
 
+    best50 and best99 are those of the correctly rounded truth.  Empty if no element is judged.
     error, and the truth with its bound: (..., rows, features), fp64; rows: those that count, bool.
-    An ulp is the spacing of `output` at the element, or at the row's root mean square where that is
-    larger: where terms cancel, a small element holds the rounding errors of its row, and says
-    nothing more.  Of more than SAMPLED elements, some rows are taken, evenly.
+    An ulp is the spacing of `output` at the element, or at the row's root mean square if that is
+    larger: where terms cancel, a small element shows only the rounding errors of its row.  From
+    more than SAMPLED elements, rows are sampled evenly.
     """
     found = rows.flatten().nonzero()[:, 0]
-    # an odd step: an even one can meet the same places of every head
+    # an odd step: an even one can select the same positions in every head
     found = found[:: len(found) * error.shape[-1] // SAMPLED | 1]
     error, want, bound = (part.flatten(0, -2)[found] for part in (error, *truth))
     judged = want.isfinite() & bound.isfinite()
@@ -96,7 +96,7 @@ def ulps(
 
 
 def _spacing(size: Tensor, output: DType) -> Tensor:
-    """Between neighbours of that format around each magnitude, fp64."""
+    """The distance between neighbours in that format around each magnitude, fp64."""
     exponent = torch.frexp(size.abs().clamp(min=2.0**output.emin)).exponent
     return torch.exp2((exponent - output.precision).double())
 

@@ -1,4 +1,4 @@
-"""What an oracle says of a trial, and how it names the place of a fault."""
+"""The result of an oracle for a trial, and names for the place of a fault."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from verify.evidence import Finding
 
 @dataclass(frozen=True)
 class Ruling:
-    """What an oracle says of a trial: a finding, or none if it holds; and what it measured or
-    observed on the way.
+    """The result of an oracle for a trial: a finding, or None if the property holds, and what the
+    oracle measured or observed.
 
-    inapplicable: why the oracle says nothing of the trial, "" where its values cannot show
-    anything; None where it has judged.
+    inapplicable: why the oracle cannot judge the trial, "" if its values cannot show anything; None
+    if the oracle has judged it.
     """
 
     finding: Finding | None = None
@@ -28,7 +28,7 @@ class Ruling:
 def convict(
     oracle: str, message: str, *, name: str, bad: Tensor, got: float | str, bound: float | str
 ) -> Ruling:
-    """A ruling against `name` ("out", "lse") where `bad`, a boolean tensor, is true."""
+    """A ruling against `name` ("out", "lse") at the true elements of `bad`, a boolean tensor."""
     where, count = first_place(name, bad), int(bad.sum())
     return Ruling(
         Finding(

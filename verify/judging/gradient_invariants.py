@@ -1,11 +1,11 @@
-"""Sums that hold of gradients whatever the scores are, with slacks that need no reference; derived
-in verify/oracles/gradient_sums.py.
+"""Sums that gradients satisfy for any scores, with slacks that need no reference.
 
-    sum_j dV_j = sum_i dO_i     sum_j dK_j = 0, of linear scores     <dQ, Q> = <dK, K>     <dV, V>
-    = <dO, O>
+    sum_j dV_j = sum_i dO_i       sum_j dK_j = 0 (linear scores)
+    <dQ, Q> = <dK, K>             <dV, V> = <dO, O>
 
-over the rows that see a key, by key head: a group's query heads are summed.  They follow from sum_j
-P_ij = 1, hence sum_j dS_ij = 0, and from reordering dQ = s dS K, dK = s dS^T Q, dV = P^T dO.
+They hold for each key head over the rows that see a key; the query heads of a group are summed.
+They follow from sum_j P_ij = 1, hence sum_j dS_ij = 0, and from reordering the sums in dQ = s dS K,
+dK = s dS^T Q, dV = P^T dO.  The derivation is in verify/oracles/gradient_sums.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LINEAR = frozenset({Premise.LINEAR_SCORES})
 
 @dataclass(frozen=True, eq=False)
 class GradientTensors:
-    """A backward's inputs and results as logical tensors of any float dtype: out and lse as saved,
-    a natural logarithm, or exact ones for a backward that makes its own softmax."""
+    """Inputs and results of a backward, logical tensors of any float dtype.  out and lse (natural
+    logarithm) are the saved ones, or exact ones if the backward computes its own softmax."""
 
     q: Tensor
     k: Tensor
@@ -51,7 +51,7 @@ class GradientTensors:
 @dataclass(frozen=True, eq=False)
 class Invariant:
     """left should equal right within slack: fp64 (batch, heads_kv, columns), or (batch, heads_kv)
-    of a scalar product."""
+    for a scalar product."""
 
     name: str
     formula: str
@@ -62,10 +62,10 @@ class Invariant:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """By query row, fp64 (batch, heads_q, seqlen_q), 0 in rows without a key.
+    """Error bounds of each query row, fp64 (batch, heads_q, seqlen_q), 0 in rows without a key.
 
-    weights: bound on sum_j |P^_ij - P_ij|, P^ as it enters its product.  factor: on |dP - D|.
-    scores: on sum_j |dS^_ij - dS_ij|.  output: on sum_d |dO_id| |O^_id - O_id|.
+    weights: of sum_j |P^_ij - P_ij|, P^ being the P in its product.  factor: of |dP - D|.
+    scores: of sum_j |dS^_ij - dS_ij|.  output: of sum_d |dO_id| |O^_id - O_id|.
     """
 
     weights: Tensor
@@ -77,15 +77,15 @@ class _Rows:
 def invariants(
     p: Problem, g: GradientTensors, forward: ForwardArithmetic, backward: GradientArithmetic
 ) -> list[Invariant]:
-    """Those that hold for this problem, which has a row and a key.  A slack of +inf: the declared
-    arithmetic may overflow."""
+    """The invariants that hold for this problem, which must have a row and a key.  A slack is +inf
+    if the declared arithmetic can overflow."""
     q, k, v, dout = (x.double() for x in (g.q, g.k, g.v, g.dout))
     dq, dk, dv = (x.double() for x in (g.dq, g.dk, g.dv))
     live = live_rows(p)
     dout = dout.masked_fill(~live[..., None], 0.0)
     rows = _rows(p, g, dout, forward, backward)
     u, a = backward.output.unit_roundoff, backward
-    # What an element's casts may lose of small numbers: its own, and with `cast` its heads'.
+    # Loss of small numbers in an element's cast, and with `cast` in those of its query heads.
     tiny = (1 + p.group * a.cast) * (a.output.smallest_subnormal / 2 + TINY)
     by_p = _by_product(p, a, a.weights, 0)
     by_k = (1 + _by_product(p, a, a.score_gradients, 1)) * (1 + a.prescaled) - 1
@@ -109,14 +109,14 @@ def invariants(
     error_p = rows.weights * (1 + aligned[0].share) + by_p * (1 + rows.weights)
     size_ds, lost_ds = rows.factor + rows.scores, rows.scores * (1 + aligned[1].share)
     error_k, error_q = lost_ds + by_k * size_ds, lost_ds + by_q * size_ds
-    # What subnormal Q, K and dO may cost each column, a row's weights at a time.
+    # Loss in each column from subnormal Q, K and dO, by the weights of each row.
     each = [x.by_operand + x.share * x.threshold for x in aligned]
     lost = each[0] * (1 + rows.weights) + (each[1] * abs(p.scale) + a.coarse) * size_ds
     small = _fold(lost.sum(2), p) * (2 * most * max(p.head_dim, p.head_dim_v))
     found = []
 
     def add(name: str, formula: str, left: Tensor, right: Tensor, slack: Tensor) -> None:
-        """slack: the arithmetic's; what an output was rounded by is known from the output."""
+        """Add flushes and small numbers to a slack; it already holds the rounding of the output."""
         slack = torch.where(
             slack < FP32_MAX,
             slack + flushed + (small if slack.ndim == 2 else small[..., None]),
@@ -167,8 +167,8 @@ def invariants(
 
 
 def _by_product(p: Problem, a: GradientArithmetic, unit: Unit, roundings: int) -> float:
-    """What the sums of dK or dV err by, as a part of the magnitudes that they add: over a group's
-    rows, with its casts."""
+    """Error of the sums of dK or dV over a group's rows, casts included, as a fraction of the
+    magnitudes that they add."""
     sums = relative(p.group * a.blocks_m + a.gradient_roundings + roundings, U)
     return (1 + unit.kappa(p.seqlen_q * p.group)) * (1 + sums) * (
         1 + a.output.unit_roundoff * a.cast
@@ -187,7 +187,7 @@ def _rows(
     reached = reach(p, g.q, g.k)
     slack = forward_slack(p, forward, reached, (g.q, g.k, g.v))
     lse = g.lse.double().abs().masked_fill(~live, 0.0)
-    # The exponent of P, and what the saved LSE was off by, or a row sum of these.
+    # Error of the exponent of P, and of the saved LSE or the backward's own row sum.
     score = reached * ((1 + a.prescaled) * (1 + a.scores.kappa(p.head_dim)) - 1) + misaligned(
         p, a.operands, g.q, g.k
     )
@@ -212,7 +212,7 @@ def _rows(
         for t in (a.probability, a.score_gradient)
     ]
     weights = grown * (1 + of_p) - 1 + lost[0]
-    # dP - D, with norms in place of the sums, and D of an O that was saved.
+    # |dP - D| from norms in place of sums, with D from the saved O.
     v = g.v.double().abs()
     largest = v.norm(dim=-1).amax(-1).repeat_interleave(p.group, 1)[..., None]
     columns = v.amax(2, keepdim=True).repeat_interleave(p.group, 1)
@@ -235,7 +235,7 @@ def _rows(
     )
     summed, between = output, 1
     largest_p = grown * (1 + of_p) + lost[0] if a.rounded else grown
-    if a.sums_delta:  # D of weights and dP that err, and dS of two products
+    if a.sums_delta:  # D is a sum of inexact weights and dP, and dS has two products
         summed = product * (largest_p * (1 + a.scores.kappa(terms)) * (1 + sums) - 1)
         summed, between = summed + largest_p * small + 2 * p.seqlen_kv * TINY * (1 + product), 3
     off = (

@@ -1,9 +1,10 @@
-"""History: what a cell's kernel process has run so far, for a failure that can need earlier calls.
+"""History: the cases that a kernel process has run so far, for a failure that can need earlier
+calls.
 
-A kernel that damages its process can fail, or make another variant of its file fail, much later.
-So a finding holds the cases before it in the same process.  A launch is repeated in a fresh process
-if it ended a process that other cases had used, or if the judge's own code raised in it.  A hang is
-always repeated: on a busy machine a correct launch can miss a deadline too.
+A kernel that damages its process can fail, or make another variant of its file fail, much later. So
+a finding holds the cases before it in the same process.  A launch is repeated in a fresh process if
+it ended a process that other cases had used, or if the judge's code raised in it.  A hang is always
+repeated: on a busy machine a correct launch can miss a deadline too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Before:
 
     @property
     def told(self) -> str:
-        """For a reader."""
+        """The history in words, for messages."""
         if not self.count:
             return "no other case had run before it in that process"
         kept = f", the last {len(self.cases)} on record" if self.count > len(self.cases) else ""
@@ -42,7 +43,7 @@ class Before:
 
 @dataclass
 class History:
-    """What the present kernel process of one cell has run.
+    """The cases that the present kernel process of one cell has run.
 
     process: its number (`Cell.process_number`).  launches: the launches of all its cases.
     """

@@ -1,9 +1,8 @@
-"""What holds of attention and its gradients whatever the scores are, and slacks that need no
-reference.
+"""Slacks of relations that attention satisfies for any scores; they need no reference.
 
-Every size comes from norms of rows: |q . k| <= |q| |k|, so that a sequence of any length costs a
-few passes over its tensors. The derivation is in verify/oracles/convexity.py; the terms are those
-of docs/tolerance.md, with a row's largest score error in place of each score's own.
+Every size comes from norms of rows, |q . k| <= |q| |k|, so a sequence of any length costs a few
+passes over its tensors.  The derivation is in verify/oracles/convexity.py.  The terms are those of
+docs/tolerance.md, with the largest score error of a row in place of the error of each score.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from verify.tolerance.weights import flushed_score, product_error
 from verify.variant import GradientNumerics, Numerics
 from verify.variant.numerics import leaves
 
-# The fields of `Numerics` that the slacks know; for anything else that is declared, nothing is
-# derived.
+# The fields of `Numerics` that the slacks cover; no slack is derived for any other declared field.
 KNOWN = (
     *("products.operands", "products.float32_products", "products.instruction"),
     *("products.prescale", "products.promotion"),
@@ -36,7 +34,7 @@ KNOWN = (
     *("output.probability", "output.values", "output.probability_scale", "output.normalised"),
     *("output.split_keys", "output.division", "output.roundings"),
 )
-# The same of `GradientNumerics`, for the slacks and for answers that are known exactly.
+# The same for `GradientNumerics`; oracles with exactly known answers use them too.
 KNOWN_GRADIENTS = (
     *("products.operands", "products.float32_products", "products.instruction"),
     *("softmax.source", "softmax.exp"),
@@ -44,12 +42,12 @@ KNOWN_GRADIENTS = (
     *("score_gradient.dtype", "score_gradient.of", "score_gradient.scaled"),
     *("sums.block_m", "sums.block_n", "sums.group", "sums.atomics", "sums.roundings"),
 )
-_LARGE = 300.0  # exp of more is no number to work with
+_LARGE = 300.0  # a limit of exponents, far inside the range of exp in fp64
 
 
 def beyond(declared: Numerics | GradientNumerics, known: Iterable[str]) -> str | None:
-    """Why nothing is derived here for these numerics: they declare something else than its default
-    that is not in `known`."""
+    """Why no slack is derived for these numerics: a field that is not in `known` differs from its
+    default; or None."""
     defaults = leaves(type(declared)())
     for path, value in leaves(declared).items():
         if path not in known and value != defaults[path]:
@@ -58,7 +56,7 @@ def beyond(declared: Numerics | GradientNumerics, known: Iterable[str]) -> str |
 
 
 def reach(p: Problem, q: Tensor, k: Tensor) -> Tensor:
-    """No row has a larger |softmax_scale| sum |q| |k|: fp64 (batch, heads_q, seqlen_q)."""
+    """An upper bound on |softmax_scale| sum |q| |k| by row, fp64 (batch, heads_q, seqlen_q)."""
     queries, keys = (x.double().norm(dim=-1) for x in (q, k))
     largest = keys.amax(-1) if p.seqlen_kv else keys.new_zeros(keys.shape[:2])
     found: Tensor = abs(p.scale) * queries * largest.repeat_interleave(p.group, 1)[..., None]
@@ -67,11 +65,11 @@ def reach(p: Problem, q: Tensor, k: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ForwardSlack:
-    """How far a forward may stray, by row (batch, heads_q, seqlen_q), fp64.
+    """The largest errors that a forward can make in each row, fp64 (batch, heads_q, seqlen_q).
 
-    score: delta, of any exponent.  average: of an average of V, as a part of the largest |V|,
-    whatever the scores; absolute: what small numbers add to it; the output's own rounding left out.
-    lse: of the natural LSE.  beyond: rows in which nothing is asked.
+    score: delta, of any exponent.  average: of an average of V for any scores, as a fraction of the
+    largest |V|, without the output's rounding; absolute: the part from small numbers.
+    lse: of the natural LSE.  beyond: rows that no slack covers, bool.
     """
 
     score: Tensor
@@ -82,7 +80,7 @@ class ForwardSlack:
 
 
 def misaligned(p: Problem, operands: Operands, q: Tensor, k: Tensor) -> Tensor:
-    """What subnormal operands may cost a scaled score of each row, fp64 (batch, heads_q,
+    """The largest error of a scaled score from subnormal operands, by row, fp64 (batch, heads_q,
     seqlen_q)."""
     return (
         abs(p.scale)
@@ -91,7 +89,7 @@ def misaligned(p: Problem, operands: Operands, q: Tensor, k: Tensor) -> Tensor:
 
 
 def sizes_by_head(p: Problem, x: Tensor) -> Sizes:
-    """Of all K or V that a query head meets: (batch, heads_q, 1, 1)."""
+    """Sizes of all K or V that a query head reads, (batch, heads_q, 1, 1)."""
     found = Sizes.of(x.double().flatten(2), -1)
     return Sizes(
         *(size.repeat_interleave(p.group, 1)[..., None] for size in (found.least, found.most))
@@ -101,8 +99,8 @@ def sizes_by_head(p: Problem, x: Tensor) -> Sizes:
 def forward_slack(
     p: Problem, a: ForwardArithmetic, reached: Tensor, given: tuple[Tensor, Tensor, Tensor]
 ) -> ForwardSlack:
-    """From `reach`, and from how small or large the elements of q, k and v are, `given` as logical
-    tensors."""
+    """The slacks of a forward, from `reach` and the sizes of q, k and v (`given`, logical
+    tensors)."""
     logs = math.log(max(p.seqlen_kv, 1))
     error = reached * ((1 + a.operand_roundings) * (1 + a.scores.kappa(p.head_dim)) - 1)
     error = error + misaligned(p, a.operands, *given[:2])
@@ -143,7 +141,7 @@ def forward_slack(
         * (TINY * a.largest_factor)
         + a.values.flush
     )
-    # A few roundings more and the row sum's own do not double what V may lose to alignment.
+    # The later roundings and those of the row sum cannot double what V can lose to alignment.
     absolute = absolute + 2 * (
         a.weighted.by_operand + a.weighted.share * a.weighted.threshold * _lost(p, a, growth)
     )
@@ -158,15 +156,15 @@ def forward_slack(
 
 
 def _lost(p: Problem, a: ForwardArithmetic, growth: Tensor) -> Tensor:
-    """What small P lose, of the row sum: no more than all."""
+    """The fraction of the row sum that small P can lose, at most 1."""
     return (
         (a.flush + 2 * TINY) * p.seqlen_kv * (torch.ones_like(growth) if a.normalised else growth)
     ).clamp(max=1.0)
 
 
 def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) -> Tensor:
-    """Rounded and flushed P, the product, rescales, the row sum and the division: what does not
-    depend on the scores."""
+    """The error that does not depend on the scores: rounding and flushes of P, the product,
+    rescales, the row sum and the division."""
     fp32 = relative(2 * a.blocks + ANY_DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
     rounding = (1 + a.probability_roundoff) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + fp32) - 1
     if a.conversion is not None:
@@ -183,7 +181,7 @@ def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) 
 def _beyond(
     p: Problem, a: ForwardArithmetic, given: tuple[Tensor, Tensor], growth: Tensor
 ) -> Tensor:
-    """Rows in which a score, masked or not, a P or the row sum may overflow, as in
+    """Rows in which a score, masked or not, a P or the row sum can overflow, as in
     `verify.tolerance.forward`."""
     scale, reached = min(abs(p.scale), 1.0), reach(p, *given)
     raw = reached if p.scale else reach(p.but(softmax_scale=1.0), *given)

@@ -1,4 +1,4 @@
-"""One launch of a kernel: what it answered, and the raw outputs that it left."""
+"""One launch of a kernel: its reply and its raw outputs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from verify.cell.process import Reply
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch.  outputs are raw, as the kernel wrote them, contiguous on the CPU, by the name of
-    their buffer; there are none unless it ran, or refused."""
+    """One launch.  outputs: raw, as the kernel wrote them, contiguous on the CPU, by the name of
+    their buffer; empty unless the kernel ran or refused."""
 
     reply: Reply
     poison: str

@@ -1,9 +1,8 @@
-"""Contracts: what raw outputs say of a kernel's promises, property by property.  Nothing that is
-declared is believed.
+"""Measure the properties in a contract from raw outputs, one by one.  No declaration is trusted.
 
-A file measures related properties.  Each `measure(trial)` asks further questions beside the trial
-(`Trial.beside`) with inputs on which the possible answers differ by much, and says in a word which
-answer the kernel gave.
+A file measures related properties.  Each `measure(trial)` runs further problems beside the trial
+(`Trial.beside`), with inputs for which the possible answers differ clearly, and gives the kernel's
+answer as a word.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ UNDECIDED = "undecided"
 class Measured:
     """One property as a kernel's outputs show it.
 
-    word: what it is.  declared: what is promised, in the same words, or "" where nothing is.
+    word: the measured value.  declared: the promised value in the same words, or "" without one.
     contradicts: whether the two exclude each other.  evidence: the values that decided.
     """
 
@@ -46,7 +45,7 @@ class Measured:
 
 
 class SpoiledError(Exception):
-    """A further run that gave no results to look at, and the ruling on it."""
+    """A further run failed a check and gave no results; `ruling` says why."""
 
     def __init__(self, ruling: Ruling) -> None:
         super().__init__(ruling.finding.message if ruling.finding is not None else "")
@@ -54,7 +53,7 @@ class SpoiledError(Exception):
 
 
 def checked(trial: Trial, run: Launch) -> Launch:
-    """That run, if it held what every run must; raises SpoiledError."""
+    """The run, if it passes the checks of every run; else raises SpoiledError."""
     ruling = fault(trial, run)
     if ruling is not None:
         raise SpoiledError(ruling)
@@ -69,7 +68,7 @@ def result(run: Launch) -> Tensor:
 
 def make_inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Inputs of these values (any float dtype, logical shapes), rounded to the problem's dtype; all
-    descales are 1."""
+    factors are 1."""
     shapes = {"q": (q, problem.shape_q), "k": (k, problem.shape_k), "v": (v, problem.shape_v)}
     stored = {
         name: rounded(tensor.double().expand(shape), problem)
@@ -84,8 +83,8 @@ def rounded(tensor: Tensor, problem: Problem) -> Tensor:
 
 
 def run_probe(trial: Trial, tag: str, problem: Problem, inputs: Inputs) -> Trial:
-    """The trial of another question to the same kernel, whose first run is there and holds; raises
-    SpoiledError."""
+    """The trial of another problem for the same kernel, after its first run has passed all checks;
+    raises SpoiledError."""
     other = trial.beside(tag, problem, inputs)
     checked(other, other.first)
     return other
@@ -99,8 +98,8 @@ def probe_problem(
     **shape: int | Mask | ScoreMod | None,
 ) -> Problem:
     """A problem of that dtype with contiguous normal inputs and the supported head dim nearest to
-    `head_dim`; lengths are made equal, to the larger one, and long enough, where the support asks
-    for that."""
+    `head_dim`.  If the support needs it, lengths are raised to its minimum, or both to the larger
+    one."""
     support = declaration.support
     nearest = min(support.head_dims, key=lambda d: (abs(d - head_dim), d))
     lengths = [int(shape.pop(name)) for name in ("seqlen_q", "seqlen_kv")]  # type: ignore[arg-type]
@@ -119,7 +118,7 @@ def probe_problem(
 
 
 def open_mask(support: Support) -> Mask:
-    """The supported mask that hides least: none, or a causal one, whose last row sees every key."""
+    """The supported mask that hides the fewest keys: none, or causal (its last row sees all)."""
     return (
         Full()
         if "full" in support.masks
@@ -128,13 +127,13 @@ def open_mask(support: Support) -> Mask:
 
 
 def plain(trial: Trial) -> bool:
-    """Whether the problem is one of all keys visible, as far as the support allows."""
+    """Whether the problem has keys and its mask is the `open_mask` of the support."""
     p = trial.problem
     return p.mask == open_mask(trial.declaration.support) and p.seqlen_kv > 0
 
 
 def hides(support: Support) -> tuple[Mask, ...]:
-    """Supported masks of one sequence that hide keys from some rows and leave no row empty where
+    """Supported masks of one sequence that hide keys from some rows and leave no row empty if
     seqlen_q <= seqlen_kv."""
     kinds: dict[str, Mask] = {
         "causal": Causal(),
@@ -145,14 +144,14 @@ def hides(support: Support) -> tuple[Mask, ...]:
 
 
 def shortened(problem: Problem, keys: int) -> Mask:
-    """All queries, and the first `keys` keys of every sequence."""
+    """The mask of all queries and the first `keys` keys of every sequence."""
     return Lengths((problem.seqlen_q,) * problem.batch, (keys,) * problem.batch)
 
 
 def ruling_of(
     oracle: str, found: Sequence[Measured], measures: Mapping[str, float] | None = None
 ) -> Ruling:
-    """One ruling on all that was measured: guilty of every contradiction, with the evidence."""
+    """One ruling on all measured properties; its finding names every contradiction."""
     broken = [m for m in found if m.contradicts]
     finding = None
     if broken:
@@ -171,7 +170,7 @@ def ruling_of(
 
 
 def observed(found: Sequence[Measured]) -> dict[str, str]:
-    """What goes into the evidence: the word by the property's name, and beside it `name:declared`
+    """The entries of the evidence: each property's word by its name, and beside it `name:declared`
     and `name:contradicts`."""
     words: dict[str, str] = {}
     for m in found:

@@ -1,10 +1,10 @@
-"""What the metamorphic oracles share: parts of a problem, values made from others, and how related
-results are compared.
+"""Shared parts of the metamorphic oracles: values made from others, and comparisons of related
+results.
 
-A relation asks a kernel two questions whose answers follow from each other.  Both answers are held
-against one truth, that of the first question moved along the relation, each within its own derived
-bound; and so, by the triangle inequality, against each other within the sum.  Where the contract
-promises equal bits, bits are compared.
+A relation runs a kernel on two problems whose results follow from each other.  One truth serves
+both: that of the first problem, transformed by the relation.  Each result must lie within its
+derived bound of this truth.  So, by the triangle inequality, the results differ by at most the sum
+of both bounds.  If the contract promises equal bits, bits are compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verify.judging.launch import Launch
 from verify.judging.run_checks import fault, held
 from verify.judging.trial import Trial
 
-# a tensor's name, what the first result says that it should be, and the second; raw
+# a tensor's name, its value as predicted from the first result, and the second result; raw
 Pair = tuple[str, Tensor, Tensor]
 
 _SMALLEST = torch.finfo(torch.float64).smallest_normal
@@ -37,9 +37,9 @@ _SMALLEST = torch.finfo(torch.float64).smallest_normal
 
 @dataclass(frozen=True)
 class RelatedResult:
-    """One tensor of two related results.  before: what the first one says that the second should
-    be, fp64; after: the second one; truth: what both should be, fp64; asked: where they are
-    compared, of as many leading dimensions as it needs."""
+    """One tensor of two related results.  before: the second result as predicted from the first,
+    fp64; after: the second result; truth: the exact value of both, fp64; asked: a mask of the
+    compared elements over leading dimensions."""
 
     name: str
     before: Tensor
@@ -52,16 +52,16 @@ class RelatedResult:
 
 
 def part_bound(bound: Tensor, truth: Tensor, output: DType) -> Tensor:
-    """The bound of a result that is to be added to others: infinite where it may overflow, though
-    their sum need not."""
+    """The bound of a result that is a term of a sum: infinite if the term can overflow, even if the
+    sum cannot."""
     return bound.masked_fill(truth.abs() + bound >= output.overflow, torch.inf)
 
 
 def check_within_bounds(oracle: str, when: str, results: Iterable[RelatedResult]) -> Ruling:
-    """Convict a result that leaves its bound, or two that are further apart than both bounds
-    together.
+    """Convict a result outside its bound, or two results that differ by more than the sum of their
+    bounds.
 
-    when: how the second question differs from the first, in words.  Measures, by the tensor's name:
+    when: how the second problem differs from the first, in words.  Measures of each tensor T:
     same_bits_T, the share of equal elements, and apart_T, the largest distance over the sum of the
     bounds.
     """
@@ -74,13 +74,13 @@ def check_within_bounds(oracle: str, when: str, results: Iterable[RelatedResult]
             else spread(r.asked, r.truth)
         )
         before, after = r.before.double(), r.after.double()
-        # Where fp64 itself underflows, two ways to the same truth may differ, and no kernel's
-        # format holds it anyway.
+        # If fp64 underflows, two computations of the same truth can differ; no kernel's format
+        # holds such a value.
         truth = torch.where(asked & (r.truth.abs() >= _SMALLEST), r.truth, 0.0)
         own = compare(r.after, truth, r.after_bound, r.output)
         own = replace(own, ratio=torch.where(asked, own.ratio, 0.0))
         limit = r.before_bound + r.after_bound
-        # an overflow has been compared with the truth
+        # infinities have been compared with the truth
         comparable = asked & before.isfinite() & after.isfinite()
         distance = torch.where(comparable, (before - after).abs(), 0.0)
         apart = torch.where(distance == 0, 0.0, distance / limit)
@@ -112,10 +112,10 @@ def check_same_bits(
     asked: Mapping[str, Tensor] | None = None,
     excused: Callable[[str], Tensor] | None = None,
 ) -> Ruling:
-    """Convict the first of these results whose bits differ, zeros of either sign alike.
+    """Convict the first of these results whose bits differ; zeros of either sign are equal.
 
-    asked: where, by a tensor's name.  excused: where not, after all; found only for a tensor whose
-    bits do differ, for it may cost a reference.
+    asked: by a tensor's name, the elements to compare.  excused: gives elements to leave out; it is
+    called only for a tensor whose bits differ, because it can cost a reference.
     """
     for name, before, after in pairs:
         changed = different(before, after) & ~((before == 0) & (after == 0))
@@ -136,8 +136,8 @@ def check_same_bits(
 
 
 def same_bits(pairs: Iterable[Pair]) -> Ruling | None:
-    """What is to say where results, (name, first, second), are the same bit for bit, which no
-    reference need confirm; else None."""
+    """A passing ruling if all results, (name, first, second), are the same bit for bit, so that no
+    reference is needed; else None."""
     found = [
         (name, torch.equal(bits(a.contiguous()), bits(b.contiguous()))) for name, a, b in pairs
     ]
@@ -149,24 +149,24 @@ def same_bits(pairs: Iterable[Pair]) -> Ruling | None:
 
 
 def spread(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask over leading dimensions, at the full shape of another tensor."""
+    """A mask over leading dimensions, expanded to the shape of another tensor."""
     return mask.view(*mask.shape, *[1] * (like.dim() - mask.dim())).expand(like.shape)
 
 
 def beyond_arithmetic(trial: Trial) -> Tensor:
-    """Rows (batch, heads_q, seqlen_q) of a forward of which no number is wrong, since the declared
-    arithmetic may overflow.
+    """Rows (batch, heads_q, seqlen_q) of a forward in which any value passes, because the declared
+    arithmetic can overflow.
 
-    Where all scores of a row become -inf, a finite stand-in for masked ones outweighs them: hidden
-    keys show.
+    If all scores of a row become -inf, a finite substitute for masked scores is larger: hidden keys
+    get weight.
     """
     truth = trial.truth
     return ~(truth.out_bound.isfinite().all(-1) & truth.lse_bound.isfinite())
 
 
 def failed(trial: Trial, *others: Launch) -> Ruling | None:
-    """What is wrong with a further question's run, or with other ones, before any number is looked
-    at; None: nothing."""
+    """The first ruling against a run of the trial or of `others` by the checks of every run; None
+    if all pass."""
     own = (ruling if ruling.finding is not None else None for _, _, ruling in held(trial))
     more = (fault(trial, run) for run in others)
     return next((ruling for ruling in chain(own, more) if ruling is not None), None)
@@ -179,10 +179,10 @@ def forward_results(
     *,
     own_bounds: bool = False,
 ) -> Iterator[RelatedResult]:
-    """O and LSE of two forwards, rows without a key left out.
+    """O and LSE of two forwards, without rows that see no key.
 
-    move: makes of one of the first one's tensors (out or lse shaped) what belongs to the second;
-    the truth moves with it, and so do the bounds, unless the second has `own_bounds`.
+    move: transforms a tensor of the first forward (out or lse shaped) to the second.  The truth is
+    transformed too, and so are the bounds, unless the second has `own_bounds`.
     """
     truth, run = one.truth, other.first
     bounds = other.truth if own_bounds else None
@@ -225,11 +225,10 @@ def forward_pairs(
 def gradient_results(
     one: Trial, other: Trial, move: Callable[[str, Tensor], Tensor]
 ) -> Iterator[RelatedResult]:
-    """dQ, dK and dV of two backwards.  move(name, tensor) makes of a tensor of the first what
-    belongs to the second.
+    """dQ, dK and dV of two backwards.  move(name, tensor) transforms a tensor of the first to the
+    second.
 
-    Where the second's forward saved other bits, which its bounds allow for, these are computed
-    anew.
+    If the second's forward saved other bits, new bounds are computed from those.
     """
     saved = [
         (move(name, tensor), other.saved.outputs[name])
@@ -253,18 +252,14 @@ def gradient_results(
 
 
 def taken(tensor: Tensor, index: Tensor, dim: int = 2) -> Tensor:
-    """Rows of a stored tensor at those positions, whatever its dtype: torch indexes no 8-bit
+    """Rows of a stored tensor at those positions, for any dtype: torch cannot index 8-bit
     floats."""
     return bits(tensor.contiguous()).index_select(dim, index).view(tensor.dtype)
 
 
 def leading_bit(tensor: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Two tensors whose sum is exactly the given one: each element's leading bit, and the rest of
-    it."""
+    """Two tensors whose sum is exactly the given one: each element's leading bit, and the rest."""
     whole = tensor.double().numpy()
     _, exponent = np.frexp(whole)
     lead = np.copysign(np.where(whole == 0, 0.0, np.ldexp(0.5, exponent)), whole)
     return cast(lead, dtype), cast(whole - lead, dtype)
-
-
-# Problems.

@@ -1,5 +1,4 @@
-"""Parts of a problem: ranges of its sequences, heads, queries and keys, as problems of their
-own."""
+"""Parts of a problem: ranges of its sequences, heads, queries and keys, as separate problems."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from verify.variant import Support
 def with_mask(
     problem: Problem, support: Support, good: Callable[[Problem], bool]
 ) -> Problem | None:
-    """The problem with its own mask, with what of it is `Lengths`, or with none: the first that is
-    supported and good."""
+    """The problem with its mask, with only the `Lengths` in it, or without a mask: the first one
+    that is supported and good; None if there is none."""
     lengths = intersect(*(atom for atom in problem.mask.atoms if isinstance(atom, Lengths)))
     for mask in dict.fromkeys((problem.mask, lengths, Full())):
         candidate = problem.but(mask=mask)
@@ -32,7 +31,7 @@ def with_mask(
 
 
 def no_full_mask(support: Support) -> str | None:
-    """Why a relation that needs the keys unordered cannot be asked, or None."""
+    """Why a relation that needs a problem without a mask cannot be tested, or None."""
     return None if "full" in support.masks else "supports no problem without a mask"
 
 
@@ -47,7 +46,7 @@ class Part:
 
     @staticmethod
     def of(problem: Problem, **ranges: range) -> Part:
-        """The whole problem, but for the ranges given."""
+        """The whole problem, except for the given ranges."""
         whole = {
             "batch": range(problem.batch),
             "heads_kv": range(problem.heads_kv),
@@ -61,8 +60,8 @@ class Part:
         return range(self.heads_kv.start * problem.group, self.heads_kv.stop * problem.group)
 
     def problem(self, whole: Problem, support: Support) -> Problem | None:
-        """The problem of this part alone, under a mask that shows it the same pairs; None if the
-        support has none."""
+        """The problem of this part alone, with a mask that shows the same pairs; None if the
+        support has no such mask."""
         alone = whole.but(
             batch=len(self.batch),
             heads_q=len(self.heads_q(whole)),
@@ -86,7 +85,7 @@ class Part:
         return None
 
     def _masks(self, atom: Atom, whole: Problem) -> Iterator[Mask]:
-        """Masks that may be that one's view of this part, of its own kind if possible; whoever asks
+        """Masks that can show this part the pairs of `atom`, those of its kind first.  The caller
         must compare them."""
         lengths = (whole.seqlen_q, whole.seqlen_kv)
         yield from atom.restrict(View(*lengths, self.batch, self.rows, self.keys))
@@ -107,11 +106,11 @@ class Part:
         return Inputs(q, k, v, factors)
 
     def result(self, whole: Problem, tensor: Tensor) -> Tensor:
-        """This part of a tensor by query heads and queries: out, lse, dq, dout and their bounds."""
+        """This part of a tensor with heads_q and queries: out, lse, dq, dout or a bound of them."""
         return _stored(tensor, (self.batch, self.heads_q(whole), self.rows))
 
     def gradient(self, whole: Problem, name: str, tensor: Tensor) -> Tensor:
-        """This part of a tensor of that name."""
+        """This part of the tensor `name`: of keys for dk and dv, of queries for all others."""
         return (
             _stored(tensor, (self.batch, self.heads_kv, self.keys))
             if name in ("dk", "dv")
@@ -124,7 +123,7 @@ def _cut(chosen: range) -> slice:
 
 
 def _stored(tensor: Tensor, ranges: Sequence[range]) -> Tensor:
-    """Ranges of the leading dimensions of a stored tensor; batch and heads of size 1 may stand for
+    """Ranges of the leading dimensions of a stored tensor; batch and heads of size 1 can stand for
     all (see `Inputs`)."""
     for dim, chosen in enumerate(ranges):
         shared = dim < 2 and tensor.shape[dim] == 1 and chosen.stop > 1

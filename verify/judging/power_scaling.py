@@ -1,8 +1,7 @@
-"""Powers of two by which inputs may be multiplied without a rounding anywhere, neither in the
-inputs nor in a kernel.
+"""Powers of two that can multiply inputs without an additional rounding in inputs or kernel.
 
-Between inputs and outputs a kernel computes in fp32.  As long as nothing underflows or overflows
-there, nor in the inputs' or P's dtype, every rounding of a scaled number is the scaled rounding, so
+A kernel computes in fp32 between inputs and outputs.  If nothing underflows or overflows there, or
+in the dtypes of the inputs and P, the rounding of a scaled number is the scaled rounding.  So
 results must scale bit for bit.
 """
 
@@ -21,16 +20,16 @@ from verify.problem.inputs import Inputs
 from verify.tolerance.resolution import resolve
 from verify.variant import Declaration, Support
 
-_SAFE = 120  # binary exponents within fp32's range that products and sums keep to
-_MOST = 40  # powers larger than that show nothing more
+_SAFE = 120  # largest binary exponent of products and sums, inside fp32's range
+_MOST = 40  # larger powers show nothing more
 _FLOAT32 = dtype_named("float32")
-SHORTEST = _FLOAT32.emin  # least binary exponent of a range that is not short
-_LEAST_COMPARED = -80  # binary exponent; below it a result may owe a bit to what was flushed
+SHORTEST = _FLOAT32.emin  # a format with a greater least exponent has a short range
+_LEAST_COMPARED = -80  # binary exponent; a flush can change a bit of a smaller result
 
 
 @dataclass(frozen=True)
 class Powers:
-    """q * 2^keys, k * 2^-keys and v * 2^values, or their descales."""
+    """q is multiplied by 2^keys, k by 2^-keys and v by 2^values; or their factors are."""
 
     keys: int
     values: int
@@ -48,7 +47,7 @@ def tamed(problem: Problem, support: Support) -> Problem:
 
 
 def spread_of_weights(trial: Trial) -> float:
-    """log2 of how far a weight may lie below the row's largest: 2 |scale| |q| |k| log2(e), by the
+    """log2 of how far a weight can lie below the row's largest: 2 |scale| |q| |k| log2(e), from the
     largest norms."""
     q, k, _ = trial.expanded
     norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
@@ -58,8 +57,8 @@ def spread_of_weights(trial: Trial) -> float:
 
 
 def powers(trial: Trial) -> Powers:
-    """As far from 0 as the problem allows, upwards or downwards as its seed says; 0 where nothing
-    is exact.  Made once."""
+    """The powers farthest from 0 that the problem allows, upwards or downwards by its seed; 0 if no
+    other is exact.  Computed once."""
     if "powers" not in trial.notes:
         trial.notes["powers"] = _powers(trial)
     found = trial.notes["powers"]
@@ -79,8 +78,8 @@ def _powers(trial: Trial) -> Powers:
         own = room(trial.expanded[2], arithmetic.probability, False)
         low, high = max(low, own[0]), min(high, own[1])
     least, most = _exponents(trial.expanded[2])
-    # P V between 2^-_SAFE and 2^_SAFE, sums of all keys and a scaled P included; O within its own
-    # format.
+    # P V stays between 2^-_SAFE and 2^_SAFE, also for sums of all keys and a scaled P; O stays in
+    # its format.
     largest_sum = most + math.ceil(math.log2(p.seqlen_kv)) + 8
     out_low, out_high = p.format_out.emin - most, math.frexp(p.format_out.max)[1] - 1 - most
     values = (
@@ -91,7 +90,7 @@ def _powers(trial: Trial) -> Powers:
         numerics.products.prescale
     ] or 1.0
     ranges = [room(x, p.format, p.quantisation.scaled) for x in (inputs.q, inputs.k)]
-    # what the scale has multiplied must be normal too: operands, or their factors in fp32
+    # products with the scale must be normal too: operands, or their factors in fp32
     if arithmetic.prescaled:
         kept = dtype_named(arithmetic.prescaled)
         ranges += [room(x.double() * factor, kept, False) for x in (inputs.q, inputs.k)]
@@ -100,14 +99,14 @@ def _powers(trial: Trial) -> Powers:
         ranges += [room(x.double() * abs(p.scale), _FLOAT32, False) for x in factors]
     ranges += [(-_MOST, _MOST)]
     lows, highs = [r[0] for r in ranges], [r[1] for r in ranges]
-    # q goes one way, k the other.
+    # q and k are scaled in opposite directions.
     keys = (max(*lows[::2], -min(highs[1::2])), min(*highs[::2], -max(lows[1::2])))
     return Powers(chosen(keys, down), chosen(values, not down))
 
 
 def chosen(bounds: tuple[int, int], down: bool) -> int:
-    """The lower or the upper one of these bounds, the other where that is 0, and 0 where they leave
-    it out."""
+    """The lower (`down`) or the upper bound, at most _MOST in size; the other one if that is 0; 0
+    if 0 lies outside the bounds."""
     low, high = max(bounds[0], -_MOST), min(bounds[1], _MOST)
     if low > 0 or high < 0:
         return 0
@@ -115,7 +114,7 @@ def chosen(bounds: tuple[int, int], down: bool) -> int:
 
 
 def _exponents(tensor: Tensor) -> tuple[int, int]:
-    """Least and greatest binary exponent of the elements that are not 0; (0, 0) if there are
+    """Least and greatest binary exponent of the finite elements that are not 0; (0, 0) if there are
     none."""
     sizes = tensor.double().abs()
     sizes = sizes[(sizes > 0) & sizes.isfinite()]
@@ -127,8 +126,8 @@ def _exponents(tensor: Tensor) -> tuple[int, int]:
 
 
 def room(stored: Tensor, dtype: DType, by_factor: bool) -> tuple[int, int]:
-    """Powers of two for which every element of `stored`, 0 apart, is and stays a normal number of
-    that dtype."""
+    """The least and greatest power of two that keep every nonzero element of `stored` a normal
+    number of that dtype."""
     if by_factor:
         return -_MOST, _MOST
     least, most = _exponents(stored)
@@ -136,7 +135,7 @@ def room(stored: Tensor, dtype: DType, by_factor: bool) -> tuple[int, int]:
 
 
 def scaled(trial: Trial, found: Powers) -> Inputs:
-    """The trial's inputs times these powers, their descales where they have some."""
+    """The trial's inputs times these powers; if they have factors, these are scaled instead."""
     inputs = trial.inputs
     factors = {
         "q": math.ldexp(1.0, found.keys),
@@ -152,16 +151,15 @@ def scaled(trial: Trial, found: Powers) -> Inputs:
 
 
 def times(tensor: Tensor, factor: float) -> Tensor:
-    """The product in the tensor's dtype, exact where it is a normal number."""
+    """The product in the tensor's dtype, exact if it is a normal number."""
     return (tensor.double() * factor).to(tensor.dtype)
 
 
 def normal(tensor: Tensor, factor: float, dtype: DType) -> Tensor:
-    """Where a result, and the result times `factor`, are normal numbers of that dtype, and were
-    before they were rounded.
+    """Mask of results that are, also times `factor`, normal numbers of that dtype and were before
+    rounding.
 
-    The smallest normal number may be what something subnormal was rounded to, with a place less
-    than its multiples have.
+    The smallest normal number is excluded: a subnormal value, with one bit less, can round to it.
     """
     sizes = torch.stack([tensor.double().abs(), tensor.double().abs() * factor])
     return ((sizes > math.ldexp(1.0, max(dtype.emin, _LEAST_COMPARED))) & (sizes <= dtype.max)).all(
@@ -170,7 +168,7 @@ def normal(tensor: Tensor, factor: float, dtype: DType) -> Tensor:
 
 
 def wide(declaration: Declaration) -> str | None:
-    """Why powers of two are no question for a kernel: it accumulates in a format of short range; or
+    """Why powers of two cannot test a kernel (it accumulates in a format of short range), or
     None."""
     accumulator = declaration.numerics.products.accumulator
     return (

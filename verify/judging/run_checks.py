@@ -1,4 +1,4 @@
-"""Execution and memory: what every run of every group must hold, before any oracle looks at its
+"""Execution and memory: the checks of every run of every group, before an oracle reads its
 numbers."""
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from verify.judging.findings import Ruling, convict, first_place
 from verify.judging.launch import Launch
 from verify.judging.trial import Trial
 
-# bytes that a process takes in one run, and keeps, from which on they are recorded
+# bytes; less that a process takes in one run, and keeps, is not recorded
 _GROWTH = 64 << 20
 
 
 def fault(trial: Trial, run: Launch) -> Ruling | None:
-    """The ruling on a further run that did not hold what every run must; None: its numbers may be
-    looked at."""
+    """The ruling against a further run that fails a check; None if its numbers can be used."""
     rulings = (check(trial, run) for check in (execution, memory))
     return next((ruling for ruling in rulings if ruling.finding is not None), None)
 
 
 def held(trial: Trial) -> Iterator[tuple[str, Launch, Ruling]]:
-    """What every run of a trial must hold: (name, run, ruling), up to the first ruling that makes
-    the rest meaningless.
+    """The checks of a trial's runs: (name, run, ruling), up to the first ruling that makes the rest
+    meaningless.
 
-    A backward's trial first asks the forward that saves O and LSE, of which only what convicts it
-    is given.  A run is launched when its first ruling is asked for.
+    For a backward, the forward that saves O and LSE comes first, and only a conviction of it is
+    given.  A run is launched when its first check is read.
     """
     checks = (("execution", execution), ("memory", memory))
     if trial.entry == "backward":
@@ -79,7 +78,7 @@ def execution(trial: Trial, run: Launch) -> Ruling:
 
 
 def _growth(reply: Reply) -> dict[str, float]:
-    """What a run took and kept, in bytes, where it is worth a record."""
+    """The memory that a run took and kept, in bytes, if it is large enough to record."""
     least = {
         "memory_growth": (reply.grown, _GROWTH),
         "device_memory_growth": (reply.kept, 1),  # torch counts each byte of this process alone
@@ -114,8 +113,8 @@ def memory(trial: Trial, run: Launch) -> Ruling:
             continue
         left = unwritten(tensor, run.poison)
         if run.poison != "nan" and bool(left.any()):
-            # A finite poison may be the right value (65504 is fp16's largest), which the first run
-            # has written over NaN then. Whoever is free to differ is run over NaN alone.
+            # A finite poison can be the right value (65504 is fp16's largest): the first run then
+            # wrote it over NaN. Kernels not declared deterministic run only over NaN poison.
             left &= bits(tensor) != bits(trial.first.outputs[name])
         if bool(left.any()):
             message = (

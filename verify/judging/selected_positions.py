@@ -1,5 +1,5 @@
-"""Long sequences: which rows and keys are looked at, how results are judged there, and gradients of
-these alone.
+"""Long sequences: the selection of rows and keys, the judgement of results there, and their
+gradients.
 
 The derivation is in docs/long-sequences.md.
 """
@@ -27,21 +27,21 @@ from verify.tolerance.gradients_softmax import calm_scores, guarded
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
 from verify.tolerance.scratch import room_on
 
-COUNT = 96  # rows, or keys, that are looked at of each sequence and head
+COUNT = 96  # rows, or keys, that are judged in each sequence and head
 _TILES = (64, 128)
-_STEP = 1 << 15  # 16-bit indices end here, and twice as far
-# Elements of one (rows, keys) tensor: of whole rows; and of a part, of which some twenty tensors
-# live at once.
+_STEP = 1 << 15  # 16-bit indices overflow here (signed) and at twice this length
+# Elements of one (rows, keys) tensor: of whole rows; and of a tile, of which about twenty tensors
+# exist at once.
 _WHOLE = {"cpu": 1 << 23, "cuda": 1 << 24}
 _TILE, _ROWS = {"cpu": 1 << 17, "cuda": 1 << 22}, 64
 
 
 def positions(problem: Problem, side: str) -> Tensor:
-    """The chosen positions of "rows" (queries) or "keys": int64, ascending, all of them where there
-    are no more than `COUNT`.
+    """The selected positions of "rows" (queries) or "keys": int64, ascending; all if there are at
+    most `COUNT`.
 
-    The ends, the edges of the first and the last tiles, what lies beside powers of two and
-    multiples of 32768; the rest is drawn from the problem's seed.
+    They are the ends, the edges of the first and last tiles, and the neighbours of powers of two
+    and of multiples of 32768; the rest is drawn from the problem's seed.
     """
     length = problem.seqlen_q if side == "rows" else problem.seqlen_kv
     if length <= COUNT:
@@ -62,10 +62,9 @@ def positions(problem: Problem, side: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """A result where it is looked at, dimension 2 of it: what it should be and how far it may
-    stray, fp64.
+    """The exact values and the bounds of a result at selected positions of dimension 2, fp64.
 
-    asked: where, of as many leading dimensions as it needs; None: everywhere.
+    asked: a mask of the judged elements over leading dimensions; None: all.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Chosen:
     asked: Tensor | None = None
 
     def judge(self, oracle: str, whole: Tensor) -> tuple[Finding | None, float]:
-        """The finding against a whole result, raw, if one of its chosen elements is out of bounds,
+        """The finding against a whole raw result if one of its selected elements is out of bounds,
         and the worst r."""
         got = whole.index_select(2, self.at)
         asked = torch.ones_like(got, dtype=torch.bool)
@@ -108,8 +107,8 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a backward reads, as logical tensors; out and lse as they were saved, lse as an fp64
-    natural logarithm."""
+    """The inputs of a backward, as logical tensors; out and lse as saved, lse as an fp64 natural
+    logarithm."""
 
     q: Tensor
     k: Tensor
@@ -119,7 +118,7 @@ class Given:
     lse: Tensor
 
     def rows(self, p: Problem, block: RowBlock, keys: Tensor, values: Tensor) -> Rows:
-        """Those of a block, against these keys and values."""
+        """The rows of a block, with these keys and values."""
         heads, rows = block.index[0], block.rows.to(self.q.device)
         tensors = (self.q, self.dout, self.out, self.lse[..., None])
         widest = values.abs().sum(-1).amax(-1)[:, None, None] if values.shape[1] else 0.0
@@ -132,10 +131,10 @@ class Given:
 
 
 def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor) -> Chosen:
-    """dQ of the chosen rows, from their own saved O and LSE and all keys.
+    """dQ of the selected rows, from their saved O and LSE and all keys.
 
-    `want` is the nominal gradient of docs/tolerance-backward.md, that of exact arithmetic on what
-    was saved; the bound is what a backward may add to it.
+    `want` is the nominal gradient of docs/tolerance-backward.md: exact arithmetic on the saved
+    values.  The bound is the largest error that a backward can add.
     """
     device, rules, room = given.q.device, [rules_of(p, a)["dq"]], room_on(given.q.device)
     want, bound = given.q.new_zeros(
@@ -166,7 +165,7 @@ def row_gradients(p: Problem, given: Given, a: GradientArithmetic, rows: Tensor)
 def column_gradients(
     p: Problem, given: Given, a: GradientArithmetic, keys: Tensor
 ) -> tuple[Chosen, Chosen]:
-    """dK and dV of the chosen keys, from the saved O and LSE of all rows: as `row_gradients`."""
+    """dK and dV of the selected keys, from the saved O and LSE of all rows; see `row_gradients`."""
     device, rules, room = given.q.device, rules_of(p, a), room_on(given.q.device)
     k, v = (x.index_select(2, keys.to(x.device)) for x in (given.k, given.v))
     # dK, dV, and their bounds.
@@ -181,7 +180,7 @@ def column_gradients(
     ):
         dk, dv = (Sums.zeros(stop - start, x[:1], 1) for x in made[:2])
         for found in parts:
-            # A row that sees none of these keys is no empty row.
+            # A row that sees none of these keys is not empty: it can see others.
             block = replace(found, row_max=torch.where(empty[found.index], -math.inf, 0.0))
             values = _of_heads(p, v, block)
             own = given.rows(p, block, _of_heads(p, k, block), values)
@@ -208,5 +207,5 @@ def _of_heads(p: Problem, x: Tensor, block: RowBlock) -> Tensor:
 
 
 def _add(sums: Sums, nominal: Tensor, errors: Tensor, operand: Tensor, visible: Tensor) -> None:
-    """Add nominal weights alone: nothing is moved from them."""
+    """Add nominal weights, which have no shift from exact ones."""
     sums.add(Weights(nominal, None, nominal.abs()), [errors], operand, visible)

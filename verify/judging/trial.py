@@ -1,5 +1,4 @@
-"""Trial: one case on trial.  One run and one reference serve all oracles that judge the same
-case."""
+"""Trial: one case while it is judged.  All oracles of the case share one run and one reference."""
 
 from __future__ import annotations
 
@@ -30,11 +29,10 @@ _MOST_MEMORY = 8 << 30  # bytes of one run's buffers
 
 @dataclass
 class Trial:
-    """One case: problem, the kernel's declaration and config, the entry point on trial, and lazily
-    inputs, runs and truth.
+    """One case while it is judged.  Inputs, runs and truth are computed when they are first read.
 
-    refuses: the problem is outside the support, so that no forward can leave anything for a
-    backward. hearing: the case in the history of its cell, shared with the trials beside it.
+    refuses: the problem is outside the support, so no forward can save O and LSE for a backward.
+    hearing: the case in the history of its cell, shared with the trials beside it.
     """
 
     declaration: Declaration
@@ -48,7 +46,7 @@ class Trial:
     with_best: bool = False
     clock: Clock = field(default_factory=Clock)
     hearing: Hearing = field(default_factory=Hearing)
-    # what an oracle has worked out and will need again, by its name
+    # results that an oracle will need again, by name
     notes: dict[str, Any] = field(default_factory=dict)
     launches: dict[str, Launch] = field(default_factory=dict)
     _plans: dict[str, Plan | Reply] = field(default_factory=dict)
@@ -61,8 +59,8 @@ class Trial:
             return tensors(self.problem)
 
     def plan(self, entry: str) -> Plan | Reply:
-        """Where the buffers of one of `verify.variant.RUNS` lie, or what came of asking for its
-        workspaces, if none came."""
+        """The layout of an entry's buffers (one of `verify.variant.RUNS`), or the reply if its
+        request for workspaces failed."""
         if entry not in self._plans:
             self._plans[entry] = self._plan(entry)
         return self._plans[entry]
@@ -80,7 +78,7 @@ class Trial:
             self.cell,
             lambda: self.cell.workspace(self.declaration.path, self._request(entry, layout)),
         )
-        # the run itself refuses too, over buffers that can be checked
+        # the run will refuse too, with buffers that can be checked
         if reply.status == "unsupported":
             return layout
         if not reply.ok:
@@ -128,8 +126,8 @@ class Trial:
 
     @property
     def saved(self) -> Launch:
-        """The forward whose raw results the backward on trial gets; NaN, of no forward, where it
-        declares to read nothing."""
+        """The forward whose raw results the backward on trial gets; NaN without a launch if the
+        backward declares to read nothing."""
         if "saved" not in self.launches:
             self.launches["saved"] = (
                 self._unread
@@ -139,11 +137,11 @@ class Trial:
         return self.launches["saved"]
 
     def run(self, tag: str, *, poison: str = "nan", inputs: Inputs | None = None) -> Launch:
-        """Launch the entry on trial, once per tag.  `poison` fills outputs and workspaces; `inputs`
-        replace the problem's own.
+        """Launch the entry point on trial, once per tag.  `poison` fills outputs and workspaces;
+        `inputs` replace those of the problem.
 
-        A backward gets what `saved` left, whatever the inputs are; NaN for O where it declares not
-        to read that.
+        A backward gets the outputs of `saved` for any inputs; O is NaN if it declares not to read
+        O.
         """
         if tag not in self.launches:
             given = (self.inputs if inputs is None else inputs).named | self._for_backward
@@ -152,10 +150,10 @@ class Trial:
 
     @property
     def concurrent(self) -> Launch:
-        """Launches at once (see `verify.cell.concurrent`), on CUDA; outputs[side_name(i, "out")] is
-        launch i's.
+        """Concurrent launches (see `verify.cell.concurrent`), on CUDA; outputs[side_name(i, "out")]
+        is of launch i.
 
-        Every other launch gets the inputs of `negated`.
+        Every second launch gets the inputs of `negated`.
         """
         if "concurrent" not in self.launches:
             given = self.inputs.named | self._for_backward
@@ -167,7 +165,7 @@ class Trial:
 
     @property
     def negated(self) -> Launch:
-        """The entry alone, over the case's inputs with every sign of Q, of a backward dO,
+        """One launch with the case's inputs, the sign of every element of Q (for a backward: dO)
         flipped."""
         if "negated" not in self.launches:
             given = self.inputs.named | self._for_backward | self._negated
@@ -182,11 +180,11 @@ class Trial:
     def beside(
         self, tag: str, problem: Problem, inputs: Inputs | None = None, dout: Tensor | None = None
     ) -> Trial:
-        """Another question to the same kernel, in the same cell and on the same clock; one per tag,
-        which oracles may share.
+        """The trial of another problem for the same kernel, with the same cell and clock; one per
+        tag, which oracles can share.
 
-        `inputs` and `dout` are its values instead of those that its distribution and seed say.  It
-        must lie inside the support.
+        `inputs` and `dout` replace the values from its distribution and seed.  It must lie inside
+        the support.
         """
         if tag not in self._beside:
             other = replace(
@@ -207,7 +205,7 @@ class Trial:
 
     @cached_property
     def start(self) -> tuple[Tensor, Tensor]:
-        """O and natural LSE that the gradients on trial start from: as saved, or exact where the
+        """O and natural LSE from which the gradients are computed: as saved, or exact if the
         backward does not read them."""
         if self.own_softmax:
             return self.truth.out, self.truth.lse
@@ -242,8 +240,8 @@ class Trial:
         return found
 
     def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Launch:
-        """Run an entry over inputs by the name of their buffer; of several, as many launches at
-        once."""
+        """Launch an entry once for each mapping in `given` (inputs by buffer name), all at the same
+        time."""
         with self.clock.timed("generate"):
             alone = self.plan(entry)
             if isinstance(alone, Reply):
@@ -256,7 +254,7 @@ class Trial:
 
         def launched() -> Reply:
             nonlocal laid
-            if not laid:  # what an earlier try has left there
+            if not laid:  # an earlier try has changed the buffers
                 self.arena.lay(where, inputs, poison)
             laid = False
             return self.cell.run(self.declaration.path, request, self.arena)
@@ -285,8 +283,8 @@ class Trial:
 
     @cached_property
     def truth(self) -> Truth:
-        """Reference and bounds of the declared arithmetic, and now and then of the best there
-        is."""
+        """Reference and bounds of the declared arithmetic, and with `with_best` also the best
+        bounds."""
         arithmetics = [
             tolerance.resolve(self.declaration.numerics, self.config, self.problem, self.arch)
         ]
@@ -297,7 +295,7 @@ class Trial:
         return compute_truth(self.problem, self.expanded, arithmetics, self.clock)
 
     def truth_at(self, rows: Tensor) -> Truth:
-        """The `truth` of some rows alone, in that order: positions in seqlen_q, int64."""
+        """The `truth` of some rows alone, in that order; rows: int64 positions in seqlen_q."""
         arithmetic = tolerance.resolve(
             self.declaration.numerics, self.config, self.problem, self.arch
         )
@@ -310,8 +308,7 @@ class Trial:
 
     @cached_property
     def gradients(self) -> GradientTruth:
-        """Reference gradients and their bounds, given what the forward really saved, if the
-        backward reads it."""
+        """Reference gradients and their bounds, from the O and LSE of `start`."""
         p, declared = self.problem, self.declaration.gradients
         assert declared is not None
         arithmetics = [backward.resolve(declared, self.config, p, self.arch)]
@@ -327,6 +324,6 @@ class Trial:
             return on_device(3 * p.pairs * (p.head_dim + p.head_dim_v), compute)
 
     def natural_lse(self, lse: Tensor) -> Tensor:
-        """A raw LSE in the suite's convention, fp64 natural logarithm."""
+        """A raw LSE as an fp64 natural logarithm."""
         factor = math.log(2) if self.declaration.contract.lse == "base2" else 1.0
         return lse.double() * factor

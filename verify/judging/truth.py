@@ -21,11 +21,10 @@ from verify.tolerance.maxima import shared_excess
 
 T = TypeVar("T")
 
-# Multiply-adds of one product above which a GPU, where there is one, computes the reference faster
-# than one core.
+# Multiply-adds of one product above which a GPU computes the reference faster than a CPU core.
 _WORTH_A_GPU = 2e8
-# Elements of one tensor of scores where rows are chosen: what is made of V for each block is then
-# larger than the block.
+# Elements of one tensor of scores if rows are chosen: the tensors made from V for each block are
+# then larger than the block.
 _CHOSEN = 1 << 23
 
 
@@ -34,8 +33,7 @@ class Truth:
     """Reference and bounds, fp64 on the CPU: out and out_bound (batch, heads_q, seqlen_q,
     head_dim_v), lse and lse_bound.
 
-    best_out_bound is the bound of the tightest honest arithmetic of the dtype, where it was asked
-    for.
+    best_out_bound: the bound of the tightest possible arithmetic of the dtype, if requested.
     """
 
     out: Tensor
@@ -52,7 +50,7 @@ class Truth:
 
 @dataclass
 class Clock:
-    """Where the time of one case went, in seconds by step."""
+    """The time of each step of one case, in seconds."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -73,7 +71,7 @@ def compute_truth(
     rows: Tensor | None = None,
 ) -> Truth:
     """Reference and bounds of a problem, block by block; a second arithmetic gives
-    `best_out_bound`.  rows: of these alone."""
+    `best_out_bound`.  rows: only these, int64 positions; None: all."""
     clock = clock or Clock()
     count = p.seqlen_q if rows is None else len(rows)
     return on_device(
@@ -141,7 +139,7 @@ def _compute_truth(
 def on_device(products: float, compute: Callable[[torch.device], T]) -> T:
     """The result of `compute` on the device that suits so many multiply-adds.
 
-    Kernels and other workers use the same GPU: where its memory is taken, the CPU computes instead.
+    Kernels and other workers use the same GPU: if its memory is full, the CPU computes instead.
     """
     device = device_for(products)
     try:

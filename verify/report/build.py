@@ -10,7 +10,7 @@ from pathlib import PurePath
 from statistics import median
 from typing import Any
 
-from verify.evidence import Begin, Evidence, RunInfo, VariantEntry, Verdict
+from verify.evidence import INAPPLICABLE, Begin, Evidence, RunInfo, VariantEntry, Verdict
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
 from verify.report import contract, pooled, ranking, resources, statistics
@@ -306,7 +306,7 @@ def _dtype(
     required: Sequence[str],
 ) -> DTypeReport:
     counted = [v for v in verdicts if v.counted]
-    judged = [v for v in counted if v.outcome != "inapplicable"]
+    judged = [v for v in counted if v.outcome != INAPPLICABLE]
     measured = [v for v in judged if v.measures]
     bins = _bins(judged)
     missing = sorted({name for name in required if not bins[name]})
@@ -373,9 +373,11 @@ def _oracles(counted: Sequence[Verdict]) -> list[Oracle]:
 
 
 def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
-    judged = [v for v in verdicts if v.outcome != "inapplicable"]
+    judged = [v for v in verdicts if v.outcome != INAPPLICABLE]
     measured = [v for v in judged if v.measures]
-    return {
+    skipped = (v.observed.get(INAPPLICABLE) for v in verdicts if v.outcome == INAPPLICABLE)
+    reasons = Counter(str(reason) for reason in skipped if reason)
+    found: Oracle = {
         "oracle": oracle,
         "group": group,
         "cases": len(judged),
@@ -385,6 +387,9 @@ def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
         "lse_ulp": statistics.spread(measured, "lse_ulp"),
         "bound_ratio": statistics.spread(measured, "bound_ratio"),
     }
+    if reasons:
+        found["reasons"] = dict(sorted(reasons.items()))
+    return found
 
 
 def _cases(verdicts: Iterable[Verdict]) -> int:

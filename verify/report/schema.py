@@ -73,7 +73,8 @@ class Oracle(TypedDict):
     """One oracle on one dtype of one variant.  cases: judged (passed or failed), counted phases
     only.
 
-    tensors: by name out of TENSORS, those that it measured.
+    tensors: by name out of TENSORS, those that it measured.  reasons: why a case was not
+    applicable -> number of cases; a case whose values can show nothing has no reason.
     """
 
     oracle: str
@@ -81,6 +82,7 @@ class Oracle(TypedDict):
     cases: Integer
     failures: Integer
     inapplicable: Integer
+    reasons: NotRequired[dict[str, Integer]]
     tensors: dict[str, TensorReport]
     lse_ulp: Distribution | None
     bound_ratio: Distribution | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -70,6 +70,9 @@ def _dtype(d: DTypeReport) -> Iterator[doc.Block]:
     titles = [*(words.MEASURES[name] for name in spreads), *(MEASURED[name][0] for name in names)]
     rows = [_oracle(o, tensors, names) for o in oracles_of(d)]
     yield doc.Table(("oracle", "group", "cases", "not applicable", *titles), tuple(rows))
+    reasons = tuple(_reasons(d))
+    if reasons:
+        yield doc.Folded("Why oracles were not applicable", (doc.List(reasons),))
     spreads |= others
     cells = tuple(_spread(words.MEASURES[key], f) for key, f in spreads.items() if f is not None)
     if cells:
@@ -100,6 +103,16 @@ def _oracle(o: Oracle, tensors: Sequence[str], names: Sequence[str]) -> doc.Row:
         *ratios(o, tensors),
         *measures(o, names),
     )
+
+
+def _reasons(d: DTypeReport) -> Iterator[str]:
+    """One line for each oracle and reason; one for an oracle that has it in several groups."""
+    told: Counter[tuple[str, str]] = Counter()
+    for one in d["oracles"]:
+        for reason, cases in one.get("reasons", {}).items():
+            told[one["oracle"], reason] += cases
+    for (oracle, reason), cases in sorted(told.items()):
+        yield f"{oracle}: {reason} ({cases} case{'s' * (cases != 1)})"
 
 
 def _spread(name: str, found: Distribution) -> doc.Row:
