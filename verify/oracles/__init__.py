@@ -1,14 +1,14 @@
-"""Oracles: one property per file, forward and backward in it.
+"""Oracles: each file defines one property, for the forward and the backward.
 
-A file that defines ORACLE, or ORACLES, is found by itself; nothing else has to be touched.  Its
-docstring derives the property: docs/oracles.md is made of these docstrings.
+The package finds every file that defines ORACLE or ORACLES; no list has to be edited.  The
+docstring of such a file derives the property: docs/oracles.md is made of these docstrings.
 
-Oracles of one group judge the same cases, and so share runs and references.  The group also says
-which problems are drawn and which entry point of a kernel answers them.  Most groups are defined
-here; an oracle that shares its cases with no other defines its own in its file, as GROUP, or as
-one of GROUPS.
+Oracles of one group judge the same cases, so they share runs and references.  The group also says
+which problems are drawn and which entry point of a kernel runs.  Most groups are defined here.  An
+oracle that shares its cases with no other oracle defines a group in its own file, as GROUP or in
+GROUPS.
 
-A file outside the package is such a file, too, once `use_files` has named it.
+`use_files` adds files from outside the package.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from verify.variant import ENTRIES, Declaration, Support
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Oracles that judge the same cases.  about: what they are asked, in one line; entry: the entry
-    point on trial.
+    """Oracles that judge the same cases.  about: one line that describes the cases; entry: the
+    entry point that is judged.
 
-    outside: problems are drawn from just outside the support.  distributions: names to draw from,
-    by default all ordinary ones.  masked: only problems with a mask, where the support has one.
-    impossible: the reason why a problem that was drawn cannot be used, or None.  adapt: makes of a
-    problem that was drawn one that the group can ask, or None; what it makes must lie inside the
-    support, or is not asked.  asks: the problems of that dtype, in place of drawn ones. admits:
-    whether a problem of an id can be asked; by default one that `adapt` leaves as it is, or that is
-    among `asks`. family: groups of one family are heard by one property test, which draws the group
-    of each case.
+    outside: draw problems from just outside the support.  distributions: names to draw from, by
+    default all ordinary ones.  masked: draw only problems with a mask, if the support has masks.
+    excludes_problem: returns the reason why a drawn problem cannot be used, or None.  adapt:
+    changes a drawn problem to one that the group can use, or returns None; a result outside the
+    support is not used.  asks: returns the problems of a dtype, which replace drawn ones.  admits:
+    whether a problem from a case id can be used; by default `adapt` must leave it unchanged, or
+    `asks` must return it.  family: one property test covers all groups of a family; it draws the
+    group of each case.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Group:
     family: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an entry point or a distribution that does not exist, and for
-        problems that no test would ask."""
+        """Raise ValueError for an entry point or a distribution that does not exist, and for `asks`
+        in a group of a family, which no test would use."""
         if self.entry not in ENTRIES:
             raise ValueError(
                 f"group {self.name}: entry: {self.entry!r} is none of {', '.join(ENTRIES)}"
@@ -80,7 +80,7 @@ _SHARED = (
     Group(name="accuracy", about="random problems over everything that the variant supports"),
     Group(
         name="counting",
-        about="zero queries: every visible key weighs the same, so O and LSE count keys",
+        about="zero queries: all visible keys have equal weights, so O and LSE count keys",
         distributions=("counting",),
     ),
     Group(
@@ -89,11 +89,11 @@ _SHARED = (
         distributions=("gather",),
         excludes_problem=gather_possible,
     ),
-    Group(name="poison", about="NaN or huge values where no query looks", masked=True),
+    Group(name="poison", about="NaN or huge values where no query sees them", masked=True),
     Group(name="refusal", about="one argument just outside the declared support", outside=True),
     Group(
         name="gradients",
-        about="dQ, dK and dV of random problems, from what a real forward saved",
+        about="dQ, dK and dV of random problems, from the O and LSE of a real forward",
         entry="backward",
     ),
     Group(
@@ -109,16 +109,17 @@ _SHARED = (
 class Oracle:
     """One property of one group's cases.
 
-    name and group are its place in evidence; catches: what it finds, in one line; judge rules on a
-    trial; rank orders a group's oracles.  Three conditions say what it is asked, in this order:
+    name and group identify it in evidence; catches: one line on the faults that it finds; judge
+    rules on a trial; rank orders a group's oracles.  Three conditions say which cases it judges, in
+    this order:
 
-    1. excludes: the reason why it judges no case of a variant, by what that declares, or None.
-       Nothing is recorded.
+    1. excludes: returns the reason why it judges no case of a variant, from the declaration, or
+       None.  Nothing is recorded.
     2. needs: the premises of its derivation.  A problem with a feature that breaks one of them is
-       recorded as inapplicable, with the reason.  None: the oracle names no premises, and is asked
-       about no problem that has a feature.
-    3. concerns: whether the values of a case can show anything.  It may compute inputs and truth.
-       A case that cannot is recorded as inapplicable, without a reason.
+       recorded as inapplicable, with the reason.  None: the oracle names no premises, and judges
+       no problem that has a feature.
+    3. concerns: whether the values of a case can show a fault.  It may compute inputs and truth.
+       A case that cannot show one is recorded as inapplicable, without a reason.
     """
 
     name: str
@@ -131,7 +132,7 @@ class Oracle:
     rank: int = 50
 
     def rule(self, trial: Trial) -> Ruling:
-        """The ruling on a case of a variant that the oracle does not exclude."""
+        """Return the ruling on a case of a variant that the oracle does not exclude."""
         reason = broken(self.needs, trial.problem)
         if reason is None and not self.concerns(trial):
             reason = ""
@@ -139,18 +140,18 @@ class Oracle:
 
 
 class OracleFileError(ValueError):
-    """A file of oracles that cannot be used; the message names it."""
+    """A file of oracles cannot be used; the message names it."""
 
 
 _outside: dict[Path, ModuleType] = {}
 
 
 def use_files(paths: Sequence[Path]) -> None:
-    """Ask the oracles of these files, and of no others, beside those of the package.
+    """Use the oracles of these files, and of no other files, in addition to those of the package.
 
-    For this process, from now on.  A file is a module as those of the package are, and runs in the
-    judge's process as they do.  Raises OracleFileError for a file that does not load, that defines
-    no oracle, or whose names are taken.
+    This holds for the current process from now on.  A file is a module like those of the package,
+    and runs in the judge's process.  Raises OracleFileError if a file does not load, defines no
+    oracle, or uses a name that is taken.
     """
     before = dict(_outside)
     found = {path.resolve(): _loaded(path) for path in paths}
@@ -163,12 +164,12 @@ def use_files(paths: Sequence[Path]) -> None:
 
 
 def used_files() -> tuple[Path, ...]:
-    """The files outside the package, as `use_files` was given them."""
+    """Return the files outside the package that `use_files` has loaded."""
     return tuple(_outside)
 
 
 def files_of(group: str) -> tuple[Path, ...]:
-    """The files outside the package with an oracle of that group."""
+    """Return the files outside the package that define an oracle of that group."""
     return tuple(
         path
         for path, module in _outside.items()
@@ -181,7 +182,7 @@ def _loaded(path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not path.is_file():
         raise OracleFileError(f"{path}: no such Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
+    sys.modules[spec.name] = module  # dataclasses look for their module there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -209,20 +210,20 @@ def _of_package() -> tuple[ModuleType, ...]:
 
 
 def defined(module: ModuleType, name: str) -> tuple[Any, ...]:
-    """What a module defines under that name, GROUP or ORACLE, and in the tuple of its plural."""
+    """Return what a module defines as `name` (GROUP or ORACLE) and in the tuple of its plural."""
     one = (getattr(module, name),) if hasattr(module, name) else ()
     return (*getattr(module, f"{name}S", ()), *one)
 
 
 @cache
 def groups() -> Mapping[str, Group]:
-    """All groups by name: the shared ones first.  Raises ValueError where two have one name."""
+    """Return all groups by name, shared groups first.  Raises ValueError if two have one name."""
     own = [group for module in _modules() for group in defined(module, "GROUP")]
     return grouped((*_SHARED, *sorted(own, key=lambda group: (group.family, group.name))))
 
 
 def grouped(several: Sequence[Group]) -> Mapping[str, Group]:
-    """Those groups by name.  Raises ValueError where two have one name."""
+    """Return the given groups by name.  Raises ValueError if two have one name."""
     found: dict[str, Group] = {}
     for group in several:
         if group.name in found:
@@ -233,15 +234,15 @@ def grouped(several: Sequence[Group]) -> Mapping[str, Group]:
 
 @cache
 def oracles() -> tuple[Oracle, ...]:
-    """All oracles, by group and rank."""
+    """Return all oracles, sorted by group and rank."""
     found = [oracle for module in _modules() for oracle in defined(module, "ORACLE")]
     return ordered(found, groups())
 
 
 @cache
 def by_module() -> Mapping[ModuleType, tuple[Oracle, ...]]:
-    """The oracles of each module that defines some, as it lists them; the modules in the order of
-    `oracles`, each where the first of its own stands there."""
+    """Return the oracles of each module that defines some, in the module's order.  Modules are
+    sorted by their first oracle in the order of `oracles`."""
     order = oracles()
     having = {module: defined(module, "ORACLE") for module in _modules()}
     first = {module: min(map(order.index, own)) for module, own in having.items() if own}
@@ -249,10 +250,10 @@ def by_module() -> Mapping[ModuleType, tuple[Oracle, ...]]:
 
 
 def ordered(several: Sequence[Oracle], known: Mapping[str, Group]) -> tuple[Oracle, ...]:
-    """Those oracles by group and rank.
+    """Return the given oracles, sorted by group and rank.
 
-    Raises ValueError for an oracle of a group that nobody defines, which no case would reach, and
-    for two of one name in one group.
+    Raises ValueError for an oracle of an undefined group, which would judge no case, and for two
+    oracles of one name in one group.
     """
     seen = set()
     for oracle in several:
@@ -270,12 +271,12 @@ def ordered(several: Sequence[Oracle], known: Mapping[str, Group]) -> tuple[Orac
 
 
 def of_group(group: str) -> tuple[Oracle, ...]:
-    """The oracles of one group, by rank."""
+    """Return the oracles of one group, sorted by rank."""
     return tuple(oracle for oracle in oracles() if oracle.group == group)
 
 
 @cache
 def leading_oracle(group: str) -> str:
-    """The oracle whose verdicts say which coverage bins a group's cases fill; none where problems
-    are outside a support."""
+    """Return the name of the oracle whose verdicts tell which coverage bins a group's cases fill;
+    "" if the group's problems are outside the support."""
     return "" if groups()[group].outside else of_group(group)[0].name

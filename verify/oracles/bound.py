@@ -1,14 +1,14 @@
-"""Bound: every element of O and LSE against fp64, within its own derived tolerance, NaN and Inf
-exact.
+"""Bound: each element of O and LSE differs from the fp64 reference by at most its own derived
+bound; NaN and Inf must match.
 
 The reference is attention in fp64. docs/tolerance.md derives the bound of each element from the
-declared arithmetic. NaN and infinities must stand where they belong. Any distribution and any
-problem can be judged. Rows without a key are left to empty_rows.
+declared arithmetic. NaN and infinities must be in exactly the right elements. The oracle can judge
+any distribution and any problem. empty_rows judges the rows without a key.
 
-Backward: every element of dQ, dK and dV against fp64, within the bounds of
-docs/tolerance-backward.md. The truth is the gradients that the saved O and LSE imply: the error of
-the saved tensors is known, and it is allowed for. The saved tensors must be within their own
-bounds; a forward that saves something worse excuses nothing.
+Backward: each element of dQ, dK and dV lies within the bounds of docs/tolerance-backward.md. The
+truth is the gradients that follow from the saved O and LSE: the error of the saved tensors is
+known, and the comparison allows for it. The saved tensors must be within their own bounds; a worse
+forward excuses no gradient.
 
 Premises: none. The reference computes every feature of a problem, and the bound counts its
 roundings.
@@ -30,8 +30,8 @@ from verify.statistics.gradients import gradient_measures
 
 
 def judge(trial: Trial) -> Ruling:
-    """r <= 1 for every element of O and LSE; rows without a key are the business of the empty-row
-    oracle."""
+    """Check r <= 1 for every element of O and LSE in rows that see a key; empty_rows judges the
+    others."""
     run, truth = trial.first, trial.truth
     assert run.out is not None
     live = ~truth.empty
@@ -57,7 +57,7 @@ def judge(trial: Trial) -> Ruling:
         finding = finding or excess("bound", "lse", natural, truth.lse, truth.lse_bound, lse)
         measures |= summary("lse", lse, truth.lse, truth.lse_bound)
         if bool(live.any()):
-            # around 0 an ulp says nothing: LSE is the sum of two larger terms
+            # near 0 an ulp is no useful unit: LSE is the sum of two larger terms
             size = truth.lse[live].abs().clamp(min=1.0)
             ulp = torch.exp2(torch.floor(torch.log2(size)) - 23)
             measures["lse_ulp"] = float((lse.error[live] / ulp).nan_to_num(nan=torch.inf).max())
@@ -65,8 +65,8 @@ def judge(trial: Trial) -> Ruling:
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """r <= 1 for every element.  What the saved O and LSE were off by is known and allowed for, if
-    it is allowed itself."""
+    """Check r <= 1 for every element.  The errors of the saved O and LSE are known and allowed for,
+    if they are within their own bounds."""
     finding = None if trial.own_softmax else _saved(trial)
     if finding is not None:
         return Ruling(finding)
@@ -82,7 +82,7 @@ def judge_backward(trial: Trial) -> Ruling:
 
 
 def _saved(trial: Trial) -> Finding | None:
-    """A forward that saves what is out of its own bounds excuses nothing."""
+    """Return a finding if the saved O or LSE is outside its own bounds, else None."""
     saved, truth = trial.saved, trial.truth
     assert saved.out is not None
     assert saved.lse is not None
@@ -101,7 +101,7 @@ def _saved(trial: Trial) -> Finding | None:
 
 
 def _leniency(bound: Tensor, best: Tensor) -> dict[str, float]:
-    """How much wider the declared arithmetic's bound is than that of the best honest one."""
+    """Return the measure `bound_ratio`: the median of bound / best bound, if both are finite."""
     comparable = (best > 0) & best.isfinite() & bound.isfinite()
     return (
         {"bound_ratio": float((bound[comparable] / best[comparable]).median())}
@@ -113,7 +113,7 @@ def _leniency(bound: Tensor, best: Tensor) -> dict[str, float]:
 FORWARD = Oracle(
     name="bound",
     group="accuracy",
-    catches="wrong values of any size above honest rounding, wrong LSE, NaN and Inf out of place",
+    catches="errors of O above honest rounding, wrong LSE, NaN and Inf in wrong elements",
     judge=judge,
     needs=frozenset(),
     rank=20,
@@ -123,8 +123,8 @@ BACKWARD = Oracle(
     name="gradient_bound",
     group="gradients",
     catches=(
-        "wrong gradients of any size above honest rounding: delta, scale, masks, head sums, NaN and"
-        " Inf out of place"
+        "errors of gradients above honest rounding: delta, scale, masks, head sums, NaN and Inf in"
+        " wrong elements"
     ),
     judge=judge_backward,
     needs=frozenset(),

@@ -1,19 +1,19 @@
-"""Causality: another key, value or query changes no bit of a row that does not look at it.
+"""Causality: a changed key, value or query changes no bit of a row that does not see it.
 
-One hidden key with its value, and one query, are replaced by other ordinary numbers. A row that
-sees neither computes the same from the same operands, so its bits stay. A kernel that rescales
-lazily, or that is not declared deterministic, is held to its bounds instead: the rows of a tile can
-vote on when to catch up with the maximum. Rows that share a maximum (`maximum.rows`) look at all
-that any row of their tile looks at.
+The oracle replaces one hidden key with its value, and one query, by other ordinary numbers. A row
+that sees neither computes the same from the same operands, so it keeps its bits. A kernel that
+rescales lazily, or is not declared deterministic, is compared within its bounds instead: the rows
+of a tile can vote on when to catch up with the maximum. Rows that share a maximum (`maximum.rows`)
+see all that any row of their tile sees.
 
-Backward: a row whose dO is 0 gives nothing to any gradient, and nothing passes between rows and
-keys that are hidden from each other. First dO is set to 0 from some row on: dQ of these rows is
+Backward: a row whose dO is 0 adds nothing to any gradient, and a row and a key that are hidden from
+each other do not affect each other. First dO is set to 0 from some row on: dQ of these rows is
 exactly 0, and so are dK and dV of keys that only these rows see, because dO = 0 gives dP = delta =
-0, hence dS = 0. Then one key is replaced. The other gradients keep their bits; they are held to
-their bounds where the key reaches rows whose forward rescales lazily or shares a maximum. Elements
-whose bound is infinite are not compared: inf * 0 is NaN.
+0, hence dS = 0. Then one key is replaced. The other gradients keep their bits; they are compared
+within their bounds if the forward rescales lazily or rows share a maximum. Elements whose bound is
+infinite are not compared: inf * 0 is NaN.
 
-Premises: hidden_has_no_effect is what is asked.
+Premises: the oracle tests hidden_has_no_effect itself.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from verify.tolerance.resolution import resolve
 
 
 def changed(tensor: Tensor, at: int, dtype: DType) -> Tensor:
-    """A stored tensor with other ordinary numbers in row `at` of every sequence and head: its
-    negative, 1 where that is 0."""
+    """Return a copy of a stored tensor with row `at` of every sequence and head negated; zeros
+    become 1."""
     row = tensor[:, :, at].double().numpy()
     found = tensor.clone()
     bits(found)[:, :, at] = bits(cast(np.where(row == 0, 1.0, -row), dtype))
@@ -61,8 +61,8 @@ def changed(tensor: Tensor, at: int, dtype: DType) -> Tensor:
 
 
 def hidden_key(problem: Problem, seen: Tensor) -> int | None:
-    """A key that some row does not see, and another does if there is one; seen: the mask's
-    booleans."""
+    """Return a key that some row does not see, preferably one that another row sees, or None.
+    seen: see `visible`."""
     some, every = seen.flatten(0, 2).any(0), seen.flatten(0, 2).all(0)
     for among in (some & ~every, ~every):
         keys = among.nonzero().flatten()
@@ -72,12 +72,12 @@ def hidden_key(problem: Problem, seen: Tensor) -> int | None:
 
 
 def visible(problem: Problem) -> Tensor:
-    """The mask's booleans, (batch, heads_q, seqlen_q, seqlen_kv)."""
+    """Return the mask as booleans, (batch, heads_q, seqlen_q, seqlen_kv)."""
     return problem.mask.dense(problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_kv)
 
 
 def judge(trial: Trial) -> Ruling:
-    """Bitwise where runs repeat bitwise, within bounds where they do not."""
+    """Compare bit for bit if runs repeat bit for bit, else within bounds."""
     p, values = trial.problem, trial.inputs
     seen = visible(p)
     key, query = hidden_key(p, seen), int(Source(p).raw("q", "changed", 1)[0]) % p.seqlen_q
@@ -91,12 +91,12 @@ def judge(trial: Trial) -> Ruling:
             values, k=changed(values.k, key, p.format), v=changed(values.v, key, p.format)
         )
     shared = resolve(trial.declaration.numerics, trial.config, p, trial.arch).maximum_rows
-    untouched = ~whole_tiles(~untouched, shared)  # rows that share a maximum look at each other
+    untouched = ~whole_tiles(~untouched, shared)  # rows that share a maximum affect each other
     other, when = trial.beside("changed", p, inputs=values), f"with {' and '.join(what)} changed"
     found = failed(other)
     if found is not None:
         return found
-    # Rows of a tile may vote on whether a lagging maximum is caught up with.
+    # Rows of a tile can vote on when to catch up with a lagging maximum.
     if (
         not trial.declaration.contract.deterministic
         or trial.declaration.numerics.softmax.maximum.lag
@@ -109,7 +109,7 @@ def judge(trial: Trial) -> Ruling:
 
 
 def _beyond(trial: Trial, other: Trial) -> Tensor:
-    """Rows in which either may overflow: what was changed may, behind a mask."""
+    """Return the rows that can overflow in either problem: a changed key can, behind a mask."""
     return beyond_arithmetic(trial) | beyond_arithmetic(other)
 
 
@@ -120,8 +120,8 @@ def _within(trial: Trial, other: Trial, untouched: Tensor) -> Iterator[RelatedRe
 
 @dataclass(frozen=True)
 class Scope:
-    """Where dQ (batch, heads_q, seqlen_q) and dK and dV (batch, heads_kv, seqlen_kv) keep their
-    bits."""
+    """The rows of dQ (batch, heads_q, seqlen_q) and of dK and dV (batch, heads_kv, seqlen_kv) that
+    are compared, as booleans."""
 
     dq: Tensor
     dkv: Tensor
@@ -132,15 +132,15 @@ class Scope:
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """First without the dO of the last rows, then with another key."""
+    """Compare first with dO = 0 in the last rows, then with another key."""
     seen = visible(trial.problem)
     found = _without_rows(trial, seen)
     return found if found.finding is not None else _with_another_key(trial, seen)
 
 
 def _without_rows(trial: Trial, seen: Tensor) -> Ruling:
-    """dO = 0 from some row on: dQ is exactly 0 there, and so are dK and dV of keys that only those
-    rows see."""
+    """Set dO = 0 from some row on and check that dQ is exactly 0 there, and so are dK and dV of
+    keys that only those rows see."""
     p = trial.problem
     start = int(Source(p).raw("out", "live", 1)[0]) % (p.seqlen_q + 1)
     dout = trial.dout.clone()
@@ -158,7 +158,7 @@ def _without_rows(trial: Trial, seen: Tensor) -> Ruling:
     for name, tensor in other.first.outputs.items():
         bad = spread(nothing.named[name], tensor) & (tensor != 0)
         if bool(bad.any()):
-            # Where the whole's bound is infinite, a weight may have overflowed, and inf * 0 is NaN.
+            # If the bound is infinite, a weight can have overflowed, and inf * 0 is NaN.
             bad &= getattr(trial.gradients, f"{name}_bound").isfinite()
         if bool(bad.any()):
             at = first(bad)
@@ -179,7 +179,8 @@ def _without_rows(trial: Trial, seen: Tensor) -> Ruling:
 
 
 def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
-    """Rows that do not see it, and keys that no row sees together with it, do not notice."""
+    """Change one hidden key: rows that do not see it, and keys that no row sees together with it,
+    keep their gradients."""
     p, values = trial.problem, trial.inputs
     key = hidden_key(p, seen)
     if key is None:
@@ -191,8 +192,7 @@ def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
         return found
     looking = seen[..., key]
     together = _of_keys(p, (seen & looking[..., None]).any(2))
-    # Rows of a tile may vote on whether a lagging maximum is caught up with, or share one: see
-    # `causality`.
+    # Rows of a tile can vote on when to catch up with a lagging maximum, or can share a maximum.
     numerics = trial.declaration.numerics
     same = not numerics.softmax.maximum.lag and numerics.softmax.maximum.rows == 1
     return _unchanged(
@@ -201,16 +201,16 @@ def _with_another_key(trial: Trial, seen: Tensor) -> Ruling:
 
 
 def _of_keys(problem: Problem, found: Tensor) -> Tensor:
-    """Booleans per query head and key, as booleans per key head and key: true for any head of the
-    group."""
+    """Reduce booleans per query head and key to booleans per key head and key: true if true for any
+    query head of the group."""
     return found.reshape(problem.batch, problem.heads_kv, problem.group, problem.seqlen_kv).any(2)
 
 
 def _unchanged(
     trial: Trial, other: Trial, when: str, scope: Scope, *, same_forward: bool
 ) -> Ruling:
-    """Bitwise where forward and backward repeat bitwise, and these rows of both forwards are the
-    same; else within bounds."""
+    """Compare bit for bit if forward and backward repeat bit for bit and these rows are the same in
+    both forwards; else within bounds."""
     contract = trial.declaration.contract
     if same_forward and contract.deterministic and contract.deterministic_backward:
         excused = partial(_unbounded, trial, other)
@@ -225,8 +225,7 @@ def _unchanged(
 
 
 def _unbounded(trial: Trial, other: Trial, name: str) -> Tensor:
-    """Elements that a row outside the declared arithmetic can reach in either question: inf * 0 is
-    NaN."""
+    """Return the elements that an overflowing row can reach in either problem: inf * 0 is NaN."""
     bounds: list[Tensor] = [getattr(asked.gradients, f"{name}_bound") for asked in (trial, other)]
     return ~(bounds[0].isfinite() & bounds[1].isfinite())
 
@@ -239,13 +238,13 @@ def _pairs(trial: Trial, other: Trial) -> Iterator[Pair]:
 GROUPS = (
     Group(
         name="causality",
-        about="a key, value and query that a row does not look at",
+        about="a changed key, value and query that a row does not see",
         family="relations",
         masked=True,
     ),
     Group(
         name="gradient_causality",
-        about="rows without dO, and a key that rows do not look at",
+        about="rows with dO = 0, and a changed key that rows do not see",
         entry="backward",
         family="relations",
         masked=True,
@@ -256,8 +255,8 @@ FORWARD = Oracle(
     name="causality",
     group="causality",
     catches=(
-        "rows that look at a key just behind their mask's edge, at a masked one a little, or at"
-        " each other"
+        "rows that read a key just past the edge of their mask, rows that give a masked key a small"
+        " weight, rows that affect each other"
     ),
     judge=judge,
     needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),
@@ -268,8 +267,8 @@ BACKWARD = Oracle(
     name="gradient_causality",
     group="gradient_causality",
     catches=(
-        "gradients of masked pairs, of rows past a block's edge and of padding; delta of another"
-        " row; sums not cleared"
+        "gradients of masked pairs, of rows past the edge of a block and of padding; delta of a"
+        " wrong row; sums that are not cleared"
     ),
     judge=judge_backward,
     needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),

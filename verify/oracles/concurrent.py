@@ -1,20 +1,21 @@
-"""Concurrent: a launch gives the same bits beside others, each on a stream and in buffers of its
-own, as alone.
+"""Concurrent: a launch gives the same bits alone and at the same time as other launches, each with
+its own stream and buffers.
 
-On CUDA, one case in eight whose buffers are at most 32 MiB makes four launches at once, held back
-until all are queued (`concurrent_held` says whether they were). Every other launch gets a negated
-Q, in a backward a negated dO: with the same inputs all would write the same into what they share.
-Each must have the bits of a lone launch. The judge lays the buffers of all launches side by side in
-its arena and compares the results; the cell, in which the kernel's code runs, compares nothing. It
-is no finding if other processes leave too little memory.
+On CUDA, one case in eight whose buffers are at most 32 MiB makes four launches at once. They wait
+until all are queued (`concurrent_held` says whether they did). Every second launch gets a negated
+Q, in a backward a negated dO: with equal inputs, all would write equal values to what they share.
+Each launch must have the bits of a launch that ran alone. The judge places the buffers of all
+launches in its arena and compares the results; the cell, in which the kernel's code runs, compares
+nothing. If other processes leave too little memory, there is no finding.
 
-Catches scratch buffers, counters and semaphores that launches share, and work left on another
-stream than torch's current one. One launch after another shows none of these. Not asked of kernels
-that declare that their runs differ. On an H100 all four launches were queued in time in 82 % of
-1,342 cases (in none with flex's compiled kernel: it copies from the host). No kernel of the
-collection is convicted; the planted one that shares its scratch is convicted at the first case.
+The oracle catches scratch buffers, counters and semaphores that launches share, and work on a
+stream that is not torch's current stream. Launches one after another show none of these. Kernels
+that declare that their runs differ are not judged. On an H100 all four launches were queued in time
+in 82 % of 1,342 cases (in none with flex's compiled kernel: it copies from the host). No kernel of
+the collection is convicted; the planted kernel that shares its scratch is convicted at the first
+case.
 
-Premises: none. The lone launch and those beside it are asked the same.
+Premises: none. All launches compute the same function.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from verify.oracles import Oracle
 from verify.oracles.repeat import backward_applies, forward_applies
 
 _ONE_IN = 8  # cases
-# bytes of one run's buffers, of which as many copies as launches live at once beside them
+# bytes of one run's buffers; one copy per launch exists at the same time
 _LARGEST = 32 << 20
 
 
 def judge(trial: Trial) -> Ruling:
-    """Half of the launches have the case's inputs, half others, so that what they share shows; each
-    is compared with a lone one.  "concurrent_held" is 1 where none began before the last was
-    queued."""
+    """Compare each launch with one that ran alone.  Half of the launches have negated inputs, so
+    that a buffer which launches share shows.  "concurrent_held" is 1 if no launch began before the
+    last was queued."""
     run = trial.concurrent
-    # so many launches may need more than other processes leave
+    # other processes can leave too little memory for so many launches
     if run.reply.status == "out of memory":
         return Ruling(measures={"concurrent_held": 0.0})
     for each in (trial.negated, run):
@@ -74,8 +75,7 @@ ORACLES = tuple(
         name="concurrent",
         group=group,
         catches=(
-            "scratch buffers, counters and semaphores that launches share, work that is left on"
-            " another stream"
+            "scratch buffers, counters and semaphores that launches share, work on a wrong stream"
         ),
         judge=judge,
         excludes=excludes,

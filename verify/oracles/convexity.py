@@ -1,27 +1,26 @@
-"""Convexity: O is an average of the V that its row sees, so it lies between the least and the
-greatest, without a reference.
+"""Convexity: O is an average of the V that its row sees, so it lies between their minimum and
+maximum.  This needs no reference.
 
-The weights of the average are not negative, whatever the scores are. So
+The weights of the average are not negative, for any scores. So
 
     min V - slack <= O <= max V + slack
 
-over the keys that the row sees (over all keys of the head that some row sees, where rows see no
-single interval). Where V is constant, so is O. The slack follows from docs/tolerance.md without
-delta:
+over the keys that the row sees (over all keys of the head that some row sees, if rows do not see
+single intervals). If V is constant, O is that constant. The slack follows from docs/tolerance.md
+without delta:
 
     slack = M [ (1 + u_P)(1 + kappa(n))(1 + u)^(2 n_b) - 1 + min(n (eta_P + 2 t) g, 1) + ls ]
             / (1 - ls),    M = max |V|,
 
 then division, flushed numbers and the output's rounding are added (`_average` of
-`verify/judging/invariants.py`). g needs |m| <= |s| |q| max |k|. There is no reference, and the time
-is linear in the length: minima and maxima of intervals come from a table of powers of two.
+`verify/judging/invariants.py`). g needs |m| <= |s| |q| max |k|. The time is linear in the length:
+minima and maxima of intervals come from a table of powers of two.
 
-Catches outputs that are not normalised, lost rescales, values from other rows, and off-by-ones
-where rows see few keys.
+The oracle catches outputs that are not normalised, lost rescales, values from other rows, and
+off-by-one errors if rows see few keys.
 
-Premises: the weights are an average (rows_average_values) of what the row sees (visible_mass_only),
-the slack knows the scores by their norms (norm_bounded_scores), and O is rounded once
-(exact_output).
+Premises: O is an average (rows_average_values) of the values that the row sees (visible_mass_only),
+norms bound the scores in the slack (norm_bounded_scores), and O is rounded once (exact_output).
 """
 
 from __future__ import annotations
@@ -50,21 +49,20 @@ NEEDS = frozenset(
 
 
 def judge(trial: Trial) -> Ruling:
-    """min V - slack <= O <= max V + slack; where V is constant, O is that constant.  Only roundings
-    make the slack."""
+    """Check min V - slack <= O <= max V + slack.  The slack consists of roundings alone."""
     p, run = trial.problem, trial.first
     assert run.out is not None
     per_head = (p.batch, p.heads_kv, p.group, p.seqlen_q)
     live = live_rows(p).reshape(*per_head, 1)
     low, high = (x[:, :, None] for x in visible_range(p, trial.expanded[2]))
     got = run.out.view(*per_head, p.head_dim_v).double()
-    # nearly always, and then no slack is needed
+    # nearly always true, and then no slack is needed
     if bool((((got >= low) & (got <= high)) | ~live).all()):
         return Ruling(measures={"convexity_r": 0.0})
     off, asked = _slack(trial, torch.maximum(low.abs(), high.abs()), per_head)
     asked = asked & live
     outside = torch.maximum(low - got, got - high).clamp(min=0.0)
-    # An infinity of the right sign is what a number too large for the output becomes.
+    # A number that is too large for the output becomes an infinity of the same sign.
     overflow = p.format_out.overflow
     fits = (got == torch.inf) & (high + off >= overflow) | (got == -torch.inf) & (
         low - off <= -overflow
@@ -91,8 +89,8 @@ def judge(trial: Trial) -> Ruling:
 def _slack(
     trial: Trial, size: Tensor, per_head: tuple[int, int, int, int]
 ) -> tuple[Tensor, Tensor]:
-    """How far an average of V no larger than `size` may be missed, and which elements are asked at
-    all; 0 where V is 0."""
+    """Return the allowed error of an average of V whose magnitudes are at most `size` (0 where V is
+    0), and the elements that are judged."""
     p = trial.problem
     a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
     q, k, _ = trial.expanded
@@ -113,7 +111,7 @@ ORACLE = Oracle(
     name="convexity",
     group="accuracy",
     catches=(
-        "outputs that are not normalised, rescales that are lost, keys of another row's range,"
+        "outputs that are not normalised, lost rescales, keys from the range of another row,"
         " garbage; at any length"
     ),
     judge=judge,

@@ -1,16 +1,17 @@
-"""Counting: with Q = 0 every visible key weighs the same, so O = hits / visible and LSE = ln
+"""Counting: with Q = 0 all visible keys have equal weights, so O = hits / visible and LSE = ln
 visible.
 
-V[:, 0] = 1, and V[j, c] = 1 where j = c - 1 modulo the rest. The hits and the visible keys are
-counted from the mask in integers.
+V[:, 0] = 1, and V[j, c] = 1 where j = c - 1 modulo the rest. The oracle counts the hits and the
+visible keys from the mask, in integers.
 
-Where exp(0) was measured to be 1, P is not normalised and nothing is merged, all sums are exact,
-and only the division, the exponential and the rounding of the output can err. Elsewhere the bounds
-of docs/tolerance.md hold, with u_P = 0 where P can only be rounded to 1. The bounds are needed for
+If exp(0) was measured to be 1, P is not normalised and nothing is merged, then all sums are exact,
+and only the division, the exponential and the rounding of the output can err. Otherwise the bounds
+of docs/tolerance.md hold, with u_P = 0 if P can only be rounded to 1. The bounds are needed for
 three reasons: nothing guarantees that exp(0) = 1; tf32 cuts a weight just below 1 by 2^-11 and a
 normalised 1 / visible by up to 2^-10; an LSE that divides P is rounded.
 
-Catches off-by-ones of masks, windows, lengths and alignments, and a wrong base of LSE.
+The oracle catches off-by-one errors in masks, windows, lengths and alignments, and a wrong base of
+LSE.
 
 Premises: with q = 0 all scores are 0 (norm_bounded_scores), the weights of the visible keys
 (visible_mass_only) add up to 1 (rows_average_values), and O is rounded once (exact_output).
@@ -35,7 +36,7 @@ from verify.tolerance.resolution import resolve
 
 
 def judge(trial: Trial) -> Ruling:
-    """The counts come from the mask alone, in integers; only division, exponential and output
+    """Compare O and LSE with integer counts from the mask; only division, exponential and output
     rounding may err."""
     p, run = trial.problem, trial.first
     assert run.out is not None
@@ -47,7 +48,7 @@ def judge(trial: Trial) -> Ruling:
     want = hits / visible.clamp(min=1)[..., None]
     logs = torch.log(visible.clamp(min=1).double())
     bound, limit = _bounds(trial, want, logs)
-    # where the bound is infinite, anything goes
+    # any value passes where the bound is infinite
     error = (run.out.double() - want).abs().nan_to_num(nan=math.inf)
     bad = live[..., None] & ~(error <= bound)
     if bool(bad.any()):
@@ -82,12 +83,12 @@ def judge(trial: Trial) -> Ruling:
 
 
 def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
-    """How far O and LSE may be off.
+    """Return the allowed errors of O and LSE.
 
-    Where every weight is 1 and so are all factors of rescales, sums of them are exact, and O is a
-    division.  Nothing says that exp(0) is 1, but where it was measured; what merges parts by their
-    LSE is no exp(0).  Elsewhere the forward's own bounds hold, without the rounding of P where that
-    can only be to 1.
+    If all weights and all rescale factors are 1, their sums are exact, and O is one division.
+    exp(0) is known to be 1 only if it was measured; the factors that merge parts by their LSE are
+    not exp(0).  Otherwise the forward's own bounds hold, without the rounding of P if P can only be
+    rounded to 1.
     """
     p, numerics = trial.problem, trial.declaration.numerics
     a = resolve(numerics, trial.config, p, trial.arch)
@@ -102,7 +103,7 @@ def _bounds(trial: Trial, want: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
         return want * rounding + a.output.smallest_subnormal / 2, LOG_ERROR * (
             1 + logs
         ) + error + ULP * (2 + logs)
-    # Just below 1, numbers of P's dtype lie its unit roundoff apart.
+    # Just below 1, the spacing of P's dtype is its unit roundoff.
     ones = (
         apart
         and not a.values.operand_error
@@ -117,8 +118,8 @@ ORACLE = Oracle(
     name="counting",
     group="counting",
     catches=(
-        "every off-by-one in masks, windows, lengths and alignments; wrong LSE base; a lost or"
-        " doubled key"
+        "off-by-one errors in masks, windows, lengths and alignments; a wrong base of LSE; a lost"
+        " or doubled key"
     ),
     judge=judge,
     needs=frozenset(

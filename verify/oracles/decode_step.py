@@ -1,14 +1,12 @@
-"""Decode step: the last query rows alone, as a decoder asks for them, are the last rows of the
-prefill.
+"""Decode step: the last query rows alone, as in a decode step, give the last rows of the prefill.
 
 A row of attention does not depend on other queries, so the truth of the last rows is the same in
-both questions. A token, a few tokens of a speculative decoder, or a chunk is asked for alone (1, 2,
-7 or 16 rows). A kernel can go another way with few rows, so both results are held to their bounds,
-and the share of equal bits is measured. Rows that share a maximum with other rows in the whole than
-alone have other bounds in each. Needs support for lengths that differ and for problems without a
-mask.
+both problems. The second problem has 1, 2, 7 or 16 rows: one token, a few tokens of a speculative
+decoder, or a chunk. A kernel can use another code path for few rows, so both results are compared
+within their bounds, and the share of equal bits is measured. If rows share a maximum, each problem
+has its own bounds. The kernel must support lengths that differ and problems without a mask.
 
-Premises: other queries have no effect (hidden_has_no_effect), a row alone has another number
+Premises: other queries have no effect (hidden_has_no_effect); a row alone has another position
 (position_free_scores) and the same factor (factors_by_head).
 """
 
@@ -36,14 +34,14 @@ _ROWS = (1, 1, 1, 2, 7, 16)  # a token, a few tokens of a speculative decoder, a
 
 
 def last(problem: Problem, support: Support) -> Part:
-    """The last rows, one most often; as many as the support wants at least."""
+    """Return the last rows of a problem, most often one; at least the support's minimum."""
     rows = max(_ROWS[problem.seed % len(_ROWS)], support.min_seqlen)
     return Part.of(problem, rows=range(max(problem.seqlen_q - rows, 0), problem.seqlen_q))
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
-    """A few rows where there would be one; a mask that the last rows alone do not have, such as a
-    random one, gives way."""
+    """Give the problem at least two rows, and another mask if the last rows alone cannot have its
+    mask, such as a random one."""
     if problem.seqlen_q < 2:
         problem = problem.but(seqlen_q=2 + problem.seed % 32)
     return with_mask(
@@ -54,8 +52,8 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
 
 
 def judge(trial: Trial) -> Ruling:
-    """Within bounds, for a kernel may go another way with few rows; how many bits are the same is
-    measured."""
+    """Compare within bounds, since a kernel can use another code path for few rows; measure the
+    share of equal bits."""
     support = trial.declaration.support
     part = last(trial.problem, support)
     problem = part.problem(trial.problem, support)
@@ -64,14 +62,14 @@ def judge(trial: Trial) -> Ruling:
     when = f"with the last {len(part.rows)} of {trial.problem.seqlen_q} rows alone"
     move = partial(part.result, trial.problem)
     found = failed(other) or same_bits(forward_pairs(trial, other, move))
-    # Rows that share a maximum with others alone than in the whole have other bounds.
+    # Rows that share a maximum share it with other rows when they run alone.
     shared = trial.declaration.numerics.softmax.maximum.rows != 1
     results = forward_results(trial, other, move, own_bounds=shared)
     return found or check_within_bounds("decode_step", when, results)
 
 
 def excludes(declaration: Declaration) -> str | None:
-    """Reason why no variant can be asked for its last rows alone, or None."""
+    """Return the reason why a variant cannot run its last rows alone, or None."""
     if square_only(declaration.support):
         return "supports no lengths that differ"
     return None if "full" in declaration.support.masks else "supports no problem without a mask"
@@ -82,8 +80,8 @@ ORACLE = Oracle(
     name="decode_step",
     group="decode_step",
     catches=(
-        "alignment of masks where few rows meet many keys, paths of their own for short queries,"
-        " rows past the last tile"
+        "wrong alignment of masks with few rows and many keys, faults of the code path for short"
+        " queries, rows past the last tile"
     ),
     judge=judge,
     excludes=excludes,

@@ -1,13 +1,12 @@
-"""Duplicated keys: every key and value twice leaves O as it was and adds ln 2 to LSE.
+"""Duplicated keys: if every key and value occurs twice, O stays the same and LSE grows by ln 2.
 
 Numerator and denominator of softmax double, and the largest score stays. So O stays and LSE grows
-by ln 2, each within its own bound. Without a mask the copies lie apart, in other blocks. Where the
-mask goes by rows, the queries are doubled too, and the rows that see both copies are compared.
-Needs a mask that can be doubled: random masks cannot.
+by ln 2, each within its own bound. Without a mask the copies lie apart, in other blocks. If the
+mask depends on the row, the queries are doubled too, and the rows that see both copies are
+compared. The mask must be one that can be doubled: random masks cannot.
 
-Premises: a copy of a key has another place, the same score (position_free_scores) and the same
-factor (factors_by_head); nothing but the visible keys weighs (visible_mass_only,
-rows_average_values).
+Premises: a copy of a key has another position, the same score (position_free_scores) and the same
+factor (factors_by_head); only visible keys have weight (visible_mass_only, rows_average_values).
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ from verify.variant import Declaration, Support
 
 @dataclass(frozen=True)
 class Doubled:
-    """The problem with every key twice.  rows: where queries are, too: key j becomes 2 j and 2 j +
-    1, query i likewise, and row 2 i + 1 sees exactly both copies of what row i saw, since masks go
-    by distances along a diagonal."""
+    """The problem with every key twice.  rows: queries are doubled too: key j becomes 2 j and 2 j +
+    1, query i likewise, and row 2 i + 1 sees exactly both copies of what row i saw, since masks
+    depend on distances from a diagonal."""
 
     problem: Problem
     rows: bool
 
     def positions(self, length: int) -> Tensor:
-        """Where each of the doubled keys comes from.  Without a mask the copies lie apart, in other
-        blocks."""
+        """Return the source of each doubled key, (2 length,) int64.  Without a mask the copies lie
+        apart, in other blocks."""
         keys = torch.arange(length)
         return torch.cat((keys, keys)) if self.problem.mask == Full() else keys.repeat_interleave(2)
 
     def inputs(self, given: Inputs) -> Inputs:
-        """The values, doubled."""
+        """Return the doubled inputs."""
         order = self.positions(given.k.shape[2])
         q = (
             taken(given.q, torch.arange(given.q.shape[2]).repeat_interleave(2))
@@ -64,7 +63,7 @@ class Doubled:
 
 
 def doubled(problem: Problem) -> Doubled:
-    """The doubled problem; raises ValueError for a mask that goes by numbers of keys alone."""
+    """Return the doubled problem; raises ValueError for a mask that cannot be doubled."""
     rows = any(atom.by_row for atom in problem.mask.atoms)
     mask = intersect(*(_doubled(atom, rows) for atom in problem.mask.atoms))
     twice = problem.but(
@@ -85,14 +84,14 @@ def _doubles(atom: Atom) -> bool:
 
 
 def _word_doubles(word: str) -> bool:
-    """Whether masks of that word can be doubled, as the examples of their kind can."""
+    """Return whether masks of that word can be doubled; the examples of their kind decide."""
     kind = kind_of(word)
     atoms = (atom for mask in kind.gallery() for atom in mask.atoms)
     return any(isinstance(atom, kind) and _doubles(atom) for atom in atoms)
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
-    """Half as long, so that the doubled problem is as large as the one that was drawn."""
+    """Halve the lengths, so that the doubled problem is as large as the drawn one."""
     atoms = [atom for atom in problem.mask.atoms if _doubles(atom)]
     least = max(support.min_seqlen, 1)
     half = {
@@ -107,7 +106,7 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
 
 
 def judge(trial: Trial) -> Ruling:
-    """Twice the same sums over keys: numerator and denominator double, the largest score stays."""
+    """Run the doubled problem and compare: O stays, LSE grows by ln 2."""
     twice = doubled(trial.problem)
     other = trial.beside("doubled", twice.problem, inputs=twice.inputs(trial.inputs))
     if twice.rows:
@@ -126,19 +125,19 @@ def _whole(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
 
 
 def _odd(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
-    """The rows that see both copies."""
+    """Yield the results of the rows that see both copies."""
     for r in _whole(trial, other):
         yield replace(r, after=r.after[:, :, 1::2], after_bound=r.after_bound[:, :, 1::2])
 
 
 def excludes(declaration: Declaration) -> str | None:
-    """Reason why no problem of a variant can be doubled, or None."""
+    """Return the reason why no problem of a variant can be doubled, or None."""
     found = any(map(_word_doubles, declaration.support.masks))
     return None if found else "supports random masks alone"
 
 
 def admits(problem: Problem, support: Support) -> bool:
-    """Whether the problem can be doubled within the support."""
+    """Return whether the problem can be doubled within the support."""
     return all(map(_doubles, problem.mask.atoms)) and inside(support, doubled(problem).problem)
 
 
@@ -153,8 +152,8 @@ ORACLE = Oracle(
     name="duplicated_keys",
     group="duplicated_keys",
     catches=(
-        "a normaliser that loses keys or blocks, ties of the maximum, LSE that does not grow with"
-        " the number of keys"
+        "a normaliser that loses keys or blocks, wrong ties of the maximum, an LSE that does not"
+        " grow with the number of keys"
     ),
     judge=judge,
     excludes=excludes,

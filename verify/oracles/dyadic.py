@@ -1,7 +1,7 @@
-"""Dyadic: integer scores under a scale of ln 2 make every weight a power of two, so O is one
-division and one rounding.
+"""Dyadic: integer scores and a scale of ln 2 make every weight a power of two, so O is one division
+and one rounding.
 
-s = ln 2, and the scores are integers in [-4, 4]: every weight is a power of two, none below 2^-8 of
+s = ln 2, and the scores are integers in [-4, 4]: every weight is a power of two, at least 2^-8 of
 the row's largest. float32(ln 2 log2 e) is 1, and so is the product of float32(ln 2) and
 float32(log2 e) in fp32. So a kernel that scales by one factor, rounded once, and uses an
 exponential in base 2 has integer exponents, exact differences and, if its exponential is exact at
@@ -9,20 +9,20 @@ integers, exact weights in every dtype of P. V holds integers in [-4, 4): P V, t
 rescales are exact as long as sum P |V| 2^8 stays below the limit of integer_scores. O = sum P V /
 sum P is then one division (5 u) and one rounding: it must lie between the values to which the ends
 of that interval round. LSE = ln 2 (m + log2 l) to fp32 rounding. One element of head_dim makes the
-scores climb or fall with the key, so that maxima move.
+scores rise or fall with the key, so that the running maximum changes.
 
-No document says whether an exponential is exact at integers. It was measured of ex2.approx and
-exp2f on an H100, at every integer from -126 to 127 (`exact_at_integers` in
-`verify/arithmetic/instructions.py`). On sm_90 therefore no error of P is allowed, an ulp of one
-weight shows where weights cancel, and the only slack of O is the division and one rounding. On
-other arches, and in Triton's interpreter, whose exp2 is numpy's, the exponential's error is allowed
-for each key and rescale, and with it the errors of sums that are then not exact; of a 16-bit O that
-leaves all but ties.
+No document says whether an exponential is exact at integers. ex2.approx and exp2f were measured on
+an H100, at every integer from -126 to 127 (`exact_at_integers` in
+`verify/arithmetic/instructions.py`). On sm_90 therefore no error of P is allowed, an error of one
+ulp in one weight shows if weights cancel, and the slack of O is only the division and one rounding.
+On other arches, and in Triton's interpreter, which uses numpy's exp2, the exponential's error is
+allowed for each key and rescale, and also the errors of the sums, which are then not exact; a
+16-bit O is still determined except near ties.
 
-Catches exponentials of low precision, fp16 accumulators, lost rescales, mixed bases, and outputs
-that are truncated or rounded twice, which no bound sees. Does not judge kernels of base e, with a
-factor of several roundings (other than descales, which are powers of two here), with normalised P,
-or that merge parts by a rounded LSE.
+The oracle catches exponentials of low precision, fp16 accumulators, lost rescales, mixed bases, and
+outputs that are truncated or rounded twice, which no bound shows. It does not judge kernels that
+use base e, scale with several roundings (other than descales, which are powers of two here),
+normalise P, or merge parts by a rounded LSE.
 
 Premises: scores are integers times ln 2 (linear_scores, position_free_scores) whose products are
 summed as integers (factors_by_head), only the weights of visible keys are added up
@@ -56,8 +56,8 @@ _BASE_2 = ("ex2.approx", "exp2f")
 
 @dataclass(frozen=True)
 class Answer:
-    """fp64, (batch, heads_q, seqlen_q, head_dim_v) or (batch, heads_q, seqlen_q): what is exact,
-    and how far it may be missed before the last rounding."""
+    """The exact O (batch, heads_q, seqlen_q, head_dim_v) and LSE (batch, heads_q, seqlen_q) in
+    fp64, their allowed errors before the last rounding, and the rows that see a key."""
 
     out: Tensor
     slack: Tensor
@@ -67,8 +67,8 @@ class Answer:
 
 
 def answer(trial: Trial) -> Answer:
-    """Exact sums of powers of two; the slack is that of the exponential, if it errs at integers,
-    and of the division."""
+    """Return the exact answer, from sums of powers of two.  The slack is that of the exponential,
+    if it errs at integers, and of the division."""
     p, numerics = trial.problem, trial.declaration.numerics
     a = resolve(numerics, trial.config, p, trial.arch)
     q, k, v = (x.double() for x in trial.expanded)
@@ -83,8 +83,8 @@ def answer(trial: Trial) -> Answer:
     out, carried = (weights @ x / total[..., None] for x in (v, v.abs()))
     # without descales
     stored = trial.inputs.v.expand(p.shape_v).double().abs().repeat_interleave(p.group, 1)
-    # Multiples of 2^-DYADIC_RANGE of the row's largest weight, whatever was the maximum when they
-    # were added: exact while they and their sums fit into a significand.
+    # Weights are multiples of 2^-DYADIC_RANGE of the row's largest, for any running maximum: they
+    # are exact while they and their sums fit into a significand.
     exp = exp_error_at_integers(numerics.softmax.exp, trial.arch)
     each = math.expm1(-a.blocks * math.log1p(-exp))
     sums = weights.sum(-1) * 2.0**DYADIC_RANGE >= 2.0**24
@@ -108,7 +108,7 @@ def answer(trial: Trial) -> Answer:
 
 
 def judge(trial: Trial) -> Ruling:
-    """O is what some number within the slack rounds to: all but bit for bit.  LSE to fp32
+    """Check that some number within the slack rounds to O, and that LSE is exact up to fp32
     rounding."""
     run, want = trial.first, answer(trial)
     assert run.out is not None
@@ -157,8 +157,8 @@ def _ln_2(problem: Problem, support: Support) -> Problem:
 
 def _applies(declaration: Declaration) -> str | None:
     numerics, support = declaration.numerics, declaration.support
-    # float32(ln 2 * log2 e) is 1, and so is the product of the two in fp32; descales multiply it by
-    # powers of two.
+    # float32(ln 2 * log2 e) is 1, and so is the product of both factors in fp32; descales multiply
+    # it by powers of two.
     factors = 2 * (set(support.descalings) != {"none"})
     reasons = {
         f"declares {numerics.softmax.exp}, no exponential in base 2": numerics.softmax.exp
@@ -183,7 +183,7 @@ def _applies(declaration: Declaration) -> str | None:
 
 GROUP = Group(
     name="dyadic",
-    about="integer scores under a scale of ln 2, and integers in V: every weight is a power of two",
+    about="integer scores, a scale of ln 2 and integers in V: every weight is a power of two",
     family="exact",
     distributions=("dyadic",),
     adapt=_ln_2,
@@ -193,8 +193,8 @@ ORACLE = Oracle(
     name="dyadic",
     group="dyadic",
     catches=(
-        "low precision exponentials, sums and accumulators, lost rescales, mixed bases, truncated"
-        " or twice rounded outputs"
+        "exponentials, sums and accumulators of low precision, lost rescales, mixed bases, outputs"
+        " that are truncated or rounded twice"
     ),
     judge=judge,
     excludes=_applies,

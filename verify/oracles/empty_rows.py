@@ -1,12 +1,11 @@
-"""Empty rows: a query that sees no key gets exactly what the contract says, in O and in the raw
-LSE.
+"""Empty rows: for a query that sees no key, O and the raw LSE hold exactly what the contract says.
 
-Bit for bit, up to the sign of zero; NaN equals NaN where the contract promises NaN. The softmax of
-no score is 0 / 0, so that only a convention can say what such a row holds: the contract declares
-it (`empty_row_out`, `empty_row_lse`). There is no slack. A row is excused only where the declared
-arithmetic can overflow: a masked score of infinity can make NaN of it.
+The values must be equal, up to the sign of zero; NaN equals NaN. The softmax of no score is 0 / 0,
+so only a convention can say what such a row holds: the contract declares it (`empty_row_out`,
+`empty_row_lse`). There is no slack. A row is excused only if the declared arithmetic can overflow:
+a masked score of infinity can turn the row into NaN.
 
-Premises: the softmax has nothing but the keys that a row sees (visible_mass_only).
+Premises: softmax sums over the keys that a row sees, and nothing else (visible_mass_only).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from verify.oracles import Oracle
 
 
 def judge(trial: Trial) -> Ruling:
-    """Bitwise up to the sign of zero; NaN equals NaN where the contract promises NaN."""
+    """Check that empty rows equal the contract's values, up to the sign of zero; NaN equals NaN."""
     run, contract = trial.first, trial.declaration.contract
     empty = trial.truth.empty
     assert run.out is not None
@@ -33,7 +32,7 @@ def judge(trial: Trial) -> Ruling:
     for name, tensor, where, promised in checks:
         same = torch.isnan(tensor) if math.isnan(promised) else tensor == promised
         bad = where & ~same
-        if bool(bad.any()):  # a masked score of infinity may make NaN of a row that sees nothing
+        if bool(bad.any()):  # a masked score of infinity can turn an empty row into NaN
             excused = beyond_arithmetic(trial)
             bad &= ~(excused[..., None] if name == "out" else excused)
         if bool(bad.any()):
@@ -49,9 +48,7 @@ def judge(trial: Trial) -> Ruling:
 ORACLE = Oracle(
     name="empty_rows",
     group="accuracy",
-    catches=(
-        "(-inf) - (-inf), 0 / 0, finite sentinels and unwritten rows where a query sees nothing"
-    ),
+    catches="(-inf) - (-inf), 0 / 0, finite sentinels and unwritten rows if a query sees no key",
     judge=judge,
     needs=frozenset({Premise.VISIBLE_MASS_ONLY}),
     concerns=lambda trial: bool(trial.truth.empty.any()),

@@ -1,45 +1,44 @@
-"""Gather: one key wins every row by 160 powers of two, so O is that row of V, bit for bit, and LSE
-is its logit.
+"""Gather: one key wins every row by 160 powers of two, so O is that key's row of V, bit for bit,
+and LSE is its logit.
 
 K holds distinct codes of +-1. q_i is the code of one visible key pi(i), so large that every other
 weight is below 2^-160 of the winner's: zero in fp32. Hence O = V[pi(i)] bit for bit, and LSE is the
-winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In fp32, and where tf32
+winning logit. The winner's own weight is near 1, and 16 bits round it to 1. In fp32, and if tf32
 cuts the weight (one fma per exponent leaves it below 1), O is rounded to the 8 bits that V has
-before it is compared. The rows of V are unlike each other, so that the finding can name the row
-that was read instead. Catches wrong indices: layouts, swizzles, tails, head maps. Not asked where
-the maximum is rounded up (`maximum.excess`, `maximum.step`): the winner's P is not 1 there.
+before it is compared. The rows of V differ clearly, so the finding can name the row that was read
+instead. The oracle catches wrong indices: layouts, swizzles, tails, head maps. It does not judge
+kernels that round the maximum up (`maximum.excess`, `maximum.step`): the winner's P is not 1 there.
 
-Backward: the same codes, with integers in V and dO. Where the saved O is V[pi(i)] bit for bit,
+Backward: the same codes, with integers in V and dO. If the saved O is V[pi(i)] bit for bit,
 delta_i = sum dO O and the winner's dP = dO . V are sums of the same integers, below 2^24. Both are
-exact in any order, hence equal. So dS = P (dP - delta) = 0 at the winner whatever its P is, and
-also at the other keys, because their P = exp(S - LSE^) underflows: **dQ = dK = 0**, exactly. Rows
-whose saved O is off are not asked, nor are keys that one of these rows selects.
+exact in any order, hence equal. So dS = P (dP - delta) = 0 at the winner for any P, and also at the
+other keys, because their P = exp(S - LSE^) underflows: **dQ = dK = 0**, exactly. Rows whose saved O
+differs are not judged, nor are keys that one of these rows selects.
 
-dV_j is the sum of P_i dO_i over the rows that select j. P_i = exp(S_i - LSE^_i) is 1 but for the
+dV_j is the sum of P_i dO_i over the rows that select j. P_i = exp(S_i - LSE^_i) is 1 except for the
 rounding of LSE^, which is known, and the error of the kernel's own exponent, which is delta of
 docs/tolerance-backward.md without kappa, since the products of the codes are exact. In bf16, and
 mostly in fp16, P's dtype rounds all of [exp(z - delta), exp(z + delta)] to 1. Then dV is the sum of
-integers, rounded once if it needs to be. Elsewhere the error that P can have is allowed, and no
-more.
+integers, rounded once if necessary. Otherwise the error that P can have is allowed, and no more.
 
-Not asked of backwards that declare what makes another result honest:
+The oracle does not judge a backward whose declaration allows another correct result:
 
 - a D that is summed up from P dP and a saved LSE (`delta_of`), and sums in bfloat16: D is not dP;
-- K rounded after it was multiplied by the scale;
-- delta or sums in memory in 16 bits;
+- K rounded after the multiplication by the scale;
+- delta or sums stored in 16 bits;
 - an exponential that is not known to vanish;
 - a field of `GradientNumerics` that the oracle does not name.
 
-No field of `Numerics` matters: the saved O is looked at, the saved LSE is taken as it is, and
-nothing else of the forward enters. A backward that makes its own softmax has P_i = exp(0) / 1 = 1,
-so that every row is asked and dV has no slack, however Q and K were scaled before.
+No field of `Numerics` matters: the oracle reads the saved O and LSE, and the backward uses nothing
+else of the forward. If a backward computes its own softmax, P_i = exp(0) / 1 = 1; then every row is
+judged and dV has no slack, for any scaling of Q and K.
 
-The backward catches wrong indices, the delta of another row or head, a delta that is a little off
+The backward catches wrong indices, the delta of another row or head, a delta with a small error
 (2^-9 passes the bound in bf16), lost and doubled rows, and a P that is not 1.
 
-Premises: the gap between scores is that of the products (linear_scores, position_free_scores),
-nothing but visible keys weighs (visible_mass_only, rows_average_values), and O is rounded once
-(exact_output). The backward looks at the saved O and does without the last.
+Premises: the gap between scores is that of the products (linear_scores, position_free_scores), only
+visible keys have weight (visible_mass_only, rows_average_values), and O is rounded once
+(exact_output). The backward reads the saved O and does not need exact_output.
 """
 
 from __future__ import annotations
@@ -68,11 +67,11 @@ from verify.variant import Declaration
 _GRADIENT_NEEDS = GATHER_NEEDS | {Premise.VISIBLE_MASS_ONLY, Premise.ROWS_AVERAGE_VALUES}
 NEEDS = _GRADIENT_NEEDS | {Premise.EXACT_OUTPUT}
 
-# significant bits of V's patterns: an output that need not be exact is compared after rounding to
-# as many
+# significant bits of V's patterns; an output that need not be exact is rounded to as many bits
+# before it is compared
 _KEPT = 8
 
-# Exponentials that are 0 at a loser's exponent, 160 below the winner's in base 2.
+# Exponentials that are 0 at a losing key's exponent, 160 below the winner's in base 2.
 _VANISHING = (
     "ex2.approx",
     "exp2f",
@@ -85,8 +84,8 @@ _VANISHING = (
 
 
 def judge(trial: Trial) -> Ruling:
-    """All other weights underflow to zero, the winner's is near exp(0), which 16 bits round to 1:
-    16-bit outputs must equal V bitwise, unless tf32 cuts the winner's weight instead."""
+    """Check O = V[target] bit for bit, and LSE within its bound.  fp32 outputs, and those of a unit
+    that cuts the winner's weight (tf32), are first rounded to _KEPT bits."""
     p, run = trial.problem, trial.first
     assert run.out is not None
     targets = gather_targets(p)
@@ -137,29 +136,29 @@ def judge(trial: Trial) -> Ruling:
 
 
 def _rounded(tensor: Tensor) -> Tensor:
-    """fp32 rounded to _KEPT significant bits, to nearest."""
+    """Round fp32 to _KEPT significant bits, to nearest."""
     drop = 24 - _KEPT
     bits = tensor.contiguous().view(torch.int32)
     return ((bits + (1 << (drop - 1))) & ~((1 << drop) - 1)).view(torch.float32)
 
 
 def _which(row: Tensor, values: Tensor) -> str:
-    """Which row of V was read instead, in words, if one was."""
+    """Name the row of V that equals the result, or return ""."""
     hits = (values == row).all(-1).nonzero().flatten()
     return f", is row {int(hits[0])}" if len(hits) else ""
 
 
 def excludes(declaration: Declaration) -> str | None:
-    """Why O need not be a row of V bit for bit, or None."""
+    """Return the reason why O need not be a row of V bit for bit, or None."""
     numerics = declaration.numerics
     up = numerics.softmax.maximum.excess or numerics.softmax.maximum.step
     return "subtracts more than the maximum: the winner's P is not 1" if up else None
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """Where the saved O is the selected row of V, bit for bit, dS is 0 in the whole row: 0 times
-    anything at the keys that lost, whose P underflows, and P (dP - delta) with equal exact sums at
-    the winner.  dV: see `_scattered`."""
+    """Check dQ = dK = 0 for rows whose saved O is the selected row of V, bit for bit: dS is 0
+    there, since P underflows at the losing keys, and dP and delta are equal exact sums at the
+    winner.  dV: see `_scattered`."""
     p, run = trial.problem, trial.first
     targets = gather_targets(p)
     live = targets >= 0
@@ -207,11 +206,11 @@ def judge_backward(trial: Trial) -> Ruling:
 
 
 def _scattered(trial: Trial, targets: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of dO by selected key, fp64 like dv, and how far they may be missed before the last
-    rounding: 0 where the winners' P is certain to round to 1.
+    """Return the sums of dO by selected key, fp64, shaped like dv, and their allowed errors before
+    the last rounding: 0 if the winners' P is certain to round to 1.
 
-    P = exp(S - LSE^) of the winner is 1 but for what LSE^ was rounded by, which is known, and the
-    backward's own exponent; in a softmax of the backward's own it is exp(0) / 1.
+    The winner's P = exp(S - LSE^) is 1 except for the rounding of LSE^, which is known, and the
+    error of the backward's exponent; if the backward computes its own softmax, P is exp(0) / 1.
     """
     p, declared = trial.problem, trial.declaration.gradients
     assert declared is not None
@@ -224,8 +223,7 @@ def _scattered(trial: Trial, targets: Tensor, live: Tensor) -> tuple[Tensor, Ten
     low, high = (_cast_probability(torch.exp(z + side * error), a.probability) for side in (-1, 1))
     off = torch.maximum((low - 1).abs(), (high - 1).abs()).masked_fill(~live, 0.0)[..., None]
     dout = trial.dout.double().masked_fill(~live[..., None], 0.0)
-    # By key, one query head apart: sums, magnitudes, and what the weights are off by; then the
-    # group.
+    # Per key and query head: sums, magnitudes, and errors of the weights; then sums over the group.
     sums, sizes, offs = (
         _scatter(x, targets, live, p.seqlen_kv) for x in (dout, dout.abs(), dout.abs() * off)
     )
@@ -247,8 +245,8 @@ def _scattered(trial: Trial, targets: Tensor, live: Tensor) -> tuple[Tensor, Ten
 def _exponents(
     trial: Trial, a: GradientArithmetic, targets: Tensor, live: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """S - LSE^ of each row's winner, and the bound of the backward's own error of it; Q K^T of the
-    codes is exact."""
+    """Return S - LSE^ of each row's winner, and the bound of the backward's error in it; Q K^T of
+    the codes is exact."""
     p = trial.problem
     index = targets.clamp(min=0)[..., None].expand(*targets.shape, p.head_dim)
     q, k, _ = (x.double() for x in trial.expanded)
@@ -269,12 +267,12 @@ def _exponents(
 
 
 def _cast_probability(values: Tensor, probability: DType) -> Tensor:
-    """As P enters its product; fp32 is no cast."""
+    """Round P as it enters its product; fp32 is not rounded."""
     return values if probability.precision >= 24 else cast(values.numpy(), probability).double()
 
 
 def _scatter(rows: Tensor, targets: Tensor, live: Tensor, seqlen_kv: int) -> Tensor:
-    """(batch, heads_q, seqlen_kv, dim): sums of rows by the key that they select."""
+    """Sum the rows by the key that they select, (batch, heads_q, seqlen_kv, dim)."""
     found = rows.new_zeros(*rows.shape[:2], seqlen_kv, rows.shape[-1])
     index = targets.clamp(min=0)[..., None].expand(rows.shape)
     return (
@@ -285,15 +283,15 @@ def _scatter(rows: Tensor, targets: Tensor, live: Tensor, seqlen_kv: int) -> Ten
 
 
 def excludes_backward(declaration: Declaration) -> str | None:
-    """Why dQ and dK need not be 0, or dV not the sum of dO, or None."""
+    """Return the reason why dQ and dK need not be 0, or dV not the sum of dO, or None."""
     declared = declaration.gradients
     if declared is None:
         return "declares no gradients"
     if declared.softmax.exp not in _VANISHING:
         return f"declares {declared.softmax.exp}, which is not known to vanish"
-    # With K rounded after it was scaled the winner's P is not 1, but in a softmax of the backward's
-    # own; a rounded delta is not dP, and sums in 16 bits of memory are not exact.  Nothing that a
-    # forward declares matters: what it saved is looked at.
+    # If K is rounded after it is scaled, the winner's P is not 1, unless the backward computes its
+    # own softmax; a rounded delta is not dP, and sums stored in 16 bits are not exact.  The
+    # forward's declaration does not matter: the saved O and LSE are read.
     return beyond(
         declared,
         (*KNOWN_GRADIENTS, "products.prescale")
@@ -304,7 +302,7 @@ def excludes_backward(declaration: Declaration) -> str | None:
 
 GROUP = Group(
     name="gather_backward",
-    about="one key wins every row and dO, V hold integers: dQ and dK are 0, dV scatters dO",
+    about="one key wins every row, V and dO hold integers: dQ and dK are 0, dV scatters dO",
     entry="backward",
     family="exact",
     distributions=("gather_integers",),
@@ -325,7 +323,7 @@ BACKWARD = Oracle(
     group="gather_backward",
     catches=(
         "wrong indexing in a backward, delta of another row or head, lost or doubled rows and keys,"
-        " P that is not 1"
+        " a P that is not 1"
     ),
     judge=judge_backward,
     excludes=excludes_backward,

@@ -1,7 +1,7 @@
-"""Gradient sums: sum dV = sum dO, sum dK = 0, <dQ, Q> = <dK, K> and <dV, V> = <dO, O>, whatever the
-scores are.
+"""Gradient sums: sum dV = sum dO, sum dK = 0, <dQ, Q> = <dK, K> and <dV, V> = <dO, O> hold for any
+scores.
 
-The sums go over the rows that see a key, per key head; the query heads of a group are summed:
+Each sum covers the rows that see a key, for one key head, with all query heads of its group:
 
 | | holds because | fails with |
 |---|---|---|
@@ -12,13 +12,13 @@ The sums go over the rows that see a key, per key head; the query heads of a gro
 
 Rows without a key have no P and are left out. The slack is the smaller of two.
 
-*The elements' bounds*, added up with the weights of the sum. This is rigorous, since the exact
-gradients obey the equations exactly.
+The first is the sum of *the elements' bounds*, with the weights of the sum. It is rigorous, since
+the exact gradients obey the equations exactly.
 
-*Norms* (`verify/judging/gradient_invariants.py`), without any reference. Let a_i = |s| |q_i| max
-|k|, B_i = |dO_i| max |V|, delta_i the exponent's error of docs/tolerance-backward.md at |S| <= a_i,
-L_i the bound of the saved LSE, and E_i = sum_d |dO_id| |O^_id - O_id|, bounded by the terms of
-docs/tolerance.md at their largest. Then
+The second uses *norms* and no reference (`verify/judging/gradient_invariants.py`). Let a_i = |s|
+|q_i| max |k|, B_i = |dO_i| max |V|, delta_i the exponent's error of docs/tolerance-backward.md at
+|S| <= a_i, L_i the bound of the saved LSE, and E_i = sum_d |dO_id| |O^_id - O_id|, bounded by the
+terms of docs/tolerance.md at their largest. Then
 
     sum_j |P^_ij - P_ij|   <= w_i = e^(delta_i + L_i) (1 + u_P) - 1 + n (eta_P + 2 t)
     |dP - D|, computed     <= x_i = 2 B_i + E_i + rel(dv + 1)(B_i + E_i)
@@ -26,33 +26,33 @@ docs/tolerance.md at their largest. Then
     sum_j |dS^_ij - dS_ij| <= e_i = e^(delta_i + L_i) (1 + u_dS)(1 + u)^2 slope x_i - 2 B_i
                                     + n (eta_dS + 2 t)
 
-Where dS is made of the rounded P, the first factor of the third line is that of the first line.
-Where the scale has multiplied dS before its cast, the part that the cast loses is divided by |s|,
-with one rounding more. The second line holds because |abc - a'b'c'| is at most the product of the
+If dS is computed from the rounded P, the first factor of the third line is that of the first line.
+If the scale has multiplied dS before its cast, the part that the cast loses is divided by |s|, with
+one more rounding. The second line holds because |abc - a'b'c'| is at most the product of the
 largest factors less |a'b'c'|, which grows with |dP - D|.
 
-A product that errs by a part r of its magnitudes adds r (1 + w_i), or r (2 B_i + e_i). So these
-slacks remain, and u_o of each output for its rounding:
+A product whose error is a fraction r of its magnitudes adds r (1 + w_i), or r (2 B_i + e_i). The
+slacks are therefore these, and u_o of each output for its rounding:
 
-- sum dV is known to sum_i |dO_id| (w_i + r (1 + w_i));
-- sum dK is known to |s| sum_i |q_id| (e_i + r (2 B_i + e_i));
-- <dQ, Q> - <dK, K> is known to 2 sum_i a_i (e_i + r (2 B_i + e_i));
-- <dV, V> - <dO, O> is known to sum_i B_i (w_i + r (1 + w_i)) + E_i.
+- for sum dV: sum_i |dO_id| (w_i + r (1 + w_i));
+- for sum dK: |s| sum_i |q_id| (e_i + r (2 B_i + e_i));
+- for <dQ, Q> - <dK, K>: 2 sum_i a_i (e_i + r (2 B_i + e_i));
+- for <dV, V> - <dO, O>: sum_i B_i (w_i + r (1 + w_i)) + E_i.
 
 Emulated honest backwards (`tests/harness/emulation_backward.py`, 6,654 random cases over all
 distributions) reach 0.98 of the first slack, 0.63 of the second, 0.27 and 0.66 of the others.
 
-Where the backward makes its own softmax, L_i is delta_i again plus what a row sum and a division
-add, O is exact, and E_i is what D can be off by: B_i (e^(delta_i + L_i) (1 + kappa(dv + 1))(1 +
-rel(n + 2)) - 1).
+If the backward computes its own softmax, L_i is delta_i plus the errors of a row sum and of a
+division, O is exact, and E_i is the largest error of D: B_i (e^(delta_i + L_i) (1 + kappa(dv +
+1))(1 + rel(n + 2)) - 1).
 
-By norms, sum dV shows a lost block of keys in fp16 up to some thousand rows. The scalar products
-are loose by a factor of 100 and more, which is why the bounds count where there are some. For long
-sequences let dO be zero but in a few rows: the slack shrinks with them.
+By norms, sum dV shows a lost block of keys in fp16 up to some thousand rows. The slacks of the
+scalar products are loose by a factor of 100 and more; there the elements' bounds decide, if they
+exist. For long sequences, make dO zero except in a few rows: the slack shrinks with their number.
 
 Premises: sum_j P_ij = 1 over the visible keys (rows_average_values, visible_mass_only), the norms
 bound the scores (norm_bounded_scores), and the saved O is the kernel's O (exact_output). The sum of
-dK needs linear_scores, too.
+dK also needs linear_scores.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from verify.variant import Declaration
 
 
 def judge(trial: Trial) -> Ruling:
-    """Each within its own slack, of norms and outputs alone, and within the sum of the elements'
+    """Check each equation within its slack from norms, and within the sum of the elements'
     bounds."""
     p, declared = trial.problem, trial.declaration
     assert declared.gradients is not None
@@ -91,7 +91,7 @@ def judge(trial: Trial) -> Ruling:
     measures, verdict = {}, Ruling()
     for one in found:
         bounds = summed_bounds(trial, one)
-        # A sum with an element of which nothing is asked may be NaN.
+        # A sum with an element that is not judged can be NaN.
         slack = torch.minimum(one.slack, bounds).masked_fill(bounds == math.inf, math.inf)
         error = (one.left - one.right).abs()
         ratio = torch.where((error == 0) | (slack == torch.inf), 0.0, error / slack).nan_to_num(
@@ -114,11 +114,8 @@ def judge(trial: Trial) -> Ruling:
 
 
 def summed_bounds(trial: Trial, one: Invariant) -> Tensor:
-    """What the elements' own bounds add up to in that invariant, which holds exactly of the exact
-    gradients.
-
-    Infinite where an element may rightly be infinite.
-    """
+    """Return the sum of the elements' bounds in an invariant, which the exact gradients obey
+    exactly; infinite if an element may be infinite."""
     p, truth = trial.problem, trial.gradients
     dq_bound, dk_bound, dv_bound = (
         bound.masked_fill(exact.abs() + bound >= p.format.overflow, math.inf)
@@ -162,8 +159,8 @@ ORACLE = Oracle(
     name="gradient_sums",
     group="gradients",
     catches=(
-        "delta of another row, rows or keys that are lost or counted twice, dQ and dK of different"
-        " P; at any length"
+        "delta of another row, rows or keys that are lost or counted twice, dQ and dK from"
+        " different P; at any length"
     ),
     judge=judge,
     excludes=_applies,

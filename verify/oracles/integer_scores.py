@@ -1,21 +1,21 @@
-"""Integer scores: Q K^T is exact in any order, so O and LSE are held to a bound whose scores err by
-nothing but the scale.
+"""Integer scores: Q K^T is exact in any order, so the bounds of O and LSE contain no score error
+except that of the scale.
 
-Q and K are sparse integers in [-2, 2], and at two elements of head_dim, one in each half, +x and -x
-with x up to 2^21 (2^11 in 8 bits). Partial sums are large, scores small, and all are integers below
-the limit of any unit. With F fraction bits of the largest term and p + 1 bits of a result, integers
-add up exactly, in any order, while sum |q k| < 2^min(F, p + 1): 2^24 on sm_80 and later, 2^23 on
-sm_70, 2^13 in the 8-bit units of sm_89 and sm_90, and 2^11 for an fp16 accumulator, for which the
-second distribution is made (`small_integers`). Where any scale can be asked for, the scale is a
-power of four, so that q s and q sqrt(s), k sqrt(s) are exact too. They are not exact where an
-exponential in base 2 puts log2 e into them as well.
+Q and K are sparse integers in [-2, 2], with +x and -x at two elements of head_dim, one in each
+half, and x up to 2^21 (2^11 in 8 bits). Partial sums are large, scores are small, and all are
+integers below the limit of any unit. With F fraction bits of the largest term and p + 1 bits of a
+result, integers add up exactly, in any order, while sum |q k| < 2^min(F, p + 1): 2^24 on sm_80 and
+later, 2^23 on sm_70, 2^13 in the 8-bit units of sm_89 and sm_90, and 2^11 for an fp16 accumulator,
+which the second distribution (`small_integers`) is for. If the kernel supports any scale, the scale
+is a power of four, so that q s and q sqrt(s), k sqrt(s) are exact too. They are not exact if an
+exponential in base 2 also multiplies them by log2 e.
 
-Expected: O and LSE within the bound that remains with kappa = 0 in Q K^T. Catches accumulators
-narrower than declared (one of 13 bits passes the element bound of O on normal data), a tail of
-head_dim that is lost, and fragments that are exchanged.
+O and LSE must be within the bound that remains with kappa = 0 in Q K^T. The oracle catches
+accumulators that are narrower than declared (one of 13 bits passes the element bound of O on normal
+data), a lost tail of head_dim, and exchanged fragments.
 
-Premises: the products of integers are added before any factor (factors_by_head). What becomes of
-the exact sums is the reference's business.
+Premises: the products of integers are added before any factor (factors_by_head). The reference
+computes everything after the exact sums.
 """
 
 from __future__ import annotations
@@ -42,36 +42,37 @@ from verify.variant import Support
 
 @dataclass(frozen=True)
 class ExactUnit(Unit):
-    """A unit whose products and sums of these operands need no rounding: see `exact_below`."""
+    """A unit that rounds no product or sum of these operands: see `exact_below`."""
 
     def kappa(self, n: int) -> float:
-        """0."""
+        """Return 0."""
         return 0.0
 
     def kappas(self, used: Tensor, n: int) -> Tensor:
-        """0, elementwise."""
+        """Return 0 for each element."""
         return torch.zeros_like(used)
 
     def underflow(self, n: int) -> float:
-        """0."""
+        """Return 0."""
         return 0.0
 
     def misalignment(self, n: int, operands: object, largest: float) -> float:
-        """0."""
+        """Return 0."""
         return 0.0
 
 
 def exact_below(unit: Unit) -> float:
-    """Integers whose magnitudes add up to less than this are added exactly, in any order.
+    """Return the limit below which a sum of magnitudes of integers is exact, in any order.
 
-    F fraction bits of the largest term reach down to 1, and so do the p + 1 bits of a result.
+    Below it, F fraction bits of the largest term reach down to 1, and so do the p + 1 bits of a
+    result.
     """
     return 2.0 ** min(unit.fraction, unit.output + 1)
 
 
 def rescaled(problem: Problem, support: Support) -> Problem:
-    """The problem with a scale that is a power of four, where any scale may be asked for:
-    multiplying by it, or both operands by its square root, is exact."""
+    """Give the problem a scale that is a power of four, if the support has any scale: multiplying
+    by it, or both operands by its square root, is exact."""
     if support.scales == "default":
         return problem
     power = 4.0 ** round(math.log(abs(problem.scale) or problem.head_dim**-0.5, 4))
@@ -79,7 +80,7 @@ def rescaled(problem: Problem, support: Support) -> Problem:
 
 
 def _exact_scores(trial: Trial) -> ForwardArithmetic:
-    """The declared arithmetic, but for Q K^T."""
+    """Return the declared arithmetic with an exact Q K^T."""
     arithmetic = tolerance.resolve(
         trial.declaration.numerics, trial.config, trial.problem, trial.arch
     )
@@ -91,21 +92,21 @@ def _exact_scores(trial: Trial) -> ForwardArithmetic:
     )
 
 
-# Exponentials of base e.  Before one of base 2 operands may be multiplied by the scale times
-# log2(e), which is no power of two.
+# Exponentials of base e.  For one of base 2, operands can be multiplied by the scale times log2(e),
+# which is no power of two.
 _BASE_E = ("expf", "__expf", "vexp", "exp_u20", "fexp_u20")
 
 
 def concerns(trial: Trial) -> bool:
-    """Whether the sums are exact: small enough for the unit, and operands multiplied by nothing but
-    a power of two."""
+    """Return whether the sums are exact: small enough for the unit, with operands multiplied only
+    by a power of two."""
     p = trial.problem
     q, k, _ = trial.expanded
     if not q.numel() or not k.numel():
         return True
     unit = tolerance.resolve(trial.declaration.numerics, trial.config, p, trial.arch).scores
     norm_q, norm_k = (x.double().norm(dim=-1).amax(-1) for x in (q, k))
-    # no less than any sum of |q k|
+    # at least as large as any sum of |q k|
     largest = float((norm_q * norm_k.repeat_interleave(p.group, 1)).max())
     fraction, exponent = math.frexp(abs(p.scale))
     numerics = trial.declaration.numerics
@@ -115,7 +116,7 @@ def concerns(trial: Trial) -> bool:
 
 
 def exact_truth(trial: Trial) -> Truth:
-    """Reference and bounds where the scores are exact, made once."""
+    """Return reference and bounds for exact scores, computed once per trial."""
     if "integer_scores" not in trial.notes:
         trial.notes["integer_scores"] = compute_truth(
             trial.problem, trial.expanded, [_exact_scores(trial)], trial.clock
@@ -126,7 +127,7 @@ def exact_truth(trial: Trial) -> Truth:
 
 
 def judge(trial: Trial) -> Ruling:
-    """As `bound`, within what is left of the tolerance without the errors of Q K^T."""
+    """Check O and LSE as `bound` does, within bounds without the errors of Q K^T."""
     run, truth = trial.first, exact_truth(trial)
     assert run.out is not None
     live = ~truth.empty
@@ -147,8 +148,7 @@ def judge(trial: Trial) -> Ruling:
 GROUP = Group(
     name="integer_scores",
     about=(
-        "integers in Q and K whose partial sums are large and whose scores are small, all of them"
-        " exact"
+        "integers in Q and K whose partial sums are large and whose scores are small, all exact"
     ),
     family="exact",
     distributions=("integer_scores", "small_integers"),
@@ -158,7 +158,7 @@ GROUP = Group(
 ORACLE = Oracle(
     name="integer_scores",
     group="integer_scores",
-    catches="narrow accumulators of Q K^T, a lost tail or swapped fragments along head_dim",
+    catches="narrow accumulators of Q K^T, a lost tail or swapped fragments of head_dim",
     judge=judge,
     needs=frozenset({Premise.FACTORS_BY_HEAD}),
     concerns=concerns,

@@ -1,12 +1,12 @@
-"""Key permutation: keys that the same rows see, in another order, leave O and LSE as they were.
+"""Key permutation: another order of keys that the same rows see leaves O and LSE the same.
 
-Softmax and P V are sums over keys, in any order, and so are their bounds, which therefore serve
+Softmax and P V are sums over keys, in any order, and so are their bounds, which therefore hold for
 both orders: the two results may differ by the sum of both bounds. A key moves only among keys that
-exactly the same rows see. A mask that fixes the order of the keys, such as a causal one over a
-square, gives way to another one. Needs support for problems without a mask.
+exactly the same rows see. If a mask fixes the order of the keys, such as a causal mask on a square,
+another mask replaces it. The kernel must support problems without a mask.
 
 Backward: dK and dV move with their keys, and dQ stays. The forward of the permuted keys saves other
-last bits; the bounds of the second question account for what it saved.
+last bits; the bounds of the second problem take these into account.
 
 Premises: a key has the same score (position_free_scores) and the same factor (factors_by_head) in
 another place.
@@ -38,11 +38,11 @@ from verify.variant import Declaration, Support
 
 
 def permutation(problem: Problem) -> Tensor:
-    """A random order of the keys, (seqlen_kv,) int64, in which each stays among those that exactly
-    the same rows see.
+    """Return a random order of the keys, (seqlen_kv,) int64, in which each key stays among those
+    that exactly the same rows see.
 
-    The edges of the rows' intervals cut the keys into such runs; one order serves every sequence
-    and head, which may share K.
+    The edges of the rows' intervals cut the keys into such runs.  All sequences and heads have the
+    same order, since they can share K.
     """
     keys = np.arange(problem.seqlen_kv)
     try:
@@ -55,26 +55,25 @@ def permutation(problem: Problem) -> Tensor:
 
 
 def moves(problem: Problem) -> bool:
-    """Whether the order changes for a good part of the keys, if there is more than one."""
+    """Return whether at least a quarter of the keys move, or there are fewer than four."""
     moved = int((permutation(problem) != torch.arange(problem.seqlen_kv)).sum())
     return 4 * moved >= problem.seqlen_kv or problem.seqlen_kv < 4
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
-    """A mask that orders the keys, such as a causal one over a square, gives way."""
+    """Replace a mask that fixes the order of the keys, such as a causal one on a square."""
     return with_mask(problem, support, moves)
 
 
 def asked(trial: Trial) -> bool:
-    """Whether there is anything to move, and a row that could notice."""
+    """Return whether some key moves and there is a row."""
     return trial.problem.seqlen_q > 0 and bool(
         (permutation(trial.problem) != torch.arange(trial.problem.seqlen_kv)).any()
     )
 
 
 def judge(trial: Trial) -> Ruling:
-    """Softmax and P V are sums over keys, in any order; so are the bounds, which therefore serve
-    both."""
+    """Compare with permuted keys; the bounds hold for both orders."""
     order, values = permutation(trial.problem), trial.inputs
     moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
     other = trial.beside("permuted", trial.problem, inputs=moved)
@@ -84,13 +83,12 @@ def judge(trial: Trial) -> Ruling:
 
 
 def excludes(declaration: Declaration) -> str | None:
-    """See `no_full_mask`."""
+    """Return the reason why keys cannot be permuted, or None: see `no_full_mask`."""
     return no_full_mask(declaration.support)
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """The forward of the permuted keys saves other last bits, which the second's own bounds
-    know."""
+    """Compare the gradients with permuted keys, each within the bounds of its own problem."""
     order, values = permutation(trial.problem), trial.inputs
     moved = replace(values, k=taken(values.k, order), v=taken(values.v, order))
     other = trial.beside("permuted", trial.problem, inputs=moved, dout=trial.dout)
@@ -121,8 +119,8 @@ FORWARD = Oracle(
     name="key_permutation",
     group="key_permutation",
     catches=(
-        "weights that depend on a key's place: first and last blocks, tails, a maximum that lags,"
-        " skipped rescales"
+        "weights that depend on a key's position: first and last blocks, tails, a maximum that"
+        " lags, skipped rescales"
     ),
     judge=judge,
     needs=frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}),
@@ -134,8 +132,8 @@ BACKWARD = Oracle(
     name="gradient_key_permutation",
     group="gradient_key_permutation",
     catches=(
-        "gradients that depend on a key's place: first and last blocks, tails, sums that begin too"
-        " late"
+        "gradients that depend on a key's position: first and last blocks, tails, sums that begin"
+        " too late"
     ),
     judge=judge_backward,
     needs=frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD}),

@@ -1,12 +1,12 @@
-"""Key shift: K + 1 w^T adds the same to every score of a row, so O stays and LSE grows by scale q .
-w.
+"""Key shift: K + 1 w^T adds one number to all scores of a row, so O stays and LSE grows by
+scale q . w.
 
-Softmax does not change when all scores of a row rise by the same. K holds integers in [-2, 2] and w
-multiples of a power of two, so that the shifted K is exactly representable and the rise of LSE is
-known exactly. Each of the two results has its own bound.
+Softmax does not change if all scores of a row grow by the same number. K holds integers in [-2, 2]
+and w multiples of a power of two, so the shifted K is exactly representable and the growth of LSE
+is known exactly. Each of the two results has its own bound.
 
-Premises: all scores of a row rise alike (linear_scores, factors_by_head), and all that the LSE is
-made of rises with them (visible_mass_only).
+Premises: all scores of a row grow by the same number (linear_scores, factors_by_head), and LSE has
+no term that does not grow (visible_mass_only).
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from verify.problem.source import Source
 
 
 def shifted(trial: Trial) -> Tensor:
-    """K, as stored, with one integer vector per stored head added to all of its keys, which changes
-    no bit but exactly.
+    """Return the stored K with one integer vector w per stored head added to all keys, exactly.
 
-    K holds integers in [-2, 2], w multiples of a power of two: large enough that scores beside 0
-    become all large.
+    K holds integers in [-2, 2].  w holds multiples of a power of two, so that scores become large.
     """
     problem = trial.problem
     step = 2 ** min(problem.format.precision - 2, 6)
@@ -44,7 +42,7 @@ def shifted(trial: Trial) -> Tensor:
 
 
 def judge(trial: Trial) -> Ruling:
-    """O within both bounds; LSE too, after the shift, known exactly."""
+    """Compare O, and LSE after the exactly known growth, within both bounds."""
     p = trial.problem
     changed = replace(trial.inputs, k=shifted(trial))
     other = trial.beside("shifted", p, inputs=changed)
@@ -76,7 +74,7 @@ ORACLE = Oracle(
     name="key_shift",
     group="key_shift",
     catches=(
-        "a maximum that is not subtracted, or clamped; a shift that the LSE forgets; scores that"
+        "a maximum that is not subtracted or is clamped; an LSE without the shift; scores that"
         " saturate"
     ),
     judge=judge,

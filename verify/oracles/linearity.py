@@ -1,18 +1,18 @@
-"""Linearity: O is linear in V, so the O of V's leading bits and that of the rest add up; LSE does
-not look at V.
+"""Linearity: O is linear in V, so the O of V's leading bits and the O of the rest add up; LSE does
+not depend on V.
 
-V is split exactly in two, V = V1 + V2. Then O(V) = O(V1) + O(V2) but for the errors of the three
+V is split exactly in two, V = V1 + V2. Then O(V) = O(V1) + O(V2) except for the errors of the three
 results, so the slack is the sum of their three bounds. LSE depends on Q and K alone: it keeps its
-bits where runs repeat.
+bits if runs repeat.
 
 Backward: dQ, dK and dV are linear in dO. dO is split exactly in two, and the gradients add up
-within the bounds of all three, each for what its own forward saved.
+within the sum of all three bounds, each computed from what its own forward saved.
 
-An element of which a part can overflow has an infinite bound and is left out, though the sum need
-not overflow.
+If a part of an element can overflow, its bound is infinite and the element is left out, even if the
+sum does not overflow.
 
-Premises: linear_in_values is what is asked; and O is neither scaled nor rounded twice
-(exact_output), for a part can overflow where the whole does not.
+Premises: the oracle tests linear_in_values itself. O is neither scaled nor rounded twice
+(exact_output), since a part can overflow if the whole does not.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from verify.tolerance import forward as tolerance
 
 
 def truths(trials: list[Trial]) -> list[Truth]:
-    """Reference and bounds of trials that differ in V alone, from one pass over their scores: as
-    columns of one wider V."""
+    """Return reference and bounds of trials that differ in V alone, from one pass over their
+    scores: their V are columns of one wider V."""
     one = trials[0]
     p, width = one.problem, one.problem.head_dim_v
     arithmetic = tolerance.resolve(one.declaration.numerics, one.config, p, one.arch)
@@ -60,8 +60,8 @@ def truths(trials: list[Trial]) -> list[Truth]:
 
 
 def judge(trial: Trial) -> Ruling:
-    """O(V) = O(V1) + O(V2), V = V1 + V2 exactly: within the bounds of all three.  LSE keeps its
-    bits."""
+    """Check O(V) = O(V1) + O(V2) within the three bounds, with V = V1 + V2 exactly, and that LSE
+    keeps its bits."""
     v1, v2 = leading_bit(trial.inputs.v, trial.problem.format)
     lead, rest = (
         trial.beside(tag, trial.problem, inputs=replace(trial.inputs, v=v))
@@ -105,8 +105,8 @@ def _results(trials: list[Trial]) -> Iterator[RelatedResult]:
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """g(dO) = g(dO1) + g(dO2), dO = dO1 + dO2 exactly: within the bounds of all three, each for
-    what its forward saved."""
+    """Check g(dO) = g(dO1) + g(dO2) within the three bounds, with dO = dO1 + dO2 exactly; each
+    bound allows for the errors of its own forward."""
     parts = leading_bit(trial.dout, trial.problem.format_out)
     tags = ("leading bits of dO", "rest of dO")
     others = [
@@ -139,10 +139,10 @@ def _gradient_results(trial: Trial, others: list[Trial]) -> Iterator[RelatedResu
 
 
 GROUPS = (
-    Group(name="linearity", about="V in two parts that add up to it", family="relations"),
+    Group(name="linearity", about="V, and two parts that add up to V", family="relations"),
     Group(
         name="gradient_linearity",
-        about="dO in two parts that add up to it",
+        about="dO, and two parts that add up to dO",
         entry="backward",
         family="relations",
     ),
@@ -151,10 +151,7 @@ GROUPS = (
 FORWARD = Oracle(
     name="linearity",
     group="linearity",
-    catches=(
-        "values that are clamped, flushed, or taken for a sign of something; an LSE that V leaks"
-        " into"
-    ),
+    catches="values that are clamped, flushed or treated as special; an LSE that depends on V",
     judge=judge,
     needs=frozenset({Premise.LINEAR_IN_VALUES, Premise.EXACT_OUTPUT}),
     concerns=lambda trial: trial.problem.pairs > 0,
@@ -164,8 +161,8 @@ BACKWARD = Oracle(
     name="gradient_linearity",
     group="gradient_linearity",
     catches=(
-        "upstream gradients that are clamped or flushed, a delta of something else, accumulators"
-        " that keep what they had"
+        "upstream gradients that are clamped or flushed, a wrong delta, accumulators that are not"
+        " cleared"
     ),
     judge=judge_backward,
     needs=frozenset({Premise.LINEAR_IN_VALUES}),

@@ -1,16 +1,16 @@
-"""Poison: NaN or huge values where a row does not look change no bit of its O and LSE.
+"""Poison: NaN or huge values that a row does not see change no bit of its O and LSE.
 
-Keys that some rows do not see hold NaN, in some cases infinities, or huge finite values where the
-contract wants masked values finite. These rows compute from the same operands as before, so they
-keep their bits. A kernel that rescales lazily is held to its bounds instead: the rows of a tile can
-vote on when to catch up with the maximum.
+Keys that some rows do not see hold NaN, in some cases infinities, or huge finite values if the
+contract requires finite masked values. These rows compute from the same operands as before, so they
+keep their bits. A kernel that rescales lazily, or is not declared deterministic, is compared within
+its bounds instead: the rows of a tile can vote on when to catch up with the maximum.
 
-Huge keys are only as large as leaves their scores finite, whatever the scale, and finite in fp16
-where scores can be fp16: an infinity could spread honestly, since -inf + inf is NaN. Huge values
-are finite in the format that V is converted to. Rows that share a maximum are asked if no row of
-their tile sees poison. Needs a mask.
+Huge keys are small enough that their scores are finite for any scale, in fp16 too if scores can be
+fp16: a correct kernel can spread an infinity, since -inf + inf is NaN. Huge values are finite in
+the format that V is converted to. Rows that share a maximum are judged if no row of their tile sees
+poison. The kernel must support a mask.
 
-Premises: hidden_has_no_effect is what is asked.
+Premises: the oracle tests hidden_has_no_effect itself.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from verify.tolerance.resolution import resolve
 from verify.variant import Declaration
 
 _FLOAT32 = dtype_named("float32")
-# its product with any query is finite in fp32, and made so in fp16 where scores may be that
+# its product with any query is finite in fp32; `_huge_key` reduces it if scores can be fp16
 _HUGE_KEY = 2.0**14
 
 
 @dataclass(frozen=True)
 class Poisoning:
-    """Spoiled inputs, how many rows of Q, K and V that is, and the rows of O that must not notice
-    (batch, heads_q, rows)."""
+    """Poisoned inputs, the number of poisoned rows of Q, K and V, and the rows of O that must not
+    change, (batch, heads_q, rows) booleans."""
 
     inputs: Inputs
     count: int
@@ -52,7 +52,7 @@ class Poisoning:
 
 
 def poisoned(trial: Trial) -> Poisoning:
-    """The trial's poisoning, made once."""
+    """Return the trial's poisoning, computed once."""
     if "poison" not in trial.notes:
         trial.notes["poison"] = _poison(trial)
     found = trial.notes["poison"]
@@ -61,9 +61,9 @@ def poisoned(trial: Trial) -> Poisoning:
 
 
 def _poison(trial: Trial) -> Poisoning:
-    """Spoil every key that one row, the pivot, does not see: NaN where the contract lets masked
-    values be anything, else huge finite keys and values.  All rows that see no spoiled key must
-    keep their bits, those past a length included."""
+    """Poison every key that one row, the pivot, does not see: with NaN or infinity if the contract
+    allows any masked values, else with huge finite keys and values.  All rows that see no poisoned
+    key must keep their bits, rows past a length too."""
     p, inputs = trial.problem, trial.inputs
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
     pivot = seen[:, :, p.seed % p.seqlen_q] if p.seqlen_q else seen.any(2)
@@ -89,8 +89,8 @@ def _poison(trial: Trial) -> Poisoning:
 
 
 def _huge_key(trial: Trial) -> float:
-    """What every element of a spoiled key is: a score that overflows is infinite, and then spreads
-    from a masked place."""
+    """Return the element of a poisoned key.  Its scores must not overflow: an infinite score would
+    spread from a masked position."""
     p = trial.problem
     found = min(_HUGE_KEY, p.format.max)
     a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
@@ -104,7 +104,7 @@ def _huge_key(trial: Trial) -> float:
 
 
 def _huge_value(trial: Trial) -> float:
-    """What every element of a spoiled value is: finite in the format that V is converted to."""
+    """Return the element of a poisoned value: finite in the format that V is converted to."""
     a = resolve(trial.declaration.numerics, trial.config, trial.problem, trial.arch)
     if a.conversion is None or a.conversion.limit == math.inf:
         return trial.problem.format.max
@@ -112,22 +112,22 @@ def _huge_value(trial: Trial) -> float:
 
 
 def _spoil(stored: Tensor, used: Tensor, poison: float) -> tuple[Tensor, Tensor]:
-    """A stored tensor with poison in the rows that none of the sequences and heads sharing them
-    uses, and which these are."""
+    """Return a stored tensor with poison in the rows that no sequence or head uses, and the mask of
+    these rows."""
     for dim in (0, 1):
         if stored.shape[dim] == 1:
             used = used.any(dim, keepdim=True)
     result = stored.clone()
-    # as bits: torch assigns no 8-bit floats
+    # as bits: torch cannot assign 8-bit floats
     bits(result)[~used] = bits(torch.tensor(poison, dtype=stored.dtype))
     return result, ~used
 
 
 def judge(trial: Trial) -> Ruling:
-    """A clean run and a poisoned one, bitwise on the rows that look at no poison; within bounds
-    where nothing is bitwise.
+    """Compare a clean run and a poisoned run in the rows that see no poison: bit for bit, or within
+    bounds if runs do not repeat bit for bit.
 
-    Of rows that are outside the declared arithmetic nothing is asked: see `beyond_arithmetic`.
+    Rows that can overflow the declared arithmetic are not judged: see `beyond_arithmetic`.
     """
     poisoning = poisoned(trial)
     run = trial.run("poisoned", inputs=poisoning.inputs)
@@ -158,7 +158,7 @@ def judge(trial: Trial) -> Ruling:
 
 
 def _within_bounds(trial: Trial, run: Launch, poisoning: Poisoning) -> Ruling:
-    """Where two runs may differ anyway: the rows that look at no poison must still be right."""
+    """Check the rows that see no poison within their bounds, for kernels whose runs may differ."""
     truth = trial.truth
     rows = poisoning.untouched & ~truth.empty
     wanted = {
@@ -192,7 +192,7 @@ def _applies(declaration: Declaration) -> str | None:
 ORACLE = Oracle(
     name="poison",
     group="poison",
-    catches="0 * NaN leaks, unmasked tails, masked keys that still weigh, causality that leaks",
+    catches="0 * NaN, unmasked tails, masked keys that have weight, rows that read later keys",
     judge=judge,
     excludes=_applies,
     needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),

@@ -1,39 +1,38 @@
 """Powers of two: V times 2^k makes O exactly 2^k times as large; Q times 2^a and K times 2^-a
 change no bit of O and LSE.
 
-One further run scales V, Q and K, as far up or down as the problem allows. Where there are
-descales, they are multiplied instead of the 8-bit values.
+A second run scales V, Q and K, as far up or down as the problem allows. If there are descales, they
+are multiplied instead of the 8-bit values.
 
-Why bit for bit: the rounding of a scaled number is the scaled rounding, provided that nothing
-underflows or overflows. To ensure this (`verify/judging/power_scaling.py`),
+The results match bit for bit because the rounding of a scaled number is the scaled rounding, if
+nothing underflows or overflows. To ensure this (`verify/judging/power_scaling.py`),
 
-- every nonzero input stays normal in its dtype, also after it was multiplied by the scale where
-  that is declared; so does every descale of Q and K times the scale in fp32;
+- every nonzero input stays normal in its dtype, also after the multiplication by the scale if the
+  kernel declares one; so does every descale of Q and K times the scale in fp32;
 - weights are at least 2^-(2 |s| max|q| max|k| log2 e), so that products stay within 2^+-120;
-- O is compared where it is normal in its dtype, and above 2^-80, both times.
+- O is compared if it is normal in its dtype, and above 2^-80, in both runs.
 
 Values are `octaves`, 1/4 <= |x| < 2 in eight bits, or small integers; scales are at most
-head_dim^-1/2. Kernels with accumulators in fp16 are not asked. Functions that declare nothing may
-have rounded any part to fp16, and are held to the bounds of the scaled problem alone.
+head_dim^-1/2. Kernels with accumulators in fp16 are not judged. Functions that declare nothing can
+round any part to fp16, so they are compared within the bounds of the scaled problem alone.
 
-Catches epsilons, clamps, thresholds and narrow intermediates that ordinary values never meet: a
-clamp of V at 1000, O + 1e-6, small outputs that are flushed.
+The oracle catches epsilons, clamps, thresholds and narrow intermediates that ordinary values never
+reach: a clamp of V at 1000, O + 1e-6, small outputs that are flushed.
 
 Backward: dO times 2^g scales all gradients exactly; Q times 2^a and K times 2^-a scale dQ and dK.
 With Q 2^a and K 2^-a, S, P, dP and dS keep their bits, dQ is divided by 2^a and dK is multiplied by
-2^a. With dO 2^g, dP, delta and dS are multiplied by 2^g, and so are all gradients. V stays, so that
-O and LSE keep their bits too. dS can lie 34 + 2 |s| |q| |k| log2 e binary places below 1; what
-fp32's range leaves is divided between a and g.
+2^a. With dO 2^g, dP, delta and dS are multiplied by 2^g, and so are all gradients. V stays, so O
+and LSE keep their bits too. dS can be 34 + 2 |s| |q| |k| log2 e binary places below 1; a and g
+share the rest of fp32's range.
 
-Where dS or delta is rounded to fp16, which has subnormals on the way, dO is scaled in every other
+If dS or delta is rounded to fp16, which has subnormals in this range, dO is scaled in every second
 case only, and then only dV is compared. A gradient whose parts are rounded to fp16, in memory or by
-query head, is compared only where it keeps its size: the parts can be subnormal where the whole is
-not. A K that the scale multiplies first must stay normal after this multiplication too.
+query head, is compared only if its factor is 1: the parts can be subnormal if the whole is not. If
+the scale multiplies K first, K must stay normal after this multiplication too.
 
 Premises: scores keep their bits (scale_homogeneous), a factor is multiplied for its whole head
-(factors_by_head), the weights that are flushed are known by norms (norm_bounded_scores) among
-visible keys alone (visible_mass_only), O is linear in V (linear_in_values) and rounded once
-(exact_output).
+(factors_by_head), norms bound the weights that are flushed (norm_bounded_scores) among visible keys
+alone (visible_mass_only), O is linear in V (linear_in_values) and rounded once (exact_output).
 """
 
 from __future__ import annotations
@@ -78,9 +77,9 @@ _NEEDS = frozenset(
 
 
 def judge(trial: Trial) -> Ruling:
-    """One further run with all three scaled.  O is compared where it is a normal number both times;
-    a kernel that does not repeat its bits is held to the bound of the scaled problem, and so is one
-    that may have rounded anything to a short range.
+    """Run again with Q, K and V scaled.  Compare O bit for bit where it is normal in both runs; if
+    runs do not repeat, or an undeclared kernel can have rounded to a short range, check the bound
+    of the scaled problem instead.
     """
     p, found = trial.problem, powers(trial)
     other = trial.beside("power_of_two", p, inputs=scaled(trial, found))
@@ -109,39 +108,38 @@ def judge(trial: Trial) -> Ruling:
 
 
 def concerns(trial: Trial) -> bool:
-    """Whether anything can be scaled; by descales only where bits are compared, since bounds know
-    the problem's own."""
+    """Return whether anything can be scaled; scaled descales need a comparison of bits, since the
+    bounds use the problem's own descales."""
     return bool(powers(trial)) and (
         trial.declaration.contract.deterministic
         or broken(frozenset({Premise.PLAIN_INPUTS}), trial.problem) is None
     )
 
 
-_FACTOR = 34  # binary exponents that dP - delta may lie below 1
+_FACTOR = 34  # binary exponents that dP - delta can be below 1
 
 
 def exponents(trial: Trial) -> tuple[int, int]:
-    """a and g.  V stays as it is, so O and LSE keep their bits.  dS is P (dP - delta), and must be
-    a normal number in fp32, as must its products with K and Q: what fp32's range leaves is divided
-    between a and g."""
+    """Return a and g.  V stays, so O and LSE keep their bits.  dS = P (dP - delta) and its products
+    with K and Q must be normal numbers in fp32: a and g share the rest of fp32's range."""
     p = trial.problem
     spare = int(powers_left(trial) - _alpha(trial))
     if spare <= 0 or not trial.dout.numel():
         return 0, 0
     a = max(-(spare // 3), min(spare // 3, powers(trial).keys))
-    for operand, side in _prescaled(trial):  # what the scale has multiplied must be normal too
+    for operand, side in _prescaled(trial):  # prescaled operands must be normal too
         least, most = room(operand, _dtype(trial, _declared(trial).products.operands), False)
         a = side * max(least, min(most, side * a)) if least <= 0 <= most else 0
     low, high = room(trial.dout, p.format_out, False)
     g = chosen((max(low, -(spare // 2)), min(high, spare // 2)), bool(p.seed & 2))
-    # Where dS is rounded to a format of short range, dO is scaled in every other problem, and then
-    # shows in dV alone.
+    # If dS is rounded to a format of short range, dO is scaled in every second problem, and then
+    # only dV is compared.
     return a, g if _wide_dscores(trial) or p.seed & 4 else 0
 
 
 def _prescaled(trial: Trial) -> list[tuple[Tensor, int]]:
-    """Operands that the scale has multiplied, fp64, and the sign of a in the power that multiplies
-    each."""
+    """Return the operands that the scale has multiplied, fp64, each with the sign of a in its power
+    of two."""
     (q, k, _), scale, declared = (
         trial.expanded,
         trial.problem.scale,
@@ -162,12 +160,12 @@ def _alpha(trial: Trial) -> float:
 
 
 def powers_left(trial: Trial) -> float:
-    """Binary exponents of fp32's range that P and dP - delta leave."""
+    """Return the binary exponents of fp32's range that P and dP - delta leave free."""
     return 120 - spread_of_weights(trial) - _FACTOR
 
 
 def _wide_dscores(trial: Trial) -> bool:
-    """Whether dS, and the delta that it is made of, have fp32's range."""
+    """Return whether dS and delta have fp32's range."""
     of_scores = _declared(trial).score_gradient
     return not any(_short(_dtype(trial, name)) for name in (of_scores.dtype, of_scores.delta))
 
@@ -183,13 +181,13 @@ def _dtype(trial: Trial, name: str) -> DType:
 
 
 def _short(dtype: DType) -> bool:
-    """Whether its range is shorter than fp32's."""
+    """Return whether the range of a dtype is shorter than fp32's."""
     return dtype.emin > dtype_named("float32").emin
 
 
 def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
-    """Gradients whose parts are rounded to a short range, in memory or by head: they may be
-    subnormal, and the whole not."""
+    """Return the gradients whose parts are rounded to a short range, in memory or by head: a part
+    can be subnormal if the whole is not."""
     sums = _declared(trial).sums
     cast = sums.group == "cast" and trial.problem.group > 1 and _short(trial.problem.format)
     atomics = sums.atomics if _short(_dtype(trial, sums.atomics_dtype)) else ()
@@ -197,8 +195,7 @@ def _summed_narrowly(trial: Trial) -> tuple[str, ...]:
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """One further forward and backward; gradients are compared where they are normal numbers both
-    times."""
+    """Run forward and backward scaled; compare gradients where they are normal in both runs."""
     a, g = exponents(trial)
     inputs, dout = scaled(trial, Powers(a, 0)), times(trial.dout, math.ldexp(1.0, g))
     other = trial.beside("power_of_two_backward", trial.problem, inputs=inputs, dout=dout)
@@ -227,7 +224,7 @@ def judge_backward(trial: Trial) -> Ruling:
 
 
 def excludes_backward(declaration: Declaration) -> str | None:
-    """Why gradients need not scale bit for bit, or None."""
+    """Return the reason why gradients need not scale bit for bit, or None."""
     contract = declaration.contract
     if not (contract.deterministic and contract.deterministic_backward):
         return "declared not deterministic"
@@ -256,7 +253,7 @@ FORWARD = Oracle(
     name="power_of_two",
     group="power_of_two",
     catches=(
-        "hidden absolute epsilons, clamps, flushing to zero, range checks, narrow intermediates"
+        "hidden absolute epsilons, clamps, flushes to zero, range checks, narrow intermediates"
     ),
     judge=judge,
     excludes=wide,
@@ -268,7 +265,7 @@ BACKWARD = Oracle(
     name="power_of_two_backward",
     group="power_of_two_backward",
     catches=(
-        "hidden absolute epsilons, clamps, flushing to zero and narrow intermediates in a backward"
+        "hidden absolute epsilons, clamps, flushes to zero and narrow intermediates in a backward"
     ),
     judge=judge_backward,
     excludes=excludes_backward,

@@ -1,12 +1,12 @@
-"""Refusal: just outside its support a kernel says `Unsupported`, names the argument, and touches
+"""Refusal: just outside its support a kernel raises `Unsupported`, names the argument, and writes
 nothing.
 
-One argument of the problem lies just outside the declared support. The kernel must raise
-`Unsupported` with the name of that argument, before it touches any memory: a silent wrong answer, a
-crash and another exception are all worse than a refusal. There is no slack. Not asked of kernels
-that declare no support.
+One argument of the problem is just outside the declared support. The kernel must raise
+`Unsupported` with the name of that argument, before it touches any memory: a wrong result without
+an error, a crash and another exception are all worse than a refusal. There is no slack. Kernels
+that declare no support are not judged.
 
-Premises: none. Nothing is computed.
+Premises: none. The kernel computes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verify.problem import refusal
 
 
 def judge(trial: Trial) -> Ruling:
-    """A silent wrong answer, a crash or another exception are all worse than a refusal."""
+    """Check that the kernel refuses, names the right argument and touches no memory."""
     excluded = refusal.excludes(trial.declaration.support, trial.problem)
     assert excluded is not None, f"inside the support: {trial.problem.name}"
     argument, reason = excluded
@@ -68,7 +68,7 @@ def judge(trial: Trial) -> Ruling:
     return Ruling()
 
 
-_CATCHES = "silent wrong answers and crashes where the kernel claims no support"
+_CATCHES = "wrong results without an error, and crashes, outside the declared support"
 
 ORACLES = tuple(
     Oracle(

@@ -1,13 +1,13 @@
-"""Relaunch: another problem of the same shapes in the same process is right too, and leaves nothing
-behind for the first.
+"""Relaunch: another problem of the same shapes in the same process is right too, and does not
+change the first problem's results.
 
 The second problem runs in the same process and over the same memory. It has the same shapes and
-dtype, other values and, wherever the support allows it, another scale, mask, softcap and strides.
-Its results must be within its own bounds, although the first problem came before it. Then the first
-problem runs again: it must give the same bits, although the other came before it. Kernels that do
-not declare that runs repeat are asked for the bounds alone.
+dtype, other values and, if the support allows it, another scale, mask, softcap and strides. Its
+results must be within its own bounds, although the first problem ran before it. Then the first
+problem runs again: it must give the same bits, although the second ran before it. If a kernel does
+not declare that runs repeat, only the bounds are checked.
 
-Backward: the same of dQ, dK and dV, from what the other problem's own forward saved.
+Backward: the same holds for dQ, dK and dV, from the saved results of the second problem's forward.
 
 Premises: none. Each problem has its own truth and its own bounds.
 """
@@ -39,8 +39,8 @@ Result = tuple[str, Tensor, Tensor, Tensor, DType]
 
 
 def relaunched(problem: Problem, support: Support) -> Problem:
-    """The same shapes and dtype with other values and, wherever the support has another, scale,
-    mask, softcap and strides."""
+    """Return a problem of the same shapes and dtype with other values and, if the support allows
+    it, another scale, mask, softcap and strides."""
     layouts = {f"layout_{name}": layout.sibling for name, layout in problem.layouts.items()}
     lengths = (problem.seqlen_q, problem.seqlen_kv)
     found = problem.but(seed=problem.seed ^ 1)
@@ -56,15 +56,14 @@ def relaunched(problem: Problem, support: Support) -> Problem:
 
 
 def _other_mod(problem: Problem, support: Support) -> ScoreMod | None:
-    """Another of the same kind, or one that the support has where there is none."""
+    """Return another score mod of the same kind; if there is none, one that the support has."""
     if problem.score_mod is not None:
         return problem.score_mod.sibling()
     return next((mod_kind_of(word).gallery()[0] for word in support.score_mods), None)
 
 
 def _other_scale(problem: Problem) -> float:
-    """Half the scale, which kernels must be able to hold in fp32; double the least one; the default
-    for 0."""
+    """Return half the scale; double the scale if half is subnormal in fp32; the default for 0."""
     half = problem.scale / 2
     if 0 < abs(half) < 2.0 ** dtype_named("float32").emin:
         return problem.scale * 2
@@ -72,7 +71,7 @@ def _other_scale(problem: Problem) -> float:
 
 
 def judge(trial: Trial) -> Ruling:
-    """Its O and LSE within their bounds; then the first problem's bits again."""
+    """Check O and LSE of another problem within bounds, then the first problem's bits again."""
     return _judge_relaunch(
         "relaunch", trial, _results, repeats=trial.declaration.contract.deterministic
     )
@@ -81,8 +80,8 @@ def judge(trial: Trial) -> Ruling:
 def _judge_relaunch(
     oracle: str, trial: Trial, results: Callable[[Trial], Iterable[Result]], *, repeats: bool
 ) -> Ruling:
-    """The other problem's results, each within its own bound; then the first problem again, bit for
-    bit if a run `repeats`."""
+    """Check the other problem's `results` within their bounds; then run the first problem again and
+    compare its bits, if `repeats`."""
     other = trial.beside("relaunch", relaunched(trial.problem, trial.declaration.support))
     ruling = failed(other)
     if ruling is not None:
@@ -127,8 +126,7 @@ def _results(trial: Trial) -> Iterator[Result]:
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """Its dQ, dK and dV, from what its own forward saved, within their bounds; then the first
-    problem's bits again."""
+    """Check dQ, dK and dV of another problem within bounds, then the first problem's bits again."""
     return _judge_relaunch(
         "relaunch_backward",
         trial,
@@ -146,12 +144,12 @@ def _gradient_results(trial: Trial) -> Iterator[Result]:
 GROUPS = (
     Group(
         name="relaunch",
-        about="another problem of the same shapes, and the first again",
+        about="another problem of the same shapes, and then the first problem again",
         family="relations",
     ),
     Group(
         name="relaunch_backward",
-        about="the gradients of another problem of the same shapes, and of the first again",
+        about="gradients of another problem of the same shapes, and then of the first again",
         entry="backward",
         family="relations",
     ),
@@ -161,8 +159,8 @@ FORWARD = Oracle(
     name="relaunch",
     group="relaunch",
     catches=(
-        "what is kept of one launch, by shapes or pointers, and applied to the next: scales, masks,"
-        " strides, counters"
+        "state of one launch, cached by shapes or pointers, that the next launch uses: scales,"
+        " masks, strides, counters"
     ),
     judge=judge,
     needs=frozenset(),
@@ -172,8 +170,8 @@ BACKWARD = Oracle(
     name="relaunch_backward",
     group="relaunch_backward",
     catches=(
-        "what a backward keeps of one launch and applies to the next: scales, masks, strides,"
-        " delta, counters"
+        "state of one backward launch that the next launch uses: scales, masks, strides, delta,"
+        " counters"
     ),
     judge=judge_backward,
     needs=frozenset(),

@@ -1,10 +1,10 @@
-"""Repeat: the same inputs again, over other garbage in the outputs, give the same bits.
+"""Repeat: a second run on the same inputs gives the same bits, with other garbage in the outputs.
 
 The first run finds NaN in its outputs and workspaces, the second huge finite values: a kernel that
-reads them before it writes them shows. There is no slack. Not asked of kernels that declare that
-their runs differ (`deterministic`, `deterministic_backward`).
+reads them before it writes them gives other bits. There is no slack. Kernels that declare that
+their runs differ (`deterministic`, `deterministic_backward`) are not judged.
 
-Premises: none. The same is asked twice.
+Premises: none. Both runs compute the same function.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from verify.variant import Declaration
 
 
 def judge(trial: Trial) -> Ruling:
-    """Run again with huge finite values, not NaN, in the outputs: what reads them before writing
-    shows."""
+    """Run again with huge finite values, not NaN, in outputs and workspaces, and compare bits."""
     again = trial.run("again", poison="huge")
     ruling = fault(trial, again)
     if ruling is not None:
@@ -38,16 +37,16 @@ def judge(trial: Trial) -> Ruling:
     return Ruling()
 
 
-_CATCHES = "races, uninitialised reads and outputs that are accumulated into"
+_CATCHES = "races, uninitialised reads, accumulation into outputs that are not cleared"
 
 
 def forward_applies(declaration: Declaration) -> str | None:
-    """Why another run of the forward may have other bits, or None."""
+    """Return the reason why another run of the forward may have other bits, or None."""
     return None if declaration.contract.deterministic else "declared not deterministic"
 
 
 def backward_applies(declaration: Declaration) -> str | None:
-    """The same of the backward."""
+    """Return the reason why another run of the backward may have other bits, or None."""
     return None if declaration.contract.deterministic_backward else "declared not deterministic"
 
 

@@ -1,13 +1,14 @@
-"""Replicated heads: grouped heads give what they give with each key head stored once for every
+"""Replicated heads: grouped heads give the same results if each key head is stored once for every
 query head.
 
-Query heads of a group read equal keys and values either way, so the truth is the same. A kernel can
-pack the rows of a group into one tile, so that its sums have another order: both results are held
-to their bounds, and the share of equal bits is measured. Needs support for grouped heads.
+Query heads of a group read equal keys and values in both problems, so the truth is the same. A
+kernel can pack the rows of a group into one tile, which changes the order of its sums: both results
+are compared within their bounds, and the share of equal bits is measured. The kernel must support
+grouped heads.
 
 Backward: dQ stays. dK and dV of a key head are the sums over its copies, because each query head of
 the group adds its part to the shared head. The copies' gradients are summed in fp64, and so are
-their bounds. An element is left out where that of a copy can overflow.
+their bounds. An element is left out if it can overflow in a copy.
 
 Premises: other heads have no effect (hidden_has_no_effect), and a head is copied with its factor
 (factors_by_head).
@@ -41,12 +42,12 @@ from verify.variant import Declaration, Support
 
 
 def replicated(problem: Problem) -> Problem:
-    """The problem with a key head for every query head."""
+    """Return the problem with a key head for every query head."""
     return problem.but(heads_kv=problem.heads_q)
 
 
 def replicas(problem: Problem, given: Inputs) -> Inputs:
-    """Its values; what is stored once for all heads stays so."""
+    """Return the inputs of the replicated problem; a tensor stored once for all heads stays so."""
 
     def repeat(tensor: Tensor) -> Tensor:
         return taken(tensor, torch.arange(problem.heads_kv).repeat_interleave(problem.group), 1)
@@ -62,7 +63,7 @@ def replicas(problem: Problem, given: Inputs) -> Inputs:
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
-    """Two or three query heads per key head where there would be one."""
+    """Give the problem two or three query heads per key head if it has one."""
     return (
         problem
         if problem.group > 1
@@ -71,8 +72,8 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
 
 
 def judge(trial: Trial) -> Ruling:
-    """Within bounds, for a kernel may pack the rows of a group; how many bits are the same is
-    measured."""
+    """Compare within bounds, since a kernel can pack the rows of a group; measure the share of
+    equal bits."""
     other = trial.beside(
         "replicated", replicated(trial.problem), inputs=replicas(trial.problem, trial.inputs)
     )
@@ -85,12 +86,12 @@ def judge(trial: Trial) -> Ruling:
 
 
 def excludes(declaration: Declaration) -> str | None:
-    """Reason why a variant has no head to replicate, or None."""
+    """Return the reason why a variant has no head to replicate, or None."""
     return None if declaration.support.grouped_heads else "supports no grouped heads"
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """The copies' gradients are summed in fp64, and so are their bounds."""
+    """Compare gradients within bounds; those of the copies and their bounds are summed in fp64."""
     p = trial.problem
     other = trial.beside(
         "replicated", replicated(p), inputs=replicas(p, trial.inputs), dout=trial.dout
@@ -133,13 +134,13 @@ def _gradient_results(trial: Trial, other: Trial) -> Iterator[RelatedResult]:
 GROUPS = (
     Group(
         name="replicated_heads",
-        about="grouped heads, and the same ungrouped",
+        about="grouped heads, and the same problem without groups",
         family="relations",
         adapt=adapt,
     ),
     Group(
         name="gradient_replicated_heads",
-        about="gradients of grouped heads, and of the same ungrouped",
+        about="gradients of grouped heads, and of the same problem without groups",
         entry="backward",
         family="relations",
         adapt=adapt,
@@ -150,8 +151,8 @@ FORWARD = Oracle(
     name="replicated_heads",
     group="replicated_heads",
     catches=(
-        "maps of query heads to key heads that hold for some numbers only, wrongly packed groups, a"
-        " descale's head"
+        "maps of query heads to key heads that are right only for some numbers of heads, wrongly"
+        " packed groups, a descale of a wrong head"
     ),
     judge=judge,
     excludes=excludes,
@@ -163,7 +164,7 @@ BACKWARD = Oracle(
     name="gradient_replicated_heads",
     group="gradient_replicated_heads",
     catches=(
-        "heads of a group that are left out of dK and dV, counted twice, or given to another key"
+        "heads of a group that are left out of dK and dV, counted twice, or added to another key"
         " head"
     ),
     judge=judge_backward,

@@ -1,14 +1,14 @@
 """Slice: one sequence alone gives the bits that it gave in the batch; one key head alone is within
 its bounds.
 
-Sequences and heads do not enter each other's results, so the truth of a part is that part of the
-truth. Equal bits are expected where the contract promises them (`batch_invariant`), runs repeat,
-the sequence has all its heads, and its buffers are as well aligned alone as in the batch: a kernel
-can go another way where rows begin at other boundaries. Elsewhere both results are held to their
-bounds.
+Sequences and heads do not affect each other's results, so the truth of a part is that part of the
+truth. Equal bits are expected if the contract promises them (`batch_invariant`), runs repeat, the
+sequence has all its heads, and its buffers have the same alignment alone as in the batch: a kernel
+can use another code path if rows begin at other boundaries. Otherwise both results are compared
+within their bounds.
 
 Backward: one sequence alone gives the gradients that it gave in the batch, under the same
-conditions. What its own forward saves should be the same too; the gradients follow from it.
+conditions. Its own forward should save the same bits; the gradients follow from them.
 
 Premises: the part's batch and heads begin at 0 (position_free_scores), other sequences and heads
 have no effect (hidden_has_no_effect), and a head keeps its factor (factors_by_head).
@@ -44,11 +44,11 @@ _NEEDS = frozenset(
 
 
 def sliced(problem: Problem, support: Support) -> tuple[Part, Problem]:
-    """One sequence, or one key head of one with its query heads: the part, and the problem of it
-    alone.
+    """Return a part, which is one sequence or one key head of it with its query heads, and the
+    problem of that part alone.
 
-    A random mask differs in every sequence and head, so that only the first of each can be asked
-    for alone.
+    A random mask differs in every sequence and head, so only the first of each can run alone.
+    Raises ValueError if the support has no such problem.
     """
     word = problem.seed // 2
     sequence = problem.batch > 1 and (problem.heads_kv == 1 or problem.seed % 2 == 0)
@@ -62,11 +62,11 @@ def sliced(problem: Problem, support: Support) -> tuple[Part, Problem]:
 
 
 def invariant(trial: Trial, alone: Problem) -> bool:
-    """Whether the contract promises the same bits: the sequence has all its heads, and its buffers
-    are as well aligned.
+    """Return whether the contract promises the same bits: the sequence has all its heads, and its
+    buffers have the same alignment.
 
-    A kernel may go another way where rows begin at other boundaries, as they do when a stride is
-    left without a use.
+    A kernel can use another code path if rows begin at other boundaries, which happens if a stride
+    becomes unused.
     """
     whole = trial.problem
     sizes = {
@@ -82,7 +82,7 @@ def invariant(trial: Trial, alone: Problem) -> bool:
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
-    """Two sequences where there would be one of one head."""
+    """Give the problem two sequences if it has one sequence with one key head."""
     if problem.batch > 1 or problem.heads_kv > 1:
         return problem
     atoms = (atom.extended(problem.seqlen_q, problem.seqlen_kv) for atom in problem.mask.atoms)
@@ -90,7 +90,7 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
 
 
 def judge(trial: Trial) -> Ruling:
-    """Other sequences and heads are no business of this one's."""
+    """Run the part alone and compare bit for bit if the contract promises it, else in bounds."""
     part, alone = sliced(trial.problem, trial.declaration.support)
     other = trial.beside("slice", alone, inputs=part.inputs(trial))
     found = failed(other)
@@ -106,14 +106,13 @@ def judge(trial: Trial) -> Ruling:
 
 
 def name_of(part: Part, alone: Problem) -> str:
-    """The slice in words."""
+    """Describe the slice in words."""
     head = f" and key head {part.heads_kv.start}" if len(part.heads_kv) == 1 else ""
     return f"with sequence {part.batch.start}{head} alone"
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """What the sequence's own forward saves should be the same, too; the gradients follow from
-    it."""
+    """Run the part's own forward and backward and compare the gradients as `judge` does."""
     part, alone = sliced(trial.problem, trial.declaration.support)
     dout = part.result(trial.problem, trial.dout)
     other = trial.beside("slice", alone, inputs=part.inputs(trial), dout=dout)
@@ -147,7 +146,7 @@ GROUPS = (
     ),
     Group(
         name="gradient_slice",
-        about="the gradients of one sequence, or of one head of it, alone",
+        about="gradients of one sequence, or of one head of it, alone",
         entry="backward",
         family="relations",
         adapt=adapt,
@@ -159,7 +158,7 @@ FORWARD = Oracle(
     group="slice",
     catches=(
         "leaks between sequences and heads, indices that overflow or wrap with the batch, schedules"
-        " that depend on it"
+        " that depend on the batch"
     ),
     judge=judge,
     needs=_NEEDS,
@@ -170,7 +169,7 @@ BACKWARD = Oracle(
     name="gradient_slice",
     group="gradient_slice",
     catches=(
-        "gradients that leak between sequences and heads, accumulators shared by them, schedules"
+        "gradients that leak between sequences and heads, accumulators that these share, schedules"
         " that depend on the batch"
     ),
     judge=judge_backward,

@@ -1,12 +1,12 @@
 """Split and merge: attention over two ranges of keys, merged by their LSE in fp64, is attention
 over both.
 
-O = sum_i w_i O_i with w_i = exp(LSE_i - LSE), and LSE = ln sum_i exp(LSE_i); also where a row sees
-nothing of one range, whose LSE then stands for -inf. If B_i bounds O_i, L_i bounds LSE_i and
-L = max_i L_i, no w_i is off by a factor of more than exp(L_i + L). So the merged O is within sum_i
-w_i [exp(L_i + L) B_i + expm1(L_i + L) |O_i - O|], and the merged LSE within L. The keys are split
-in the middle, at an end, beside one, or anywhere. Needs an LSE, lengths that differ, and support
-for problems without a mask.
+O = sum_i w_i O_i with w_i = exp(LSE_i - LSE), and LSE = ln sum_i exp(LSE_i). This also holds if a
+row sees no key of one range; the LSE of that range then counts as -inf. If B_i bounds O_i, L_i
+bounds LSE_i and L = max_i L_i, no w_i has an error factor above exp(L_i + L). So the merged O is
+within sum_i w_i [exp(L_i + L) B_i + expm1(L_i + L) |O_i - O|], and the merged LSE within L. The
+keys are split in the middle, at an end, one key from an end, or at random. The kernel must give an
+LSE and support lengths that differ and problems without a mask.
 
 Premises: the second range's keys begin at 0 (position_free_scores) and keep their factor
 (factors_by_head), a range's LSE counts its keys alone (visible_mass_only) and divides its O
@@ -36,7 +36,8 @@ from verify.variant import Declaration, Support
 
 
 def split(problem: Problem, least: int) -> int:
-    """Where the second range of keys begins: the middle, an end, beside one, or anywhere."""
+    """Return where the second range of keys begins: in the middle, at an end, one key from an end,
+    or at random."""
     kind, word = (int(n) for n in Source(problem).raw("k", "split", 2))
     keys = problem.seqlen_kv
     chosen = (keys // 2, word % (keys + 1), word % (keys + 1), 1, keys - 1, 0)[kind % 6]
@@ -44,13 +45,13 @@ def split(problem: Problem, least: int) -> int:
 
 
 def parts(problem: Problem, least: int) -> tuple[Part, Part]:
-    """The two ranges of keys, of at least that length each."""
+    """Return the two ranges of keys, each with at least `least` keys."""
     at = split(problem, least)
     return Part.of(problem, keys=range(at)), Part.of(problem, keys=range(at, problem.seqlen_kv))
 
 
 def possible(problem: Problem, support: Support) -> bool:
-    """Whether both ranges can be asked for alone."""
+    """Return whether the support has both ranges as problems."""
     if problem.seqlen_kv < 2 * support.min_seqlen:
         return False
     return all(
@@ -59,7 +60,8 @@ def possible(problem: Problem, support: Support) -> bool:
 
 
 def adapt(problem: Problem, support: Support) -> Problem | None:
-    """A mask that a range of keys does not have, such as a random one, gives way."""
+    """Replace a mask that a range of keys alone cannot have, such as a random one; make the keys
+    long enough for two ranges."""
     if problem.seqlen_kv < 2 * support.min_seqlen:
         problem = problem.but(seqlen_kv=2 * support.min_seqlen)
     return with_mask(problem, support, lambda candidate: possible(candidate, support))
@@ -67,7 +69,7 @@ def adapt(problem: Problem, support: Support) -> Problem | None:
 
 @dataclass(frozen=True)
 class Merged:
-    """O and LSE of the whole by those of its parts, fp64, and how far they may be off."""
+    """O and LSE of the whole, merged from its parts, fp64, and their allowed errors."""
 
     out: Tensor
     out_bound: Tensor
@@ -76,13 +78,13 @@ class Merged:
 
 
 def merge(trials: Sequence[Trial]) -> Merged:
-    """O = sum_i w_i O_i with w_i = exp(LSE_i - LSE), LSE = ln sum_i exp(LSE_i): Dao et al., flash
-    decoding.
+    """Merge the parts: O = sum_i w_i O_i with w_i = exp(LSE_i - LSE), LSE = ln sum_i exp(LSE_i)
+    (Dao et al., flash decoding).
 
-    A row that sees no key of a part gives it the LSE that the contract promises, which stands for
-    -inf here. If |ln(computed / exact exp(LSE_i))| <= L_i and L = max_i L_i, no w_i is off by a
-    factor of more than exp(L_i + L), so that O is within sum_i w_i [exp(L_i + L) B_i + expm1(L_i +
-    L) |O_i - O|], and LSE within L.
+    If a row sees no key of a part, the LSE that the contract promises counts as -inf.  If
+    |ln(computed / exact exp(LSE_i))| <= L_i and L = max_i L_i, no w_i has an error factor above
+    exp(L_i + L), so O is within sum_i w_i [exp(L_i + L) B_i + expm1(L_i + L) |O_i - O|], and LSE
+    within L.
     """
     outs, lses = (
         torch.stack(found) for found in zip(*(_as_merged(trial) for trial in trials), strict=True)
@@ -106,7 +108,7 @@ def merge(trials: Sequence[Trial]) -> Merged:
     share = torch.where(lse == -math.inf, 0.0, torch.exp(lses - lse))[..., None]
     return Merged(
         (share * outs).sum(0),
-        # A part of which nothing is asked may be NaN, whatever its weight.
+        # A part that is not judged can be NaN, for any weight.
         torch.where((weight > 0) | bounds.isinf() & (logs != -math.inf)[..., None], bound, 0.0)
         .nan_to_num(nan=math.inf, posinf=math.inf)
         .sum(0),
@@ -116,7 +118,8 @@ def merge(trials: Sequence[Trial]) -> Merged:
 
 
 def _as_merged(trial: Trial) -> tuple[Tensor, Tensor]:
-    """A part's O and LSE, fp64, raw but for what the contract promises of rows without a key."""
+    """Return a part's O and LSE, fp64; promised values of rows without a key become 0 (if NaN) in
+    O and -inf in LSE."""
     run, contract = trial.first, trial.declaration.contract
     assert run.out is not None
     assert run.lse is not None
@@ -130,7 +133,7 @@ def _as_merged(trial: Trial) -> tuple[Tensor, Tensor]:
 
 
 def judge(trial: Trial) -> Ruling:
-    """A row that sees no key of one part takes all from the other."""
+    """Run both ranges of keys, merge their O and LSE, and compare with the whole within bounds."""
     support = trial.declaration.support
     trials = []
     for part in parts(trial.problem, support.min_seqlen):
@@ -164,7 +167,7 @@ def _results(trial: Trial, merged: Merged) -> Iterator[RelatedResult]:
 
 
 def excludes(declaration: Declaration) -> str | None:
-    """Reason why no variant's results can be merged, or None."""
+    """Return the reason why a variant's results cannot be merged, or None."""
     if declaration.contract.lse is None:
         return "gives no LSE"
     if square_only(declaration.support):
@@ -182,8 +185,8 @@ ORACLE = Oracle(
     name="split_merge",
     group="split_merge",
     catches=(
-        "an LSE that is not the logarithm of what O was divided by; rows that see nothing of a"
-        " range of keys"
+        "an LSE that is not the logarithm of O's divisor; wrong rows that see no key of a range of"
+        " keys"
     ),
     judge=judge,
     excludes=excludes,

@@ -1,1 +1,1 @@
-"""The contract: promises beyond numbers, each measured from raw outputs."""
+"""Contract: modules that measure promises other than accuracy from raw outputs."""

@@ -1,4 +1,4 @@
-"""Empty rows: what O and the raw LSE hold where a query sees no key, by a mask or by a length of
+"""Empty rows: measure the O and raw LSE of queries that see no key, due to a mask or a length of
 zero."""
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from verify.judging.measuring import Measured, checked, number
 from verify.judging.trial import Trial
 from verify.problem import Problem
 
-# Nothing but the keys that a row sees has any weight.
+# Only the keys that a row sees have weight.
 NEEDS = frozenset({Premise.VISIBLE_MASS_ONLY})
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """O and LSE of the rows without a key, in two runs, over different garbage if they repeat."""
+    """Measure O and LSE of the rows without a key, in two runs; over different garbage if runs
+    repeat."""
     p = trial.problem
     empty = ~p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv).any(-1)
     if not bool(empty.any()):
@@ -61,13 +62,13 @@ def _no_keys(problem: Problem) -> bool:
 
 
 def _same(rows: Tensor, again: Tensor) -> bool:
-    """Whether both runs hold the same bits, signs of zeros apart."""
+    """Return whether both runs hold the same bits, except for signs of zeros."""
     return not bool((different(rows, again) & ~((rows == 0) & (again == 0))).any())
 
 
 def _means(trial: Trial) -> Tensor:
-    """The mean of V over all keys, (batch, heads_q, seqlen_q, head_dim_v): a softmax of equal
-    scores, masked or not."""
+    """Return the mean of V over all keys, (batch, heads_q, seqlen_q, head_dim_v): the result of a
+    softmax of equal scores."""
     p, v = trial.problem, trial.expanded[2].double()
     means = (
         v.mean(2, keepdim=True)

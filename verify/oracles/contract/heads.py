@@ -1,5 +1,5 @@
-"""Heads: which key head each query head reads, for K and for V, by one winning key and one value
-per head."""
+"""Heads: measure which key head each query head reads, for K and for V, with one winning key and
+one value per head."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from verify.judging.measuring import Measured, make_inputs, plain, result, run_p
 from verify.judging.trial import Trial
 from verify.problem.known_answers import GATHER_NEEDS
 
-# One key outweighs all else by its product.
+# One key outweighs all other keys by its product.
 NEEDS = GATHER_NEEDS | {Premise.VISIBLE_MASS_ONLY}
 # exact in every format; its square times head_dim ** 0.5 is a gap of 250 already at head_dim 16
 _GAIN = 8.0
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """The map from query heads to key heads; key g wins in key head g, so that O names both heads
-    that were read."""
+    """Measure the map from query heads to key heads.  Key g wins in key head g, so O names both
+    heads that were read."""
     p = trial.problem
     if (
         p.heads_q == p.heads_kv

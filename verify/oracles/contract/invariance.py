@@ -1,4 +1,4 @@
-"""Invariance: the same bits again, over other garbage; alone or in a batch; one head or several."""
+"""Invariance: measure whether bits repeat over other garbage, in other batches, for fewer heads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from verify.judging.measuring import Measured, checked, plain, run_probe
 from verify.judging.trial import Trial
 from verify.problem.inputs import Inputs
 
-# Parts of the batch are asked for alone.
+# Parts of the batch run alone.
 NEEDS = frozenset({Premise.POSITION_FREE_SCORES, Premise.FACTORS_BY_HEAD})
 _RUNS = 5
 _SAME, _DIFFERENT = "bitwise the same", "differs"
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """Repetition, batch invariance and head invariance of a forward."""
+    """Measure repetition, batch invariance and head invariance of a forward."""
     if not plain(trial) or not trial.problem.seqlen_q:
         return []
     contract = trial.declaration.contract
@@ -33,8 +33,8 @@ def measure(trial: Trial) -> list[Measured]:
 
 
 def repetition(trial: Trial, promised: bool, name: str = "repetition") -> Measured:
-    """`_RUNS` runs in all, on the same inputs, over different garbage in outputs and workspaces
-    (see `execution.memory`)."""
+    """Compare `_RUNS` runs on the same inputs, with different garbage in outputs and workspaces
+    (see `verify/cell/arena.py`)."""
     kinds = list(POISONS) if promised else ["nan"]
     strays: list[str] = []
     for number in range(1, _RUNS):
@@ -57,14 +57,14 @@ def repetition(trial: Trial, promised: bool, name: str = "repetition") -> Measur
 
 @dataclass(frozen=True)
 class Placement:
-    """A part of the batch as a problem of its own: which sequences, in which order, and which key
-    heads (None: all)."""
+    """A part of the batch as a separate problem: its sequences in order, and its key head (None:
+    all)."""
 
     sequences: Sequence[int]
     head: int | None = None
 
     def heads(self, heads_kv: int) -> list[int]:
-        """The key heads."""
+        """Return the key heads of the part."""
         return list(range(heads_kv)) if self.head is None else [self.head]
 
 
@@ -84,7 +84,7 @@ def _heads(trial: Trial) -> list[Placement]:
 
 
 def placement(trial: Trial, name: str, placements: Sequence[Placement], promised: bool) -> Measured:
-    """Whether every part gives the bits that it has in the whole."""
+    """Measure whether every part gives the bits that it has in the whole."""
     strays: list[str] = []
     for number, part in enumerate(placements):
         other = _part(trial, f"{name} {number}", part)
@@ -126,8 +126,8 @@ def _part(trial: Trial, tag: str, part: Placement) -> Trial:
 
 
 def _taken(trial: Trial, tensors: Mapping[str, Tensor], part: Placement) -> dict[str, Tensor]:
-    """Those sequences and heads of tensors (batch, heads_q or heads_kv, ...), by what shares a key
-    head."""
+    """Return the part's sequences and heads of tensors (batch, heads_q or heads_kv, ...); query
+    heads follow their key head."""
     p = trial.problem
     found = {}
     for name, tensor in tensors.items():

@@ -1,6 +1,6 @@
-"""LSE: its base, sign, scale and parts, by the nearest of many hypotheses.
+"""LSE: measure its base, sign, scale and parts, as the nearest of many hypotheses.
 
-Where the declared arithmetic is too coarse to tell the declared convention from another, nothing
+If the declared arithmetic is too coarse to tell the declared convention from another, nothing
 contradicts it.
 """
 
@@ -16,7 +16,7 @@ from references.premises import Premise
 from verify.judging.measuring import UNDECIDED, Measured, plain
 from verify.judging.trial import Trial
 
-# The hypotheses are made of the products of the visible keys.
+# The hypotheses are computed from the products of the visible keys.
 NEEDS = frozenset({Premise.LINEAR_SCORES, Premise.POSITION_FREE_SCORES, Premise.VISIBLE_MASS_ONLY})
 _LN2 = math.log(2)
 _MEANT = 1000.0  # times the tolerance
@@ -25,19 +25,19 @@ _DECLARED = {"natural": "natural", "base2": "base 2"}
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What an LSE may hold, (rows that see a key,) in fp64, and how far an honest kernel's may be
-    from it."""
+    """One possible content of LSE, (rows that see a key,) in fp64, and the error that a correct
+    kernel can have."""
 
     word: str
     value: Tensor
     tolerance: Tensor
 
     def holds(self, got: Tensor) -> bool:
-        """Whether all rows are within the tolerance."""
+        """Return whether all rows are within the tolerance."""
         return bool(((got - self.value).abs() <= self.tolerance).all())
 
     def distance(self, got: Tensor) -> float:
-        """Of the row that is farthest off, in units of the tolerance."""
+        """Return the largest error of a row in units of the tolerance."""
         apart = (got - self.value).abs()
         return float(
             torch.where(apart == 0, 0.0, apart / self.tolerance)
@@ -47,10 +47,10 @@ class Hypothesis:
 
 
 def hypotheses(trial: Trial) -> list[Hypothesis]:
-    """Conventions first, then mistakes; what no row tells from an earlier one is left out, unless
-    it is declared.
+    """Return the hypotheses, conventions first, then mistakes, without those that no row tells from
+    an earlier one, unless they are declared.
 
-    Tolerances are the bound of LSE times what each hypothesis multiplies it by.
+    A tolerance is the bound of LSE times the factor by which the hypothesis multiplies LSE.
     """
     p, truth = trial.problem, trial.truth
     q, k, _ = (tensor.double() for tensor in trial.expanded)
@@ -90,7 +90,7 @@ def hypotheses(trial: Trial) -> list[Hypothesis]:
 
 
 def _nearest(possible: list[Hypothesis], got: Tensor) -> str:
-    """A convention that is plainly meant, but missed."""
+    """Name the nearest hypothesis and its error, if that is below _MEANT tolerances."""
     distance, word = min((h.distance(got), h.word) for h in possible)
     return (
         f"{word}, but {distance:.3g} times as far off as is allowed"
@@ -100,8 +100,7 @@ def _nearest(possible: list[Hypothesis], got: Tensor) -> str:
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """Which of the hypotheses the raw LSE is; rows without a key are the business of
-    `empty_rows`."""
+    """Measure which hypothesis the raw LSE of live rows matches."""
     declared = trial.declaration.contract.lse
     if (
         declared is None

@@ -1,28 +1,27 @@
-"""Contract: what a kernel promises, measured on designed problems from raw outputs, and compared
-with what it declares.
+"""Contract: the behaviour of a kernel on designed problems, measured from raw outputs, agrees with
+its declared contract.
 
-Promises beyond numbers show on designed problems: base and scale of LSE, empty rows, alignment,
-window ends, the order of softcap and mask, NaN, repetition, batch invariance. Each is measured and
-then compared with the declaration. Where the declared arithmetic is too coarse to tell the declared
-behaviour from another one, nothing is contradicted.
+The designed problems show promises other than accuracy: base and scale of LSE, empty rows,
+alignment, window ends, the order of softcap and mask, NaN, repetition, batch invariance. Each is
+measured and then compared with the declaration. If the declared arithmetic is too coarse to tell
+the declared behaviour from another one, nothing contradicts it.
 
-A NaN that a row reads must come out of it (`nan = "propagates"`, the default): from an element of Q
-or K as NaN in all of the row's O and in its LSE, from an element of V as NaN in that column. Three
-faults hide it: a maximum that ignores NaN, a clamp that makes a number of it, and `sum > 0` where
-`sum != 0` is meant for an empty row. `"out"` promises O alone: FlashAttention-2 gives such a row an
-LSE of +inf. What becomes of infinities is observed, not judged. Rows that read neither must stay
-finite.
+A NaN that a row reads must reach its result (`nan = "propagates"`, the default): a NaN in Q or K
+makes all of the row's O and its LSE NaN, a NaN in V makes that column NaN. Three faults hide it: a
+maximum that ignores NaN, a clamp that turns it into a number, and `sum > 0` instead of `sum != 0`
+as the test for an empty row. `"out"` promises O alone: FlashAttention-2 gives such a row an LSE of
++inf. The effect of infinities is recorded, not judged. Rows that read neither must stay finite.
 
-A kernel that has causal masks alone is asked under one: rows that see no key say nothing about the
-base of LSE, nor do they read what is put into their query.
+A kernel that supports only causal masks is judged under one: rows that see no key show nothing
+about the base of LSE, and a NaN in their query has no effect.
 
-A property whose premises a problem breaks (`NEEDS` in its file) is not asked of that problem.
+If a problem breaks a premise of a property (`NEEDS` in its file), that property is not measured.
 
-Backward: the same of repetition and of gradients of empty rows: dQ of rows that see no key, and dK
-and dV of keys that no row sees, are 0. gradient_slice asks for batch invariance of gradients.
+Backward: repetition, and gradients of empty rows: dQ of rows that see no key, and dK and dV of keys
+that no row sees, are 0. gradient_slice judges batch invariance of gradients.
 
-Premises: none for the contract as a whole. For the gradients' hidden_has_no_effect: what no row
-sees has no gradient.
+Premises: none for the contract as a whole. The gradients need hidden_has_no_effect: a key that no
+row sees has no gradient.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ _CAP = Softcap(2.0)
 
 
 def judge(trial: Trial) -> Ruling:
-    """Every property that the problem can show; where it has a feature that the support could do
-    without, the feature's own alone."""
+    """Measure every property that the problem can show; only the softcap, if the problem has a
+    feature that the support does not require."""
     p = trial.problem
     plainest = without_broken(None, p, trial.declaration.support) == p
     asked = [one for one in _PROPERTIES if plainest or one is softcap]
@@ -72,7 +71,7 @@ def judge(trial: Trial) -> Ruling:
 
 
 def asks(declaration: Declaration, dtype: str) -> list[Problem]:
-    """Problems on which contracts show; what lies outside the support is not asked."""
+    """Return the problems, inside the support, that show contracts."""
     return [
         problem
         for problem in _problems(declaration, dtype)
@@ -103,8 +102,7 @@ def _problems(declaration: Declaration, dtype: str) -> Iterator[Problem]:
         return probe_problem(declaration, dtype, **shape, mask=mask, score_mod=mod)
 
     yield made(5, 75, open_mask(support), batch=2 if declaration.interpreted else 3, heads=2)
-    # Every alignment on a shape that tells it from the other, and with rows that see nothing beside
-    # rows that do.
+    # Each alignment gets a shape that tells it from the other, with empty and live rows.
     for alignment in ("br", "tl"):
         causal = Causal(alignment)
         yield made(6, 11, causal)
@@ -127,7 +125,7 @@ def _problems(declaration: Declaration, dtype: str) -> Iterator[Problem]:
 
 
 def judge_backward(trial: Trial) -> Ruling:
-    """Every property that the problem can show."""
+    """Measure every property of gradients that the problem can show."""
     try:
         found = _gradient_repetition(trial) + _empty_gradients(trial)
     except SpoiledError as spoiled:
@@ -146,7 +144,7 @@ def _gradient_repetition(trial: Trial) -> list[Measured]:
 
 
 def _empty_gradients(trial: Trial) -> list[Measured]:
-    """dQ of rows that see nothing, dK and dV of keys that nobody sees."""
+    """Measure dQ of rows that see no key, and dK and dV of keys that no row sees."""
     p = trial.problem
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
     read = seen.any(2).view(p.batch, p.heads_kv, p.group, p.seqlen_kv).any(2)
@@ -169,7 +167,7 @@ def _empty_gradients(trial: Trial) -> list[Measured]:
 
 
 def asks_backward(declaration: Declaration, dtype: str) -> list[Problem]:
-    """Problems on which a backward's contracts show; what lies outside the support is not asked."""
+    """Return the problems, inside the support, that show contracts of a backward."""
     support = declaration.support
     heads = {"heads_q": 4, "heads_kv": 2 if support.grouped_heads else 4}
     problems = [
@@ -198,12 +196,12 @@ def asks_backward(declaration: Declaration, dtype: str) -> list[Problem]:
 GROUPS = (
     Group(
         name="contract",
-        about="designed problems on which promises beyond numbers show in raw outputs",
+        about="designed problems whose raw outputs show promises other than accuracy",
         asks=asks,
     ),
     Group(
         name="contract_backward",
-        about="designed problems on which a backward's promises beyond numbers show",
+        about="designed problems that show a backward's promises other than accuracy",
         entry="backward",
         asks=asks_backward,
     ),
@@ -213,9 +211,9 @@ FORWARD = Oracle(
     name="contract",
     group="contract",
     catches=(
-        "an LSE of another base, other contents of empty rows, alignment, window ends, order of the"
-        " softcap, NaN that is lost or reaches rows which do not read it, other bits in another run"
-        " or batch, all against what is declared"
+        "results that contradict the declared contract: base of LSE, contents of empty rows,"
+        " alignment, window ends, order of the softcap, NaN that is lost or reaches rows that do"
+        " not read it, other bits in another run or batch"
     ),
     judge=judge,
     needs=frozenset(),
@@ -225,8 +223,8 @@ BACKWARD = Oracle(
     name="contract_backward",
     group="contract_backward",
     catches=(
-        "other bits of gradients in another run, against the declaration; garbage for empty rows"
-        " and hidden keys"
+        "other bits of gradients in another run, if the contract promises equal bits; garbage for"
+        " empty rows and hidden keys"
     ),
     judge=judge_backward,
     needs=frozenset({Premise.HIDDEN_HAS_NO_EFFECT}),

@@ -1,8 +1,8 @@
-"""Softcap: its form, its order with the scale, and its order with the mask, by the nearest of many
-hypotheses.
+"""Softcap: measure its form, its order with the scale, and its order with the mask, as the nearest
+of many hypotheses.
 
-Where the declared arithmetic is too coarse to tell the declared form from another, nothing
-contradicts it.
+If the declared arithmetic is too coarse to tell the declared form from another, nothing contradicts
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verify.judging.comparison import compare
 from verify.judging.measuring import UNDECIDED, Measured, rounded, run_probe
 from verify.judging.trial import Trial
 
-# The hypotheses are made of the capped products of the visible keys, and are compared with O.
+# The hypotheses are computed from the capped products of the visible keys and compared with O.
 NEEDS = frozenset(
     {
         Premise.POSITION_FREE_SCORES,
@@ -33,7 +33,7 @@ NEEDS = frozenset(
 _GAIN = 4  # queries times this: scaled scores reach well past the cap
 _FORM = "c tanh(s / c)"
 
-# Of scaled scores s, raw products r and the cap c.
+# Functions of scaled scores s, raw products r and the cap c.
 _FORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     _FORM: lambda s, r, c: c * torch.tanh(s / c),
     "ignored": lambda s, r, c: s,
@@ -46,7 +46,7 @@ _FORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """The form where all keys are visible; the order with the mask where some are not."""
+    """Measure the form if all keys are visible, else the order with the mask."""
     p = trial.problem
     cap = cap_of(p.score_mod)
     if not cap or not p.seqlen_kv or not p.seqlen_q:
@@ -73,8 +73,7 @@ def measure(trial: Trial) -> list[Measured]:
         }
     possible = {word: w @ v for word, w in weights.items()}
     ratios = {word: _ratio(other, value) for word, value in possible.items()}
-    # The bounds are those of the declared form, so that a mistaken one may be a little outside of
-    # them.
+    # The bounds are those of the declared form, so another form can be slightly outside of them.
     nearest = min(ratios, key=ratios.__getitem__)
     holding = [said for said, ratio in ratios.items() if ratio <= 1]
     word = (
@@ -105,8 +104,8 @@ def _asked(trial: Trial) -> Trial:
 
 
 def _ratio(other: Trial, value: Tensor) -> float:
-    """The largest error of O against a hypothesis, in units of the bound, over rows that see a
-    key."""
+    """Return the largest error of O against a hypothesis in units of the bound, over rows that see
+    a key."""
     truth, out = other.truth, other.first.out
     assert out is not None
     ratio = compare(out, value, truth.out_bound, dtype_named(other.problem.dtype_out)).ratio

@@ -1,8 +1,8 @@
-"""NaN and infinity: how far they reach from Q, K and V that rows read, and from keys that a mask
-hides.
+"""NaN and infinity: measure which rows they reach, from Q, K and V that rows read and from hidden
+keys.
 
-A NaN that a row reads must come out as the contract says.  No kernel promises what becomes of an
-infinity; but a row that does not read one, or a NaN, must not change.
+A NaN that a row reads must reach the result as the contract says.  No kernel promises the result of
+an infinity, but a row that reads neither an infinity nor a NaN must not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verify.problem.inputs import Inputs
 from verify.tolerance.maxima import whole_tiles
 from verify.tolerance.resolution import resolve
 
-# An infinity in K is one in a score, and what a row does not see stays where it is.
+# An infinity in K makes a score infinite, and hidden keys have no effect.
 NEEDS = frozenset({Premise.UNBOUNDED_SCORES, Premise.HIDDEN_HAS_NO_EFFECT})
 _KEY = 1
 _NAN = "NaN in "
@@ -31,8 +31,8 @@ _NONE = "no effect"
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """NaN in one query, key and value, infinities, and NaN at keys that some rows of a tile do not
-    see."""
+    """Measure NaN in one query, key and value, infinities, and NaN at keys that some rows of a tile
+    do not see."""
     p = trial.problem
     if p.seqlen_kv <= _KEY or not p.seqlen_q:
         return []
@@ -41,10 +41,10 @@ def measure(trial: Trial) -> list[Measured]:
 
 
 def _visible(trial: Trial) -> list[Measured]:
-    """Of the first key head's second key, and of a query that reads it."""
+    """Measure special values in the first key head's second key, and in a query that reads it."""
     p, inputs = trial.problem, trial.inputs
     heads = slice(0, p.group)
-    # rows that read that key, or may through a tile
+    # rows that read that key, or can read it through a tile
     near = torch.zeros(p.shape_q[:3], dtype=torch.bool)
     near[0, heads] = True
     readers = near & p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)[..., _KEY]
@@ -54,7 +54,7 @@ def _visible(trial: Trial) -> list[Measured]:
     row = first(readers)
     one[row] = True
     a = resolve(trial.declaration.numerics, trial.config, p, trial.arch)
-    far = ~whole_tiles(one, a.maximum_rows)  # from rows with which it shares a maximum
+    far = ~whole_tiles(one, a.maximum_rows)  # rows that share no maximum with this one
     found = [
         _reach(trial, "NaN in Q", replace(inputs, q=_put(inputs.q, row, math.nan)), one, far),
         _reach(
@@ -85,14 +85,14 @@ def _visible(trial: Trial) -> list[Measured]:
 
 
 def _put(stored: Tensor, index: tuple[int, ...], value: float) -> Tensor:
-    """A copy whose row at (batch, head, position) begins with a special value."""
+    """Return a copy with a special value in the first element of row (batch, head, position)."""
     changed = stored.clone()
     bits(changed)[(*index, 0)] = _bits_of(value, stored)
     return changed
 
 
 def _bits_of(value: float, like: Tensor) -> Tensor:
-    """As integers, since torch assigns no 8-bit floats."""
+    """Return the bits of a value as integers, since torch cannot assign 8-bit floats."""
     return bits(torch.tensor(value).to(like.dtype))
 
 
@@ -105,8 +105,8 @@ def _reach(
     *,
     column: bool = False,
 ) -> Measured:
-    """What the rows that read a special value hold, and whether it reaches `others`, which do
-    not."""
+    """Measure the results of the rows that read a special value, and whether it reaches `others`,
+    which do not read it."""
     run = run_probe(trial, name, trial.problem, inputs).first
     got = result(run).double()
     leaks = ~got[others].isfinite()
@@ -137,7 +137,7 @@ def _reach(
 
 
 def _values(got: Tensor) -> str:
-    """In words, what kinds of values these are."""
+    """Name the kinds of the values: NaN, +inf, -inf, 0, finite."""
     kinds = {"NaN": got.isnan(), "+inf": got == math.inf, "-inf": got == -math.inf, "0": got == 0}
     there = [name for name, where in kinds.items() if bool(where.any())]
     finite = got.isfinite() & (got != 0)
@@ -145,7 +145,7 @@ def _values(got: Tensor) -> str:
 
 
 def _hidden(trial: Trial) -> list[Measured]:
-    """NaN in the last key, and in its value, where some rows see that key and others do not."""
+    """Measure NaN in the last key and in its value, if some rows see that key and others do not."""
     p, contract = trial.problem, trial.declaration.contract
     seen = p.mask.dense(p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv)
     blind, sees = ~seen[..., -1] & seen.any(-1), seen[..., -1]

@@ -1,4 +1,4 @@
-"""Visibility: which keys each row reads, measured with equal scores and one-hot values; alignment
+"""Visibility: measure which keys each row reads, with equal scores and one-hot values; alignment
 and inclusivity follow."""
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from verify.judging.measuring import UNDECIDED, Measured, make_inputs, result, r
 from verify.judging.trial import Trial
 from verify.problem import Problem
 
-# With q = 0 the keys that are read, and nothing else, share the weight.
+# With q = 0 exactly the keys that are read have weight, in equal shares.
 NEEDS = frozenset({Premise.NORM_BOUNDED_SCORES, Premise.VISIBLE_MASS_ONLY})
 _ALIGNED = {"br": "bottom-right", "tl": "top-left"}
 
 
 def measure(trial: Trial) -> list[Measured]:
-    """The alignment of a causal mask; the alignment of a window and whether its ends belong to
-    it."""
+    """Measure the alignment of a causal mask or window, and whether a window includes its ends."""
     p = trial.problem
     if (
         not isinstance(p.mask, Causal | Window)
@@ -60,8 +59,8 @@ def measure(trial: Trial) -> list[Measured]:
 
 
 def read(trial: Trial) -> Tensor:
-    """Which keys reach O, (batch, heads_q, seqlen_q, seqlen_kv): with q = 0 every key that is read
-    weighs the same."""
+    """Return which keys reach O, (batch, heads_q, seqlen_q, seqlen_kv) booleans: with q = 0 all
+    keys that are read have equal weights."""
     p = trial.problem
     one_hot = torch.eye(p.seqlen_kv, p.head_dim_v)
     other = run_probe(
@@ -75,14 +74,14 @@ def _dense(problem: Problem, mask: Mask) -> Tensor:
 
 
 def _matches(seen: Tensor, mask: Tensor) -> bool:
-    """Whether the rows that see something under a mask read just that; an empty row's O says
-    nothing of visibility."""
+    """Return whether the rows that see a key under a mask read exactly the keys that they see; O of
+    an empty row shows nothing."""
     live = mask.any(-1)
     return bool(live.any()) and seen[live].equal(mask[live])
 
 
 def _causal(p: Problem) -> Iterator[tuple[str, Mask]]:
-    """Words and masks: the right ones, then mistakes."""
+    """Yield words and masks: the right ones, then mistakes."""
     if p.seqlen_q == p.seqlen_kv:
         yield "diagonal included", Causal()
         yield "diagonal excluded", Window(None, -1)

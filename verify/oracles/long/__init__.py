@@ -1,1 +1,1 @@
-"""Long sequences: past 131072 rows or keys, where indices of 16 and 31 bits wrap."""
+"""Long sequences: more than 131072 rows or keys, so that indices of 16 and 31 bits wrap."""

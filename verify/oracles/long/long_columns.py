@@ -1,14 +1,15 @@
-"""Long columns: chosen rows of dQ and chosen keys of dK and dV of a long sequence, around the
-gradients of what was saved.
+"""Long columns: chosen rows of dQ and chosen keys of dK and dV of a long sequence are within their
+bounds.
 
-Chosen rows of dQ are sums over all keys, chosen keys of dK and dV sums over all rows. They have the
-bounds of gradient_bound, by the same functions (`errors_of`, `rules_of`, `results`), from the same
-declaration: so no field of `GradientNumerics` can matter there and not here. The forward's
-declaration enters by the saved O and LSE alone, which must be within their own bounds. A backward
-that makes its own softmax is left to gather_backward: the error that dK_j can have depends on the
-row sums of all rows. docs/long-sequences.md says which rows and keys are chosen.
+The truth is the gradients that follow from the saved O and LSE. Chosen rows of dQ are sums over all
+keys, chosen keys of dK and dV sums over all rows. The same functions as in gradient_bound
+(`errors_of`, `rules_of`, `results`) compute their bounds from the same declaration, so every field
+of `GradientNumerics` that matters there matters here. The forward's declaration matters only for
+the saved O and LSE, which must be within their own bounds. A backward that computes its own softmax
+is judged by gather_backward instead: the error of dK_j depends on the row sums of all rows.
+docs/long-sequences.md says which rows and keys are chosen.
 
-Premises: none, as for gradient_bound; gather_backward needs what it needs elsewhere.
+Premises: none, as for gradient_bound; gather_backward has the same premises as in its own group.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from verify.variant import Declaration
 
 
 def judge(trial: Trial) -> Ruling:
-    """r <= 1 for every element of the chosen rows and keys, around the gradients of what was saved.
+    """Check r <= 1 for every element of the chosen rows and keys.
 
-    A forward that saves what is out of its own bounds excuses nothing.
+    The saved O and LSE must be within their own bounds; a worse forward excuses no gradient.
     """
     p, declared = trial.problem, trial.declaration.gradients
     assert declared is not None
@@ -81,12 +82,11 @@ def _applies(declaration: Declaration) -> str | None:
 GROUP = Group(
     name="long_gradients",
     about=(
-        "gradients of sequences past 131072: chosen rows and keys, and all of them where one key"
-        " wins"
+        "gradients of sequences past 131072: chosen rows and keys, and all of them if one key wins"
     ),
     entry="backward",
     asks=backward_problems,
-    admits=lambda problem, support: True,  # what is asked depends on the machine
+    admits=lambda problem, support: True,  # the problems depend on the machine
 )
 
 ORACLES = (
@@ -94,8 +94,8 @@ ORACLES = (
         name="long_columns",
         group="long_gradients",
         catches=(
-            "rows or keys of a gradient past 15, 16 or 31 bits that are lost, doubled or taken for"
-            " others"
+            "rows or keys of a gradient past 15, 16 or 31 bits that are lost, doubled or confused"
+            " with others"
         ),
         judge=judge,
         excludes=_applies,
@@ -106,7 +106,7 @@ ORACLES = (
     Oracle(
         name="gather_backward",
         group="long_gradients",
-        catches="rows and keys anywhere that are lost, doubled or taken for others: dV scatters dO",
+        catches="rows and keys anywhere that are lost, doubled or confused: dV scatters dO",
         judge=gather.judge_backward,
         excludes=gather.excludes_backward,
         needs=gather.BACKWARD.needs,

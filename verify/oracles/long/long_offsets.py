@@ -1,12 +1,12 @@
-"""Long offsets: rows of K, and of O, lie so far apart in memory that offsets pass 31 bits; each
-must still be the right one.
+"""Long offsets: O is right, bit for bit, if rows of K or of O are so far apart in memory that
+offsets need more than 31 bits.
 
-The problems are small ones of gather, in which the stride of rows alone puts the last row of one
-tensor 2^31 elements from the first: offsets of 32 bits wrap before that, in elements or in bytes.
-The expectation is that of gather, bit for bit. Asked once per variant, in its narrowest dtype,
-on a machine with a GPU and enough free memory. See docs/long-sequences.md.
+The problems are small problems of gather. The stride of rows alone puts the last row of one tensor
+2^31 elements from the first: 32-bit offsets wrap before that, in elements or in bytes. The expected
+result is that of gather, bit for bit. Each variant is judged once, in its narrowest dtype, on a
+machine with a GPU and enough free memory. See docs/long-sequences.md.
 
-Premises: those of gather, and rows that lie apart by a stride (strided_storage).
+Premises: those of gather, and rows with a stride (strided_storage).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from verify.problem import Layout, Problem
 from verify.problem.storage import STRIDED
 
 REACH = 1 << 31  # elements: 32-bit offsets wrap before, in elements or in bytes
-_UNIT = 64  # rows begin at multiples of it, so that any path for aligned rows stays open
-_TENSORS = ("k", "out")  # one that is read, one that is written
+_UNIT = 64  # rows begin at multiples of it, so code paths for aligned rows can be used
+_TENSORS = ("k", "out")  # the kernel reads the first and writes the second
 
 
 def far(problem: Problem, name: str) -> Problem:
-    """A small problem of `gather` whose tensor of that name has its last row beyond REACH, by the
-    stride of rows alone."""
+    """Return a small problem of `gather` in which the last row of tensor `name` lies beyond REACH,
+    due to the stride of rows alone."""
     small = problem.but(seqlen_q=min(problem.seqlen_q, problem.seqlen_kv), distribution="gather")
     heads, rows, dim = small.shapes[name][1:]
     step = (REACH // (heads * (rows - 1)) // _UNIT + 1) * _UNIT
@@ -42,7 +42,7 @@ def far(problem: Problem, name: str) -> Problem:
 
 
 def judge(trial: Trial) -> Ruling:
-    """One such run at a time on a machine, and its memory is given back at once."""
+    """Check one problem per tensor, one at a time on a machine; free the memory after each."""
     observed: dict[str, str] = {}
     for name in _TENSORS:
         other = trial.beside(f"far {name}", far(trial.problem, name))
@@ -69,8 +69,8 @@ def judge(trial: Trial) -> Ruling:
 
 
 def _room(size: int) -> bool:
-    """Whether there is memory for an arena of so many bytes, which doubles, its image, and its copy
-    on a device."""
+    """Return whether there is memory for an arena of `size` bytes, which doubles, for its image,
+    and for its copy on a device."""
     words = Path("/proc/meminfo").read_text(encoding="ascii").split()
     host = int(words[words.index("MemAvailable:") + 1]) << 10
     return host > 4 * size and (
@@ -79,7 +79,7 @@ def _room(size: int) -> bool:
 
 
 def _concerns(trial: Trial) -> bool:
-    """One problem of a variant, of its narrowest dtype, and where there is the memory of a machine
+    """Return whether this is the one problem of the variant, in its narrowest dtype, on a machine
     with a GPU."""
     p, support = trial.problem, trial.declaration.support
     narrowest = min(support.dtypes, key=lambda name: (getattr(torch, name).itemsize, name))
@@ -98,7 +98,7 @@ ORACLE = Oracle(
     name="long_offsets",
     group="long",
     catches=(
-        "offsets of rows that wrap at 31 bits, in elements or in bytes, where a tensor is read or"
+        "offsets of rows that wrap at 31 bits, in elements or in bytes, in a tensor that is read or"
         " written"
     ),
     judge=judge,

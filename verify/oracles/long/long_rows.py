@@ -1,8 +1,8 @@
-"""Long rows: chosen rows of O and LSE of a long sequence against fp64, each within its own derived
-bound.
+"""Long rows: chosen rows of O and LSE of a long sequence differ from fp64 by at most their own
+derived bounds.
 
-A row of O and LSE depends on one query alone, so that chosen rows can be judged in full by the
-bounds of bound, without those between them. docs/long-sequences.md says which rows are chosen.
+A row of O and LSE depends on one query alone, so chosen rows can be judged in full with the bounds
+of the oracle bound, without the other rows. docs/long-sequences.md says which rows are chosen.
 
 Premises: none, as for bound.
 """
@@ -21,8 +21,8 @@ from verify.oracles import Oracle
 def judge_rows(
     oracle: str, trial: Trial, run: Launch, what: str = ""
 ) -> tuple[Finding | None, dict[str, float]]:
-    """The chosen rows of O and LSE, where they see a key, against reference and bounds.  what:
-    words before a tensor's name."""
+    """Compare the chosen rows of O and LSE that see a key with reference and bounds.  what: words
+    before a tensor's name."""
     p, rows = trial.problem, positions(trial.problem, "rows")
     truth = trial.truth_at(rows)
     live, float32 = ~truth.empty, dtype_named("float32")
@@ -44,7 +44,7 @@ def judge_rows(
 
 
 def judge(trial: Trial) -> Ruling:
-    """r <= 1 for every element of the chosen rows of O and LSE."""
+    """Check r <= 1 for every element of the chosen rows of O and LSE."""
     finding, measures = judge_rows("long_rows", trial, trial.first)
     return Ruling(finding, measures)
 
@@ -53,8 +53,8 @@ ORACLE = Oracle(
     name="long_rows",
     group="long",
     catches=(
-        "indices that wrap at 15, 16 or 31 bits, keys and rows past them, tails of the last tile:"
-        " in the chosen rows"
+        "indices that wrap at 15, 16 or 31 bits, wrong keys and rows past them, tails of the last"
+        " tile: in the chosen rows"
     ),
     judge=judge,
     needs=frozenset(),

@@ -1,16 +1,14 @@
-"""Long sequences as a whole: every row finite, its LSE between two that need no score, and O known
-where one key wins.
+"""Long sequences as a whole: every O is finite, every LSE lies between two limits that need no
+scores, and O is known if one key wins.
 
 All rows of sequences past 131072 are judged: O is finite, and LSE counts the keys that the row
-sees. Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen). The
-mean of scores is the score of the mean key, whose sums over intervals are differences of running
-sums. The slack is that of the row's largest score.
-Asked where every row sees one interval of keys. The questions of convexity and gather are asked at
-these lengths too. docs/long-sequences.md describes the problems.
+sees. For n visible scores with mean a and magnitudes up to r, ln n + a <= LSE <= ln n + r (Jensen).
+The mean of scores is the score of the mean key, whose sums over intervals are differences of
+running sums. The slack is that of the row's largest score. Every row must see one interval of keys.
+convexity and gather judge these lengths too. docs/long-sequences.md describes the problems.
 
 Premises: LSE counts the visible keys alone (visible_mass_only), and norms bound the scores
-(norm_bounded_scores). Where scores are not linear and position_free, only -r is known in place of
-a.
+(norm_bounded_scores). If scores are not linear and position_free, -r replaces a.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ _MEAN_SCORES = frozenset({Premise.LINEAR_SCORES, Premise.POSITION_FREE_SCORES})
 
 
 def judge(trial: Trial) -> Ruling:
-    """Every row that sees a key has a finite O, and an LSE between two that no score need be known
-    for."""
+    """Check that every row that sees a key has a finite O and an LSE inside `lse_range`."""
     p, run, a = (
         trial.problem,
         trial.first,
@@ -84,11 +81,11 @@ def judge(trial: Trial) -> Ruling:
 
 
 def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the greatest LSE that a row may have, fp64 (batch, heads_q, seqlen_q).
+    """Return the smallest and largest LSE that a row may have, fp64 (batch, heads_q, seqlen_q).
 
-    Of n visible scores of mean a and size at most r, ln n + a <= LSE <= ln n + r (Jensen).  The
-    mean of scores is the score of the mean key, whose sums over intervals are differences of
-    running ones, unless a feature comes between product and score.
+    For n visible scores with mean a and magnitudes up to r, ln n + a <= LSE <= ln n + r (Jensen).
+    The mean of scores is the score of the mean key, whose sums over intervals are differences of
+    running sums; if a feature changes the scores, -r replaces a.
     """
     p, (q, k, _) = trial.problem, trial.expanded
     found = intervals(p)
@@ -108,24 +105,24 @@ def lse_range(trial: Trial, reached: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reach(trial: Trial) -> Tensor:
-    """See `reach`."""
+    """Return `reach` of the trial's Q and K."""
     q, k, _ = trial.expanded
     return reach(trial.problem, q, k)
 
 
 def _gather(trial: Trial) -> Ruling:
-    """Every row of O is the row of V that it selects, bit for bit."""
-    # the cached property, which would compute all scores
+    """Check that every row of O is the row of V that it selects, bit for bit."""
+    # replaces the cached property, which would compute all scores
     trial.__dict__["truth"] = gathered_truth(trial)
     return gather.judge(trial)
 
 
 def gathered_truth(trial: Trial) -> Truth:
-    """What a problem of `gather` gives, whose winners leave all other weights 0: no scores but
-    theirs are computed.
+    """Return the truth of a problem of `gather`; only the winners' scores are computed, since all
+    other weights are 0.
 
-    Out is exact; the LSE's bound is that of the row's largest score, +inf for numerics of which no
-    such bound is derived.
+    O is exact; the LSE's bound is that of the row's largest score, or +inf if no such bound is
+    derived for the numerics.
     """
     p, (q, k, v) = trial.problem, trial.expanded
     targets = gather_targets(p)
@@ -151,18 +148,18 @@ def _applies(declaration: Declaration) -> str | None:
 GROUP = Group(
     name="long",
     about=(
-        "sequences past 131072, more sequences than a grid is wide: chosen rows, and invariants"
-        " of all"
+        "sequences past 131072, and more sequences than a grid is wide: chosen rows, and invariants"
+        " of all rows"
     ),
     asks=forward_problems,
-    admits=lambda problem, support: True,  # what is asked depends on the machine
+    admits=lambda problem, support: True,  # the problems depend on the machine
 )
 
 ORACLES = (
     Oracle(
         name="long_whole",
         group="long",
-        catches="rows anywhere that are not finite, or whose LSE counts other keys than they see",
+        catches="rows anywhere that are not finite, or whose LSE does not count their visible keys",
         judge=judge,
         excludes=_applies,
         needs=frozenset({Premise.VISIBLE_MASS_ONLY, Premise.NORM_BOUNDED_SCORES}),
@@ -182,7 +179,7 @@ ORACLES = (
     Oracle(
         name="gather",
         group="long",
-        catches="keys and rows anywhere that are lost, doubled or taken for others, bit for bit",
+        catches="keys and rows anywhere that are lost, doubled or confused, bit for bit",
         judge=_gather,
         excludes=gather.excludes,
         needs=gather.NEEDS,

@@ -1,9 +1,9 @@
-"""The long problems that are asked of every kernel: sequences past 131072, and more sequences than
-a CUDA grid is wide.
+"""Long problems for every kernel: sequences past 131072, and more sequences than a CUDA grid is
+wide.
 
-What is asked depends on what can be borne: a GPU takes whole squares, a CPU few rows of many keys
-and many rows of few keys, Triton's interpreter sequences just past 32768.  docs/long-sequences.md
-says what that leaves out.
+The problems depend on the speed of the device: a GPU gets whole squares, a CPU few rows with many
+keys and many rows with few keys, Triton's interpreter sequences just past 32768.
+docs/long-sequences.md says what this leaves out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verify.problem.known_answers import GATHERS, gather_possible
 from verify.problem.refusal import plainest
 from verify.variant import Declaration, Support
 
-# rows or keys: past every power of two at which indices wrap, with a ragged tail
+# rows or keys: past the powers of two at which indices wrap, with a ragged tail
 LONG = (1 << 17) + 65
 _FEW = 130  # of the other side
 _PAST_INT16 = (1 << 15) + 65
@@ -26,12 +26,12 @@ _SEED = 20
 
 
 def forward_problems(declaration: Declaration, dtype: str) -> list[Problem]:
-    """What group "long" asks of a variant in that dtype."""
+    """Return the problems of group "long" for a variant and dtype."""
     return _possible(declaration.support, _forward(declaration, dtype))
 
 
 def backward_problems(declaration: Declaration, dtype: str) -> list[Problem]:
-    """What group "long_gradients" asks."""
+    """Return the problems of group "long_gradients" for a variant and dtype."""
     return _possible(declaration.support, _backward(declaration, dtype))
 
 
@@ -116,10 +116,11 @@ def _backward(d: Declaration, dtype: str) -> Iterator[Problem]:
 
 
 def _squares(d: Declaration) -> bool:
-    """Whether no memory grows with rows times keys, and no grid with the batch.
+    """Return whether no memory grows with rows times keys, and no grid with the batch.
 
-    A kernel that makes its own tensors, a library's, may write out a mask or all scores, one that
-    takes all keys at once (block_n = 0) does; and what libraries' grids hold is in no support.
+    A kernel that allocates its own tensors, such as a library's, can write a mask or all scores to
+    memory; one that takes all keys at once (block_n = 0) does.  No support states the limits of a
+    library's grids.
     """
     return not d.allocates_outputs and not d.undeclared and d.numerics.softmax.block_n != 0
 
@@ -132,8 +133,8 @@ def _problem(
     mask: Mask | None = None,
     **more: int | str,
 ) -> Problem:
-    """As nearly as the support allows it: head_dim (64 unless said), the mask (else full), group
-    query heads for a key head."""
+    """Return the nearest problem that the support allows: `head_dim` (default 64), the mask (else
+    full), `group` query heads per key head."""
     wanted = int(more.pop("head_dim", 64))
     heads_kv, group = int(more.pop("heads_kv", 1)), int(more.pop("group", 1))
     if not support.grouped_heads:
@@ -154,6 +155,6 @@ def _problem(
 
 
 def _possible(support: Support, problems: Iterator[Problem]) -> list[Problem]:
-    """Those inside the support, whose values can be built."""
+    """Return the problems inside the support whose values can be built."""
     inside = [problem for problem in problems if support.refusal(problem) is None]
     return [p for p in inside if p.distribution not in GATHERS or gather_possible(p) is None]

@@ -1,1 +1,1 @@
-"""Declared numerics: each word of a declaration, put to inputs on which a false one shows."""
+"""Declared numerics: each module tests words of a declaration on inputs that show a false word."""

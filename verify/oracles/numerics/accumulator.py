@@ -1,5 +1,5 @@
-"""Accumulators: sums of large terms that cancel and small ones that only a wide accumulator keeps,
-for Q K^T and for P V."""
+"""Accumulators of Q K^T and P V: sums of large terms that cancel and of small terms that only a
+wide accumulator keeps."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from verify.oracles.numerics.hypotheses import (
     run_if_supported,
 )
 
-# log2 of large / small: what fp16 keeps and bfloat16 loses, what fp16 loses, what 13 fraction bits
-# lose; the last one, with large products of 2^16, overflows fp16.
+# log2 of large / small: fp16 keeps the first and bfloat16 loses it, fp16 loses the second, 13
+# fraction bits the third; the last one, with large products of 2^16, overflows fp16.
 _SCORE_RATIOS = (10, 12, 14, 18)
 _VALUE_RATIOS = (10, 13, 16, 17)
 _LONE_RATIO = 14
@@ -35,13 +35,13 @@ _ROWS = 16
 
 
 def scores(trial: Trial) -> Claim | None:
-    """S of one key is a sum of small products between +large and -large; another key's is 0.  One
-    sequence per case."""
+    """Test the accumulator of Q K^T: S of one key is a sum of small products between +large and
+    -large, S of another key is 0.  Each sequence is one case."""
     p = trial.problem
     if p.head_dim < 32 or not p.scale:
         return None
     count = p.head_dim - 3  # two large products; the last element keeps the other keys away
-    # As a power of two, the product that makes the difference of the logits about 2.
+    # log2 of the product that makes the difference of the logits about 2.
     power = round(math.log2(2 / (abs(p.scale) * count)))
     cases = [(ratio, ends) for ratio in _SCORE_RATIOS for ends in _ends(p.head_dim - 1)]
     q, k = torch.full((len(cases), p.head_dim), 0.5), torch.zeros(len(cases), 2, p.head_dim)
@@ -83,11 +83,11 @@ def scores(trial: Trial) -> Claim | None:
 
 
 def values(trial: Trial) -> Claim | None:
-    """Equal scores, so that P is 1 (or a power of two) in any format; V is +large, small ...,
-    -large.  One column per case."""
+    """Test the accumulator of P V: scores are equal, so P is 1 (or a power of two) in any format; V
+    is +large, small ..., -large.  Each column is one case."""
     p = trial.problem
     largest = 8 if p.format.itemsize == 1 else 14
-    # Without cancellation more is lost than 13 bits may lose in one part of a promoted sum.
+    # Sums without cancellation lose more than 13 bits can lose in one part of a promoted sum.
     cases: list[tuple[int, int, int | None]] = [
         (_LONE_RATIO, 0, None),
         (_LONE_RATIO, _KEYS - 1, None),
@@ -141,14 +141,13 @@ def _claim(trial: Trial, name: str, word: str, ratio: float, evidence: str) -> C
 
 
 def _ends(length: int) -> tuple[tuple[int, int], ...]:
-    """Where the large terms lie: a chain in any order has most of the small ones between some
-    pair."""
+    """Return positions of the two large terms: a chain in any order has most small terms between
+    the terms of some pair."""
     return (0, length - 1), (length - 1, 0), (length // 2, length - 1)
 
 
 def _sums(products: Tensor, promotions: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Sums along the last dimension as each kind of accumulator makes them, by name; the likeliest
-    first."""
+    """Yield names of accumulators and their sums along the last dimension, the likeliest first."""
     yield "float32", products.sum(-1)
     for every in promotions:
         parts = [_truncated(part) for part in torch.split(products, every, -1)]
@@ -171,8 +170,8 @@ def _chain(products: Tensor, name: str, group: int) -> Tensor:
 
 
 def _truncated(products: Tensor) -> Tensor:
-    """One chain in a unit that adds 32 products at a time, aligned to the largest with 13 fraction
-    bits, towards zero."""
+    """Sum in one chain, as a unit that adds 32 products at a time, aligned to the largest term with
+    13 fraction bits, rounded towards zero."""
     total = torch.zeros_like(products[..., :1])
     for part in torch.split(products, 32, -1):
         terms = torch.cat([total, part], -1)

@@ -1,10 +1,9 @@
-"""Claims: declared numerics, put to inputs on which a false claim shows.  One file per kind of
-claim.
+"""Claims: declared numerics that are tested on inputs which show a false claim.
 
-A probe emulates what the kernel would give under each of several arithmetics and looks which one it
-gave.  A claim is false only if two things meet: O or LSE is outside the bound of the declared
-arithmetic, and some other arithmetic explains it better. A kernel that is better than it says keeps
-its claim, and the word that is observed shows the leniency.
+A probe emulates the kernel's results under several arithmetics and finds the one that fits best.  A
+claim is false only if O or LSE is outside the bound of the declared arithmetic and another
+arithmetic fits better.  A kernel that is more precise than declared keeps its claim; the observed
+word shows that the declaration is lenient.
 """
 
 from __future__ import annotations
@@ -46,28 +45,27 @@ class Claim:
 
     @property
     def false(self) -> bool:
-        """Whether the kernel is caught."""
+        """Return whether the probe convicts the kernel."""
         return self.worse and not self.ratio <= 1
 
 
 def run_if_supported(
     trial: Trial, tag: str, problem: Problem, q: Tensor, k: Tensor, v: Tensor
 ) -> Trial | None:
-    """The trial of a probe whose first run is there; None where the support does not have the
-    problem."""
+    """Run a probe and return its trial; None if the problem is outside the support."""
     if trial.declaration.support.refusal(problem) is not None:
         return None
     return run_probe(trial, tag, problem, make_inputs(problem, q, k, v))
 
 
 def exact_probabilities(trial: Trial) -> Truth:
-    """The truth, with the bounds of the declared arithmetic where the rounding of P is exact."""
+    """Return the truth with the bounds of the declared arithmetic without the rounding of P."""
     return bounded(trial, probability=FLOAT32, probability_scale=1.0)
 
 
 def bounded(trial: Trial, **changes: Any) -> Truth:
-    """The truth, with the bounds of the declared arithmetic but for some of what
-    `ForwardArithmetic` holds."""
+    """Return the truth with the bounds of the declared arithmetic after `changes` of fields of
+    `ForwardArithmetic`."""
     resolved = tolerance.resolve(
         trial.declaration.numerics, trial.config, trial.problem, trial.arch
     )
@@ -75,8 +73,8 @@ def bounded(trial: Trial, **changes: Any) -> Truth:
 
 
 def excess(trial: Trial, where: Tensor, truth: Truth | None = None, *, lse: bool = False) -> float:
-    """The largest error over its bound, of O where `where` (its shape, boolean) says so, and of the
-    LSE of all rows."""
+    """Return the largest error / bound of O in the elements `where` (booleans in O's shape) and, if
+    `lse`, of the LSE of all rows."""
     truth = truth or trial.truth
     found = compare(
         result(trial.first), truth.out, truth.out_bound, trial.problem.format_out
@@ -90,8 +88,8 @@ def excess(trial: Trial, where: Tensor, truth: Truth | None = None, *, lse: bool
 
 
 def nearest(got: Tensor, possible: Mapping[str, Tensor], limit: float) -> str:
-    """The name of the prediction with the least mean distance to `got`; what is not finite, or
-    farther away, counts `limit`."""
+    """Return the name of the prediction with the smallest mean distance to `got`; a distance counts
+    at most `limit`, and `limit` if it is NaN."""
 
     def distance(value: Tensor) -> float:
         apart = (got - value).abs()
@@ -102,7 +100,7 @@ def nearest(got: Tensor, possible: Mapping[str, Tensor], limit: float) -> str:
 
 
 def logit_difference(trial: Trial) -> Tensor:
-    """ln(O[.., 1] / O[.., 0]): where V is one-hot, how much more key 1 weighs than key 0, (batch,
-    heads_q, seqlen_q)."""
+    """Return ln(O[.., 1] / O[.., 0]), (batch, heads_q, seqlen_q): the logit of key 1 less that of
+    key 0, if V is one-hot."""
     out = result(trial.first).double()
     return torch.log(out[..., 1]) - torch.log(out[..., 0])

@@ -1,15 +1,15 @@
-"""Declared numerics: accumulators, score roundings, prescaling, P's format, row sum and
-exponential, each put to a probe.
+"""Declared numerics: probes test accumulators, score roundings, prescaling, P's format, row sum and
+exponential against the declaration.
 
-The inputs are fixed problems on which one claim of `Numerics` shows: a narrow accumulator, P of
-another format, rounded scores, a rough exponential. A claim is false where the result exceeds the
-bound of the declared word; the finding names the claim, and the word that the result behaves like.
-A false claim spoils some others, which are then not asked: scores that are summed in too few bits
-say nothing about the rounding of scores. Needs rows that see all keys.
+The inputs are fixed problems that each show one claim of `Numerics`: a narrow accumulator, P of
+another format, rounded scores, a coarse exponential. A claim is false if the result exceeds the
+bound of the declared word and another word fits better; the finding names the claim and the word
+that fits. A false claim hides some others, which are then not tested: scores that are summed in too
+few bits show nothing about the rounding of scores. The kernel must support rows that see all keys.
 
-Premises: the probes' scores are the products that were written down (linear_scores,
-position_free_scores), added before any factor (factors_by_head); nothing but their weights is
-added up (visible_mass_only, rows_average_values); O is rounded once (exact_output).
+Premises: the probes' scores are their designed products (linear_scores, position_free_scores),
+added before any factor (factors_by_head); only their weights are added up (visible_mass_only,
+rows_average_values); O is rounded once (exact_output).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LENGTH = 64
 
 
 def judge(trial: Trial) -> Ruling:
-    """Guilty of every claim that a probe shows to be false."""
+    """Convict the kernel of every claim that a probe shows to be false."""
     try:
         found = list(_claims(trial))
     except SpoiledError as spoiled:
@@ -60,7 +60,7 @@ def judge(trial: Trial) -> Ruling:
 
 
 def _claims(trial: Trial) -> Iterator[Claim]:
-    """Each claim once; what a false one would spoil is not asked after it."""
+    """Yield each claim once, without those that an earlier false claim hides."""
     sums = accumulator.scores(trial)
     if sums is not None:
         yield sums
@@ -81,10 +81,11 @@ def _claims(trial: Trial) -> Iterator[Claim]:
 
 
 def _weights(trial: Trial, rows: probability.Rows) -> Iterator[Claim]:
-    """The row sum, the exponential where that does not hide it, and P's format.
+    """Yield the claims on the row sum, on the exponential if the row sum does not hide it, and on
+    P's format.
 
-    The LSE knows the exponential apart from P.  Without one, a format that explains the rows is to
-    blame before an exponential, and an exponential before no format in particular.
+    The LSE shows the exponential separately from P.  Without an LSE, a format that explains the
+    rows is blamed first, then the exponential, then P without a format.
     """
     total = probability.row_sum(trial, rows)
     if total is not None:
@@ -103,8 +104,8 @@ def _weights(trial: Trial, rows: probability.Rows) -> Iterator[Claim]:
 
 
 def asks(declaration: Declaration, dtype: str) -> list[Problem]:
-    """One problem per build that computes differently, where that costs little: the probes are
-    asked beside it."""
+    """Return one problem per build that computes differently, or one in all for an interpreted
+    kernel.  The probes run beside it."""
     support = declaration.support
     buckets = (64,) if declaration.interpreted else (64, *declaration.head_dim_buckets)
     shape = {"batch": 1, "heads_q": 1, "heads_kv": 1, "seqlen_q": _LENGTH, "seqlen_kv": _LENGTH}
@@ -120,7 +121,7 @@ def asks(declaration: Declaration, dtype: str) -> list[Problem]:
 
 GROUP = Group(
     name="declared_numerics",
-    about="inputs on which a false claim about the arithmetic shows",
+    about="inputs that show a false claim about the arithmetic",
     asks=asks,
 )
 
@@ -128,8 +129,8 @@ ORACLE = Oracle(
     name="declared_numerics",
     group="declared_numerics",
     catches=(
-        "an accumulator, score, P, row sum or exponential of less precision than declared, operands"
-        " scaled before"
+        "an accumulator, score, P, row sum or exponential of less precision than declared,"
+        " undeclared prescaling of operands"
     ),
     judge=judge,
     excludes=lambda declaration: (

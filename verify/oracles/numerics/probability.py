@@ -1,9 +1,9 @@
-"""Probability: the format of P, what the row sum adds up, and the exponential, from rows of two
-keys.
+"""Probability: rows of two keys show the format of P, the terms of the row sum, and the
+exponential.
 
 The first key's score is 0 and the other's -x_i, so P is 1 and p_i = exp(-x_i) before any division,
-and LSE = log1p(p_i). Row i is read in column i of V, which is -c_i and 1, c_i being p_i in few
-bits: O (1 + p_i) = P_i - c_i P_0 is small, and its rounding does not hide that of P.
+and LSE = log1p(p_i). Column i of V is -c_i and 1 and serves row i; c_i is p_i in few bits: O (1 +
+p_i) = P_i - c_i P_0 is small, and its rounding does not hide that of P.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LN2 = math.log(2)
 _FORMATS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 BEFORE = "of P before rounding"
 NONE = "no format in particular"
-_MOST = 0.9  # of the rows must be explained; a P near the middle of two numbers may go either way
+_MOST = 0.9  # share of rows to explain; a P near the middle of two numbers can round either way
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The probe, the rows that were used, and x, p and c of each."""
+    """The probe, the rows that it uses, and p and c of each."""
 
     probe: Trial
     rows: Tensor
@@ -49,14 +49,14 @@ class Rows:
 
     @property
     def got(self) -> Tensor:
-        """O of row i in column i, fp64."""
+        """Return O of row i in column i, fp64."""
         return result(self.probe.first)[0, 0, self.rows, self.rows].double()
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """One way to round P: its format, its scale, whether it was divided before, and whether the row
-    sum is of rounded P."""
+    """One way to round P: its format, whether it is divided before, its scale, and whether the row
+    sum adds rounded P."""
 
     format: str
     normalised: bool
@@ -64,7 +64,7 @@ class Rounding:
     rounded_sum: bool = False
 
     def out(self, p: Tensor, c: Tensor) -> Tensor:
-        """O of the probe's rows."""
+        """Return O of the probe's rows."""
         rounded, one = to_format(self.format), torch.ones_like(p)
         mass = one + p
         if self.normalised:
@@ -74,7 +74,7 @@ class Rounding:
 
 
 def rows_of(trial: Trial) -> Rows | None:
-    """Ask the probe; None where the support does not have it."""
+    """Run the probe; return None if the support does not have its problem."""
     p = trial.problem
     if p.head_dim < 8 or p.scale <= 0:
         return None
@@ -83,7 +83,7 @@ def rows_of(trial: Trial) -> Rows | None:
     q, k = torch.zeros(_ROWS, p.head_dim), torch.zeros(_ROWS, p.head_dim)
     q[:, 0], k[1, 0] = (steps // 8).float(), -2.0
     q[:, 1], k[1, 1] = (steps % 8).float(), -0.25
-    q[:, 2], k[2:, 2] = 32.0, -64.0  # keys that weigh nothing
+    q[:, 2], k[2:, 2] = 32.0, -64.0  # keys without weight
     rows = torch.arange(1, count)
     weights = torch.exp(-p.scale * (2.0 * (steps // 8) + 0.25 * (steps % 8)).double())[rows]
     coarse = to_bits(min(p.format.precision, 8))(weights)
@@ -95,9 +95,9 @@ def rows_of(trial: Trial) -> Rows | None:
 
 
 def probability(trial: Trial, found: Rows, exponential: float) -> Claim:
-    """The format of P, by the share of rows that each explains up to all other errors.
+    """Test the format of P, by the share of rows that each format explains up to all other errors.
 
-    exponential: relative error that was measured of it, which may be more than what is declared.
+    exponential: its measured relative error, which can exceed the declared one.
     """
     declared = _declared(trial)
     others = exact_probabilities(found.probe).out_bound[0, 0, found.rows, found.rows]
@@ -110,8 +110,7 @@ def probability(trial: Trial, found: Rows, exponential: float) -> Claim:
     coarser = word != declared and (
         word not in _FORMATS or dtype_named(word).precision < dtype_named(declared).precision
     )
-    # A format that explains every row where the declared one explains few is proof as good as a
-    # bound.
+    # If a format explains every row and the declared one few, this is as good a proof as a bound.
     if coarser and word in _FORMATS and own < 1 - _MOST:
         ratio = max(ratio, math.inf)
     evidence = f"{word} explains {shares[best]:.0%} of {len(found.rows)} rows, {declared} {own:.0%}"
@@ -127,10 +126,10 @@ def _ways() -> Iterator[Rounding]:
 
 
 def _share(found: Rows, way: Rounding, others: Tensor, error: float) -> float:
-    """The share of rows that one way of rounding explains, of a p that the exponential may have
-    moved across a middle.
+    """Return the share of rows that one way of rounding explains; an error of the exponential can
+    move p across the middle of two numbers.
 
-    `others` hold the rounding of the right O; that of what the format makes of it, which may be
+    `others` contains the rounding of the right O; the rounding of this way's O, which can be
     larger, is added.
     """
     last, explained = (
@@ -144,19 +143,19 @@ def _share(found: Rows, way: Rounding, others: Tensor, error: float) -> float:
 
 
 def _declared(trial: Trial) -> str:
-    """The format of P."""
+    """Return the declared format of P."""
     declared = trial.declaration.numerics.output.probability
     return trial.problem.dtype if declared == "input" else declared
 
 
 def _exp_error(trial: Trial, found: Rows) -> float:
-    """Relative error of the declared exponential on the probe's arguments."""
+    """Return the relative error of the declared exponential on the probe's arguments."""
     return EXP[trial.declaration.numerics.softmax.exp].error_at(-math.log2(float(found.p.min())))
 
 
 def row_sum(trial: Trial, found: Rows) -> Claim | None:
-    """Whether the LSE's row sum is that of P as rounded for the product; None where P is not
-    rounded or there is no LSE."""
+    """Test whether the LSE's row sum adds P as rounded for the product; None if P is not rounded or
+    there is no LSE."""
     lse, numerics = found.probe.first.lse, trial.declaration.numerics
     if lse is None or _declared(trial) == "float32":
         return None
@@ -186,10 +185,8 @@ def row_sum(trial: Trial, found: Rows) -> Claim | None:
 
 
 def exponential(trial: Trial, found: Rows) -> tuple[Claim, float] | None:
-    """How far the row sum is off, by the LSE, or p itself, by O where P stays fp32; None where P's
-    rounding hides it.
-
-    The error that was found comes along.
+    """Test the exponential by the row sum in the LSE, or by p in O if P stays fp32; None if P's
+    rounding hides it.  Also return the measured error.
     """
     lse, numerics = found.probe.first.lse, trial.declaration.numerics
     truth, at = found.probe.truth, (0, 0, found.rows)
@@ -202,7 +199,7 @@ def exponential(trial: Trial, found: Rows) -> tuple[Claim, float] | None:
             )
             != 1.0
         ):
-            return None  # an LSE of another base than declared says nothing of the exponential
+            return None  # an LSE of another base than declared shows nothing of the exponential
         error = (natural - exact).abs()
         ratio, what = compare(natural, truth.lse[at], truth.lse_bound[at], FLOAT32).worst, "row sum"
     elif _declared(trial) == "float32":
@@ -230,7 +227,7 @@ def exponential(trial: Trial, found: Rows) -> tuple[Claim, float] | None:
 
 
 def _read(found: Rows) -> Tensor:
-    """The elements of O that the probe reads, as booleans."""
+    """Return the elements of O that the probe reads, as booleans."""
     where = torch.zeros(found.probe.problem.shape_out, dtype=torch.bool)
     where[0, 0, found.rows, found.rows] = True
     return where

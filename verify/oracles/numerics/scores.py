@@ -1,5 +1,5 @@
-"""Scores: whether they are rounded to 16 bits, whether operands were scaled and rounded before, and
-tf32 instead of fp32."""
+"""Scores: probes for scores rounded to 16 bits, operands scaled and rounded before the product, and
+tf32 in place of fp32."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from verify.problem import Problem
 from verify.problem.source import Source
 
 _ROWS = 64
-_SCALE = 0.1372  # no power of two, and none after a multiplication by log2(e)
+_SCALE = 0.1372  # not a power of two, with or without a factor of log2(e)
 _LIMIT = 12.0
 _LOG2_E = math.log2(math.e)
 
 
 def rounding(trial: Trial) -> Claim | None:
-    """Raw scores of two keys near 4096, some 16 apart, in steps of 1/4: 16 bits put them onto a
-    grid of 4 or of 32."""
+    """Test the rounding of scores: raw scores of two keys near 4096, about 16 apart, in steps of
+    1/4; 16 bits round them to multiples of 4 or of 32."""
     p = trial.problem
     if p.head_dim < 8:
         return None
@@ -55,8 +55,8 @@ def rounding(trial: Trial) -> Claim | None:
 
 
 def prescaling(trial: Trial) -> Claim | None:
-    """Two products of different 16-bit numbers that nearly cancel: a rounding of q or k before the
-    product shows."""
+    """Test prescaling: two products of different 16-bit numbers nearly cancel, so a rounding of q
+    or k before the product shows."""
     p = trial.problem
     if p.head_dim < 8 or p.format.itemsize == 1:
         return None
@@ -72,7 +72,7 @@ def prescaling(trial: Trial) -> Claim | None:
     fine = torch.from_numpy(source.integers("k", "prescaling", 0, 65536, (_ROWS, 2))).double()
     q[:, :2] = exact(64 + (mantissas + fine / 65536) / 1024)
     k[0, 0] = k[1, 1] = 64.0
-    # What makes both scores nearly equal, in three parts that the format holds.
+    # The term that makes both scores nearly equal, in three parts that the format holds.
     missing = (q[:, 0] - q[:, 1]) * 64 + torch.linspace(-12, 12, _ROWS, dtype=torch.float64)
     for place in (2, 3, 4):
         q[:, place] = exact(missing)
@@ -117,8 +117,8 @@ def _one_hot(p: Problem) -> Tensor:
 
 
 def _claim(probe: Trial, name: str, declared: str, honest: str, logits: dict[str, Tensor]) -> Claim:
-    """Which of the pairs of logits (rows, 2) the rows show; the first row is left out, since a
-    causal one sees one key."""
+    """Return the claim that fits the rows best, of pairs of logits (rows, 2); the first row is left
+    out, since it sees one key under a causal mask."""
     got = logit_difference(probe)[0, 0, 1:]
     possible = {
         said: (pair[1:, 1] - pair[1:, 0]).clamp(-_LIMIT, _LIMIT) for said, pair in logits.items()
