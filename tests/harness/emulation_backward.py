@@ -49,7 +49,8 @@ class BackwardKernel:
 
     style: "chain" or "partial", see above.  natural: exponents are S - LSE, not one fma in base 2.
     initial: the accumulator of dP begins with -D.  apart: dS is P dP - P D.  wide: results stay
-    fp32, so that their rounding does not hide other errors.  fault: a planted fault, see
+    fp32, so that their rounding does not hide other errors.  alpha: what a scale inside the
+    products of dQ and dK multiplies, "operand" (K, Q) or "ds".  fault: a planted fault, see
     `test_tolerance_backward`, or "".
     """
 
@@ -61,6 +62,7 @@ class BackwardKernel:
     initial: bool = False
     apart: bool = False
     wide: bool = False
+    alpha: str = "operand"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     fault: str = ""
 
@@ -222,11 +224,9 @@ class _Backward:
             ds, scale = ds * torch.tensor(scale), 1.0
         ds = self.round(ds, self.numerics.score_gradient.dtype)
         weights = rounded
-        rest = (
-            scale / p.scale * LN2 if self.numerics.products.prescale == "k" and p.scale else scale
-        )
-        if self.numerics.products.prescale == "sqrt":
-            rest, scale = (float(root) for root in self.roots())
+        rest, scale = self.behind_gradients(scale)
+        if self.numerics.products.prescale == "alpha":
+            ds, asking, used = self.inside(ds, q, k)
         kind = self.numerics.score_gradient.dtype
         whole = replace(self, aim="dq").over_blocks(
             ds, used, self.numerics.sums.block_n, kind, None, rest
@@ -249,16 +249,34 @@ class _Backward:
             by_k = torch.tensor(
                 self.problem.scale * (LN2 if self.kernel.fault == "another base" else LOG2E)
             )
+        if self.numerics.products.prescale == "alpha":
+            by_k = torch.tensor(self.problem.scale)
         if self.numerics.products.prescale == "sqrt":
             by_q, by_k = self.roots()
         return q if by_q == 1 else self.round(
             q * by_q, self.numerics.products.operands
         ), self.round(k * by_k, self.numerics.products.operands)
 
+    def behind_gradients(self, scale: float) -> tuple[float, float]:
+        """What multiplies the sums of dQ and of dK."""
+        prescale = self.numerics.products.prescale
+        if prescale == "sqrt":
+            first, second = map(float, self.roots())
+            return first, second
+        if prescale == "k" and self.problem.scale:
+            return scale / self.problem.scale * LN2, scale
+        return (1.0, 1.0) if prescale == "alpha" else (scale, scale)
+
+    def inside(self, ds: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The operands of dQ and dK, of which the scale has multiplied some."""
+        by = torch.tensor(self.problem.scale)
+        return (ds * by, q, k) if self.kernel.alpha == "ds" else (ds, q * by, k * by)
+
     @property
     def behind(self) -> float:
         """The part of the scale that multiplies products."""
-        return 1.0 if self.numerics.products.prescale == "sqrt" else self.problem.scale
+        inside = self.numerics.products.prescale in ("sqrt", "alpha")
+        return 1.0 if inside else self.problem.scale
 
     def roots(self) -> tuple[Tensor, Tensor]:
         root = torch.tensor(abs(self.problem.scale)).sqrt()

@@ -134,6 +134,10 @@ UNUSUAL = (
 HALF, FLOAT, SINGLE = HONEST[0], HONEST[5], HONEST[9]
 OWN_FP32, OWN = UNUSUAL[-3:-1]
 ROUGH = HALF.but(score_gradient_dtype="float32")
+ALPHA = tuple(
+    SINGLE.but(name=f"a scale inside the products, times {what}", prescale="alpha", alpha=what)
+    for what in ("operand", "ds")
+)
 ADDED = FLOAT.but(atomics=("dq",), block_n=16, style="partial")
 SHAPES = (
     "sq=33,skv=70,d=32",
@@ -244,7 +248,7 @@ def test_blocks_of_rows_and_heads_do_not_matter(
 # Honest arithmetic
 
 
-@pytest.mark.parametrize("kernel", [*HONEST, *UNUSUAL], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*HONEST, *UNUSUAL, *ALPHA], ids=lambda kernel: kernel.name)
 def test_honest_kernels_stay_within_the_bound(kernel: BackwardKernel):
     """Every distribution, each with the next shape, dtype, luck and aim in turn; every third with
     results left in fp32.

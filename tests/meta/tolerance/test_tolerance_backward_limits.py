@@ -17,6 +17,7 @@ from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.emulation import Result
 from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
 from tests.meta.tolerance.test_tolerance_backward import (
+    ALPHA,
     HALF,
     HONEST,
     SINGLE,
@@ -206,6 +207,33 @@ def test_hopeless_scores_are_not_judged():
     )
     assert truth.dv_bound[0, 0, 1].isinf().all()
     assert truth.dv_bound[0, 0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", ALPHA, ids=lambda kernel: kernel.alpha)
+def test_what_a_scale_inside_the_products_makes_subnormal_is_allowed(kernel: BackwardKernel):
+    """dS, or Q, times 2^-126 drops most of its bits, and dK is normal; the same declared with the
+    scale behind the products is too much."""
+    text = "sq=1,skv=228,d=8,dtype=float32,scale=1.1754943508222875e-38,dist=increasing,seed=418282"
+    problem, worst = Problem.parse(text), []
+    saved, found = emulate(problem, kernel)
+    centre = nominal(problem, Inputs.of(problem), saved)
+    for declared in (kernel, kernel.but(prescale="none")):
+        truth = truth_of(problem, saved, arithmetic(problem, declared))
+        rest = truth.dk_bound - (centre["dk"] - truth.dk).abs()
+        worst.append(float(((found["dk"].double() - centre["dk"]).abs() / rest).max()))
+    assert worst[0] <= 1
+    assert worst[1] > 1 or kernel.alpha == "operand"
+
+
+def test_a_scale_inside_the_products_costs_nothing_at_ordinary_sizes():
+    for text in ("sq=33,skv=70,d=32,dtype=float32", "sq=8,skv=129,d=64,dtype=float32,scale=2.0"):
+        problem = Problem.parse(text)
+        saved, _ = emulate(problem, SINGLE)
+        plain, alpha = (
+            truth_of(problem, saved, arithmetic(problem, kernel)) for kernel in (SINGLE, ALPHA[0])
+        )
+        for name in ("dq_bound", "dk_bound", "dv_bound"):
+            assert bool((getattr(alpha, name) <= 1.1 * getattr(plain, name)).all()), name
 
 
 def test_what_a_prescaled_operand_loses_below_the_normal_range_is_allowed():
