@@ -89,21 +89,31 @@ VARIANTS = [
 WITNESS = (
     {
         "case": (
-            "torch-cpu-flash-backward-float32:default:gradients:sq=64,skv=192,d=16,dtype=float32,"
-            "mask=causal"
+            "torch-cpu-flash-backward-float32:default:gradients:b=3,hq=3,hkv=3,sq=1,skv=123,d=63,"
+            "dtype=float32,dist=low_rank,seed=213066"
         ),
         "tensor": "dv",
-        "r": 0.162,
+        "r": 0.163,
         "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },
     {
         "case": (
-            "torch-cpu-flash-backward-bfloat16:default:gradients:sq=96,skv=160,d=16,dtype=bfloat16,"
-            "dist=negative_lse"
+            "torch-cpu-flash-backward-float16:default:gradients:sq=192,skv=64,d=16,dtype=float16,"
+            "mask=causal.tl,dist=negative_lse"
         ),
         "tensor": "dq",
         "r": 0.983,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cpu-flash-backward-bfloat16:default:gradients:sq=64,skv=192,d=16,"
+            "dtype=bfloat16,mask=window.100.70,dist=negative_lse"
+        ),
+        "tensor": "dq",
+        "r": 0.986,
         "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },
@@ -114,7 +124,7 @@ WITNESS = (
             "lo=bshd.p4,ldo=bshd.p4,dist=small_integers,seed=475"
         ),
         "tensor": "dk",
-        "r": 0.385,
+        "r": 0.37,
         "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },
@@ -125,6 +135,17 @@ WITNESS = (
         ),
         "tensor": "dk",
         "r": 0.991,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "torch-cpu-flash-backward-bfloat16-causal:default:gradients:sq=130,skv=108,d=15,"
+            "dtype=bfloat16,mask=causal.tl,scale=1.0,lq=bhsd.p8.xb,lk=sbhd.p4.o1.xbh,"
+            "lv=sbhd.p1.o1.xb,lo=bhsd.o8,ldo=bhsd.p4.o8,dist=v_mean,seed=29825"
+        ),
+        "tensor": "dq",
+        "r": 0.986,
         "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },

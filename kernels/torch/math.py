@@ -81,8 +81,9 @@ VARIANT = Variant(
 WITNESS = (
     {
         "case": (
-            "torch-math:default:accuracy:hq=4,sq=225,skv=225,d=224,dtype=bfloat16,mask=causal,"
-            "scale=0.0,lq=sbhd,lk=sbhd,lv=sbhd,lo=sbhd,ldo=sbhd,dist=sink,seed=286049"
+            "torch-math:default:accuracy:b=4,hq=2,hkv=2,sq=192,skv=96,d=71,dtype=float16,"
+            "mask=window.16.7+documents.5_91,lq=bshd,lk=bshd,lv=bshd,lo=bshd,ldo=bshd,"
+            "dist=low_rank,seed=479001599"
         ),
         "tensor": "out",
         "r": 0.996,

@@ -298,18 +298,17 @@ WITNESS = (
         ),
         "tensor": "dk",
         "r": 0.995,
-        "device": "NVIDIA H100 80GB HBM3",
+        "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },
     {
         "case": (
-            "triton-flash-backward:m16n64w4s2:gradients:sq=159,skv=159,d=16,dtype=bfloat16,"
-            "mask=causal.tl,lq=bshd,lk=bshd,lv=bshd,lo=bshd,ldo=bshd,dist=negative_lse,"
-            "seed=2221096549"
+            "triton-flash-backward:m16n64w4s2:gradients:hq=2,hkv=2,sq=400,skv=400,d=210,dv=238,"
+            "dtype=float16,mask=prefix.15,dist=low_rank,seed=910"
         ),
-        "tensor": "dq",
-        "r": 0.992,
-        "device": "Intel(R) Xeon(R) Processor",
+        "tensor": "dk",
+        "r": 0.995,
+        "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },
 )
