@@ -44,10 +44,10 @@ def _forward(d: Declaration, dtype: str) -> Iterator[Problem]:
                 support, dtype, 3, 1089, Causal(), distribution="negative_lse", head_dim=16, group=2
             )
     elif environment().device == "cpu":
-        yield _problem(support, dtype, 64, LONG, distribution="gather", group=2)
+        yield _problem(support, dtype, 24, LONG, distribution="gather", group=2)
         if leads:
             yield _problem(support, dtype, 8, LONG, distribution="negative_lse", group=2)
-            yield _problem(support, dtype, LONG, 65, distribution="gather", head_dim=16)
+            yield _problem(support, dtype, LONG, 17, distribution="gather", head_dim=16)
     else:
         yield _problem(
             support,
@@ -89,9 +89,9 @@ def _backward(d: Declaration, dtype: str) -> Iterator[Problem]:
                 support, dtype, 130, 150, Causal(), distribution="normal", head_dim=16, group=2
             )
     elif environment().device == "cpu":
-        yield _problem(support, dtype, 64, LONG, distribution="gather_integers", group=2)
+        yield _problem(support, dtype, 24, LONG, distribution="gather_integers", group=2)
         yield _problem(support, dtype, 5, LONG, distribution="normal", group=2)
-        yield _problem(support, dtype, LONG, 65, distribution="gather_integers", head_dim=16)
+        yield _problem(support, dtype, LONG, 17, distribution="gather_integers", head_dim=16)
         yield _problem(support, dtype, LONG, 17, distribution="normal", head_dim=16)
     else:
         rows = LONG if _squares(d) else _FEW
