@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from verify.bundle import INSTALLED, ROOT
 from verify.campaign.runner import CLEAN, FAILED, say
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
+from verify.machine import leash
 from verify.machine.places import published_parent, report_parent
 
 _TOOLS = ("memcheck", "racecheck")
@@ -180,4 +182,5 @@ def test(arguments: tuple[str, ...]) -> int:
         )
     workers = ["-n", "auto", "--dist", "worksteal"]
     command = [sys.executable, "-m", "verify.campaign.session", *workers, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    variables = {**os.environ, leash.PARENT: str(os.getpid())}
+    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
