@@ -53,9 +53,10 @@ def load(path: Path, package_root: str) -> Loaded:
         module = _import(path, Path(package_root))
     except DeclarationError as error:  # its message is complete; a traceback would hide it
         raise Breach(f"{path.name}: {error}") from None
-    path, modules = path.resolve(), _modules(path.resolve().parent, _COMPILER, _HELPERS)
-    sources = sources_of(set(modules), path)
-    local = (other for file, other in modules.items() if file.parent == path.parent)
+    real = path.resolve()  # a link's variants are called by the link's name
+    modules = _modules(real.parent, _COMPILER, _HELPERS)
+    sources = sources_of(set(modules), real)
+    local = (other for file, other in modules.items() if file.parent == real.parent)
     interpreted = any(
         _is_interpreted(value) for each in (module, *local) for value in list(vars(each).values())
     )

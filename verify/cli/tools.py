@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -13,8 +11,8 @@ from verify.bundle import INSTALLED, ROOT
 from verify.campaign.runner import CLEAN, FAILED, say
 from verify.cli import options
 from verify.cli.options import UsageError, console, existing
-from verify.machine import leash
 from verify.machine.places import published_parent, report_parent
+from verify.machine.starter import JUDGES, Program, launch
 
 _TOOLS = ("memcheck", "racecheck")
 
@@ -180,7 +178,14 @@ def test(arguments: tuple[str, ...]) -> int:
             "test: an installed wheel has no test suite; run this command in a checkout or an"
             " unpacked sdist"
         )
-    workers = ["-n", "auto", "--dist", "worksteal"]
-    command = [sys.executable, "-m", "verify.campaign.session", *workers, *arguments]
-    variables = {**os.environ, leash.PARENT: str(os.getpid())}
-    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+    session = Program(
+        module="verify.campaign.session",
+        arguments=["-n", "auto", "--dist", "worksteal", *arguments],
+        environment=os.environ,
+        given=0,
+        output=1,
+        errors=2,
+        directory=str(ROOT),
+        leashed=True,
+    )
+    return launch(JUDGES, session).wait()

@@ -196,7 +196,7 @@ def start(name: str, module: str, environment: Mapping[str, str]) -> None:
             stderr=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )
-    process.returncode = 0  # nobody waits for it, and Popen warns of that otherwise
+    process.returncode = 0  # no wait() follows, and Popen warns if a process has no exit code
     _add(name, ours, environment)
 
 

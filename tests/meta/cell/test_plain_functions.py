@@ -15,9 +15,11 @@ from tests.harness.fake_trials import OK, acquitted, trial_of
 from tests.harness.property_cases import Bench, bench
 from tests.meta.package.test_guide import called, loaded
 from tests.meta.variant.test_variant import INSIDE
+from verify.bundle import ROOT
 from verify.campaign.run import CampaignRun
 from verify.campaign.targets import Target
 from verify.cell.loading import Breach
+from verify.cell.loading import load as load_kernel
 from verify.cell.plain_functions import WEAKEST
 from verify.evidence import Verdict, load
 from verify.evidence.explanation import explain
@@ -191,3 +193,14 @@ def test_a_file_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
 def test_an_input_that_was_changed_in_a_copy_is_a_breach(tmp_path: Path) -> None:
     with pytest.raises(Breach, match="changes its input k"):
         called(tmp_path, "q, k, v", returns="(k.fill_(1), q * 1)[1]\nLAYOUT = 'bshd'")
+
+
+def test_a_link_gives_its_own_name(tmp_path: Path) -> None:
+    """Its sources are those of the file that it leads to."""
+    file, link = tmp_path / "one.py", tmp_path / "other.py"
+    file.write_text("def attention(q, k, v):\n    return v\n", encoding="utf-8")
+    link.symlink_to(file)
+    found = load_kernel(link, str(ROOT))
+    assert {variant.name for variant in found.variants} == {"other"}
+    assert str(file) in found.sources
+    assert str(link) not in found.sources
