@@ -37,6 +37,7 @@ from kernels.triton import flash_forward
 from kernels.triton.common import (
     BUCKETS,
     LOG2_E,
+    Blocks,
     Launch,
     head_dim_bucket,
     is_aligned,
@@ -73,7 +74,7 @@ _DELTA_ROWS = 32  # rows per program of the first kernel
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Walk:
     """What a config becomes for one dtype and head dim: the keys (or rows) that a program owns, and
     the rows (or keys) of one step of its walk."""
 
@@ -87,25 +88,25 @@ class Blocks:
 # registers, so that more rows spill.  32 keys (or rows) of their own keep builds that are not
 # software-pipelined to mma.sync (see `flash_forward`).
 _WIDE = {
-    128: Blocks(128, 16, num_warps=8, num_stages=2),
-    64: Blocks(64, 16, num_warps=8, num_stages=2),
+    128: Walk(128, 16, num_warps=8, num_stages=2),
+    64: Walk(64, 16, num_warps=8, num_stages=2),
 }
 _NARROW = {
-    128: Blocks(32, 32, num_warps=8, num_stages=2),
-    64: Blocks(32, 16, num_warps=8, num_stages=2),
+    128: Walk(32, 32, num_warps=8, num_stages=2),
+    64: Walk(32, 16, num_warps=8, num_stages=2),
 }
 # fp32 products are FMA chains, not MMA: smaller blocks, by (bucket, block_n).
 _FLOAT32 = {
-    (64, 128): Blocks(64, 32, num_warps=8, num_stages=2),
-    (64, 64): Blocks(32, 32, num_warps=8, num_stages=2),
-    (128, 128): Blocks(32, 16, num_warps=8, num_stages=2),
-    (128, 64): Blocks(16, 16, num_warps=8, num_stages=2),
-    (256, 128): Blocks(16, 16, num_warps=16, num_stages=2),
-    (256, 64): Blocks(16, 16, num_warps=8, num_stages=1),
+    (64, 128): Walk(64, 32, num_warps=8, num_stages=2),
+    (64, 64): Walk(32, 32, num_warps=8, num_stages=2),
+    (128, 128): Walk(32, 16, num_warps=8, num_stages=2),
+    (128, 64): Walk(16, 16, num_warps=8, num_stages=2),
+    (256, 128): Walk(16, 16, num_warps=16, num_stages=2),
+    (256, 64): Walk(16, 16, num_warps=8, num_stages=1),
 }
 
 
-def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Blocks:
+def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Walk:
     """The blocks launched for a config, which must name all four; `bucket` is that of the larger
     head dim.
 
@@ -113,12 +114,8 @@ def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = Tr
     image: it owns block_n rows and walks block_m keys.  A config is launched as declared for 16-bit
     dtypes, aligned, up to bucket 64.
     """
-    chosen = config.block_n, config.block_m, config.num_warps, config.num_stages
-    if None in chosen:
-        raise ValueError(
-            f"config: {config.name} must name block_m, block_n, num_warps and num_stages"
-        )
-    declared = Blocks(*chosen)
+    given = Blocks.declared(config)
+    declared = Walk(given.block_n, given.block_m, given.num_warps, given.num_stages)
     if dtype == "float32":
         return _FLOAT32.get((max(bucket, 64), declared.owned), declared)
     if aligned and bucket <= 64:
@@ -144,6 +141,7 @@ def launches(
     def walk(
         kernel: Any, heads: int, seqlen: int, sides: tuple[int, int], *outputs: Tensor
     ) -> Launch:
+        tiles = Blocks(*sides, blocks.num_warps, blocks.num_stages)
         return Launch(
             kernel,
             args.batch * heads * triton.cdiv(seqlen, blocks.owned),
@@ -159,16 +157,7 @@ def launches(
                 *sizes,
                 *numbers,
             ),
-            {
-                "KIND": mask.kind,
-                "BLOCK_M": sides[0],
-                "BLOCK_N": sides[1],
-                "BLOCK_D": bucket,
-                "BLOCK_DV": bucket,
-                "num_warps": blocks.num_warps,
-                "num_stages": blocks.num_stages,
-                "enable_fp_fusion": False,
-            },
+            tiles.keywords(mask.kind, bucket),
         )
 
     return (

@@ -7,10 +7,10 @@ sees the keys from r + diagonal_low (window) to r + diagonal_high, inclusive. gr
 key head.  One grid axis each, so that batch x heads may exceed 65535.
 """
 
-import inspect
-
 import triton
 import triton.language as tl
+
+from kernels.triton.common import twice
 
 
 @triton.jit
@@ -362,28 +362,6 @@ def _query_gradients(  # noqa: PLR0915, PLR0917
     tl.store(dq_rows + dims, (dq_tile * scale).to(dq.dtype.element_ty), mask=dq_mask)
 
 
-_TABLES = ["lse", "delta", "row_low", "row_high"]
-_COUNTS = ["heads_q", "heads_kv", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"]
-
-
-def _twice(kernel):
-    """The kernel for aligned tensors, which promises that their pointers, strides and head dims are
-    multiples of 16, and in general (see `flash_forward`)."""
-    names = list(inspect.signature(kernel).parameters)
-    counts = [name for name in names if name in _COUNTS]
-    tables = [name for name in names if name in _TABLES]
-    sizes = [name for name in names if name.startswith(("stride_", "head_dim"))]
-    tensors = [name for name in names if name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")]
-    return (
-        triton.jit(kernel, do_not_specialize=counts, do_not_specialize_on_alignment=tables),
-        triton.jit(
-            kernel,
-            do_not_specialize=[*counts, *sizes],
-            do_not_specialize_on_alignment=[*tables, *tensors],
-        ),
-    )
-
-
-row_sums_aligned, row_sums = _twice(_row_sums)
-key_value_gradients_aligned, key_value_gradients = _twice(_key_value_gradients)
-query_gradients_aligned, query_gradients = _twice(_query_gradients)
+row_sums_aligned, row_sums = twice(_row_sums)
+key_value_gradients_aligned, key_value_gradients = twice(_key_value_gradients)
+query_gradients_aligned, query_gradients = twice(_query_gradients)

@@ -4,11 +4,12 @@ One program owns BLOCK_M query rows of one head and walks over the keys in block
 keeping per row the running maximum m, the running denominator l and the un-normalised output acc
 (Dao, arXiv 2307.08691, algorithm 1):
 
-    x     = (softmax_scale log2 e) (q . k)          one fp32 product per score, so that x - m is
-    exactly 0 at the maximum m'    = max(m, max x) p     = 2^(x - m'),  alpha = 2^(m - m') l     =
-    alpha l + sum p                         p in fp32, before it is rounded acc   = alpha acc +
-    round(p) v                  p rounded to v's dtype, products accumulated in fp32 O     = acc /
-    l,  LSE = ln 2 (m + log2 l)       one division and one rounding at the end
+    x     = (softmax_scale log2 e) (q . k)      one fp32 product: x - m is exactly 0 at the maximum
+    m'    = max(m, max x)
+    p     = 2^(x - m'),  alpha = 2^(m - m')
+    l     = alpha l + sum p                     p in fp32, before it is rounded
+    acc   = alpha acc + round(p) v              p rounded to v's dtype, sums in fp32
+    O     = acc / l,  LSE = ln 2 (m + log2 l)   one division and one rounding at the end
 
 Compiled without fp fusion: a fused q.k * scale - m would subtract a rounded product from an exact
 one, and the largest probability would no longer be exactly 1.
@@ -23,7 +24,6 @@ blocks and one bit, "aligned"; lengths, offsets, scale and head counts are plain
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -34,12 +34,15 @@ from torch import Tensor
 from kernels.triton.common import (
     BUCKETS,
     LOG2_E,
+    Blocks,
     Launch,
     head_dim_bucket,
     is_aligned,
     mask_build,
     mask_tables,
+    sizes,
     steps,
+    twice,
 )
 from kernels.triton.compile import arguments, meta, resources
 from verify.variant import (
@@ -199,33 +202,7 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
     tl.store(lse + (batch_64 * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
 
 
-_STRIDES = [f"stride_{tensor}{dim}" for tensor in "qkvo" for dim in "bhs"]
-_SIZES = ["heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"]
-_TABLES = ["lse", "row_low", "row_high"]
-
-# The same function twice.  Without the promise that pointers and strides are multiples of 16,
-# Triton loads element by element and cannot copy asynchronously; with it baked in, only some
-# tensors would do.
-aligned = triton.jit(
-    _flash_forward, do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TABLES
-)
-general = triton.jit(
-    _flash_forward,
-    do_not_specialize=[*_SIZES, *_STRIDES, "head_dim", "head_dim_v"],
-    do_not_specialize_on_alignment=[*_TABLES, "q", "k", "v", "out"],
-)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """What a config becomes for one dtype and head dim; block_n, the keys per rescale, is always
-    the config's."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
+aligned, general = twice(_flash_forward)
 
 # fp32 products are FMA chains, not MMA: fewer rows and more warps, or the accumulators spill.  By
 # (bucket, config's block_n). With 64 keys at bucket 256 they still do.
@@ -240,20 +217,15 @@ _FLOAT32 = {
 
 
 def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Blocks:
-    """The blocks launched for a config, which must name all four; `bucket` is that of the larger
-    head dim.
+    """The blocks launched for a config, which must name all four; block_n, the keys per rescale, is
+    always the config's.  `bucket` is that of the larger head dim.
 
     A config is launched as declared for 16-bit dtypes, aligned, up to bucket 128.  Elsewhere it
     would spill, or outgrow the 99 KiB of shared memory of sm_86, 89 and 120.  On Hopper 32 rows
     also keep to mma.sync: the ptxas that Triton 3.6 and 3.7 ship (12.8) gives wgmma a wrong
     descriptor of V where the loop is not software-pipelined, as unaligned loads never are.
     """
-    chosen = config.block_m, config.block_n, config.num_warps, config.num_stages
-    if None in chosen:
-        raise ValueError(
-            f"config: {config.name} must name block_m, block_n, num_warps and num_stages"
-        )
-    declared = Blocks(*chosen)
+    declared = Blocks.declared(config)
     if dtype == "float32":
         return _FLOAT32.get((max(bucket, 64), declared.block_n), declared)
     if aligned and bucket <= 128:
@@ -265,8 +237,6 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
     """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT."""
     SUPPORT.check(args, out)
     mask = mask_build(args)
-    # One bucket for both head dims: a fifth of the builds that two would need, for padding where
-    # they differ.
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
     fast = is_aligned(args, out)
     blocks = effective_blocks(args.config, args.dtype, bucket, fast)
@@ -274,35 +244,12 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
         aligned if fast else general,
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
         (
-            *(
-                args.q,
-                args.k,
-                args.v,
-                out,
-                lse,
-                *mask_tables(args, mask),
-                *steps(args.q, args.k, args.v, out),
-            ),
-            *(
-                args.heads_q,
-                args.heads_q // args.heads_kv,
-                args.seqlen_q,
-                args.seqlen_kv,
-                args.head_dim,
-                args.head_dim_v,
-            ),
+            *(args.q, args.k, args.v, out, lse, *mask_tables(args, mask)),
+            *steps(args.q, args.k, args.v, out),
+            *sizes(args),
             *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
         ),
-        {
-            "KIND": mask.kind,
-            "BLOCK_M": blocks.block_m,
-            "BLOCK_N": blocks.block_n,
-            "BLOCK_D": bucket,
-            "BLOCK_DV": bucket,
-            "num_warps": blocks.num_warps,
-            "num_stages": blocks.num_stages,
-            "enable_fp_fusion": False,
-        },
+        blocks.keywords(mask.kind, bucket),
     )
 
 
@@ -344,10 +291,8 @@ def _compile(
     config: Config, dtype: str, head_dim: int, kind: str, aligned: bool, arch: str
 ) -> Resources:
     args = arguments(config, dtype, head_dim, kind, aligned=aligned)
-    out, lse = (
-        meta(tuple(args.q.shape), dtype, aligned=aligned),
-        meta(tuple(args.q.shape[:3]), "float32"),
-    )
+    out = meta(tuple(args.q.shape), dtype, aligned=aligned)
+    lse = meta(tuple(args.q.shape[:3]), "float32")
     return resources(launch(args, out, lse), arch)
 
 

@@ -6,11 +6,12 @@ The algorithm is that of `flash_forward` (Dao, arXiv 2307.08691, algorithm 1) wi
 with factors dq, dk and dv (per tensor, or per batch and key head), and the attention is that of q
 dq, k dk and v dv:
 
-    x     = (softmax_scale log2 e dq dk) (q . k)    the factor in fp32: three roundings, and one
-    more for the product m'    = max(m, max x) p     = 2^(x - m'),  alpha = 2^(m - m') l     = alpha
-    l + sum p                         p in fp32, before it is rounded acc   = alpha acc + round(256
-    p) v              256 p rounded to e4m3, which spends its range on p from 1 to 2^-17 O     = acc
-    / l (dv / 256),  LSE = ln 2 (m + log2 l)
+    x     = (softmax_scale log2 e dq dk) (q . k)    three roundings of the factor, then one more
+    m'    = max(m, max x)
+    p     = 2^(x - m'),  alpha = 2^(m - m')
+    l     = alpha l + sum p                         p in fp32, before it is rounded
+    acc   = alpha acc + round(256 p) v              to e4m3, whose range p takes from 1 to 2^-17
+    O     = acc / l (dv / 256),  LSE = ln 2 (m + log2 l)
 
 FlashAttention-3 writes 256 p as 2^(x - (m' - 8)).  Where m is large that rounds m' - 8, and 256 p
 may leave e4m3's range; p is multiplied here instead, which is exact, keeps 256 p at most 256, and
@@ -30,7 +31,7 @@ transposes its tile on the way, in registers.
 Masks, walk over the keys and builds are those of `flash_forward`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,12 +42,15 @@ from torch import Tensor
 
 from kernels.triton.common import (
     LOG2_E,
+    Blocks,
     Launch,
     head_dim_bucket,
     is_aligned,
     mask_build,
     mask_tables,
+    sizes,
     steps,
+    twice,
 )
 from kernels.triton.compile import arguments, meta, resources
 from verify.variant import (
@@ -237,48 +241,22 @@ def _fp8_forward(  # noqa: PLR0912, PLR0915, PLR0917 - one kernel, its arguments
     tl.store(lse + (batch_64 * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
 
 
-_STRIDES = [f"stride_{tensor}{dim}" for tensor in "qkvo" for dim in "bhs"]
-_SIZES = ["heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"]
-_SIZES += [f"stride_d{tensor}{dim}" for tensor in "qkv" for dim in "bh"]
-_TABLES = ["lse", "row_low", "row_high", "descale_q", "descale_k", "descale_v"]
-
-# The same function twice, with and without the promise that pointers and strides are multiples of
-# 16: see `flash_forward`.
-aligned = triton.jit(_fp8_forward, do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TABLES)
-general = triton.jit(
-    _fp8_forward,
-    do_not_specialize=[*_SIZES, *_STRIDES, "head_dim", "head_dim_v"],
-    do_not_specialize_on_alignment=[*_TABLES, "q", "k", "v", "out"],
-)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """What a config becomes for one head-dim bucket; block_n, the keys per rescale, is always the
-    config's."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
+aligned, general = twice(_fp8_forward, *(f"stride_d{name}{dim}" for name in "qkv" for dim in "bh"))
 
 
 def effective_blocks(config: Config, bucket: int, aligned: bool = True) -> Blocks:
-    """The blocks launched for a config, which must name all four; `bucket` is that of the larger
-    head dim.
+    """The blocks launched for a config, which must name all four; block_n, the keys per rescale, is
+    always the config's.  `bucket` is that of the larger head dim.
 
     A config is launched as declared where the tensors are aligned, up to bucket 128.  Elsewhere it
     would spill, and 32 rows or fewer also keep to mma.sync on Hopper: see
     `flash_forward.effective_blocks`.
     """
-    chosen = config.block_m, config.block_n, config.num_warps, config.num_stages
-    if None in chosen:
-        raise ValueError(
-            f"config: {config.name} must name block_m, block_n, num_warps and num_stages"
-        )
+    declared = Blocks.declared(config)
     if aligned and bucket <= 128:
-        return Blocks(*chosen)
-    return Blocks(32 if aligned or bucket <= 128 else 16, chosen[1], num_warps=8, num_stages=2)
+        return declared
+    rows = 32 if aligned or bucket <= 128 else 16
+    return Blocks(rows, declared.block_n, num_warps=8, num_stages=2)
 
 
 def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool) -> Launch:
@@ -302,28 +280,10 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool)
         (
             *(args.q, args.k, args.v, out, lse, *mask_tables(args, mask), *factors),
             *(*steps(args.q, args.k, args.v, out), *factor_steps),
-            *(
-                args.heads_q,
-                args.heads_q // args.heads_kv,
-                args.seqlen_q,
-                args.seqlen_kv,
-                args.head_dim,
-                args.head_dim_v,
-            ),
+            *sizes(args),
             *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
         ),
-        {
-            "KIND": mask.kind,
-            "WIDEN": widen,
-            "IMPRECISE": PROMOTION,
-            "BLOCK_M": blocks.block_m,
-            "BLOCK_N": blocks.block_n,
-            "BLOCK_D": bucket,
-            "BLOCK_DV": bucket,
-            "num_warps": blocks.num_warps,
-            "num_stages": blocks.num_stages,
-            "enable_fp_fusion": False,
-        },
+        {**blocks.keywords(mask.kind, bucket), "WIDEN": widen, "IMPRECISE": PROMOTION},
     )
 
 
@@ -360,10 +320,8 @@ _BUILDS = (
 def _compile(config: Config, head_dim: int, kind: str, aligned: bool, arch: str) -> Resources:
     args = arguments(config, "float8_e4m3fn", head_dim, kind, aligned=aligned)
     factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
-    out, lse = (
-        meta(tuple(args.q.shape), "bfloat16", aligned=aligned),
-        meta(tuple(args.q.shape[:3]), "float32"),
-    )
+    out = meta(tuple(args.q.shape), "bfloat16", aligned=aligned)
+    lse = meta(tuple(args.q.shape[:3]), "float32")
     return resources(launch(replace(args, descales=factors), out, lse, widen=arch == "sm_89"), arch)
 
 

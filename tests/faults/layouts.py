@@ -115,7 +115,7 @@ FAULTS = (
                     " args.softmax_scale * LOG2_E)"
                 ),
             ),
-            ("_STRIDES = [", "_SCALES: dict = {}\n_STRIDES = ["),
+            ("_FLOAT32 = {", "_SCALES: dict = {}\n_FLOAT32 = {"),
         ),
         common=SQUARE,
     ),
