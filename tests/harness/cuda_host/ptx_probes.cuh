@@ -1,8 +1,8 @@
-// What probes use of kernels/cuda/ptx.cuh, for the CPU: fragments are gathered as the PTX manual's figures have them, and the
-// matrices handed to whoever stands for the tensor core.
+// verify/probes/ptx_probes.cuh for the CPU: fragments are gathered as the PTX manual's figures have
+// them, and multiplied by the function that stands for the tensor core.
 #pragma once
 
-#include "../ptx.cuh"
+#include "ptx.cuh"
 
 // a: 16 (fp64: 8) rows of A, b: 8 columns of B, contiguous, of `bytes` bytes each; c: as many rows x 8, in place.
 using Multiply = void (*)(const unsigned char* a, const unsigned char* b, void* c, int bytes);
@@ -153,9 +153,7 @@ HOST_K16(mma_m16n8k8_f16_f16, 2, 8, HALF_PAIRS, std::uint16_t)
 HOST_K16(mma_m16n8k4_tf32_f32, 4, 4, SINGLE, float)
 HOST_K16(mma_m16n8k16_e4m3_f32, 1, 16, SINGLE, float)
 HOST_K32(mma_m16n8k8_tf32_f32, 4, 8, SINGLE, float)
-HOST_K32(mma_m16n8k32_e4m3_f32, 1, 32, SINGLE, float)
 HOST_K32(mma_m16n8k32_e5m2_f16, 1, 32, HALF_PAIRS, std::uint16_t)
-HOST_K32(mma_m16n8k16_f16, 2, 16, HALF_PAIRS, std::uint16_t)
 HOST_WGMMA(wgmma_m64n8k16_f16_f32, 2, 16, SINGLE, float)
 HOST_WGMMA(wgmma_m64n8k8_tf32_f32, 4, 8, SINGLE, float)
 HOST_WGMMA(wgmma_m64n8k32_e4m3_f16, 1, 32, HALF_PAIRS, std::uint16_t)
