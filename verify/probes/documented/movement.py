@@ -34,7 +34,7 @@ def _addressed(state: State, addresses: NDArray[np.int64]) -> None:
         state.registers[:, lane, _X] = _IGNORED[lane % len(_IGNORED)]
 
 
-def _elements(lane: int, transposed: bool) -> list[tuple[int, int]]:
+def elements_of(lane: int, transposed: bool) -> list[tuple[int, int]]:
     """(row, column) of the two elements that a lane's register holds."""
     pairs = [(lane // 4, lane % 4 * 2 + i) for i in (0, 1)]
     return [(column, row) for row, column in pairs] if transposed else pairs
@@ -56,7 +56,7 @@ def ldmatrix(count: int, transposed: bool) -> Trials:
     for matrix in range(count):
         for lane in range(LANES):
             word = np.zeros(trials, np.uint32)
-            for half, (row, column) in enumerate(_elements(lane, transposed)):
+            for half, (row, column) in enumerate(elements_of(lane, transposed)):
                 at = addresses[:, 8 * matrix + row] // 2 + column
                 word |= elements[np.arange(trials), at].astype(np.uint32) << (16 * half)
             after.registers[:, lane, _D + matrix] = word
@@ -75,7 +75,7 @@ def stmatrix(count: int, transposed: bool) -> Trials:
     elements = after.shared.view(np.uint16)
     for matrix in range(count):
         for lane in range(LANES):
-            for half, (row, column) in enumerate(_elements(lane, transposed)):
+            for half, (row, column) in enumerate(elements_of(lane, transposed)):
                 at = addresses[:, 8 * matrix + row] // 2 + column
                 elements[np.arange(trials), at] = numbers[lane, matrix, half]
     return Trials(_named(trials), before, after)

@@ -27,7 +27,7 @@ _CODES = np.array([(1 + i % 4 / 4) * 2.0 ** (i // 4) for i in range(32)])
 # groupID = %laneid >> 2, threadID_in_group = %laneid % 4.
 
 
-def _of_a(lane: int, i: int, size: int) -> tuple[int, int]:
+def of_a(lane: int, i: int, size: int) -> tuple[int, int]:
     """(row, column) of a_i."""
     group, thread = lane >> 2, lane % 4
     if size == 2:
@@ -37,7 +37,7 @@ def _of_a(lane: int, i: int, size: int) -> tuple[int, int]:
     return row, thread * 4 + (i & 3) if i < 8 else thread * 4 + (i & 3) + 16
 
 
-def _of_b(lane: int, i: int, size: int) -> tuple[int, int]:
+def of_b(lane: int, i: int, size: int) -> tuple[int, int]:
     """(row, column) of b_i."""
     group, thread = lane >> 2, lane % 4
     if size == 2:
@@ -45,7 +45,7 @@ def _of_b(lane: int, i: int, size: int) -> tuple[int, int]:
     return (thread * 4 + (i & 3) if i < 4 else thread * 4 + (i & 3) + 16), group
 
 
-def _of_c(lane: int, i: int) -> tuple[int, int]:
+def of_c(lane: int, i: int) -> tuple[int, int]:
     """(row, column) of c_i and d_i."""
     group, thread = lane >> 2, lane % 4
     return group if i < 2 else group + 8, thread * 2 + (i & 1)
@@ -69,8 +69,8 @@ def mma(format: str, half: bool = False) -> Trials:
     size = DTYPES[format].itemsize
     given = _drawn(format, size)
     before = blank(len(given.names))
-    place_a = [[_of_a(lane, i, size) for i in range(16 // size)] for lane in range(LANES)]
-    place_b = [[_of_b(lane, i, size) for i in range(8 // size)] for lane in range(LANES)]
+    place_a = [[of_a(lane, i, size) for i in range(16 // size)] for lane in range(LANES)]
+    place_b = [[of_b(lane, i, size) for i in range(8 // size)] for lane in range(LANES)]
     before.registers[:, :, _A : _A + 4] = packed(
         _taken(bits_of(given.a, format), place_a), 8 * size
     )
@@ -90,7 +90,7 @@ def _taken(matrix: NDArray[np.uint32], places: list[list[tuple[int, int]]]) -> N
 
 
 def _put_sums(state: State, sums: NDArray[np.float64], half: bool) -> None:
-    places = [[_of_c(lane, i) for i in range(4)] for lane in range(LANES)]
+    places = [[of_c(lane, i) for i in range(4)] for lane in range(LANES)]
     elements = _taken(bits_of(sums, "float16" if half else "float32"), places)
     words = packed(elements, 16 if half else 32)
     state.registers[:, :, _C : _C + words.shape[-1]] = words
