@@ -36,14 +36,14 @@ class Conforming:
     """An instruction with its trials.
 
     name: its own words.  function: of ptx.cuh.  case: in conformance.cu.  section: of the manual.
-    capability: the lowest that has it.
+    trials: in launches of their own, since one can fail.  capability: the lowest that has it.
     """
 
     name: str
     function: str
     case: str
     section: str
-    trials: Callable[[], Trials]
+    trials: tuple[Callable[[], Trials], ...]
     capability: tuple[int, int] = (8, 0)
 
     def unsupported_on(self, arch: str) -> str | None:
@@ -59,13 +59,14 @@ def _matrices(kind: str, capability: tuple[int, int]) -> list[Conforming]:
         for count in (1, 2, 4):
             trans, suffix = (".trans", "_trans") if transposed else ("", "")
             function = f"{kind}_x{count}{suffix}"
+            kinds = (False, True) if count < 4 else (False,)
             found.append(
                 Conforming(
                     f"{kind}.sync.aligned.m8n8.x{count}{trans}.shared.b16",
                     function,
                     function.upper(),
                     _MATRICES,
-                    partial(make, count, transposed),
+                    tuple(partial(make, count, transposed, useless) for useless in kinds),
                     capability,
                 )
             )
@@ -81,7 +82,7 @@ def _product(format: str, short: str, half: bool = False) -> Conforming:
         f"mma_{shape}_f16" if half else f"mma_{shape}<{format}>",
         f"MMA_{case}{'_HALF' * half}",
         f"Matrix Fragments for mma.{shape}",
-        partial(products.mma, format, half),
+        (partial(products.mma, format, half),),
         (8, 0) if size == 2 else (8, 9),
     )
 
@@ -90,18 +91,18 @@ def _copy(cache: str, size: int) -> Conforming:
     name = f"cp.async.{cache}.shared.global, {size} bytes"
     function = f"cp_async_{cache}" + f"<{size}>" * (size < 16)
     case = f"CP_ASYNC_{cache.upper()}" + f"_{size}" * (cache == "ca")
-    return Conforming(name, function, case, _COPIES, partial(movement.cp_async, size))
+    return Conforming(name, function, case, _COPIES, (partial(movement.cp_async, size),))
 
 
 def _shuffle(name: str, case: str, mode: str, what: str = "") -> Conforming:
     make = movement.shfl_idx if mode == "idx" else movement.shfl_bfly
     text = f"shfl.sync.{mode}.b32{what}"
-    return Conforming(text, name, case, f"{_MOVES}: shfl.sync", make)
+    return Conforming(text, name, case, f"{_MOVES}: shfl.sync", (make,))
 
 
 def _function(name: str, function: str, case: str) -> Conforming:
     trials = partial(scalars.special, name)
-    return Conforming(f"{name}, special values", function, case, _FLOATS, trials)
+    return Conforming(f"{name}, special values", function, case, _FLOATS, (trials,))
 
 
 def _conversion(format: str, short: str) -> Conforming:
@@ -111,7 +112,7 @@ def _conversion(format: str, short: str) -> Conforming:
         f"pack<{format}>",
         f"PACK_{(short if eight else format).upper()}",
         f"{_MOVES}: cvt",
-        partial(scalars.cvt, format),
+        (partial(scalars.cvt, format),),
         (8, 9) if eight else (8, 0),
     )
 
@@ -126,12 +127,12 @@ CONFORMING: tuple[Conforming, ...] = (
         "cp_async_wait_group",
         "CP_ASYNC_GROUPS",
         _COPIES,
-        movement.cp_async_groups,
+        (movement.cp_async_groups,),
     ),
     _shuffle("shfl_bfly", "SHFL_BFLY", "bfly"),
     _shuffle("shfl_bfly", "SHFL_BFLY_FLOAT", "bfly", " of fp32"),
     _shuffle("shfl_idx", "SHFL_IDX", "idx"),
-    Conforming("prmt.b32", "prmt", "PRMT", f"{_MOVES}: prmt", movement.prmt),
+    Conforming("prmt.b32", "prmt", "PRMT", f"{_MOVES}: prmt", (movement.prmt,)),
     _product("float16", "f16"),
     _product("float16", "f16", half=True),
     _product("bfloat16", "bf16"),
@@ -143,7 +144,7 @@ CONFORMING: tuple[Conforming, ...] = (
         "ex2_approx_f16x2",
         "EX2_F16X2",
         _FLOATS,
-        scalars.special_pairs,
+        (scalars.special_pairs,),
     ),
     _function("lg2.approx.f32", "lg2", "LG2"),
     _function("rcp.approx.f32", "rcp", "RCP"),
@@ -213,11 +214,13 @@ class Warp:
 
 
 def probe(warp: Warp, instruction: Conforming) -> ConformanceProbe:
-    """Compare one instruction with the manual; the result holds any error."""
+    """Compare one instruction with the manual; the result holds any error, and what was compared
+    before it."""
     begun, result = time.perf_counter(), ConformanceProbe(instruction.name)
     try:
-        trials = instruction.trials()
-        result = _compared(result, trials, warp.leaves(instruction, trials))
+        for make in instruction.trials:
+            trials = make()
+            result = _compared(result, trials, warp.leaves(instruction, trials))
     except Exception as error:
         result = replace(result, error=f"{type(error).__name__}: {error}")
     return replace(result, seconds=round(time.perf_counter() - begun, 3))
@@ -240,7 +243,12 @@ def _compared(result: ConformanceProbe, trials: Trials, got: State) -> Conforman
             where = f"shared byte {at}"
             left, wanted = (f"{int(x.shared[trial, at]):02x}" for x in (got, trials.after))
         first = f"{trials.names[trial]}: {where}: {left}, the manual has {wanted}"
-    return replace(result, checks=len(trials), differing=int(differs.sum()), first=first)
+    return replace(
+        result,
+        checks=result.checks + len(trials),
+        differing=result.differing + int(differs.sum()),
+        first=result.first or first,
+    )
 
 
 def _unified(state: State, nan: str) -> NDArray[np.uint32]:

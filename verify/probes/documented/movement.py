@@ -26,12 +26,14 @@ def _rows_of(trials: int, count: int, distinct: bool) -> NDArray[np.int64]:
     return 16 * np.stack(drawn)
 
 
-def _addressed(state: State, addresses: NDArray[np.int64]) -> None:
-    """Put the rows' addresses into the first lanes, and useless ones into the others."""
+def _addressed(state: State, addresses: NDArray[np.int64], useless: bool) -> None:
+    """Put the rows' addresses into the first lanes; into the others the same ones, in reverse, or
+    useless ones."""
     count = addresses.shape[1]
     state.registers[:, :count, _X] = addresses
     for lane in range(count, LANES):
-        state.registers[:, lane, _X] = _IGNORED[lane % len(_IGNORED)]
+        other = _IGNORED[lane % len(_IGNORED)] if useless else addresses[:, -1 - lane % count]
+        state.registers[:, lane, _X] = other
 
 
 def elements_of(lane: int, transposed: bool) -> list[tuple[int, int]]:
@@ -40,17 +42,21 @@ def elements_of(lane: int, transposed: bool) -> list[tuple[int, int]]:
     return [(column, row) for row, column in pairs] if transposed else pairs
 
 
-def _named(trials: int) -> list[str]:
-    return ["rows in order", "rows in reverse", *(f"random rows {i}" for i in range(trials - 2))]
+def _named(trials: int, useless: bool) -> list[str]:
+    names = ["rows in order", "rows in reverse", *(f"random rows {i}" for i in range(trials - 2))]
+    return [f"{name}, useless addresses in other lanes" for name in names] if useless else names
 
 
-def ldmatrix(count: int, transposed: bool) -> Trials:
-    """Load `count` matrices from shared memory whose every element differs."""
+def ldmatrix(count: int, transposed: bool, useless: bool = False) -> Trials:
+    """Load `count` matrices from shared memory whose every element differs.
+
+    useless: lanes whose address is ignored give one that is not aligned or in no shared memory.
+    """
     trials = 10
     before = blank(trials, _SHARED)
     before.shared[:] = (np.arange(_SHARED // 2, dtype=np.uint16) + 0x1000).view(np.uint8)
     addresses = _rows_of(trials, count, distinct=False)
-    _addressed(before, addresses)
+    _addressed(before, addresses, useless)
     after = before.copy()
     elements = before.shared.view(np.uint16)
     for matrix in range(count):
@@ -60,17 +66,17 @@ def ldmatrix(count: int, transposed: bool) -> Trials:
                 at = addresses[:, 8 * matrix + row] // 2 + column
                 word |= elements[np.arange(trials), at].astype(np.uint32) << (16 * half)
             after.registers[:, lane, _D + matrix] = word
-    return Trials(_named(trials), before, after)
+    return Trials(_named(trials, useless), before, after)
 
 
-def stmatrix(count: int, transposed: bool) -> Trials:
-    """Store `count` matrices into rows that do not overlap."""
+def stmatrix(count: int, transposed: bool, useless: bool = False) -> Trials:
+    """Store `count` matrices into rows that do not overlap; useless: see `ldmatrix`."""
     trials = 10
     before = blank(trials, _SHARED)
     numbers = np.arange(4 * LANES * 2, dtype=np.uint16).reshape(LANES, 4, 2) + 0x2000
     before.registers[:, :, _D : _D + 4] = numbers.view(np.uint32)[..., 0]
     addresses = _rows_of(trials, count, distinct=True)
-    _addressed(before, addresses)
+    _addressed(before, addresses, useless)
     after = before.copy()
     elements = after.shared.view(np.uint16)
     for matrix in range(count):
@@ -78,7 +84,7 @@ def stmatrix(count: int, transposed: bool) -> Trials:
             for half, (row, column) in enumerate(elements_of(lane, transposed)):
                 at = addresses[:, 8 * matrix + row] // 2 + column
                 elements[np.arange(trials), at] = numbers[lane, matrix, half]
-    return Trials(_named(trials), before, after)
+    return Trials(_named(trials, useless), before, after)
 
 
 # "cp.async": "Operand src-size represents the size of the data in bytes to be copied from src to
