@@ -33,6 +33,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.masks import mask_build, mask_tables
 from kernels.triton import flash_forward
 from kernels.triton.common import (
     BUCKETS,
@@ -41,8 +42,6 @@ from kernels.triton.common import (
     Launch,
     head_dim_bucket,
     is_aligned,
-    mask_build,
-    mask_tables,
     steps,
 )
 from kernels.triton.compile import arguments, meta, resources

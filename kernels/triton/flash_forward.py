@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.masks import mask_build, mask_tables
 from kernels.triton.common import (
     BUCKETS,
     LOG2_E,
@@ -38,8 +39,6 @@ from kernels.triton.common import (
     Launch,
     head_dim_bucket,
     is_aligned,
-    mask_build,
-    mask_tables,
     sizes,
     steps,
     twice,

@@ -40,14 +40,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.masks import mask_build, mask_tables
 from kernels.triton.common import (
     LOG2_E,
     Blocks,
     Launch,
     head_dim_bucket,
     is_aligned,
-    mask_build,
-    mask_tables,
     sizes,
     steps,
     twice,

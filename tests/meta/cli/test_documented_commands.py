@@ -265,7 +265,7 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     """test_sanitizer_run.py tests the lane itself, with a fake tool."""
     asked: list[Request] = []
     monkeypatch.setattr("verify.cli.sanitize.sanitize", lambda it, console: asked.append(it))
-    case = "ptx-split-q:m64n64w4s2:sanitizer:sq=64,skv=64,d=64,dtype=float16"
+    case = "ptx-split-q:m64n64s1-swizzle_qkv-grid_tiles:sanitizer:sq=64,skv=64,d=64,dtype=float16"
     verify(monkeypatch, "sanitize", "--quick")
     verify(monkeypatch, "sanitize", "--case", case)
     assert [request.quick for request in asked] == [True, False]

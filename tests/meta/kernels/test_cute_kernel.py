@@ -24,8 +24,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from kernels.cuda.family import Arguments, diagonal
 from kernels.cute import flash_forward as kernel
+from kernels.masks import mask_build
 from references.masks import parse_mask
 from references.score_mods import Softcap
 from verify.arithmetic.dtypes import dtype_named
@@ -84,7 +84,7 @@ def test_every_choice_is_built_for_hopper_and_two_elsewhere() -> None:
 def test_shared_memory_fits_every_architecture(
     config: Config, head_dim: int, expected: int
 ) -> None:
-    assert kernel.shared_bytes(config, head_dim) == expected <= 99 * 1024
+    assert kernel.launch(config, "float16", head_dim, "").shared_bytes == expected <= 99 * 1024
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,9 @@ def test_a_mask_is_a_diagonal(mask: str, expected: Callable[[int], int]) -> None
     args = arguments(
         Problem(seqlen_q=5, seqlen_kv=9, head_dim=64, dtype="float16", mask=parse_mask(mask))
     )
-    assert [min(9, r + diagonal(args) + 1) for r in range(5)] == [expected(r) for r in range(5)]
+    assert [min(9, r + mask_build(args).diagonal_high + 1) for r in range(5)] == [
+        expected(r) for r in range(5)
+    ]
 
 
 PLAIN = Problem(seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="float16")
@@ -131,7 +133,7 @@ def test_layouts_that_it_does_not_support_it_refuses() -> None:
 
 def refused(args: AttentionArgs, out: Tensor, argument: str) -> None:
     with pytest.raises(Unsupported) as error:
-        kernel.forward(args, out, torch.empty(out.shape[:3]), {})
+        kernel.FAMILY.forward(args, out, torch.empty(out.shape[:3]), {})
     assert error.value.argument == argument
 
 
@@ -183,7 +185,7 @@ def test_the_largest_build_does_not_spill() -> None:
     ]
     resources = build.compile()
     assert resources.registers <= 255
-    assert resources.shared == kernel.shared_bytes(TALL, 128)
+    assert resources.shared == kernel.launch(TALL, "float16", 128, "").shared_bytes
     assert resources.stack == resources.spill_stores == resources.spill_loads == 0
 
 
@@ -267,8 +269,8 @@ class Program:
         lse = torch.full(problem.shape_out[:3], math.nan)
         conflicts = (ctypes.c_long * 2)()
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / (self.config.block_m or 0))
-        shared = kernel.shared_bytes(self.config, args.head_dim)
-        given = Arguments.of(args, out, lse, in_bytes=False)
+        shared = kernel.launch(self.config, "float16", args.head_dim, "").shared_bytes
+        given = kernel.FAMILY.arguments(args, out, lse, mask_build(args))
         error = self.library.run(
             ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts
         )
@@ -350,7 +352,14 @@ def compiled(folder: Path, config: Config, dtype: str, head_dim: int) -> Path:
     patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
     (folder / "program.cpp").write_text(PROGRAM)
     library = folder / "compiled.so"
-    includes = (folder, HOST, SOURCE.parent, headers, *toolkit_includes())
+    includes = (
+        folder,
+        HOST,
+        SOURCE.parent,
+        ROOT / "kernels" / "cuda",
+        headers,
+        *toolkit_includes(),
+    )
     defines = dict(kernel.source(config, dtype, head_dim).defines)
     subprocess.run(
         [
