@@ -46,7 +46,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -58,14 +57,15 @@ from verify.cuda.compile import (
     CompileError,
     Kernel,
     Source,
+    build_of,
     compile_source,
     device_arch,
     launch,
     load,
-    toolkit_includes,
 )
 from verify.cuda.compile import available as cuda_available
 from verify.cuda.compile import compilable as cuda_compilable
+from verify.cuda.toolkit import includes as toolkit_includes
 from verify.variant import (
     AttentionArgs,
     Build,
@@ -74,7 +74,6 @@ from verify.variant import (
     Numerics,
     Output,
     Products,
-    Resources,
     RowSum,
     Softmax,
     Support,
@@ -183,11 +182,13 @@ def builds(arch: str) -> list[Build]:
     """
 
     def build(config: Config, dtype: str, head_dim: int) -> Build:
-        def compile_() -> Resources:
-            static = compile_source(source(config, dtype, head_dim), arch).resources
-            return replace(static, shared=static.shared + shared_bytes(config, head_dim))
-
-        return Build(f"{config.name}-{dtype}-d{head_dim}", compile_)
+        return build_of(
+            f"{config.name}-{dtype}-d{head_dim}",
+            source(config, dtype, head_dim),
+            arch,
+            shared=shared_bytes(config, head_dim),
+            expects=("HMMA", "LDSM", "LDGSTS"),
+        )
 
     telling = [(CONFIGS[1], "float16", 128), (CONFIGS[0], "bfloat16", 64)]
     every = [
