@@ -331,6 +331,16 @@ class KernelProcess:
                 raise
 
 
+def serve_at(kind: type[KernelProcess]) -> None:
+    """Serve on the Unix socket whose path is argv[1]: the main function of a program that runs
+    under a tool."""
+    faulthandler.enable()
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.connect(sys.argv[1])
+    preload()
+    kind(peer).serve()
+
+
 def _arch() -> str:
     if not torch.cuda.is_available():
         return "cpu"
