@@ -58,29 +58,26 @@ def _one_arch(arch: str, builds: list[Built], configs: Sequence[str]) -> BuildsR
 
 
 def _by_config(builds: list[Built], configs: Sequence[str]) -> list[InstructionsReport]:
-    """What the builds of each config execute for each MMA; builds without MMA are not counted."""
-    found: dict[str, list[dict[str, dict[str, int]]]] = defaultdict(list)
+    """What the builds of each config and kind of MMA execute for each MMA; builds without MMA are
+    not counted."""
+    found: dict[tuple[str, tuple[str, ...]], list[dict[str, dict[str, int]]]] = defaultdict(list)
     for build in builds:
         if build.sass is not None and build.sass["kernel"].get("MMA"):
             named = [config for config in configs if config in build.build]
-            found[max(named, key=len, default="")].append(build.sass)
+            kinds = (k for k in build.sass["kernel"] if k.endswith("MMA") and k != "MMA")
+            found[max(named, key=len, default=""), tuple(sorted(kinds))].append(build.sass)
     return [
         {
             "config": config,
-            "builds": len(found[config]),
-            "mma": sorted({kind for s in found[config] for kind in s["kernel"] if _is_mma(kind)}),
-            "other": _range(map(_other, _parts(found[config], "kernel"))),
-            "other_loop": _range(map(_other, _parts(found[config], "loop"))),
-            "arithmetic": _range(map(_arithmetic, _parts(found[config], "kernel"))),
-            "arithmetic_loop": _range(map(_arithmetic, _parts(found[config], "loop"))),
+            "builds": len(sass),
+            "mma": list(kinds),
+            "other": _range(map(_other, _parts(sass, "kernel"))),
+            "other_loop": _range(map(_other, _parts(sass, "loop"))),
+            "arithmetic": _range(map(_arithmetic, _parts(sass, "kernel"))),
+            "arithmetic_loop": _range(map(_arithmetic, _parts(sass, "loop"))),
         }
-        for config in sorted(found)
+        for (config, kinds), sass in sorted(found.items(), key=lambda item: item[0])
     ]
-
-
-def _is_mma(kind: str) -> bool:
-    """Whether it is a kind of MMA instructions, and not their sum."""
-    return kind.endswith("MMA") and kind != "MMA"
 
 
 def _parts(sass: Iterable[dict[str, dict[str, int]]], part: str) -> Iterable[Mapping[str, int]]:

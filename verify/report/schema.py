@@ -170,7 +170,8 @@ class Failure(TypedDict):
 
 
 class InstructionsReport(TypedDict):
-    """What the builds of one config execute for each MMA instruction, as their SASS shows.
+    """What the builds of one config, with the same kinds of MMA instructions, execute for each MMA
+    instruction, as their SASS shows.
 
     config: "" for builds that name none.  builds: those that have MMA instructions and were read.
     mma: kinds of MMA (`verify.variant.build.INSTRUCTIONS`), without the sum.  other, arithmetic:

@@ -18,6 +18,7 @@ from verify.report.sections import builds
 CONFIG = "m128n64w8s2"
 LOOP = {"MMA": 8, "HMMA": 8, "FP32": 20, "INT": 4, "MUFU": 4, "total": 40}
 KERNEL = {"MMA": 8, "HMMA": 8, "FP32": 30, "INT": 50, "MUFU": 6, "total": 128}
+WIDE = {"MMA": 2, "HGMMA": 2, "FP32": 60, "total": 92}
 BUSY = LOOP | {"total": 56, "INT": 12}
 
 
@@ -45,12 +46,14 @@ def report() -> Report:
         read("no loop", loop={}),
         read("no mma", sass={"kernel": {"FP32": 3, "total": 9}, "loop": {}}),
         read("elsewhere", arch="sm_80"),
+        read("wgmma", sass={"kernel": WIDE, "loop": WIDE}),
         read("unread", sass=None, unread="no nvdisasm"),
     )
 
 
 def test_ratios_are_ranges_over_the_builds_of_a_config(report: Report) -> None:
-    (row,) = of(report, "triton-fwd")["builds"][1]["instructions"]
+    wide, row = of(report, "triton-fwd")["builds"][1]["instructions"]
+    assert (wide["mma"], wide["builds"], wide["other"]) == (["HGMMA"], 1, [45.0, 45.0])
     assert row == {
         "config": CONFIG,
         "builds": 3,
@@ -67,8 +70,9 @@ def test_the_section_shows_the_devices_architecture(report: Report) -> None:
     lines = [
         line for line in page.splitlines() if line.startswith(f"| **triton-fwd** | `{CONFIG}`")
     ]
-    (cells,) = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    wide, cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     assert cells[:4] == ["**triton-fwd**", f"`{CONFIG}`", "3", "HMMA"]
+    assert wide[2:5] == ["1", "HGMMA", "45.00"]
     assert cells[4:] == ["4.00 .. 6.00", "15.00", "3.00 .. 4.00", "10.00"]
     for text in (page, as_html(report)):
         assert "on sm_90a" in text

@@ -23,9 +23,10 @@ INSTRUCTION_COLUMNS = (
 )
 _PREFERRED = "sm_90a"  # of the architectures, if none is the device's
 _INSTRUCTION_NOTE = (
-    "SASS instructions for each MMA instruction, from the smallest to the largest of a config's"
-    " builds with MMA, on {arch}; of the loop with most MMA instructions, and of the whole kernel."
-    " One HGMMA, QGMMA or UTCMMA does the work of many HMMA: compare only rows of one kind."
+    "SASS instructions for each MMA instruction, from the smallest to the largest of the builds of"
+    " a config with the same kinds of MMA, on {arch}; of the loop with most MMA instructions, and"
+    " of the whole kernel. One HGMMA, QGMMA or UTCMMA does the work of many HMMA: compare only rows"
+    " of one kind."
 )
 _NOTE = (
     "Compiled without running; the largest over the builds. Registers, stack and spills per thread,"
