@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+_INSTALLED = Path("/usr/local/cuda")
 _TRITON = Path("backends", "nvidia", "bin")
 
 
 def homes() -> list[Path]:
     """The directories of installed toolkits, whether they exist or not, the first choice first."""
     named = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    return [*(Path(home) for home in named if home), Path("/usr/local/cuda")]
+    return [*(Path(home) for home in named if home), _INSTALLED]
 
 
 def wheels() -> list[Path]:
