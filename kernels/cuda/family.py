@@ -9,20 +9,19 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from kernels.masks import MaskBuild, mask_build, mask_tables
-from verify.cuda.compile import Kernel, Source, compile_source, device_arch, launch, load
+from verify.cuda.compile import Kernel, Source, build_of, compile_source, device_arch, launch, load
 from verify.variant import (
     AttentionArgs,
     Build,
     Config,
-    Resources,
     Support,
     Unsupported,
     Workspace,
@@ -88,11 +87,6 @@ class Launch:
     threads: int
     shared_bytes: int
 
-    def resources(self, arch: str) -> Resources:
-        """What the compiler says for an architecture, with the dynamic shared memory."""
-        static = compile_source(self.source, arch).resources
-        return replace(static, shared=static.shared + self.shared_bytes)
-
 
 @cache
 def _kernel(source: Source, arch: str) -> Kernel:
@@ -106,6 +100,7 @@ class Family:
     make: the launch of (config, dtype, head dim, kind of mask).  kinds: the kinds of `MaskBuild`
     that have builds of their own, by what they are built as.
     in_bytes: whether the kernel counts strides in bytes or in elements.
+    spill_budget: bytes of a build's spills, by its head dim; 0 where it has none.
     prescaled: whether it multiplies Q by the scale.
     """
 
@@ -114,6 +109,7 @@ class Family:
     make: Callable[[Config, str, int, str], Launch]
     kinds: dict[str, str]
     in_bytes: bool
+    spill_budget: Mapping[int, int] = field(default_factory=dict)
     prescaled: bool = False
 
     def forward(
@@ -186,7 +182,15 @@ class Family:
     def build(self, config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Build:
         """One build for that architecture."""
         name = "-".join((config.name, dtype, f"d{head_dim}", *([kind] if kind else [])))
-        return Build(name, lambda: self.make(config, dtype, head_dim, kind).resources(arch))
+        made = self.make(config, dtype, head_dim, kind)
+        return build_of(
+            name,
+            made.source,
+            arch,
+            shared=made.shared_bytes,
+            spill_budget=self.spill_budget.get(head_dim, 0),
+            expects=("HMMA", "LDSM", "LDGSTS"),
+        )
 
 
 def _pairs(choice: tuple[Config, str, int, str]) -> set[object]:

@@ -52,10 +52,10 @@ from kernels.cuda.family import Family, Launch
 from verify.cuda.compile import (
     CompileError,
     Source,
-    toolkit_includes,
 )
 from verify.cuda.compile import available as cuda_available
 from verify.cuda.compile import compilable as cuda_compilable
+from verify.cuda.toolkit import includes as toolkit_includes
 from verify.variant import (
     Build,
     Config,

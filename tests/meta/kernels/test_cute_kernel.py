@@ -30,7 +30,8 @@ from references.masks import parse_mask
 from references.score_mods import Softcap
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
-from verify.cuda.compile import CompileError, compilable, toolkit_includes
+from verify.cuda.compile import CompileError, compilable
+from verify.cuda.toolkit import includes as toolkit_includes
 from verify.judging.comparison import compare
 from verify.judging.truth import compute_truth
 from verify.problem import Problem
@@ -183,7 +184,7 @@ def test_the_largest_build_does_not_spill() -> None:
     (build,) = [
         build for build in kernel.builds("sm_90a") if build.name == f"{TALL.name}-float16-d128"
     ]
-    resources = build.compile()
+    resources = build.compile().resources
     assert resources.registers <= 255
     assert resources.shared == kernel.launch(TALL, "float16", 128, "").shared_bytes
     assert resources.stack == resources.spill_stores == resources.spill_loads == 0
