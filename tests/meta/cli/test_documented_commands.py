@@ -112,7 +112,7 @@ RUNS = {
     "verify list": wheel('"-m", "verify", "list"'),
     "verify oracles": of(HERE, "test_oracles", '"oracles"'),
     "verify oracles --table": of(HERE, "test_oracles", '"--table"'),
-    "verify bench": wheel('verify, "bench", "--seconds"'),
+    "verify bench": wheel('verify, "bench", "suite", "--seconds"'),
     "verify sanitize": ci("tox -e sanitizer"),
     "verify sanitize --quick": of(*SANITIZE, '"--quick"'),
     "verify sanitize --case": of(*SANITIZE, '"--case"'),
