@@ -18,18 +18,23 @@ from torch import Tensor
 
 from verify.cell.arena import slots_from, torch_dtype
 from verify.cell.launching import arguments_of, bound, buffers_of
+from verify.cell.loading import Breach
 from verify.variant import Variant, Workspace
 
 VALUES = 8  # shown of the first and of the last row of a result
 _FLUSH = 4  # times the L2 cache
 _NO_L2 = 64 << 20  # bytes, where torch does not know the cache's size
 _MOST_FLUSHES = 64  # before one call
+_TRIES = 3
+_WAKE = 1e-4  # seconds that a wait for an idle device can take
+_LATE = 0.2  # of a call's time
 
 Call = Callable[[], None]
 
 
 def times(variant: Variant, message: dict[str, Any]) -> dict[str, Any]:
-    """Time calls of the entry that the message names; raises what the kernel raises.
+    """Time calls of the entry that the message names; raises what the kernel raises, and Breach if
+    its work leaves the current stream.
 
     message: that of a run, and `timing`: {seed, calls, warmups, least, seconds}.  There are `calls`
     timed calls after `warmups`, or as many as `seconds` allow with at least `least` of them, after
@@ -47,6 +52,8 @@ def times(variant: Variant, message: dict[str, Any]) -> dict[str, Any]:
     call = bound(variant, message, buffers, _workspace(variant, message, buffers))
     call()  # compiles
     _wait(device)
+    if device.type == "cuda":
+        _check_stream(call)
     begun = time.perf_counter()
     call()
     host = time.perf_counter() - begun
@@ -61,6 +68,23 @@ def times(variant: Variant, message: dict[str, Any]) -> dict[str, Any]:
         seconds = _by_clock(call, warmups, calls)
     result = buffers["dv" if message["entry"] == "backward" else "out"]
     return {"seconds": seconds, "warmups": warmups, "flushed": flush.cache, **_shown(result)}
+
+
+def _check_stream(call: Call) -> None:
+    """Raise Breach if the device is still busy when the current stream is done with a call: the
+    events would not count what goes on."""
+    ratios = []
+    for _ in range(_TRIES):
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        begun = time.perf_counter()
+        call()
+        done.record()
+        done.synchronize()
+        stream = time.perf_counter()
+        torch.cuda.synchronize()
+        ratios.append((time.perf_counter() - stream - _WAKE) / (stream - begun))
+    if min(ratios) > _LATE:
+        raise Breach("its work goes on when the current stream is done with it")
 
 
 class _Flush:

@@ -140,7 +140,8 @@ def _publish(record: Benchmark, folder: Path) -> None:
     write(record, folder, page.markdown(record))
     picture = speed_plot(record)
     if picture is not None:
-        (folder / "bench.svg").write_text(picture, encoding="utf-8")
+        shown = picture.replace('style="', 'style="background: white; ', 1)
+        (folder / "bench.svg").write_text(shown, encoding="utf-8")
     if (folder / "report.json").is_file():
         accuracy.write(accuracy.read(folder), folder)
 

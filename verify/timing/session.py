@@ -90,7 +90,8 @@ class Session:
         of_variant: dict[str, list[Candidate]] = {}
         for candidate in candidates:
             ref = candidate.declaration.ref
-            self._cells.setdefault(ref, Cell(self.fork_server))
+            if ref not in self._cells:
+                self._cells[ref] = Cell(self.fork_server)
             of_variant.setdefault(ref, []).append(candidate)
         with ThreadPoolExecutor(processes) as pool:
             list(pool.map(self._prepare, of_variant.values()))

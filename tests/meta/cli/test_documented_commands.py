@@ -113,6 +113,7 @@ RUNS = {
     "verify oracles": of(HERE, "test_oracles", '"oracles"'),
     "verify oracles --table": of(HERE, "test_oracles", '"--table"'),
     "verify bench": wheel('verify, "bench", "suite", "--seconds"'),
+    "verify bench --suite": of("test_bench", "test_select_dtype_and_time", '"--suite"'),
     "verify sanitize": ci("tox -e sanitizer"),
     "verify sanitize --quick": of(*SANITIZE, '"--quick"'),
     "verify sanitize --case": of(*SANITIZE, '"--case"'),
