@@ -50,11 +50,10 @@ class HostProgram:
             "-Werror",
             "-Wno-unknown-pragmas",
         ]
-        paths = [f"-I{HOST / 'probes'}", f"-I{HOST}"]
         command = [
             str(COMPILER),
             *flags,
-            *paths,
+            f"-I{HOST}",
             *defines,
             str(HOST / "run.cpp"),
             "-o",

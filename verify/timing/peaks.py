@@ -27,7 +27,7 @@ _L2_WORDS = 1 << 20  # of 16 bytes: less than the L2 of any GPU that has one to 
 _MMA = {
     "float16": ("mma_m16n8k16<ptx::Format::float16>", 16),
     "bfloat16": ("mma_m16n8k16<ptx::Format::bfloat16>", 16),
-    "float8_e4m3fn": ("mma_m16n8k32_e4m3_f32", 32),
+    "float8_e4m3fn": ("mma_m16n8k32<ptx::Format::float8_e4m3fn>", 32),
 }
 MATRIX = ("matmul", "mma.sync")  # what the peak of a matrix product is the larger of
 
