@@ -1,6 +1,6 @@
-// Loops that use one unit of an SM and nothing else, for verify.timing.peaks.  Above each stands how
-// many operations or bytes a thread (or a warp) does per round.  Results reach memory only if they
-// are a value that they never have, so that no loop is removed.
+// Loops that use one unit of an SM and nothing else, for verify.timing.peaks.  Above each stands
+// how many operations or bytes a thread (or a warp) does per round.  Results reach memory only if
+// they are a value that they never have, so that no loop is removed.
 //
 // MMA: the function of ptx.cuh that `mma_peak` runs, with a fp32 accumulator.
 #include "ptx.cuh"

@@ -169,7 +169,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     if a.element_size() > 1:
         return a @ b
     one = torch.ones((), device=a.device)
-    return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
+    return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 def _loop(loop: Loop) -> float:
