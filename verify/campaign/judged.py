@@ -86,8 +86,11 @@ def of_report(report: Report, sources: dict[str, str]) -> Judged:
         if sources.get(ref) != variant["source_hash"]:
             continue
         for failure in variant["failing"]:
-            if "known" not in failure:
-                failing[ref, failure["config"], failure["dtype"]] = failure["case"]
+            if "known" not in failure:  # of one oracle, the smallest of all dtypes alone is there
+                failing |= {
+                    (ref, failure["config"], dtype["dtype"]): failure["case"]
+                    for dtype in variant["dtypes"]
+                }
         passing |= {
             (ref, config, dtype["dtype"])
             for dtype in variant["dtypes"]

@@ -30,7 +30,9 @@ def _blocks(report: Report, record: Benchmark) -> list[Block]:
         Paragraph(page.run(record), note=True),
         page.rows(fastest(record["rows"]), sources),
         Paragraph(page.CONVENTIONS, note=True),
-        Figure("speed", "TFLOP/s by workload", partial(speed_plot, record)),
+        Figure(
+            "speed", "TFLOP/s by workload; kernels of torch in grey", partial(speed_plot, record)
+        ),
         Folded(f"All {len(rows.rows)} rows", (rows,)),
         Heading("Device"),
         page.peaks(record),
