@@ -12,7 +12,7 @@ from verify.cli import options
 from verify.cli.options import UsageError, console, existing
 from verify.machine.places import published_parent, report_parent
 
-_SUITES = ("quick", "shapes", "protocol", "batched", "all")
+_SUITES = ("quick", "cpu", "shapes", "protocol", "batched", "all")
 _MASKS = ("full", "causal")
 _DIRECTIONS = ("forward", "backward")
 
@@ -47,9 +47,7 @@ def suite(seconds: float, workers: str, select: str) -> int:
     "--suite",
     "named",
     type=click.Choice(_SUITES),
-    default="quick",
-    show_default=True,
-    help="The workloads (docs/benchmarks.md).",
+    help="The workloads (docs/benchmarks.md); default: quick with a GPU, else cpu.",
 )
 @click.option(
     "--shapes",
@@ -112,7 +110,7 @@ def suite(seconds: float, workers: str, select: str) -> int:
 @click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
 def kernels(
     kernels: tuple[Path, ...],
-    named: str,
+    named: str | None,
     shapes: tuple[str, ...],
     masks: tuple[str, ...],
     directions: tuple[str, ...],
@@ -130,11 +128,13 @@ def kernels(
     files = existing(kernels)
     if publish and (files or select):
         raise UsageError("--publish: publishes the whole collection; name no KERNELS and no -k")
+    from verify.cell.discovery import environment
     from verify.cli.bench_kernels import bench_kernels
     from verify.cli.bench_selection import Request
     from verify.machine import device
     from verify.timing.workloads import SUITES, Suite, of_shapes, parse_shape
 
+    named = named or ("quick" if environment().device == "cuda" else "cpu")
     whole = SUITES[named]
     if shapes:
         try:

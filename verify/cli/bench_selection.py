@@ -96,6 +96,8 @@ def _dtype(request: Request, declaration: Declaration) -> tuple[str, str]:
     absent = excludes_here(declaration)
     if absent:
         return "", absent
+    if declaration.interpreted:
+        return "", "runs in Triton's interpreter here, whose time says nothing of the kernel"
     if named is not None and declaration.family == "torch" and declaration.ref not in named:
         return "", f"not in the suite {request.named}"
     if request.dtype is not None:

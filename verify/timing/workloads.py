@@ -159,3 +159,8 @@ SUITES = {
 SUITES["all"] = Suite(
     tuple(dict.fromkeys(one for suite in SUITES.values() for one in suite.workloads))
 )
+SUITES["cpu"] = Suite(
+    of_shapes([(1, 4, 512, 64), (1, 4, 1024, 64), (1, 4, 1024, 128)]),
+    row_seconds=0.5,
+    total=75.0,
+)

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from verify.cell import stopwatch
+from verify.cell.arena import plan
+from verify.cell.launching import buffers_of
 from verify.cell.loading import Breach
+from verify.timing.workloads import Workload
 
 
 @dataclass
@@ -69,7 +72,21 @@ def test_the_hosts_time_does_not_count(device: Device) -> None:
     assert seconds == pytest.approx([10e-6] * 4)
     # 400 us of flushes before a call that takes 200 us to launch
     once = ["flush"] * 5 + ["event", "call", "event"]
-    assert device.log[3:] == once * 6  # after the one flush that is timed
+    assert device.log[10:] == once * 6  # after the flushes that are timed
+
+
+def test_factors_of_quantised_inputs_are_one() -> None:
+    """One factor per tensor is one element, which a view of all heads shows."""
+    workload = Workload(batch=2, heads=3, seqlen=16, head_dim=16)
+    for word in ("tensor", "head"):
+        where = plan(workload.problem("float8_e4m3fn", word), lse=True, workspace={})
+        message = {"slots": where.as_data(), "device": "cpu"}
+        buffers = buffers_of(message, torch.empty(where.size, dtype=torch.uint8))
+        stopwatch._draw(message, buffers, 1)
+        for name in "qkv":
+            assert bool((buffers[f"descale_{name}"] == 1).all()), word
+            assert bool(buffers[name].float().isfinite().all())
+        assert bool(buffers["out"].isnan().all())
 
 
 def test_work_that_leaves_the_stream_is_refused(device: Device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +14,17 @@ import pytest
 from tests.harness.fake_campaign import entry, evidence, verdict
 from tests.harness.shared_fork_server import SharedForkServer
 from verify import cli
+from verify.campaign.judged import judged
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU
+from verify.cli.bench_selection import Request, select
 from verify.evidence import RunInfo
 from verify.evidence.store import Recorder
 from verify.machine import device
 from verify.probes.worker import Answer, Job
 from verify.report import build, write
 from verify.timing.record import read
+from verify.timing.workloads import SUITES
 
 KERNEL = """
 from dataclasses import replace
@@ -166,6 +170,23 @@ def test_select_dtype_and_time(bench: Callable[..., int]) -> None:
     assert [row["config"] for row in read(folder())["rows"]] == ["m32"]
     assert bench(path, *FEW, "--dtype", "float32") == 3  # judged in float16 alone
     assert bench(path, *FEW, "--dtype", "float64") == 3
+
+
+def test_what_the_suite_does_not_time_is_listed() -> None:
+    path = kernel("one")
+    (one,) = roster([path]).declarations
+    judge(path)
+    found = judged([one], device.fingerprint())
+    interpreted = dataclasses.replace(one, ref="interpreted", interpreted=True)
+    library = dataclasses.replace(one, ref="torch-other", family="torch")
+    request = Request(kernels=(), suite=SUITES["quick"], named="quick", folder=folder())
+    candidates, left = select(request, [interpreted, library, one], found)
+    assert candidates == []
+    assert [entry["reason"] for entry in left] == [
+        "runs in Triton's interpreter here, whose time says nothing of the kernel",
+        "not in the suite quick",
+        "supports no workload of the suite",  # whose head dims are 64, 128 and 512
+    ]
 
 
 def test_best_needs_a_record(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

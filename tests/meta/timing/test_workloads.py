@@ -57,7 +57,8 @@ def test_the_suites_hold_the_shapes_that_are_published() -> None:
     assert SUITES["quick"].total is not None
     assert shapes < {one.shape for one in SUITES["quick"].workloads}
     everything = set(SUITES["all"].workloads)
-    assert all(everything >= set(suite.workloads) for suite in SUITES.values())
+    of_a_gpu = [suite for name, suite in SUITES.items() if name != "cpu"]
+    assert all(everything >= set(suite.workloads) for suite in of_a_gpu)
     assert len(everything) == len(SUITES["all"].workloads)
 
 
