@@ -35,6 +35,12 @@ inline float __int_as_float(unsigned bits) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
+inline float __uint_as_float(std::uint32_t bits) { return __int_as_float(bits); }
+inline std::uint32_t __float_as_uint(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
 inline float __fmul_rn(float a, float b) { return a * b; }  // compiled with -ffp-contract=off
 inline float __fsub_rn(float a, float b) { return a - b; }
 

@@ -9,12 +9,6 @@ using Multiply = void (*)(const unsigned char* a, const unsigned char* b, void* 
 inline Multiply tensor_core;
 extern "C" __attribute__((used)) inline void set_tensor_core(Multiply multiply) { tensor_core = multiply; }
 
-inline std::uint32_t __float_as_uint(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
-}
-inline float __uint_as_float(std::uint32_t bits) { return __int_as_float(bits); }
 inline long long __double_as_longlong(double value) {
     long long bits;
     std::memcpy(&bits, &value, 8);
