@@ -26,7 +26,7 @@ from verify.probes.worker import Job, do_all
 from verify.report.speed_plot import speed_plot
 from verify.timing import page, peaks
 from verify.timing.record import Benchmark, Peak, RecordError, Row, best, fastest, name_of, write
-from verify.timing.session import Candidate, Rules, Session, flagged
+from verify.timing.session import INTERRUPTED, Candidate, Rules, Session, flagged
 from verify.variant import Declaration
 
 _PATIENCE = 60.0  # seconds for one peak
@@ -168,9 +168,11 @@ def _show(record: Benchmark, console: Console) -> None:
 
 
 def _status(record: Benchmark) -> int:
-    """FAILED if a row failed but for memory, or its values differ."""
+    """FAILED if a row failed but for memory, or its values differ; INFRASTRUCTURE if the run was
+    interrupted."""
     for row in record["rows"]:
         failed = row["outcome"] == "failed" and not row["reason"].startswith("out of memory")
         if failed or row.get("differs"):
             return FAILED
-    return CLEAN
+    interrupted = any(row["reason"] == INTERRUPTED for row in record["rows"])
+    return INFRASTRUCTURE if interrupted else CLEAN

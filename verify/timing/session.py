@@ -28,6 +28,7 @@ from verify.variant import Config, Declaration
 CALLS = 128
 WARMUPS = 32
 LEAST = 3  # timed calls, however long one is
+INTERRUPTED = "interrupted"
 _SEED = 20260101
 _WARM_SEQLEN = 256  # of the calls that compile
 _WARM_HEADS = 2  # not 1, for which a compiler can specialise
@@ -112,15 +113,21 @@ class Session:
             return
 
     def rows(self, candidates: Sequence[Candidate]) -> Iterator[Row]:
-        """Time each candidate, lowest rank first."""
+        """Time each candidate, lowest rank first.  After Ctrl-C the rest is left, so that what was
+        timed is not lost."""
         begun = time.monotonic()
+        stopped = ""
         for candidate in sorted(candidates, key=lambda one: one.rank):
-            spent = time.monotonic() - begun
-            if self.rules.total is not None and spent > self.rules.total:
-                reason = f"the {self.rules.total:g} s for all rows were over"
-                yield self._row(candidate, "left", reason)
-            else:
-                yield self._timed(candidate)
+            total = self.rules.total
+            if not stopped and total is not None and time.monotonic() - begun > total:
+                stopped = f"the {total:g} s for all rows were over"
+            if not stopped:
+                try:
+                    yield self._timed(candidate)
+                    continue
+                except KeyboardInterrupt:
+                    stopped = INTERRUPTED
+            yield self._row(candidate, "left", stopped)
 
     def _timed(self, candidate: Candidate) -> Row:
         declaration = candidate.declaration

@@ -16,7 +16,7 @@ from tests.harness.shared_fork_server import SharedForkServer
 from verify import cli
 from verify.campaign.judged import judged
 from verify.cell.discovery import roster
-from verify.cell.process import PLAIN_CPU
+from verify.cell.process import PLAIN_CPU, Cell, Reply
 from verify.cli.bench_selection import Request, select
 from verify.evidence import RunInfo
 from verify.evidence.store import Recorder
@@ -187,6 +187,27 @@ def test_what_the_suite_does_not_time_is_listed() -> None:
         "not in the suite quick",
         "supports no workload of the suite",  # whose head dims are 64, 128 and 512
     ]
+
+
+def test_what_was_timed_before_an_interruption_is_kept(
+    bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kernel("one")
+    judge(path)
+    timed, time = [], Cell.time
+
+    def interrupted(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
+        if request["timing"]["calls"] > 1:  # not the calls that compile
+            timed.append(request)
+        if len(timed) == 2:
+            raise KeyboardInterrupt
+        return time(cell, path, request)
+
+    monkeypatch.setattr(Cell, "time", interrupted)
+    assert bench(path, *FEW, "--direction", "forward") == 3
+    rows = read(folder())["rows"]
+    assert [row["outcome"] for row in rows] == ["timed", "left", "left", "left"]
+    assert {row["reason"] for row in rows[1:]} == {"interrupted"}
 
 
 def test_best_needs_a_record(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
