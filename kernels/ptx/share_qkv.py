@@ -12,9 +12,9 @@ TILING = Tiling(name="share_qkv", query="ring")
 
 CONFIGS = (
     config(64, 64, 2),
-    config(128, 64, 1, swizzle="none"),
+    config(128, 32, 1, swizzle="qk"),
     config(128, 64, 2, grid="heads"),
-    config(64, 32, 1, swizzle="q"),
+    config(64, 32, 1, swizzle="none"),
 )
 
 VARIANT = variant(TILING, CONFIGS)

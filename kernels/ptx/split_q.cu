@@ -2,7 +2,8 @@
 #include "flash.cuh"
 
 struct Tiling : Build {
-    static constexpr Query query = Query::registers;
+    // Where Q and O do not both fit the registers, Q stays in its tile.
+    static constexpr Query query = head_dim <= 128 ? Query::registers : Query::shared;
     static constexpr int depth = head_dim;
     static constexpr int width = head_dim;
     static constexpr int slots = 2 * stages;  // K and V in turn

@@ -29,7 +29,7 @@ FLOORS = (
     ("verify.tolerance",),
     ("verify.cell",),
     ("verify.judging",),
-    ("verify.statistics",),
+    ("verify.statistics", "verify.timing"),
     ("verify.oracles", "verify.probes", "verify.sanitizers"),
     ("verify.profiling",),
     ("verify.report",),

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cell import closed_imports
+from verify.cell import closed_imports, stopwatch
 from verify.cell.building import compile_build
 from verify.cell.concurrent import Streams, run_concurrently
 from verify.cell.confinement import Confinement, confine
 from verify.cell.descendants import become_subreaper, kill_orphans
 from verify.cell.device_memory import DeviceMemory
-from verify.cell.launching import _arguments, _buffers, launch, running
+from verify.cell.launching import arguments_of, buffers_of, launch, running
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.protocol import Closed, receive, send
 from verify.machine.leash import die_with
@@ -223,10 +223,10 @@ class KernelProcess:
                 return {"status": "ok"}
             case "workspace":
                 variant = self.variants[message["variant"]]
-                buffers = _buffers(message, torch.empty(0, dtype=torch.uint8, device="meta"))
+                buffers = buffers_of(message, torch.empty(0, dtype=torch.uint8, device="meta"))
                 workspace_of = variant.entry(message["entry"])[1]
                 wanted = (
-                    workspace_of(_arguments(message, variant, buffers))
+                    workspace_of(arguments_of(message, variant, buffers))
                     if workspace_of is not None
                     else {}
                 )
@@ -249,6 +249,8 @@ class KernelProcess:
                 )
                 built = compile_build(build, disassemble=message["disassemble"])
                 return {"status": "ok", "built": built}
+            case "time":
+                return {"status": "ok"} | self._time(message)
             case "run" if message.get("concurrent"):
                 return {"status": "ok"} | self._run_concurrently(message)
             case "run":
@@ -280,6 +282,16 @@ class KernelProcess:
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
         return not int(status)
+
+    def _time(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return stopwatch.times(self.variants[message["variant"]], message)
+        except RuntimeError:  # on a device, whatever follows in this process would fail too
+            self.poisoned = message["device"] != "cpu"
+            raise
+        finally:
+            if message["device"] != "cpu":
+                torch.cuda.empty_cache()  # other kernels are timed next
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         with self._on_device(message) as arena:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +13,15 @@ from references.masks import parse_mask
 from references.score_mods import parse_score_mod
 from verify.cell.arena import Slot, slots_from, torch_dtype
 from verify.cell.loading import Breach
-from verify.variant import AttentionArgs, Descales, Gradients, Saved, Stored, Variant
+from verify.variant import (
+    AttentionArgs,
+    Descales,
+    Gradients,
+    Saved,
+    Stored,
+    Variant,
+    Workspace,
+)
 
 
 class _Running:
@@ -26,8 +36,7 @@ running = _Running()
 def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
     """Run the entry that the message names on views of `arena`, a uint8 tensor; raises Breach where
     the variant lacks it."""
-    buffers = _buffers(message, arena)
-    args = _arguments(message, variant, buffers)
+    buffers = buffers_of(message, arena)
     if variant.allocates_outputs:
         # Whatever the kernel allocates next is likely to be this memory: leave poison in it.
         for slot in message["slots"]:
@@ -41,20 +50,29 @@ def launch(variant: Variant, message: dict[str, Any], arena: Tensor) -> None:
         for name, tensor in buffers.items()
         if name.startswith(prefix)
     }
-    entry, _ = variant.entry(message["entry"])
-    if entry is None:
-        raise Breach(f"{variant.name} has no {message['entry']}")
+    call = bound(variant, message, buffers, workspace)
     running.kernel_code = True
-    if message["entry"] == "backward":
-        saved = Saved(buffers["out"], buffers["lse"])
-        gradients = Gradients(buffers["dq"], buffers["dk"], buffers["dv"])
-        entry(args, saved, buffers["dout"], gradients, workspace)
-    else:
-        entry(args, buffers["out"], buffers.get("lse"), workspace)
+    call()
     running.kernel_code = False
 
 
-def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
+def bound(
+    variant: Variant, message: dict[str, Any], buffers: dict[str, Tensor], workspace: Workspace
+) -> Callable[[], None]:
+    """The entry that the message names with its arguments; raises Breach where the variant lacks
+    it."""
+    args = arguments_of(message, variant, buffers)
+    entry, _ = variant.entry(message["entry"])
+    if entry is None:
+        raise Breach(f"{variant.name} has no {message['entry']}")
+    if message["entry"] == "backward":
+        saved = Saved(buffers["out"], buffers["lse"])
+        gradients = Gradients(buffers["dq"], buffers["dk"], buffers["dv"])
+        return partial(entry, args, saved, buffers["dout"], gradients, workspace)
+    return partial(entry, args, buffers["out"], buffers.get("lse"), workspace)
+
+
+def buffers_of(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
     """Every buffer of a run by name: views of the arena, or shapes without memory where that is on
     "meta"."""
 
@@ -67,9 +85,10 @@ def _buffers(message: dict[str, Any], arena: Tensor) -> dict[str, Tensor]:
     return {slot.name: tensor(slot) for slot in slots_from(message["slots"])}
 
 
-def _arguments(
+def arguments_of(
     message: dict[str, Any], variant: Variant, buffers: dict[str, Tensor]
 ) -> AttentionArgs:
+    """The arguments of the entry that the message names, its buffers by name."""
     descales = None
     if "descale_q" in buffers:
         q, k, v = (buffers[f"descale_{name}"] for name in "qkv")

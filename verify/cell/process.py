@@ -200,6 +200,13 @@ class Cell:
             self._hangs[variant] = self._hangs[variant] + 1 if reply.status == "hang" else 0
         return reply
 
+    def time(self, path: str, request: dict[str, Any]) -> Reply:
+        """Time calls of one entry point on inputs that the process draws (`verify.cell.stopwatch`,
+        which says what the reply's data holds)."""
+        patience = float(os.environ.get("VERIFY_DEADLINE", self.environment.patience))
+        message = request | {"op": "time", "device": self.environment.device}
+        return self._on_loaded(path, message, patience)
+
     def close(self) -> None:
         """End the kernel process, and close the cell."""
         self._end_process()

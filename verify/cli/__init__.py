@@ -20,7 +20,7 @@ from verify.campaign.runner import (
     RunnerError,
     say,
 )
-from verify.cli import replay, report, run, tools
+from verify.cli import bench, replay, report, run, tools
 from verify.cli.options import UsageError, console
 from verify.evidence.known_failures import XfailsError
 from verify.machine import settings
@@ -58,7 +58,7 @@ for _command in (
     tools.list_variants,
     report.recheck,
     report.witness,
-    tools.bench,
+    bench.bench,
     tools.sanitize,
     tools.test,
     tools.probe,

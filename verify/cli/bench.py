@@ -1,171 +1,161 @@
-"""Bench: measures the suite itself: builds, judged cases per second, the time of their steps, and
-the fp64 reference's rate."""
+"""The commands `verify bench kernels` and `verify bench suite`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
-from statistics import median
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
+import click
 
-from references.attention import forward
-from references.definition import Attention
-from references.masks import Causal, Full, Lengths, Window
-from verify.campaign.run import worker_count
-from verify.campaign.runner import RunRequest, evidence_of, execute
-from verify.campaign.targets import excludes_here
-from verify.cell.arena import Arena
-from verify.cell.discovery import environment, roster
-from verify.cell.process import Cell, ForkServer
-from verify.evidence import Evidence
-from verify.judging.trial import Trial
-from verify.problem import Layout, Problem
-from verify.variant import Config, Declaration
+from verify.cli import options
+from verify.cli.options import UsageError, console, existing
+from verify.machine.places import published_parent, report_parent
 
-_MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
+_SUITES = ("quick", "cpu", "shapes", "protocol", "batched", "all")
+_MASKS = ("full", "causal")
+_DIRECTIONS = ("forward", "backward")
 
 
-def bench(console: Console, seconds: float, workers: str, select: str = "") -> int:
-    """Measure and print builds, the reference's rate and a campaign of `seconds`.
+@click.group()
+def bench() -> None:
+    """Measure speed: of the kernels that passed (`kernels`), or of this suite (`suite`)."""
 
-    select: limits the campaign's targets, like pytest -k.  Returns an exit code.
+
+@bench.command()
+@click.option(
+    "--seconds",
+    default=180.0,
+    show_default=True,
+    callback=options.above_zero,
+    help="The longest time for judging cases.",
+)
+@options.workers
+@options.select
+def suite(seconds: float, workers: str, select: str) -> int:
+    """Measure this suite itself: builds, judged cases per second with the time of their steps, and
+    the fp64 reference's rate."""
+    from verify.cli.bench_suite import bench_suite
+
+    return bench_suite(console, seconds, workers, select)
+
+
+@bench.command()
+@options.kernels
+@options.select
+@click.option(
+    "--suite",
+    "named",
+    type=click.Choice(_SUITES),
+    help="The workloads (docs/benchmarks.md); default: quick with a GPU, else cpu.",
+)
+@click.option(
+    "--shapes",
+    multiple=True,
+    metavar="B,H,N,D",
+    help="These shapes in place of a suite: batch, heads, length, head dim.",
+)
+@click.option(
+    "--mask",
+    "masks",
+    multiple=True,
+    type=click.Choice(_MASKS),
+    default=_MASKS,
+    show_default=True,
+    help="Only workloads of this mask.",
+)
+@click.option(
+    "--direction",
+    "directions",
+    multiple=True,
+    type=click.Choice(_DIRECTIONS),
+    default=_DIRECTIONS,
+    show_default=True,
+    help="Only workloads of this direction.",
+)
+@click.option("--dtype", help="Of the inputs; default: float16, or what the variant has.")
+@click.option(
+    "--calls",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Timed calls of a row, after a quarter as many; fewer where one is long.",
+)
+@click.option(
+    "--seconds",
+    "total",
+    type=float,
+    callback=options.above_zero_or_none,
+    help="The longest time for all rows; default: the suite's.",
+)
+@click.option(
+    "--best",
+    "only_best",
+    is_flag=True,
+    help="Only the configs that the last bench.json names fastest.",
+)
+@click.option(
+    "--lock-clocks",
+    "lock_mhz",
+    type=click.IntRange(min=1),
+    metavar="MHZ",
+    help="Lock the SM clock, and release it at the end; needs the right to.",
+)
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
+)
+@click.option("--publish", is_flag=True, help="Also write it to reports/<device>/.")
+def kernels(
+    kernels: tuple[Path, ...],
+    named: str | None,
+    shapes: tuple[str, ...],
+    masks: tuple[str, ...],
+    directions: tuple[str, ...],
+    directory: Path | None,
+    publish: bool,
+    select: str,
+    **choices: Any,
+) -> int:
+    """Time KERNELS (by default the collection): every config with passing verdicts of the same
+    source on this device, beside torch's.
+
+    Writes .verify/report/<device>/bench.{json,md,svg}; --publish also writes them to
+    reports/<device>/. Exits 1 if a kernel fails or its values differ from those of the others.
     """
-    variants = [
-        declaration for declaration in roster().declarations if excludes_here(declaration) is None
-    ]
-    count = worker_count()
-    _print_reference(console)
-    if environment().device == "cuda":
-        _print_builds(console, variants, count)
-    request = RunRequest(
-        profile="gpu" if environment().device == "cuda" else "dev", workers=workers, select=select
-    )
-    status = execute(request, console, time.monotonic() + seconds)
-    evidence = evidence_of(request)
-    if evidence is not None and evidence.verdicts:
-        console.print(breakdown(evidence))
-    return status
+    files = existing(kernels)
+    if publish and (files or select):
+        raise UsageError("--publish: publishes the whole collection; name no KERNELS and no -k")
+    from verify.cell.discovery import environment
+    from verify.cli.bench_kernels import bench_kernels
+    from verify.cli.bench_selection import Request
+    from verify.machine import device
+    from verify.timing.workloads import SUITES, Suite, of_shapes, parse_shape
 
-
-def builds(declaration: Declaration) -> Iterator[tuple[Config, Problem]]:
-    """(config, small problem) for every build of a variant: each config, dtype, head-dim bucket,
-    mask kind and alignment."""
-    for config in declaration.configs:
-        for dtype in declaration.support.dtypes:
-            for bucket in declaration.head_dim_buckets:
-                for mask in _MASKS:
-                    problem = Problem(
-                        seqlen_q=20, seqlen_kv=20, head_dim=bucket, dtype=dtype, mask=mask
-                    )
-                    yield config, problem
-                    yield config, problem.but(layout_q=Layout(pitch=1))  # not aligned
-
-
-def warm(declaration: Declaration, count: int) -> tuple[int, float]:
-    """Compile all builds of a variant in `count` parallel cells; returns (builds, seconds)."""
-    fork_server = ForkServer(environment())
-    probe = Cell(fork_server)
-    arch = probe.arch()
-    probe.close()
-    benches: SimpleQueue[tuple[Cell, Arena]] = SimpleQueue()
-    pairs = [(Cell(fork_server), Arena()) for _ in range(count)]
-    for cell, _ in pairs:
-        cell.load(
-            declaration.path
-        )  # one after the other: a fork server serves one caller at a time
-    for pair in pairs:
-        benches.put(pair)
-
-    def build(item: tuple[Config, Problem]) -> str:
-        cell, arena = benches.get()
+    named = named or ("quick" if environment().device == "cuda" else "cpu")
+    whole = SUITES[named]
+    if shapes:
         try:
-            return Trial(
-                declaration, item[0], item[1], cell, arena, arch, entry=declaration.entries[0]
-            ).first.reply.status
-        finally:
-            benches.put((cell, arena))
-
-    items = list(builds(declaration))
-    begun = time.perf_counter()
-    with ThreadPoolExecutor(count) as pool:
-        statuses = list(pool.map(build, items))
-    elapsed = time.perf_counter() - begun
-    for cell, arena in pairs:
-        cell.close()
-        arena.close()
-    fork_server.close()
-    return statuses.count("ok"), elapsed
-
-
-def _print_builds(console: Console, variants: list[Declaration], count: int) -> None:
-    table = Table("variant", "builds", "seconds", f"workers ({count})", title="builds, cold cache")
-    for declaration in variants:
-        if declaration.head_dim_buckets:
-            built, elapsed = warm(declaration, count)
-            table.add_row(declaration.ref, str(built), f"{elapsed:.1f}", str(count))
-    console.print(table)
-
-
-def breakdown(evidence: Evidence) -> Table:
-    """A table of each variant's mean milliseconds per step; its title gives the judged cases per
-    second between the first and the last verdict."""
-    steps = ("generate", "run", "reference", "bound", "record")
-    cases: dict[str, tuple[str, dict[str, float]]] = {}
-    for verdict in evidence.verdicts:
-        if verdict.counted:
-            seconds = cases.get(verdict.case, ("", {}))[1]
-            cases[verdict.case] = (
-                verdict.variant,
-                {s: max(seconds.get(s, 0), verdict.seconds.get(s, 0)) for s in steps},
-            )
-    times = [verdict.time for verdict in evidence.verdicts]
-    span = max(times) - min(times) or 1.0
-    title = f"{len(cases)} judged cases in {span:.1f} s: {len(cases) / span:.0f} cases/s"
-    table = Table("variant", "cases", *(f"{step} (ms)" for step in steps), title=title)
-    for variant in sorted({name for name, _ in cases.values()}):
-        of_variant = [seconds for name, seconds in cases.values() if name == variant]
-        means = (
-            1e3 * sum(seconds[step] for seconds in of_variant) / len(of_variant) for step in steps
-        )
-        table.add_row(variant, str(len(of_variant)), *(f"{mean:.2f}" for mean in means))
-    return table
-
-
-def _print_reference(console: Console) -> None:
-    """Print the rate of the reference's matrix products, and its share of the device's fp64
-    rate."""
-    cuda = torch.cuda.is_available()
-    device, seqlen, side = ("cuda", 32768, 8192) if cuda else ("cpu", 2048, 1024)
-    q, k, v = (
-        torch.randn(
-            1, 1, seqlen, 128, device=device, dtype=torch.float16 if cuda else torch.float32
-        )
-        for _ in range(3)
+            whole, named = Suite(of_shapes([parse_shape(one) for one in shapes])), "shapes given"
+        except ValueError as error:
+            raise UsageError(f"--shapes: {error}") from None
+    workloads = tuple(
+        one for one in whole.workloads if one.mask in masks and one.direction in directions
     )
-    a, b = (torch.randn(side, side, device=device, dtype=torch.float64) for _ in range(2))
-    attention = Attention(Full(), 128**-0.5)
-    rate_product = 2 * side**3 / _seconds(lambda: a @ b)
-    rate = 4 * seqlen**2 * 128 / _seconds(lambda: forward(q, k, v, attention))
-    console.print(
-        f"fp64 reference, seqlen {seqlen}, head_dim 128: {rate / 1e12:.3f} TFLOP/s,"
-        f" {100 * rate / rate_product:.0f} % of this device's fp64 product"
-        f" ({rate_product / 1e12:.3f} TFLOP/s)",
-        highlight=False,
+    if not workloads:
+        raise UsageError(f"--mask, --direction: nothing of the suite {named} is left")
+    slug = device.slug()
+    return bench_kernels(
+        Request(
+            kernels=files,
+            suite=replace(whole, workloads=workloads),
+            named=named,
+            folder=report_parent(directory, publish) / slug,
+            published=published_parent(directory) / slug if publish else None,
+            expression=select,
+            **choices,
+        ),
+        console,
     )
-
-
-def _seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    def once() -> float:
-        begun = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter() - begun
-
-    once()
-    return median(once() for _ in range(repeats))

@@ -29,6 +29,13 @@ def above_zero(context: click.Context, parameter: click.Parameter, seconds: floa
     return seconds
 
 
+def above_zero_or_none(
+    context: click.Context, parameter: click.Parameter, seconds: float | None
+) -> float | None:
+    """`above_zero` of an option that can be left out."""
+    return None if seconds is None else above_zero(context, parameter, seconds)
+
+
 def _run_named(context: click.Context, parameter: click.Parameter, name: str | None) -> str:
     if name is None:
         return new_run_id()

@@ -219,10 +219,24 @@ def _render(folder: Path) -> int:
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 def compare(old: Path, new: Path) -> int:
-    """Show the differences of two reports (report.json, or its folder).
+    """Show the differences of two reports, of two records of speed, or of both where both folders
+    hold both (report.json, bench.json, or their folder).
 
-    Exits 1 if anything is newly failing.
+    Exits 1 if anything is newly failing, or slower on the same device by more than the noise.
     """
+    from verify.timing.record import NAME
+
+    both = (old, new)
+    speed = all((path / NAME if path.is_dir() else path).name == NAME for path in both)
+    speed = speed and all(path.is_file() or (path / NAME).is_file() for path in both)
+    alone = speed and not all((path / "report.json").is_file() for path in both)
+    failed = False if alone else _compare_reports(old, new)
+    slower = _compare_speed(old, new) if speed else False
+    return FAILED if failed or slower else CLEAN
+
+
+def _compare_reports(old: Path, new: Path) -> bool:
+    """Show the differences; returns whether anything is newly failing."""
     from verify.report import ReportError, read, render_comparison
     from verify.report import compare as comparison
 
@@ -234,7 +248,22 @@ def compare(old: Path, new: Path) -> int:
         raise UsageError(str(error)) from None
     differences = comparison(before, after)
     console.print(render_comparison(differences), markup=False, highlight=False, soft_wrap=True)
-    return FAILED if differences.newly_failing else CLEAN
+    return bool(differences.newly_failing)
+
+
+def _compare_speed(old: Path, new: Path) -> bool:
+    """Show which kernels became slower; returns whether one did, on the same device."""
+    from verify.document import terminal
+    from verify.timing import compare as timing
+    from verify.timing.record import RecordError, read
+
+    try:
+        found = timing.compare(read(old), read(new))
+    except RecordError as error:
+        raise UsageError(str(error)) from None
+    shown = terminal.page(timing.document(found), max(console.width, 140))
+    console.print(shown, markup=False, highlight=False, soft_wrap=True)
+    return found.regressed
 
 
 @click.command()

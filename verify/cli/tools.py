@@ -1,4 +1,4 @@
-"""The commands `verify list`, `oracles`, `bench`, `probe`, `profile`, `sanitize` and `test`."""
+"""The commands `verify list`, `oracles`, `probe`, `profile`, `sanitize` and `test`."""
 
 from __future__ import annotations
 
@@ -68,24 +68,6 @@ def oracles(write: bool) -> int:
     from verify.campaign.applicability import list_oracles
 
     return list_oracles(write)
-
-
-@click.command()
-@click.option(
-    "--seconds",
-    default=180.0,
-    show_default=True,
-    callback=options.above_zero,
-    help="The longest time for judging cases.",
-)
-@options.workers
-@options.select
-def bench(seconds: float, workers: str, select: str) -> int:
-    """Measure this suite itself: builds, judged cases per second with the time of their steps, and
-    the fp64 reference's rate."""
-    from verify.cli.bench import bench as run_bench
-
-    return run_bench(console, seconds, workers, select)
 
 
 @click.command()

@@ -78,6 +78,12 @@ def gpus() -> list[str]:
     return [gpu[1] for gpu in _nvidia_smi()]
 
 
+def uuid() -> str | None:
+    """The UUID of the first GPU that CUDA_VISIBLE_DEVICES leaves visible, or None."""
+    visible = _visible(_nvidia_smi(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible[0][1] if visible else None
+
+
 @cache
 def _fingerprint(visible: str | None) -> dict[str, Any]:
     cuda = _cuda_version()

@@ -1,12 +1,13 @@
-"""What lies beside a report in its folder: the device's probes and the sanitizers' account, read,
-summed up and counted in.
+"""What lies beside a report in its folder: the device's probes, the sanitizers' account and the
+speed of its kernels, read, summed up and counted in.
 
-Neither is part of the evidence of a run: both are measured by commands of their own, before it or
+None is part of the evidence of a run: each is measured by commands of their own, before it or
 after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,13 @@ from verify.report import words
 from verify.report.build import overall
 from verify.report.schema import BesideReport, Report, Status
 from verify.sanitizers.account import Account
+from verify.timing.record import NAME as BENCH
+from verify.timing.record import Benchmark, parse
 
 if TYPE_CHECKING:
     from verify.probes.report import ProbeReport
 
-FILES = {"probes": "probes.json", "sanitizer": "sanitizer.json"}
+FILES = {"probes": "probes.json", "sanitizer": "sanitizer.json", "bench": BENCH}
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Beside:
 
     probes: ProbeReport | None = None
     sanitizer: Account | None = None
+    bench: Benchmark | None = None
     unusable: dict[str, str] = field(default_factory=dict)
 
 
@@ -43,11 +47,7 @@ def look(folder: Path, device: dict[str, Any]) -> Beside:
         if not path.exists():
             continue
         try:
-            one = (
-                _read_probes(path)
-                if name == "probes"
-                else decode(Account, loads(path.read_text(encoding="utf-8")))
-            )
+            one = _READERS[name](path)
         except (OSError, ValueError, RecursionError) as error:
             unusable[name] = f"{file} cannot be read: {error}"
             continue
@@ -56,13 +56,20 @@ def look(folder: Path, device: dict[str, Any]) -> Beside:
             found[name] = one
         else:
             unusable[name] = f"{file} is of another device: {theirs}"
-    return Beside(found.get("probes"), found.get("sanitizer"), unusable)
+    return Beside(**found, unusable=unusable)
 
 
 def _read_probes(path: Path) -> ProbeReport:
     from verify.probes.report import read  # needs what probes need, which no other report does
 
     return read(path)
+
+
+_READERS: dict[str, Callable[[Path], Any]] = {
+    "probes": _read_probes,
+    "sanitizer": lambda path: decode(Account, loads(path.read_text(encoding="utf-8"))),
+    "bench": lambda path: parse(path.read_text(encoding="utf-8")),
+}
 
 
 def joined(report: Report, beside: Beside) -> Report:
@@ -73,6 +80,8 @@ def joined(report: Report, beside: Beside) -> Report:
         entries.append(_of_probes(beside.probes))
     if beside.sanitizer is not None:
         entries.append(_of_sanitizers(beside.sanitizer))
+    if beside.bench is not None and beside.bench["rows"]:
+        entries.append(_of_bench(beside.bench))
     if not entries and not report.get("beside"):
         return report
     whole: Report = {**report, "beside": sorted(entries, key=lambda entry: entry["name"])}
@@ -158,6 +167,21 @@ def _of_sanitizers(account: Account) -> BesideReport:
         "status": status,
         "said": said + (f" Not as wanted: {', '.join(missed)}." if missed else ""),
     }
+
+
+def _of_bench(record: Benchmark) -> BesideReport:
+    """Its status and one line: red if values differ between kernels.  Speed itself is no status,
+    nor is a workload that cannot be timed."""
+    rows = record["rows"]
+    differ = sorted({row["variant"] for row in rows if row.get("differs")})
+    failed = sorted({row["variant"] for row in rows if row["outcome"] == "failed"})
+    timed = [row for row in rows if row["outcome"] == "timed"]
+    variants = _number(len({row["variant"] for row in timed}), "variant")
+    said = f"{_number(len(timed), 'row')} of {variants} timed."
+    said += f" Values differ from those of the others: {', '.join(differ)}." if differ else ""
+    said += f" Not timed on some workload: {', '.join(failed)}." if failed else ""
+    status: Status = "red" if differ else "green"
+    return {"name": "bench", "status": status, "said": said}
 
 
 def _number(count: int, noun: str) -> str:

@@ -11,7 +11,11 @@ from verify.report.headline import headline
 from verify.report.schema import Report
 from verify.report.sections import sections
 
-_BESIDE = {"probes": ("Probes", "#probes"), "sanitizer": ("Sanitizers", "#sanitizers")}
+_BESIDE = {
+    "probes": ("Probes", "#probes"),
+    "sanitizer": ("Sanitizers", "#sanitizers"),
+    "bench": ("Speed", "#speed"),
+}
 
 
 def document(report: Report, beside: Beside | None = None) -> Document:

@@ -13,6 +13,7 @@ from verify.evidence.records import KINDS
 from verify.evidence.strict_json import Free, NumberOrText
 from verify.report.schema import Report
 from verify.sanitizers.account import Account
+from verify.timing.record import Benchmark
 
 
 def schemas() -> dict[str, str]:
@@ -27,6 +28,7 @@ def schemas() -> dict[str, str]:
     ]
     (report,), of_report = _of(Report)
     (account,), of_account = _of(Account)
+    (bench,), of_bench = _of(Benchmark)
     (xfail,), of_xfail = _of(Xfail)
     xfails = {
         "type": "object",
@@ -34,6 +36,7 @@ def schemas() -> dict[str, str]:
         "additionalProperties": False,
     }
     return {
+        "bench.json": _text("bench.json", bench, of_bench),
         "evidence.json": _text("A line of evidence", {"oneOf": kinds}, records),
         "report.json": _text("report.json", report, of_report),
         "sanitizer.json": _text("sanitizer.json", account, of_account),

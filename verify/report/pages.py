@@ -16,6 +16,7 @@ from verify.report.json_file import dumps
 from verify.report.schema import BesideReport, DTypeReport, Report, VariantReport
 from verify.report.sections.closest import PICTURE
 from verify.sanitizers import page as sanitizers
+from verify.timing import page as speed
 
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # how a page looks says nothing
 _OVER = "attention-verify · accuracy report"
@@ -53,6 +54,8 @@ def _pages_beside(near: Beside) -> dict[str, str]:
         made["probes"] = (partial(probes.document, near.probes), "Probes")
     if near.sanitizer is not None:
         made["sanitizer"] = (partial(sanitizers.document, near.sanitizer), "Sanitizers")
+    if near.bench is not None:
+        made["bench"] = (partial(speed.document, near.bench), "Speed")
     return {
         f"{name}.md": _rendered(
             _made(make, title, f"{name}.json"),

@@ -79,7 +79,7 @@ def ratio_plot(report: Report) -> str | None:
     heights = [_ROW * len(rows) for _, rows in panels]
     widest = max(len(_label(row)) for _, rows in panels for row in rows)
     total = sum(heights) + _GAP * (len(panels) - 1)
-    with _figure(7.6, total) as figure:
+    with new_figure(7.6, total) as figure:
         top = total
         for place, (title, rows) in enumerate(panels):
             axes = figure.add_axes(
@@ -222,7 +222,7 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
     ]
     if not dtypes:
         return None
-    with _figure(9.0, 2.6 if len(tensors) == 1 else 2.1 * len(tensors)) as figure:
+    with new_figure(9.0, 2.6 if len(tensors) == 1 else 2.1 * len(tensors)) as figure:
         grid = figure.subplots(
             len(tensors), max(len(dtypes), 2), sharex=True, sharey="row", squeeze=False
         )
@@ -303,7 +303,7 @@ def _look(dtype: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _figure(width: float, height: float) -> Iterator[Any]:
+def new_figure(width: float, height: float) -> Iterator[Any]:
     """A figure of that size in inches, drawn without pyplot, so that no global state and no display
     is touched."""
     import matplotlib

@@ -342,7 +342,8 @@ class Started(TypedDict):
 
 
 class BesideReport(TypedDict):
-    """What a file beside the report, "probes" or "sanitizer", says of the device or of the kernels.
+    """What a file beside the report, "probes", "sanitizer" or "bench", says of the device or of
+    the kernels.
 
     said: one line.  A file in which nothing was measured has no entry.
     """

@@ -20,7 +20,11 @@ from verify.report.json_schema import schemas
 
 SCHEMAS = {name: json.loads(text) for name, text in schemas().items()}
 REPORTS = sorted((ROOT / "reports").glob("*/report.json"))
-ACCOUNTS = sorted((ROOT / "reports").glob("*/sanitizer.json"))
+ACCOUNTS = [
+    path
+    for name in ("sanitizer.json", "bench.json")
+    for path in sorted((ROOT / "reports").glob(f"*/{name}"))
+]
 TYPES = {
     "object": dict,
     "array": list,

@@ -1,0 +1,247 @@
+"""`verify bench kernels` for real, on the CPU with small shapes and few calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.fake_campaign import entry, evidence, verdict
+from tests.harness.shared_fork_server import SharedForkServer
+from verify import cli
+from verify.campaign.judged import judged
+from verify.cell.discovery import roster
+from verify.cell.process import PLAIN_CPU, Cell, Reply
+from verify.cli.bench_selection import Request, select
+from verify.evidence import RunInfo
+from verify.evidence.store import Recorder
+from verify.machine import device
+from verify.probes.worker import Answer, Job
+from verify.report import build, write
+from verify.timing.record import read
+from verify.timing.workloads import SUITES
+
+KERNEL = """
+from dataclasses import replace
+
+import torch
+
+from verify.variant import Config, Numerics, Softmax, Support, Variant
+
+
+def forward(args, out, lse, workspace):
+    SUPPORT.check(args, out)
+    if args.config.name == "m32":
+        {slow}
+    scores = (args.q.float() @ args.k.float().mT) * args.softmax_scale
+    if args.mask.name != "full":
+        rows = torch.arange(args.seqlen_q)
+        scores = scores.masked_fill(rows[:, None] < rows[None, :], float("-inf"))
+    out.copy_(scores.softmax(-1) @ args.v.float())
+    lse.copy_(scores.logsumexp(-1))
+    {after}
+
+
+SUPPORT = Support(dtypes=("float32", "float16"), head_dims=(8,), masks=("full", "causal"))
+VARIANT = Variant(
+    name="{name}",
+    family="mine",
+    forward=forward,
+    support=SUPPORT,
+    numerics=Numerics(softmax=Softmax(block_n=None)),
+    configs=(Config(block_m=16), Config(block_m=32), Config(block_m=64)),
+)
+"""
+FEW = ("--shapes", "1,2,32,8", "--calls", "4")
+
+
+def in_place(jobs: Sequence[Job[Any]], processes: int, patience: float) -> Iterator[Answer[Any]]:
+    """The answers of `verify.probes.worker.do_all`, without a process: test_probes tests it."""
+    for job in jobs:
+        yield Answer(job.function(*job.arguments))
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("verify.cli.bench_kernels.do_all", in_place)
+    monkeypatch.setattr("verify.cli.bench_kernels.ForkServer", SharedForkServer)
+    monkeypatch.setattr("verify.cli.bench_kernels.environment", lambda: PLAIN_CPU)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def command(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["verify", "bench", "kernels", *map(str, words)])
+        return cli.main()
+
+    return command
+
+
+def kernel(name: str, slow: str = "pass", after: str = "pass") -> Path:
+    path = Path(f"{name}.py").absolute()
+    path.write_text(KERNEL.format(name=name, slow=slow, after=after), encoding="utf-8")
+    return path
+
+
+def judge(*paths: Path, configs: Sequence[str] = ("m16", "m32")) -> None:
+    """Put passing verdicts of these files on record, as a campaign does."""
+    with Recorder(Path(".verify/runs/planted"), "main") as recorder:
+        here = device.fingerprint()
+        recorder.write(RunInfo(run="planted", started="2025", profile="dev", device=here))
+        for one in roster(list(paths)).declarations:
+            recorder.write(entry(one.ref, source_hash=one.source_hash))
+            for config in configs:
+                case = f"{one.ref}:{config}:accuracy:x"
+                recorder.write(verdict(one.ref, "float16", 1, config=config, case=case))
+
+
+def folder() -> Path:
+    return Path(".verify/report") / device.slug()
+
+
+def test_configs_with_passing_verdicts_are_timed(
+    bench: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = kernel("one", slow="import time; time.sleep(0.02)"), kernel("other")
+    judge(one, other)
+    assert bench(one, other, *FEW, "--direction", "forward") == 0
+    record = read(folder())
+    assert len(record["rows"]) == 2 * 2 * 2  # variants, configs, masks
+    assert {row["outcome"] for row in record["rows"]} == {"timed"}
+    assert {row["config"] for row in record["rows"]} == {"m16", "m32"}
+    assert {row["calls"] for row in record["rows"]} == {4}
+    assert {row["differs"] for row in record["rows"]} == {""}
+    refused = [(left["config"], left["reason"]) for left in record["left"]]
+    assert refused == [("m64", "not judged: no passing verdict of this source")] * 2
+    best = {(one["variant"], one["config"]) for one in record["best"]}
+    assert (f"{one}@one", "m16") in best
+    assert [peak["name"] for peak in record["peaks"]] == ["copy", "matmul float32"]
+    out = capsys.readouterr().out
+    for said in ("TFLOP/s", "(1, 2, 32, 8)", "not judged", "bench.md"):
+        assert said in out
+    assert "matmul float32" in (folder() / "bench.md").read_text(encoding="utf-8")
+    assert (folder() / "bench.svg").read_text(encoding="utf-8").startswith("<svg")
+    # the tuner's choice alone, the first time with a record and then without
+    assert bench(one, *FEW, "--direction", "forward", "--best", "--mask", "full") == 0
+    assert [row["config"] for row in read(folder())["rows"]] == ["m16"]
+
+
+def test_a_changed_source_is_not_judged(
+    bench: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = kernel("one")
+    judge(path)
+    path.write_text(path.read_text() + "\nCHANGED = True\n")
+    assert bench(path, *FEW) == 3
+    assert "nothing was timed" in capsys.readouterr().out
+    assert not folder().exists(), "an empty record replaces none"
+
+
+def test_a_wrong_or_crashing_kernel_shows(
+    bench: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [
+        kernel("one"),
+        kernel("other"),
+        kernel("wrong", after="out[0, 0, 0, 2] = 7.0"),
+        kernel("crashes", after="import os; os._exit(9)"),
+    ]
+    judge(*paths, configs=("m16",))
+    assert bench(*paths, *FEW, "--mask", "full") == 1
+    rows = {row["variant"].partition("@")[2]: row for row in read(folder())["rows"]}
+    assert rows["wrong"]["differs"].startswith("first row, column 2: 7, others ")
+    assert rows["crashes"]["outcome"] == "failed"
+    assert "exited with status 9" in rows["crashes"]["reason"]
+    assert (rows["one"]["differs"], rows["other"]["differs"]) == ("", "")
+    assert "first row, column 2" in capsys.readouterr().out
+
+
+def test_select_dtype_and_time(bench: Callable[..., int]) -> None:
+    path = kernel("one")
+    judge(path)
+    words = (path, *FEW, "--mask", "full", "-k", "m32", "--seconds", "5", "--suite", "all")
+    assert bench(*words) == 0
+    assert [row["config"] for row in read(folder())["rows"]] == ["m32"]
+    assert bench(path, *FEW, "--dtype", "float32") == 3  # judged in float16 alone
+    assert bench(path, *FEW, "--dtype", "float64") == 3
+
+
+def test_what_the_suite_does_not_time_is_listed() -> None:
+    path = kernel("one")
+    (one,) = roster([path]).declarations
+    judge(path)
+    found = judged([one], device.fingerprint())
+    interpreted = dataclasses.replace(one, ref="interpreted", interpreted=True)
+    library = dataclasses.replace(one, ref="torch-other", family="torch")
+    request = Request(kernels=(), suite=SUITES["quick"], named="quick", folder=folder())
+    candidates, left = select(request, [interpreted, library, one], found)
+    assert candidates == []
+    assert [entry["reason"] for entry in left] == [
+        "runs in Triton's interpreter here, whose time says nothing of the kernel",
+        "not in the suite quick",
+        "supports no workload of the suite",  # whose head dims are 64, 128 and 512
+    ]
+
+
+def test_what_was_timed_before_an_interruption_is_kept(
+    bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kernel("one")
+    judge(path)
+    timed, time = [], Cell.time
+
+    def interrupted(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
+        if request["timing"]["calls"] > 1:  # not the calls that compile
+            timed.append(request)
+        if len(timed) == 2:
+            raise KeyboardInterrupt
+        return time(cell, path, request)
+
+    monkeypatch.setattr(Cell, "time", interrupted)
+    assert bench(path, *FEW, "--direction", "forward") == 3
+    rows = read(folder())["rows"]
+    assert [row["outcome"] for row in rows] == ["timed", "left", "left", "left"]
+    assert {row["reason"] for row in rows[1:]} == {"interrupted"}
+
+
+def test_best_needs_a_record(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    path = kernel("one")
+    judge(path)
+    assert bench(path, *FEW, "--best") == 2
+    assert "--best: " in capsys.readouterr().out
+
+
+def test_clocks_that_cannot_be_locked_are_a_usage_error(
+    bench: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = kernel("one")
+    judge(path)
+    monkeypatch.setattr("verify.machine.device.uuid", lambda: None)
+    assert bench(path, *FEW, "--lock-clocks", "1500") == 2
+    assert "--lock-clocks: there is no GPU" in capsys.readouterr().out
+
+
+def test_a_report_there_gets_the_section_and_publishing_copies_all(
+    bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kernel("one")
+    judge(path)
+    found = roster([path])
+    monkeypatch.setattr("verify.cli.bench_kernels.roster", lambda files: found)
+    write(build(evidence(6)), folder())
+    report = json.loads((folder() / "report.json").read_text())
+    report["device"] |= {"slug": device.slug()}
+    (folder() / "report.json").write_text(json.dumps(report))
+    assert bench(*FEW, "--mask", "full", "--publish") == 0
+    assert "Speed" in (folder() / "report.md").read_text(encoding="utf-8")
+    published = Path("reports") / device.slug()
+    assert read(published)["rows"] == read(folder())["rows"]
+    assert (published / "bench.svg").exists()

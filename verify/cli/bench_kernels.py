@@ -1,0 +1,178 @@
+"""`verify bench kernels`: times the kernels that passed, and returns an exit code."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from verify import report as accuracy
+from verify.campaign.judged import judged
+from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
+from verify.cell.discovery import environment, roster
+from verify.cell.process import ForkServer
+from verify.cli.bench_selection import Request, select
+from verify.document import terminal
+from verify.evidence import new_run_id
+from verify.machine import clocks, device
+from verify.machine.clocks import ClockError
+from verify.machine.cores import cores
+from verify.probes.worker import Job, do_all
+from verify.report.speed_plot import speed_plot
+from verify.timing import page, peaks
+from verify.timing.record import Benchmark, Peak, RecordError, Row, best, fastest, name_of, write
+from verify.timing.session import INTERRUPTED, Candidate, Rules, Session, flagged
+from verify.variant import Declaration
+
+_PATIENCE = 60.0  # seconds for one peak
+_MOST_PROCESSES = 8  # that load and compile at the same time
+
+
+def bench_kernels(request: Request, console: Console) -> int:
+    """Time the kernels, write the record and show it; returns an exit code."""
+    begun = time.monotonic()
+    listed = roster(list(request.kernels) or None)
+    if request.kernels and listed.unusable:
+        say(console, f"verify: {listed.unusable}")
+        return USAGE
+    before = clocks.reading()
+    try:
+        with clocks.locked(request.lock_mhz):
+            record = _measured(request, listed.declarations, console)
+    except ClockError as error:
+        say(console, f"verify: --lock-clocks: {error}")
+        return USAGE
+    except RecordError as error:
+        say(console, f"verify: --best: {error}")
+        return USAGE
+    if not record["best"]:
+        _show(record, console)
+        say(console, "nothing was timed, and nothing written: verify run judges kernels")
+        return INFRASTRUCTURE
+    record["clocks"] = [before, clocks.reading()]
+    record["seconds"] = round(time.monotonic() - begun, 1)
+    for folder in filter(None, (request.folder, request.published)):
+        _publish(record, folder)
+    _show(record, console)
+    console.print(f"report: {request.folder / 'bench.md'}", highlight=False)
+    return _status(record)
+
+
+def _measured(request: Request, declarations: Sequence[Declaration], console: Console) -> Benchmark:
+    found = device.fingerprint()
+    candidates, left = select(request, declarations, judged(declarations, found))
+    record: Benchmark = {
+        "schema": 1,
+        "run": new_run_id(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": found,
+        "suite": request.named,
+        "protocol": {"calls": 0, "warmups": 0, "row_seconds": 0, "flushed": 0},
+        "units": {},
+        "peaks": [],
+        "clocks": [],
+        "locked_mhz": request.lock_mhz,
+        "seconds": 0.0,
+        "rows": [],
+        "best": [],
+        "left": left,
+    }
+    if candidates:
+        record["peaks"], record["units"] = _peaks(console)
+        _time(request, candidates, record, console)
+    return record
+
+
+def _peaks(console: Console) -> tuple[list[Peak], dict[str, int]]:
+    """What the device can do, measured in a process of its own."""
+    kind = environment().device
+    listed = peaks.listed(kind)
+    jobs: list[Job[Any]] = [Job(peaks.measure, (kind, peak["name"])) for peak in listed]
+    answers = list(do_all([*jobs, Job(peaks.units, (kind,))], 1, _PATIENCE))
+    for peak, answer in zip(listed, answers, strict=False):
+        peak["value"], peak["error"] = answer.result, answer.failure
+        shown = answer.failure or f"{answer.result:,.4g} {peak['unit']}"
+        console.print(f"{peak['name']}: {shown}", highlight=False, markup=False)
+    return listed, answers[-1].result or {}
+
+
+def _time(
+    request: Request, candidates: Sequence[Candidate], record: Benchmark, console: Console
+) -> None:
+    """Time the candidates, and put the rows and how they were timed into the record."""
+    total = request.suite.total if request.total is None else request.total
+    rules = Rules(calls=request.calls, row_seconds=request.suite.row_seconds, total=total)
+    fork_server = ForkServer(environment())
+    session = Session(fork_server, rules, peaks.matrix_peaks(record["peaks"]))
+    rows: list[Row] = []
+    try:
+        begun = time.monotonic()
+        session.prepare(candidates, max(1, min(_MOST_PROCESSES, cores())))
+        console.print(
+            f"{len(candidates)} rows; loaded and compiled in {time.monotonic() - begun:.0f} s",
+            highlight=False,
+        )
+        with console.status("timing") as status:
+            for row in session.rows(candidates):
+                rows.append(row)
+                status.update(f"timing: {len(rows)} of {len(candidates)}, {row['variant']}")
+    finally:
+        session.close()
+        fork_server.close()
+    record["rows"] = flagged(rows)
+    record["best"] = best(record["rows"])
+    record["protocol"] = {
+        "calls": rules.calls,
+        "warmups": rules.warmups,
+        "row_seconds": rules.row_seconds,
+        "flushed": session.flushed,
+    }
+
+
+def _publish(record: Benchmark, folder: Path) -> None:
+    """Write the record, its page and its plot; if the folder holds an accuracy report, write it
+    again, so that it includes them."""
+    write(record, folder, page.markdown(record))
+    picture = speed_plot(record)
+    if picture is not None:
+        shown = picture.replace('style="', 'style="background: white; ', 1)
+        (folder / "bench.svg").write_text(shown, encoding="utf-8")
+    if (folder / "report.json").is_file():
+        accuracy.write(accuracy.read(folder), folder)
+
+
+def _show(record: Benchmark, console: Console) -> None:
+    if record["peaks"]:
+        console.print(terminal.render(page.peaks(record), "device"))
+    if record["rows"]:
+        table = page.rows(fastest(record["rows"]), brief=True)
+        console.print(terminal.render(table, "fastest judged config of each variant"))
+        say(console, page.CONVENTIONS)
+    reasons = Counter(row["reason"] for row in record["rows"] if row["outcome"] == "left")
+    for reason, count in reasons.items():
+        console.print(f"{count} rows left: {reason}", style="dim", markup=False, highlight=False)
+    for one in record["left"]:
+        names = " ".join(filter(None, (one["variant"], one["config"], one["dtype"])))
+        line = f"{names}: not timed: {one['reason']}"
+        console.print(line, style="dim", markup=False, highlight=False)
+    for row in record["rows"]:
+        bad = row["reason"] if row["outcome"] == "failed" else row.get("differs", "")
+        if bad:
+            where = f"{row['variant']} {row['config']} {row['dtype']}, {name_of(row)}"
+            console.print(f"{where}: {bad}", style="bold red", markup=False, highlight=False)
+
+
+def _status(record: Benchmark) -> int:
+    """FAILED if a row failed but for memory, or its values differ; INFRASTRUCTURE if the run was
+    interrupted."""
+    for row in record["rows"]:
+        failed = row["outcome"] == "failed" and not row["reason"].startswith("out of memory")
+        if failed or row.get("differs"):
+            return FAILED
+    interrupted = any(row["reason"] == INTERRUPTED for row in record["rows"])
+    return INFRASTRUCTURE if interrupted else CLEAN

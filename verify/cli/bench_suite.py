@@ -1,0 +1,171 @@
+"""`verify bench suite`: measures the suite itself: builds, judged cases per second, the time of
+their steps, and the fp64 reference's rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from references.attention import forward
+from references.definition import Attention
+from references.masks import Causal, Full, Lengths, Window
+from verify.campaign.run import worker_count
+from verify.campaign.runner import RunRequest, evidence_of, execute
+from verify.campaign.targets import excludes_here
+from verify.cell.arena import Arena
+from verify.cell.discovery import environment, roster
+from verify.cell.process import Cell, ForkServer
+from verify.evidence import Evidence
+from verify.judging.trial import Trial
+from verify.problem import Layout, Problem
+from verify.variant import Config, Declaration
+
+_MASKS = (Full(), Causal(), Window(16, 0), Lengths((20,), (20,)))
+
+
+def bench_suite(console: Console, seconds: float, workers: str, select: str = "") -> int:
+    """Measure and print builds, the reference's rate and a campaign of `seconds`.
+
+    select: limits the campaign's targets, like pytest -k.  Returns an exit code.
+    """
+    variants = [
+        declaration for declaration in roster().declarations if excludes_here(declaration) is None
+    ]
+    count = worker_count()
+    _print_reference(console)
+    if environment().device == "cuda":
+        _print_builds(console, variants, count)
+    request = RunRequest(
+        profile="gpu" if environment().device == "cuda" else "dev", workers=workers, select=select
+    )
+    status = execute(request, console, time.monotonic() + seconds)
+    evidence = evidence_of(request)
+    if evidence is not None and evidence.verdicts:
+        console.print(breakdown(evidence))
+    return status
+
+
+def builds(declaration: Declaration) -> Iterator[tuple[Config, Problem]]:
+    """(config, small problem) for every build of a variant: each config, dtype, head-dim bucket,
+    mask kind and alignment."""
+    for config in declaration.configs:
+        for dtype in declaration.support.dtypes:
+            for bucket in declaration.head_dim_buckets:
+                for mask in _MASKS:
+                    problem = Problem(
+                        seqlen_q=20, seqlen_kv=20, head_dim=bucket, dtype=dtype, mask=mask
+                    )
+                    yield config, problem
+                    yield config, problem.but(layout_q=Layout(pitch=1))  # not aligned
+
+
+def warm(declaration: Declaration, count: int) -> tuple[int, float]:
+    """Compile all builds of a variant in `count` parallel cells; returns (builds, seconds)."""
+    fork_server = ForkServer(environment())
+    probe = Cell(fork_server)
+    arch = probe.arch()
+    probe.close()
+    benches: SimpleQueue[tuple[Cell, Arena]] = SimpleQueue()
+    pairs = [(Cell(fork_server), Arena()) for _ in range(count)]
+    for cell, _ in pairs:
+        cell.load(
+            declaration.path
+        )  # one after the other: a fork server serves one caller at a time
+    for pair in pairs:
+        benches.put(pair)
+
+    def build(item: tuple[Config, Problem]) -> str:
+        cell, arena = benches.get()
+        try:
+            return Trial(
+                declaration, item[0], item[1], cell, arena, arch, entry=declaration.entries[0]
+            ).first.reply.status
+        finally:
+            benches.put((cell, arena))
+
+    items = list(builds(declaration))
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(count) as pool:
+        statuses = list(pool.map(build, items))
+    elapsed = time.perf_counter() - begun
+    for cell, arena in pairs:
+        cell.close()
+        arena.close()
+    fork_server.close()
+    return statuses.count("ok"), elapsed
+
+
+def _print_builds(console: Console, variants: list[Declaration], count: int) -> None:
+    table = Table("variant", "builds", "seconds", f"workers ({count})", title="builds, cold cache")
+    for declaration in variants:
+        if declaration.head_dim_buckets:
+            built, elapsed = warm(declaration, count)
+            table.add_row(declaration.ref, str(built), f"{elapsed:.1f}", str(count))
+    console.print(table)
+
+
+def breakdown(evidence: Evidence) -> Table:
+    """A table of each variant's mean milliseconds per step; its title gives the judged cases per
+    second between the first and the last verdict."""
+    steps = ("generate", "run", "reference", "bound", "record")
+    cases: dict[str, tuple[str, dict[str, float]]] = {}
+    for verdict in evidence.verdicts:
+        if verdict.counted:
+            seconds = cases.get(verdict.case, ("", {}))[1]
+            cases[verdict.case] = (
+                verdict.variant,
+                {s: max(seconds.get(s, 0), verdict.seconds.get(s, 0)) for s in steps},
+            )
+    times = [verdict.time for verdict in evidence.verdicts]
+    span = max(times) - min(times) or 1.0
+    title = f"{len(cases)} judged cases in {span:.1f} s: {len(cases) / span:.0f} cases/s"
+    table = Table("variant", "cases", *(f"{step} (ms)" for step in steps), title=title)
+    for variant in sorted({name for name, _ in cases.values()}):
+        of_variant = [seconds for name, seconds in cases.values() if name == variant]
+        means = (
+            1e3 * sum(seconds[step] for seconds in of_variant) / len(of_variant) for step in steps
+        )
+        table.add_row(variant, str(len(of_variant)), *(f"{mean:.2f}" for mean in means))
+    return table
+
+
+def _print_reference(console: Console) -> None:
+    """Print the rate of the reference's matrix products, and its share of the device's fp64
+    rate."""
+    cuda = torch.cuda.is_available()
+    device, seqlen, side = ("cuda", 32768, 8192) if cuda else ("cpu", 2048, 1024)
+    q, k, v = (
+        torch.randn(
+            1, 1, seqlen, 128, device=device, dtype=torch.float16 if cuda else torch.float32
+        )
+        for _ in range(3)
+    )
+    a, b = (torch.randn(side, side, device=device, dtype=torch.float64) for _ in range(2))
+    attention = Attention(Full(), 128**-0.5)
+    rate_product = 2 * side**3 / _seconds(lambda: a @ b)
+    rate = 4 * seqlen**2 * 128 / _seconds(lambda: forward(q, k, v, attention))
+    console.print(
+        f"fp64 reference, seqlen {seqlen}, head_dim 128: {rate / 1e12:.3f} TFLOP/s,"
+        f" {100 * rate / rate_product:.0f} % of this device's fp64 product"
+        f" ({rate_product / 1e12:.3f} TFLOP/s)",
+        highlight=False,
+    )
+
+
+def _seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    def once() -> float:
+        begun = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    once()
+    return median(once() for _ in range(repeats))

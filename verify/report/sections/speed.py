@@ -1,0 +1,40 @@
+"""Speed: what `verify bench kernels` measured, if bench.json lies beside the report."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from verify.document import Block, Figure, Folded, Heading, Paragraph, Section
+from verify.report.beside import Beside, introduced
+from verify.report.schema import Report
+from verify.report.speed_plot import speed_plot
+from verify.timing import page
+from verify.timing.record import Benchmark, fastest
+
+ORDER = 95
+
+
+def section(report: Report, beside: Beside) -> Section | None:
+    """How it was measured, the fastest config of each variant, the device, and all rows; None if
+    there is no bench.json."""
+    if beside.bench is None and "bench" not in beside.unusable:
+        return None
+    blocks: list[Block] = [] if beside.bench is None else _blocks(report, beside.bench)
+    return introduced(Section("Speed", "speed", tuple(blocks)), report, "bench", "")
+
+
+def _blocks(report: Report, record: Benchmark) -> list[Block]:
+    sources = {variant["ref"]: variant["source_hash"] for variant in report["variants"]}
+    rows = page.rows(record["rows"], sources)
+    return [
+        Paragraph(page.run(record), note=True),
+        page.rows(fastest(record["rows"]), sources),
+        Paragraph(page.CONVENTIONS, note=True),
+        Figure(
+            "speed", "TFLOP/s by workload; kernels of torch in grey", partial(speed_plot, record)
+        ),
+        Folded(f"All {len(rows.rows)} rows", (rows,)),
+        Heading("Device"),
+        page.peaks(record),
+        *page.left(record),
+    ]

@@ -1,0 +1,221 @@
+"""bench.json as typed data: what one run of `verify bench kernels` measured on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, Literal, NotRequired, TypedDict
+
+from verify.evidence.strict_json import Free, Integer, Number, decode, dumps, loads
+from verify.timing.workloads import Workload
+
+SCHEMA_VERSION: Final = 1
+NAME: Final = "bench.json"
+
+Outcome = Literal["timed", "failed", "left"]
+
+
+class RecordError(ValueError):
+    """A bench.json that cannot be read; one line."""
+
+
+class Shape(TypedDict):
+    """A workload: heads of Q and K, queries and keys are as many."""
+
+    direction: Literal["forward", "backward"]
+    batch: Integer
+    heads: Integer
+    seqlen: Integer
+    head_dim: Integer
+    mask: Literal["full", "causal"]
+
+
+class Seconds(TypedDict):
+    """Of the timed calls."""
+
+    median: Number
+    minimum: Number
+    p10: Number
+    p90: Number
+
+
+class Row(TypedDict):
+    """One config of a variant on one workload.
+
+    build: the listed build that it belongs to, or "" where none of the listed ones is it.
+    outcome: "failed": the call crashed, hung, raised or was out of memory; "left": there was no
+    time for it; reason says it.  The keys from `calls` on are there if it was timed.
+    share: of the device's measured matrix peak for the inputs' dtype, null where that is unknown.
+    intensity: operations per byte of device memory, the softmax's among them.
+    first, last: values of the first and of the last row of O (backward: of dV); rms: root mean
+    square of each of the two rows.  differs: how they differ from those of the other variants on
+    the same inputs; "" if they do not.
+    """
+
+    variant: str
+    family: str
+    source_hash: str
+    config: str
+    build: str
+    dtype: str
+    workload: Shape
+    outcome: Outcome
+    reason: str
+    calls: NotRequired[Integer]
+    warmups: NotRequired[Integer]
+    seconds: NotRequired[Seconds]
+    tflops: NotRequired[Number]
+    share: NotRequired[Number | None]
+    intensity: NotRequired[Number]
+    first: NotRequired[list[Number]]
+    last: NotRequired[list[Number]]
+    rms: NotRequired[list[Number]]
+    differs: NotRequired[str]
+
+
+class Peak(TypedDict):
+    """What the device was seen to do.  value: null where it could not be measured; error says
+    why."""
+
+    name: str
+    what: str
+    value: Number | None
+    unit: str
+    error: str
+
+
+class Clocks(TypedDict):
+    """What nvidia-smi says at one moment; null where it says nothing."""
+
+    sm_mhz: Number | None
+    memory_mhz: Number | None
+    watts: Number | None
+    celsius: Number | None
+
+
+class Left(TypedDict):
+    """A variant, or one config or dtype of it, that was not timed on any workload."""
+
+    variant: str
+    config: str
+    dtype: str
+    reason: str
+
+
+class Best(TypedDict):
+    """The fastest config of a variant on one workload, among those with passing verdicts."""
+
+    variant: str
+    dtype: str
+    config: str
+    workload: Shape
+
+
+class Protocol(TypedDict):
+    """calls, warmups: of a row, fewer where one call is long; row_seconds: for its timed calls;
+    flushed: bytes of the L2 cache that is flushed before each call, 0 where none is."""
+
+    calls: Integer
+    warmups: Integer
+    row_seconds: Number
+    flushed: Integer
+
+
+class Benchmark(TypedDict):
+    """One run.  clocks: before and after it; locked_mhz: null where clocks were not locked."""
+
+    schema: Literal[1]
+    run: str
+    started: str
+    device: dict[str, Free]
+    suite: str
+    protocol: Protocol
+    units: dict[str, Integer]
+    peaks: list[Peak]
+    clocks: list[Clocks]
+    locked_mhz: Integer | None
+    seconds: Number
+    rows: list[Row]
+    best: list[Best]
+    left: list[Left]
+
+
+def shape_of(workload: Workload) -> Shape:
+    """A workload as the record holds it."""
+    return {
+        "direction": workload.direction,
+        "batch": workload.batch,
+        "heads": workload.heads,
+        "seqlen": workload.seqlen,
+        "head_dim": workload.head_dim,
+        "mask": workload.mask,
+    }
+
+
+def workload_of(shape: Shape) -> Workload:
+    """The workload in a record."""
+    return Workload(**shape)
+
+
+def name_of(row: Row) -> str:
+    """The row's workload in words."""
+    return workload_of(row["workload"]).name
+
+
+def fastest(rows: Iterable[Row]) -> list[Row]:
+    """Of the timed rows the fastest per workload, variant and dtype, in the order in which they
+    were met.  Rows whose values differ do not count."""
+    found: dict[tuple[Workload, str, str], Row] = {}
+    for row in rows:
+        if row["outcome"] != "timed" or row["differs"]:
+            continue
+        key = (workload_of(row["workload"]), row["variant"], row["dtype"])
+        if key not in found or row["seconds"]["median"] < found[key]["seconds"]["median"]:
+            found[key] = row
+    return list(found.values())
+
+
+def best(rows: Iterable[Row]) -> list[Best]:
+    """The fastest config of each variant and dtype on each workload."""
+    return [
+        {name: row[name] for name in ("variant", "dtype", "config", "workload")}  # type: ignore[misc]
+        for row in fastest(rows)
+    ]
+
+
+def best_config(
+    record: Benchmark | None, variant: str, dtype: str, workload: Workload
+) -> str | None:
+    """The config that a record names fastest, or None."""
+    found: Sequence[Best] = [] if record is None else record["best"]
+    for one in found:
+        if (one["variant"], one["dtype"]) == (variant, dtype) and (
+            workload_of(one["workload"]) == workload
+        ):
+            return one["config"]
+    return None
+
+
+def read(path: Path) -> Benchmark:
+    """The record in a file, or in bench.json of a folder.  Raises RecordError."""
+    file = path / NAME if path.is_dir() else path
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"{file}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{file}: {error}") from None
+
+
+def parse(text: str) -> Benchmark:
+    """The record in a text.  Raises ValueError (a ShapeError names the place)."""
+    return decode(Benchmark, loads(text), "bench")
+
+
+def write(record: Benchmark, folder: Path, page: str) -> list[Path]:
+    """Write bench.json and bench.md, which is `page`, into a folder; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / NAME, folder / "bench.md"]
+    paths[0].write_text(dumps(record, indent=1) + "\n", encoding="utf-8")
+    paths[1].write_text(page, encoding="utf-8", errors="backslashreplace")
+    return paths
