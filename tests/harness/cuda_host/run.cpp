@@ -1,8 +1,4 @@
 // A kernel as a function: KERNEL is its file, ENTRY its name; it takes one structure, `Arguments`, by value.
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-
 #include KERNEL
 
 // Runs the whole grid; returns what went wrong, or an empty string.  conflicts: two counters (matrix loads, copies).

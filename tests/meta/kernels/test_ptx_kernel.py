@@ -65,6 +65,11 @@ class Schedule:
 SCHEDULES = [Schedule(*choice) for choice in itertools.product((False, True), repeat=2)]
 
 
+BEFORE = """#include "ptx.cuh"
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+"""
 PARTS = [
     ROOT / "kernels" / place for place in ("cuda/arguments.cuh", "ptx/tile.cuh", "ptx/flash.cuh")
 ]
@@ -82,7 +87,7 @@ class Host:
             for path in (*PARTS, source.path)
         )
         kernel = folder / "kernel.cu"
-        kernel.write_text(f'#include "ptx.cuh"\n{edit(text)}', encoding="utf-8")
+        kernel.write_text(f"{BEFORE}{edit(text)}", encoding="utf-8")
         library = folder / "kernel.so"
         macros = [*source.defines, ("KERNEL", f'"{kernel}"'), ("ENTRY", source.entry)]
         defines = [f"-D{name}={value}" for name, value in macros]
