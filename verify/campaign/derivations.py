@@ -23,8 +23,8 @@ Made by `{COMMAND}` from the docstrings of `verify/oracles/`.
 
 An oracle judges one case: one run of a kernel, or two related runs. Each section below describes
 one module and the oracles that it defines: what they construct, what they expect, why the
-expectation holds, and which errors they allow for. A section also lists what an oracle needs of a kernel, and
-the premises that it needs of a problem's features (`references/premises.py`).
+expectation holds, and which errors they allow for. A section also lists what an oracle needs of a
+kernel, and the premises that it needs of a problem's features (`references/premises.py`).
 [applicability.md](applicability.md) says which features and variants each oracle judges. Every run
 must first end without an error and write to nothing but its outputs
 (`verify/judging/run_checks.py`).
