@@ -26,12 +26,17 @@ _MULTIPLY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 @dataclass
 class HostProgram:
     """A program compiled for the CPU, with a part of its text replaced; `launch` replaces
-    `toolchain.run`."""
+    `toolchain.run`.
+
+    Headers in the folder come before those of the harness.  late: copies land when they are waited
+    for.
+    """
 
     program: Program
     folder: Path
     edit: Callable[[str], str] = lambda text: text
     backwards: bool = True
+    late: bool = False
 
     def __post_init__(self) -> None:
         kernel, library = self.folder / self.program.file, self.folder / "probe.so"
@@ -50,11 +55,10 @@ class HostProgram:
             "-Werror",
             "-Wno-unknown-pragmas",
         ]
-        paths = [f"-I{HOST / 'probes'}", f"-I{HOST}"]
         command = [
             str(COMPILER),
             *flags,
-            *paths,
+            f"-I{HOST}",
             *defines,
             str(HOST / "run.cpp"),
             "-o",
@@ -68,7 +72,7 @@ class HostProgram:
         """Run every block."""
         assert program == self.program
         conflicts = (ctypes.c_long * 2)()
-        shape = how.blocks, how.threads, how.shared_bytes, self.backwards, False
+        shape = how.blocks, how.threads, how.shared_bytes, self.backwards, self.late
         error = self.library.run(ctypes.byref(arguments), *shape, conflicts)
         if error:
             raise RuntimeError(error.decode())

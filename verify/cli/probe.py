@@ -24,7 +24,8 @@ from verify.document import terminal
 from verify.evidence.strict_json import dumps
 from verify.machine import device
 from verify.machine.cores import cores
-from verify.probes import functions, matrix, order, page, toolchain
+from verify.probes import conformance, functions, matrix, order, page, toolchain
+from verify.probes.conformance import CONFORMING, ConformanceProbe, Warp
 from verify.probes.functions import FUNCTIONS, FunctionProbe, Surveyor
 from verify.probes.instructions import INSTRUCTIONS, Bench
 from verify.probes.matrix import MatrixProbe
@@ -32,7 +33,7 @@ from verify.probes.order import OrderProbe
 from verify.probes.report import PAGE, ProbeNotRun, ProbeReport, as_data, write
 from verify.probes.worker import Job, do_all
 
-T = TypeVar("T", MatrixProbe, FunctionProbe)
+T = TypeVar("T", MatrixProbe, FunctionProbe, ConformanceProbe)
 _PATIENCE = 240.0  # seconds for one probe
 _CORES_EACH = 4  # per process, which computes a model on the CPU
 
@@ -53,7 +54,7 @@ class Request:
 def probe(request: Request, as_json: bool) -> int:
     """Measure the device, write the results and show them; returns an exit code.
 
-    It is 1 if a result disagrees with the tables that the bounds use.
+    It is 1 if a result disagrees with the tables that the bounds use, or with the PTX manual.
     """
     # a log file needs no narrow table
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
@@ -92,7 +93,7 @@ def measure(request: Request, console: Console) -> ProbeReport:
         write(report, request.folder, page.markdown(report))
         return report
 
-    for stage in (_matrix, _functions, _orders):
+    for stage in (_conformance, _matrix, _functions, _orders):
         report = written(stage(report, request, console))
     return report
 
@@ -114,6 +115,15 @@ def _functions(report: ProbeReport, request: Request, console: Console) -> Probe
     return replace(report, functions=tuple(probes), not_run=(*report.not_run, *not_run))
 
 
+def _conformance(report: ProbeReport, request: Request, console: Console) -> ProbeReport:
+    arch, absent = _arch()
+    names, not_run = _choose([(one.name, one.unsupported_on) for one in CONFORMING], arch, absent)
+    jobs = [Job(probe_conformance, (name,)) for name in names]
+    probes = _run_jobs(jobs, names, ConformanceProbe, console)
+    found = tuple(probes)
+    return replace(report, arch=arch, conformance=found, not_run=(*report.not_run, *not_run))
+
+
 def probe_instruction(name: str, arch: str, threads: int) -> MatrixProbe:
     """Probe one of INSTRUCTIONS on the current device.
 
@@ -129,6 +139,11 @@ def probe_function(name: str, arch: str) -> FunctionProbe:
     return functions.probe(
         Surveyor({one.name: one for one in FUNCTIONS}[name]), arch=arch_named(arch).name
     )
+
+
+def probe_conformance(name: str) -> ConformanceProbe:
+    """Compare one of CONFORMING with the manual, on the current device."""
+    return conformance.probe(Warp(), {one.name: one for one in CONFORMING}[name])
 
 
 def _arch() -> tuple[str, str | None]:

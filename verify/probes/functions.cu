@@ -1,12 +1,16 @@
-// An instruction or function of one argument (or two) against fp64, over a range of inputs: what verify.probes.functions lists.
+// An instruction or function of one argument (or two) against fp64, over a range of inputs: what
+// verify.probes.functions lists.
 //
-// FUNCTION(x): of ptx.cuh or CUDA, or of two arguments FUNCTION(x, z).  REFERENCE: the same in fp64.  WIDTH: 32 for fp32; 16
-// for a pair in one register, PRECISION 11 for fp16 or 8 for bf16.  ARGUMENTS: 1, inputs are bit patterns in their order; 2,
-// sampled pairs.  ABSOLUTE_NEAR_ONE: 1 where inputs in (0.5, 2) count in the absolute error alone, and others not in it.
-// DIRECTION: 1 if the function increases, -1 if it decreases on either side of zero, 0 if neither is looked at.
+// FUNCTION(x): of ptx.cuh, ptx_probes.cuh or CUDA, or of two arguments FUNCTION(x, z).  REFERENCE:
+// the same in fp64.  WIDTH: 32 for fp32; 16 for a pair in one register, PRECISION 11 for fp16 or 8
+// for bf16.  ARGUMENTS: 1, inputs are bit patterns in their order; 2, sampled pairs.
+// ABSOLUTE_NEAR_ONE: 1 where inputs in (0.5, 2) count in the absolute error alone, and others not
+// in it.  DIRECTION: 1 if the function increases, -1 if it decreases on either side of zero, 0 if
+// neither is looked at.
 //
-// fp64's own functions err by at most 2 of its ulp (CUDA C++ Programming Guide, mathematical functions), 2^-28 ulp of fp32.
-#include "ptx.cuh"
+// fp64's own functions err by at most 2 of its ulp (CUDA C++ Programming Guide, mathematical
+// functions), 2^-28 ulp of fp32.
+#include "ptx_probes.cuh"
 
 using u32 = unsigned int;
 using u64 = unsigned long long;

@@ -37,8 +37,8 @@ class Instruction:
     """One matrix instruction.
 
     kind: "mma.sync" or "wgmma".  shape: such as "m16n8k16".  operands, accumulator: names for
-    `verify.arithmetic.mma.unit_for`.  function: its wrapper in kernels/cuda/ptx.cuh.  capability:
-    the lowest compute capability that has it; only sm_90a has "wgmma".
+    `verify.arithmetic.mma.unit_for`.  function: its wrapper in ptx.cuh or ptx_probes.cuh.
+    capability: the lowest compute capability that has it; only sm_90a has "wgmma".
     """
 
     kind: str
@@ -118,9 +118,10 @@ def _eight_bits() -> list[Instruction]:
     for operands, short in (("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")):
         for accumulator, suffix in (("float32", "f32"), ("float16", "f16")):
             for shape in ("m16n8k16", "m16n8k32"):
-                forms.append(
-                    _sync(shape, operands, accumulator, f"mma_{shape}_{short}_{suffix}", (8, 9))
-                )
+                function = f"mma_{shape}_{short}_{suffix}"
+                if (shape, accumulator) == ("m16n8k32", "float32"):  # which kernels use
+                    function = f"mma_m16n8k32<ptx::Format::{operands}>"
+                forms.append(_sync(shape, operands, accumulator, function, (8, 9)))
             function = f"wgmma_m64n8k32_{short}_{suffix}"
             forms.append(Instruction("wgmma", "m64n8k32", operands, accumulator, function, (9, 0)))
     return forms

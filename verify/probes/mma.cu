@@ -1,11 +1,14 @@
-// One matrix instruction, as often as asked for, on operands as they lie in memory: what verify.probes.instructions lists.
+// One matrix instruction, as often as asked for, on operands as they lie in memory: what
+// verify.probes.instructions lists.
 //
-// FUNCTION: of ptx.cuh.  ROW_BYTES: of a row of A or a column of B, 16 or 32.  HALF: 1 for a fp16 accumulator, else fp32.
-// WARPGROUP: 1 for wgmma, else mma.sync.  DOUBLE: 1 for fp64, whose fragments are others.
+// FUNCTION: of ptx.cuh or ptx_probes.cuh.  ROW_BYTES: of a row of A or a column of B, 16 or 32.
+// HALF: 1 for a fp16 accumulator, else fp32.  WARPGROUP: 1 for wgmma, else mma.sync.  DOUBLE: 1 for
+// fp64, whose fragments are others.
 //
-// A tile is ROWS rows of A, eight columns of B and ROWS x 8 of C and of D, each contiguous, row after row of A, column after
-// column of B.  A warp, or a warpgroup, takes one tile.  Layouts are those of ptx.cuh.
-#include "ptx.cuh"
+// A tile is ROWS rows of A, eight columns of B and ROWS x 8 of C and of D, each contiguous, row
+// after row of A, column after column of B.  A warp, or a warpgroup, takes one tile.  Layouts are
+// those of ptx.cuh.
+#include "ptx_probes.cuh"
 
 using u32 = ptx::u32;
 using u8 = unsigned char;

@@ -10,6 +10,7 @@ from verify import document as doc
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH
 from verify.document import markdown as page
 from verify.document import text
+from verify.probes.conformance import CONFORMING, MANUAL, ConformanceProbe
 from verify.probes.functions import FUNCTIONS, FunctionProbe, Worst
 from verify.probes.instructions import INSTRUCTIONS
 from verify.probes.matrix import MatrixProbe, Quantity
@@ -26,6 +27,7 @@ _FUNCTIONS = (
     *("function", "inputs tried", "largest error, ulp", "at input", "the table's bound"),
     *("error / bound", "at input", "monotone", "subnormals", "verdict"),
 )
+_CONFORMANCE = ("instruction", "arch", "checks", "that differ", "first disagreement", "verdict")
 _ORDERS = (
     *("variant", "config", "dtype", "keys", "order in which P V is added"),
     "first groups of keys",
@@ -44,6 +46,11 @@ _NOTE = (
     " an ulp above the documented one may hold. What decides is error / bound: above 1 the table is"
     " wrong."
 )
+_CONFORMANCE_NOTE = (
+    f"Each instruction by itself, against the words and figures of {MANUAL}: registers of all lanes"
+    " and shared memory, bit for bit. Of functions, only special values; of matrix instructions,"
+    " only which lane holds which element: what they compute stands above."
+)
 _ORDER_NOTE = (
     "Revealed through the variant's own entry point, with equal weights for all keys: a fused group"
     " is added at once by one instruction."
@@ -52,8 +59,8 @@ _ORDER_NOTE = (
 
 @dataclass(frozen=True)
 class Fault:
-    """A disagreement, or a probe that failed.  entry: where the table says it; rows: (quantity,
-    measured, the table's)."""
+    """A disagreement, or a probe that failed.  entry: where the table says it, or the instruction's
+    function; rows: (quantity, measured, the table's); against: what it is compared with."""
 
     name: str
     status: doc.Status
@@ -61,13 +68,15 @@ class Fault:
     source: str
     rows: tuple[tuple[str, str, str], ...]
     notes: tuple[str, ...]
+    against: str = "the table"
 
 
 def document(report: ProbeReport) -> doc.Document:
     """probes.md: every probe, and every experiment of every matrix instruction."""
-    found = len(report.matrix) + len(report.functions)
+    found = len(report.compared)
     mark = doc.Mark("green", "pass") if report.agrees else doc.Mark("red", "DISAGREES")
-    said = "Nothing disagrees with the tables. " if report.agrees else ""
+    manual = " or with the PTX manual" if report.conformance else ""
+    said = f"Nothing disagrees with the tables{manual}. " if report.agrees else ""
     arch = doc.Span(report.arch, "code")
     about = (mark, f" {said}{found} probes, arch ", arch, f", {report.seconds:.0f} s.")
     lead = (doc.Paragraph(about),) if found else ()
@@ -89,13 +98,15 @@ def markdown(report: ProbeReport) -> str:
 
 
 def tables(report: ProbeReport) -> tuple[doc.Block, ...]:
-    """One table each of matrix instructions, functions and orders, of those that were tried."""
+    """One table each of matrix instructions, functions, conformance and orders, of those that were
+    tried."""
     note = doc.Paragraph(_NOTE, note=True)
     found: list[doc.Block] = [note] if report.matrix or report.functions else []
+    notes: dict[Sequence[str], str] = {_CONFORMANCE: _CONFORMANCE_NOTE, _ORDERS: _ORDER_NOTE}
     for title, table in titled(report):
         found += [doc.Heading(title), table]
-        if table.columns == _ORDERS:
-            found.append(doc.Paragraph(_ORDER_NOTE, note=True))
+        if table.columns in notes:
+            found.append(doc.Paragraph(notes[table.columns], note=True))
     return tuple(found)
 
 
@@ -104,6 +115,7 @@ def titled(report: ProbeReport) -> Iterator[tuple[str, doc.Table]]:
     for title, columns, rows in (
         ("Matrix instructions", _MATRIX, tuple(map(_matrix_row, report.matrix))),
         ("Functions", _FUNCTIONS, tuple(map(_function_row, report.functions))),
+        ("Conformance", _CONFORMANCE, tuple(_conformance_rows(report))),
         ("Order of summation", _ORDERS, tuple(_order_rows(report))),
     ):
         if rows:
@@ -117,7 +129,8 @@ def boxes(report: ProbeReport) -> tuple[doc.Block, ...]:
 
 def _box(fault: Fault) -> Iterator[doc.Block]:
     red = fault.status == "red"
-    said = doc.Span("disagrees with the table" if red else "failed", "bad" if red else "plain")
+    words = f"disagrees with {fault.against}" if red else "failed"
+    said = doc.Span(words, "bad" if red else "plain")
     yield doc.Paragraph((doc.Span(fault.name, "strong"), " · ", said))
     if fault.rows:
         cells = tuple((name, doc.Span(got, "bad"), want) for name, got, want in fault.rows)
@@ -143,8 +156,9 @@ def details(report: ProbeReport) -> Iterator[str]:
         yield from (f"{fault.name}: {note}; entry: {fault.entry}" for note in fault.notes)
 
 
-def verdict(found: MatrixProbe | FunctionProbe) -> str:
-    """How a probe and its table compare: "agrees", "DISAGREES", "FAILED" or "not in the table"."""
+def verdict(found: MatrixProbe | FunctionProbe | ConformanceProbe) -> str:
+    """How a probe and its table, or the manual, compare: "agrees", "DISAGREES", "FAILED" or "not in
+    the table"."""
     if not found.agrees:
         return _BAD
     if found.error:
@@ -214,6 +228,9 @@ def faults(report: ProbeReport) -> list[Fault]:
                 said = f"{worst.value:.9g} at {_at(function, worst)}"
                 rows = [("largest error over the table's bound", said, "at most 1")]
             found.append(_fault(function, report.arch, rows, function.wrong))
+    for each in report.conformance:
+        if not each.agrees or each.error:
+            found.append(_nonconforming(each))
     return sorted(found, key=lambda fault: fault.status != "red")
 
 
@@ -223,6 +240,18 @@ def _fault(
     notes = tuple(filter(None, (wrong, one.error)))
     status: doc.Status = "grey" if one.agrees else "red"
     return Fault(one.name, status, table_entry(one, arch), one.table, tuple(rows), notes)
+
+
+def _nonconforming(one: ConformanceProbe) -> Fault:
+    notes = [one.error]
+    if one.differing:
+        notes.append(f"{one.differing} of {one.checks} trials differ; the first: {one.first}")
+    named = [each for each in CONFORMING if each.name == one.name]
+    entry = f"kernels/cuda/ptx.cuh: {named[0].function}" if named else "kernels/cuda/ptx.cuh"
+    source = f'{MANUAL}, "{named[0].section}"' if named else MANUAL
+    status: doc.Status = "grey" if one.agrees else "red"
+    said = tuple(filter(None, notes))
+    return Fault(one.name, status, entry, source, (), said, "the manual")
 
 
 def _experiments(probe: MatrixProbe) -> Iterator[doc.Block]:
@@ -295,6 +324,16 @@ def _function_row(probe: FunctionProbe) -> doc.Row:
         *(_at(probe, probe.ulp), probe.table or text.NONE, worst, _at(probe, probe.ratio)),
         *(monotone, said or text.NONE, _mark(verdict(probe))),
     )
+
+
+def _conformance_rows(report: ProbeReport) -> Iterator[doc.Row]:
+    for one in report.conformance:
+        wrong = one.differing
+        differ = doc.Number(wrong, text.count(wrong), look="bad" if wrong else "good")
+        name = doc.Span(one.name, "strong")
+        first = one.first or text.NONE
+        counts = doc.count(one.checks or None), differ if one.checks else doc.count(None)
+        yield name, report.arch, *counts, first, _mark(verdict(one))
 
 
 def _order_rows(report: ProbeReport) -> Iterator[doc.Row]:

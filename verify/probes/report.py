@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verify.evidence.strict_json import decode, dumps, encode, loads
+from verify.probes.conformance import ConformanceProbe
 from verify.probes.functions import FunctionProbe
 from verify.probes.matrix import MatrixProbe
 from verify.probes.order import OrderProbe
@@ -37,30 +38,32 @@ class ProbeReport:
     functions: tuple[FunctionProbe, ...] = ()
     orders: tuple[OrderProbe, ...] = ()
     not_run: tuple[ProbeNotRun, ...] = ()
+    conformance: tuple[ConformanceProbe, ...] = ()
     seconds: float = 0.0
     schema: int = SCHEMA_VERSION
 
     @property
     def agrees(self) -> bool:
-        """Whether no measurement contradicts the tables."""
-        return all(probe.agrees for probe in self.matrix) and all(
-            probe.agrees for probe in self.functions
-        )
+        """Whether no measurement contradicts the tables or the manual."""
+        return all(probe.agrees for probe in self.compared)
+
+    @property
+    def compared(self) -> tuple[MatrixProbe | FunctionProbe | ConformanceProbe, ...]:
+        """The probes that have something to agree with."""
+        return (*self.matrix, *self.functions, *self.conformance)
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of probes that ended in an error."""
-        return tuple(f.name for f in self.matrix if f.error) + tuple(
-            f.name for f in self.functions if f.error
-        )
+        return tuple(probe.name for probe in self.compared if probe.error)
 
 
 def as_data(report: ProbeReport) -> dict[str, Any]:
     """The report as JSON-ready data, with "agrees" added to everything that is compared with a
-    table."""
+    table or the manual."""
     data: dict[str, Any] = encode(report)
     data["agrees"] = report.agrees
-    for name in ("matrix", "functions"):
+    for name in ("matrix", "functions", "conformance"):
         for measured, probe_data in zip(getattr(report, name), data[name], strict=True):
             probe_data["agrees"] = measured.agrees
     for probe, probe_data in zip(report.matrix, data["matrix"], strict=True):

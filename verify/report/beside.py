@@ -19,8 +19,6 @@ from verify.report.schema import BesideReport, Report, Status
 from verify.sanitizers.account import Account
 
 if TYPE_CHECKING:
-    from verify.probes.functions import FunctionProbe
-    from verify.probes.matrix import MatrixProbe
     from verify.probes.report import ProbeReport
 
 FILES = {"probes": "probes.json", "sanitizer": "sanitizer.json"}
@@ -101,28 +99,28 @@ def _unusable(name: str, why: str) -> BesideReport:
 
 def ran(probes: ProbeReport) -> int:
     """How many probes were tried that have something to agree with."""
-    return len(probes.matrix) + len(probes.functions)
+    return len(probes.compared)
 
 
 def _of_probes(probes: ProbeReport) -> BesideReport:
-    """Its status and one line: red if anything disagrees with the tables, grey if a probe
-    failed."""
-    found: list[MatrixProbe | FunctionProbe] = [*probes.matrix, *probes.functions]
-    wrong = [probe.name for probe in found if not probe.agrees]
+    """Its status and one line: red if anything disagrees with the tables or the manual, grey if a
+    probe failed."""
+    manual = " or with the PTX manual" if probes.conformance else ""
+    wrong = [probe.name for probe in probes.compared if not probe.agrees]
     failed = [name for name in probes.failed if name not in wrong]
     about = f"{ran(probes)} probes on {probes.arch or 'an unknown arch'}"
     if wrong:
         said = (
-            f"{len(wrong)} of {about} disagree with the tables that the bounds rely on:"
+            f"{len(wrong)} of {about} disagree with the tables that the bounds rely on{manual}:"
             f" {', '.join(wrong)}."
         )
     elif failed:
         said = (
             f"{len(failed)} of {about} failed: {', '.join(failed)}; the others agree with the"
-            " tables."
+            f" tables{manual}."
         )
     else:
-        said = f"{about}: nothing disagrees with the tables that the bounds rely on."
+        said = f"{about}: nothing disagrees with the tables that the bounds rely on{manual}."
     if guessed := [probe.name for probe in probes.matrix if probe.guess]:
         said += f" {len(guessed)} are not in the tables."
     return {

@@ -35,6 +35,12 @@ inline float __int_as_float(unsigned bits) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
+inline float __uint_as_float(std::uint32_t bits) { return __int_as_float(bits); }
+inline std::uint32_t __float_as_uint(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
 inline float __fmul_rn(float a, float b) { return a * b; }  // compiled with -ffp-contract=off
 inline float __fsub_rn(float a, float b) { return a - b; }
 
@@ -52,8 +58,13 @@ using Operation = void (*)(void* const (&operands)[warp_size]);
 struct Copy {
     unsigned to;
     const void* from;
-    unsigned bytes;
+    unsigned size;   // of the whole copy
+    unsigned bytes;  // that are read; zeros follow
     int group;
+};
+
+struct Target {
+    unsigned address, size;
 };
 
 enum class State { ready, at_warp, at_block, done };
@@ -66,7 +77,7 @@ struct Thread {
     void* operands;
     std::vector<Copy> copies;       // not yet landed
     int groups;                     // committed so far
-    std::vector<unsigned> targets;  // of its copies since the last barrier
+    std::vector<Target> targets;    // of its copies since the last barrier
 };
 
 struct Block {
@@ -100,9 +111,9 @@ inline void together(Operation operation, void* operands) {
     pause(State::at_warp);
 }
 
-// The bytes of shared memory at an address that 16 bytes are read from or written to.
-inline unsigned char* shared_at(unsigned address) {
-    if (address % 16 || address + 16 > block.shared_bytes) {
+// The bytes of shared memory at an address that `size` bytes are read from or written to.
+inline unsigned char* shared_at(unsigned address, unsigned size = 16) {
+    if (address % size || address + size > block.shared_bytes) {
         fail("a bad shared address", address);
         return shared;
     }
@@ -110,8 +121,8 @@ inline unsigned char* shared_at(unsigned address) {
 }
 
 inline void land(const Copy& copy) {
-    unsigned char* to = shared_at(copy.to);
-    std::memset(to, 0, 16);
+    unsigned char* to = shared_at(copy.to, copy.size);
+    std::memset(to, 0, copy.size);
     if (copy.bytes) {
         std::memcpy(to, copy.from, copy.bytes);
     }
@@ -161,15 +172,21 @@ inline void run_warp(Thread* lanes, unsigned first) {
     }
 }
 
-// Threads run one by one, but eight neighbours copy together: those copies are counted when all have made theirs.
+// Threads run one by one, but eight neighbours copy 16 bytes each together: those copies are counted
+// when all have made theirs.
 inline void count_copies() {
     for (std::size_t first = 0; first < block.threads.size(); first += 8) {
         for (std::size_t i = 0; i < block.threads[first].targets.size(); ++i) {
             unsigned addresses[8];
+            bool all = true;
             for (int lane = 0; lane < 8; ++lane) {
-                addresses[lane] = block.threads[first + lane].targets.at(i);
+                const auto& targets = block.threads[first + lane].targets;
+                all = all && i < targets.size() && targets[i].size == 16;
+                addresses[lane] = all ? targets[i].address : 0;
             }
-            count_conflicts(block.conflicts[1], addresses);
+            if (all) {
+                count_conflicts(block.conflicts[1], addresses);
+            }
         }
     }
     for (Thread& thread : block.threads) {

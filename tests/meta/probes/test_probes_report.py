@@ -343,7 +343,9 @@ def test_without_a_gpu_every_probe_is_listed_as_not_run(
     (path,) = tmp_path.glob("*/probes.json")
     report = read(path)
     named = [entry.name for entry in report.not_run if entry.reason == "no GPU"]
-    assert named == [one.name for one in (*command.INSTRUCTIONS, *command.FUNCTIONS)]
+    offered = (*command.CONFORMING, *command.INSTRUCTIONS, *command.FUNCTIONS)
+    assert named == [one.name for one in offered]
+    assert len(set(named)) == len(named)
     assert report.not_run[-1] == ProbeNotRun("summation order of mine.py", "does not load")
     assert json.loads(result.stdout)["agrees"] is True
     assert "Not run, " in path.with_suffix(".md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ def section(report: Report, beside: Beside) -> Section:
         from verify.probes import page  # needs what probes need, which no other report does
 
         if not ran(probes):
-            blocks.append(Paragraph("Not run: no matrix instruction and no function was tried."))
+            blocks.append(Paragraph("Not run: no instruction and no function was tried."))
         blocks += [*page.boxes(probes), *page.tables(probes), *page.not_run(probes)]
         blocks.append(Paragraph("All experiments and results at the edges: probes.md.", note=True))
     none = "Not run: no probes.json lies beside this report. "

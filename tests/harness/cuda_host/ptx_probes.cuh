@@ -1,20 +1,14 @@
-// What probes use of kernels/cuda/ptx.cuh, for the CPU: fragments are gathered as the PTX manual's figures have them, and the
-// matrices handed to whoever stands for the tensor core.
+// verify/probes/ptx_probes.cuh for the CPU: fragments are gathered as the PTX manual's figures have
+// them, and multiplied by the function that stands for the tensor core.
 #pragma once
 
-#include "../ptx.cuh"
+#include "ptx.cuh"
 
 // a: 16 (fp64: 8) rows of A, b: 8 columns of B, contiguous, of `bytes` bytes each; c: as many rows x 8, in place.
 using Multiply = void (*)(const unsigned char* a, const unsigned char* b, void* c, int bytes);
 inline Multiply tensor_core;
 extern "C" __attribute__((used)) inline void set_tensor_core(Multiply multiply) { tensor_core = multiply; }
 
-inline std::uint32_t __float_as_uint(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
-}
-inline float __uint_as_float(std::uint32_t bits) { return __int_as_float(bits); }
 inline long long __double_as_longlong(double value) {
     long long bits;
     std::memcpy(&bits, &value, 8);
@@ -39,56 +33,11 @@ inline float div_full(float a, float b) { return a / b; }
 
 namespace detail {
 
-struct Fragments {
-    void* c;  // float[4], u32[2] or double[2]
-    const void* a;
-    const void* b;
-};
-
-// Elements of `size` bytes that a lane's A and B fragments hold, in the manual's numbering a0, a1...: row and column of each.
-//   m16n8k4 .tf32, m16n8k8 .f16, .bf16, m16n8k16 .e4m3, .e5m2:  row g for the first half of the elements, g + 8 for the rest
-//   m16n8k8 .tf32, m16n8k16 .f16, .bf16, m16n8k32 .e4m3, .e5m2: the same twice, for columns of the first and second half of K
-template <int SIZE, int DEPTH>
-void gather(void* const (&operands)[warp_size], unsigned char* a, unsigned char* b) {
-    constexpr int bytes = SIZE * DEPTH, per_register = 4 / SIZE, halves = bytes / 16;
-    for (int lane = 0; lane < warp_size; ++lane) {
-        const auto& own = *static_cast<Fragments*>(operands[lane]);
-        const int group = lane >> 2, thread = lane % 4;
-        for (int i = 0; i < halves * 2 * per_register; ++i) {
-            const int row = i / per_register % 2 ? group + 8 : group;
-            const int column = thread * per_register + i % per_register + i / (2 * per_register) * (DEPTH / 2);
-            std::memcpy(a + row * bytes + column * SIZE, static_cast<const unsigned char*>(own.a) + i * SIZE, SIZE);
-        }
-        for (int i = 0; own.b && i < halves * per_register; ++i) {
-            const int row = thread * per_register + i % per_register + i / per_register * (DEPTH / 2);
-            std::memcpy(b + group * bytes + row * SIZE, static_cast<const unsigned char*>(own.b) + i * SIZE, SIZE);
-        }
-    }
-}
-
-// c0, c1 at row g, columns 2t, 2t + 1; c2, c3 at row g + 8.
-template <typename Element>
-void accumulate(void* const (&operands)[warp_size], const unsigned char* a, const unsigned char* b, int bytes) {
-    Element c[16][8];
-    for (int pass = 0; pass < 2; ++pass) {
-        for (int lane = 0; lane < warp_size; ++lane) {
-            auto* own = static_cast<Element*>(static_cast<Fragments*>(operands[lane])->c);
-            for (int i = 0; i < 4; ++i) {
-                Element& place = c[i < 2 ? lane >> 2 : (lane >> 2) + 8][lane % 4 * 2 + (i & 1)];
-                (pass ? own[i] : place) = pass ? place : own[i];
-            }
-        }
-        if (pass == 0) {
-            tensor_core(a, b, c, bytes);
-        }
-    }
-}
-
 template <int SIZE, int DEPTH, typename Element>
 void synchronous(void* const (&operands)[warp_size]) {
     unsigned char a[16 * SIZE * DEPTH], b[8 * SIZE * DEPTH];
     gather<SIZE, DEPTH>(operands, a, b);
-    accumulate<Element>(operands, a, b, SIZE * DEPTH);
+    accumulate<Element>(operands, [&](void* c) { tensor_core(a, b, c, SIZE * DEPTH); });
 }
 
 // B by its descriptor: bits 0-13 the address, 16-29 and 32-45 the distances, all in units of 16 bytes; 62-63, no swizzle.
@@ -110,7 +59,7 @@ void warpgroup(void* const (&operands)[warp_size]) {
             std::memcpy(b + 32 * column + 16 * half, host::shared_at(address + half * along_k + 16 * column), 16);
         }
     }
-    accumulate<Element>(operands, a, b, 32);
+    accumulate<Element>(operands, [&](void* c) { tensor_core(a, b, c, 32); });
 }
 
 inline void doubles(void* const (&operands)[warp_size]) {
@@ -153,9 +102,7 @@ HOST_K16(mma_m16n8k8_f16_f16, 2, 8, HALF_PAIRS, std::uint16_t)
 HOST_K16(mma_m16n8k4_tf32_f32, 4, 4, SINGLE, float)
 HOST_K16(mma_m16n8k16_e4m3_f32, 1, 16, SINGLE, float)
 HOST_K32(mma_m16n8k8_tf32_f32, 4, 8, SINGLE, float)
-HOST_K32(mma_m16n8k32_e4m3_f32, 1, 32, SINGLE, float)
 HOST_K32(mma_m16n8k32_e5m2_f16, 1, 32, HALF_PAIRS, std::uint16_t)
-HOST_K32(mma_m16n8k16_f16, 2, 16, HALF_PAIRS, std::uint16_t)
 HOST_WGMMA(wgmma_m64n8k16_f16_f32, 2, 16, SINGLE, float)
 HOST_WGMMA(wgmma_m64n8k8_tf32_f32, 4, 8, SINGLE, float)
 HOST_WGMMA(wgmma_m64n8k32_e4m3_f16, 1, 32, HALF_PAIRS, std::uint16_t)
