@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from references import multiprecision
-from references.attention import backward, forward, row_blocks
+from references.attention import backward, forward
 from references.definition import Attention
 from references.masks import Causal, Full, Lengths
+from references.row_blocks import row_blocks
 from references.score_mods import (
     Extent,
     ScoreMod,

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock, row_blocks
 from references.definition import Attention
 from references.masks import Lengths
+from references.row_blocks import RowBlock, row_blocks
 from references.score_mods import Softcap
 from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.emulation import Kernel, Luck, Result, emulate
