@@ -1,17 +1,31 @@
-"""What a forward kernel in CUDA C++ is launched with: one structure, by value.
+"""What CUDA C++ variants share on the host: a kernel's arguments, its builds, its launch.
 
-A kernel that takes it declares the same in its .cu file.
+A variant is a .cu file and a `Family`: how a config, a dtype, a head dim and a kind of mask become
+a `Launch`.  `Family` makes the entry point and the list of builds of that.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 
+import torch
 from torch import Tensor
 
-from references.masks import Causal
-from verify.variant import AttentionArgs
+from kernels.masks import MaskBuild, mask_build, mask_tables
+from verify.cuda.compile import Kernel, Source, build_of, compile_source, device_arch, launch, load
+from verify.variant import (
+    AttentionArgs,
+    Build,
+    Config,
+    Support,
+    Unsupported,
+    Workspace,
+)
 
 LOG2_E = math.log2(math.e)
 
@@ -35,36 +49,150 @@ class Strided(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
-    """One problem.  lse: address of (batch, heads_q, seqlen_q), contiguous fp32; group: query heads
-    per key head; scale_log2: softmax_scale log2 e; diagonal: see `diagonal`."""
+    """One problem, as arguments.cuh declares it.
+
+    lse: address of (batch, heads_q, seqlen_q), contiguous fp32.
+    row_low, row_high: addresses of the tables of `mask_tables`, or 0.
+    group: query heads per key head.
+    scale_log2: softmax_scale log2 e, or log2 e for a kernel that multiplies Q by the scale.
+    """
 
     _fields_ = [
         *((name, Strided) for name in ("q", "k", "v", "out")),
-        ("lse", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("lse", "row_low", "row_high")),
         *(
             (name, ctypes.c_int32)
-            for name in ("heads_q", "group", "seqlen_q", "seqlen_kv", "diagonal")
+            for name in (
+                "heads_q",
+                "group",
+                "seqlen_q",
+                "seqlen_kv",
+                "diagonal_low",
+                "diagonal_high",
+            )
         ),
-        ("scale_log2", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
     ]
 
-    @staticmethod
-    def of(args: AttentionArgs, out: Tensor, lse: Tensor, *, in_bytes: bool) -> Arguments:
-        """Of one problem, whose mask is full or causal; strides in bytes or else in elements."""
+
+@dataclass(frozen=True)
+class Launch:
+    """How one build is compiled and launched.
+
+    block_m: query rows of a block.  threads: of a block.  shared_bytes: dynamic shared memory.
+    """
+
+    source: Source
+    block_m: int
+    threads: int
+    shared_bytes: int
+
+
+@cache
+def _kernel(source: Source, arch: str) -> Kernel:
+    return load(compile_source(source, arch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A variant's builds.
+
+    make: the launch of (config, dtype, head dim, kind of mask).  kinds: the kinds of `MaskBuild`
+    that have builds of their own, by what they are built as.
+    in_bytes: whether the kernel counts strides in bytes or in elements.
+    spill_budget: bytes of a build's spills, by its head dim; 0 where it has none.
+    prescaled: whether it multiplies Q by the scale.
+    """
+
+    configs: Sequence[Config]
+    support: Support
+    make: Callable[[Config, str, int, str], Launch]
+    kinds: dict[str, str]
+    in_bytes: bool
+    spill_budget: Mapping[int, int] = field(default_factory=dict)
+    prescaled: bool = False
+
+    def forward(
+        self, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
+    ) -> None:
+        """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside the
+        support."""
+        self.support.check(args, out)
+        if args.config not in self.configs:
+            names = ", ".join(config.name for config in self.configs)
+            raise Unsupported("config", f"{args.config.name} is none of {names}")
+        if args.seqlen_q == 0:
+            return
+        assert lse is not None
+        mask = mask_build(args)
+        tables = mask_tables(args, mask)  # referenced until the launch has been queued
+        made = self.make(args.config, args.dtype, args.head_dim, self.kinds[mask.kind])
+        grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
+        arguments = self.arguments(args, out, lse, mask, tables)
+        with torch.cuda.device_of(args.q):
+            kernel = _kernel(made.source, device_arch(args.q.device))
+            launch(kernel, (grid,), (made.threads,), made.shared_bytes, arguments)
+
+    def arguments(
+        self,
+        args: AttentionArgs,
+        out: Tensor,
+        lse: Tensor,
+        mask: MaskBuild,
+        tables: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Arguments:
+        """The structure that a launch passes; the tensors must outlive the launch."""
+        tensors = (args.q, args.k, args.v, out)
         return Arguments(
-            *(Strided.of(tensor, in_bytes=in_bytes) for tensor in (args.q, args.k, args.v, out)),
+            *(Strided.of(tensor, in_bytes=self.in_bytes) for tensor in tensors),
             lse.data_ptr(),
+            *(0 if table is None else table.data_ptr() for table in tables),
             args.heads_q,
             args.heads_q // args.heads_kv,
             args.seqlen_q,
             args.seqlen_kv,
-            diagonal(args),
-            args.softmax_scale * LOG2_E,
+            mask.diagonal_low,
+            mask.diagonal_high,
+            args.softmax_scale,
+            LOG2_E if self.prescaled else args.softmax_scale * LOG2_E,
+        )
+
+    def choices(self) -> Iterator[tuple[Config, str, int, str]]:
+        """(config, dtype, head dim, kind of build) of every build."""
+        kinds = dict.fromkeys(self.kinds.values())
+        head_dims = self.support.head_dims
+        return itertools.product(self.configs, self.support.dtypes, head_dims, kinds)
+
+    def covering(self) -> list[tuple[Config, str, int, str]]:
+        """Choices in which every two values of different parts meet; the largest head dims up to
+        128, which are closest to what a thread's registers hold without a spill, come first."""
+        left = sorted(self.choices(), key=lambda choice: (choice[2] > 128, -choice[2]))
+        wanted = {pair for choice in left for pair in _pairs(choice)}
+        chosen = []
+        while wanted:
+            best = max(left, key=lambda choice: len(wanted & _pairs(choice)))
+            chosen.append(best)
+            wanted -= _pairs(best)
+        return chosen
+
+    def builds(self, arch: str) -> list[Build]:
+        """A covering set of builds for that architecture."""
+        return [self.build(*choice, arch) for choice in self.covering()]
+
+    def build(self, config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Build:
+        """One build for that architecture."""
+        name = "-".join((config.name, dtype, f"d{head_dim}", *([kind] if kind else [])))
+        made = self.make(config, dtype, head_dim, kind)
+        return build_of(
+            name,
+            made.source,
+            arch,
+            shared=made.shared_bytes,
+            spill_budget=self.spill_budget.get(head_dim, 0),
+            expects=("HMMA", "LDSM", "LDGSTS"),
         )
 
 
-def diagonal(args: AttentionArgs) -> int:
-    """Row r sees keys up to r + diagonal; full attention has them all below it."""
-    if not isinstance(args.mask, Causal):
-        return args.seqlen_kv
-    return args.seqlen_kv - args.seqlen_q if args.mask.alignment == "br" else 0
+def _pairs(choice: tuple[Config, str, int, str]) -> set[object]:
+    """Every two parts of a choice, with their places."""
+    return set(itertools.combinations(enumerate(choice), 2))

@@ -274,6 +274,23 @@ __device__ __forceinline__ u32 pack(float x0, float x1, float x2, float x3) {
 }
 #undef PTX_PACK
 
+// cvt.f32.{f16 | bf16}: the two elements of a register, exactly.
+template <Format format>
+__device__ __forceinline__ void unpack(u32 packed, float& low, float& high) {
+    static_assert(size_of<format> == 2);
+    if constexpr (format == Format::float16) {
+        asm("{\n.reg .b16 low, high;\n"
+            "mov.b32 {low, high}, %2;\n"
+            "cvt.f32.f16 %0, low;\n"
+            "cvt.f32.f16 %1, high;\n}\n"
+            : "=f"(low), "=f"(high)
+            : "r"(packed));
+    } else {
+        low = __uint_as_float(packed << 16);
+        high = __uint_as_float(packed & 0xffff0000);
+    }
+}
+
 // prmt.b32: byte i of the result is byte (selector >> 4 i) & 7 of b:a, of which a has bytes 0 to 3
 // and b has 4 to 7.  ldmatrix.trans moves pairs of 8-bit elements; this takes the pairs apart.
 __device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 selector) {

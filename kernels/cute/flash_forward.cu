@@ -4,6 +4,7 @@
 #include <cuda/std/limits>
 #include <cute/tensor.hpp>
 
+#include "arguments.cuh"
 #include "ptx.cuh"
 
 using namespace cute;
@@ -47,24 +48,10 @@ using LoadRows = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
 using LoadColumns = Copy_Atom<SM75_U16x8_LDSM_T, Element>;
 using StorePairs = Copy_Atom<UniversalCopy<uint32_t>, Element>;
 
-struct Strided {
-  Element* data;
-  int64_t batch, head, row;  // strides in elements; the innermost is 1
-};
-
-struct Arguments {
-  Strided q, k, v, out;
-  float* lse;  // (batch, heads_q, seqlen_q), contiguous
-  int heads_q;
-  int group;  // query heads per key head
-  int seqlen_q;
-  int seqlen_kv;
-  int diagonal;  // row r sees keys up to r + diagonal
-  float scale_log2;
-
+struct Arguments : ArgumentsOf<Element> {
   // How many keys a row sees; one past the end sees what the last one does.
   CUTE_DEVICE int seen_by(int row) const {
-    int64_t last = int64_t(min(row, seqlen_q - 1)) + diagonal;
+    int64_t last = int64_t(min(row, seqlen_q - 1)) + diagonal_high;
     return int(max(int64_t(0), min(int64_t(seqlen_kv), last + 1)));
   }
 };

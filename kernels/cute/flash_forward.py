@@ -46,41 +46,27 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from kernels.cuda.family import Arguments
+from kernels.cuda.family import Family, Launch
 from verify.cuda.compile import (
     CompileError,
-    Kernel,
     Source,
-    compile_source,
-    device_arch,
-    launch,
-    load,
-    toolkit_includes,
 )
 from verify.cuda.compile import available as cuda_available
 from verify.cuda.compile import compilable as cuda_compilable
+from verify.cuda.toolkit import includes as toolkit_includes
 from verify.variant import (
-    AttentionArgs,
     Build,
     Config,
     Contract,
     Numerics,
     Output,
     Products,
-    Resources,
     RowSum,
     Softmax,
     Support,
-    Unsupported,
     Variant,
-    Workspace,
 )
 
 WARPS = 4
@@ -143,35 +129,12 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
     )
 
 
-def shared_bytes(config: Config, head_dim: int) -> int:
-    """Dynamic shared memory of a block: one tile of Q, and one of K and of V per stage."""
+def launch(config: Config, dtype: str, head_dim: int, kind: str) -> Launch:
+    """How a build is compiled and launched: one tile of Q, and one of K and of V per stage."""
     assert config.block_m is not None
     assert config.block_n is not None
-    return 2 * head_dim * (config.block_m + 2 * STAGES * config.block_n)
-
-
-@cache
-def _kernel(config: Config, dtype: str, head_dim: int, arch: str) -> Kernel:
-    return load(compile_source(source(config, dtype, head_dim), arch))
-
-
-def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
-    """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
-    SUPPORT.check(args, out)
-    if args.config not in CONFIGS:
-        raise Unsupported(
-            "config",
-            f"{args.config.name} is none of {', '.join(config.name for config in CONFIGS)}",
-        )
-    if args.seqlen_q == 0:
-        return
-    assert lse is not None
-    assert args.config.block_m is not None
-    grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / args.config.block_m)
-    with torch.cuda.device_of(args.q):
-        kernel = _kernel(args.config, args.dtype, args.head_dim, device_arch(args.q.device))
-        shared = shared_bytes(args.config, args.head_dim)
-        launch(kernel, (grid,), (32 * WARPS,), shared, Arguments.of(args, out, lse, in_bytes=False))
+    shared_bytes = 2 * head_dim * (config.block_m + 2 * STAGES * config.block_n)
+    return Launch(source(config, dtype, head_dim), config.block_m, 32 * WARPS, shared_bytes)
 
 
 def builds(arch: str) -> list[Build]:
@@ -181,23 +144,9 @@ def builds(arch: str) -> list[Build]:
     The code is the same for every architecture, only ptxas differs, and one build takes as long as
     hundreds of other kernels'.
     """
-
-    def build(config: Config, dtype: str, head_dim: int) -> Build:
-        def compile_() -> Resources:
-            static = compile_source(source(config, dtype, head_dim), arch).resources
-            return replace(static, shared=static.shared + shared_bytes(config, head_dim))
-
-        return Build(f"{config.name}-{dtype}-d{head_dim}", compile_)
-
-    telling = [(CONFIGS[1], "float16", 128), (CONFIGS[0], "bfloat16", 64)]
-    every = [
-        (config, dtype, head_dim)
-        for config in CONFIGS
-        for dtype in ELEMENTS
-        for head_dim in HEAD_DIMS
-    ]
-    rest = [choice for choice in every if choice not in telling] if arch == "sm_90a" else []
-    return [build(*choice) for choice in telling + rest]
+    telling = [(CONFIGS[1], "float16", 128, ""), (CONFIGS[0], "bfloat16", 64, "")]
+    rest = [choice for choice in FAMILY.choices() if choice not in telling]
+    return [FAMILY.build(*choice, arch) for choice in telling + rest * (arch == "sm_90a")]
 
 
 CONFIGS = (
@@ -216,10 +165,18 @@ SUPPORT = Support(
     capability=(8, 0),
 )
 
+FAMILY = Family(
+    configs=CONFIGS,
+    support=SUPPORT,
+    make=launch,
+    kinds={"full": "", "causal": ""},  # one build for both
+    in_bytes=False,
+)
+
 VARIANT = Variant(
     name="cute-flash-forward",
     family="cute",
-    forward=forward,
+    forward=FAMILY.forward,
     configs=CONFIGS,
     support=SUPPORT,
     numerics=Numerics(

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from kernels.triton.common import Launch
 from references.masks import Causal, Full, Lengths, Mask, Window
-from verify.variant import AttentionArgs, Config, Resources, arch_named, compiled_archs
+from verify.variant import AttentionArgs, Binary, Config, Resources, arch_named, compiled_archs
 
 _USED = re.compile(r"Used (\d+) registers")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -48,9 +48,9 @@ def compiled(launch: Launch, arch: str) -> Any:
     return triton.compile(source, target=backend.target, options=options.__dict__)
 
 
-def resources(launch: Launch, arch: str) -> Resources:
-    """What the binary of `compiled` needs; raises as that does, and ValueError if ptxas does not
-    say."""
+def binary(launch: Launch, arch: str) -> Binary:
+    """The binary of `compiled`, with what it needs; raises as that does, and ValueError if ptxas
+    does not say."""
     with _ptxas_log() as log:
         kernel = compiled(launch, arch)
         if not log.getvalue():  # it was in the cache: assemble its PTX again, with the same options
@@ -64,7 +64,15 @@ def resources(launch: Launch, arch: str) -> Resources:
             f" {log.getvalue()!r}"
         )
     stack, stores, loads = map(int, frame.groups())
-    return Resources(int(used[1]), kernel.metadata.shared, stack, stores, loads)
+    needs = Resources(int(used[1]), kernel.metadata.shared, stack, stores, loads)
+    return Binary(kernel.asm["cubin"], kernel.metadata.name, needs)
+
+
+def expected(dtype: str, *, aligned: bool) -> tuple[str, ...]:
+    """The instructions that a binary with matrix products must contain: MMA but for fp32, whose
+    products are exact, and asynchronous copies of aligned rows."""
+    products = () if dtype == "float32" else ("MMA",)
+    return (*products, "LDGSTS") if aligned else products
 
 
 def target(arch: str) -> GPUTarget:

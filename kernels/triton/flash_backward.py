@@ -33,6 +33,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.masks import mask_build, mask_tables
 from kernels.triton import flash_forward
 from kernels.triton.common import (
     BUCKETS,
@@ -41,11 +42,9 @@ from kernels.triton.common import (
     Launch,
     head_dim_bucket,
     is_aligned,
-    mask_build,
-    mask_tables,
     steps,
 )
-from kernels.triton.compile import arguments, meta, resources
+from kernels.triton.compile import arguments, binary, expected, meta
 from kernels.triton.flash_backward_kernels import (
     key_value_gradients,
     key_value_gradients_aligned,
@@ -56,6 +55,7 @@ from kernels.triton.flash_backward_kernels import (
 )
 from verify.variant import (
     AttentionArgs,
+    Binary,
     Build,
     Config,
     GradientNumerics,
@@ -63,7 +63,6 @@ from verify.variant import (
     Gradients,
     GradientSoftmax,
     GradientSums,
-    Resources,
     Saved,
     ScoreGradient,
     Variant,
@@ -219,10 +218,28 @@ def builds(arch: str) -> list[Build]:
             f"{_KERNELS[kernel]}, {config.name}, {dtype}, d {head_dim},"
             f" {kind}{'' if aligned else ', unaligned'}"
         )
-        found.append(
-            Build(name, partial(_compile, kernel, config, dtype, head_dim, kind, aligned, arch))
-        )
+        compile_ = partial(_compile, kernel, config, dtype, head_dim, kind, aligned, arch)
+        budget = _SPILL_BUDGETS.get(name, {}).get(arch, 0)
+        # The sums of rows multiply no matrices.
+        expects = expected(dtype, aligned=aligned) if kernel else ()
+        found.append(Build(name, compile_, budget, expects))
     return found
+
+
+# Bytes per thread: the most of Triton 3.6 (the larger ones) and 3.7.
+_SPILL_BUDGETS = {
+    "dk dv, m32n128w8s2, float32, d 64, interval, unaligned": {
+        "sm_80": 2192,
+        "sm_86": 1412,
+        "sm_89": 1412,
+        "sm_90a": 192,
+        "sm_100a": 40,
+        "sm_120a": 104,
+    },
+    "dk dv, m32n128w8s2, float16, d 128, causal": {"sm_100a": 1032},
+    "dk dv, m32n128w8s2, bfloat16, d 64, window": {"sm_100a": 640},
+    "dk dv, m16n64w4s2, bfloat16, d 128, interval": {"sm_100a": 108},
+}
 
 
 _KERNELS = ("row sums", "dk dv", "dq")
@@ -244,16 +261,14 @@ _BUILDS = (
 
 def _compile(
     kernel: int, config: Config, dtype: str, head_dim: int, kind: str, aligned: bool, arch: str
-) -> Resources:
+) -> Binary:
     args = arguments(config, dtype, head_dim, kind, aligned=aligned)
     out, dout, dq, dk, dv = (
         meta(tuple(x.shape), dtype, aligned=aligned)
         for x in (args.q, args.q, args.q, args.k, args.v)
     )
     lse, delta = (meta(tuple(args.q.shape[:3]), "float32") for _ in range(2))
-    return resources(
-        launches(args, Saved(out, lse), dout, Gradients(dq, dk, dv), delta)[kernel], arch
-    )
+    return binary(launches(args, Saved(out, lse), dout, Gradients(dq, dk, dv), delta)[kernel], arch)
 
 
 SUPPORT = flash_forward.SUPPORT

@@ -40,21 +40,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.masks import mask_build, mask_tables
 from kernels.triton.common import (
     LOG2_E,
     Blocks,
     Launch,
     head_dim_bucket,
     is_aligned,
-    mask_build,
-    mask_tables,
     sizes,
     steps,
     twice,
 )
-from kernels.triton.compile import arguments, meta, resources
+from kernels.triton.compile import arguments, binary, expected, meta
 from verify.variant import (
     AttentionArgs,
+    Binary,
     Build,
     Config,
     Contract,
@@ -62,7 +62,6 @@ from verify.variant import (
     Numerics,
     Output,
     Products,
-    Resources,
     RowSum,
     Softmax,
     Support,
@@ -304,7 +303,9 @@ def builds(arch: str) -> list[Build]:
     for config in VARIANT.configs:
         for head_dim, kind, aligned in _BUILDS:
             name = f"{config.name}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
-            found.append(Build(name, partial(_compile, config, head_dim, kind, aligned, arch)))
+            compile_ = partial(_compile, config, head_dim, kind, aligned, arch)
+            expects = expected("float8_e4m3fn", aligned=aligned)
+            found.append(Build(name, compile_, expects=expects))
     return found
 
 
@@ -317,12 +318,12 @@ _BUILDS = (
 )
 
 
-def _compile(config: Config, head_dim: int, kind: str, aligned: bool, arch: str) -> Resources:
+def _compile(config: Config, head_dim: int, kind: str, aligned: bool, arch: str) -> Binary:
     args = arguments(config, "float8_e4m3fn", head_dim, kind, aligned=aligned)
     factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
     out = meta(tuple(args.q.shape), "bfloat16", aligned=aligned)
     lse = meta(tuple(args.q.shape[:3]), "float32")
-    return resources(launch(replace(args, descales=factors), out, lse, widen=arch == "sm_89"), arch)
+    return binary(launch(replace(args, descales=factors), out, lse, widen=arch == "sm_89"), arch)
 
 
 SUPPORT = Support(

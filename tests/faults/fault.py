@@ -11,6 +11,7 @@ from verify.problem import Problem
 TRITON_FORWARD = "kernels/triton/flash_forward.py"
 TRITON_BACKWARD = "kernels/triton/flash_backward.py"
 TRITON_FP8 = "kernels/triton/fp8_forward.py"
+KERNEL_MASKS = "kernels/masks.py"
 TRITON_COMMON = "kernels/triton/common.py"
 BACKWARD_KERNELS = "kernels/triton/flash_backward_kernels.py"
 SPLIT_KV = "tests/faults/kernels/split_kv.py"

@@ -1,6 +1,6 @@
 """Faults of masks, bounds, empty rows and -inf in the Triton forward."""
 
-from tests.faults.fault import TRITON_COMMON, TRITON_FORWARD, Fault
+from tests.faults.fault import KERNEL_MASKS, TRITON_FORWARD, Fault
 
 SQUARE = "hq=2,hkv=2,sq=128,skv=128,d=64,dtype=float16"
 CAUSAL = f"{SQUARE},mask=causal"
@@ -17,7 +17,7 @@ FAULTS = (
         about="causal masks are aligned to the top left corner, not to the last key",
         source="flash-attention 9e5e8bc9",
         file=TRITON_FORWARD,
-        helper=TRITON_COMMON,
+        helper=KERNEL_MASKS,
         edits=(
             (
                 'offset = args.seqlen_kv - args.seqlen_q if atom.alignment == "br" else 0',
@@ -33,7 +33,7 @@ FAULTS = (
         ),
         source="flashinfer 8c8afabd2",
         file=TRITON_FORWARD,
-        helper=TRITON_COMMON,
+        helper=KERNEL_MASKS,
         edits=(
             (
                 "        if isinstance(atom, Causal | Window):",
@@ -79,7 +79,7 @@ FAULTS = (
         about="a window's right side is taken as exclusive where it is not 0",
         source="vllm #3385",
         file=TRITON_FORWARD,
-        helper=TRITON_COMMON,
+        helper=KERNEL_MASKS,
         edits=(("[offset + right]", "[offset + max(right - 1, 0)]"),),
         common=f"{SQUARE},mask=window.16.0",
     ),
@@ -88,7 +88,7 @@ FAULTS = (
         about="a side without bound is passed as -1, which the kernel takes for a width",
         source="TransformerEngine #3528",
         file=TRITON_FORWARD,
-        helper=TRITON_COMMON,
+        helper=KERNEL_MASKS,
         edits=(
             (
                 "else (atom.left, atom.right)",

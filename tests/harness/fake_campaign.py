@@ -160,6 +160,7 @@ def built(
     }
     resources |= {"spill_stores": spill[0], "spill_loads": spill[1]}
     values = {"variant": ref, "arch": arch, "build": build, "seconds": 1.5, "resources": resources}
+    values |= {"spill_budget": sum(spill)}
     return Built(**(values | changes))
 
 

@@ -31,6 +31,7 @@ FLOORS = (
     ("verify.judging",),
     ("verify.statistics",),
     ("verify.oracles", "verify.probes", "verify.sanitizers"),
+    ("verify.profiling",),
     ("verify.report",),
     ("verify.campaign",),
     ("verify.cli",),

@@ -1,35 +1,25 @@
-"""The shipped kernel kernels/ptx/split_q.cu with one line changed: what a slip of the hand would
-have made of it.
+"""The shipped kernel kernels/ptx/split_q.cu with one line of its template changed: what a slip of
+the hand would have made of it.
 
-A patch names a text that must occur exactly once in the shipped source; the patched source is
+A patch names a text that must occur exactly once in the shipped template; the patched kernel is
 compiled and launched by the shipped kernel's own machinery.  One stage: there a missing barrier
 leaves reads and writes of the same bytes side by side, which with two stages are a whole block of
 keys apart.
 """
 
-import math
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from kernels.cuda.family import Arguments
+from kernels.cuda.family import Family, Launch
 from kernels.ptx import split_q
-from verify.cuda.compile import (
-    available,
-    cache_directory,
-    compile_source,
-    device_arch,
-    launch,
-    load,
-)
-from verify.variant import AttentionArgs, Support, Variant, Workspace
+from kernels.ptx.tiling import KINDS
+from verify.cuda.compile import Source, available, cache_directory
+from verify.variant import Config, Support, Variant
 
-SHIPPED = Path(split_q.__file__).with_name("split_q.cu")
+FOLDER = Path(split_q.__file__).parent
+SHIPPED = FOLDER / "flash.cuh"
 CONFIG = next(config for config in split_q.CONFIGS if config.num_stages == 1)
 SUPPORT = Support(
     dtypes=("float16",), head_dims=(64,), masks=("full",), layouts="contiguous", devices=("cuda",)
@@ -53,52 +43,46 @@ class Patch:
 
 
 PATCHES = {
-    "planted-split-q-overrun": Patch("if (r < a.seqlen_q) {", "if (r <= a.seqlen_q) {"),
-    "planted-split-q-missing-barrier": Patch("__syncthreads();  // V:", "// V:"),
+    "planted-split-q-overrun": Patch(
+        "if (row < a.seqlen_q && n < out_tiles) {", "if (row <= a.seqlen_q && n < out_tiles) {"
+    ),
+    "planted-split-q-missing-barrier": Patch(
+        "__syncthreads();  // item: all copies have landed, and",
+        "// item: all copies have landed, and",
+    ),
 }
 
 
-def patched(variant: str) -> Path:
-    """The patched source on disk."""
-    text = PATCHES[variant].apply(SHIPPED.read_text(encoding="utf-8"))
-    folder = cache_directory() / "planted"
+def patched(variant: str, shipped: Source) -> Source:
+    """The shipped source with the patched template, on disk."""
+    folder = cache_directory() / variant
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    path = folder / f"{variant}.cu"
-    os.replace(file.name, path)
-    return path
+    texts = {
+        SHIPPED.name: PATCHES[variant].apply(SHIPPED.read_text(encoding="utf-8")),
+        shipped.path.name: shipped.path.read_text(encoding="utf-8"),
+    }
+    for name, text in texts.items():
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
+            file.write(text)
+        os.replace(file.name, folder / name)
+    return replace(shipped, path=folder / shipped.path.name, includes=(FOLDER,))
 
 
-def forward_of(variant: str) -> Callable[[AttentionArgs, Tensor, Tensor | None, Workspace], None]:
-    """The entry point of that variant."""
+def family_of(variant: str) -> Family:
+    """The shipped kernel's family, of which every launch is that of the patched source."""
 
-    def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
-        SUPPORT.check(args, out)
-        assert lse is not None
-        grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / split_q.BLOCK_M)
-        source = replace(
-            split_q.source(args.config, args.dtype, args.head_dim, False), path=patched(variant)
-        )
-        with torch.cuda.device_of(args.q):
-            kernel = load(compile_source(source, device_arch(args.q.device)))
-            shared = split_q.shared_bytes(args.config, args.head_dim)
-            launch(
-                kernel,
-                (grid,),
-                (32 * split_q.WARPS,),
-                shared,
-                Arguments.of(args, out, lse, in_bytes=True),
-            )
+    def make(config: Config, dtype: str, head_dim: int, kind: str) -> Launch:
+        shipped = split_q.TILING.launch(config, dtype, head_dim, kind, narrow=False)
+        return replace(shipped, source=patched(variant, shipped.source))
 
-    return forward
+    return Family(configs=(CONFIG,), support=SUPPORT, make=make, kinds=KINDS, in_bytes=True)
 
 
 VARIANTS = [
     Variant(
         name=name,
         family="planted",
-        forward=forward_of(name),
+        forward=family_of(name).forward,
         configs=(CONFIG,),
         support=SUPPORT,
         numerics=split_q.VARIANT.numerics,

@@ -12,7 +12,8 @@ from verify.variant import Declaration
 @pytest.mark.long(25)  # CuTe's headers
 @pytest.mark.compiles
 def test_compiles(declaration: Declaration, arch: str, builder: Builder) -> None:
-    """Every build that the variant lists, without a GPU; registers, shared memory and spills go
-    into the report."""
+    """Every build that the variant lists, without a GPU, is what it declares: within its spill
+    budget, with the instructions that it expects.  Resources and instructions go into the
+    report."""
     failures = builder.compile(declaration, arch)
     assert not failures, "\n".join(failures)

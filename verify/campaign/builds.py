@@ -1,4 +1,5 @@
-"""Builds: compiles kernels without a GPU for the profile's architectures, and records resources.
+"""Builds: compiles kernels without a GPU for the profile's architectures, records resources and
+instructions, and holds each build to what it declares of them.
 
 Profile dev compiles for one architecture, the others for all (`arches`).  If time is short, only
 the first builds are compiled; the others are recorded as listed.
@@ -7,8 +8,8 @@ the first builds are compiled; the others are recorded as listed.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from verify.campaign.halt import over
 from verify.cell.process import COMPILER, Cell, ForkServer, Reply
@@ -21,6 +22,8 @@ _FEW_ARCHES = {"dev": ("sm_90a",)}
 # Seconds for the builds of one variant and architecture on a small machine.  The first build is
 # always compiled; a variant lists its most important builds first.
 _SECONDS = {"dev": 1.5, "ci": 3.0}
+# Seconds more for disassembling binaries whose instructions no earlier run has counted.
+_DISASSEMBLY = {"dev": 0.5, "ci": 1.0}
 
 
 def arches(profile: str) -> tuple[str, ...]:
@@ -60,44 +63,57 @@ class Builder:
                 self._record(declaration, arch, "(listing)", error=error)
                 return [f"{declaration.ref}: its builds for {arch} cannot be listed: {error}"]
             names = [str(name) for name in listed.data["builds"]]
-            begun, budget = time.monotonic(), _SECONDS.get(self.profile, math.inf)
+            spent = _Spent(self.profile)
             failures = []
             for number, name in enumerate(names):
-                if number and (time.monotonic() - begun > budget or over()):
+                if number and (spent.all or over()):
                     self._record(declaration, arch, name)
                 else:
-                    failures += self._compile(cell, declaration, arch, name)
+                    failures += self._compile(cell, declaration, arch, name, spent)
             return failures
         finally:
             cell.close()
 
-    def _compile(self, cell: Cell, declaration: Declaration, arch: str, name: str) -> list[str]:
-        reply = cell.compile(declaration.path, declaration.name, arch, name)
-        error = "" if reply.ok else _error_text(reply)
-        seconds = round(reply.data.get("seconds", reply.seconds), 3)
-        self._record(
-            declaration, arch, name, seconds, reply.data["resources"] if reply.ok else None, error
+    def _compile(
+        self, cell: Cell, declaration: Declaration, arch: str, name: str, spent: _Spent
+    ) -> list[str]:
+        reply = cell.compile(
+            declaration.path, declaration.name, arch, name, disassemble=not spent.disassembly
         )
-        return [f"{declaration.ref}: {name} does not compile for {arch}: {error}"] if error else []
+        failed: dict[str, Any] = {"seconds": reply.seconds, "error": _error_text(reply)}
+        built = reply.data["built"] if reply.ok else failed
+        seconds = built["seconds"]
+        spent.compiling += seconds
+        spent.disassembling += reply.seconds - seconds
+        self._record(declaration, arch, name, **built | {"seconds": round(seconds, 3)})
+        if not built["error"]:
+            return []
+        what = "is not what it declares" if reply.ok else "does not compile"
+        return [f"{declaration.ref}: {name} {what} for {arch}: {built['error']}"]
 
-    def _record(
-        self,
-        declaration: Declaration,
-        arch: str,
-        name: str,
-        seconds: float = 0.0,
-        resources: dict[str, int] | None = None,
-        error: str = "",
-    ) -> None:
-        built = Built(
-            variant=declaration.ref,
-            arch=arch,
-            build=name,
-            seconds=seconds,
-            resources=resources,
-            error=error,
-        )
-        self.recorder.write(built)
+    def _record(self, declaration: Declaration, arch: str, name: str, **known: Any) -> None:
+        """known: fields of `Built`."""
+        known = {"seconds": 0.0, "resources": None} | known
+        self.recorder.write(Built(variant=declaration.ref, arch=arch, build=name, **known))
+
+
+@dataclass
+class _Spent:
+    """Seconds that the builds of one variant and architecture took so far."""
+
+    profile: str
+    compiling: float = 0.0
+    disassembling: float = 0.0
+
+    @property
+    def all(self) -> bool:
+        """Whether no time is left to compile."""
+        return self.compiling > _SECONDS.get(self.profile, math.inf)
+
+    @property
+    def disassembly(self) -> bool:
+        """Whether no time is left to disassemble."""
+        return self.disassembling > _DISASSEMBLY.get(self.profile, math.inf)
 
 
 def _error_text(reply: Reply) -> str:

@@ -21,7 +21,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from verify.cell import closed_imports
+from verify.cell.building import compile_build
 from verify.cell.concurrent import Streams, run_concurrently
 from verify.cell.confinement import Confinement, confine
 from verify.cell.descendants import become_subreaper, kill_orphans
@@ -247,13 +247,8 @@ class KernelProcess:
                 build = next(
                     build for build in self._builds(message) if build.name == message["build"]
                 )
-                begun = time.perf_counter()
-                resources = asdict(build.compile())
-                return {
-                    "status": "ok",
-                    "resources": resources,
-                    "seconds": time.perf_counter() - begun,
-                }
+                built = compile_build(build, disassemble=message["disassemble"])
+                return {"status": "ok", "built": built}
             case "run" if message.get("concurrent"):
                 return {"status": "ok"} | self._run_concurrently(message)
             case "run":
@@ -334,6 +329,16 @@ class KernelProcess:
             except RuntimeError:
                 self.poisoned = True
                 raise
+
+
+def serve_at(kind: type[KernelProcess]) -> None:
+    """Serve on the Unix socket whose path is argv[1]: the main function of a program that runs
+    under a tool."""
+    faulthandler.enable()
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.connect(sys.argv[1])
+    preload()
+    kind(peer).serve()
 
 
 def _arch() -> str:

@@ -54,7 +54,7 @@ def load(path: Path, package_root: str) -> Loaded:
     except DeclarationError as error:  # its message is complete; a traceback would hide it
         raise Breach(f"{path.name}: {error}") from None
     real = path.resolve()  # a link's variants are called by the link's name
-    modules = _modules(real.parent, _COMPILER, _HELPERS)
+    modules = _modules(real.parent, _COMPILER, _HELPERS, _HELPERS.parent)
     sources = sources_of(set(modules), real)
     local = (other for file, other in modules.items() if file.parent == real.parent)
     interpreted = any(
@@ -119,15 +119,15 @@ def _is_interpreted(value: object) -> bool:
 def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
     """The files that a kernel's source hash covers.
 
-    They are the imported files of the kernel's folder and its .cu file.  For a kernel that imports
-    the CUDA compiler (`verify.cuda`), add the compiler, the imported files of kernels/cuda and
-    every header there.
+    They are the imported files of the kernel's folder and of kernels/, and its .cu file.  For a
+    kernel that imports the CUDA compiler (`verify.cuda`), add the compiler, the imported files of
+    kernels/cuda, and every header there and in the kernel's folder.
     """
-    local = {file for file in imported if file.parent == path.parent}
+    local = {file for file in imported if file.parent in (path.parent, _HELPERS.parent)}
     texts = {path.with_suffix(".cu")}
     if _COMPILER / "compile.py" in imported:
         texts |= {file for file in imported if file.parent in (_COMPILER, _HELPERS)}
-        texts |= set(_HELPERS.glob("*.cuh"))
+        texts |= {header for folder in (_HELPERS, path.parent) for header in folder.glob("*.cuh")}
     return tuple(sorted(str(file) for file in local | {text for text in texts if text.is_file()}))
 
 

@@ -178,9 +178,12 @@ class Cell:
             path, {"op": "builds", "variant": variant, "arch": arch}, self.environment.patience
         )
 
-    def compile(self, path: str, variant: str, arch: str, build: str) -> Reply:
-        """Compile one build, without a GPU: data["resources"] and data["seconds"]."""
-        message = {"op": "compile", "variant": variant, "arch": arch, "build": build}
+    def compile(
+        self, path: str, variant: str, arch: str, build: str, *, disassemble: bool = True
+    ) -> Reply:
+        """Compile one build, without a GPU: data["built"], see `verify.cell.building`."""
+        message: dict[str, Any] = {"op": "compile", "variant": variant, "arch": arch}
+        message |= {"build": build, "disassemble": disassemble}
         return self._on_loaded(path, message, self.environment.patience)
 
     def run(self, path: str, request: dict[str, Any], arena: Arena) -> Reply:

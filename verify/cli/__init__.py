@@ -1,5 +1,5 @@
 """The command line: run, fuzz, replay, report, compare, recheck, list, bench, sanitize, probe,
-oracles, test.
+profile, oracles, test.
 
 Exit codes: 0 clean, 1 a verdict failed, 2 usage, 3 infrastructure, or a campaign that is
 incomplete.  docs/command-line.md describes them, the commands and the environment variables.  A
@@ -62,6 +62,7 @@ for _command in (
     tools.sanitize,
     tools.test,
     tools.probe,
+    tools.profile,
     tools.oracles,
 ):
     app.add_command(_command)

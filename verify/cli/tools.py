@@ -1,8 +1,9 @@
-"""The commands `verify list`, `oracles`, `bench`, `probe`, `sanitize` and `test`."""
+"""The commands `verify list`, `oracles`, `bench`, `probe`, `profile`, `sanitize` and `test`."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import click
@@ -167,6 +168,57 @@ def sanitize(
         report_dir=report_dir,
     )
     return run_sanitizers(request, console)
+
+
+def _shape(
+    context: click.Context, parameter: click.Parameter, text: str
+) -> tuple[int, int, int, int]:
+    if not re.fullmatch(r"\d+,\d+,\d+,\d+", text, re.ASCII):
+        raise UsageError(f"--shape: {text!r} is not BATCH,HEADS,SEQLEN,HEAD_DIM")
+    batch, heads, seqlen, head_dim = map(int, text.split(","))
+    return batch, heads, seqlen, head_dim
+
+
+@click.command()
+@click.argument("variant")
+@click.option("--config", default="", metavar="NAME", help="Default: the variant's first config.")
+@click.option(
+    "--shape",
+    default="1,8,8192,64",
+    show_default=True,
+    callback=_shape,
+    metavar="B,H,N,D",
+    help="Batch, heads, sequence length and head dim of Q, K and V.",
+)
+@click.option("--dtype", default="", help="Default: the first dtype that the variant supports.")
+@click.option("--mask", default="full", show_default=True, help="A mask's name, such as causal.")
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Parent of the report's folder; default: .verify/report.",
+)
+def profile(
+    variant: str,
+    config: str,
+    shape: tuple[int, int, int, int],
+    dtype: str,
+    mask: str,
+    directory: Path | None,
+) -> int:
+    """Run one config of VARIANT under ncu: what its hardware counters say of its speed.
+
+    Prints a table and writes .verify/report/<device>/profile-VARIANT.json, with ncu's own report
+    beside it. VARIANT can be FILE@NAME. Exits 3 without a GPU or without ncu.
+    """
+    from verify.cli.profile import Request, run
+    from verify.machine import device
+
+    folder = report_parent(directory, publish=False) / device.slug()
+    request = Request(
+        variant=variant, config=config, shape=shape, dtype=dtype, mask=mask, folder=folder
+    )
+    return run(request, console)
 
 
 @click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +28,8 @@ import torch
 from filelock import FileLock
 
 from verify.bundle import ROOT
-from verify.variant import Resources, arch_of
+from verify.cuda import toolkit
+from verify.variant import Binary, Build, Resources, arch_of
 
 HEADERS = ROOT / "kernels" / "cuda"
 """The directory of ptx.cuh, which every source can include."""
@@ -56,16 +57,6 @@ class Source:
     defines: tuple[tuple[str, str], ...] = ()
     includes: tuple[Path, ...] = ()
     options: tuple[tuple[str, object], ...] = ()
-
-
-@dataclass(frozen=True)
-class Binary:
-    """A compiled source.  `resources.shared` counts static shared memory only, in bytes; a launch
-    adds dynamic shared memory."""
-
-    cubin: bytes
-    entry: str
-    resources: Resources
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +106,28 @@ def compile_source(source: Source, arch: str) -> Binary:
     return binary
 
 
+def build_of(
+    name: str,
+    source: Source,
+    arch: str,
+    *,
+    shared: int,
+    spill_budget: int | None = 0,
+    expects: tuple[str, ...] = (),
+) -> Build:
+    """The build of a source, with what it declares (see `verify.variant.Build`).
+
+    shared: dynamic shared memory of a launch, in bytes per block.
+    """
+
+    def compile_() -> Binary:
+        binary = compile_source(source, arch)
+        needs = binary.resources
+        return replace(binary, resources=replace(needs, shared=needs.shared + shared))
+
+    return Build(name, compile_, spill_budget, expects)
+
+
 def cache_directory() -> Path:
     """The directory of compiled kernels: VERIFY_CUDA_CACHE, or attention-verify/cuda in the user's
     cache directory."""
@@ -139,32 +152,6 @@ def resources_from(log: str, entry: str) -> Resources:
         shared = re.search(r"(\d+) bytes smem", part)
         return Resources(int(used[1]), int(shared[1]) if shared else 0, stack, stores, loads)
     raise ValueError(f"ptxas reports no resources of {entry}")
-
-
-@cache
-def toolkit_includes() -> tuple[Path, ...]:
-    """The directories of the CUDA toolkit's headers and of CCCL's headers.
-
-    Each is searched in Python wheels, then in CUDA_HOME, CUDA_PATH and /usr/local/cuda.
-    """
-    try:
-        import nvidia
-
-        wheels = [Path(path) / "cu13" for path in nvidia.__path__]
-    except ImportError:
-        wheels = []
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    roots = [*wheels, *(Path(home) for home in homes if home), Path("/usr/local/cuda")]
-    toolkits = [root / "include" for root in roots if (root / "include" / "cuda_fp16.h").is_file()]
-    toolkits.sort(
-        key=lambda path: not (path / "crt" / "host_defines.h").is_file()
-    )  # wheels can lack headers that a host compiler needs
-    cccl = [
-        root / "include" / "cccl"
-        for root in roots
-        if (root / "include" / "cccl" / "cuda" / "std" / "limits").is_file()
-    ]
-    return (*toolkits[:1], *cccl[:1])
 
 
 def _compile(source: Source, arch: str) -> Binary:
@@ -199,7 +186,7 @@ def _source_name(path: Path) -> str:
 
 
 def _include_path(source: Source) -> list[Path]:
-    return [source.path.resolve().parent, HEADERS, *source.includes, *toolkit_includes()]
+    return [source.path.resolve().parent, HEADERS, *source.includes, *toolkit.includes()]
 
 
 def _nvrtc_version() -> str:

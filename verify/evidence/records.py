@@ -155,7 +155,9 @@ class Built:
     needs, or why it failed.
 
     resources: `verify.variant.Resources` as data; None where compiling failed (`error` says why),
-    or where the build was left to a larger profile (`error` is empty).
+    or where the build was left to a larger profile (`error` is empty).  error: also what a compiled
+    build breaks of its own declaration.  spill_budget: as declared; None where there is none.
+    sass: `verify.cuda.sass.Counts` as data; None where `unread` says why, and in older records.
     """
 
     variant: str
@@ -164,6 +166,9 @@ class Built:
     seconds: Number
     resources: dict[str, Integer] | None
     error: str = ""
+    spill_budget: Integer | None = None
+    sass: dict[str, dict[str, Integer]] | None = None
+    unread: str = ""
 
 
 Record = RunInfo | VariantEntry | Begin | Verdict | Drawn | NotRun | Built

@@ -246,9 +246,11 @@ def _variant(
         reasons = [f"unavailable: {entry.unavailable}", *([] if not verdicts else reasons)]
     growth = _growth(verdicts, "memory_growth")
     on_device = _growth(verdicts, "device_memory_growth")
-    builds = resources.by_arch(b for b in evidence.builds if b.variant == entry.ref)
+    builds = resources.by_arch(
+        (b for b in evidence.builds if b.variant == entry.ref), entry.configs
+    )
     broken = [
-        f"{b['arch']}: {len(b['failing'])} of {b['builds']} fail to compile"
+        f"{b['arch']}: {len(b['failing'])} of {b['builds']} builds fail"
         for b in builds
         if b["failing"]
     ]

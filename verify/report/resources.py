@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from verify.document import text
 from verify.evidence import Built
-from verify.report.schema import BuildsReport
+from verify.evidence.strict_json import Number
+from verify.report.schema import BuildsReport, InstructionsReport
 from verify.variant import compiled_archs
 
 _MESSAGE = 4000  # characters of a compiler's message
 
 
-def by_arch(builds: Iterable[Built]) -> list[BuildsReport]:
-    """The builds of one variant, by architecture in the order of `compiled_archs`."""
+def by_arch(builds: Iterable[Built], configs: Sequence[str] = ()) -> list[BuildsReport]:
+    """The builds of one variant, by architecture in the order of `compiled_archs`.
+
+    configs: names of the variant's configs, of which a build's name holds one.
+    """
     found: dict[str, list[Built]] = defaultdict(list)
     for build in builds:
         found[build.arch].append(build)
     known = {arch: place for place, arch in enumerate(compiled_archs())}
     return [
-        _one_arch(arch, found[arch])
+        _one_arch(arch, found[arch], configs)
         for arch in sorted(found, key=lambda arch: (known.get(arch, len(known)), arch))
     ]
 
 
-def _one_arch(arch: str, builds: list[Built]) -> BuildsReport:
+def _one_arch(arch: str, builds: list[Built], configs: Sequence[str]) -> BuildsReport:
     builds = sorted(builds, key=lambda b: b.build)
     failing = [b for b in builds if b.error]
     spilling = {b.build: b.resources for b in builds if b.resources and _spilled(b.resources)}
     worst = max(spilling, key=lambda name: _spilled(spilling[name]), default="")
+    budgets = {b.build: b.spill_budget for b in builds}
+    unread = [b.unread for b in builds if b.unread]
     return {
         "arch": arch,
         "builds": len(builds),
-        "compiled": sum(b.resources is not None for b in builds),
+        "compiled": sum(b.resources is not None and not b.error for b in builds),
         "failing": [b.build for b in failing],
         "error": text.shorter(failing[0].error, _MESSAGE) if failing else "",
         "registers": _largest(builds, "registers"),
@@ -43,8 +49,55 @@ def _one_arch(arch: str, builds: list[Built]) -> BuildsReport:
         "spill_build": worst,
         "spill_stores": spilling[worst].get("spill_stores", 0) if worst else 0,
         "spill_loads": spilling[worst].get("spill_loads", 0) if worst else 0,
+        "spill_budget": budgets.get(worst),
         "seconds": sum(b.seconds for b in builds),
+        "instructions": _by_config(builds, configs),
+        "unread": len(unread),
+        "unread_reason": text.shorter(unread[0], _MESSAGE) if unread else "",
     }
+
+
+def _by_config(builds: list[Built], configs: Sequence[str]) -> list[InstructionsReport]:
+    """What the builds of each config and kind of MMA execute for each MMA; builds without MMA are
+    not counted."""
+    found: dict[tuple[str, tuple[str, ...]], list[dict[str, dict[str, int]]]] = defaultdict(list)
+    for build in builds:
+        if build.sass is not None and build.sass["kernel"].get("MMA"):
+            named = [config for config in configs if config in build.build]
+            kinds = (k for k in build.sass["kernel"] if k.endswith("MMA") and k != "MMA")
+            found[max(named, key=len, default=""), tuple(sorted(kinds))].append(build.sass)
+    return [
+        {
+            "config": config,
+            "builds": len(sass),
+            "mma": list(kinds),
+            "other": _range(map(_other, _parts(sass, "kernel"))),
+            "other_loop": _range(map(_other, _parts(sass, "loop"))),
+            "arithmetic": _range(map(_arithmetic, _parts(sass, "kernel"))),
+            "arithmetic_loop": _range(map(_arithmetic, _parts(sass, "loop"))),
+        }
+        for (config, kinds), sass in sorted(found.items(), key=lambda item: item[0])
+    ]
+
+
+def _parts(sass: Iterable[dict[str, dict[str, int]]], part: str) -> Iterable[Mapping[str, int]]:
+    return (counts[part] for counts in sass if counts[part].get("MMA"))
+
+
+def _other(counts: Mapping[str, int]) -> float:
+    """Instructions other than MMA for each MMA."""
+    return (counts["total"] - counts["MMA"]) / counts["MMA"]
+
+
+def _arithmetic(counts: Mapping[str, int]) -> float:
+    """FP32 and integer instructions for each MMA."""
+    return (counts.get("FP32", 0) + counts.get("INT", 0)) / counts["MMA"]
+
+
+def _range(ratios: Iterable[float]) -> list[Number]:
+    """Smallest and largest, or nothing of nothing."""
+    known = [round(ratio, 3) for ratio in ratios]
+    return [min(known), max(known)] if known else []
 
 
 def _largest(builds: Iterable[Built], name: str) -> int | None:

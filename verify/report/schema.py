@@ -169,14 +169,37 @@ class Failure(TypedDict):
     shrunk: NotRequired[Integer]
 
 
+class InstructionsReport(TypedDict):
+    """What the builds of one config, with the same kinds of MMA instructions, execute for each MMA
+    instruction, as their SASS shows.
+
+    config: "" for builds that name none.  builds: those that have MMA instructions and were read.
+    mma: kinds of MMA (`verify.variant.build.INSTRUCTIONS`), without the sum.  other, arithmetic:
+    instructions other than MMA, and FP32 and integer instructions, for each MMA of the kernel:
+    smallest and largest of the builds.  *_loop: the same in the loops with most MMA instructions;
+    empty where there is none.
+    """
+
+    config: str
+    builds: Integer
+    mma: list[str]
+    other: list[Number]
+    other_loop: list[Number]
+    arithmetic: list[Number]
+    arithmetic_loop: list[Number]
+
+
 class BuildsReport(TypedDict):
     """What a variant's builds need on one architecture, as the compiler says; nothing was run.
 
-    builds: those listed; compiled: those that compiled; failing: those that did not, by name, with
-    the compiler's `error` of the first; the rest was left out.  registers per thread, shared memory
-    per block, stack per thread: the largest over the builds, memory in bytes, None where no build
-    says.  spilling: builds that spill registers; spill_build: the worst of them, by the sum of its
-    spill_stores and spill_loads, bytes per thread.  seconds: of all compilations.
+    builds: those listed; compiled: those that compiled and are what they declare; failing: those
+    that did not compile or break their declaration, by name, with the `error` of the first; the
+    rest was left out.  registers per thread, shared memory per block, stack per thread: the largest
+    over the builds, memory in bytes, None where no build says.  spilling: builds that spill
+    registers; spill_build: the worst of them, by the sum of its spill_stores and spill_loads, bytes
+    per thread; spill_budget: what it declares that it may spill, None without a budget.  seconds:
+    of all compilations.  instructions: by config.  unread: compiled builds whose instructions were
+    not read, with the `unread_reason` of the first.  The last four are missing in older reports.
     """
 
     arch: str
@@ -192,6 +215,10 @@ class BuildsReport(TypedDict):
     spill_stores: Integer
     spill_loads: Integer
     seconds: Number
+    spill_budget: NotRequired[Integer | None]
+    instructions: NotRequired[list[InstructionsReport]]
+    unread: NotRequired[Integer]
+    unread_reason: NotRequired[str]
 
 
 class Cell(TypedDict):

@@ -7,16 +7,13 @@ case with all its copies ends before the next begins.
 
 from __future__ import annotations
 
-import faulthandler
-import socket
-import sys
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from verify.cell.arena import slots_from
-from verify.cell.child import KernelProcess, preload
+from verify.cell.child import KernelProcess, serve_at
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.launching import launch
 
@@ -42,14 +39,5 @@ class IsolatedKernelProcess(KernelProcess):
         return {}
 
 
-def main() -> None:
-    """Serve on the Unix socket whose path is argv[1]."""
-    faulthandler.enable()
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    peer.connect(sys.argv[1])
-    preload()
-    IsolatedKernelProcess(peer).serve()
-
-
 if __name__ == "__main__":
-    main()
+    serve_at(IsolatedKernelProcess)

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from verify.cell.arena import Arena
 from verify.cell.process import Cell, Environment, InfrastructureError
+from verify.cell.under_tool import Ended, ToolCell
 from verify.judging.findings import Ruling
 from verify.judging.run_checks import held
 from verify.judging.trial import Trial
 from verify.problem.case import Case
 from verify.sanitizers.facts import WAIVERS, CaseResult, Facts, Judgement, Waiver, collect, judge
-from verify.sanitizers.process import Ended, SanitizedCell
 from verify.sanitizers.tool import OUTPUT, Sanitizer
 from verify.variant import Config, Declaration
+
+_SLOWER = 5.0  # what a request may take, relative to a plain cell
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Booth:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         begun = time.perf_counter()
-        cell = SanitizedCell(self.environment, self.sanitizer.command(tool, folder, lane))
+        command = self.sanitizer.command(tool, folder, lane)
+        cell = ToolCell(_sanitized(self.environment), command, "verify.sanitizers.child")
         arena = Arena()
         results: list[CaseResult] = []
         doubt = ""
@@ -89,6 +92,12 @@ class Booth:
         return Session(
             tool, subject, judge(facts, self.waivers), time.perf_counter() - begun, facts
         )
+
+
+def _sanitized(environment: Environment) -> Environment:
+    """Without torch's cache of allocations, and with longer deadlines."""
+    variables = (*environment.variables, ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))
+    return replace(environment, variables=variables, patience=environment.patience * _SLOWER)
 
 
 def rehearse(subject: Subject, cell: Cell) -> dict[str, Ruling]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from verify.cuda.toolkit import executables
 
 TOOLS = ("memcheck", "racecheck")
 ERROR_EXIT = 86  # the tool's exit code if it found errors in a program that ended with 0
@@ -63,18 +63,14 @@ XML, LOG, OUTPUT = "records.xml", "tool.log", "child.log"
 def find() -> Sanitizer | None:
     """The compute-sanitizer of this machine (PATH, then CUDA_HOME, then /usr/local/cuda), or None
     if there is none that works."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    places = os.pathsep.join(
-        [os.environ.get("PATH", ""), *(str(Path(home) / "bin") for home in homes if home)]
-    )
-    executable = shutil.which("compute-sanitizer", path=places)
-    if executable is None:
+    found = executables("compute-sanitizer")
+    if not found:
         return None
     try:
         output = subprocess.run(
-            [executable, "--version"], capture_output=True, text=True, timeout=60, check=True
+            [found[0], "--version"], capture_output=True, text=True, timeout=60, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     version = re.search(r"Version ([\d.]+)", output)
-    return Sanitizer(executable, version[1]) if version else None
+    return Sanitizer(found[0], version[1]) if version else None

@@ -17,7 +17,7 @@ from verify.variant.arguments import (
     Workspace,
     default_dtype_out,
 )
-from verify.variant.build import Build, Resources
+from verify.variant.build import Binary, Build, Resources
 from verify.variant.config import Config
 from verify.variant.contract import Contract
 from verify.variant.declaration import Declaration, declaration_from
@@ -47,6 +47,7 @@ __all__ = [
     "SCALES",
     "Arch",
     "AttentionArgs",
+    "Binary",
     "Build",
     "Config",
     "Contract",

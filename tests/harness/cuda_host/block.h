@@ -25,7 +25,7 @@
 struct Index {
     unsigned x;
 };
-inline Index threadIdx, blockIdx;
+inline Index threadIdx, blockIdx, gridDim;
 
 using std::max;
 using std::min;

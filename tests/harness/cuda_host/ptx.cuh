@@ -356,6 +356,12 @@ u32 pack(float x0, float x1, float x2, float x3) {
     return low | (detail::narrow(format, x2) | detail::narrow(format, x3) << 8) << 16;
 }
 
+template <Format format>
+void unpack(u32 packed, float& low, float& high) {
+    low = detail::widen(format, detail::half_of(packed, 0));
+    high = detail::widen(format, detail::half_of(packed, 1));
+}
+
 inline u32 prmt(u32 a, u32 b, u32 selector) {
     const std::uint64_t bytes = static_cast<std::uint64_t>(b) << 32 | a;
     u32 d = 0;

@@ -1,4 +1,8 @@
 // A kernel as a function: KERNEL is its file, ENTRY its name; it takes one structure, `Arguments`, by value.
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+
 #include KERNEL
 
 // Runs the whole grid; returns what went wrong, or an empty string.  conflicts: two counters (matrix loads, copies).
@@ -8,6 +12,7 @@ extern "C" const char* run(
     host::block = {};
     host::block.shared_bytes = shared_bytes;
     host::block.late = late;
+    gridDim.x = grid;
     host::block.body = [arguments] { ENTRY(*static_cast<const Arguments*>(arguments)); };
     for (unsigned index = 0; index < grid && host::run_block(index, threads, backwards); ++index) {
     }

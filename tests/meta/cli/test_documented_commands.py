@@ -119,6 +119,7 @@ RUNS = {
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
     ),
+    "verify profile": of("test_profiling", "test_the_command_is_told_its_options", '"profile"'),
     "verify test": ci("python3 -m verify test --profile ci"),
     "references.masks": of(HERE, "test_masks_are_drawn", '"references.masks"'),
     "tests.bound_terms": of(*TERMS, "bound_terms.main(words)"),
@@ -265,7 +266,7 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     """test_sanitizer_run.py tests the lane itself, with a fake tool."""
     asked: list[Request] = []
     monkeypatch.setattr("verify.cli.sanitize.sanitize", lambda it, console: asked.append(it))
-    case = "ptx-split-q:m64n64w4s2:sanitizer:sq=64,skv=64,d=64,dtype=float16"
+    case = "ptx-split-q:m64n64s1-swizzle_qkv-grid_tiles:sanitizer:sq=64,skv=64,d=64,dtype=float16"
     verify(monkeypatch, "sanitize", "--quick")
     verify(monkeypatch, "sanitize", "--case", case)
     assert [request.quick for request in asked] == [True, False]

@@ -385,7 +385,9 @@ def test_an_error_of_the_driver_is_raised(driver: SimpleNamespace) -> None:
 def test_a_kernels_sources_are_its_own_files_and_what_it_has_of_kernels_cuda(stem: str) -> None:
     path = ROOT / "kernels" / f"{stem}.py"
     own = {path, path.with_suffix(".cu"), path.with_name("__init__.py")}
-    shared = {ROOT / "kernels" / "cuda" / name for name in ("__init__.py", "family.py", "ptx.cuh")}
+    names = ("__init__.py", "family.py", "arguments.cuh", "ptx.cuh")
+    shared = {ROOT / "kernels" / "cuda" / name for name in names}
+    shared |= {ROOT / "kernels" / "masks.py", *path.parent.glob("*.cuh")}
     shared |= {ROOT / "verify" / "cuda" / name for name in ("__init__.py", "compile.py")}
     assert {Path(name) for name in load(path, str(ROOT)).sources} >= own | shared
 
@@ -405,7 +407,10 @@ def test_only_imported_helpers_are_hashed() -> None:
         path.with_suffix(".cu"),
         compiler / "compile.py",
         folder / "__init__.py",
+        folder / "arguments.cuh",
         folder / "ptx.cuh",
+        path.with_name("flash.cuh"),
+        path.with_name("tile.cuh"),
     }
     assert sources_of({path}, path) == (str(path.with_suffix(".cu")), str(path))
 
@@ -444,6 +449,8 @@ CALLS = """
     ptx::ldmatrix_x2_trans(h, at);
     ptx::mma_m16n8k16<Format::bfloat16>(f, a, b, h[0]);
     ptx::mma_m16n8k16_f16(h, a, b, b);
+    ptx::unpack<Format::float16>(b, f[0], f[1]);
+    ptx::unpack<Format::bfloat16>(h[1], f[2], f[3]);
     x[threadIdx.x] = ptx::ex2(f[0]) + ptx::lg2(f[1]) + ptx::rcp(f[2]) + ptx::shfl_bfly(f[3], 1)
         + h[0] + h[1] + ptx::pack<Format::float16>(f[0], f[1])
         + ptx::pack<Format::bfloat16>(f[2], f[3]) + ptx::ex2_approx_f16x2(a[0])

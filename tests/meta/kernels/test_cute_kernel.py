@@ -24,13 +24,14 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from kernels.cuda.family import Arguments, diagonal
 from kernels.cute import flash_forward as kernel
+from kernels.masks import mask_build
 from references.masks import parse_mask
 from references.score_mods import Softcap
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
-from verify.cuda.compile import CompileError, compilable, toolkit_includes
+from verify.cuda.compile import CompileError, compilable
+from verify.cuda.toolkit import includes as toolkit_includes
 from verify.judging.comparison import compare
 from verify.judging.truth import compute_truth
 from verify.problem import Problem
@@ -84,7 +85,7 @@ def test_every_choice_is_built_for_hopper_and_two_elsewhere() -> None:
 def test_shared_memory_fits_every_architecture(
     config: Config, head_dim: int, expected: int
 ) -> None:
-    assert kernel.shared_bytes(config, head_dim) == expected <= 99 * 1024
+    assert kernel.launch(config, "float16", head_dim, "").shared_bytes == expected <= 99 * 1024
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,9 @@ def test_a_mask_is_a_diagonal(mask: str, expected: Callable[[int], int]) -> None
     args = arguments(
         Problem(seqlen_q=5, seqlen_kv=9, head_dim=64, dtype="float16", mask=parse_mask(mask))
     )
-    assert [min(9, r + diagonal(args) + 1) for r in range(5)] == [expected(r) for r in range(5)]
+    assert [min(9, r + mask_build(args).diagonal_high + 1) for r in range(5)] == [
+        expected(r) for r in range(5)
+    ]
 
 
 PLAIN = Problem(seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="float16")
@@ -131,7 +134,7 @@ def test_layouts_that_it_does_not_support_it_refuses() -> None:
 
 def refused(args: AttentionArgs, out: Tensor, argument: str) -> None:
     with pytest.raises(Unsupported) as error:
-        kernel.forward(args, out, torch.empty(out.shape[:3]), {})
+        kernel.FAMILY.forward(args, out, torch.empty(out.shape[:3]), {})
     assert error.value.argument == argument
 
 
@@ -181,9 +184,9 @@ def test_the_largest_build_does_not_spill() -> None:
     (build,) = [
         build for build in kernel.builds("sm_90a") if build.name == f"{TALL.name}-float16-d128"
     ]
-    resources = build.compile()
+    resources = build.compile().resources
     assert resources.registers <= 255
-    assert resources.shared == kernel.shared_bytes(TALL, 128)
+    assert resources.shared == kernel.launch(TALL, "float16", 128, "").shared_bytes
     assert resources.stack == resources.spill_stores == resources.spill_loads == 0
 
 
@@ -224,6 +227,7 @@ inline void barrier(int line) { if (line != dropped) { __syncthreads(); } }
 extern "C" void weaken(int line, bool waits) { dropped = line; hasty = waits; }
 #include <cuda/std/limits>
 #include <cute/tensor.hpp>
+#include "arguments.cuh"
 #define __syncthreads() barrier(__LINE__)
 #define KERNEL "flash_forward.cu"
 """
@@ -279,8 +283,8 @@ class Program:
         lse = torch.full(problem.shape_out[:3], math.nan)
         conflicts = (ctypes.c_long * 2)()
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / (self.config.block_m or 0))
-        shared = kernel.shared_bytes(self.config, args.head_dim)
-        given = Arguments.of(args, out, lse, in_bytes=False)
+        shared = kernel.launch(self.config, "float16", args.head_dim, "").shared_bytes
+        given = kernel.FAMILY.arguments(args, out, lse, mask_build(args))
         error = self.entry(
             ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts
         )
@@ -368,7 +372,14 @@ def compiled(folder: Path) -> Path:
     builds = (build(name, *chosen) for name, chosen in BUILDS.items())
     (folder / "program.cpp").write_text("".join([PROGRAM, *builds]))
     library = folder / "compiled.so"
-    includes = (folder, HOST, SOURCE.parent, headers, *toolkit_includes())
+    includes = (
+        folder,
+        HOST,
+        SOURCE.parent,
+        ROOT / "kernels" / "cuda",
+        headers,
+        *toolkit_includes(),
+    )
     options = ("-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared")
     subprocess.run(
         ["g++", *options, folder / "program.cpp", "-o", library]

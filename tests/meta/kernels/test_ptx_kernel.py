@@ -1,10 +1,10 @@
-"""The raw-PTX kernel on trial without a GPU: its builds, and its own source run by a host
+"""The raw-PTX kernels on trial without a GPU: their builds, and their own sources run by a host
 compiler's code.
 
-`cuda_host` runs a block's 128 threads as fibers, its warps as unfairly as can be (each as far as it
+`cuda_host` runs a block's threads as fibers, its warps as unfairly as can be (each as far as it
 gets, the first or the last first; copies that land at once, or as late as they may), on shared
-memory of NaN, and counts bank conflicts.  What is judged is split_q.cu itself, launched by its own
-`forward`: only ptx.cuh and the launch are replaced.
+memory of NaN, and counts bank conflicts.  What is judged are the .cu files themselves, launched by
+their own `forward`: only ptx.cuh and the launch are replaced.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.ptx import split_q
-from kernels.ptx.split_q import CONFIGS, HEAD_DIMS, VARIANT
-from references.masks import Causal, Full
+from kernels.cuda import family
+from kernels.ptx import share_kv, share_qkv, split_kv, split_q, tiling_qk, tiling_qkv
+from references.masks import Causal, Documents, Full, Lengths, Window
 from references.score_mods import Softcap
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
@@ -36,29 +36,19 @@ from verify.judging.truth import compute_truth
 from verify.problem import Layout, Problem
 from verify.problem.inputs import dequantised, tensors
 from verify.tolerance.forward import resolve
-from verify.variant import AttentionArgs, Config, Unsupported
+from verify.variant import AttentionArgs, Config, Unsupported, Variant
 
 torch.set_num_threads(1)
 
 HOST = ROOT / "tests" / "harness" / "cuda_host"
-SHARED_LIMIT = 99 * 1024  # per block on sm_86, sm_89 and sm_120
 COMPILER = shutil.which("c++")
 compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 runs = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
-
-# Builds.
-
-
-@compiles
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_every_build_compiles_without_spilling(arch: str) -> None:
-    builds = split_q.builds(arch)
-    assert len({build.name for build in builds}) == len(builds) == 16
-    for build in builds:
-        resources = build.compile()
-        assert resources.spill_stores == resources.spill_loads == resources.stack == 0, build.name
-        assert 0 < resources.shared <= SHARED_LIMIT, build.name
+MODULES = {
+    module.TILING.name: module
+    for module in (split_q, split_kv, share_kv, share_qkv, tiling_qk, tiling_qkv)
+}
 
 
 # The kernel on the CPU.
@@ -75,14 +65,24 @@ class Schedule:
 SCHEDULES = [Schedule(*choice) for choice in itertools.product((False, True), repeat=2)]
 
 
+PARTS = [
+    ROOT / "kernels" / place for place in ("cuda/arguments.cuh", "ptx/tile.cuh", "ptx/flash.cuh")
+]
+
+
 class Host:
     """A source compiled for the CPU, with a text of it replaced."""
 
     def __init__(
         self, source: Source, folder: Path, edit: Callable[[str], str] = lambda text: text
     ) -> None:
+        # All of a kernel's text but ptx.cuh, in one file.
+        text = "".join(
+            re.sub(r"(?m)^#(pragma once|include.*)\n", "", path.read_text(encoding="utf-8"))
+            for path in (*PARTS, source.path)
+        )
         kernel = folder / "kernel.cu"
-        kernel.write_text(edit(source.path.read_text(encoding="utf-8")), encoding="utf-8")
+        kernel.write_text(f'#include "ptx.cuh"\n{edit(text)}', encoding="utf-8")
         library = folder / "kernel.so"
         macros = [*source.defines, ("KERNEL", f'"{kernel}"'), ("ENTRY", source.entry)]
         defines = [f"-D{name}={value}" for name, value in macros]
@@ -111,6 +111,10 @@ class Host:
         self.library = ctypes.CDLL(str(library))
         self.library.run.restype = ctypes.c_char_p
         self.schedule = SCHEDULES[0]
+        # A slice of V goes into a tile of more columns: there, as in padded rows narrower than 128
+        # bytes, copies can meet.
+        padded = "padded" in dict(source.defines).values()
+        self.copies_apart = not padded and source.entry != "tiling_qk"
 
     def launch(
         self, grid: tuple[int], block: tuple[int], shared_bytes: int, arguments: ctypes.Structure
@@ -123,31 +127,55 @@ class Host:
             ctypes.byref(arguments), grid[0], block[0], shared_bytes, *flags, conflicts
         )
         assert not error, error.decode()
-        assert list(conflicts) == [0, 0], "bank conflicts of matrix loads and of copies"
+        assert conflicts[0] == 0, "bank conflicts of matrix loads"
+        assert conflicts[1] == 0 or not self.copies_apart, "bank conflicts of copies"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One build, and the variant that it belongs to."""
+
+    name: str
+    config: int
+    dtype: str
+    head_dim: int
+    kind: str = "full"
+
+    @property
+    def variant(self) -> Variant:
+        """The variant: "float16" products in "float16-narrow" accumulators are one of its own."""
+        module = MODULES[self.name]
+        return module.VARIANT_F16 if self.narrow else module.VARIANT
+
+    @property
+    def narrow(self) -> bool:
+        return self.dtype.endswith("-narrow")
+
+    @property
+    def format(self) -> str:
+        return self.dtype.removesuffix("-narrow")
+
+    @property
+    def build(self) -> tuple[Config, str, int, str]:
+        return self.variant.configs[self.config], self.format, self.head_dim, self.kind
 
 
 @pytest.fixture
 def host(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """Makes `split_q.forward` run on the CPU: hosts(...) gives the `Host` of a build, which forward
-    then launches."""
+    """Makes `forward` run on the CPU: host(choice) gives the `Host` of a build, which forward then
+    launches."""
     current: list[Host] = []
 
-    def hosts(
-        config: Config,
-        dtype: str,
-        head_dim: int,
-        causal: bool,
-        edit: Callable[[str], str] = lambda text: text,
-    ) -> Host:
-        source = split_q.source(config, dtype, head_dim, causal)
-        current[:] = [Host(source, tmp_path_factory.mktemp("host"), edit)]
+    def hosts(choice: Choice, edit: Callable[[str], str] = lambda text: text) -> Host:
+        made = MODULES[choice.name].TILING.launch(*choice.build, narrow=choice.narrow)
+        current[:] = [Host(made.source, tmp_path_factory.mktemp("host"), edit)]
         return current[0]
 
-    monkeypatch.setattr(split_q, "_kernel", lambda *build: current[0])
-    monkeypatch.setattr(split_q, "device_arch", lambda device: "host")
-    monkeypatch.setattr(split_q, "launch", lambda kernel, *rest: kernel.launch(*rest))
+    monkeypatch.setattr(family, "_kernel", lambda source, arch: current[0])
+    monkeypatch.setattr(family, "device_arch", lambda device: "host")
+    monkeypatch.setattr(family, "launch", lambda kernel, *rest: kernel.launch(*rest))
     return hosts
 
 
@@ -181,7 +209,7 @@ def inputs_of(problem: Problem) -> tuple[Placed, ...]:
     return tuple(placed)
 
 
-def run(problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
+def run(variant: Variant, problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
     """O and LSE from the shipped entry point; asserts that it wrote these and nothing else."""
     inputs = inputs_of(problem)
     q, k, v = (
@@ -193,15 +221,18 @@ def run(problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
     out.tensor.fill_(torch.nan)
     lse.tensor.fill_(torch.nan)
     args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, config)
-    VARIANT.forward(args, out.tensor, lse.tensor[..., 0], {})
+    assert variant.forward is not None
+    variant.forward(args, out.tensor, lse.tensor[..., 0], {})
     assert out.untouched()
     assert lse.untouched()
     return out.tensor.clone(), lse.tensor[..., 0].clone()
 
 
-def convict(problem: Problem, config: Config, out: Tensor, lse: Tensor) -> str | None:
+def convict(
+    variant: Variant, problem: Problem, config: Config, out: Tensor, lse: Tensor
+) -> str | None:
     """What is wrong with O and LSE, or None: the judge's own bound, and empty rows."""
-    arithmetic = resolve(VARIANT.numerics, config, problem, "sm_80")
+    arithmetic = resolve(variant.numerics, config, problem, "sm_80")
     truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
     live = ~truth.empty
     if out[truth.empty].count_nonzero() or not torch.equal(lse == -torch.inf, truth.empty):
@@ -223,8 +254,8 @@ WIDE = {
     "layout_v": Layout("sbhd"),
     "layout_out": PITCHED,
 }
-SHAPES: dict[bool, list[dict[str, Any]]] = {
-    False: [
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "full": [
         {"batch": 2, "heads_q": 2, "heads_kv": 1, "seqlen_q": 70, "seqlen_kv": 133, **WIDE},
         {"seqlen_q": 1, "seqlen_kv": 64, "softmax_scale": -0.25, "distribution": "large_logits"},
         {
@@ -238,7 +269,7 @@ SHAPES: dict[bool, list[dict[str, Any]]] = {
         {"seqlen_q": 5, "seqlen_kv": 0},
         {"seqlen_q": 0, "seqlen_kv": 5},
     ],
-    True: [
+    "band": [
         {
             "batch": 2,
             "heads_q": 2,
@@ -250,86 +281,165 @@ SHAPES: dict[bool, list[dict[str, Any]]] = {
         },
         {"seqlen_q": 130, "seqlen_kv": 65, "mask": Causal(), "distribution": "increasing"},
         {"seqlen_q": 40, "seqlen_kv": 100, "mask": Causal("tl"), "softmax_scale": -0.1},
-        {"seqlen_q": 70, "seqlen_kv": 3, "mask": Causal("tl")},
+        {"seqlen_q": 70, "seqlen_kv": 3, "mask": Window(20, 1, "tl")},
+        {"seqlen_q": 150, "seqlen_kv": 140, "mask": Window(33, 2)},
+    ],
+    "table": [
+        {"batch": 2, "seqlen_q": 70, "seqlen_kv": 130, "mask": Lengths((70, 31), (0, 99))},
+        {"seqlen_q": 140, "seqlen_kv": 140, "mask": Causal() & Lengths((129,), (101,)), **WIDE},
+        {"seqlen_q": 100, "seqlen_kv": 160, "mask": Documents((90, 70))},
     ],
 }
-# Every pair of choices among dtype, head dim, config and mask, in half of all builds.
-HALF = [
-    choice
-    for choice in itertools.product(range(2), repeat=4)
-    if sum(choice) % 2 == 0  # the fourth is the parity of the others
+# Each tiling's choices meet every config, dtype, kind of mask and way to accumulate; the head dims
+# are those that differ in how rows lie, and in which warps share them.
+CHOICES = [
+    Choice("split_q", 0, "float16", 64, "full"),
+    Choice("split_q", 1, "bfloat16", 96, "band"),
+    Choice("split_q", 2, "float16-narrow", 32, "table"),
+    Choice("split_q", 3, "bfloat16", 64, "table"),
+    Choice("split_kv", 0, "bfloat16", 96, "table"),
+    Choice("split_kv", 1, "float16", 64, "band"),
+    Choice("split_kv", 2, "float16-narrow", 32, "full"),
+    Choice("share_kv", 0, "bfloat16", 64, "band"),
+    Choice("share_kv", 1, "float16-narrow", 96, "full"),
+    Choice("share_kv", 2, "float16", 32, "table"),
+    Choice("share_kv", 3, "bfloat16", 64, "full"),
+    Choice("share_qkv", 0, "float16", 32, "band"),
+    Choice("share_qkv", 1, "bfloat16", 64, "full"),
+    Choice("share_qkv", 2, "float16-narrow", 64, "band"),
+    Choice("share_qkv", 3, "float16", 96, "table"),
+    Choice("tiling_qk", 0, "float16", 32, "full"),
+    Choice("tiling_qk", 0, "bfloat16", 512, "band"),
+    Choice("tiling_qk", 1, "float16-narrow", 96, "band"),
+    Choice("tiling_qk", 2, "bfloat16", 64, "table"),
+    Choice("tiling_qkv", 0, "bfloat16", 64, "table"),
+    Choice("tiling_qkv", 1, "float16-narrow", 32, "full"),
+    Choice("tiling_qkv", 2, "float16", 96, "band"),
+    Choice("tiling_qkv", 3, "float16", 1024, "full"),
 ]
 
 
 @runs
-@pytest.mark.parametrize("choice", HALF, ids=str)
-def test_the_source_computes_attention(choice: tuple[int, ...], host: Any) -> None:
-    dtype, dim = VARIANT.support.dtypes[choice[0]], HEAD_DIMS[choice[1]]
-    config, causal = CONFIGS[choice[2]], bool(choice[3])
-    kernel = host(config, dtype, dim, causal)
-    for shape, schedule in zip(SHAPES[causal], itertools.cycle(SCHEDULES), strict=False):
-        problem = Problem(**shape, head_dim=dim, dtype=dtype, seed=sum(choice))
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
+    variant, config = choice.variant, choice.build[0]
+    kernel = host(choice)
+    for shape, schedule in zip(SHAPES[choice.kind], itertools.cycle(SCHEDULES), strict=False):
+        problem = Problem(
+            **shape, head_dim=choice.head_dim, dtype=choice.format, seed=choice.config
+        )
         kernel.schedule = schedule
-        assert convict(problem, config, *run(problem, config)) is None, problem.name
+        assert convict(variant, problem, config, *run(variant, problem, config)) is None, problem
 
 
 @runs
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_no_schedule_changes_a_bit(config: Config, host: Any) -> None:
-    kernel = host(config, "float16", 64, False)
+@pytest.mark.parametrize("name", MODULES)
+def test_no_schedule_changes_a_bit(name: str, host: Any) -> None:
+    choice = Choice(name, 0, "float16", 64)
+    variant, config = choice.variant, choice.build[0]
+    kernel = host(choice)
     problem = Problem(seqlen_q=64, seqlen_kv=200, head_dim=64, dtype="float16")
     results = []
     for kernel.schedule in SCHEDULES:
-        results.append(run(problem, config))
-    assert convict(problem, config, *results[0]) is None
+        results.append(run(variant, problem, config))
+    assert convict(variant, problem, config, *results[0]) is None
     for out, lse in results[1:]:
         assert torch.equal(out.view(torch.int16), results[0][0].view(torch.int16))
         assert torch.equal(lse.view(torch.int32), results[0][1].view(torch.int32))
 
 
-# One thing removed or changed, each time.  Slips of waiting and of barriers show in the schedule
-# that they are open to.
+# One thing removed or changed, each time, in a tiling that it matters for.  Slips of waiting and of
+# barriers show in the schedule that they are open to.  "NAME:3" is config 3; share-qkv's takes two
+# pieces of Q.
 
-BARRIER = r"__syncthreads\(\);(?=  // {}:)"
-WAIT = r"cp_async_wait_group<{}>\(\);(?=\s*__syncthreads\(\);  // {}:)"
+BARRIER = r"__syncthreads\(\);(?=  // {})"
 SLIPS = {
-    "barrier before Q": (BARRIER.format("Q"), ""),
-    "barrier before S": (BARRIER.format("K"), ""),
-    "barrier before P V": (BARRIER.format("V"), ""),
-    "wait for Q": (WAIT.format("STAGES", "Q"), "cp_async_wait_group<STAGES + 1>();"),
-    "wait for K": (WAIT.format("STAGES - 1", "K"), "cp_async_wait_group<STAGES>();"),
-    "wait for V": (WAIT.format("STAGES - 1", "V"), "cp_async_wait_group<STAGES>();"),
-    "swizzle": (r"chunk \^ row % 8", "chunk"),
-    "stage": (r"k_tiles \+ block % STAGES \* tile_bytes;", "k_tiles;"),
-    "tail of keys": (r"block >= whole", "block > whole"),
-    "tail of rows": (r"r < a\.seqlen_q", "r <= a.seqlen_q"),
-    "transposition": ("ldmatrix_x4_trans", "ldmatrix_x4"),
-    "maximum of half a row": (
-        r"new_m\[h\] = fmaxf\(new_m\[h\], ptx::shfl_bfly\(new_m\[h\], 2\)\);",
+    "barrier before Q": ("split_q", BARRIER.format("Q: its"), ""),
+    "barrier before an item, ahead": (
+        "split_q",
+        r"__syncthreads\(\);(?=  // item: all copies have landed, and)",
         "",
     ),
-    "sum of half a row": (r"l\[h\] \+= ptx::shfl_bfly\(l\[h\], 2\);", ""),
-    "rescale": (r"l\[h\] \*= alpha;", ""),
+    "barrier before an item": (
+        "share_kv",
+        r"__syncthreads\(\);(?=  // item: all copies have landed\n)",
+        "",
+    ),
+    "barrier before a slot": ("share_kv", BARRIER.format("slot"), ""),
+    "barrier before the next piece of Q": ("share_qkv:3", BARRIER.format("piece"), ""),
+    "barrier before a piece of Q": ("share_qkv:3", BARRIER.format("Q: all"), ""),
+    "barrier after Q": ("share_qkv", BARRIER.format("ring"), ""),
+    "barrier before maxima": ("split_kv", BARRIER.format("maxima"), ""),
+    "barrier before P": ("split_kv", BARRIER.format("P"), ""),
+    "barrier before sums": ("split_kv", BARRIER.format("sums"), ""),
+    "wait for Q": ("split_q", r"wait_group<ahead>\(\)", "wait_group<ahead + 1>()"),
+    "wait for an item, ahead": ("split_q", r"wait_group<ahead - 1>\(\)", "wait_group<ahead>()"),
+    "wait for an item": (
+        "share_kv",
+        r"ptx::cp_async_wait_group<0>\(\);(?=\s*__syncthreads\(\);  // item)",
+        "",
+    ),
+    "wait for a piece of Q": (
+        "share_qkv:3",
+        r"ptx::cp_async_wait_group<0>\(\);(?=\s*__syncthreads\(\);  // Q)",
+        "",
+    ),
+    "columns of V": ("tiling_qk", r"copy_v\(0\);", ""),
+    "slice of Q": ("tiling_qkv", r"q \+ column", "q"),
+    "slice of V": ("tiling_qkv", r"v \+ column", "v + 0 * column"),
+    "swizzle": ("split_q", r"chunk \^ row / apart % \(8 / apart\)", "chunk"),
+    "swizzle of narrow rows": ("tiling_qk", r"chunks % 4 == 0 \? 2 : 4", "1"),
+    "slot": ("split_q", r"M::ring \+ read_slot \* M::item", "M::ring"),
+    "first masked key": ("split_q", r"masked_from = first\.high", "masked_from = last.high"),
+    "last masked key": ("split_q", r"masked_below = last\.low", "masked_below = first.low"),
+    "tail of rows": (
+        "split_q",
+        r"row < a\.seqlen_q && n < out_tiles",
+        "row <= a.seqlen_q && n < out_tiles",
+    ),
+    "transposition": ("split_q", "ldmatrix_x4_trans", "ldmatrix_x4"),
+    "maximum of half a row": (
+        "split_q",
+        r"new_m\[i\]\[h\] = fmaxf\(most, ptx::shfl_bfly\(most, 2\)\)",
+        "new_m[i][h] = most",
+    ),
+    "maximum of half the warps": (
+        "split_kv",
+        r"fmaxf\(new_m\[i\]\[h\], partial\[w",
+        "fmaxf(new_m[i][h], partial[0",
+    ),
+    "sum of half a row": ("split_q", r"l\[i\]\[h\] \+= ptx::shfl_bfly\(l\[i\]\[h\], 2\);", ""),
+    "sum of half the warps": ("split_kv", r"l\[i\]\[h\] \+= partial\[w", "l[i][h] += partial[0"),
+    "rescale": ("split_q", r"l\[i\]\[h\] \*= alpha;", ""),
+    "trade of columns": (
+        "split_q",
+        r"t & bit \? pairs\[low\] : pairs",
+        "t & 1 ? pairs[low] : pairs",
+    ),
 }
+MASKED = {"first masked key": Window(None, 10), "last masked key": Window(10, None)}
 
 
 @runs
 @pytest.mark.parametrize("name", SLIPS)
 def test_every_slip_is_seen(name: str, host: Any) -> None:
     """By the bound, by what lies around the outputs, or by bank conflicts."""
-    pattern, instead = SLIPS[name]
+    tiling, pattern, instead = SLIPS[name]
 
     def slip(text: str) -> str:
         slipped, count = re.subn(pattern, instead, text)
         assert count == 1
         return slipped
 
-    config = CONFIGS[0]
-    kernel = host(config, "float16", 64, False, slip)
-    problem = Problem(seqlen_q=63, seqlen_kv=200, head_dim=64, dtype="float16")
+    tiling, _, index = tiling.partition(":")
+    mask = MASKED.get(name, Full())
+    choice = Choice(tiling, int(index or 0), "float16", 64, "band" if name in MASKED else "full")
+    variant, config = choice.variant, choice.build[0]
+    kernel = host(choice, slip)
+    problem = Problem(seqlen_q=63, seqlen_kv=200, head_dim=64, dtype="float16", mask=mask)
     for kernel.schedule in SCHEDULES:
         try:
-            found = convict(problem, config, *run(problem, config))
+            found = convict(variant, problem, config, *run(variant, problem, config))
         except AssertionError as error:
             found = str(error) or "written outside"
         if found is not None:
@@ -349,7 +459,7 @@ def arguments(**changes: Any) -> AttentionArgs:
         "mask": Full(),
         "softmax_scale": 0.125,
         "score_mod": None,
-        "config": CONFIGS[0],
+        "config": split_q.CONFIGS[0],
     }
     return AttentionArgs(**(given | changes))
 
@@ -366,7 +476,8 @@ def arguments(**changes: Any) -> AttentionArgs:
 )
 def test_what_is_outside_the_support_is_refused(changes: dict[str, Any], argument: str) -> None:
     out = torch.full((1, 1, 8, 64), 7.0, dtype=torch.float16)
+    assert split_q.VARIANT.forward is not None
     with pytest.raises(Unsupported) as refusal:
-        VARIANT.forward(arguments(**changes), out, torch.zeros(1, 1, 8), {})
+        split_q.VARIANT.forward(arguments(**changes), out, torch.zeros(1, 1, 8), {})
     assert refusal.value.argument == argument
     assert (out == 7.0).all()

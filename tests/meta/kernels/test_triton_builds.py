@@ -13,7 +13,7 @@ import torch
 import triton
 
 from kernels.triton import flash_backward, flash_forward
-from kernels.triton.compile import MASKS, arguments, compiled, meta, resources, target
+from kernels.triton.compile import MASKS, arguments, binary, compiled, meta, target
 from verify.variant import compiled_archs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,12 +76,13 @@ def test_sizes_are_plain_arguments(kernels):
 
 def test_resources_repeat_from_the_cache_and_name_spills():
     kernel = launch(ALIGNED, head_dim=16)
-    roomy = resources(kernel, "sm_80")
-    assert resources(kernel, "sm_80") == roomy  # assembled again
+    roomy = binary(kernel, "sm_80").resources
+    assert binary(kernel, "sm_80").resources == roomy  # assembled again
     assert roomy.registers > 32
     assert roomy.shared == compiled(kernel, "sm_80").metadata.shared > 0
     assert (roomy.stack, roomy.spill_stores, roomy.spill_loads) == (0, 0, 0)
-    cramped = resources(replace(kernel, keywords=kernel.keywords | {"maxnreg": 32}), "sm_80")
+    less = replace(kernel, keywords=kernel.keywords | {"maxnreg": 32})
+    cramped = binary(less, "sm_80").resources
     assert cramped.registers == 32
     assert min(cramped.stack, cramped.spill_stores, cramped.spill_loads) > 0
 
@@ -99,11 +100,19 @@ def test_builds_are_representative(module):
     )
 
 
+@pytest.mark.parametrize("module", [flash_forward, flash_backward], ids=["forward", "backward"])
+def test_every_budget_is_of_a_build(module):
+    """A budget by a name that no build has any more would be a hole for the build of a new name."""
+    known = {arch: {build.name for build in module.builds(arch)} for arch in compiled_archs()}
+    for name, by_arch in module._SPILL_BUDGETS.items():
+        assert all(name in known[arch] for arch in by_arch), name
+
+
 def test_backward_builds_are_its_three_kernels():
     builds = flash_backward.builds("sm_80")
     for kernel in ("row sums", "dk dv", "dq"):
         build = next(b for b in builds if b.name.startswith(f"{kernel}, ") and "float16" in b.name)
-        found = build.compile()
+        found = build.compile().resources
         assert found.spill_stores == 0, build.name
         assert found.shared <= 99 * 1024, build.name
 

@@ -95,7 +95,7 @@ class TestBuild:
         variant = of(build(dataclasses.replace(found, verdicts=kept), BINS), "triton-tutorial")
         assert (variant["status"], variant["reasons"]) == (
             "red",
-            ["bfloat16: 1 case failed while shrinking", "sm_100a: 1 of 2 fail to compile"],
+            ["bfloat16: 1 case failed while shrinking", "sm_100a: 1 of 2 builds fail"],
         )
 
     def test_worst_case_is_replayable(self, report):

@@ -4,7 +4,6 @@ problems."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -176,11 +175,12 @@ def test_planted_kernels_compile_and_differ_from_what_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
-    shipped = split_q.split_q.source(split_q.CONFIG, "float16", 64, False)
+    made = split_q.split_q.TILING.launch(split_q.CONFIG, "float16", 64, "full", narrow=False)
+    shipped = made.source
     sources = [tiny.source(name) for name in tiny.FAULTS]
     sources += [
         shipped,
-        *(replace(shipped, path=split_q.patched(name)) for name in split_q.PATCHES),
+        *(split_q.patched(name, shipped) for name in split_q.PATCHES),
     ]
     assert len({compile_source(source, "sm_90a").cubin for source in sources}) == len(sources)
 

@@ -57,7 +57,7 @@ def _rows(variant: VariantReport, tensors: Sequence[str]) -> Iterator[Row]:
         yield name, "", (words.mark("grey", 1), ": ", Span(reason, "soft"))
     tried, broken = build_counts(variant["builds"])
     if broken:
-        said = Span(f"{broken} of {tried} fail to compile", "bad")
+        said = Span(f"{broken} of {tried} builds fail", "bad")
         yield name, "builds", (words.mark("red", tried), ": ", said)
 
 

@@ -1,6 +1,7 @@
-"""A sanitized process: a cell whose only kernel process runs under the tool.
+"""A kernel process under a tool (a sanitizer, a profiler): a cell whose only process is a new
+program.
 
-The process is not forked from a fork server, since the tool inserts its library before CUDA when a
+The process is not forked from a fork server, since a tool inserts its library before CUDA when a
 program starts.  It runs cases until one ends it; the remaining cases need a fresh process.  At the
 end the tool writes its records.
 """
@@ -18,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from verify import bundle
 from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
@@ -27,26 +27,18 @@ from verify.cell.untrusted_text import visible
 _START_TIMEOUT = 180.0  # seconds to import torch under the tool on a busy machine
 _GRACE = 90.0  # seconds for the tool to write its records after the program's end
 _POLL = 0.2
-_SLOWER = 5.0  # what a request may take, relative to a plain cell
 
 
 class Ended(Exception):  # noqa: N818 - the process's end, not an error of ours
-    """The process has ended; a sanitized cell starts no second one."""
-
-
-def sanitized(environment: Environment) -> Environment:
-    """The environment for a sanitizer: without torch's cache of allocations, and with longer
-    deadlines."""
-    variables = (*environment.variables, ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))
-    return replace(environment, variables=variables, patience=environment.patience * _SLOWER)
+    """The process has ended; a cell under a tool starts no second one."""
 
 
 class _Wrapped(ForkServer):
     """Starts a cell's kernel process as a new program under a tool's command line."""
 
-    def __init__(self, environment: Environment, prefix: Sequence[str]) -> None:
+    def __init__(self, environment: Environment, command: Sequence[str]) -> None:
         super().__init__(environment)
-        self._prefix = tuple(prefix)
+        self._command = tuple(command)
 
     def fork(self, log: int) -> tuple[socket.socket, int]:
         """Start the program.  Raises InfrastructureError if it does not connect."""
@@ -72,9 +64,8 @@ class _Wrapped(ForkServer):
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             variables.pop(name, None)
         variables = bundle.for_children(variables)
-        command = [*self._prefix, sys.executable, "-m", "verify.sanitizers.child", path]
         return subprocess.Popen(
-            command,
+            [*self._command, path],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -105,11 +96,15 @@ class _Wrapped(ForkServer):
         return status
 
 
-class SanitizedCell(Cell):
-    """A cell with one kernel process, under a tool."""
+class ToolCell(Cell):
+    """A cell with one kernel process, under a tool.
 
-    def __init__(self, environment: Environment, prefix: Sequence[str]) -> None:
-        super().__init__(_Wrapped(sanitized(environment), prefix))
+    prefix: the tool's command line.  program: the module that is the process; it connects to the
+    socket whose path is its argument.
+    """
+
+    def __init__(self, environment: Environment, prefix: Sequence[str], program: str) -> None:
+        super().__init__(_Wrapped(environment, [*prefix, sys.executable, "-m", program]))
         self.exit_code: int | None = None
 
     def finish(self) -> int | None:

@@ -1,0 +1,24 @@
+// What a forward kernel in CUDA C++ is launched with; family.py fills the same structure.
+#pragma once
+
+// Row r of head h of batch b begins at data + b * batch + h * head + r * row.
+template <class Element>
+struct Strided {
+    Element* data;
+    long long batch, head, row;
+};
+
+template <class Element>
+struct ArgumentsOf {
+    Strided<Element> q, k, v, out;
+    float* lse;                      // (batch, heads_q, seqlen_q), contiguous
+    const int *row_low, *row_high;   // (batch, seqlen_q), contiguous: a row sees keys [low, high)
+    int heads_q;
+    int group;                       // query heads per key head
+    int seqlen_q;
+    int seqlen_kv;
+    int diagonal_low;                // row r sees keys r + diagonal_low ... r + diagonal_high
+    int diagonal_high;
+    float scale;
+    float scale_log2;
+};

@@ -1,0 +1,23 @@
+""" "share-kv": K and V go through the same tiles, one after the other.
+
+With one stage there is one tile: a copy begins when all warps have left it, so nothing overlaps.
+With two, what split-q does with one stage; Q is read from its tile for every block of keys, which
+leaves registers for more columns.
+
+tiling.py has the algorithm and the declarations; share_kv.cu says the same to the compiler.
+"""
+
+from kernels.ptx.tiling import Tiling, config, variant
+
+TILING = Tiling(name="share_kv", query="tile")
+
+CONFIGS = (
+    config(64, 64, 1),
+    config(64, 64, 2, swizzle="qk"),
+    config(128, 32, 2, swizzle="none"),
+    config(128, 64, 2, grid="heads"),
+)
+
+VARIANT = variant(TILING, CONFIGS)
+VARIANT_F16 = variant(TILING, CONFIGS, narrow=True)
+VARIANTS = [VARIANT, VARIANT_F16]

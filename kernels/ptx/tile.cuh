@@ -1,0 +1,58 @@
+// Tiles of 16-bit rows in shared memory: where their parts lie, and how they are filled.
+#pragma once
+
+#include "ptx.cuh"
+
+using ptx::u32;
+
+// How the rows of a tile lie: `padded` by 16 bytes each, or `swizzled` without a gap.
+enum class Rows { padded, swizzled };
+
+// A tile of `ROWS` rows of `COLUMNS` 16-bit elements.  A chunk is 16 bytes: what one cp.async
+// copies, and one row of an 8x8 matrix.
+template <int ROWS, int COLUMNS, Rows PLACED>
+struct Tile {
+    static_assert(COLUMNS % 16 == 0);
+    static constexpr int rows = ROWS;
+    static constexpr int chunks = COLUMNS / 8;
+    static constexpr int pitch = 16 * (chunks + (PLACED == Rows::padded));
+    static constexpr int bytes = ROWS * pitch;
+
+    // ldmatrix reads the same chunk of eight rows at once, and eight lanes of a copy write up to
+    // eight chunks of a row.  Both need eight different sixteenths of the banks' 128 bytes.  A
+    // padded row has an odd number of chunks, so eight rows begin at eight of them.  Rows of 8 n
+    // chunks all begin at the same one: chunk c of row r lies at place c ^ r % 8.  Rows of 4 n (2 n)
+    // begin at two (four), in turn: c ^ r / 2 % 4 (c ^ r / 4 % 2).
+    static constexpr int apart = chunks % 8 == 0 ? 1 : chunks % 4 == 0 ? 2 : 4;
+
+    __device__ __forceinline__ static u32 place(u32 row, u32 chunk) {
+        if constexpr (PLACED == Rows::padded) {
+            return row * pitch + 16 * chunk;
+        } else {
+            return row * pitch + 16 * (chunk ^ row / apart % (8 / apart));
+        }
+    }
+};
+
+// Copy columns first_chunk ... of rows first ... into a tile of T's shape, zeros from row `end` on
+// (end > 0): what lies there is not read.  THREADS share the work; `row_bytes` apart are rows.
+template <class T, int THREADS, int CHUNKS = T::chunks>
+__device__ __forceinline__ void copy(
+    u32 tile, const char* data, long long row_bytes, int first, int end, int tile_chunk = 0
+) {
+    constexpr int all = T::rows * CHUNKS;
+#pragma unroll
+    for (int i = 0; i < all; i += THREADS) {
+        const int index = i + static_cast<int>(threadIdx.x);
+        if (all % THREADS == 0 || index < all) {
+            const int row = index / CHUNKS;
+            const int chunk = index % CHUNKS;
+            const int position = min(first + row, end - 1);
+            ptx::cp_async_cg(
+                tile + T::place(row, tile_chunk + chunk),
+                data + position * row_bytes + 16 * chunk,
+                first + row < end ? 16 : 0
+            );
+        }
+    }
+}

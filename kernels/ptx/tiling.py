@@ -1,0 +1,273 @@
+"""FlashAttention-2 forward with log-sum-exp from raw PTX instructions, in six tilings.
+
+A block owns block_m query rows of one head and walks over the keys in blocks of block_n (Dao, arXiv
+2307.08691, algorithm 1 and section 3.3), keeping per row the running maximum m, the running
+denominator l and the un-normalised output acc:
+
+    x     = (softmax_scale log2 e) (q . k)      one fp32 product: x - m is exactly 0 at the maximum
+    m'    = max(m, max x)
+    p     = 2^(x - m'),  alpha = 2^(m - m')     ex2.approx
+    l     = alpha l + sum p                     p in fp32, before it is rounded
+    acc   = alpha acc + round(p) v              p rounded to v's dtype, products accumulated in fp32
+    O     = acc (1 / l),  LSE = ln 2 (m + log2 l)
+
+Every variant has a twin whose products accumulate in fp16 ("-f16"): there q is multiplied by the
+scale and rounded before Q K^T, so that the sums are scores and overflow only where scores do; each
+block's P V starts at zero, and is added to acc in fp32.
+
+**Fragments** (layouts in kernels/cuda/ptx.cuh; g = lane / 4, t = lane % 4).  mma.m16n8k16 makes 16
+rows x 8 columns: a lane holds rows g and g + 8, columns 2t and 2t + 1, of S as of O.  So four lanes
+hold a row: its maximum takes two shuffles per block of keys; its sum is kept per lane and added up
+at the end.  Two neighbouring 8-key tiles of S, exponentiated and rounded, are register for register
+the 16x16 left operand of P V.  A warp can own several tiles of 16 rows, and reads K and V once for
+all of them.
+
+**Shared memory**.  What a step of the loop reads is an item, in a ring of slots: the items of the
+next slots - 1 steps travel (cp.async, 16 bytes each) while a step computes.  The tilings differ in
+what an item is, and in where Q stays:
+
+    split-q       Q in a tile; items K, V         2 stages slots; every warp has rows of its own
+    split-kv      the same; warps in pairs share rows, and divide the keys and O's columns
+    share-kv      Q in a tile; items K, V         stages slots
+    share-qkv     Q through the slots first       stages slots
+    tiling-qk     items (Q, K)[:, depth]; V in a tile, filled slice by slice beside them
+    tiling-qkv    items (Q, K)[:, depth], V[:, width]
+
+Rows lie padded by 16 bytes, or swizzled; either way the eight rows of an 8x8 matrix lie in
+different banks (tile.cuh).  At head dims 512 and more a warp's registers cannot hold O for all
+columns: four warps share a row and divide them, and exchange P, maxima and sums through shared
+memory, as split-kv does at all head dims.
+
+Masks are a band between two diagonals or a table of intervals (kernels/masks.py).  Blocks that
+every row of the tile sees whole need no mask; those that no row sees are not visited, nor are keys
+outside them read.
+
+A build is chosen by dtype, head dim, kind of mask and config; lengths, strides, scale and heads are
+plain arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.cuda.family import Family, Launch
+from verify.cuda.compile import Source, available, compilable
+from verify.variant import (
+    Config,
+    Contract,
+    Numerics,
+    Output,
+    Products,
+    RowSum,
+    Softmax,
+    Support,
+    Variant,
+)
+
+ELEMENT = 2  # bytes
+CHUNK = 8  # elements of 16 bytes
+OUT_ELEMENTS = 1 << 15  # of O that a block can own: 128 registers of each of 256 threads
+HEAD_DIMS = (32, 64, 96, 128, 256)
+WIDE_HEAD_DIMS = (*HEAD_DIMS, 512, 1024)
+KINDS = {"full": "full", "causal": "band", "window": "band", "interval": "table"}
+OPERANDS = {"none": "", "q": "q", "qk": "qk", "qkv": "qkv"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a config becomes at a head dim.
+
+    warps_m, warps_n: warps that share the rows; warps that share keys and columns.
+    depth, width: columns of Q and K, and of V, in an item.
+    """
+
+    block_m: int
+    block_n: int
+    warps_m: int
+    warps_n: int
+    depth: int
+    width: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """What a .cu file of this folder says, for the host.
+
+    query: where Q stays: in a "tile", going through the "ring", or "sliced" with K.
+    tiles: whether V, where it is no item, has a tile.
+    slots: of the ring, per stage.
+    warps_n: warps that share a row's keys, at head dims below 512.
+    """
+
+    name: str
+    query: str
+    v_tile: bool = False
+    slots: int = 1
+    warps_n: int = 1
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The head dims that it is built for."""
+        return WIDE_HEAD_DIMS if self.query == "sliced" else HEAD_DIMS
+
+    def shape(self, config: Config, head_dim: int) -> Shape:
+        """A warp owns O of so many rows that it takes 64 registers of a thread, or 128 where a tile
+        of 16 rows takes more; a block has 4 to 8 warps."""
+        assert config.block_m is not None
+        assert config.block_n is not None
+        block_m = min(config.block_m, OUT_ELEMENTS // head_dim)
+        warps = 4 if block_m * head_dim <= OUT_ELEMENTS // 4 else 8
+        warps_n = self.warps_n if head_dim < 512 else 4
+        warps_m = min(warps // warps_n, block_m // 16)
+        depth = width = head_dim
+        if self.query == "sliced":
+            most = min(int(dict(config.options)["depth"]), head_dim // 2)
+            depth = next(each for each in range(most, 0, -16) if head_dim % each == 0)
+            widths = range(16 * warps_n, head_dim + 1, 16 * warps_n)
+            room = (block_m + config.block_n) * depth // config.block_n
+            fitting = [each for each in widths if head_dim % each == 0 and each <= room]
+            width = max(fitting, default=widths[0])
+        return Shape(block_m, config.block_n, warps_m, warps_n, depth, width)
+
+    def launch(
+        self, config: Config, dtype: str, head_dim: int, kind: str, *, narrow: bool
+    ) -> Launch:
+        """How a build is compiled and launched; narrow: products accumulate in fp16."""
+        shape = self.shape(config, head_dim)
+        options = dict(config.options)
+        shared_bytes = self.shared_bytes(config, head_dim)
+        rows = {
+            f"ROWS_{operand.upper()}": (
+                "swizzled" if operand in str(options["swizzle"]) else "padded"
+            )
+            for operand in "qkv"
+        }
+        accumulator = "Narrow" if narrow else "Wide"
+        defines = {
+            "FORMAT": dtype,
+            "HEAD_DIM": head_dim,
+            "BLOCK_M": shape.block_m,
+            "BLOCK_N": shape.block_n,
+            "STAGES": config.num_stages,
+            "WARPS_M": shape.warps_m,
+            "WARPS_N": shape.warps_n,
+            "QK_DEPTH": shape.depth,
+            "V_WIDTH": shape.width,
+            "MASK": kind,
+            **rows,
+            "HEADS_FIRST": int(options["grid"] == "heads"),
+            "SCORES": accumulator,
+            "VALUES": accumulator,
+            "SHARED_BYTES": shared_bytes,
+        }
+        macros = tuple((name, str(value)) for name, value in defines.items())
+        source = Source(Path(__file__).with_name(f"{self.name}.cu"), self.name, macros)
+        return Launch(source, shape.block_m, shape.threads, shared_bytes)
+
+    def shared_bytes(self, config: Config, head_dim: int) -> int:
+        """Dynamic shared memory of a block, as `Memory` in flash.cuh lays it out."""
+        shape = self.shape(config, head_dim)
+        assert config.num_stages is not None
+        swizzled = str(dict(config.options)["swizzle"])
+
+        def tile(operand: str, rows: int, columns: int) -> int:
+            return rows * (columns + CHUNK * (operand not in swizzled)) * ELEMENT
+
+        slots = self.slots * config.num_stages
+        k_slice = tile("k", shape.block_n, shape.depth)
+        q_slice = tile("q", shape.block_m, shape.depth)
+        v_slice = tile("v", shape.block_n, head_dim if self.v_tile else shape.width)
+        item = k_slice + (q_slice if self.query == "sliced" else 0)
+        ring = slots * (item if self.v_tile else max(item, v_slice))
+        if self.query == "ring":
+            ring = max(ring, tile("q", slots * shape.block_n, head_dim))
+        return sum(
+            (
+                q_slice if self.query == "tile" else 0,
+                ring,
+                v_slice if self.v_tile else 0,
+                (shape.block_m * shape.block_n * ELEMENT if shape.warps_n > 1 else 0),
+                (4 * shape.warps_n * shape.block_m if shape.warps_n > 1 else 0),
+            )
+        )
+
+
+def config(block_m: int, block_n: int, num_stages: int, **options: int | str) -> Config:
+    """A config of this family.
+
+    options: swizzle, whose tiles are swizzled ("none", "q", "qk" or "qkv"; the others are padded);
+    grid, which blocks come first ("tiles": all of a head; "heads": one of every head); depth, the
+    columns of Q and K in an item, where they are sliced.
+    """
+    chosen = {"swizzle": "qkv", "grid": "tiles"} | options
+    return Config(
+        block_m=block_m, block_n=block_n, num_stages=num_stages, options=tuple(chosen.items())
+    )
+
+
+CONTRACT = Contract(
+    lse="natural",
+    empty_row_out=0.0,
+    empty_row_lse=-math.inf,
+    deterministic=True,
+    masked_values="finite",
+    batch_invariant=True,
+)
+MASKS = ("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix")
+NARROW_HEAD_DIMS = (32, 64, 96, 128)
+
+
+def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) -> Variant:
+    """The variant of a tiling; narrow: its products accumulate in fp16."""
+    head_dims = NARROW_HEAD_DIMS if narrow else tiling.head_dims
+    support = Support(
+        dtypes=("float16",) if narrow else ("float16", "bfloat16"),
+        head_dims=head_dims,
+        masks=MASKS,
+        intersections=True,
+        grouped_heads=True,
+        min_seqlen=0,
+        layouts="aligned",
+        devices=("cuda",),
+        capability=(8, 0),
+    )
+    products = Products(
+        operands="input",
+        instruction="mma.sync",
+        accumulator="float16" if narrow else "float32",
+        prescale="q" if narrow else "none",
+        promotion=max(NARROW_HEAD_DIMS) if narrow else 0,
+    )
+    family = Family(
+        configs=configs,
+        support=support,
+        make=lambda *choice: tiling.launch(*choice, narrow=narrow),
+        kinds=KINDS,
+        in_bytes=True,
+        prescaled=narrow,
+    )
+    return Variant(
+        name=f"ptx-{tiling.name.replace('_', '-')}{'-f16' if narrow else ''}",
+        family="ptx",
+        forward=family.forward,
+        configs=configs,
+        support=support,
+        numerics=Numerics(
+            products=products,
+            # a row's columns lie in four neighbouring lanes
+            softmax=Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(lanes=4)),
+            output=Output(probability="input"),
+        ),
+        contract=CONTRACT,
+        available=available,
+        builds=family.builds,
+        compilable=compilable,
+        head_dim_buckets=head_dims,
+    )

@@ -1,0 +1,137 @@
+"""The builds verdict: what a compiled build breaks of its own declaration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.planted.builds import VARIANT
+from verify.bundle import ROOT
+from verify.campaign import builds
+from verify.campaign.builds import Builder
+from verify.cuda.compile import compilable
+from verify.evidence import Built, Recorder, load
+from verify.report.resources import by_arch
+from verify.variant import Build, Resources, declaration_from
+
+compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+DECLARATION = declaration_from(
+    VARIANT.describe(),
+    ref="builds",
+    path=str(ROOT / "tests" / "planted" / "builds.py"),
+    source_hash="",
+)
+NEEDS = Resources(registers=64, shared=0, stack=0, spill_stores=0, spill_loads=0)
+
+
+def broken(needs: Resources, counts: dict[str, int] | None, **declared) -> list[str]:
+    return list(Build("b", lambda: needs, **declared).broken(needs, counts))
+
+
+class TestDeclaration:
+    @pytest.mark.parametrize("change", [{"stack": 8}, {"spill_stores": 4}, {"spill_loads": 4}])
+    def test_a_budget_is_for_stack_stores_and_loads(self, change: dict[str, int]) -> None:
+        spilling = replace(NEEDS, **change)
+        assert not broken(NEEDS, None)
+        assert len(broken(spilling, None)) == 1
+        assert not broken(spilling, None, spill_budget=8)
+        assert not broken(spilling, None, spill_budget=None)
+
+    def test_stores_and_loads_add_up(self) -> None:
+        spilling = replace(NEEDS, stack=40, spill_stores=20, spill_loads=24)
+        assert not broken(spilling, None, spill_budget=44)
+        (said,) = broken(spilling, None, spill_budget=43)
+        assert "spills 20 + 24 bytes" in said
+        assert "budget is 43" in said
+
+    def test_an_expected_instruction_is_there(self) -> None:
+        expects = ("HMMA", "LDSM")
+        assert not broken(NEEDS, {"HMMA": 4, "LDSM": 1}, expects=expects)
+        assert not broken(NEEDS, None, expects=expects)  # not read: the report says so
+        (said,) = broken(NEEDS, {"HMMA": 4}, expects=expects)
+        assert said.startswith("has no LDSM instruction")
+
+    def test_local_memory_fails_only_without_a_budget(self) -> None:
+        (said,) = broken(NEEDS, {"LDL": 2, "STL": 1})
+        assert said.startswith("has 2 LDL and 1 STL instructions")
+        assert not broken(NEEDS, {"LDL": 2, "STL": 1}, spill_budget=8)
+
+    def test_a_declaration_is_checked(self) -> None:
+        with pytest.raises(ValueError, match=r"^spill_budget: -1 is no number of bytes"):
+            Build("b", lambda: NEEDS, spill_budget=-1)
+        with pytest.raises(ValueError, match=r"^expects: 'hmma' is none of MMA, HMMA"):
+            Build("b", lambda: NEEDS, expects=("hmma",))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Built]]:
+    """Failures and records of the planted builds, compiled in a kernel process."""
+    folder = tmp_path_factory.mktemp("builds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VERIFY_CUDA_CACHE", str(folder / "cache"))
+        with Recorder(folder, "gw0-builds") as recorder:
+            builder = Builder(recorder, "gpu")
+            failures = builder.compile(DECLARATION, "sm_90a")
+            builder.close()
+    return failures, {built.build: built for built in load(folder).builds}
+
+
+@compiles
+class TestPlantedBuilds:
+    def test_what_is_not_as_declared_fails(self, compiled) -> None:
+        failures, records = compiled
+        wrong = [name for name, built in records.items() if built.error]
+        assert wrong == ["default-plain", "default-spilling"]
+        assert len(failures) == 2
+        spilling, plain = failures
+        assert spilling.startswith(
+            "builds: default-spilling is not what it declares for sm_90a: spills "
+        )
+        assert "its budget is 0" in spilling
+        assert " LDL and " in spilling
+        assert plain.endswith("has no LDGSTS instruction, which Build(expects=...) declares")
+
+    def test_what_is_as_declared_passes(self, compiled) -> None:
+        _, records = compiled
+        right, budgeted = records["default-right"], records["default-budgeted"]
+        assert right.resources["shared"] == 1024 + 64
+        assert (right.spill_budget, budgeted.spill_budget) == (0, 4096)
+        assert 0 < budgeted.resources["spill_stores"] < 4096
+
+    def test_instructions_are_on_record(self, compiled) -> None:
+        _, records = compiled
+        counts = records["default-right"].sass
+        assert counts["loop"] | {"HMMA": 1, "MMA": 1, "LDSM": 1, "LDGSTS": 1} == counts["loop"]
+        assert counts["loop"]["total"] < counts["kernel"]["total"]
+        resources = records["default-resources"]
+        assert (resources.sass, resources.unread) == (None, "its compile() returns no binary")
+
+    def test_the_report_says_all_of_it(self, compiled) -> None:
+        _, records = compiled
+        (row,) = by_arch(records.values(), ["default"])
+        assert (row["builds"], row["compiled"]) == (5, 3)
+        assert row["failing"] == ["default-plain", "default-spilling"]
+        assert (row["unread"], row["unread_reason"]) == (1, "its compile() returns no binary")
+        (config,) = row["instructions"]
+        assert (config["config"], config["builds"], config["mma"]) == ("default", 4, ["HMMA"])
+        low, high = config["other_loop"]
+        assert 1 < low < high  # spills are instructions
+
+
+@compiles
+def test_later_binaries_are_not_disassembled_once_the_time_is_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But every build is compiled, and held to its budget."""
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(builds, "_DISASSEMBLY", {"gpu": 0.0})
+    with Recorder(tmp_path, "gw0-builds") as recorder:
+        builder = Builder(recorder, "gpu")
+        failures = builder.compile(DECLARATION, "sm_90a")
+        builder.close()
+    records = {built.build: built for built in load(tmp_path).builds}
+    assert [name for name, built in records.items() if built.sass] == ["default-right"]
+    assert records["default-plain"].unread == "left out, for want of time"
+    assert [failure.split()[1] for failure in failures] == ["default-spilling"]

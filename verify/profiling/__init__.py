@@ -1,0 +1,1 @@
+"""What hardware counters say of one launch of a kernel, by Nsight Compute (ncu)."""
