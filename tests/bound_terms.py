@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock, row_blocks
 from references.definition import Attention
+from references.row_blocks import RowBlock, row_blocks
 from verify.cell.discovery import collection, roster
 from verify.judging.findings import place
 from verify.problem import Problem

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from verify.document import html, markdown
-from verify.report import Report
+from verify.evidence.strict_json import loads
+from verify.report import Report, dumps, parse
 from verify.report.beside import Beside
 from verify.report.document import document
 
@@ -14,5 +17,10 @@ def as_markdown(report: Report, beside: Beside | None = None) -> str:
 
 
 def as_html(report: Report, beside: Beside | None = None) -> str:
-    """report.html."""
-    return html.render(document(report, beside))
+    """report.html.  Equal reports are rendered once, since their plots take most of the time."""
+    return _html(dumps(report)) if beside is None else html.render(document(report, beside))
+
+
+@lru_cache(maxsize=32)
+def _html(text: str) -> str:
+    return html.render(document(parse(loads(text)), None))

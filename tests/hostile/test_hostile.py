@@ -84,7 +84,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     folder, version = tmp_path_factory.mktemp("hostile"), judge_hash()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("VERIFY_DEADLINE", "3")
+        patch.setenv("VERIFY_DEADLINE", "1.5")
         run = CampaignRun(
             Path(".verify/runs/hostile"), "dev", tuple(KERNELS / f"{name}.py" for name in NAMES)
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from references.attention import row_blocks
+from references.row_blocks import row_blocks
 from references.score_mods import Softcap
 from tests.harness.declared import flat_numerics
 from verify.judging.invariants import forward_slack, reach

@@ -21,23 +21,25 @@ _INTRODUCTION = f"""# What is asked of a kernel
 
 Made by `{COMMAND}` from the docstrings of `verify/oracles/`.
 
-An oracle judges one case: a run of a kernel, or two related ones. Each section below is one module
-with the oracles that it defines. It says what they construct, what they expect and why that holds,
-where the slack comes from, and what is needed: of a kernel, and of a problem's features as premises
-(`references/premises.py`). [applicability.md](applicability.md) says which features and variants
-each oracle judges. Before any of them, every run must end well and touch nothing but its
-outputs (`verify/judging/run_checks.py`).
+An oracle judges one case: one run of a kernel, or two related runs. Each section below describes
+one module and the oracles that it defines: what they construct, what they expect, why the
+expectation holds, and which errors they allow for. A section also lists what an oracle needs of a
+kernel, and the premises that it needs of a problem's features (`references/premises.py`).
+[applicability.md](applicability.md) says which features and variants each oracle judges. Every run
+must first end without an error and write to nothing but its outputs
+(`verify/judging/run_checks.py`).
 
-Exactness comes in grades: bit for bit; one rounding of a number known exactly; a derived bound.
-Results that hold bit for bit are compared within bounds where a kernel declares that its runs
-differ. A NaN equals any other NaN: IEEE 754 leaves its sign and payload open, and on a CPU they
-depend on an element's place in its vector. Rows whose bound is infinite, because the declared
-arithmetic can overflow there, are asked nothing. Nor are sums and merges with an element of such
-rows, for that can be NaN: if all scores of a row become -inf, a finite stand-in for masked scores
-outweighs them, and hidden keys show.
+There are three grades of exactness: equal bit for bit; within one rounding of a number that is
+known exactly; within a derived bound. If a kernel declares that its runs differ, results that would
+be equal bit for bit are compared within bounds instead. All NaNs are equal: IEEE 754 does not
+define their sign and payload, and on a CPU these depend on the element's place in its vector. A row
+has an infinite bound if the declared arithmetic can overflow there; such a row is not judged. Sums
+and merges that contain an element of such a row are not judged either, because they can be NaN: if
+all scores of a row become -inf, the finite value that stands for a masked score is the largest, and
+masked keys get weight.
 
-A relation is a pair of related questions in the same cell, whose answers follow from each other.
-Both answers are held against one truth, each within its bound, and so against each other within the
+A relation is a pair of problems whose results follow from each other. The same cell runs both. Each
+result is compared with the truth within its own bound, and so the two results differ by at most the
 sum of both bounds (`verify/judging/metamorphic.py`).
 
 Notation as in [tolerance.md](tolerance.md): s is softmax_scale, u = 2^-24, u_P and u_o the unit

@@ -26,16 +26,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verify.arithmetic.dtypes import DTYPES, DType
+from verify.cell.triton_interpreter_formats import ENCODINGS, PACKED, Array, decode, encode
 from verify.cell.triton_interpreter_waste import spare
-
-Array = NDArray[Any]
 
 # The functions that repair() replaces or calls, with the parameters that it expects.  Triton 3.6
 # and 3.7 have the same.
@@ -82,123 +78,6 @@ _INTERNALS = {
     "ScanOps.cumprod": ("self", "input"),
     "ReduceScanOpInterface.to_tensor": ("self", "ret", "dtype"),
 }
-
-
-@dataclass(frozen=True)
-class _Encoding:
-    """The bits of a float format: sign, exponent, fraction.  `beyond` encodes values above
-    `max`."""
-
-    format: DType
-    storage: str  # the numpy dtype that the interpreter keeps it in
-    saturates: bool
-    nan: int  # the NaN that hardware writes
-
-    @property
-    def bits(self) -> str:
-        return f"uint{8 * self.format.itemsize}"
-
-    @property
-    def largest(self) -> int:
-        return int(_magnitude_bits(np.array([self.format.max]), self.format, np.rint)[0])
-
-    @property
-    def beyond(self) -> int:
-        return self.largest if self.saturates else self.largest + 1
-
-
-def _encoding(name: str, storage: str, *, saturates: bool = False, nan: int) -> _Encoding:
-    return _Encoding(DTYPES[name], storage, saturates, nan)
-
-
-# Triton's name of a dtype -> its encoding.
-_ENCODINGS = {
-    "fp64": _encoding("float64", "float64", nan=0x7FFF_FFFF_FFFF_FFFF),
-    "fp32": _encoding("float32", "float32", nan=0x7FFF_FFFF),
-    "fp16": _encoding("float16", "float16", nan=0x7FFF),
-    "bf16": _encoding("bfloat16", "uint16", nan=0x7FFF),
-    "fp8e4nv": _encoding("float8_e4m3fn", "uint8", saturates=True, nan=0x7F),
-    "fp8e5": _encoding("float8_e5m2", "uint8", saturates=True, nan=0x7F),
-}
-_PACKED = ("bf16", "fp8e4nv", "fp8e5")  # kept as integers
-
-
-def _magnitude_bits(magnitude: Array, format: DType, rounding: Callable[[Array], Array]) -> Array:
-    """The bits of finite magnitudes (float64).  They count the format's numbers, whose spacing at
-    exponent e is 2**(e - p + 1)."""
-    _, exponent = np.frexp(magnitude)
-    exponent = np.where(magnitude == 0, format.emin, np.maximum(exponent - 1, format.emin)).astype(
-        np.int64
-    )
-    count = rounding(
-        np.ldexp(magnitude, (format.precision - 1 - exponent).astype(np.int32))
-    ).astype(np.int64)
-    return np.asarray(count + ((exponent - format.emin) << (format.precision - 1)))
-
-
-def encode(values: Array, dtype: str, *, toward_zero: bool = False) -> Array:
-    """Round floats or integers to a format; returns the interpreter's storage of it.
-
-    dtype: triton's name of the format ("bf16", "fp8e4nv", ...).  It rounds once, to nearest, ties
-    to even, or toward zero; every step before is exact for floats up to float64.
-    """
-    encoding = _ENCODINGS[dtype]
-    if dtype == "bf16" and values.dtype == np.float32 and not toward_zero:
-        return _upper_halves(values)
-    with np.errstate(all="ignore"):
-        if dtype not in _PACKED and not toward_zero:
-            return values.astype(encoding.storage)  # numpy's own floats round to nearest
-        wide = values.astype(np.float64)
-        finite = np.isfinite(wide)
-        bits = _magnitude_bits(
-            np.abs(np.where(finite, wide, 0.0)),
-            encoding.format,
-            np.trunc if toward_zero else np.rint,
-        )
-    too_large = encoding.largest if toward_zero else encoding.beyond
-    bits = np.where(bits > encoding.largest, too_large, bits)
-    bits = np.where(finite, bits, encoding.beyond) | np.where(
-        np.signbit(wide), 1 << (8 * encoding.format.itemsize - 1), 0
-    )
-    bits = np.where(np.isnan(wide), encoding.nan, bits)
-    return bits.astype(encoding.bits).view(encoding.storage)
-
-
-def _upper_halves(values: Array) -> Array:
-    """fp32 to the nearest bf16, as uint16.  Both have the same exponents: a carry moves into the
-    upper half."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = (bits + (odd + np.uint32(0x7FFF))) >> np.uint32(16)
-    nan = np.uint32(_ENCODINGS["bf16"].nan)
-    return np.where(np.isnan(values), nan, rounded.reshape(values.shape)).astype(np.uint16)
-
-
-@functools.cache
-def _values_of_all_bits(dtype: str) -> Array:
-    """The value of each 8-bit pattern, as fp32."""
-    format = _ENCODINGS[dtype].format
-    bits = np.arange(256)
-    exponent, fraction = (
-        (bits & 0x7F) >> (format.precision - 1),
-        bits & ((1 << (format.precision - 1)) - 1),
-    )
-    hidden = np.where(exponent > 0, 1 << (format.precision - 1), 0)
-    shift = np.maximum(exponent, 1) - 1 + format.emin - (format.precision - 1)
-    values = np.ldexp((hidden + fraction).astype(np.float64), shift.astype(np.int32))
-    if dtype == "fp8e5":  # all ones in the exponent: infinity and NaN, as in IEEE 754
-        values[exponent == 0x1F] = np.where(fraction[exponent == 0x1F] == 0, np.inf, np.nan)
-    else:  # e4m3 has no infinity and one NaN of each sign
-        values[(bits & 0x7F) == 0x7F] = np.nan
-    return np.asarray(np.where(bits < 0x80, values, -values), np.float32)
-
-
-def decode(data: Array, dtype: str) -> Array:
-    """The exact values of the interpreter's storage of a format: packed formats as fp32, the others
-    unchanged."""
-    if dtype == "bf16":
-        return np.asarray((data.astype(np.uint32) << 16).view(np.float32))
-    return np.asarray(_values_of_all_bits(dtype)[data]) if dtype in _PACKED else data
 
 
 @functools.cache
@@ -265,19 +144,19 @@ def _repair_casts(interpreter: Any) -> None:
 
     def repaired_cast(self: Any, src: Any, dst_type: Any) -> Any:
         source, target = _name(src), _name(dst_type)
-        if source not in _PACKED and target not in _PACKED:
+        if source not in PACKED and target not in PACKED:
             return cast_impl(self, src, dst_type)
         values = decode(src.data, source)
         data = (
             encode(values, target)
-            if target in _ENCODINGS
+            if target in ENCODINGS
             else values.astype(interpreter._get_np_dtype(dst_type))
         )
         return handle(data, dst_type.scalar)
 
     def repaired_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         source, target = _name(src), _name(dst_type)
-        if source not in _ENCODINGS or target not in _ENCODINGS:  # formats of other vendors
+        if source not in ENCODINGS or target not in ENCODINGS:  # formats of other vendors
             return create_fp_to_fp(self, src, dst_type, rounding_mode)
         toward_zero = rounding_mode == ir.ROUNDING_MODE.RTZ
         return handle(
@@ -305,7 +184,7 @@ def _repair_dot(interpreter: Any) -> None:
         self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
     ) -> Any:
         # integers, and double precision
-        if _name(a) not in _ENCODINGS or "fp64" in (_name(a), _name(b)):
+        if _name(a) not in ENCODINGS or "fp64" in (_name(a), _name(b)):
             return create_dot(self, a, b, d, input_precision, max_num_imprecise_acc)
         with np.errstate(all="ignore"):
             product = np.matmul(operand(a, input_precision), operand(b, input_precision))
@@ -325,17 +204,17 @@ def _repair_arithmetic(interpreter: Any) -> None:
         )
 
     def repaired_unary(self: Any, arg: Any, op: Any) -> Any:
-        if _name(arg) not in _PACKED:
+        if _name(arg) not in PACKED:
             return unary_op(self, arg, op)
         return result(op(decode(arg.data, _name(arg))), arg)
 
     def repaired_binary(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
-        if _name(lhs) not in _PACKED:
+        if _name(lhs) not in PACKED:
             return binary_op(self, lhs, rhs, op)
         return result(op(decode(lhs.data, _name(lhs)), decode(rhs.data, _name(rhs))), lhs)
 
     def repaired_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-        if _name(z) not in _PACKED:
+        if _name(z) not in PACKED:
             return create_fma(self, x, y, z)
         wide = [decode(part.data, _name(part)).astype(np.float64) for part in (x, y, z)]
         return result(wide[0] * wide[1] + wide[2], z)
@@ -343,7 +222,7 @@ def _repair_arithmetic(interpreter: Any) -> None:
     def refusing_atomic(
         self: Any, rmwOp: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any
     ) -> Any:
-        if _name(val) in _PACKED:
+        if _name(val) in PACKED:
             raise NotImplementedError(
                 f"atomic on {_name(val)}: Triton's interpreter would add bit patterns"
             )
@@ -364,7 +243,7 @@ def _repair_sums(interpreter: Any) -> None:
 
     def repaired(original: Callable[..., Any]) -> Callable[..., Any]:
         def reduce(self: Any, input: Any) -> Any:
-            if _name(input) not in _PACKED:
+            if _name(input) not in PACKED:
                 return original(self, input)
             sums = original(
                 self, self.to_tensor(decode(input.handle.data, _name(input)), tl.float32)

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock, row_blocks
+from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.dtypes import DType
 from verify.evidence import Finding
 from verify.judging.comparison import compare

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from references.attention import row_blocks
+from references.row_blocks import row_blocks
 from verify.arithmetic.unit import spilled
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance

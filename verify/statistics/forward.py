@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock, row_blocks
 from references.positions import Sizes
+from references.row_blocks import RowBlock, row_blocks
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.judging.trial import Trial

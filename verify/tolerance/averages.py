@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock
+from references.row_blocks import RowBlock
 from verify.tolerance.scratch import room_on
 
 U64 = 2.0**-53

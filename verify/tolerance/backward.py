@@ -17,7 +17,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from references.attention import row_blocks
+from references.row_blocks import row_blocks
 from verify.arithmetic.unit import spilled
 from verify.problem import Problem
 from verify.problem.visibility import live_rows, measurable

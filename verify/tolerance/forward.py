@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock
 from references.masks import Full
+from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import DTYPES, dtype_named
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.mma import Promoted

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock
 from references.positions import Sizes
+from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing

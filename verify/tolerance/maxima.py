@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from references.attention import row_blocks
+from references.row_blocks import row_blocks
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ForwardArithmetic
 from verify.tolerance.forward import overflows

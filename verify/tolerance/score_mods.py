@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock
+from references.row_blocks import RowBlock
 from references.score_mods import Extent, ScoreMod
 from verify.arithmetic.dtypes import DType
 from verify.problem import Problem

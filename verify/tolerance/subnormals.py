@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock
 from references.positions import Sizes
+from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import DType
 from verify.arithmetic.mma import Envelope, Unit
 from verify.problem import Problem

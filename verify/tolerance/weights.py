@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from references.attention import RowBlock
+from references.row_blocks import RowBlock
 from verify.arithmetic.instructions import LOG_ERROR
 from verify.arithmetic.unit import Unit
 from verify.problem import Problem

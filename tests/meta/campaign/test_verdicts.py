@@ -146,7 +146,7 @@ def test_wrong_kernels_are_convicted_and_harm_no_other(tmp_path: Path) -> None:
     their cells.  A correct one among them is judged completely, and passes."""
     whole = f"(/{UPCAST}.py and not long_sequences)"
     select = " or ".join([*map(asked, _FILES), whole])
-    status, evidence, output = trial_of(tmp_path, *WRONG, UPCAST, select=select, deadline=3)
+    status, evidence, output = trial_of(tmp_path, *WRONG, UPCAST, select=select, deadline=1.5)
     assert status == 1, output
     for name, oracles in WRONG.items():
         convicted = convicting(evidence, name)

@@ -225,10 +225,22 @@ inline int dropped = 0;  // the line of a barrier that is passed by
 inline bool hasty = false;  // waits leave one group more in flight
 inline void barrier(int line) { if (line != dropped) { __syncthreads(); } }
 extern "C" void weaken(int line, bool waits) { dropped = line; hasty = waits; }
+#include <cuda/std/limits>
+#include <cute/tensor.hpp>
+#include "arguments.cuh"
 #define __syncthreads() barrier(__LINE__)
 #define KERNEL "flash_forward.cu"
-#define ENTRY flash_forward
+"""
+# One for each build, in a namespace of its own: CuTe's headers, which take longest, are read once.
+BUILD = """
+namespace NAME {
+DEFINES
+#define ENTRY entry_NAME
+#define flash_forward entry_NAME
+#define run run_NAME
 #include "run.cpp"
+UNDEFS
+}
 """
 
 
@@ -250,9 +262,10 @@ class Ran:
 
 @dataclass(frozen=True)
 class Program:
-    """One build as a shared library."""
+    """One build in the shared library."""
 
     library: ctypes.CDLL
+    entry: Callable[..., bytes]
     config: Config
     dtype: str
     head_dim: int
@@ -272,7 +285,7 @@ class Program:
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / (self.config.block_m or 0))
         shared = kernel.launch(self.config, "float16", args.head_dim, "").shared_bytes
         given = kernel.FAMILY.arguments(args, out, lse, mask_build(args))
-        error = self.library.run(
+        error = self.entry(
             ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts
         )
         if error:
@@ -324,34 +337,40 @@ def placed(tensor: Tensor, problem: Problem, name: str) -> Tensor:
     return view.copy_(tensor).expand(problem.shapes[name])
 
 
+BUILDS = {"small": (SMALL, "bfloat16", 64), "tall": (TALL, "float16", 128)}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Both builds, compiled once for all workers of a run, whose directories lie beside each
+    other."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cute"
+    path = folder / "program.so"
+    with FileLock(f"{folder}.lock"):
+        if not path.exists():
+            compiled(folder).rename(path)
+    return ctypes.CDLL(str(path))
+
+
 @pytest.fixture(
     scope="module",
-    params=[(SMALL, "bfloat16", 64), (TALL, "float16", 128)],
-    ids=lambda p: f"{p[0].name}-{p[1]}",
+    params=BUILDS,
+    ids=lambda name: f"{BUILDS[name][0].name}-{BUILDS[name][1]}",
 )
-def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    config, dtype, head_dim = request.param
-    base = tmp_path_factory.getbasetemp()
-    # Compiling takes longest: once for all workers of a run, whose directories lie beside each
-    # other.
-    folder = (
-        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    ) / f"cute-{config.name}-{dtype}"
-    library = folder / "program.so"
-    with FileLock(f"{folder}.lock"):
-        if not library.exists():
-            compiled(folder, config, dtype, head_dim).rename(library)
-    loaded = ctypes.CDLL(str(library))
-    loaded.run.restype = ctypes.c_char_p
-    return Program(loaded, config, dtype, head_dim)
+def program(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Program:
+    entry = library[f"run_{request.param}"]
+    entry.restype = ctypes.c_char_p
+    return Program(library, entry, *BUILDS[request.param])
 
 
-def compiled(folder: Path, config: Config, dtype: str, head_dim: int) -> Path:
+def compiled(folder: Path) -> Path:
     headers = kernel.headers()
     assert headers is not None
     shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
     patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
-    (folder / "program.cpp").write_text(PROGRAM)
+    builds = (build(name, *chosen) for name, chosen in BUILDS.items())
+    (folder / "program.cpp").write_text("".join([PROGRAM, *builds]))
     library = folder / "compiled.so"
     includes = (
         folder,
@@ -361,25 +380,21 @@ def compiled(folder: Path, config: Config, dtype: str, head_dim: int) -> Path:
         headers,
         *toolkit_includes(),
     )
-    defines = dict(kernel.source(config, dtype, head_dim).defines)
+    options = ("-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared")
     subprocess.run(
-        [
-            "g++",
-            "-std=c++17",
-            "-O1",
-            "-w",
-            "-ffp-contract=off",
-            "-fPIC",
-            "-shared",
-            folder / "program.cpp",
-            "-o",
-            library,
-        ]
-        + [f"-I{directory}" for directory in includes]
-        + [f"-D{name}={value}" for name, value in defines.items()],
+        ["g++", *options, folder / "program.cpp", "-o", library]
+        + [f"-I{directory}" for directory in includes],
         check=True,
     )
     return library
+
+
+def build(name: str, config: Config, dtype: str, head_dim: int) -> str:
+    defines = dict(kernel.source(config, dtype, head_dim).defines)
+    undefined = (*defines, "ENTRY", "flash_forward", "run")
+    text = BUILD.replace("NAME", name)
+    text = text.replace("DEFINES", "\n".join(f"#define {k} {v}" for k, v in defines.items()))
+    return text.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))
 
 
 def patch_atoms(here: Path, there: Path) -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from references.attention import backward, forward, query_gradient, row_blocks
+from references.attention import backward, forward, query_gradient
 from references.definition import Attention
 from references.masks import Causal, Dense, Documents, Full, Lengths, Window, parse_mask
+from references.row_blocks import row_blocks
 from references.score_mods import Softcap
 from tests.meta.references.test_references import (
     INF,

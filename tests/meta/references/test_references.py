@@ -37,10 +37,11 @@ import torch
 from mpmath import mpf
 
 from references import multiprecision
-from references.attention import backward, forward, row_blocks
+from references.attention import backward, forward
 from references.definition import Attention
 from references.masks import Causal, Dense, Documents, Full, Lengths, Prefix, Window
 from references.multiprecision import Operands
+from references.row_blocks import row_blocks
 from references.score_mods import Softcap, cap_of
 
 U = 2.0**-53

@@ -5,10 +5,8 @@ import json
 import math
 import re
 import sys
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tests.harness.fake_campaign import BINS, DEVICE, entry, evidence, of, verdict
 from tests.harness.rendered import as_markdown
@@ -30,7 +28,6 @@ from verify.report import (
 )
 from verify.report.beside import Beside
 from verify.report.sections import tightness as tight
-from verify.statistics import verdicts
 
 
 @pytest.fixture(scope="module")
@@ -370,138 +367,6 @@ class TestSeveralRuns:
         assert "runs" not in report
         assert dumps(parse(strict_json.encode(built))) == dumps(built)
         assert f"Run `{run.run}, second`" in as_markdown(built)
-
-
-class TestCommand:
-    """verify report --run ... of evidence that is there."""
-
-    @pytest.fixture
-    def runs(self, tmp_path, monkeypatch):
-        """Half of the cases each, one of them lost in the other half."""
-        monkeypatch.chdir(tmp_path)
-        found = evidence(8)
-        for place, (name, day) in enumerate((("one", "01"), ("two", "02"))):
-            run = dataclasses.replace(found.run, run=name, started=f"2025-01-{day}T00:00:00+00:00")
-            other = found.verdicts[1 - place]
-            with Recorder(tmp_path / ".verify" / "runs" / name, "gw0") as recorder:
-                recorder.begin(other.case, "generate", other.variant)
-                for item in (run, *found.variants, *found.verdicts[place::2], *found.drawn):
-                    recorder.write(item)
-        return tmp_path
-
-    def told(self, *words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(cli.app, ["report", *words], standalone_mode=False)
-        if isinstance(done.exception, cli.UsageError):
-            return cli.USAGE, done.exception.format_message()
-        assert done.exception is None, done.output
-        return done.return_value, done.output
-
-    def test_two_runs_are_one_report(self, runs):
-        status, said = self.told(
-            "--run", "one", "--run", str(runs / ".verify" / "runs" / "two"), "--out", "pages"
-        )
-        built = read(runs / "pages" / DEVICE["slug"])
-        whole = build(dataclasses.replace(evidence(8), lost=(), builds=(), not_run=()))
-        assert built["failures"] > 0
-        assert (status, built["run"]) == (runner.FAILED, "one, two")
-        assert "one" in said
-        assert (built["cases"], built["failures"], built["lost"]) == (
-            whole["cases"],
-            whole["failures"],
-            [],
-        )
-        grown = [
-            {"group": g["group"], "drawn": 2 * g["drawn"], "refused": 2 * g["refused"]}
-            for g in _groups(whole)
-        ]
-        assert _groups(built) == grown
-        assert [_without_draws(v) for v in built["variants"]] == [
-            _without_draws(v) for v in whole["variants"]
-        ]
-
-    def test_what_does_not_belong_together_is_refused(self, runs):
-        folder = runs / ".verify" / "runs"
-        entry_ = evidence(8).variants[0]
-        for name, device, source in (
-            ("abroad", {"slug": "cpu"}, entry_.source_hash),
-            ("changed", {}, "other"),
-        ):
-            run = dataclasses.replace(
-                evidence().run, run=name, started=name, device=DEVICE | device
-            )
-            with Recorder(folder / name, "gw0") as recorder:
-                for item in (
-                    run,
-                    dataclasses.replace(entry_, source_hash=source),
-                    evidence(8).verdicts[0],
-                ):
-                    recorder.write(item)
-            # not all was judged
-            assert self.told("--run", name, "--out", "alone")[0] == runner.INFRASTRUCTURE
-        for name, message in (
-            ("abroad", "mixes devices: cpu, nvidia"),
-            ("changed", f"more than one source of {entry_.ref}"),
-        ):
-            status, said = self.told("--run", "one", "--run", name, "--out", "pages")
-            assert status == runner.USAGE
-            assert message in said
-        assert not (runs / "pages").exists()
-
-    def test_what_cannot_be_reported_is_refused(self, runs):
-        with Recorder(runs / "empty", "gw0") as recorder:
-            recorder.write(evidence().run)
-        for name, message in (
-            ("three", "no run 'three' under"),
-            ("empty", "nothing was judged in empty"),
-        ):
-            status, said = self.told("--run", name, "--out", "pages")
-            assert status == runner.USAGE
-            assert message in said
-        assert not (runs / "pages").exists()
-
-    def test_evidence_from_elsewhere_leaves_nothing_here(self, runs, monkeypatch):
-        (runs / "here").mkdir()
-        monkeypatch.chdir(runs / "here")
-        self.told("--run", str(runs / ".verify" / "runs" / "one"), "--out", str(runs / "pages"))
-        assert (runs / "pages" / DEVICE["slug"] / "report.html").is_file()
-        assert list((runs / "here").iterdir()) == []
-
-    def test_the_whole_is_judged_and_the_evidence_left_alone(self, runs, monkeypatch):
-        failed = dataclasses.replace(
-            evidence().verdicts[0],
-            case="whole",
-            oracle="statistics",
-            group="campaign",
-            outcome="fail",
-            problem="-",
-        )
-        counts = []
-        monkeypatch.setattr(
-            verdicts, "findings", lambda found: counts.append(len(found)) or [failed]
-        )
-        before = {path: path.read_bytes() for path in (runs / ".verify" / "runs").glob("*/*")}
-        assert self.told("--run", "one", "--run", "two", "--out", "pages")[0] == runner.FAILED
-        assert counts == [len(evidence(8).verdicts)]
-        failing = [
-            f["oracle"]
-            for f in of(read(runs / "pages" / DEVICE["slug"]), failed.variant)["failing"]
-        ]
-        assert "statistics" in failing
-        assert {
-            path: path.read_bytes() for path in (runs / ".verify" / "runs").glob("*/*")
-        } == before
-
-
-def _groups(report: Report) -> list[Any]:
-    return [group for v in report["variants"] for d in v["dtypes"] for group in d["groups"]]
-
-
-def _without_draws(variant: Any) -> Any:
-    dtypes = [
-        {key: d[key] for key in d if key not in ("drawn", "refused", "groups")}
-        for d in variant["dtypes"]
-    ]
-    return strict_json.dumps({**variant, "dtypes": dtypes})
 
 
 class TestTightness:

@@ -16,19 +16,12 @@ from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, nomi
 from tests.harness.emulation_backward import emulate as emulate_backward
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
-from tests.meta.tolerance.test_tolerance import (
-    ALL,
-    SHAPES,
-    bound_of,
-    ratios,
-    suits,
-    truth_of,
-    with_operands,
-)
+from tests.meta.tolerance.test_tolerance import ALL, SHAPES, ratios, suits, truth_of
 from tests.meta.tolerance.test_tolerance_backward import FULL, arithmetic, numerics, saver
 from tests.meta.tolerance.test_tolerance_backward import SHAPES as SHAPES_BACKWARD
 from tests.meta.tolerance.test_tolerance_backward import ratios as ratios_backward
 from tests.meta.tolerance.test_tolerance_backward import truth_of as truth_of_backward
+from tests.meta.tolerance.test_tolerance_bound import bound_of, with_operands
 from verify.arithmetic.mma import provenance, unit_for
 from verify.judging.comparison import compare
 from verify.oracles import gather

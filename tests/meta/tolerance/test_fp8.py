@@ -17,7 +17,8 @@ import torch
 from references.quantisation import ByTensor
 from tests.harness.declared import flat_numerics, with_fields
 from tests.harness.emulation import Kernel, Luck, emulate
-from tests.meta.tolerance.test_tolerance import SHAPES, bound_of, ratios, suits, truth_of
+from tests.meta.tolerance.test_tolerance import SHAPES, ratios, suits, truth_of
+from tests.meta.tolerance.test_tolerance_bound import bound_of
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.tolerance.forward import BEST, resolve

@@ -15,16 +15,8 @@ from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
-from tests.meta.tolerance.test_tolerance import (
-    ALL,
-    SHAPES,
-    blocks_of,
-    bound_of,
-    ratios,
-    suits,
-    truth_of,
-    with_operands,
-)
+from tests.meta.tolerance.test_tolerance import ALL, SHAPES, ratios, suits, truth_of
+from tests.meta.tolerance.test_tolerance_bound import blocks_of, bound_of, with_operands
 from verify.oracles import gather
 from verify.oracles.long import long_offsets, long_whole
 from verify.oracles.numerics.oracle import asks

@@ -14,14 +14,8 @@ from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
-from tests.meta.tolerance.test_tolerance import (
-    SHAPES,
-    bound_of,
-    ratios,
-    suits,
-    truth_of,
-    with_operands,
-)
+from tests.meta.tolerance.test_tolerance import SHAPES, ratios, suits, truth_of
+from tests.meta.tolerance.test_tolerance_bound import bound_of, with_operands
 from verify.oracles.numerics.oracle import asks
 from verify.problem import Problem
 from verify.problem.distributions import ordinary

@@ -16,15 +16,8 @@ import torch
 
 from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Emulation, Kernel, Luck, emulate
-from tests.meta.tolerance.test_tolerance import (
-    SHAPES,
-    blocks_of,
-    bound_of,
-    ratios,
-    suits,
-    truth_of,
-    with_operands,
-)
+from tests.meta.tolerance.test_tolerance import SHAPES, ratios, suits, truth_of
+from tests.meta.tolerance.test_tolerance_bound import blocks_of, bound_of, with_operands
 from verify.problem import Problem
 from verify.problem.distributions import ordinary
 from verify.problem.inputs import stored_factors

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from references.attention import row_blocks
 from references.definition import Attention
 from references.positions import Sizes
 from references.quantisation import ByTensor
+from references.row_blocks import row_blocks
 from tests.harness.declared import flat_gradients, flat_numerics
 from verify.arithmetic.dot import fused_dot
 from verify.arithmetic.dtypes import dtype_named
