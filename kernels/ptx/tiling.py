@@ -119,11 +119,13 @@ class Tiling:
 
     def shape(self, config: Config, head_dim: int) -> Shape:
         """A warp owns O of so many rows that it takes 64 registers of a thread, or 128 where a tile
-        of 16 rows takes more; a block has 4 to 8 warps."""
+        of 16 rows takes more; a block has 4 to 8 warps, or num_warps at head dims up to 128."""
         assert config.block_m is not None
         assert config.block_n is not None
         block_m = min(config.block_m, OUT_ELEMENTS // head_dim)
         warps = 4 if block_m * head_dim <= OUT_ELEMENTS // 4 else 8
+        if config.num_warps is not None and head_dim <= 128:
+            warps = config.num_warps
         warps_n = self.warps_n if head_dim < 512 else 4
         warps_m = min(warps // warps_n, block_m // 16)
         depth = width = head_dim
@@ -199,16 +201,27 @@ class Tiling:
         )
 
 
-def config(block_m: int, block_n: int, num_stages: int, **options: int | str) -> Config:
+def config(
+    block_m: int,
+    block_n: int,
+    num_stages: int,
+    num_warps: int | None = None,
+    **options: int | str,
+) -> Config:
     """A config of this family.
 
+    num_warps: at head dims up to 128; None for what `Tiling.shape` chooses.
     options: swizzle, whose tiles are swizzled ("none", "q", "qk" or "qkv"; the others are padded);
     grid, which blocks come first ("tiles": all of a head; "heads": one of every head); depth, the
     columns of Q and K in an item, where they are sliced.
     """
     chosen = {"swizzle": "qkv", "grid": "tiles"} | options
     return Config(
-        block_m=block_m, block_n=block_n, num_stages=num_stages, options=tuple(chosen.items())
+        block_m=block_m,
+        block_n=block_n,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        options=tuple(chosen.items()),
     )
 
 
