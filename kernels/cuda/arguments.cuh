@@ -19,6 +19,6 @@ struct ArgumentsOf {
     int seqlen_kv;
     int diagonal_low;                // row r sees keys r + diagonal_low ... r + diagonal_high
     int diagonal_high;
-    float scale;
+    float q_factor;                  // what Q is multiplied by, before scores are by scale_log2
     float scale_log2;
 };

@@ -54,7 +54,8 @@ class Arguments(ctypes.Structure):
     lse: address of (batch, heads_q, seqlen_q), contiguous fp32.
     row_low, row_high: addresses of the tables of `mask_tables`, or 0.
     group: query heads per key head.
-    scale_log2: softmax_scale log2 e, or log2 e for a kernel that multiplies Q by the scale.
+    q_factor, scale_log2: what Q, and then a score, is multiplied by; their product is softmax_scale
+    log2 e.
     """
 
     _fields_ = [
@@ -71,7 +72,7 @@ class Arguments(ctypes.Structure):
                 "diagonal_high",
             )
         ),
-        *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
+        *((name, ctypes.c_float) for name in ("q_factor", "scale_log2")),
     ]
 
 
@@ -93,6 +94,11 @@ def _kernel(source: Source, arch: str) -> Kernel:
     return load(compile_source(source, arch))
 
 
+def shared_room(device: torch.device) -> int:
+    """Bytes of shared memory that a block can ask for."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A variant's builds.
@@ -101,7 +107,7 @@ class Family:
     that have builds of their own, by what they are built as.
     in_bytes: whether the kernel counts strides in bytes or in elements.
     spill_budget: bytes of a build's spills, by its head dim; 0 where it has none.
-    prescaled: whether it multiplies Q by the scale.
+    scaling: (q_factor, scale_log2) of a softmax_scale.
     """
 
     configs: Sequence[Config]
@@ -110,13 +116,16 @@ class Family:
     kinds: dict[str, str]
     in_bytes: bool
     spill_budget: Mapping[int, int] = field(default_factory=dict)
-    prescaled: bool = False
+    scaling: Callable[[float], tuple[float, float]] = lambda scale: (1.0, scale * LOG2_E)
 
     def forward(
         self, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
     ) -> None:
-        """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside the
-        support."""
+        """Write O to `out` and the natural-log LSE to `lse`.
+
+        Raises `Unsupported` outside the support, and for a config that this device has not enough
+        shared memory for.
+        """
         self.support.check(args, out)
         if args.config not in self.configs:
             names = ", ".join(config.name for config in self.configs)
@@ -127,6 +136,13 @@ class Family:
         mask = mask_build(args)
         tables = mask_tables(args, mask)  # referenced until the launch has been queued
         made = self.make(args.config, args.dtype, args.head_dim, self.kinds[mask.kind])
+        room = shared_room(args.q.device)
+        if made.shared_bytes > room:
+            raise Unsupported(
+                "config",
+                f"{args.config.name} takes {made.shared_bytes} bytes of shared memory at head_dim"
+                f" {args.head_dim}; a block of this device has {room}",
+            )
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
         arguments = self.arguments(args, out, lse, mask, tables)
         with torch.cuda.device_of(args.q):
@@ -153,8 +169,7 @@ class Family:
             args.seqlen_kv,
             mask.diagonal_low,
             mask.diagonal_high,
-            args.softmax_scale,
-            LOG2_E if self.prescaled else args.softmax_scale * LOG2_E,
+            *self.scaling(args.softmax_scale),
         )
 
     def choices(self) -> Iterator[tuple[Config, str, int, str]]:

@@ -21,8 +21,8 @@ struct Tile {
     // ldmatrix reads the same chunk of eight rows at once, and eight lanes of a copy write up to
     // eight chunks of a row.  Both need eight different sixteenths of the banks' 128 bytes.  A
     // padded row has an odd number of chunks, so eight rows begin at eight of them.  Rows of 8 n
-    // chunks all begin at the same one: chunk c of row r lies at place c ^ r % 8.  Rows of 4 n (2 n)
-    // begin at two (four), in turn: c ^ r / 2 % 4 (c ^ r / 4 % 2).
+    // chunks all begin at the same one: chunk c of row r lies at place c ^ r % 8.  Rows of 4 n
+    // (2 n) begin at two (four), in turn: c ^ r / 2 % 4 (c ^ r / 4 % 2).
     static constexpr int apart = chunks % 8 == 0 ? 1 : chunks % 4 == 0 ? 2 : 4;
 
     __device__ __forceinline__ static u32 place(u32 row, u32 chunk) {
@@ -41,17 +41,18 @@ __device__ __forceinline__ void copy(
     u32 tile, const char* data, long long row_bytes, int first, int end, int tile_chunk = 0
 ) {
     constexpr int all = T::rows * CHUNKS;
+    const char* const from = data + first * row_bytes;
+    const int last = end - 1 - first;
 #pragma unroll
     for (int i = 0; i < all; i += THREADS) {
         const int index = i + static_cast<int>(threadIdx.x);
         if (all % THREADS == 0 || index < all) {
             const int row = index / CHUNKS;
             const int chunk = index % CHUNKS;
-            const int position = min(first + row, end - 1);
             ptx::cp_async_cg(
                 tile + T::place(row, tile_chunk + chunk),
-                data + position * row_bytes + 16 * chunk,
-                first + row < end ? 16 : 0
+                from + min(row, last) * row_bytes + 16 * chunk,
+                row <= last ? 16 : 0
             );
         }
     }

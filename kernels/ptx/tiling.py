@@ -4,12 +4,15 @@ A block owns block_m query rows of one head and walks over the keys in blocks of
 2307.08691, algorithm 1 and section 3.3), keeping per row the running maximum m, the running
 denominator l and the un-normalised output acc:
 
-    x     = (softmax_scale log2 e) (q . k)      one fp32 product: x - m is exactly 0 at the maximum
-    m'    = max(m, max x)
-    p     = 2^(x - m'),  alpha = 2^(m - m')     ex2.approx
+    s     = q . k                               of q with the scale's sign
+    m'    = max(m, max s)
+    p     = 2^(s c - m' c),  alpha = 2^((m - m') c)     c = |softmax_scale| log2 e; s c - fl(m' c)
+                                                is one fused operation, ex2.approx
     l     = alpha l + sum p                     p in fp32, before it is rounded
     acc   = alpha acc + round(p) v              p rounded to v's dtype, products accumulated in fp32
-    O     = acc (1 / l),  LSE = ln 2 (m + log2 l)
+    O     = acc (1 / l),  LSE = ln 2 (m c + log2 l)
+
+l and acc are not multiplied where no row of a warp has a new maximum: every alpha is 1 there.
 
 Every variant has a twin whose products accumulate in fp16 ("-f16"): there q is multiplied by the
 scale and rounded before Q K^T, so that the sums are scores and overflow only where scores do; each
@@ -49,11 +52,11 @@ plain arguments.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from kernels.cuda.family import Family, Launch
+from kernels.cuda.family import LOG2_E, Family, Launch
 from verify.cuda.compile import Source, available, compilable
 from verify.variant import (
     Config,
@@ -104,6 +107,8 @@ class Tiling:
     tiles: whether V, where it is no item, has a tile.
     slots: of the ring, per stage.
     warps_n: warps that share a row's keys, at head dims below 512.
+    spills: bytes that the worst of `Family.builds` spills on any architecture (NVRTC 13.0), by head
+    dim; none elsewhere.
     """
 
     name: str
@@ -111,6 +116,7 @@ class Tiling:
     v_tile: bool = False
     slots: int = 1
     warps_n: int = 1
+    spills: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def head_dims(self) -> tuple[int, ...]:
@@ -233,6 +239,20 @@ CONTRACT = Contract(
     masked_values="finite",
     batch_invariant=True,
 )
+
+
+def wide_scaling(scale: float) -> tuple[float, float]:
+    """Q takes the scale's sign, so that the largest sum is the largest score; and 0."""
+    if scale == 0:
+        return 0.0, LOG2_E
+    return math.copysign(1.0, scale), abs(scale) * LOG2_E
+
+
+def narrow_scaling(scale: float) -> tuple[float, float]:
+    """Q takes the scale."""
+    return scale, LOG2_E
+
+
 MASKS = ("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix")
 NARROW_HEAD_DIMS = (32, 64, 96, 128)
 
@@ -264,7 +284,8 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
         make=lambda *choice: tiling.launch(*choice, narrow=narrow),
         kinds=KINDS,
         in_bytes=True,
-        prescaled=narrow,
+        spill_budget=tiling.spills,
+        scaling=narrow_scaling if narrow else wide_scaling,
     )
     return Variant(
         name=f"ptx-{tiling.name.replace('_', '-')}{'-f16' if narrow else ''}",

@@ -19,7 +19,8 @@ from verify.cuda.compile import Source, available, cache_directory
 from verify.variant import Config, Support, Variant
 
 FOLDER = Path(split_q.__file__).parent
-SHIPPED = FOLDER / "flash.cuh"
+TEMPLATE = FOLDER / "flash.cuh"
+PIPELINE = FOLDER / "pipeline.cuh"
 CONFIG = next(config for config in split_q.CONFIGS if config.num_stages == 1)
 SUPPORT = Support(
     dtypes=("float16",), head_dims=(64,), masks=("full",), layouts="contiguous", devices=("cuda",)
@@ -28,8 +29,9 @@ SUPPORT = Support(
 
 @dataclass(frozen=True)
 class Patch:
-    """`before`, which occurs exactly once in the shipped source, becomes `after`."""
+    """`before`, which occurs exactly once in the shipped file, becomes `after`."""
 
+    shipped: Path
     before: str
     after: str
 
@@ -37,16 +39,19 @@ class Patch:
         """The patched text; raises ValueError if `before` does not occur exactly once."""
         if text.count(self.before) != 1:
             raise ValueError(
-                f"{self.before!r} occurs {text.count(self.before)} times in {SHIPPED.name}"
+                f"{self.before!r} occurs {text.count(self.before)} times in {self.shipped.name}"
             )
         return text.replace(self.before, self.after)
 
 
 PATCHES = {
     "planted-split-q-overrun": Patch(
-        "if (row < a.seqlen_q && n < out_tiles) {", "if (row <= a.seqlen_q && n < out_tiles) {"
+        TEMPLATE,
+        "if (row < a.seqlen_q && n < out_tiles) {",
+        "if (row <= a.seqlen_q && n < out_tiles) {",
     ),
     "planted-split-q-missing-barrier": Patch(
+        PIPELINE,
         "__syncthreads();  // item: all copies have landed, and",
         "// item: all copies have landed, and",
     ),
@@ -54,13 +59,13 @@ PATCHES = {
 
 
 def patched(variant: str, shipped: Source) -> Source:
-    """The shipped source with the patched template, on disk."""
+    """The shipped source beside a template of which one file is patched, on disk."""
+    patch = PATCHES[variant]
     folder = cache_directory() / variant
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        SHIPPED.name: PATCHES[variant].apply(SHIPPED.read_text(encoding="utf-8")),
-        shipped.path.name: shipped.path.read_text(encoding="utf-8"),
-    }
+    files = (shipped.path, TEMPLATE, PIPELINE)
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+    texts[patch.shipped.name] = patch.apply(texts[patch.shipped.name])
     for name, text in texts.items():
         with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
             file.write(text)

@@ -42,6 +42,7 @@ inline std::uint32_t __float_as_uint(float value) {
     return bits;
 }
 inline float __fmul_rn(float a, float b) { return a * b; }  // compiled with -ffp-contract=off
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 
 constexpr int warp_size = 32;
@@ -233,5 +234,22 @@ inline bool run_block(unsigned index, unsigned threads, bool backwards) {
 }
 
 }  // namespace host
+
+// True for all lanes if it is for one; the mask is that of the whole warp.
+inline bool __any_sync(unsigned, bool predicate) {
+    host::together(
+        [](void* const (&operands)[warp_size]) {
+            bool any = false;
+            for (void* each : operands) {
+                any = any || *static_cast<bool*>(each);
+            }
+            for (void* each : operands) {
+                *static_cast<bool*>(each) = any;
+            }
+        },
+        &predicate
+    );
+    return predicate;
+}
 
 inline void __syncthreads() { host::pause(host::State::at_block); }

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kernels.cuda import family
 from kernels.ptx import share_kv, share_qkv, split_kv, split_q, tiling_qk, tiling_qkv
+from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, config
 from references.masks import Causal, Documents, Full, Lengths, Window
 from references.score_mods import Softcap
 from verify.arithmetic.dtypes import dtype_named
@@ -45,10 +46,60 @@ COMPILER = shutil.which("c++")
 compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 runs = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
+ROOM = 227 * 1024  # bytes of shared memory of a block on sm_90
+
 MODULES = {
     module.TILING.name: module
     for module in (split_q, split_kv, share_kv, share_qkv, tiling_qk, tiling_qkv)
 }
+
+
+# What the names promise.
+
+
+def shared_bytes(name: str, config: Config, head_dim: int) -> int:
+    return int(MODULES[name].TILING.shared_bytes(config, head_dim))
+
+
+def test_one_tile_of_share_qkv_holds_what_four_of_split_q_hold() -> None:
+    """At the same blocks and one stage, where a block has twice as many rows as keys."""
+    for head_dim in HEAD_DIMS:
+        sizes = [
+            shared_bytes(name, config(128, 64, 1), head_dim) for name in ("share_qkv", "split_q")
+        ]
+        assert sizes[1] == 4 * sizes[0]
+
+
+def test_slices_of_tiling_qk_do_not_grow_with_head_dim() -> None:
+    """All that grows is V's tile."""
+    chosen = config(64, 32, 2, depth=16)
+    rest = {
+        shared_bytes("tiling_qk", chosen, head_dim) - 32 * head_dim * ELEMENT
+        for head_dim in HEAD_DIMS
+    }
+    assert len(rest) == 1
+
+
+def test_tiling_qkv_does_not_grow_with_head_dim() -> None:
+    """But P's tile, the maxima and the sums, where several warps share a row."""
+    chosen = config(64, 64, 2, depth=16)
+    sizes = [shared_bytes("tiling_qkv", chosen, head_dim) for head_dim in HEAD_DIMS]
+    assert len(set(sizes)) == 1
+    v_slices = 2 * 64 * 64 * ELEMENT  # four warps divide 64 columns
+    assert shared_bytes("tiling_qkv", chosen, 512) == v_slices + 64 * (64 * ELEMENT + 4 * 4)
+    assert shared_bytes("tiling_qkv", chosen, 1024) == v_slices + 32 * (64 * ELEMENT + 4 * 4)
+
+
+def test_a_config_that_the_device_has_no_room_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(family, "shared_room", lambda device: 24 * 1024 - 1)
+    out = torch.full((1, 1, 8, 64), 7.0, dtype=torch.float16)
+    assert split_q.VARIANT.forward is not None
+    with pytest.raises(Unsupported, match="24576 bytes of shared memory") as refusal:
+        split_q.VARIANT.forward(arguments(), out, torch.zeros(1, 1, 8), {})
+    assert refusal.value.argument == "config"
+    assert (out == 7.0).all()
 
 
 # The kernel on the CPU.
@@ -71,7 +122,11 @@ struct alignas(16) uint4 {
 };
 """
 PARTS = [
-    ROOT / "kernels" / place for place in ("cuda/arguments.cuh", "ptx/tile.cuh", "ptx/flash.cuh")
+    ROOT / "kernels" / place
+    for place in (
+        *("cuda/arguments.cuh", "ptx/tile.cuh", "ptx/policies.cuh"),
+        *("ptx/pipeline.cuh", "ptx/flash.cuh"),
+    )
 ]
 
 
@@ -180,6 +235,7 @@ def host(
 
     monkeypatch.setattr(family, "_kernel", lambda source, arch: current[0])
     monkeypatch.setattr(family, "device_arch", lambda device: "host")
+    monkeypatch.setattr(family, "shared_room", lambda device: ROOM)
     monkeypatch.setattr(family, "launch", lambda kernel, *rest: kernel.launch(*rest))
     return hosts
 
@@ -405,17 +461,21 @@ SLIPS = {
     "transposition": ("split_q", "ldmatrix_x4_trans", "ldmatrix_x4"),
     "maximum of half a row": (
         "split_q",
-        r"new_m\[i\]\[h\] = fmaxf\(most, ptx::shfl_bfly\(most, 2\)\)",
-        "new_m[i][h] = most",
+        r"raised\[i\]\[h\] = fmaxf\(most, ptx::shfl_bfly\(most, 2\)\)",
+        "raised[i][h] = most",
     ),
     "maximum of half the warps": (
         "split_kv",
-        r"fmaxf\(new_m\[i\]\[h\], partial\[w",
-        "fmaxf(new_m[i][h], partial[0",
+        r"fmaxf\(raised\[i\]\[h\], partial_of\(w",
+        "fmaxf(raised[i][h], partial_of(0",
     ),
     "sum of half a row": ("split_q", r"l\[i\]\[h\] \+= ptx::shfl_bfly\(l\[i\]\[h\], 2\);", ""),
-    "sum of half the warps": ("split_kv", r"l\[i\]\[h\] \+= partial\[w", "l[i][h] += partial[0"),
-    "rescale": ("split_q", r"l\[i\]\[h\] \*= alpha;", ""),
+    "sum of half the warps": (
+        "split_kv",
+        r"l\[i\]\[h\] \+= partial_of\(w",
+        "l[i][h] += partial_of(0",
+    ),
+    "rescale": ("split_q", r"l\[i\]\[h\] \*= alpha\[i\]\[h\];", ""),
     "trade of columns": (
         "split_q",
         r"t & bit \? pairs\[low\] : pairs",

@@ -162,8 +162,8 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
 
 @pytest.mark.parametrize("variant", split_q.PATCHES)
 def test_a_patch_changes_the_shipped_kernel_in_one_place(variant: str) -> None:
-    shipped = split_q.SHIPPED.read_text(encoding="utf-8")
     patch = split_q.PATCHES[variant]
+    shipped = patch.shipped.read_text(encoding="utf-8")
     assert patch.apply(shipped) != shipped
     for text in (shipped * 2, shipped.replace(patch.before, "")):
         with pytest.raises(ValueError, match="occurs"):

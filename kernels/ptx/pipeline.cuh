@@ -1,0 +1,303 @@
+// The part of a kernel that moves data: which rows and keys a block has, and the ring of items
+// through which they come.  flash.cuh computes with it.
+//
+// What a step reads is an item.  Items lie in the ring's slots in the order of the steps, so one
+// barrier a step is enough: it makes an item's copies visible to all threads, and it keeps the next
+// copy from overwriting what a slower warp still reads.
+#pragma once
+
+#include "policies.cuh"
+
+template <class T>
+struct Pipeline {
+    using M = Memory<T>;
+    static constexpr int row_tiles = T::block_m / (16 * T::warps_m);  // of a warp
+    static constexpr int key_tiles = T::block_n / (8 * T::warps_n);   // of a warp, in S
+    static constexpr int width_tiles = M::width / (8 * T::warps_n);   // of a warp, in P V's step
+    static constexpr int score_steps = T::head_dim / T::depth;
+    static constexpr int value_steps = T::head_dim / M::width;
+    static constexpr int steps = score_steps + (M::v_apart ? 0 : value_steps);
+    static constexpr int out_tiles = value_steps * width_tiles;
+    static constexpr int ahead = T::slots - 1;
+    static constexpr bool q_kept = T::query == Query::registers || T::query == Query::ring;
+    static_assert(T::block_m % (16 * T::warps_m) == 0);
+    static_assert((key_tiles == 1 || key_tiles % 2 == 0) && width_tiles % 2 == 0);
+    static_assert(!M::v_apart || (score_steps > ahead && ahead <= 1));
+    static_assert(score_steps == 1 || M::q_sliced);
+
+    const Arguments& a;
+    u32 shared;
+    const char *q, *k, *v;
+    int first_row, batch, head;
+    int lane, warp_m, warp_n;
+    int first_block, end_block, end_key;
+    int masked_below, masked_from;  // keys outside [masked_below, masked_from) need a mask
+    u32 read_slot = 0, write_slot = 0;
+
+    __device__ __forceinline__ explicit Pipeline(const Arguments& arguments, u32 shared_)
+        : a(arguments), shared(shared_) {
+        lane = threadIdx.x % 32;
+        const int warp = threadIdx.x / 32;
+        warp_m = warp / T::warps_n;
+        warp_n = warp % T::warps_n;
+
+        // One grid axis, so that batch x heads can exceed 65535.
+        const int tiles = (a.seqlen_q + T::block_m - 1) / T::block_m;
+        const int block = static_cast<int>(blockIdx.x);
+        int tile, rest;
+        if (T::heads_first) {
+            const int rows_of_heads = static_cast<int>(gridDim.x) / tiles;
+            tile = block / rows_of_heads;
+            rest = block % rows_of_heads;
+        } else {
+            tile = block % tiles;
+            rest = block / tiles;
+        }
+        first_row = (tiles - 1 - tile) * T::block_m;  // the last first: causal rows grow longer
+        head = rest % a.heads_q;
+        batch = rest / a.heads_q;
+        q = a.q.data + batch * a.q.batch + head * a.q.head;
+        k = a.k.data + batch * a.k.batch + head / a.group * a.k.head;
+        v = a.v.data + batch * a.v.batch + head / a.group * a.v.head;
+        find_blocks();
+    }
+
+    // The keys that a row sees; a row past the end sees what the last row sees.
+    __device__ __forceinline__ Interval visible(int row) const {
+        if constexpr (T::mask == Mask::full) {
+            return {0, a.seqlen_kv};
+        } else if constexpr (T::mask == Mask::band) {
+            const int r = min(row, a.seqlen_q - 1);
+            const int low = min(max(r + a.diagonal_low, 0), a.seqlen_kv);
+            return {low, max(min(r + a.diagonal_high + 1, a.seqlen_kv), low)};
+        } else {
+            const long long place =
+                static_cast<long long>(batch) * a.seqlen_q + min(row, a.seqlen_q - 1);
+            return {a.row_low[place], a.row_high[place]};
+        }
+    }
+
+    // Blocks that some row of the tile sees, and keys that all of its rows see.
+    __device__ __forceinline__ void find_blocks() {
+        int low = a.seqlen_kv, high = 0;  // of some
+        masked_below = 0, masked_from = a.seqlen_kv;
+        if constexpr (T::mask == Mask::table) {
+            // Each warp looks at all rows.
+#pragma unroll
+            for (int i = 0; i < T::block_m; i += 32) {
+                const Interval seen = visible(first_row + i + lane);
+                if (seen.low < seen.high) {
+                    low = min(low, seen.low);
+                    high = max(high, seen.high);
+                }
+                masked_below = max(masked_below, seen.low);
+                masked_from = min(masked_from, seen.high);
+            }
+#pragma unroll
+            for (int bits = 1; bits < 32; bits *= 2) {
+                low = min(low, shuffled(low, bits));
+                high = max(high, shuffled(high, bits));
+                masked_below = max(masked_below, shuffled(masked_below, bits));
+                masked_from = min(masked_from, shuffled(masked_from, bits));
+            }
+        } else {
+            const Interval first = visible(first_row);
+            const Interval last = visible(first_row + T::block_m - 1);
+            low = first.low;
+            high = last.high;
+            masked_below = last.low;
+            masked_from = first.high;
+        }
+        end_key = high;
+        first_block = low / T::block_n;
+        end_block = low < high ? (high + T::block_n - 1) / T::block_n : first_block;
+    }
+
+    __device__ __forceinline__ static int shuffled(int x, int bits) {
+        return static_cast<int>(ptx::shfl_bfly(static_cast<u32>(x), bits));
+    }
+
+    // Items.
+
+    __device__ __forceinline__ static void advance(u32& slot) {
+        slot = T::slots == 1 || slot == T::slots - 1 ? 0 : slot + 1;
+    }
+
+    // Copy the item of a step into the next slot.  Every call makes one group of copies, empty
+    // behind the last block, so that waits can count groups.
+    __device__ __forceinline__ void issue(int block, int step) {
+        block += step / steps;
+        step %= steps;
+        if (block < end_block) {
+            const u32 item = shared + M::ring + write_slot * M::item;
+            const int key = block * T::block_n;
+            if (M::v_apart || step < score_steps) {
+                const int column = 2 * T::depth * step;
+                if constexpr (M::q_sliced) {
+                    copy<typename M::QSlice, T::threads>(
+                        item, q + column, a.q.row, first_row, a.seqlen_q
+                    );
+                }
+                copy<typename M::KSlice, T::threads>(
+                    item + M::k_offset, k + column, a.k.row, key, end_key
+                );
+                if constexpr (M::v_apart) {
+                    // V's tile is free from the first step on, when items ahead + 0 ... are issued.
+                    const auto copy_v = [&](int slice) {
+                        copy<typename M::VSlice, T::threads, T::depth / 8>(
+                            shared + M::v, v + 2 * T::depth * slice, a.v.row, key, end_key,
+                            T::depth / 8 * slice
+                        );
+                    };
+                    if (ahead == 1 && step == 1) {
+                        copy_v(0);
+                    }
+                    if (step >= ahead) {
+                        copy_v(step);
+                    }
+                }
+            } else {
+                const int column = 2 * M::width * (step - score_steps);
+                copy<typename M::VSlice, T::threads>(item, v + column, a.v.row, key, end_key);
+            }
+        }
+        ptx::cp_async_commit_group();
+        advance(write_slot);
+    }
+
+    // Wait for the item of a step and issue a later one; returns where the item lies.
+    __device__ __forceinline__ u32 begin(int block, int step) {
+        if constexpr (ahead > 0) {
+            ptx::cp_async_wait_group<ahead - 1>();
+            __syncthreads();  // item: all copies have landed, and all warps are done with the slot
+            issue(block, step + ahead);
+        } else {
+            __syncthreads();  // slot: all warps are done with it
+            issue(block, step);
+            ptx::cp_async_wait_group<0>();
+            __syncthreads();  // item: all copies have landed
+        }
+        const u32 item = shared + M::ring + read_slot * M::item;
+        advance(read_slot);
+        return item;
+    }
+
+    // Q in registers.
+
+    // A fragment of 16 rows and 16 columns of Q.
+    template <class QT>
+    __device__ __forceinline__ void read_q(u32 (&fragment)[4], u32 tile, int row, int step) const {
+        ptx::ldmatrix_x4(fragment, tile + QT::place(row + lane % 16, 2 * step + lane / 16));
+        if (T::prescaled || a.q_factor != 1.0f) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float low, high;
+                ptx::unpack<T::format>(fragment[i], low, high);
+                fragment[i] = ptx::pack<T::format>(low * a.q_factor, high * a.q_factor);
+            }
+        }
+    }
+
+    // The fragments of 16 columns of Q where it is not kept: from its tile, or from the item.
+    __device__ __forceinline__ void read_fresh_q(
+        u32 (&fresh)[row_tiles][4], u32 item, int step
+    ) const {
+        for_each_row_tile([&](int i, int row) {
+            if constexpr (M::q_sliced) {
+                read_q<typename M::QSlice>(fresh[i], item, row, step);
+            } else {
+                read_q<typename M::QTile>(fresh[i], shared, row, step);
+            }
+        });
+    }
+
+    // 16 keys of V, two tiles of eight columns each.
+    __device__ __forceinline__ void read_v(u32 (&b)[4], u32 slice, int keys, int tile) const {
+        const int chunk = warp_n * width_tiles + tile + lane / 16;
+        ptx::ldmatrix_x4_trans(b, slice + M::VSlice::place(16 * keys + lane % 16, chunk));
+    }
+
+    // Two tiles of eight keys of K (one where a warp has no more), 16 columns each.
+    __device__ __forceinline__ void read_k(u32 (&b)[4], u32 slice, int tile, int step) const {
+        const int key = 8 * (warp_n * key_tiles + tile) + lane % 8;
+        const int chunk = 2 * step + lane / 8 % 2;
+        if constexpr (key_tiles > 1) {
+            ptx::ldmatrix_x4(b, slice + M::KSlice::place(key + lane / 16 * 8, chunk));
+        } else {
+            u32 one[2];
+            ptx::ldmatrix_x2(one, slice + M::KSlice::place(key, chunk));
+            b[0] = one[0];
+            b[1] = one[1];
+        }
+    }
+
+    // Q and the first items begin to travel; Q arrives in registers where it is kept there.
+    template <int COUNT>
+    __device__ __forceinline__ void start(u32 (&kept)[row_tiles][COUNT][4]) {
+        if constexpr (M::q_resident) {
+            copy<typename M::QTile, T::threads>(shared, q, a.q.row, first_row, a.seqlen_q);
+            ptx::cp_async_commit_group();
+        }
+        if constexpr (T::query == Query::ring) {
+            keep_q(kept);
+        }
+#pragma unroll
+        for (int step = 0; step < ahead; ++step) {
+            issue(first_block, step);
+        }
+        if constexpr (T::query == Query::registers) {
+            keep_q(kept);
+        }
+    }
+
+    template <int COUNT>
+    __device__ __forceinline__ void keep_q(u32 (&kept)[row_tiles][COUNT][4]) {
+        if constexpr (T::query == Query::registers) {
+            ptx::cp_async_wait_group<ahead>();
+            __syncthreads();  // Q: its rows were copied by other threads than those that read them
+            for_each_row_tile([&](int i, int row) {
+#pragma unroll
+                for (int d = 0; d < COUNT; ++d) {
+                    read_q<typename M::QTile>(kept[i][d], shared, row, d);
+                }
+            });
+        } else if constexpr (T::query == Query::ring) {
+            using Piece = typename M::QPiece;
+#pragma unroll
+            for (int first = 0; first < T::block_m; first += Piece::rows) {
+                __syncthreads();  // piece: all warps are done with the one before
+                copy<Piece, T::threads>(
+                    shared + M::ring, q, a.q.row, first_row + first, a.seqlen_q
+                );
+                ptx::cp_async_commit_group();
+                ptx::cp_async_wait_group<0>();
+                __syncthreads();  // Q: all copies have landed
+                for_each_row_tile([&](int i, int row) {
+                    if (first <= row && row < first + Piece::rows) {
+#pragma unroll
+                        for (int d = 0; d < COUNT; ++d) {
+                            read_q<Piece>(kept[i][d], shared + M::ring, row - first, d);
+                        }
+                    }
+                });
+            }
+            if constexpr (ahead > 0) {
+                __syncthreads();  // ring: all warps are done with Q
+            }
+        }
+    }
+
+    // Calls f(i, row of the block) for the first row of each row tile of this warp.
+    template <class F>
+    __device__ __forceinline__ void for_each_row_tile(const F& f) const {
+#pragma unroll
+        for (int i = 0; i < row_tiles; ++i) {
+            f(i, 16 * (warp_m * row_tiles + i));
+        }
+    }
+
+    // Row h (0 or 1) of the two that this lane holds of row tile i, counted from the block's first.
+    __device__ __forceinline__ int row_of(int i, int h) const {
+        return 16 * (warp_m * row_tiles + i) + lane / 4 + 8 * h;
+    }
+};

@@ -1,0 +1,104 @@
+// What differs between the tilings and the builds of this folder, and where a build keeps what in
+// shared memory.
+#pragma once
+
+#include "arguments.cuh"
+#include "tile.cuh"
+
+using Arguments = ArgumentsOf<char>;  // strides in bytes, multiples of 16
+
+enum class Query {
+    registers,  // in a tile, from which its fragments are read once
+    shared,     // in a tile, from which its fragments are read for every block of keys
+    ring,       // through the ring's slots, before the first item, into registers
+    sliced,     // with every item of K
+};
+
+// The keys that rows see: all; those from a diagonal to a diagonal; those in a table by batch and
+// row.
+enum class Mask { full, band, table };
+
+struct Interval {
+    int low, high;  // [low, high)
+};
+
+// A 16x8 accumulator in fp32.
+struct Wide {
+    float c[4] = {};
+
+    template <ptx::Format format>
+    __device__ __forceinline__ void multiply(const u32 (&a)[4], u32 b0, u32 b1) {
+        ptx::mma_m16n8k16<format>(c, a, b0, b1);
+    }
+    __device__ __forceinline__ void read(float (&to)[4]) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            to[e] = c[e];
+        }
+    }
+};
+
+// The same in fp16.
+struct Narrow {
+    u32 c[2] = {};
+
+    template <ptx::Format format>
+    __device__ __forceinline__ void multiply(const u32 (&a)[4], u32 b0, u32 b1) {
+        static_assert(format == ptx::Format::float16);
+        ptx::mma_m16n8k16_f16(c, a, b0, b1);
+    }
+    __device__ __forceinline__ void read(float (&to)[4]) const {
+        ptx::unpack<ptx::Format::float16>(c[0], to[0], to[1]);
+        ptx::unpack<ptx::Format::float16>(c[1], to[2], to[3]);
+    }
+};
+
+// What the defines of a build say; a .cu file derives its tiling from it.
+struct Build {
+    static constexpr ptx::Format format = ptx::Format::FORMAT;
+    static constexpr int head_dim = HEAD_DIM;
+    static constexpr int block_m = BLOCK_M;
+    static constexpr int block_n = BLOCK_N;
+    static constexpr int stages = STAGES;
+    static constexpr int warps_m = WARPS_M;
+    static constexpr int warps_n = WARPS_N;
+    static constexpr int threads = 32 * WARPS_M * WARPS_N;
+    static constexpr Mask mask = Mask::MASK;
+    static constexpr Rows rows_q = Rows::ROWS_Q;
+    static constexpr Rows rows_k = Rows::ROWS_K;
+    static constexpr Rows rows_v = Rows::ROWS_V;
+    static constexpr bool heads_first = HEADS_FIRST;
+    using Scores = SCORES;  // accumulators of Q K^T: Wide or Narrow
+    using Values = VALUES;  // and of P V, in a block of keys
+    // Whether Q is multiplied by the scale first, so that sums in fp16 are scores.
+    static constexpr bool prescaled = sizeof(SCORES) == sizeof(Narrow);
+};
+
+// Where everything lies in shared memory; family.py computes the same number of bytes.
+template <class T>
+struct Memory {
+    static constexpr bool v_apart = T::width == 0;
+    static constexpr int width = v_apart ? T::head_dim : T::width;
+    static constexpr bool q_resident = T::query == Query::registers || T::query == Query::shared;
+    static constexpr bool q_sliced = T::query == Query::sliced;
+
+    using QTile = Tile<T::block_m, T::head_dim, T::rows_q>;
+    using QSlice = Tile<T::block_m, T::depth, T::rows_q>;
+    using KSlice = Tile<T::block_n, T::depth, T::rows_k>;
+    using VSlice = Tile<T::block_n, width, T::rows_v>;
+    using PTile = Tile<T::block_m, T::block_n, Rows::swizzled>;
+    // As many rows of Q as the ring holds, where Q goes through it.
+    using QPiece = Tile<T::slots * T::block_n, T::head_dim, T::rows_q>;
+
+    __device__ static constexpr int larger(int a, int b) { return a > b ? a : b; }
+    static constexpr int k_offset = q_sliced ? QSlice::bytes : 0;  // of K in an item
+    static constexpr int item = larger(k_offset + KSlice::bytes, v_apart ? 0 : VSlice::bytes);
+    static constexpr int ring_items = T::slots * item;
+
+    static constexpr int ring = q_resident ? QTile::bytes : 0;
+    static constexpr int v =
+        ring + (T::query == Query::ring ? larger(ring_items, QPiece::bytes) : ring_items);
+    static constexpr int p = v + (v_apart ? VSlice::bytes : 0);
+    static constexpr int partial = p + (T::warps_n > 1 ? PTile::bytes : 0);
+    static constexpr int bytes = partial + (T::warps_n > 1 ? 4 * T::warps_n * T::block_m : 0);
+};
