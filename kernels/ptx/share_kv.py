@@ -1,4 +1,4 @@
-""" "share-kv": K and V go through the same tiles, one after the other.
+"""Tiling "share-kv": K and V go through the same tiles, one after the other.
 
 With one stage there is one tile: a copy begins when all warps have left it, so nothing overlaps.
 With two, what split-q does with one stage; Q is read from its tile for every block of keys, which

@@ -1,4 +1,4 @@
-""" "share-qkv": Q, K and V go through the same tiles.
+"""Tiling "share-qkv": Q, K and V go through the same tiles.
 
 Q goes first, block_n rows at a time and slot, and stays in registers; then K and V in turn.  With
 block_m = 2 block_n and one stage this takes a quarter of split-q's shared memory.

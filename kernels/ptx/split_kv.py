@@ -1,4 +1,4 @@
-""" "split-kv": two warps share rows; each has half of the keys of S and half of O's columns.
+"""Tiling "split-kv": two warps share rows; each has half of the keys of S and half of O's columns.
 
 So a warp has twice the rows that it would have alone, and reads half of K and V: but the rows'
 maxima, their sums and P go through shared memory, with two barriers more per block of keys

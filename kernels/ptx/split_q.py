@@ -1,4 +1,4 @@
-""" "split-q": every warp has rows of its own and sees all keys (FlashAttention-2).
+"""Tiling "split-q": every warp has rows of its own and sees all keys (FlashAttention-2).
 
 No two warps share a row, so softmax statistics never leave a warp.  Q stays in registers; K and V
 have tiles of their own, so that with one stage V(i) travels while S(i) is computed, and K(i + 1)

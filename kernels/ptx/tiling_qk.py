@@ -1,4 +1,4 @@
-""" "tiling-qk": Q and K come in slices of head_dim; V has a tile.
+"""Tiling "tiling-qk": Q and K come in slices of head_dim; V has a tile.
 
 Shared memory for Q and K does not grow with head_dim.  Each slice brings as many columns of V, so
 that V is there when S is complete.  Q is read again, from L2, for every block of keys.

@@ -1,4 +1,4 @@
-""" "tiling-qkv": Q, K and V come in slices of head_dim.
+"""Tiling "tiling-qkv": Q, K and V come in slices of head_dim.
 
 Shared memory does not grow with head_dim at all, but P of the heads of 512 columns and more.  Each
 slice of S and of O costs a barrier, and Q is read again, from L2, for every block of keys.
