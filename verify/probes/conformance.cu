@@ -29,6 +29,14 @@ struct Lane {
 
 __device__ __forceinline__ float real(u32 bits) { return __uint_as_float(bits); }
 
+template <Format format>
+__device__ __forceinline__ void unpack(u32 packed, u32 (&d)[4]) {
+    float low, high;
+    ptx::unpack<format>(packed, low, high);
+    d[0] = __float_as_uint(low);
+    d[1] = __float_as_uint(high);
+}
+
 template <typename Multiply>
 __device__ __forceinline__ void with_floats(u32 (&x)[4], Multiply multiply) {
     float c[4] = {real(x[0]), real(x[1]), real(x[2]), real(x[3])};
@@ -151,6 +159,12 @@ __device__ __forceinline__ void act(u32 instruction, Lane& lane, const u8* memor
             break;
         case PACK_BFLOAT16:
             d[0] = ptx::pack<Format::bfloat16>(real(x[0]), real(x[1]));
+            break;
+        case UNPACK_FLOAT16:
+            unpack<Format::float16>(x[0], d);
+            break;
+        case UNPACK_BFLOAT16:
+            unpack<Format::bfloat16>(x[0], d);
             break;
     }
     if constexpr (arch >= 890) {

@@ -117,6 +117,16 @@ def _conversion(format: str, short: str) -> Conforming:
     )
 
 
+def _widening(format: str, short: str) -> Conforming:
+    return Conforming(
+        f"cvt.f32.{short}, twice",
+        f"unpack<{format}>",
+        f"UNPACK_{format.upper()}",
+        f"{_MOVES}: cvt",
+        (partial(scalars.widening, format),),
+    )
+
+
 CONFORMING: tuple[Conforming, ...] = (
     *_matrices("ldmatrix", (8, 0)),
     *_matrices("stmatrix", (9, 0)),
@@ -152,6 +162,8 @@ CONFORMING: tuple[Conforming, ...] = (
     _conversion("bfloat16", "bf16"),
     _conversion("float8_e4m3fn", "e4m3"),
     _conversion("float8_e5m2", "e5m2"),
+    _widening("float16", "f16"),
+    _widening("bfloat16", "bf16"),
 )
 
 PROGRAM = Program(

@@ -183,6 +183,17 @@ PLANTS = [
     ),
     *(
         Planted(
+            f"UNPACK_{format.upper()}",
+            "void unpack(u32 packed, float& low, float& high) {",
+            f"if (format == Format::{format}) {{ {wrong} }}",
+        )
+        for format, wrong in (
+            ("float16", "packed = packed & 0x7c00 ? packed : packed & 0x8000ffff;"),
+            ("bfloat16", "packed = packed << 16 | packed >> 16;"),
+        )
+    ),
+    *(
+        Planted(
             f"PACK_{short}",
             "u32 pack(float x0, float x1, float x2, float x3) {",
             f"if (format == Format::{format}) {{ {wrong} }}",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from verify.arithmetic.dtypes import DTYPES
@@ -95,6 +96,24 @@ def cvt(format: str) -> Trials:
     after = before.copy()
     after.registers[:, :, _D] = packed(_converted(given, format), 32 // places)[..., 0]
     return Trials([f"inputs {i}" for i in range(trials)], before, after, nan=format)
+
+
+def widening(format: str) -> Trials:
+    """Every number of a 16-bit format in both places; fp32 holds them all.  No NaN: its bits are
+    not documented."""
+    numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(DTYPES[format].torch)
+    numbers = numbers[~numbers.isnan()]
+    low = numbers.view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
+    wide = numbers.to(torch.float32).view(torch.int32).numpy().view(np.uint32)
+    trials = -(-len(low) // LANES)
+    places = np.resize(np.arange(len(low)), trials * LANES).reshape(trials, LANES)
+    others = np.roll(np.arange(len(low)), 7)[places]
+    before = blank(trials)
+    before.registers[:, :, _X] = low[places] | low[others] << 16
+    after = before.copy()
+    after.registers[:, :, _D] = wide[places]
+    after.registers[:, :, _D + 1] = wide[others]
+    return Trials([f"inputs {i}" for i in range(trials)], before, after)
 
 
 def _converted(given: NDArray[np.uint32], format: str) -> NDArray[np.uint32]:
