@@ -11,12 +11,19 @@ from types import ModuleType
 import pytest
 
 from tests.harness.fake_campaign import BINS, evidence
-from tests.harness.rendered import as_html, as_markdown
+from tests.harness.rendered import as_markdown
 from tests.meta.report.test_report_rendering import HOSTILE, Elements, prose
 from verify import document as doc
 from verify.report import Report, build, plots
 from verify.report import sections as known
 from verify.report.beside import Beside
+from verify.report.document import document
+
+
+def as_html(report: Report) -> str:
+    """report.html, rendered anew: the sections change."""
+    return doc.html.render(document(report, None))
+
 
 MINE = '''
 """How many cases each variant has: a section of somebody else's."""
