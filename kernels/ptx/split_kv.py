@@ -20,3 +20,26 @@ CONFIGS = (
 VARIANT = variant(TILING, CONFIGS)
 VARIANT_F16 = variant(TILING, CONFIGS, narrow=True)
 VARIANTS = [VARIANT, VARIANT_F16]
+
+WITNESS = (
+    {
+        "case": (
+            "ptx-split-kv:m128n32s1-swizzle_q-grid_tiles:accuracy:hq=16,hkv=2,sq=16,skv=65,d=256,"
+            "dtype=float16,dist=large_logits,seed=536"
+        ),
+        "tensor": "out",
+        "r": 0.968,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "ptx-split-kv-f16:m64n64s1-swizzle_qkv-grid_tiles:accuracy:b=4,hq=10,hkv=5,sq=167,"
+            "skv=47,d=32,dtype=float16,mask=window.15.2,dist=v_mean,seed=14"
+        ),
+        "tensor": "out",
+        "r": 0.467,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

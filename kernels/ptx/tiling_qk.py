@@ -20,3 +20,27 @@ CONFIGS = (
 VARIANT = variant(TILING, CONFIGS)
 VARIANT_F16 = variant(TILING, CONFIGS, narrow=True)
 VARIANTS = [VARIANT, VARIANT_F16]
+
+WITNESS = (
+    {
+        "case": (
+            "ptx-tiling-qk:m64n32s2-swizzle_qkv-grid_tiles-depth_16:accuracy:b=2,hq=5,hkv=5,sq=95,"
+            "skv=95,d=256,dtype=bfloat16,mask=causal.tl,scale=-3.32306998946229e+35,"
+            "dist=below_sentinel,seed=304424"
+        ),
+        "tensor": "out",
+        "r": 0.975,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "ptx-tiling-qk-f16:m64n64s2-swizzle_qkv-grid_heads-depth_128:accuracy:b=4,hq=10,hkv=5,"
+            "sq=167,skv=47,d=32,dtype=float16,mask=window.15.2,dist=v_mean,seed=14"
+        ),
+        "tensor": "out",
+        "r": 0.467,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

@@ -91,21 +91,23 @@ VARIANTS = [
 WITNESS = (
     {
         "case": (
-            "torch-cpu-flash-float32:default:accuracy:hq=5,hkv=5,sq=22,skv=256,d=192,"
-            "dtype=float32,mask=causal.tl,scale=1.0,dist=outliers,seed=4294967295"
+            "torch-cpu-flash-float32:default:accuracy:b=3,hq=8,sq=17,skv=17,d=33,dtype=float32,"
+            "mask=causal,lq=sbhd.p4.o8,lk=bhsd.p16.o8.xbh,lv=bhsd.p16.o8.xbh,lo=sbhd.p1.o8,"
+            "ldo=sbhd.o1,dist=v_mean,seed=6442138"
         ),
         "tensor": "out",
-        "r": 0.201,
+        "r": 0.232,
         "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },
     {
         "case": (
-            "torch-cpu-flash-16bit:default:accuracy:b=2,hq=7,sq=63,skv=63,d=64,dtype=bfloat16,"
-            "mask=dense.10.11278,dist=tied_maxima,seed=3670"
+            "torch-cpu-flash-16bit:default:accuracy:hq=6,hkv=2,sq=207,skv=166,d=128,"
+            "dtype=bfloat16,mask=prefix.171,lq=bshd,lk=bshd,lv=bshd,lo=bshd,ldo=bshd,"
+            "dist=one_hot_v,seed=4294967294"
         ),
         "tensor": "out",
-        "r": 0.781,
+        "r": 0.896,
         "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },

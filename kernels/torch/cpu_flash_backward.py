@@ -99,21 +99,23 @@ WITNESS = (
     },
     {
         "case": (
-            "torch-cpu-flash-backward-float16:default:gradients:sq=192,skv=64,d=16,dtype=float16,"
-            "mask=causal.tl,dist=negative_lse"
+            "torch-cpu-flash-backward-float16:default:gradients:b=3,hq=2,hkv=2,sq=193,skv=193,"
+            "d=15,dtype=float16,mask=dense.1.349,scale=4.0,lq=bshd,lk=bshd,lv=bshd,lo=bshd,"
+            "ldo=bshd,dist=one_hot_v,seed=802"
         ),
         "tensor": "dq",
-        "r": 0.983,
+        "r": 0.988,
         "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },
     {
         "case": (
-            "torch-cpu-flash-backward-bfloat16:default:gradients:sq=64,skv=192,d=16,"
-            "dtype=bfloat16,mask=window.100.70,dist=negative_lse"
+            "torch-cpu-flash-backward-bfloat16:default:gradients:b=3,hq=2,hkv=2,sq=193,skv=193,"
+            "d=15,dtype=bfloat16,mask=dense.1.349,scale=4.0,lq=bshd,lk=bshd,lv=bshd,lo=bshd,"
+            "ldo=bshd,dist=one_hot_v,seed=802"
         ),
-        "tensor": "dq",
-        "r": 0.986,
+        "tensor": "dk",
+        "r": 0.994,
         "device": "Intel(R) Xeon(R) Processor",
         "date": "2026-11-22",
     },
