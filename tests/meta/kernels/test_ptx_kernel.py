@@ -317,7 +317,7 @@ WIDE = {
 }
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "full": [
-        {"batch": 2, "heads_q": 2, "heads_kv": 1, "seqlen_q": 70, "seqlen_kv": 133, **WIDE},
+        {"batch": 2, "heads_q": 4, "heads_kv": 2, "seqlen_q": 70, "seqlen_kv": 133, **WIDE},
         {"seqlen_q": 1, "seqlen_kv": 64, "softmax_scale": -0.25, "distribution": "large_logits"},
         {
             "heads_q": 3,
@@ -333,8 +333,8 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "band": [
         {
             "batch": 2,
-            "heads_q": 2,
-            "heads_kv": 1,
+            "heads_q": 4,
+            "heads_kv": 2,
             "seqlen_q": 66,
             "seqlen_kv": 150,
             "mask": Causal(),
@@ -453,6 +453,11 @@ SLIPS = {
     "slot": ("split_q", r"M::ring \+ read_slot \* M::item", "M::ring"),
     "first masked key": ("split_q", r"masked_from = first\.high", "masked_from = last.high"),
     "last masked key": ("split_q", r"masked_below = last\.low", "masked_below = first.low"),
+    "key head of a query head": (
+        "split_q",
+        r"a\.k\.batch \+ head / a\.group",
+        "a.k.batch + head % (a.heads_q / a.group)",
+    ),
     "tail of rows": (
         "split_q",
         r"row < a\.seqlen_q && n < out_tiles",
@@ -501,7 +506,9 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
     choice = Choice(tiling, int(index or 0), "float16", 64, "band" if name in MASKED else "full")
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice, slip)
-    problem = Problem(seqlen_q=63, seqlen_kv=200, head_dim=64, dtype="float16", mask=mask)
+    problem = Problem(
+        heads_q=4, heads_kv=2, seqlen_q=63, seqlen_kv=200, head_dim=64, dtype="float16", mask=mask
+    )
     for kernel.schedule in SCHEDULES:
         try:
             found = convict(variant, problem, config, *run(variant, problem, config))
