@@ -135,3 +135,20 @@ def test_later_binaries_are_not_disassembled_once_the_time_is_spent(
     assert [name for name, built in records.items() if built.sass] == ["default-right"]
     assert records["default-plain"].unread == "left out, for want of time"
     assert [failure.split()[1] for failure in failures] == ["default-spilling"]
+
+
+@compiles
+@pytest.mark.parametrize(("arch", "compiled"), [("sm_90a", 5), ("sm_80", 1)])
+def test_a_small_machine_spends_its_time_on_one_architecture(
+    arch: str, compiled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the others the first build is compiled, and the rest is on record as listed."""
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(builds, "_SECONDS", {"ci": 600.0})
+    with Recorder(tmp_path, "gw0-builds") as recorder:
+        builder = Builder(recorder, "ci")
+        builder.compile(DECLARATION, arch)
+        builder.close()
+    records = load(tmp_path).builds
+    assert len(records) == 5
+    assert sum(built.resources is not None for built in records) == compiled
