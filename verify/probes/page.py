@@ -98,8 +98,8 @@ def markdown(report: ProbeReport) -> str:
 
 
 def tables(report: ProbeReport) -> tuple[doc.Block, ...]:
-    """One table each of matrix instructions, functions, conformance and orders, of those that were
-    tried."""
+    """A table each for matrix instructions, functions, conformance and orders, if the probe tried
+    any."""
     note = doc.Paragraph(_NOTE, note=True)
     found: list[doc.Block] = [note] if report.matrix or report.functions else []
     notes: dict[Sequence[str], str] = {_CONFORMANCE: _CONFORMANCE_NOTE, _ORDERS: _ORDER_NOTE}

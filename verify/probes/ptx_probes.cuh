@@ -136,8 +136,8 @@ PTX_WGMMA_HALF(wgmma_m64n8k32_e5m2, "m64n8k32", "e5m2", "")
 #undef PTX_WGMMA
 #undef PTX_WGMMA_HALF
 
-// "Floating Point Instructions" and "Half Precision Floating Point Instructions" that approximate,
-// for what is measured of them
+// Approximations of "Floating Point Instructions" and "Half Precision Floating Point Instructions",
+// whose errors functions.cu measures
 
 #define PTX_UNARY(NAME, INSTRUCTION)                                                          \
     __device__ __forceinline__ float NAME(float x) {                                          \

@@ -1,4 +1,4 @@
-"""bench.json: read as it was written, what is fastest in it, and two of them compared."""
+"""bench.json: its parser, the fastest rows, and the comparison of two records."""
 
 from __future__ import annotations
 

@@ -1,0 +1,226 @@
+"""The raw-PTX kernels on the CPU: their own sources, compiled by a host compiler and launched by
+their own `forward`.
+
+`cuda_host` runs a block's threads as fibers, its warps as unfairly as can be (each as far as it
+gets, the first or the last first; copies that land at once, or as late as they may), on shared
+memory of NaN, and counts bank conflicts.  Only ptx.cuh and the launch are replaced.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.ptx import share_kv, share_qkv, split_kv, split_q, tiling_qk, tiling_qkv
+from verify.arithmetic.dtypes import dtype_named
+from verify.bundle import ROOT
+from verify.cuda.compile import Source
+from verify.judging.comparison import compare
+from verify.judging.truth import compute_truth
+from verify.problem import Layout, Problem
+from verify.problem.inputs import dequantised, tensors
+from verify.tolerance.forward import resolve
+from verify.variant import AttentionArgs, Config, Variant
+
+HOST = ROOT / "tests" / "harness" / "cuda_host"
+COMPILER = shutil.which("c++")
+
+ROOM = 227 * 1024  # bytes of shared memory of a block on sm_90
+
+MODULES = {
+    module.TILING.name: module
+    for module in (split_q, split_kv, share_kv, share_qkv, tiling_qk, tiling_qkv)
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """In which order a block's warps run, and when their copies land."""
+
+    backwards: bool
+    late: bool
+
+
+SCHEDULES = [Schedule(*choice) for choice in itertools.product((False, True), repeat=2)]
+
+
+BEFORE = """#include "ptx.cuh"
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+"""
+PARTS = [
+    ROOT / "kernels" / place
+    for place in (
+        *("cuda/arguments.cuh", "ptx/tile.cuh", "ptx/policies.cuh"),
+        *("ptx/pipeline.cuh", "ptx/flash.cuh"),
+    )
+]
+
+
+class Host:
+    """A source compiled for the CPU, with a text of it replaced."""
+
+    def __init__(
+        self, source: Source, folder: Path, edit: Callable[[str], str] = lambda text: text
+    ) -> None:
+        # All of a kernel's text but ptx.cuh, in one file.
+        text = "".join(
+            re.sub(r"(?m)^#(pragma once|include.*)\n", "", path.read_text(encoding="utf-8"))
+            for path in (*PARTS, source.path)
+        )
+        kernel = folder / "kernel.cu"
+        kernel.write_text(f"{BEFORE}{edit(text)}", encoding="utf-8")
+        library = folder / "kernel.so"
+        macros = [*source.defines, ("KERNEL", f'"{kernel}"'), ("ENTRY", source.entry)]
+        defines = [f"-D{name}={value}" for name, value in macros]
+        flags = [
+            "-std=c++17",
+            "-O1",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Werror",
+            "-Wno-unknown-pragmas",
+        ]
+        subprocess.run(
+            [
+                str(COMPILER),
+                *flags,
+                f"-I{HOST}",
+                *defines,
+                str(HOST / "run.cpp"),
+                "-o",
+                str(library),
+            ],
+            check=True,
+        )
+        self.library = ctypes.CDLL(str(library))
+        self.library.run.restype = ctypes.c_char_p
+        self.schedule = SCHEDULES[0]
+        # A slice of V goes into a tile of more columns: there, as in padded rows narrower than 128
+        # bytes, copies can meet.
+        padded = "padded" in dict(source.defines).values()
+        self.copies_apart = not padded and source.entry != "tiling_qk"
+
+    def launch(
+        self, grid: tuple[int], block: tuple[int], shared_bytes: int, arguments: ctypes.Structure
+    ) -> None:
+        """As `verify.cuda.compile.launch`, by the schedule; no access to shared memory may meet a
+        bank conflict."""
+        conflicts = (ctypes.c_long * 2)()
+        flags = self.schedule.backwards, self.schedule.late
+        error = self.library.run(
+            ctypes.byref(arguments), grid[0], block[0], shared_bytes, *flags, conflicts
+        )
+        assert not error, error.decode()
+        assert conflicts[0] == 0, "bank conflicts of matrix loads"
+        assert conflicts[1] == 0 or not self.copies_apart, "bank conflicts of copies"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One build, and the variant that it belongs to."""
+
+    name: str
+    config: int
+    dtype: str
+    head_dim: int
+    kind: str = "full"
+
+    @property
+    def variant(self) -> Variant:
+        """The variant: "float16" products in "float16-narrow" accumulators are one of its own."""
+        module = MODULES[self.name]
+        return module.VARIANT_F16 if self.narrow else module.VARIANT
+
+    @property
+    def narrow(self) -> bool:
+        return self.dtype.endswith("-narrow")
+
+    @property
+    def format(self) -> str:
+        return self.dtype.removesuffix("-narrow")
+
+    @property
+    def build(self) -> tuple[Config, str, int, str]:
+        return self.variant.configs[self.config], self.format, self.head_dim, self.kind
+
+
+class Placed:
+    """A tensor as a layout has it, in an allocation full of something else that must stay."""
+
+    def __init__(
+        self, shape: tuple[int, int, int, int], layout: Layout, dtype: torch.dtype, other: float
+    ) -> None:
+        self.whole = torch.full((max(layout.extent(shape), 0) + 128,), other, dtype=dtype)
+        place = shape, layout.strides(shape), layout.offset + 64
+        self.tensor = self.whole.as_strided(*place)
+        self.outside = torch.ones_like(self.whole, dtype=torch.bool)
+        self.outside.as_strided(*place).fill_(False)
+        self.before = self.whole.clone()
+
+    def untouched(self) -> bool:
+        """Whether nothing outside the tensor has changed."""
+        return torch.equal(self.whole[self.outside], self.before[self.outside])
+
+
+@cache
+def inputs_of(problem: Problem) -> tuple[Placed, ...]:
+    made = tensors(problem)
+    placed = []
+    for name in ("q", "k", "v"):
+        values = getattr(made, name)
+        copy = Placed(tuple(values.shape), problem.layouts[name], values.dtype, torch.nan)
+        copy.tensor.copy_(values)
+        placed.append(copy)
+    return tuple(placed)
+
+
+def run(variant: Variant, problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
+    """O and LSE from the shipped entry point; asserts that it wrote these and nothing else."""
+    inputs = inputs_of(problem)
+    q, k, v = (
+        x.tensor.expand(getattr(problem, f"shape_{name}"))
+        for name, x in zip("qkv", inputs, strict=True)
+    )
+    out = Placed(problem.shape_q, problem.layouts["out"], problem.format.torch, 7.0)
+    lse = Placed((*problem.shape_q[:3], 1), Layout(), torch.float32, 7.0)
+    out.tensor.fill_(torch.nan)
+    lse.tensor.fill_(torch.nan)
+    args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, config)
+    assert variant.forward is not None
+    variant.forward(args, out.tensor, lse.tensor[..., 0], {})
+    assert out.untouched()
+    assert lse.untouched()
+    return out.tensor.clone(), lse.tensor[..., 0].clone()
+
+
+def convict(
+    variant: Variant, problem: Problem, config: Config, out: Tensor, lse: Tensor
+) -> str | None:
+    """What is wrong with O and LSE, or None: the judge's own bound, and empty rows."""
+    arithmetic = resolve(variant.numerics, config, problem, "sm_80")
+    truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
+    live = ~truth.empty
+    if out[truth.empty].count_nonzero() or not torch.equal(lse == -torch.inf, truth.empty):
+        return "empty rows"
+    ratio_out = compare(out, truth.out, truth.out_bound, problem.format_out).ratio[live]
+    ratio_lse = compare(
+        lse, truth.lse.nan_to_num(neginf=0.0), truth.lse_bound, dtype_named("float32")
+    ).ratio[live]
+    for name, ratio in (("O", ratio_out), ("LSE", ratio_lse)):
+        if ratio.numel() and not float(ratio.max()) <= 1:
+            return f"{name}: {float(ratio.max()):.3g} of its bound"
+    return None
