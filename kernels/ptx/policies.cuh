@@ -18,6 +18,9 @@ enum class Query {
 // row.
 enum class Mask { full, band, table };
 
+// How K lies in memory: a row of columns for each key, or a row of keys for each column.
+enum class Storage { strided, transposed };
+
 struct Interval {
     int low, high;  // [low, high)
 };
@@ -64,6 +67,7 @@ struct Build {
     static constexpr int warps_n = WARPS_N;
     static constexpr int threads = 32 * WARPS_M * WARPS_N;
     static constexpr Mask mask = Mask::MASK;
+    static constexpr Storage storage_k = Storage::K_STORAGE;
     static constexpr Rows rows_q = Rows::ROWS_Q;
     static constexpr Rows rows_k = Rows::ROWS_K;
     static constexpr Rows rows_v = Rows::ROWS_V;
@@ -81,10 +85,13 @@ struct Memory {
     static constexpr int width = v_apart ? T::head_dim : T::width;
     static constexpr bool q_resident = T::query == Query::registers || T::query == Query::shared;
     static constexpr bool q_sliced = T::query == Query::sliced;
+    static constexpr bool k_transposed = T::storage_k == Storage::transposed;
+    static_assert(!k_transposed || ptx::size_of<T::format> == 2);  // what ldmatrix transposes
 
     using QTile = Tile<T::block_m, T::head_dim, T::rows_q>;
     using QSlice = Tile<T::block_m, T::depth, T::rows_q>;
-    using KSlice = Tile<T::block_n, T::depth, T::rows_k>;
+    using KSlice = Tile<
+        k_transposed ? T::depth : T::block_n, k_transposed ? T::block_n : T::depth, T::rows_k>;
     using VSlice = Tile<T::block_n, width, T::rows_v>;
     using PTile = Tile<T::block_m, T::block_n, Rows::swizzled>;
     // As many rows of Q as the ring holds, where Q goes through it.

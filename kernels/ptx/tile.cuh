@@ -57,3 +57,26 @@ __device__ __forceinline__ void copy(
         }
     }
 }
+
+// Copy rows that begin at `data` into a tile of T's shape, zeros from byte `end` of each on (end >
+// 0): what lies there is not read.
+template <class T, int THREADS>
+__device__ __forceinline__ void copy_columns(
+    u32 tile, const char* data, long long row_bytes, int end
+) {
+    constexpr int all = T::rows * T::chunks;
+    const int last = (end - 1) / 16;
+#pragma unroll
+    for (int i = 0; i < all; i += THREADS) {
+        const int index = i + static_cast<int>(threadIdx.x);
+        if (all % THREADS == 0 || index < all) {
+            const int row = index / T::chunks;
+            const int chunk = index % T::chunks;
+            ptx::cp_async_cg(
+                tile + T::place(row, chunk),
+                data + row * row_bytes + 16 * min(chunk, last),
+                min(max(end - 16 * chunk, 0), 16)
+            );
+        }
+    }
+}

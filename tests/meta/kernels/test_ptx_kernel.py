@@ -27,6 +27,7 @@ from tests.harness.ptx_host import (
     run,
 )
 from verify.problem import Layout, Problem
+from verify.problem.storage.transposed import Transposed
 from verify.variant import AttentionArgs, Config, Unsupported
 
 torch.set_num_threads(1)
@@ -154,26 +155,41 @@ CHOICES = [
     Choice("split_q", 1, "bfloat16", 96, "band"),
     Choice("split_q", 2, "float16-narrow", 32, "table"),
     Choice("split_q", 3, "bfloat16", 64, "table"),
+    Choice("split_q", 1, "float16", 64, "full", "transposed"),
+    Choice("split_q", 2, "bfloat16", 32, "band", "transposed"),
     Choice("split_kv", 0, "bfloat16", 96, "table"),
+    Choice("split_kv", 1, "bfloat16", 96, "full", "transposed"),
+    Choice("split_kv", 2, "float16-narrow", 64, "band", "transposed"),
     Choice("split_kv", 1, "float16", 64, "band"),
     Choice("split_kv", 2, "float16-narrow", 32, "full"),
     Choice("share_kv", 0, "bfloat16", 64, "band"),
     Choice("share_kv", 1, "float16-narrow", 96, "full"),
     Choice("share_kv", 2, "float16", 32, "table"),
     Choice("share_kv", 3, "bfloat16", 64, "full"),
+    Choice("share_kv", 0, "float16", 96, "table", "transposed"),
     Choice("share_qkv", 0, "float16", 32, "band"),
     Choice("share_qkv", 1, "bfloat16", 64, "full"),
     Choice("share_qkv", 2, "float16-narrow", 64, "band"),
     Choice("share_qkv", 3, "float16", 96, "table"),
+    Choice("share_qkv", 3, "float16-narrow", 64, "full", "transposed"),
     Choice("tiling_qk", 0, "float16", 32, "full"),
     Choice("tiling_qk", 0, "bfloat16", 512, "band"),
     Choice("tiling_qk", 1, "float16-narrow", 96, "band"),
     Choice("tiling_qk", 2, "bfloat16", 64, "table"),
+    Choice("tiling_qk", 0, "float16", 512, "full", "transposed"),
+    Choice("tiling_qk", 1, "bfloat16", 64, "band", "transposed"),
     Choice("tiling_qkv", 0, "bfloat16", 64, "table"),
     Choice("tiling_qkv", 1, "float16-narrow", 32, "full"),
     Choice("tiling_qkv", 2, "float16", 96, "band"),
     Choice("tiling_qkv", 3, "float16", 1024, "full"),
+    Choice("tiling_qkv", 1, "float16", 96, "table", "transposed"),
+    Choice("tiling_qkv", 4, "float16-narrow", 64, "full", "transposed"),
 ]
+
+
+def stored(choice: Choice, pitch: int) -> dict[str, Any]:
+    """Where K lies, unless it is strided: in rows of keys with that pitch."""
+    return {} if choice.storage == "strided" else {"layout_k": Transposed(pitch)}
 
 
 @runs
@@ -183,7 +199,10 @@ def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
     kernel = host(choice)
     for shape, schedule in zip(SHAPES[choice.kind], itertools.cycle(SCHEDULES), strict=False):
         problem = Problem(
-            **shape, head_dim=choice.head_dim, dtype=choice.format, seed=choice.config
+            **shape | stored(choice, 16 * schedule.late),
+            head_dim=choice.head_dim,
+            dtype=choice.format,
+            seed=choice.config,
         )
         kernel.schedule = schedule
         assert convict(variant, problem, config, *run(variant, problem, config)) is None, problem
@@ -206,8 +225,8 @@ def test_no_schedule_changes_a_bit(name: str, host: Any) -> None:
 
 
 # One thing removed or changed, each time, in a tiling that it matters for.  Slips of waiting and of
-# barriers show in the schedule that they are open to.  "NAME:3" is config 3; share-qkv's takes two
-# pieces of Q.
+# barriers show in the schedule that they are open to.  "NAME:3" is config 3 (share-qkv's takes two
+# pieces of Q), and "NAME:3:transposed" with such K.
 
 BARRIER = r"__syncthreads\(\);(?=  // {})"
 SLIPS = {
@@ -259,7 +278,37 @@ SLIPS = {
         r"row < a\.seqlen_q && n < out_tiles",
         "row <= a.seqlen_q && n < out_tiles",
     ),
-    "transposition": ("split_q", "ldmatrix_x4_trans", "ldmatrix_x4"),
+    "transposition": ("split_q", r"ldmatrix_x4_trans\(b, slice", "ldmatrix_x4(b, slice"),
+    "transposition of K": (
+        "split_q:1:transposed",
+        r"ldmatrix_x4_trans\(b, row",
+        "ldmatrix_x4(b, row",
+    ),
+    "tail of keys, too short": (
+        "split_q:1:transposed",
+        r"end - 16 \* chunk, 0",
+        "end - 16 * (chunk + 1), 0",
+    ),
+    "tail of keys, too long": (
+        "split_q:1:transposed",
+        r"end - 16 \* chunk, 0",
+        "end - 16 * (chunk - 1), 0",
+    ),
+    "pitch of K": (
+        "split_q:1:transposed",
+        r"k_slice, from, a\.k\.row",
+        "k_slice, from, 2 * a.seqlen_kv",
+    ),
+    "key of a transposed slice": (
+        "split_q:1:transposed",
+        r"static_cast<long long>\(key\) \* element",
+        "0 * key",
+    ),
+    "column of a transposed slice": (
+        "tiling_qk:1:transposed",
+        r"T::depth \* step \* a\.k\.row",
+        "0 * step",
+    ),
     "maximum of half a row": (
         "split_q",
         r"raised\[i\]\[h\] = fmaxf\(most, ptx::shfl_bfly\(most, 2\)\)",
@@ -298,12 +347,21 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
         return slipped
 
     tiling, _, index = tiling.partition(":")
+    index, _, storage = index.partition(":")
     mask = MASKED.get(name, Full())
-    choice = Choice(tiling, int(index or 0), "float16", 64, "band" if name in MASKED else "full")
+    kind = "band" if name in MASKED else "full"
+    choice = Choice(tiling, int(index or 0), "float16", 64, kind, storage or "strided")
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice, slip)
     problem = Problem(
-        heads_q=4, heads_kv=2, seqlen_q=63, seqlen_kv=200, head_dim=64, dtype="float16", mask=mask
+        heads_q=4,
+        heads_kv=2,
+        seqlen_q=63,
+        seqlen_kv=197 if storage else 200,  # a row of keys ends inside 16 bytes
+        head_dim=64,
+        dtype="float16",
+        mask=mask,
+        **stored(choice, 16),
     )
     for kernel.schedule in SCHEDULES:
         try:

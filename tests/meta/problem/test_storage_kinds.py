@@ -300,7 +300,7 @@ def test_it_is_refused_by_the_argument(kinds: dict[str, type[Storage]]) -> None:
     assert taking("paged").support.refusal(strided) == ("layout_k", reason)
     for declaration, words in ((DECLARED, {"paged", "tiles"}), (taking("paged"), {"strided"})):
         strategy = outside(declaration, dtype="float16", limits=LIMITS["interpreter"])
-        edges = [(p, argument) for p, argument in draws(strategy, 150) if argument == "layout_k"]
+        edges = [(p, argument) for p, argument in draws(strategy, 300) if argument == "layout_k"]
         assert {p.layout_k.word for p, _ in edges} >= words
         assert not any(inside(declaration.support, p) for p, _ in edges)
 
