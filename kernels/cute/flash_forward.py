@@ -129,7 +129,7 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
     )
 
 
-def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str) -> Launch:
+def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
     """How a build is compiled and launched: one tile of Q, and one of K and of V per stage."""
     assert config.block_m is not None
     assert config.block_n is not None

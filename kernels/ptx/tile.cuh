@@ -64,19 +64,18 @@ template <class T, int THREADS>
 __device__ __forceinline__ void copy_columns(
     u32 tile, const char* data, long long row_bytes, int end
 ) {
-    constexpr int all = T::rows * T::chunks;
-    const int last = (end - 1) / 16;
+    static_assert(THREADS % T::chunks == 0);
+    constexpr int step = THREADS / T::chunks;  // rows
+    const int first = static_cast<int>(threadIdx.x) / T::chunks;
+    const int chunk = static_cast<int>(threadIdx.x) % T::chunks;
+    const int bytes = min(max(end - 16 * chunk, 0), 16);
+    // Added up, because products of rows and `row_bytes` would stay in registers between blocks.
+    const char* from = data + first * row_bytes + 16 * min(chunk, (end - 1) / 16);
 #pragma unroll
-    for (int i = 0; i < all; i += THREADS) {
-        const int index = i + static_cast<int>(threadIdx.x);
-        if (all % THREADS == 0 || index < all) {
-            const int row = index / T::chunks;
-            const int chunk = index % T::chunks;
-            ptx::cp_async_cg(
-                tile + T::place(row, chunk),
-                data + row * row_bytes + 16 * min(chunk, last),
-                min(max(end - 16 * chunk, 0), 16)
-            );
+    for (int row = 0; row < T::rows; row += step) {
+        if (T::rows % step == 0 || first + row < T::rows) {
+            ptx::cp_async_cg(tile + T::place(first + row, chunk), from, bytes);
         }
+        from += step * row_bytes;
     }
 }
