@@ -143,8 +143,9 @@ struct Pipeline {
                     constexpr int element = ptx::size_of<T::format>;
                     const char* const from =
                         k + T::depth * step * a.k.row + static_cast<long long>(key) * element;
-                    copy_columns<typename M::KSlice, T::threads>(
-                        k_slice, from, a.k.row, element * min(end_key - key, T::block_n)
+                    copy<typename M::KSlice, T::threads, M::KSlice::chunks, true>(
+                        k_slice, from, a.k.row, 0, T::depth, 0,
+                        element * min(end_key - key, T::block_n)
                     );
                 } else {
                     copy<typename M::KSlice, T::threads>(
