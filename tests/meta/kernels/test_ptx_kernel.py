@@ -13,7 +13,7 @@ import torch
 
 from kernels.cuda import family
 from kernels.ptx import split_q
-from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, config
+from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, STORAGES, config
 from references.masks import Causal, Documents, Full, Lengths, Window
 from references.score_mods import Softcap
 from tests.harness.ptx_host import (
@@ -68,6 +68,33 @@ def test_tiling_qkv_does_not_grow_with_head_dim() -> None:
     v_slices = 2 * 64 * 64 * ELEMENT  # four warps divide 64 columns
     assert shared_bytes("tiling_qkv", chosen, 512) == v_slices + 64 * (64 * ELEMENT + 4 * 4)
     assert shared_bytes("tiling_qkv", chosen, 1024) == v_slices + 32 * (64 * ELEMENT + 4 * 4)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_few_builds_meet_every_pair_of_choices(name: str) -> None:
+    """Both storages of K in every config, head dim, dtype and kind of mask."""
+    for variant in MODULES[name].VARIANTS:
+        support = variant.support
+        names = [build.name for build in variant.builds("sm_90a")]
+        configs = [config.name for config in variant.configs]
+        assert len(names) == len(set(names)) <= 1.4 * len(configs) * len(support.head_dims)
+        parts = (
+            *(f"{config}-" for config in configs),
+            *(f"-d{head_dim}-" for head_dim in support.head_dims),
+            *(f"-{dtype}-" for dtype in support.dtypes),
+            *(f"-{kind}" for kind in ("full", "band", "table")),
+        )
+        for part in parts:
+            storages = {build.endswith("-transposed") for build in names if part in build}
+            assert storages == {word != "strided" for word in support.storages}, part
+
+
+def test_padded_rows_of_keys_take_their_own_room() -> None:
+    """A slice of transposed K has a row for each column."""
+    for swizzle, more in (("qkv", 0), ("none", 16 * (128 - 64))):
+        chosen = config(64, 64, 1, swizzle=swizzle)
+        sizes = [split_q.TILING.shared_bytes(chosen, 128, word) for word in STORAGES]
+        assert sizes[1] - sizes[0] == 2 * more  # two slots
 
 
 def test_a_config_that_the_device_has_no_room_for_is_refused(
