@@ -33,6 +33,9 @@ struct Flash {
     static constexpr int out_tiles = Pipe::out_tiles;
     static constexpr bool values_wide = sizeof(Values) == sizeof(Wide);
     static constexpr bool shares_rows = T::warps_n > 1;  // with other warps
+    static constexpr int depth_steps = T::depth / T::mma_depth;
+    // An MMA of 8 bits can take registers of its own: all at once would be spilled.
+    static constexpr int at_once = T::eight_bits && !Pipe::q_kept ? 2 : depth_steps;
     static constexpr int kept_steps = Pipe::q_kept ? T::head_dim / T::mma_depth : 1;
     static_assert(T::depth % T::mma_depth == 0 && T::block_n % T::mma_depth == 0);
     static_assert(!T::eight_bits || !shares_rows);
@@ -101,12 +104,11 @@ struct Flash {
 
     // S = Q K^T.
     __device__ __forceinline__ void multiply_keys(int block) {
-        constexpr int depth_steps = T::depth / T::mma_depth;
         Scores sums[row_tiles][key_tiles];
 #pragma unroll 1
         for (int step = 0; step < Pipe::score_steps; ++step) {
             const u32 item = pipe.begin(block, step);
-#pragma unroll
+#pragma unroll at_once
             for (int d = 0; d < depth_steps; ++d) {
                 u32 fresh[row_tiles][4];
                 if constexpr (!Pipe::q_kept) {
