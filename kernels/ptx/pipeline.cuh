@@ -32,7 +32,7 @@ struct Pipeline {
     int lane, warp_m, warp_n;
     int first_block, end_block, end_key;
     int masked_below, masked_from;  // keys outside [masked_below, masked_from) need a mask
-    float q_factor, scale_log2;     // of Q, and of sums Q K^T
+    float q_factor, scale_log2;     // what Q or a sum, and what a score is multiplied by
     u32 read_slot = 0, write_slot = 0;
 
     __device__ __forceinline__ explicit Pipeline(const Arguments& arguments, u32 shared_)
@@ -64,7 +64,7 @@ struct Pipeline {
         find_blocks();
     }
 
-    // Q of 8 bits takes the sign of all that multiplies a sum, or 0, and the sum takes the rest.
+    // The factors of 8-bit Q and K are a sum's; q_factor is the sign of all of them, or 0.
     __device__ __forceinline__ void find_factors() {
         q_factor = a.q_factor;
         scale_log2 = a.scale_log2;
@@ -212,26 +212,14 @@ struct Pipeline {
     template <class QT>
     __device__ __forceinline__ void read_q(u32 (&fragment)[4], u32 tile, int row, int step) const {
         ptx::ldmatrix_x4(fragment, tile + QT::place(row + lane % 16, 2 * step + lane / 16));
-        if (T::prescaled || q_factor != 1.0f) {
+        if constexpr (T::prescaled) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if constexpr (T::eight_bits) {
-                    fragment[i] = q_factor == 0.0f ? times_zero(fragment[i])
-                                                   : fragment[i] ^ 0x80808080;
-                } else {
-                    float low, high;
-                    ptx::unpack<T::format>(fragment[i], low, high);
-                    fragment[i] = ptx::pack<T::format>(low * q_factor, high * q_factor);
-                }
+                float low, high;
+                ptx::unpack<T::format>(fragment[i], low, high);
+                fragment[i] = ptx::pack<T::format>(low * q_factor, high * q_factor);
             }
         }
-    }
-
-    // Four 8-bit elements times 0: NaN where they are NaN or infinite.
-    __device__ __forceinline__ static u32 times_zero(u32 four) {
-        constexpr u32 last = T::format == ptx::Format::float8_e4m3fn ? 0x7f : 0x7c;
-        const u32 carries = ((four & 0x7f7f7f7f) + 0x01010101 * (0x80 - last)) & 0x80808080;
-        return carries - (carries >> 7);
     }
 
     // The fragments of 32 bytes of Q where it is not kept: from its tile, or from the item.

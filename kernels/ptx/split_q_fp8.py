@@ -23,8 +23,8 @@ TILING = Tiling(name="split_q_fp8", query="tile", slots=2, element=1, spills={25
 
 CONFIGS = (
     config(64, 64, 2),
-    config(64, 32, 1, swizzle="none"),
-    config(128, 64, 2, 8, grid="heads"),
+    config(64, 64, 1, swizzle="none"),
+    config(128, 32, 2, grid="heads"),
     config(128, 32, 1, swizzle="qk"),
 )
 

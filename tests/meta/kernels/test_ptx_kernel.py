@@ -250,7 +250,7 @@ SLIPS = {
     "barrier before a piece of Q": ("share_qkv:3", BARRIER.format("Q: all"), ""),
     "barrier after Q": ("share_qkv", BARRIER.format("ring"), ""),
     "barrier before maxima": ("split_kv", BARRIER.format("maxima"), ""),
-    "barrier before P": ("split_kv", BARRIER.format("P"), ""),
+    "barrier before P": ("tiling_qk", BARRIER.format("P"), ""),
     "barrier before sums": ("split_kv", BARRIER.format("sums"), ""),
     "wait for Q": ("split_q", r"wait_group<ahead>\(\)", "wait_group<ahead + 1>()"),
     "wait for an item, ahead": ("split_q", r"wait_group<ahead - 1>\(\)", "wait_group<ahead>()"),
@@ -324,8 +324,9 @@ SLIPS = {
         r"head / a\.group \* of\.head",
         "head % (a.heads_q / a.group) * of.head",
     ),
-    "sign of Q": ("split_q_fp8", r"fragment\[i\] \^ 0x80808080", "fragment[i]"),
+    "sign of all factors": ("split_q_fp8", r"< 0\.0f \? -1\.0f : 1\.0f", "< 0.0f ? 1.0f : 1.0f"),
 }
+SLIP_HEAD_DIMS = {"barrier before P": 512}  # 64 for the others
 MASKED = {"first masked key": Window(None, 10), "last masked key": Window(10, None)}
 
 
@@ -344,7 +345,9 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
     mask = MASKED.get(name, Full())
     eight = tiling == "split_q_fp8"
     dtype = "float8_e4m3fn" if eight else "float16"
-    choice = Choice(tiling, int(index or 0), dtype, 64, "band" if name in MASKED else "full")
+    head_dim = SLIP_HEAD_DIMS.get(name, 64)
+    kind = "band" if name in MASKED else "full"
+    choice = Choice(tiling, int(index or 0), dtype, head_dim, kind)
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice, slip)
     problem = Problem(
@@ -352,7 +355,7 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
         heads_kv=2,
         seqlen_q=63,
         seqlen_kv=200,
-        head_dim=64,
+        head_dim=head_dim,
         dtype=dtype,
         mask=mask,
         softmax_scale=-0.125 if eight else None,
