@@ -36,13 +36,15 @@ struct Flash {
     static constexpr int part_tiles =
         values_wide ? width_tiles : width_tiles % 8 == 0 ? 8 : 2;
     static constexpr bool shares_rows = T::warps_n > 1;  // with other warps
+    static constexpr int depth_steps = T::depth / T::mma_depth;
+    static constexpr int value_keys = T::block_n / T::mma_depth;  // steps of P V
     static constexpr int kept_steps = Pipe::q_kept ? T::head_dim / T::mma_depth : 1;
-    // Loops whose counter names no register are not unrolled whole: the addresses of all their
-    // turns would take registers.
-    static constexpr int score_unroll = Pipe::q_kept ? T::depth / T::mma_depth : 4;
-    static constexpr int value_unroll = shares_rows ? 2 : T::block_n / T::mma_depth;
     static_assert(T::depth % T::mma_depth == 0 && T::block_n % T::mma_depth == 0);
     static_assert(!T::eight_bits || !shares_rows);
+    // Loops whose counter names no register are not unrolled whole: the addresses of all their
+    // turns would take registers, and MMAs of 8 bits some of their own.
+    static constexpr int score_unroll = Pipe::q_kept ? depth_steps : T::eight_bits ? 2 : 4;
+    static constexpr int value_unroll = shares_rows ? 2 : value_keys;
 
     const Arguments& a;
     unsigned char* memory;
@@ -57,7 +59,7 @@ struct Flash {
     float s[row_tiles][key_tiles][4];
     float shift[row_tiles][2];
     // P as a left operand, rounded; where warps share rows, it stays in shared memory
-    u32 p[row_tiles][shares_rows ? 1 : T::block_n / T::mma_depth][4];
+    u32 p[row_tiles][shares_rows ? 1 : value_keys][4];
 
     __device__ __forceinline__ Flash(const Arguments& arguments, unsigned char* memory_)
         : a(arguments),
@@ -107,7 +109,6 @@ struct Flash {
 
     // S = Q K^T, with the scale's sign.
     __device__ __forceinline__ void multiply_keys(int block) {
-        constexpr int depth_steps = T::depth / T::mma_depth;
         Scores sums[row_tiles][key_tiles];
 #pragma unroll 1
         for (int step = 0; step < Pipe::score_steps; ++step) {
@@ -285,13 +286,13 @@ struct Flash {
             for (int first = 0; first < width_tiles; first += part_tiles) {
                 Values parts[row_tiles][values_wide ? 1 : part_tiles];
 #pragma unroll value_unroll
-                for (int n = 0; n < T::block_n / T::mma_depth; ++n) {
+                for (int n = 0; n < value_keys; ++n) {
                     if constexpr (shares_rows) {
                         read_p(n);
                     }
 #pragma unroll
                     for (int d = 0; d < part_tiles; d += 2) {
-                        u32 b[4];  // eight and eight of these 16 columns, both halves of the keys
+                        u32 b[4];  // eight and eight of 16 columns, both halves of the keys each
                         pipe.read_v(b, tile, n, first + d);
 #pragma unroll
                         for (int i = 0; i < row_tiles; ++i) {

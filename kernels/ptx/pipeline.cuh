@@ -33,7 +33,7 @@ struct Pipeline {
     int lane, warp_m, warp_n;
     int first_block, end_block, end_key;
     int masked_below, masked_from;  // keys outside [masked_below, masked_from) need a mask
-    float q_factor, scale_log2;     // of Q, and of sums Q K^T
+    float q_factor, scale_log2;     // what Q or a sum, and what a score is multiplied by
     u32 read_slot = 0, write_slot = 0;
 
     __device__ __forceinline__ explicit Pipeline(const Arguments& arguments, unsigned char* memory_)
@@ -65,7 +65,7 @@ struct Pipeline {
         find_blocks();
     }
 
-    // Q of 8 bits takes the sign of all that multiplies a sum, or 0, and the sum takes the rest.
+    // The factors of 8-bit Q and K are a sum's; q_factor is the sign of all of them, or 0.
     __device__ __forceinline__ void find_factors() {
         q_factor = a.q_factor;
         scale_log2 = a.scale_log2;

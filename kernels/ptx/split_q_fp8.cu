@@ -2,8 +2,8 @@
 #include "flash.cuh"
 
 struct Tiling : Build {
-    // Where an MMA is made of two of fp16, Q's fragments, converted, take as many registers as
-    // those of 16 bits, and its sums take more.
+    // Q's fragments take as many registers as those of 16 bits where they are converted to fp16
+    // first (sm_90, sm_100), and sums take more.
     static constexpr Query query = head_dim < 128 ? Query::registers : Query::shared;
     static constexpr int depth = head_dim;
     static constexpr int width = head_dim;

@@ -19,12 +19,12 @@ Each product begins at zero and is added in fp32.  sm_90 and sm_100 convert to f
 
 from kernels.ptx.tiling import Tiling, config, fp8_variant
 
-TILING = Tiling(name="split_q_fp8", query="tile", slots=2, element=1)
+TILING = Tiling(name="split_q_fp8", query="tile", slots=2, element=1, spills={256: 248})
 
 CONFIGS = (
     config(64, 64, 2),
-    config(64, 32, 1, swizzle="none"),
-    config(128, 64, 2, 8, grid="heads"),
+    config(64, 64, 1, swizzle="none"),
+    config(128, 32, 2, grid="heads"),
     config(128, 32, 1, swizzle="qk"),
 )
 

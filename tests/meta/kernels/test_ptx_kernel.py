@@ -215,10 +215,10 @@ def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
 @runs
 @pytest.mark.parametrize("name", MODULES)
 def test_no_schedule_changes_a_bit(name: str, host: Any) -> None:
-    choice = Choice(name, 0, "float16", 64)
+    choice = Choice(name, 0, MODULES[name].VARIANT.support.dtypes[0], 64)
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice)
-    problem = Problem(seqlen_q=64, seqlen_kv=200, head_dim=64, dtype="float16")
+    problem = Problem(seqlen_q=64, seqlen_kv=200, head_dim=64, dtype=choice.format)
     results = []
     for kernel.schedule in SCHEDULES:
         results.append(run(variant, problem, config))
@@ -309,7 +309,11 @@ SLIPS = {
     "even and odd columns": ("split_q_fp8", r"o\[even \+ 1\]\[2 \* h", "o[even][2 * h"),
     "odd columns of V": ("split_q_fp8", "0x7531", "0x6420"),
     "bytes of V": ("split_q_fp8", "0x6420", "0x6240"),
-    "order of keys": ("split_q_fp8", r"even\[0\], even\[1\], low, high", "low, high, even[0], even[1]"),
+    "order of keys": (
+        "split_q_fp8",
+        r"even\[0\], even\[1\], low, high",
+        "low, high, even[0], even[1]",
+    ),
     "halves of the keys": ("split_q_fp8", r"n % 4 / 2 \* 2 \+ h", "2 - n % 4 / 2 * 2 + h"),
     "scale of P in the LSE": ("split_q_fp8", r"1 << T::p_exponent", "1"),
     "scale of P": ("split_q_fp8", r"scale_log2 - T::p_exponent", "scale_log2"),
@@ -321,6 +325,7 @@ SLIPS = {
         "head % (a.heads_q / a.group) * of.head",
     ),
     "sign of sums": ("split_q_fp8", r"= -s\[i\]\[n\]\[e\]", "= s[i][n][e]"),
+    "sign of all factors": ("split_q_fp8", r"< 0\.0f \? -1\.0f : 1\.0f", "< 0.0f ? 1.0f : 1.0f"),
 }
 SLIP_HEAD_DIMS = {"barrier before P": 512}  # 64 for the others
 MASKED = {"first masked key": Window(None, 10), "last masked key": Window(10, None)}
