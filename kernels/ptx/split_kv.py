@@ -9,7 +9,7 @@ tiling.py has the algorithm and the declarations; split_kv.cu says the same to t
 
 from kernels.ptx.tiling import Tiling, config, variant
 
-TILING = Tiling(name="split_kv", query="tile", slots=2, warps_n=2)
+TILING = Tiling(name="split_kv", query="tile", slots=2, warps_n=2, narrow_spills={256: 24})
 
 CONFIGS = (
     config(64, 64, 1),

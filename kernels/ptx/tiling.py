@@ -108,7 +108,7 @@ class Tiling:
     slots: of the ring, per stage.
     warps_n: warps that share a row's keys, at head dims below 512.
     spills: bytes that the worst of `Family.builds` spills on any architecture (NVRTC 13.0), by head
-    dim; none elsewhere.
+    dim; none elsewhere.  narrow_spills: the same where products accumulate in fp16.
     """
 
     name: str
@@ -117,6 +117,7 @@ class Tiling:
     slots: int = 1
     warps_n: int = 1
     spills: Mapping[int, int] = field(default_factory=dict)
+    narrow_spills: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def head_dims(self) -> tuple[int, ...]:
@@ -254,15 +255,13 @@ def narrow_scaling(scale: float) -> tuple[float, float]:
 
 
 MASKS = ("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix")
-NARROW_HEAD_DIMS = (32, 64, 96, 128)
 
 
 def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) -> Variant:
     """The variant of a tiling; narrow: its products accumulate in fp16."""
-    head_dims = NARROW_HEAD_DIMS if narrow else tiling.head_dims
     support = Support(
         dtypes=("float16",) if narrow else ("float16", "bfloat16"),
-        head_dims=head_dims,
+        head_dims=tiling.head_dims,
         masks=MASKS,
         intersections=True,
         grouped_heads=True,
@@ -276,7 +275,7 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
         instruction="mma.sync",
         accumulator="float16" if narrow else "float32",
         prescale="q" if narrow else "none",
-        promotion=max(NARROW_HEAD_DIMS) if narrow else 0,
+        promotion="block" if narrow else 0,
     )
     family = Family(
         configs=configs,
@@ -284,7 +283,7 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
         make=lambda *choice: tiling.launch(*choice, narrow=narrow),
         kinds=KINDS,
         in_bytes=True,
-        spill_budget=tiling.spills,
+        spill_budget=tiling.narrow_spills if narrow else tiling.spills,
         scaling=narrow_scaling if narrow else wide_scaling,
     )
     return Variant(
@@ -303,5 +302,5 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
         available=available,
         builds=family.builds,
         compilable=compilable,
-        head_dim_buckets=head_dims,
+        head_dim_buckets=tiling.head_dims,
     )

@@ -8,7 +8,13 @@ tiling.py has the algorithm and the declarations; tiling_qk.cu says the same to 
 
 from kernels.ptx.tiling import Tiling, config, variant
 
-TILING = Tiling(name="tiling_qk", query="sliced", v_tile=True, spills={256: 548, 512: 400})
+TILING = Tiling(
+    name="tiling_qk",
+    query="sliced",
+    v_tile=True,
+    spills={256: 548, 512: 400},
+    narrow_spills={256: 584, 512: 1044, 1024: 152},
+)
 
 CONFIGS = (
     config(64, 32, 2, depth=16),

@@ -169,6 +169,7 @@ CHOICES = [
     Choice("tiling_qk", 0, "bfloat16", 512, "band"),
     Choice("tiling_qk", 1, "float16-narrow", 96, "band"),
     Choice("tiling_qk", 2, "bfloat16", 64, "table"),
+    Choice("tiling_qk", 3, "float16-narrow", 512, "full"),
     Choice("tiling_qkv", 0, "bfloat16", 64, "table"),
     Choice("tiling_qkv", 1, "float16-narrow", 32, "full"),
     Choice("tiling_qkv", 2, "float16", 96, "band"),
