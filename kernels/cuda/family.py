@@ -108,6 +108,7 @@ class Family:
     in_bytes: whether the kernel counts strides in bytes or in elements.
     spill_budget: bytes of a build's spills, by its head dim; 0 where it has none.
     scaling: (q_factor, scale_log2) of a softmax_scale.
+    further: whether a config that is not among `configs` can be compiled, too.
     """
 
     configs: Sequence[Config]
@@ -117,6 +118,7 @@ class Family:
     in_bytes: bool
     spill_budget: Mapping[int, int] = field(default_factory=dict)
     scaling: Callable[[float], tuple[float, float]] = lambda scale: (1.0, scale * LOG2_E)
+    further: Callable[[Config], bool] = lambda config: False
 
     def forward(
         self, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
@@ -127,7 +129,7 @@ class Family:
         shared memory for.
         """
         self.support.check(args, out)
-        if args.config not in self.configs:
+        if args.config not in self.configs and not self.further(args.config):
             names = ", ".join(config.name for config in self.configs)
             raise Unsupported("config", f"{args.config.name} is none of {names}")
         if args.seqlen_q == 0:

@@ -51,9 +51,11 @@ plain arguments.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from kernels.cuda.family import LOG2_E, Family, Launch
@@ -76,6 +78,17 @@ OUT_ELEMENTS = 1 << 15  # of O that a block can own: 128 registers of each of 25
 HEAD_DIMS = (32, 64, 96, 128, 256)
 WIDE_HEAD_DIMS = (*HEAD_DIMS, 512, 1024)
 KINDS = {"full": "full", "causal": "band", "window": "band", "interval": "table"}
+# The complete product: the values of each part of a config.
+BLOCKS_M = (64, 128)
+BLOCKS_N = (32, 64, 128)
+STAGES = (1, 2)
+WARPS = (None, 4, 8)
+SWIZZLES = ("none", "q", "qk", "qkv")
+GRIDS = ("tiles", "heads")
+DEPTHS = (16, 32, 64, 128)
+ROOM = 227 * 1024  # bytes of shared memory that a block of sm_90 can have
+# Of a thread's 255, for what `Tiling.registers` counts: no build with these has been seen to spill.
+REGISTERS = 160
 OPERANDS = {"none": "", "q": "q", "qk": "qk", "qkv": "qkv"}
 
 
@@ -99,11 +112,12 @@ class Shape:
         return 32 * self.warps_m * self.warps_n
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Tiling:
     """What a .cu file of this folder says, for the host.
 
     query: where Q stays: in a "tile", going through the "ring", or "sliced" with K.
+    q_kept: whether registers keep Q's fragments, up to head dim 128.
     tiles: whether V, where it is no item, has a tile.
     slots: of the ring, per stage.
     warps_n: warps that share a row's keys, at head dims below 512.
@@ -113,6 +127,7 @@ class Tiling:
 
     name: str
     query: str
+    q_kept: bool = False
     v_tile: bool = False
     slots: int = 1
     warps_n: int = 1
@@ -207,6 +222,40 @@ class Tiling:
             )
         )
 
+    def registers(self, config: Config, head_dim: int, *, narrow: bool) -> int:
+        """Registers of a thread that hold O, S, P and a Q that is kept, up to head dim 128, and
+        with narrow accumulators a block's sums of P V."""
+        shape = self.shape(config, head_dim)
+        columns = head_dim // shape.warps_n  # of O, a warp's
+        out = columns // 2
+        scores = shape.block_n // shape.warps_n // 2
+        kept = head_dim // 4 if self.q_kept else 0
+        parts = min(columns, shape.width // shape.warps_n) // 4 if narrow else 0
+        row_tiles = shape.block_m // (16 * shape.warps_m)
+        return row_tiles * (out + scores + shape.block_n // 4 + kept + parts)
+
+    @cache  # noqa: B019 - tilings are module constants
+    def product(self, *, narrow: bool) -> dict[str, Config]:
+        """Every config that compiles, by name: all combinations of BLOCKS_M ... and GRIDS, and of
+        DEPTHS where Q and K are sliced, that leave enough shared memory at every head dim, and
+        registers up to head dim 128.  `shape` makes of any of them what pipeline.cuh asserts."""
+        depths = [{"depth": each} for each in DEPTHS] if self.query == "sliced" else [{}]
+        found: dict[str, Config] = {}
+        for *numbers, swizzle, depth in itertools.product(
+            BLOCKS_M, BLOCKS_N, STAGES, WARPS, SWIZZLES, depths
+        ):
+            made = [config(*numbers, swizzle=swizzle, grid=grid, **depth) for grid in GRIDS]
+            if self._fits(made[0], narrow=narrow):
+                found |= {one.name: one for one in made}
+        return found
+
+    def _fits(self, config: Config, *, narrow: bool) -> bool:
+        return all(self.shared_bytes(config, each) <= ROOM for each in self.head_dims) and all(
+            self.registers(config, each, narrow=narrow) <= REGISTERS
+            for each in self.head_dims
+            if each <= 128
+        )
+
 
 def config(
     block_m: int,
@@ -285,12 +334,14 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
         in_bytes=True,
         spill_budget=tiling.narrow_spills if narrow else tiling.spills,
         scaling=narrow_scaling if narrow else wide_scaling,
+        further=lambda config: config.name in tiling.product(narrow=narrow),
     )
     return Variant(
         name=f"ptx-{tiling.name.replace('_', '-')}{'-f16' if narrow else ''}",
         family="ptx",
         forward=family.forward,
         configs=configs,
+        further_configs=lambda: [*tiling.product(narrow=narrow).values()],
         support=support,
         numerics=Numerics(
             products=products,

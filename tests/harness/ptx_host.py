@@ -35,8 +35,6 @@ from verify.variant import AttentionArgs, Config, Variant
 HOST = ROOT / "tests" / "harness" / "cuda_host"
 COMPILER = shutil.which("c++")
 
-ROOM = 227 * 1024  # bytes of shared memory of a block on sm_90
-
 MODULES = {
     module.TILING.name: module
     for module in (split_q, split_kv, share_kv, share_qkv, tiling_qk, tiling_qkv)

@@ -62,7 +62,7 @@ def select(
             left.append(_left(declaration, "supports no workload of the suite", dtype=dtype))
             continue
         configs = []
-        for config in _selected(request.expression, declaration, dtype):
+        for config in _selected(request.expression, declaration, dtype, known):
             refused = known.refusal(declaration, config, dtype)
             if refused is None:
                 configs.append(config)
@@ -115,10 +115,17 @@ def _workloads(
             yield workload, problem
 
 
-def _selected(expression: str, declaration: Declaration, dtype: str) -> list[Config]:
-    """The configs whose id an expression of pytest's -k matches."""
+def _selected(expression: str, declaration: Declaration, dtype: str, known: Judged) -> list[Config]:
+    """The configs whose id an expression of pytest's -k matches, and of further ones those that
+    pass."""
+    passing = (
+        name
+        for name in declaration.further_configs
+        if (declaration.ref, name, dtype) in known.passing
+    )
+    configs = [*declaration.configs, *map(Config.parse, passing)]
     if not expression:
-        return list(declaration.configs)
+        return configs
     from _pytest.mark.expression import Expression
 
     def selected(config: Config) -> bool:
@@ -129,7 +136,7 @@ def _selected(expression: str, declaration: Declaration, dtype: str) -> list[Con
 
         return Expression.compile(expression).evaluate(holds)
 
-    return [config for config in declaration.configs if selected(config)]
+    return [config for config in configs if selected(config)]
 
 
 def _left(declaration: Declaration, reason: str, config: str = "", dtype: str = "") -> Left:

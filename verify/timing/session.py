@@ -269,7 +269,7 @@ def _request(candidate: Candidate, rules: Rules) -> dict[str, Any]:
     return {
         "variant": declaration.name,
         "entry": workload.direction,
-        "config": declaration.configs.index(candidate.config),
+        "config": candidate.config.name,
         "slots": where.as_data(),
         "size": where.size,
         "mask": problem.mask.name,

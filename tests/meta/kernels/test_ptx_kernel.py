@@ -13,13 +13,12 @@ import torch
 
 from kernels.cuda import family
 from kernels.ptx import split_q
-from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, config
+from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, ROOM, config
 from references.masks import Causal, Documents, Full, Lengths, Window
 from references.score_mods import Softcap
 from tests.harness.ptx_host import (
     COMPILER,
     MODULES,
-    ROOM,
     SCHEDULES,
     Choice,
     Host,
