@@ -1,6 +1,8 @@
 // FlashAttention-2 forward with log-sum-exp in CuTe; flash_forward.py tells the algorithm, the atoms and the layouts.
 //
 // A build defines ELEMENT (half_t or bfloat16_t), HEAD_DIM (64 or 128), BLOCK_M (64 or 128) and BLOCK_N (32 or 64).
+#include "tuple_types.cuh"
+
 #include <cuda/std/limits>
 #include <cute/tensor.hpp>
 

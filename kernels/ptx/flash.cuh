@@ -32,8 +32,15 @@ struct Flash {
     static constexpr int width_tiles = Pipe::width_tiles;
     static constexpr int out_tiles = Pipe::out_tiles;
     static constexpr bool values_wide = sizeof(Values) == sizeof(Wide);
+    // Columns of O, in tiles of 8, whose sums in fp16 are in registers at once.
+    static constexpr int part_tiles =
+        values_wide ? width_tiles : width_tiles % 8 == 0 ? 8 : 2;
     static constexpr bool shares_rows = T::warps_n > 1;  // with other warps
     static constexpr int kept_steps = Pipe::q_kept ? T::head_dim / 16 : 1;
+    // Loops whose counter names no register are not unrolled whole: the addresses of all their
+    // turns would take registers.
+    static constexpr int score_unroll = Pipe::q_kept ? T::depth / 16 : 4;
+    static constexpr int value_unroll = shares_rows ? 2 : T::block_n / 16;
 
     const Arguments& a;
     unsigned char* memory;
@@ -42,13 +49,13 @@ struct Flash {
 
     // In registers: of each row tile, the two rows that a lane holds.
     u32 kept[row_tiles][kept_steps][4];  // Q
-    Interval seen[row_tiles][2];
     float m[row_tiles][2];
     float l[row_tiles][2];  // of this lane's columns only, until the end
     float o[row_tiles][out_tiles][4];
     float s[row_tiles][key_tiles][4];
     float shift[row_tiles][2];
-    u32 p[row_tiles][T::block_n / 16][4];  // as a left operand, rounded
+    // P as a left operand, rounded; where warps share rows, it stays in shared memory
+    u32 p[row_tiles][shares_rows ? 1 : T::block_n / 16][4];
 
     __device__ __forceinline__ Flash(const Arguments& arguments, unsigned char* memory_)
         : a(arguments),
@@ -78,7 +85,6 @@ struct Flash {
     __device__ __forceinline__ void run() {
         pipe.start(kept);
         for_each_row([&](int i, int h) {
-            seen[i][h] = pipe.visible(pipe.first_row + pipe.row_of(i, h));
             m[i][h] = -infinity();
             l[i][h] = 0.0f;
 #pragma unroll
@@ -104,7 +110,7 @@ struct Flash {
 #pragma unroll 1
         for (int step = 0; step < Pipe::score_steps; ++step) {
             const u32 item = pipe.begin(block, step);
-#pragma unroll
+#pragma unroll score_unroll
             for (int d = 0; d < depth_steps; ++d) {
                 u32 fresh[row_tiles][4];
                 if constexpr (!Pipe::q_kept) {
@@ -132,6 +138,18 @@ struct Flash {
                 sums[i][n].read(s[i][n]);
             }
         }
+        if (!T::prescaled && a.q_factor != 1.0f) {
+            // The scale's sign, or 0: then all scores are 0, those of products out of range as well.
+            for_each_row([&](int i, int h) {
+#pragma unroll
+                for (int n = 0; n < key_tiles; ++n) {
+#pragma unroll
+                    for (int e = 2 * h; e < 2 * h + 2; ++e) {
+                        s[i][n][e] = a.q_factor < 0.0f ? -s[i][n][e] : 0.0f;
+                    }
+                }
+            });
+        }
     }
 
     // Scores of keys that a row does not see become -inf.
@@ -142,12 +160,14 @@ struct Flash {
         }
         const int key = first + 8 * pipe.warp_n * key_tiles + pipe.lane % 4 * 2;
         for_each_row([&](int i, int h) {
+            // Few blocks come here: kept, the intervals would take registers in all of them.
+            const Interval seen = pipe.visible(pipe.first_row + pipe.row_of(i, h));
 #pragma unroll
             for (int n = 0; n < key_tiles; ++n) {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int place = key + 8 * n + e;
-                    if (place < seen[i][h].low || place >= seen[i][h].high) {
+                    if (place < seen.low || place >= seen.high) {
                         s[i][n][2 * h + e] = -infinity();
                     }
                 }
@@ -227,17 +247,17 @@ struct Flash {
                 }
             }
         });
-        if constexpr (shares_rows) {
-            __syncthreads();  // P: of all warps that share these rows
-            pipe.for_each_row_tile([&](int i, int row) {
-#pragma unroll
-                for (int n = 0; n < T::block_n / 16; ++n) {
-                    const u32 place =
-                        M::PTile::place(row + pipe.lane % 16, 2 * n + pipe.lane / 16);
-                    ptx::ldmatrix_x4(p[i][n], pipe.shared + M::p + place);
-                }
-            });
+        if constexpr (shares_rows && M::v_apart) {
+            __syncthreads();  // P: of all warps that share these rows; else V's item brings one
         }
+    }
+
+    // P of 16 keys, where it is in shared memory.
+    __device__ __forceinline__ void read_p(int keys) {
+        pipe.for_each_row_tile([&](int i, int row) {
+            const u32 place = M::PTile::place(row + pipe.lane % 16, 2 * keys + pipe.lane / 16);
+            ptx::ldmatrix_x4(p[i][0], pipe.shared + M::p + place);
+        });
     }
 
     // O += P V.  V has no step of its own where it has a tile: the last item of S brought it.
@@ -246,40 +266,46 @@ struct Flash {
         for (int step = 0; step < Pipe::value_steps; ++step) {
             const u32 tile =
                 M::v_apart ? pipe.shared + M::v : pipe.begin(block, Pipe::score_steps + step);
-            Values parts[row_tiles][values_wide ? 1 : width_tiles];
 #pragma unroll
-            for (int n = 0; n < T::block_n / 16; ++n) {
+            for (int first = 0; first < width_tiles; first += part_tiles) {
+                Values parts[row_tiles][values_wide ? 1 : part_tiles];
+#pragma unroll value_unroll
+                for (int n = 0; n < T::block_n / 16; ++n) {
+                    if constexpr (shares_rows) {
+                        read_p(n);
+                    }
 #pragma unroll
-                for (int d = 0; d < width_tiles; d += 2) {
-                    u32 b[4];  // columns 0-7 and 8-15 of these 16, keys 0-7 and 8-15 each
-                    pipe.read_v(b, tile, n, d);
+                    for (int d = 0; d < part_tiles; d += 2) {
+                        u32 b[4];  // columns 0-7 and 8-15 of these 16, keys 0-7 and 8-15 each
+                        pipe.read_v(b, tile, n, first + d);
 #pragma unroll
-                    for (int i = 0; i < row_tiles; ++i) {
+                        for (int i = 0; i < row_tiles; ++i) {
+                            const u32(&left)[4] = p[i][shares_rows ? 0 : n];
 #pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            const u32 b0 = b[2 * half];
-                            const u32 b1 = b[2 * half + 1];
-                            if constexpr (values_wide) {
-                                float(&sum)[4] = o[i][step * width_tiles + d + half];
-                                ptx::mma_m16n8k16<T::format>(sum, p[i][n], b0, b1);
-                            } else {
-                                Values& part = parts[i][d + half];
-                                part.template multiply<T::format>(p[i][n], b0, b1);
+                            for (int e = 0; e < 2; ++e) {
+                                const u32 b0 = b[2 * e];
+                                const u32 b1 = b[2 * e + 1];
+                                if constexpr (values_wide) {
+                                    float(&sum)[4] = o[i][step * width_tiles + first + d + e];
+                                    ptx::mma_m16n8k16<T::format>(sum, left, b0, b1);
+                                } else {
+                                    parts[i][d + e].template multiply<T::format>(left, b0, b1);
+                                }
                             }
                         }
                     }
                 }
-            }
-            if constexpr (!values_wide) {
+                if constexpr (!values_wide) {
 #pragma unroll
-                for (int i = 0; i < row_tiles; ++i) {
+                    for (int i = 0; i < row_tiles; ++i) {
 #pragma unroll
-                    for (int d = 0; d < width_tiles; ++d) {
-                        float part[4];
-                        parts[i][d].read(part);
+                        for (int d = 0; d < part_tiles; ++d) {
+                            float part[4];
+                            parts[i][d].read(part);
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            o[i][step * width_tiles + d][e] += part[e];
+                            for (int e = 0; e < 4; ++e) {
+                                o[i][step * width_tiles + first + d][e] += part[e];
+                            }
                         }
                     }
                 }

@@ -188,7 +188,7 @@ struct Pipeline {
     template <class QT>
     __device__ __forceinline__ void read_q(u32 (&fragment)[4], u32 tile, int row, int step) const {
         ptx::ldmatrix_x4(fragment, tile + QT::place(row + lane % 16, 2 * step + lane / 16));
-        if (T::prescaled || a.q_factor != 1.0f) {
+        if constexpr (T::prescaled) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float low, high;

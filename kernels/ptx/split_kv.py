@@ -9,11 +9,11 @@ tiling.py has the algorithm and the declarations; split_kv.cu says the same to t
 
 from kernels.ptx.tiling import Tiling, config, variant
 
-TILING = Tiling(name="split_kv", query="tile", slots=2, warps_n=2, narrow_spills={256: 24})
+TILING = Tiling(name="split_kv", query="tile", slots=2, warps_n=2)
 
 CONFIGS = (
     config(64, 64, 1),
-    config(128, 32, 1, swizzle="q"),
+    config(128, 64, 1, swizzle="q"),
     config(64, 32, 2, grid="heads"),
 )
 

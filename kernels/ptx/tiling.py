@@ -155,8 +155,7 @@ class Tiling:
             most = min(int(dict(config.options)["depth"]), head_dim // 2)
             depth = next(each for each in range(most, 0, -16) if head_dim % each == 0)
             widths = range(16 * warps_n, head_dim + 1, 16 * warps_n)
-            room = (block_m + config.block_n) * depth // config.block_n
-            fitting = [each for each in widths if head_dim % each == 0 and each <= room]
+            fitting = [each for each in widths if head_dim % each == 0 and each <= 2 * depth]
             width = max(fitting, default=widths[0])
         return Shape(block_m, config.block_n, warps_m, warps_n, depth, width)
 

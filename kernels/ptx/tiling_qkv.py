@@ -11,15 +11,15 @@ from kernels.ptx.tiling import Tiling, config, variant
 TILING = Tiling(
     name="tiling_qkv",
     query="sliced",
-    spills={256: 504, 512: 576},
-    narrow_spills={256: 2768, 512: 576, 1024: 36},
+    spills={256: 68, 512: 432},
+    narrow_spills={256: 220, 512: 416},
 )
 
 CONFIGS = (
     config(64, 64, 2, depth=16),
-    config(64, 64, 1, depth=32, swizzle="qk"),
-    config(128, 64, 2, depth=64, grid="heads"),
-    config(64, 64, 2, depth=128, swizzle="q"),
+    config(64, 64, 1, depth=32, swizzle="q"),
+    config(128, 64, 2, depth=64, swizzle="qk", grid="heads"),
+    config(64, 128, 2, depth=128),
     config(64, 32, 2, depth=32, swizzle="none"),
 )
 

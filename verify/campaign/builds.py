@@ -1,13 +1,16 @@
 """Builds: compiles kernels without a GPU for the profile's architectures, records resources and
 instructions, and holds each build to what it declares of them.
 
-Profile dev compiles for one architecture, the others for all (`arches`).  If time is short, only
-the first builds are compiled; the others are recorded as listed.
+Profile dev compiles for one architecture, ci for the leading one and half of the others, the larger
+profiles for all (`arches`).  If time is short, only the first builds are compiled; the others are
+recorded as listed.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,26 +19,40 @@ from verify.cell.process import COMPILER, Cell, ForkServer, Reply
 from verify.evidence import Built, Recorder
 from verify.variant import Declaration, compiled_archs
 
-# A laptop compiles for one architecture: a kernel that includes CUTLASS takes 25 s of one core per
-# architecture.  All other profiles compile for all architectures.
-_FEW_ARCHES = {"dev": ("sm_90a",)}
+# The architecture that every profile compiles every variant for.
+_LEADING = "sm_90a"
 # Seconds for the builds of one variant on a small machine.  They are spent on one architecture:
 # ptxas differs between two, the source does not.  For each of the others the first build is
 # compiled; a variant lists its most important builds first.
-_LEADING = "sm_90a"
 _SECONDS = {"dev": 1.5, "ci": 3.0}
 # Seconds more for disassembling binaries whose instructions no earlier run has counted.
 _DISASSEMBLY = {"dev": 0.5, "ci": 1.0}
 
 
-def arches(profile: str) -> tuple[str, ...]:
-    """The architectures that a profile compiles for."""
-    return _FEW_ARCHES.get(profile) or compiled_archs()
+def arches(profile: str, declarations: Sequence[Declaration]) -> dict[str, tuple[str, ...]]:
+    """The architectures that a profile compiles for: by ref, of each variant that has builds.
+
+    Profile ci deals the architectures other than the leading one to the variants of a family, whose
+    sources are alike: a variant gets every second one, the next variant those between.
+    """
+    every = compiled_archs()
+    others = [arch for arch in every if arch != _LEADING]
+    dealt: Counter[str] = Counter()
+    chosen = {}
+    for declaration in (each for each in declarations if each.compiles):
+        share = {"dev": [], "ci": others[dealt[declaration.family] % 2 :: 2]}.get(profile, others)
+        dealt[declaration.family] += 1
+        chosen[declaration.ref] = tuple(arch for arch in every if arch in (_LEADING, *share))
+    return chosen
 
 
-def left_out(profile: str) -> str:
-    """A text that names the architectures that a profile leaves out; "" if there are none."""
-    missing = [arch for arch in compiled_archs() if arch not in arches(profile)]
+def left_out(profile: str, chosen: tuple[str, ...]) -> str:
+    """A text that names the architectures that a profile leaves out for a variant; "" if there are
+    none.
+
+    chosen: the variant's, of `arches`.
+    """
+    missing = [arch for arch in compiled_archs() if arch not in chosen]
     return (
         f"not compiled for {', '.join(missing)}: profile {profile} leaves these to larger ones"
         if missing

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from verify.bundle import published
 from verify.campaign.admission import unanswerable
-from verify.campaign.builds import Builder, left_out
+from verify.campaign.builds import Builder, arches, left_out
 from verify.campaign.judge import Judge
 from verify.campaign.targets import Target, excludes_group, excludes_here
 from verify.cell import confinement
@@ -285,6 +285,7 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
             )
         )
         here = []
+        compiled_for = arches(run.profile, discovered.declarations)
         for declaration in discovered.declarations:
             recorder.write(_entry(declaration))
             reason = excludes_here(declaration)
@@ -292,9 +293,11 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                 here.append(declaration)
             else:
                 recorder.write(NotRun(variant=declaration.ref, reason=reason))
-            reason = declaration.uncompilable or left_out(run.profile)
-            if declaration.compiles and reason:
-                recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
+            if declaration.compiles:
+                chosen = compiled_for[declaration.ref]
+                reason = declaration.uncompilable or left_out(run.profile, chosen)
+                if reason:
+                    recorder.write(NotRun(variant=declaration.ref, dtype="(builds)", reason=reason))
         for target, id_, why in run.stored_cases(here):
             if why is not None:
                 reason = f"a case on record is dropped, {why}: {id_}"

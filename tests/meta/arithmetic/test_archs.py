@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.fake_campaign import built
+from tests.planted.builds import VARIANT
 from verify.arithmetic import archs as table
 from verify.arithmetic.archs import INSTRUCTIONS, Arch, arch_named, arch_of, archs, compiled_archs
 from verify.arithmetic.dtypes import DTYPES
@@ -19,7 +20,7 @@ from verify.bundle import ROOT
 from verify.campaign.builds import arches, left_out
 from verify.probes.instructions import INSTRUCTIONS as PROBED
 from verify.report.resources import by_arch
-from verify.variant import DeclarationError, Support, Variant
+from verify.variant import DeclarationError, Support, Variant, declaration_from
 
 NEW = Arch(
     "sm_130", ("mma.sync", "tcgen05"), "a", compiled=True, borrows="sm_100", why="a test says so"
@@ -40,8 +41,11 @@ def test_an_architecture_from_outside_is_known_everywhere(outside: Arch) -> None
     assert provenance("sm_130", "float16").sentence.endswith("as on sm_100: a test says so")
     assert arch_of((13, 0)) == arch_named("sm_130a") == outside
     # The compile list, and what a smaller profile says that it leaves out.
-    assert arches("ci")[-1] == compiled_archs()[-1] == "sm_130a"
-    assert "sm_130a" in left_out("dev")
+    declaration = declaration_from(VARIANT.describe(), ref="it", path="", source_hash="")
+    chosen = {name: arches(name, [declaration])["it"] for name in ("dev", "gpu")}
+    assert chosen["gpu"][-1] == compiled_archs()[-1] == "sm_130a"
+    assert not left_out("gpu", chosen["gpu"])
+    assert "sm_130a" in left_out("dev", chosen["dev"])
     # The rows of a report come in the order of the table, what it does not know last.
     builds = [built("x", arch, "one") for arch in ("sm_999", "sm_130a", "sm_90a")]
     assert [row["arch"] for row in by_arch(builds)] == ["sm_90a", "sm_130a", "sm_999"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import pytest
 from tests.planted.builds import VARIANT
 from verify.bundle import ROOT
 from verify.campaign import builds
-from verify.campaign.builds import Builder
+from verify.campaign.builds import Builder, arches, left_out
 from verify.cuda.compile import compilable
 from verify.evidence import Built, Recorder, load
 from verify.report.resources import by_arch
-from verify.variant import Build, Resources, declaration_from
+from verify.variant import Build, Resources, compiled_archs, declaration_from
 
 compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 DECLARATION = declaration_from(
@@ -135,6 +136,32 @@ def test_later_binaries_are_not_disassembled_once_the_time_is_spent(
     assert [name for name, built in records.items() if built.sass] == ["default-right"]
     assert records["default-plain"].unread == "left out, for want of time"
     assert [failure.split()[1] for failure in failures] == ["default-spilling"]
+
+
+def test_ci_deals_the_architectures_to_the_variants_of_a_family() -> None:
+    """Every variant is compiled for the leading architecture and for two others or more, every
+    architecture for half of each family's variants or more; what is left out is said."""
+    told = {"a": 3, "b": 1, "c": 2}  # a family, and how many variants it has
+    declarations = [
+        replace(DECLARATION, family=family, ref=f"{family}{number}")
+        for family, count in told.items()
+        for number in range(count)
+    ]
+    silent = replace(DECLARATION, ref="no builds", compiles=False)
+    chosen = arches("ci", [silent, *declarations])
+    assert list(chosen) == [each.ref for each in declarations]
+    for ref, archs in chosen.items():
+        assert "sm_90a" in archs
+        assert len(archs) >= 3
+        missing = [arch for arch in compiled_archs() if arch not in archs]
+        assert left_out("ci", archs) == (
+            f"not compiled for {', '.join(missing)}: profile ci leaves these to larger ones"
+        ), ref
+    for arch in compiled_archs():
+        met = Counter(ref[0] for ref, archs in chosen.items() if arch in archs)
+        assert all(met[family] >= count // 2 for family, count in told.items())
+    for profile, archs in (("dev", ("sm_90a",)), ("gpu", compiled_archs())):
+        assert set(arches(profile, declarations).values()) == {archs}
 
 
 @compiles

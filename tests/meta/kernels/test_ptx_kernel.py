@@ -227,7 +227,7 @@ SLIPS = {
     "barrier before a piece of Q": ("share_qkv:3", BARRIER.format("Q: all"), ""),
     "barrier after Q": ("share_qkv", BARRIER.format("ring"), ""),
     "barrier before maxima": ("split_kv", BARRIER.format("maxima"), ""),
-    "barrier before P": ("split_kv", BARRIER.format("P"), ""),
+    "barrier before P": ("tiling_qk", BARRIER.format("P"), ""),
     "barrier before sums": ("split_kv", BARRIER.format("sums"), ""),
     "wait for Q": ("split_q", r"wait_group<ahead>\(\)", "wait_group<ahead + 1>()"),
     "wait for an item, ahead": ("split_q", r"wait_group<ahead - 1>\(\)", "wait_group<ahead>()"),
@@ -283,6 +283,7 @@ SLIPS = {
         "t & 1 ? pairs[low] : pairs",
     ),
 }
+SLIP_HEAD_DIMS = {"barrier before P": 512}  # 64 for the others
 MASKED = {"first masked key": Window(None, 10), "last masked key": Window(10, None)}
 
 
@@ -299,11 +300,19 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
 
     tiling, _, index = tiling.partition(":")
     mask = MASKED.get(name, Full())
-    choice = Choice(tiling, int(index or 0), "float16", 64, "band" if name in MASKED else "full")
+    head_dim = SLIP_HEAD_DIMS.get(name, 64)
+    kind = "band" if name in MASKED else "full"
+    choice = Choice(tiling, int(index or 0), "float16", head_dim, kind)
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice, slip)
     problem = Problem(
-        heads_q=4, heads_kv=2, seqlen_q=63, seqlen_kv=200, head_dim=64, dtype="float16", mask=mask
+        heads_q=4,
+        heads_kv=2,
+        seqlen_q=63,
+        seqlen_kv=200,
+        head_dim=head_dim,
+        dtype="float16",
+        mask=mask,
     )
     for kernel.schedule in SCHEDULES:
         try:

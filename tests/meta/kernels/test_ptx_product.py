@@ -59,7 +59,6 @@ def test_every_two_values_meet_in_a_judged_config() -> None:
     met: set[object] = set()
     single: set[object] = set()
     for name, module in MODULES.items():
-        assert module.VARIANT.configs == module.VARIANT_F16.configs
         for chosen in module.CONFIGS:
             values = {"tiling": name, **dict(chosen.options)}
             values |= {part: getattr(chosen, part) for part in ("block_m", "num_stages")}
