@@ -1,4 +1,4 @@
-// Tiles of 16-bit rows in shared memory: where their parts lie, and how they are filled.
+// Tiles in shared memory: where their parts lie, and how they are filled.
 #pragma once
 
 #include "ptx.cuh"
@@ -8,13 +8,13 @@ using ptx::u32;
 // How the rows of a tile lie: `padded` by 16 bytes each, or `swizzled` without a gap.
 enum class Rows { padded, swizzled };
 
-// A tile of `ROWS` rows of `COLUMNS` 16-bit elements.  A chunk is 16 bytes: what one cp.async
-// copies, and one row of an 8x8 matrix.
-template <int ROWS, int COLUMNS, Rows PLACED>
+// A tile of `ROWS` rows of `BYTES` bytes.  A chunk is 16 bytes: what one cp.async copies, and one
+// row of an 8x8 matrix.
+template <int ROWS, int BYTES, Rows PLACED>
 struct Tile {
-    static_assert(COLUMNS % 16 == 0);
+    static_assert(BYTES % 32 == 0);
     static constexpr int rows = ROWS;
-    static constexpr int chunks = COLUMNS / 8;
+    static constexpr int chunks = BYTES / 16;
     static constexpr int pitch = 16 * (chunks + (PLACED == Rows::padded));
     static constexpr int bytes = ROWS * pitch;
 
