@@ -127,6 +127,7 @@ class Family:
     in_bytes: whether the kernel counts strides in bytes or in elements.
     spill_budget: bytes of a build's spills, by its head dim; 0 where it has none.
     scaling: (q_factor, scale_log2) of a softmax_scale.
+    further: what else can be compiled, by name.
     matrix: the kind of matrix instructions of a build by architecture, where it is not HMMA.
     """
 
@@ -137,6 +138,7 @@ class Family:
     in_bytes: bool
     spill_budget: Mapping[int, int] = field(default_factory=dict)
     scaling: Callable[[float], tuple[float, float]] = lambda scale: (1.0, scale * LOG2_E)
+    further: Callable[[], Mapping[str, Config]] = dict
     matrix: Mapping[str, str] = field(default_factory=dict)
 
     def forward(
@@ -148,7 +150,7 @@ class Family:
         shared memory for.
         """
         self.support.check(args, out)
-        if args.config not in self.configs:
+        if args.config not in self.configs and args.config.name not in self.further():
             names = ", ".join(config.name for config in self.configs)
             raise Unsupported("config", f"{args.config.name} is none of {names}")
         if args.seqlen_q == 0:

@@ -45,7 +45,6 @@ HOST = ROOT / "tests" / "harness" / "cuda_host"
 COMPILER = shutil.which("c++")
 
 BESIDE = 0xFFFF  # what lies beside the inputs: NaN in every format of 8 and 16 bits
-ROOM = 227 * 1024  # bytes of shared memory of a block on sm_90
 
 MODULES = {
     module.TILING.name: module

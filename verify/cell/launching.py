@@ -15,6 +15,7 @@ from verify.cell.arena import Slot, slots_from, torch_dtype
 from verify.cell.loading import Breach
 from verify.variant import (
     AttentionArgs,
+    Config,
     Descales,
     Gradients,
     Saved,
@@ -105,7 +106,7 @@ def arguments_of(
         mask=parse_mask(message["mask"]),
         softmax_scale=message["softmax_scale"],
         score_mod=parse_score_mod(message["score_mod"]) if message["score_mod"] else None,
-        config=variant.config_of(message["entry"], variant.configs[message["config"]]),
+        config=variant.config_of(message["entry"], Config.parse(message["config"])),
         descales=descales,
         stored=stored,
     )

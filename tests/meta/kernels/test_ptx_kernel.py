@@ -14,14 +14,13 @@ import torch
 
 from kernels.cuda import family
 from kernels.ptx import split_q
-from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, STORAGES, config
+from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, ROOM, STORAGES, config
 from references.masks import Causal, Documents, Full, Lengths, Window
 from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
 from tests.harness.ptx_host import (
     COMPILER,
     MODULES,
-    ROOM,
     SCHEDULES,
     Choice,
     Host,
@@ -212,6 +211,7 @@ CHOICES = [
     Choice("tiling_qk", 2, "bfloat16", 64, "table"),
     Choice("tiling_qk", 0, "float16", 512, "full", "transposed"),
     Choice("tiling_qk", 1, "bfloat16", 64, "band", "transposed"),
+    Choice("tiling_qk", 3, "float16-narrow", 512, "full"),
     Choice("tiling_qkv", 0, "bfloat16", 64, "table"),
     Choice("tiling_qkv", 1, "float16-narrow", 32, "full"),
     Choice("tiling_qkv", 2, "float16", 96, "band"),
