@@ -8,6 +8,12 @@ struct Strided {
     long long batch, head, row;
 };
 
+// The factor of head h of batch b is data[b * batch + h * head], or 1 if data is null.
+struct Factors {
+    const float* data;
+    long long batch, head;
+};
+
 template <class Element>
 struct ArgumentsOf {
     Strided<Element> q, k, v, out;
@@ -21,4 +27,5 @@ struct ArgumentsOf {
     int diagonal_high;
     float q_factor;                  // what Q is multiplied by, before scores are by scale_log2
     float scale_log2;
+    Factors descale_q, descale_k, descale_v;  // of key heads
 };

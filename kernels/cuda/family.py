@@ -25,6 +25,7 @@ from verify.variant import (
     Support,
     Unsupported,
     Workspace,
+    arch_named,
 )
 
 LOG2_E = math.log2(math.e)
@@ -48,6 +49,18 @@ class Strided(ctypes.Structure):
         return Strided(tensor.data_ptr(), *(stride * unit for stride in tensor.stride()[:3]))
 
 
+class Factors(ctypes.Structure):
+    """The address of factors (batch, heads_kv) and their strides, in elements; 0 where there are
+    none."""
+
+    _fields_ = [("data", ctypes.c_uint64), ("batch", ctypes.c_int64), ("head", ctypes.c_int64)]
+
+    @staticmethod
+    def of(factors: Tensor) -> Factors:
+        """Of a (batch, heads_kv) tensor in float32."""
+        return Factors(factors.data_ptr(), *factors.stride())
+
+
 class Arguments(ctypes.Structure):
     """One problem, as arguments.cuh declares it.
 
@@ -56,6 +69,7 @@ class Arguments(ctypes.Structure):
     group: query heads per key head.
     q_factor, scale_log2: what Q, and then a score, is multiplied by; their product is softmax_scale
     log2 e.
+    descale_q, descale_k, descale_v: of `AttentionArgs.descales`.
     """
 
     _fields_ = [
@@ -73,6 +87,7 @@ class Arguments(ctypes.Structure):
             )
         ),
         *((name, ctypes.c_float) for name in ("q_factor", "scale_log2")),
+        *((f"descale_{name}", Factors) for name in "qkv"),
     ]
 
 
@@ -108,6 +123,7 @@ class Family:
     in_bytes: whether the kernel counts strides in bytes or in elements.
     spill_budget: bytes of a build's spills, by its head dim; 0 where it has none.
     scaling: (q_factor, scale_log2) of a softmax_scale.
+    matrix: the kind of matrix instructions of a build by architecture, where it is not HMMA.
     """
 
     configs: Sequence[Config]
@@ -117,6 +133,7 @@ class Family:
     in_bytes: bool
     spill_budget: Mapping[int, int] = field(default_factory=dict)
     scaling: Callable[[float], tuple[float, float]] = lambda scale: (1.0, scale * LOG2_E)
+    matrix: Mapping[str, str] = field(default_factory=dict)
 
     def forward(
         self, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
@@ -159,6 +176,8 @@ class Family:
     ) -> Arguments:
         """The structure that a launch passes; the tensors must outlive the launch."""
         tensors = (args.q, args.k, args.v, out)
+        descales = args.descales
+        factors = () if descales is None else (descales.q, descales.k, descales.v)
         return Arguments(
             *(Strided.of(tensor, in_bytes=self.in_bytes) for tensor in tensors),
             lse.data_ptr(),
@@ -170,6 +189,7 @@ class Family:
             mask.diagonal_low,
             mask.diagonal_high,
             *self.scaling(args.softmax_scale),
+            *map(Factors.of, factors),
         )
 
     def choices(self) -> Iterator[tuple[Config, str, int, str]]:
@@ -191,7 +211,10 @@ class Family:
         return chosen
 
     def builds(self, arch: str) -> list[Build]:
-        """A covering set of builds for that architecture."""
+        """A covering set of builds for that architecture, if the support includes it."""
+        capability = arch_named(arch).capability
+        if capability is None or capability < self.support.capability:
+            return []
         return [self.build(*choice, arch) for choice in self.covering()]
 
     def build(self, config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Build:
@@ -204,7 +227,7 @@ class Family:
             arch,
             shared=made.shared_bytes,
             spill_budget=self.spill_budget.get(head_dim, 0),
-            expects=("HMMA", "LDSM", "LDGSTS"),
+            expects=(self.matrix.get(arch, "HMMA"), "LDSM", "LDGSTS"),
         )
 
 

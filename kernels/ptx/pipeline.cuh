@@ -26,16 +26,18 @@ struct Pipeline {
     static_assert(score_steps == 1 || M::q_sliced);
 
     const Arguments& a;
-    u32 shared;
+    unsigned char* memory;
+    u32 shared;  // its address
     const char *q, *k, *v;
     int first_row, batch, head;
     int lane, warp_m, warp_n;
     int first_block, end_block, end_key;
     int masked_below, masked_from;  // keys outside [masked_below, masked_from) need a mask
+    float q_factor, scale_log2;     // what Q or a sum, and what a score is multiplied by
     u32 read_slot = 0, write_slot = 0;
 
-    __device__ __forceinline__ explicit Pipeline(const Arguments& arguments, u32 shared_)
-        : a(arguments), shared(shared_) {
+    __device__ __forceinline__ explicit Pipeline(const Arguments& arguments, unsigned char* memory_)
+        : a(arguments), memory(memory_), shared(ptx::shared_address(memory_)) {
         lane = threadIdx.x % 32;
         const int warp = threadIdx.x / 32;
         warp_m = warp / T::warps_n;
@@ -59,7 +61,29 @@ struct Pipeline {
         q = a.q.data + batch * a.q.batch + head * a.q.head;
         k = a.k.data + batch * a.k.batch + head / a.group * a.k.head;
         v = a.v.data + batch * a.v.batch + head / a.group * a.v.head;
+        find_factors();
         find_blocks();
+    }
+
+    // The factors of 8-bit Q and K are a sum's; q_factor is the sign of all of them, or 0.
+    __device__ __forceinline__ void find_factors() {
+        q_factor = a.q_factor;
+        scale_log2 = a.scale_log2;
+        if constexpr (T::eight_bits) {
+            scale_log2 *= factor(a.descale_q) * factor(a.descale_k);
+            q_factor = scale_log2 == 0.0f ? 0.0f : scale_log2 < 0.0f ? -1.0f : 1.0f;
+            scale_log2 = scale_log2 == 0.0f ? 1.0f : fabsf(scale_log2);
+        }
+    }
+
+    __device__ __forceinline__ float factor(const Factors& of) const {
+        const long long place = batch * of.batch + head / a.group * of.head;
+        return of.data == nullptr ? 1.0f : of.data[place];
+    }
+
+    // Of O.  Read when it is wanted: no register is to spare before.
+    __device__ __forceinline__ float v_factor() const {
+        return T::eight_bits ? factor(a.descale_v) : 1.0f;
     }
 
     // The keys that a row sees; a row past the end sees what the last row sees.
@@ -132,7 +156,7 @@ struct Pipeline {
             const u32 item = shared + M::ring + write_slot * M::item;
             const int key = block * T::block_n;
             if (M::v_apart || step < score_steps) {
-                const int column = 2 * T::depth * step;
+                const int column = M::depth_bytes * step;
                 if constexpr (M::q_sliced) {
                     copy<typename M::QSlice, T::threads>(
                         item, q + column, a.q.row, first_row, a.seqlen_q
@@ -144,9 +168,10 @@ struct Pipeline {
                 if constexpr (M::v_apart) {
                     // V's tile is free from the first step on, when items ahead + 0 ... are issued.
                     const auto copy_v = [&](int slice) {
-                        copy<typename M::VSlice, T::threads, T::depth / 8>(
-                            shared + M::v, v + 2 * T::depth * slice, a.v.row, key, end_key,
-                            T::depth / 8 * slice
+                        constexpr int chunks = M::depth_bytes / 16;
+                        copy<typename M::VSlice, T::threads, chunks>(
+                            shared + M::v, v + M::depth_bytes * slice, a.v.row, key, end_key,
+                            chunks * slice
                         );
                     };
                     if (ahead == 1 && step == 1) {
@@ -157,7 +182,7 @@ struct Pipeline {
                     }
                 }
             } else {
-                const int column = 2 * M::width * (step - score_steps);
+                const int column = M::width_bytes * (step - score_steps);
                 copy<typename M::VSlice, T::threads>(item, v + column, a.v.row, key, end_key);
             }
         }
@@ -179,26 +204,65 @@ struct Pipeline {
         }
         const u32 item = shared + M::ring + read_slot * M::item;
         advance(read_slot);
+        if constexpr (M::q_sliced && !T::prescaled) {
+            if (factor_in_q() && (M::v_apart || step < score_steps)) {
+                multiply_q_tile<typename M::QSlice>(item);
+            }
+        }
         return item;
     }
 
     // Q in registers.
 
-    // A fragment of 16 rows and 16 columns of Q.
+    // A fragment of 16 rows and 32 bytes of Q.
     template <class QT>
     __device__ __forceinline__ void read_q(u32 (&fragment)[4], u32 tile, int row, int step) const {
         ptx::ldmatrix_x4(fragment, tile + QT::place(row + lane % 16, 2 * step + lane / 16));
-        if (T::prescaled || a.q_factor != 1.0f) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float low, high;
-                ptx::unpack<T::format>(fragment[i], low, high);
-                fragment[i] = ptx::pack<T::format>(low * a.q_factor, high * a.q_factor);
-            }
+    }
+
+    // Whether Q itself is multiplied by q_factor.  Otherwise sums take its sign: but by 0, sums out
+    // of range would be multiplied too late.
+    __device__ __forceinline__ bool factor_in_q() const {
+        return T::prescaled || q_factor == 0.0f;
+    }
+
+    // Elements of Q in a register, times q_factor.
+    __device__ __forceinline__ u32 multiplied(u32 elements) const {
+        if constexpr (T::eight_bits) {
+            return times_zero(elements);
+        } else {
+            float low, high;
+            ptx::unpack<T::format>(elements, low, high);
+            return ptx::pack<T::format>(low * q_factor, high * q_factor);
         }
     }
 
-    // The fragments of 16 columns of Q where it is not kept: from its tile, or from the item.
+    __device__ __forceinline__ void multiply_q(u32 (&fragment)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            fragment[i] = multiplied(fragment[i]);
+        }
+    }
+
+    // The same in shared memory, where Q is not kept in registers and a factor is rare.
+    template <class QT>
+    __device__ __forceinline__ void multiply_q_tile(u32 tile) const {
+        u32* const elements = reinterpret_cast<u32*>(memory + (tile - shared));
+#pragma unroll 1
+        for (int i = static_cast<int>(threadIdx.x); i < QT::bytes / 4; i += T::threads) {
+            elements[i] = multiplied(elements[i]);
+        }
+        __syncthreads();  // factor: of all of Q's elements
+    }
+
+    // Four 8-bit elements times 0: NaN where they are NaN or infinite.
+    __device__ __forceinline__ static u32 times_zero(u32 four) {
+        constexpr u32 last = T::format == ptx::Format::float8_e4m3fn ? 0x7f : 0x7c;
+        const u32 carries = ((four & 0x7f7f7f7f) + 0x01010101 * (0x80 - last)) & 0x80808080;
+        return carries - (carries >> 7);
+    }
+
+    // The fragments of 32 bytes of Q where it is not kept, from its tile or from the item.
     __device__ __forceinline__ void read_fresh_q(
         u32 (&fresh)[row_tiles][4], u32 item, int step
     ) const {
@@ -208,16 +272,31 @@ struct Pipeline {
             } else {
                 read_q<typename M::QTile>(fresh[i], shared, row, step);
             }
+            if constexpr (T::prescaled) {
+                multiply_q(fresh[i]);
+            }
         });
     }
 
-    // 16 keys of V, two tiles of eight columns each.
+    // 16 keys of V, two tiles of eight columns each.  Of 8 bits: 32 keys in the order of P's, and
+    // even columns in one tile, odd ones in the other.
     __device__ __forceinline__ void read_v(u32 (&b)[4], u32 slice, int keys, int tile) const {
-        const int chunk = warp_n * width_tiles + tile + lane / 16;
-        ptx::ldmatrix_x4_trans(b, slice + M::VSlice::place(16 * keys + lane % 16, chunk));
+        if constexpr (T::eight_bits) {
+            u32 pairs[4];  // keys 2t and 2t + 1 of eight each, columns 2g and 2g + 1
+            const int chunk = (warp_n * width_tiles + tile) / 2;
+            ptx::ldmatrix_x4_trans(pairs, slice + M::VSlice::place(32 * keys + lane, chunk));
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                b[i] = ptx::prmt(pairs[2 * i], pairs[2 * i + 1], 0x6420);
+                b[2 + i] = ptx::prmt(pairs[2 * i], pairs[2 * i + 1], 0x7531);
+            }
+        } else {
+            const int chunk = warp_n * width_tiles + tile + lane / 16;
+            ptx::ldmatrix_x4_trans(b, slice + M::VSlice::place(16 * keys + lane % 16, chunk));
+        }
     }
 
-    // Two tiles of eight keys of K (one where a warp has no more), 16 columns each.
+    // Two tiles of eight keys of K (one where a warp has no more), 32 bytes each.
     __device__ __forceinline__ void read_k(u32 (&b)[4], u32 slice, int tile, int step) const {
         const int key = 8 * (warp_n * key_tiles + tile) + lane % 8;
         const int chunk = 2 * step + lane / 8 % 2;
@@ -247,6 +326,13 @@ struct Pipeline {
         }
         if constexpr (T::query == Query::registers) {
             keep_q(kept);
+        }
+        if constexpr (T::query == Query::shared && !T::prescaled) {
+            if (factor_in_q()) {
+                ptx::cp_async_wait_group<0>();
+                __syncthreads();  // tile: all copies have landed
+                multiply_q_tile<typename M::QTile>(shared);
+            }
         }
     }
 
@@ -283,6 +369,15 @@ struct Pipeline {
             }
             if constexpr (ahead > 0) {
                 __syncthreads();  // ring: all warps are done with Q
+            }
+        }
+        if (q_kept && factor_in_q()) {
+#pragma unroll
+            for (int i = 0; i < row_tiles; ++i) {
+#pragma unroll
+                for (int d = 0; d < COUNT; ++d) {
+                    multiply_q(kept[i][d]);
+                }
             }
         }
     }

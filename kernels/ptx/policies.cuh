@@ -22,13 +22,39 @@ struct Interval {
     int low, high;  // [low, high)
 };
 
+// Of a sum of 8-bit products sm_89 keeps 13 bits, the others keep as many as fp32 has.
+#if __CUDA_ARCH__ == 890
+constexpr bool coarse_sums = true;
+#else
+constexpr bool coarse_sums = false;
+#endif
+
+// C += A B, in fp32: where sums are coarse, 32 products begin at zero, and fp32 adds them.
+template <ptx::Format format>
+__device__ __forceinline__ void add_product(
+    float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1
+) {
+    if constexpr (ptx::size_of<format> == 2) {
+        ptx::mma_m16n8k16<format>(c, a, b0, b1);
+    } else if constexpr (!coarse_sums) {
+        ptx::mma_m16n8k32<format>(c, a, b0, b1);
+    } else {
+        float part[4] = {};
+        ptx::mma_m16n8k32<format>(part, a, b0, b1);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            c[e] += part[e];
+        }
+    }
+}
+
 // A 16x8 accumulator in fp32.
 struct Wide {
     float c[4] = {};
 
     template <ptx::Format format>
     __device__ __forceinline__ void multiply(const u32 (&a)[4], u32 b0, u32 b1) {
-        ptx::mma_m16n8k16<format>(c, a, b0, b1);
+        add_product<format>(c, a, b0, b1);
     }
     __device__ __forceinline__ void read(float (&to)[4]) const {
 #pragma unroll
@@ -56,6 +82,12 @@ struct Narrow {
 // What the defines of a build say; a .cu file derives its tiling from it.
 struct Build {
     static constexpr ptx::Format format = ptx::Format::FORMAT;
+    static constexpr int element = ptx::size_of<format>;  // bytes
+    static constexpr bool eight_bits = element == 1;
+    static constexpr int mma_depth = 32 / element;  // terms of a sum in one MMA
+    static constexpr ptx::Format out_format = eight_bits ? ptx::Format::bfloat16 : format;
+    // P is 2^p_exponent times as large: 8 bits hold little of what is far below 1.
+    static constexpr int p_exponent = eight_bits ? 8 : 0;
     static constexpr int head_dim = HEAD_DIM;
     static constexpr int block_m = BLOCK_M;
     static constexpr int block_n = BLOCK_N;
@@ -82,13 +114,17 @@ struct Memory {
     static constexpr bool q_resident = T::query == Query::registers || T::query == Query::shared;
     static constexpr bool q_sliced = T::query == Query::sliced;
 
-    using QTile = Tile<T::block_m, T::head_dim, T::rows_q>;
-    using QSlice = Tile<T::block_m, T::depth, T::rows_q>;
-    using KSlice = Tile<T::block_n, T::depth, T::rows_k>;
-    using VSlice = Tile<T::block_n, width, T::rows_v>;
-    using PTile = Tile<T::block_m, T::block_n, Rows::swizzled>;
+    static constexpr int row_bytes = T::element * T::head_dim;
+    static constexpr int depth_bytes = T::element * T::depth;
+    static constexpr int width_bytes = T::element * width;
+
+    using QTile = Tile<T::block_m, row_bytes, T::rows_q>;
+    using QSlice = Tile<T::block_m, depth_bytes, T::rows_q>;
+    using KSlice = Tile<T::block_n, depth_bytes, T::rows_k>;
+    using VSlice = Tile<T::block_n, width_bytes, T::rows_v>;
+    using PTile = Tile<T::block_m, T::element * T::block_n, Rows::swizzled>;
     // As many rows of Q as the ring holds, where Q goes through it.
-    using QPiece = Tile<T::slots * T::block_n, T::head_dim, T::rows_q>;
+    using QPiece = Tile<T::slots * T::block_n, row_bytes, T::rows_q>;
 
     __device__ static constexpr int larger(int a, int b) { return a > b ? a : b; }
     static constexpr int k_offset = q_sliced ? QSlice::bytes : 0;  // of K in an item

@@ -8,7 +8,7 @@ tiling.py has the algorithm and the declarations; share_qkv.cu says the same to 
 
 from kernels.ptx.tiling import Tiling, config, variant
 
-TILING = Tiling(name="share_qkv", query="ring", spills={256: 992})
+TILING = Tiling(name="share_qkv", query="ring", spills={256: 340})
 
 CONFIGS = (
     config(64, 64, 2),

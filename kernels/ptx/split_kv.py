@@ -13,7 +13,7 @@ TILING = Tiling(name="split_kv", query="tile", slots=2, warps_n=2)
 
 CONFIGS = (
     config(64, 64, 1),
-    config(128, 32, 1, swizzle="q"),
+    config(128, 64, 1, swizzle="q"),
     config(64, 32, 2, grid="heads"),
 )
 

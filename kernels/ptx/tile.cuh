@@ -1,4 +1,4 @@
-// Tiles of 16-bit rows in shared memory: where their parts lie, and how they are filled.
+// Tiles in shared memory: where their parts lie, and how they are filled.
 #pragma once
 
 #include "ptx.cuh"
@@ -8,13 +8,13 @@ using ptx::u32;
 // How the rows of a tile lie: `padded` by 16 bytes each, or `swizzled` without a gap.
 enum class Rows { padded, swizzled };
 
-// A tile of `ROWS` rows of `COLUMNS` 16-bit elements.  A chunk is 16 bytes: what one cp.async
-// copies, and one row of an 8x8 matrix.
-template <int ROWS, int COLUMNS, Rows PLACED>
+// A tile of `ROWS` rows of `BYTES` bytes.  A chunk is 16 bytes: what one cp.async copies, and one
+// row of an 8x8 matrix.
+template <int ROWS, int BYTES, Rows PLACED>
 struct Tile {
-    static_assert(COLUMNS % 16 == 0);
+    static_assert(BYTES % 32 == 0);
     static constexpr int rows = ROWS;
-    static constexpr int chunks = COLUMNS / 8;
+    static constexpr int chunks = BYTES / 16;
     static constexpr int pitch = 16 * (chunks + (PLACED == Rows::padded));
     static constexpr int bytes = ROWS * pitch;
 
@@ -34,26 +34,30 @@ struct Tile {
     }
 };
 
-// Copy columns first_chunk ... of rows first ... into a tile of T's shape, zeros from row `end` on
-// (end > 0): what lies there is not read.  THREADS share the work; `row_bytes` apart are rows.
+// Copy CHUNKS of rows first ... into a tile of T's shape, from its chunk `tile_chunk` on; zeros from
+// row `end` on (end > 0): what lies there is not read.  Rows are `row_bytes` apart.
+//
+// THREADS copy so many rows at once that a thread keeps its chunk and, where there is room for
+// eight rows, its place in the pattern of a swizzle: from one row to its next only constants change.
 template <class T, int THREADS, int CHUNKS = T::chunks>
 __device__ __forceinline__ void copy(
     u32 tile, const char* data, long long row_bytes, int first, int end, int tile_chunk = 0
 ) {
-    constexpr int all = T::rows * CHUNKS;
-    const char* const from = data + first * row_bytes;
-    const int last = end - 1 - first;
+    constexpr int most = THREADS / CHUNKS;
+    constexpr int rows = most < 8 ? most : most / 8 * 8;
+    static_assert(rows > 0);
+    const int row = static_cast<int>(threadIdx.x) / CHUNKS;
+    const int chunk = static_cast<int>(threadIdx.x) % CHUNKS;
+    const int left = end - first - row;
+    const char* from = data + (first + row) * row_bytes + 16 * chunk;
+    if (rows * CHUNKS < THREADS && row >= rows) {
+        return;
+    }
 #pragma unroll
-    for (int i = 0; i < all; i += THREADS) {
-        const int index = i + static_cast<int>(threadIdx.x);
-        if (all % THREADS == 0 || index < all) {
-            const int row = index / CHUNKS;
-            const int chunk = index % CHUNKS;
-            ptx::cp_async_cg(
-                tile + T::place(row, tile_chunk + chunk),
-                from + min(row, last) * row_bytes + 16 * chunk,
-                row <= last ? 16 : 0
-            );
+    for (int i = 0; i < T::rows; i += rows) {
+        if (T::rows % rows == 0 || row + i < T::rows) {
+            ptx::cp_async_cg(tile + T::place(row + i, tile_chunk + chunk), from, i < left ? 16 : 0);
         }
+        from += rows * row_bytes;
     }
 }

@@ -14,7 +14,7 @@ denominator l and the un-normalised output acc:
 
 l and acc are not multiplied where no row of a warp has a new maximum: every alpha is 1 there.
 
-Every variant has a twin whose products accumulate in fp16 ("-f16"): there q is multiplied by the
+Most variants have a twin whose products accumulate in fp16 ("-f16"): there q is multiplied by the
 scale and rounded before Q K^T, so that the sums are scores and overflow only where scores do; each
 block's P V starts at zero, and is added to acc in fp32.
 
@@ -53,7 +53,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kernels.cuda.family import LOG2_E, Family, Launch
@@ -71,7 +71,7 @@ from verify.variant import (
 )
 
 ELEMENT = 2  # bytes
-CHUNK = 8  # elements of 16 bytes
+PAD = 16  # bytes, of a padded row
 OUT_ELEMENTS = 1 << 15  # of O that a block can own: 128 registers of each of 256 threads
 HEAD_DIMS = (32, 64, 96, 128, 256)
 WIDE_HEAD_DIMS = (*HEAD_DIMS, 512, 1024)
@@ -107,6 +107,7 @@ class Tiling:
     tiles: whether V, where it is no item, has a tile.
     slots: of the ring, per stage.
     warps_n: warps that share a row's keys, at head dims below 512.
+    element: bytes of an element of Q, K and V.
     spills: bytes that the worst of `Family.builds` spills on any architecture (NVRTC 13.0), by head
     dim; none elsewhere.
     """
@@ -116,6 +117,7 @@ class Tiling:
     v_tile: bool = False
     slots: int = 1
     warps_n: int = 1
+    element: int = ELEMENT
     spills: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -139,8 +141,7 @@ class Tiling:
             most = min(int(dict(config.options)["depth"]), head_dim // 2)
             depth = next(each for each in range(most, 0, -16) if head_dim % each == 0)
             widths = range(16 * warps_n, head_dim + 1, 16 * warps_n)
-            room = (block_m + config.block_n) * depth // config.block_n
-            fitting = [each for each in widths if head_dim % each == 0 and each <= room]
+            fitting = [each for each in widths if head_dim % each == 0 and each <= 2 * depth]
             width = max(fitting, default=widths[0])
         return Shape(block_m, config.block_n, warps_m, warps_n, depth, width)
 
@@ -186,7 +187,7 @@ class Tiling:
         swizzled = str(dict(config.options)["swizzle"])
 
         def tile(operand: str, rows: int, columns: int) -> int:
-            return rows * (columns + CHUNK * (operand not in swizzled)) * ELEMENT
+            return rows * (columns * self.element + PAD * (operand not in swizzled))
 
         slots = self.slots * config.num_stages
         k_slice = tile("k", shape.block_n, shape.depth)
@@ -201,7 +202,7 @@ class Tiling:
                 q_slice if self.query == "tile" else 0,
                 ring,
                 v_slice if self.v_tile else 0,
-                (shape.block_m * shape.block_n * ELEMENT if shape.warps_n > 1 else 0),
+                (shape.block_m * shape.block_n * self.element if shape.warps_n > 1 else 0),
                 (4 * shape.warps_n * shape.block_m if shape.warps_n > 1 else 0),
             )
         )
@@ -257,20 +258,23 @@ MASKS = ("full", "causal", "causal.tl", "window", "lengths", "documents", "prefi
 NARROW_HEAD_DIMS = (32, 64, 96, 128)
 
 
+SUPPORT = Support(
+    dtypes=("float16", "bfloat16"),
+    head_dims=HEAD_DIMS,
+    masks=MASKS,
+    intersections=True,
+    grouped_heads=True,
+    min_seqlen=0,
+    layouts="aligned",
+    devices=("cuda",),
+    capability=(8, 0),
+)
+# A row's columns lie in four neighbouring lanes.
+SOFTMAX = Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(lanes=4))
+
+
 def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) -> Variant:
-    """The variant of a tiling; narrow: its products accumulate in fp16."""
-    head_dims = NARROW_HEAD_DIMS if narrow else tiling.head_dims
-    support = Support(
-        dtypes=("float16",) if narrow else ("float16", "bfloat16"),
-        head_dims=head_dims,
-        masks=MASKS,
-        intersections=True,
-        grouped_heads=True,
-        min_seqlen=0,
-        layouts="aligned",
-        devices=("cuda",),
-        capability=(8, 0),
-    )
+    """The variant of a tiling for 16-bit inputs; narrow: its products accumulate in fp16."""
     products = Products(
         operands="input",
         instruction="mma.sync",
@@ -278,30 +282,63 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
         prescale="q" if narrow else "none",
         promotion=max(NARROW_HEAD_DIMS) if narrow else 0,
     )
+    return _variant(
+        f"ptx-{tiling.name.replace('_', '-')}{'-f16' if narrow else ''}",
+        Numerics(products=products, softmax=SOFTMAX, output=Output(probability="input")),
+        Family(
+            configs=configs,
+            support=replace(
+                SUPPORT,
+                dtypes=("float16",) if narrow else SUPPORT.dtypes,
+                head_dims=NARROW_HEAD_DIMS if narrow else tiling.head_dims,
+            ),
+            make=lambda *choice: tiling.launch(*choice, narrow=narrow),
+            kinds=KINDS,
+            in_bytes=True,
+            spill_budget=tiling.spills,
+            scaling=narrow_scaling if narrow else wide_scaling,
+        ),
+    )
+
+
+def fp8_variant(tiling: Tiling, configs: Sequence[Config]) -> Variant:
+    """The variant of a tiling for 8-bit inputs, whose O is in bfloat16."""
+    numerics = Numerics(
+        # Where a unit keeps fewer bits than fp32, every product of 32 terms begins at zero.
+        products=Products(operands="input", instruction="mma.sync", promotion=32),
+        # scale * log2(e) on the host, then the factors of q and k
+        softmax=replace(SOFTMAX, scale_roundings=3),
+        output=Output(probability="input", probability_scale=256.0, roundings=1),
+    )
     family = Family(
         configs=configs,
-        support=support,
-        make=lambda *choice: tiling.launch(*choice, narrow=narrow),
+        support=replace(
+            SUPPORT,
+            dtypes=("float8_e4m3fn", "float8_e5m2"),
+            descalings=("none", "tensor", "head"),
+            head_dims=tiling.head_dims,
+            capability=(8, 9),
+        ),
+        make=lambda *choice: tiling.launch(*choice, narrow=False),
         kinds=KINDS,
         in_bytes=True,
         spill_budget=tiling.spills,
-        scaling=narrow_scaling if narrow else wide_scaling,
+        matrix={"sm_89": "QMMA", "sm_120a": "QMMA"},  # elsewhere they are converted to fp16
     )
+    return _variant(f"ptx-{tiling.name.replace('_', '-')}", numerics, family)
+
+
+def _variant(name: str, numerics: Numerics, family: Family) -> Variant:
     return Variant(
-        name=f"ptx-{tiling.name.replace('_', '-')}{'-f16' if narrow else ''}",
+        name=name,
         family="ptx",
         forward=family.forward,
-        configs=configs,
-        support=support,
-        numerics=Numerics(
-            products=products,
-            # a row's columns lie in four neighbouring lanes
-            softmax=Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(lanes=4)),
-            output=Output(probability="input"),
-        ),
+        configs=family.configs,
+        support=family.support,
+        numerics=numerics,
         contract=CONTRACT,
         available=available,
         builds=family.builds,
         compilable=compilable,
-        head_dim_buckets=head_dims,
+        head_dim_buckets=tuple(family.support.head_dims),
     )

@@ -8,13 +8,13 @@ tiling.py has the algorithm and the declarations; tiling_qk.cu says the same to 
 
 from kernels.ptx.tiling import Tiling, config, variant
 
-TILING = Tiling(name="tiling_qk", query="sliced", v_tile=True, spills={256: 548, 512: 400})
+TILING = Tiling(name="tiling_qk", query="sliced", v_tile=True, spills={256: 108, 512: 320})
 
 CONFIGS = (
     config(64, 32, 2, depth=16),
     config(64, 32, 1, depth=32, swizzle="none"),
-    config(128, 32, 2, depth=64, grid="heads"),
-    config(64, 64, 2, depth=128, grid="heads"),
+    config(128, 32, 2, depth=128, grid="heads"),
+    config(64, 128, 2, depth=64, grid="heads"),
 )
 
 VARIANT = variant(TILING, CONFIGS)

@@ -8,13 +8,13 @@ tiling.py has the algorithm and the declarations; tiling_qkv.cu says the same to
 
 from kernels.ptx.tiling import Tiling, config, variant
 
-TILING = Tiling(name="tiling_qkv", query="sliced", spills={256: 504, 512: 576})
+TILING = Tiling(name="tiling_qkv", query="sliced", spills={256: 68, 512: 432})
 
 CONFIGS = (
     config(64, 64, 2, depth=16),
-    config(64, 64, 1, depth=32, swizzle="qk"),
-    config(128, 64, 2, depth=64, grid="heads"),
-    config(64, 64, 2, depth=128, swizzle="q"),
+    config(64, 64, 1, depth=32, swizzle="q"),
+    config(128, 64, 2, depth=64, swizzle="qk", grid="heads"),
+    config(64, 128, 2, depth=128),
     config(64, 32, 2, depth=32, swizzle="none"),
 )
 

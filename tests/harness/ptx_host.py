@@ -21,16 +21,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.ptx import share_kv, share_qkv, split_kv, split_q, tiling_qk, tiling_qkv
+from kernels.ptx import (
+    share_kv,
+    share_qkv,
+    split_kv,
+    split_q,
+    split_q_fp8,
+    tiling_qk,
+    tiling_qkv,
+)
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
 from verify.cuda.compile import Source
 from verify.judging.comparison import compare
 from verify.judging.truth import compute_truth
 from verify.problem import Layout, Problem
-from verify.problem.inputs import dequantised, tensors
+from verify.problem.inputs import dequantised, stored_factors, tensors
 from verify.tolerance.forward import resolve
-from verify.variant import AttentionArgs, Config, Variant
+from verify.variant import AttentionArgs, Config, Descales, Variant
 
 HOST = ROOT / "tests" / "harness" / "cuda_host"
 COMPILER = shutil.which("c++")
@@ -39,7 +47,15 @@ ROOM = 227 * 1024  # bytes of shared memory of a block on sm_90
 
 MODULES = {
     module.TILING.name: module
-    for module in (split_q, split_kv, share_kv, share_qkv, tiling_qk, tiling_qkv)
+    for module in (
+        split_q,
+        split_q_fp8,
+        split_kv,
+        share_kv,
+        share_qkv,
+        tiling_qk,
+        tiling_qkv,
+    )
 }
 
 
@@ -188,6 +204,15 @@ def inputs_of(problem: Problem) -> tuple[Placed, ...]:
     return tuple(placed)
 
 
+@cache
+def descales_of(problem: Problem) -> Descales | None:
+    """The factors as a kernel gets them, or None."""
+    word = problem.quantisation.word
+    stored = stored_factors(problem).values()
+    seen = [factors.expand(problem.shape_k[:2]) for factors in stored]
+    return Descales(*seen, quantisation=word) if seen else None
+
+
 def run(variant: Variant, problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
     """O and LSE from the shipped entry point; asserts that it wrote these and nothing else."""
     inputs = inputs_of(problem)
@@ -195,11 +220,14 @@ def run(variant: Variant, problem: Problem, config: Config) -> tuple[Tensor, Ten
         x.tensor.expand(getattr(problem, f"shape_{name}"))
         for name, x in zip("qkv", inputs, strict=True)
     )
-    out = Placed(problem.shape_q, problem.layouts["out"], problem.format.torch, 7.0)
+    out = Placed(problem.shape_q, problem.layouts["out"], problem.format_out.torch, 7.0)
     lse = Placed((*problem.shape_q[:3], 1), Layout(), torch.float32, 7.0)
     out.tensor.fill_(torch.nan)
     lse.tensor.fill_(torch.nan)
-    args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, config)
+    args = AttentionArgs(
+        *(q, k, v, problem.mask, problem.scale, problem.score_mod, config),
+        descales=descales_of(problem),
+    )
     assert variant.forward is not None
     variant.forward(args, out.tensor, lse.tensor[..., 0], {})
     assert out.untouched()
@@ -211,7 +239,9 @@ def convict(
     variant: Variant, problem: Problem, config: Config, out: Tensor, lse: Tensor
 ) -> str | None:
     """What is wrong with O and LSE, or None: the judge's own bound, and empty rows."""
-    arithmetic = resolve(variant.numerics, config, problem, "sm_80")
+    # The most exact of the units that the variant runs on.
+    arch = "sm_80" if variant.support.capability == (8, 0) else "sm_120"
+    arithmetic = resolve(variant.numerics, config, problem, arch)
     truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
     live = ~truth.empty
     if out[truth.empty].count_nonzero() or not torch.equal(lse == -torch.inf, truth.empty):

@@ -48,7 +48,7 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 
 constexpr int warp_size = 32;
-constexpr unsigned shared_capacity = 1 << 17;
+constexpr unsigned shared_capacity = 227 << 10;  // of a block on sm_90
 extern "C" {
 inline __align__(1024) unsigned char shared[shared_capacity];
 }

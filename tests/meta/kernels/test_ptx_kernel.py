@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from kernels.cuda import family
 from kernels.ptx import split_q
 from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, config
 from references.masks import Causal, Documents, Full, Lengths, Window
+from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
 from tests.harness.ptx_host import (
     COMPILER,
@@ -154,6 +156,10 @@ CHOICES = [
     Choice("split_q", 1, "bfloat16", 96, "band"),
     Choice("split_q", 2, "float16-narrow", 32, "table"),
     Choice("split_q", 3, "bfloat16", 64, "table"),
+    Choice("split_q_fp8", 0, "float8_e4m3fn", 64, "full"),
+    Choice("split_q_fp8", 1, "float8_e5m2", 96, "band"),
+    Choice("split_q_fp8", 2, "float8_e4m3fn", 32, "table"),
+    Choice("split_q_fp8", 3, "float8_e5m2", 128, "full"),
     Choice("split_kv", 0, "bfloat16", 96, "table"),
     Choice("split_kv", 1, "float16", 64, "band"),
     Choice("split_kv", 2, "float16-narrow", 32, "full"),
@@ -176,26 +182,43 @@ CHOICES = [
 ]
 
 
+def problems(choice: Choice) -> Iterator[Problem]:
+    """Those of its kind of mask; 8-bit ones with factors and without, and as many bytes between
+    rows as 16-bit ones."""
+    eight = choice.format.startswith("float8")
+    factors = itertools.cycle(("head", "none", "tensor") if eight else ("none",))
+    for shape in SHAPES[choice.kind]:
+        layouts = {
+            name: replace(layout, pitch=2 * layout.pitch, offset=2 * layout.offset)
+            for name, layout in shape.items()
+            if eight and isinstance(layout, Layout)
+        }
+        yield Problem(
+            **(shape | layouts),
+            head_dim=choice.head_dim,
+            dtype=choice.format,
+            quantisation=parse_quantisation(next(factors)),
+            seed=choice.config,
+        )
+
+
 @runs
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice)
-    for shape, schedule in zip(SHAPES[choice.kind], itertools.cycle(SCHEDULES), strict=False):
-        problem = Problem(
-            **shape, head_dim=choice.head_dim, dtype=choice.format, seed=choice.config
-        )
-        kernel.schedule = schedule
+    given = problems(choice)
+    for problem, kernel.schedule in zip(given, itertools.cycle(SCHEDULES), strict=False):
         assert convict(variant, problem, config, *run(variant, problem, config)) is None, problem
 
 
 @runs
 @pytest.mark.parametrize("name", MODULES)
 def test_no_schedule_changes_a_bit(name: str, host: Any) -> None:
-    choice = Choice(name, 0, "float16", 64)
+    choice = Choice(name, 0, MODULES[name].VARIANT.support.dtypes[0], 64)
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice)
-    problem = Problem(seqlen_q=64, seqlen_kv=200, head_dim=64, dtype="float16")
+    problem = Problem(seqlen_q=64, seqlen_kv=200, head_dim=64, dtype=choice.format)
     results = []
     for kernel.schedule in SCHEDULES:
         results.append(run(variant, problem, config))
@@ -227,7 +250,7 @@ SLIPS = {
     "barrier before a piece of Q": ("share_qkv:3", BARRIER.format("Q: all"), ""),
     "barrier after Q": ("share_qkv", BARRIER.format("ring"), ""),
     "barrier before maxima": ("split_kv", BARRIER.format("maxima"), ""),
-    "barrier before P": ("split_kv", BARRIER.format("P"), ""),
+    "barrier before P": ("tiling_qk", BARRIER.format("P"), ""),
     "barrier before sums": ("split_kv", BARRIER.format("sums"), ""),
     "wait for Q": ("split_q", r"wait_group<ahead>\(\)", "wait_group<ahead + 1>()"),
     "wait for an item, ahead": ("split_q", r"wait_group<ahead - 1>\(\)", "wait_group<ahead>()"),
@@ -259,7 +282,7 @@ SLIPS = {
         r"row < a\.seqlen_q && n < out_tiles",
         "row <= a.seqlen_q && n < out_tiles",
     ),
-    "transposition": ("split_q", "ldmatrix_x4_trans", "ldmatrix_x4"),
+    "transposition": ("split_q", r"ldmatrix_x4_trans\(b", "ldmatrix_x4(b"),
     "maximum of half a row": (
         "split_q",
         r"raised\[i\]\[h\] = fmaxf\(most, ptx::shfl_bfly\(most, 2\)\)",
@@ -282,7 +305,32 @@ SLIPS = {
         r"t & bit \? pairs\[low\] : pairs",
         "t & 1 ? pairs[low] : pairs",
     ),
+    "place of eight columns": ("split_q_fp8", r"t % 2 \* 2 \+ t / 2", "t"),
+    "even and odd columns": ("split_q_fp8", r"o\[even \+ 1\]\[2 \* h", "o[even][2 * h"),
+    "odd columns of V": ("split_q_fp8", "0x7531", "0x6420"),
+    "bytes of V": ("split_q_fp8", "0x6420", "0x6240"),
+    "order of keys": (
+        "split_q_fp8",
+        r"even\[0\], even\[1\], low, high",
+        "low, high, even[0], even[1]",
+    ),
+    "halves of the keys": ("split_q_fp8", r"n % 4 / 2 \* 2 \+ h", "2 - n % 4 / 2 * 2 + h"),
+    "scale of P in the LSE": ("split_q_fp8", r"1 << T::p_exponent", "1"),
+    "scale of P": ("split_q_fp8", r"scale_log2 - T::p_exponent", "scale_log2"),
+    "factor of Q": ("split_q_fp8", r"factor\(a\.descale_q\) \* ", ""),
+    "factor of V": ("split_q_fp8", r"factor\(a\.descale_v\) : 1.0f", "1.0f : 1.0f"),
+    "factor of a head": (
+        "split_q_fp8",
+        r"head / a\.group \* of\.head",
+        "head % (a.heads_q / a.group) * of.head",
+    ),
+    "scale of 0 in registers": ("split_q", r"q_kept && factor_in_q\(\)", "false"),
+    "scale of 0 in a tile": ("share_kv", r"multiply_q_tile<typename M::QTile>\(shared\);", ""),
+    "scale of 0 in slices": ("tiling_qkv", r"multiply_q_tile<typename M::QSlice>\(item\);", ""),
+    "sign of sums": ("split_q_fp8", r"= -s\[i\]\[n\]\[e\]", "= s[i][n][e]"),
+    "sign of all factors": ("split_q_fp8", r"< 0\.0f \? -1\.0f : 1\.0f", "< 0.0f ? 1.0f : 1.0f"),
 }
+SLIP_HEAD_DIMS = {"barrier before P": 512}  # 64 for the others
 MASKED = {"first masked key": Window(None, 10), "last masked key": Window(10, None)}
 
 
@@ -299,11 +347,23 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
 
     tiling, _, index = tiling.partition(":")
     mask = MASKED.get(name, Full())
-    choice = Choice(tiling, int(index or 0), "float16", 64, "band" if name in MASKED else "full")
+    eight = tiling == "split_q_fp8"
+    dtype = "float8_e4m3fn" if eight else "float16"
+    head_dim = SLIP_HEAD_DIMS.get(name, 64)
+    kind = "band" if name in MASKED else "full"
+    choice = Choice(tiling, int(index or 0), dtype, head_dim, kind)
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice, slip)
     problem = Problem(
-        heads_q=4, heads_kv=2, seqlen_q=63, seqlen_kv=200, head_dim=64, dtype="float16", mask=mask
+        heads_q=4,
+        heads_kv=2,
+        seqlen_q=63,
+        seqlen_kv=200,
+        head_dim=head_dim,
+        dtype=dtype,
+        mask=mask,
+        softmax_scale=0.0 if name.startswith("scale of 0") else -0.125 if eight else None,
+        quantisation=parse_quantisation("head" if eight else "none"),
     )
     for kernel.schedule in SCHEDULES:
         try:
