@@ -28,6 +28,9 @@ from tests.harness.ptx_host import (
     convict,
     run,
 )
+from verify.cuda.compile import compilable, compile_source
+from verify.cuda.sass import listing
+from verify.cuda.toolkit import executables
 from verify.problem import Layout, Problem
 from verify.variant import AttentionArgs, Config, Unsupported
 
@@ -210,6 +213,34 @@ def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
     given = problems(choice)
     for problem, kernel.schedule in zip(given, itertools.cycle(SCHEDULES), strict=False):
         assert convict(variant, problem, config, *run(variant, problem, config)) is None, problem
+
+
+@runs
+def test_sums_that_begin_at_zero_are_added(host: Any) -> None:
+    """The source as sm_89 compiles it, which keeps few bits of a sum of 8-bit products."""
+    choice = Choice("split_q_fp8", 0, "float8_e4m3fn", 64)
+    kernel = host(choice, lambda text: text.replace("__CUDA_ARCH__ == 890", "1"))
+    problem = next(problems(choice))
+    kernel.schedule = SCHEDULES[0]
+    result = run(choice.variant, problem, choice.build[0])
+    assert convict(choice.variant, problem, choice.build[0], *result) is None
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+@pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
+def test_products_of_8_bits_begin_at_zero_on_sm_89_alone() -> None:
+    """As declared: promotion after 32 products, where a unit keeps fewer bits than fp32."""
+    launch = MODULES["split_q_fp8"].TILING.launch(
+        *Choice("split_q_fp8", 0, "float8_e4m3fn", 64).build, narrow=False
+    )
+    added: dict[str, set[bool]] = {}
+    for arch in ("sm_89", "sm_120a"):
+        code = listing(compile_source(launch.source, arch).cubin)
+        sums = re.findall(r"QMMA\S* \w+, \S+, \S+, (\w+)", code)
+        assert sums
+        added[arch] = {register != "RZ" for register in sums}
+    assert added["sm_89"] == {False}
+    assert True in added["sm_120a"]
 
 
 @runs
