@@ -65,7 +65,7 @@ struct Flash {
         : a(arguments),
           memory(memory_),
           partial(reinterpret_cast<float*>(memory_ + M::partial)),
-          pipe(arguments, ptx::shared_address(memory_)) {}
+          pipe(arguments, memory_) {}
 
     __device__ __forceinline__ static float infinity() { return __int_as_float(0x7f800000); }
 
@@ -107,7 +107,7 @@ struct Flash {
         finish();
     }
 
-    // S = Q K^T.
+    // S = Q K^T, with the scale's sign.
     __device__ __forceinline__ void multiply_keys(int block) {
         Scores sums[row_tiles][key_tiles];
 #pragma unroll 1
@@ -141,17 +141,17 @@ struct Flash {
                 sums[i][n].read(s[i][n]);
             }
         }
-        if (!T::prescaled && pipe.q_factor != 1.0f) {
-            // The scale's sign, or 0: then all scores are 0, those of products out of range as well.
-            for_each_row([&](int i, int h) {
+        if (!T::prescaled && pipe.q_factor < 0.0f) {
+#pragma unroll
+            for (int i = 0; i < row_tiles; ++i) {
 #pragma unroll
                 for (int n = 0; n < key_tiles; ++n) {
 #pragma unroll
-                    for (int e = 2 * h; e < 2 * h + 2; ++e) {
-                        s[i][n][e] = pipe.q_factor < 0.0f ? -s[i][n][e] : 0.0f;
+                    for (int e = 0; e < 4; ++e) {
+                        s[i][n][e] = -s[i][n][e];
                     }
                 }
-            });
+            }
         }
     }
 

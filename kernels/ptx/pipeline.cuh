@@ -26,7 +26,8 @@ struct Pipeline {
     static_assert(score_steps == 1 || M::q_sliced);
 
     const Arguments& a;
-    u32 shared;
+    unsigned char* memory;
+    u32 shared;  // its address
     const char *q, *k, *v;
     int first_row, batch, head;
     int lane, warp_m, warp_n;
@@ -35,8 +36,8 @@ struct Pipeline {
     float q_factor, scale_log2;     // what Q or a sum, and what a score is multiplied by
     u32 read_slot = 0, write_slot = 0;
 
-    __device__ __forceinline__ explicit Pipeline(const Arguments& arguments, u32 shared_)
-        : a(arguments), shared(shared_) {
+    __device__ __forceinline__ explicit Pipeline(const Arguments& arguments, unsigned char* memory_)
+        : a(arguments), memory(memory_), shared(ptx::shared_address(memory_)) {
         lane = threadIdx.x % 32;
         const int warp = threadIdx.x / 32;
         warp_m = warp / T::warps_n;
@@ -203,6 +204,11 @@ struct Pipeline {
         }
         const u32 item = shared + M::ring + read_slot * M::item;
         advance(read_slot);
+        if constexpr (M::q_sliced && !T::prescaled) {
+            if (factor_in_q() && (M::v_apart || step < score_steps)) {
+                multiply_q_tile<typename M::QSlice>(item);
+            }
+        }
         return item;
     }
 
@@ -212,17 +218,51 @@ struct Pipeline {
     template <class QT>
     __device__ __forceinline__ void read_q(u32 (&fragment)[4], u32 tile, int row, int step) const {
         ptx::ldmatrix_x4(fragment, tile + QT::place(row + lane % 16, 2 * step + lane / 16));
-        if constexpr (T::prescaled) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float low, high;
-                ptx::unpack<T::format>(fragment[i], low, high);
-                fragment[i] = ptx::pack<T::format>(low * q_factor, high * q_factor);
-            }
+    }
+
+    // Whether Q itself is multiplied by q_factor.  Otherwise sums take its sign: but by 0, sums out
+    // of range would be multiplied too late.
+    __device__ __forceinline__ bool factor_in_q() const {
+        return T::prescaled || q_factor == 0.0f;
+    }
+
+    // Elements of Q in a register, times q_factor.
+    __device__ __forceinline__ u32 multiplied(u32 elements) const {
+        if constexpr (T::eight_bits) {
+            return times_zero(elements);
+        } else {
+            float low, high;
+            ptx::unpack<T::format>(elements, low, high);
+            return ptx::pack<T::format>(low * q_factor, high * q_factor);
         }
     }
 
-    // The fragments of 32 bytes of Q where it is not kept: from its tile, or from the item.
+    __device__ __forceinline__ void multiply_q(u32 (&fragment)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            fragment[i] = multiplied(fragment[i]);
+        }
+    }
+
+    // The same in shared memory, where Q is not kept in registers and a factor is rare.
+    template <class QT>
+    __device__ __forceinline__ void multiply_q_tile(u32 tile) const {
+        u32* const elements = reinterpret_cast<u32*>(memory + (tile - shared));
+#pragma unroll 1
+        for (int i = static_cast<int>(threadIdx.x); i < QT::bytes / 4; i += T::threads) {
+            elements[i] = multiplied(elements[i]);
+        }
+        __syncthreads();  // factor: of all of Q's elements
+    }
+
+    // Four 8-bit elements times 0: NaN where they are NaN or infinite.
+    __device__ __forceinline__ static u32 times_zero(u32 four) {
+        constexpr u32 last = T::format == ptx::Format::float8_e4m3fn ? 0x7f : 0x7c;
+        const u32 carries = ((four & 0x7f7f7f7f) + 0x01010101 * (0x80 - last)) & 0x80808080;
+        return carries - (carries >> 7);
+    }
+
+    // The fragments of 32 bytes of Q where it is not kept, from its tile or from the item.
     __device__ __forceinline__ void read_fresh_q(
         u32 (&fresh)[row_tiles][4], u32 item, int step
     ) const {
@@ -231,6 +271,9 @@ struct Pipeline {
                 read_q<typename M::QSlice>(fresh[i], item, row, step);
             } else {
                 read_q<typename M::QTile>(fresh[i], shared, row, step);
+            }
+            if constexpr (T::prescaled) {
+                multiply_q(fresh[i]);
             }
         });
     }
@@ -284,6 +327,13 @@ struct Pipeline {
         if constexpr (T::query == Query::registers) {
             keep_q(kept);
         }
+        if constexpr (T::query == Query::shared && !T::prescaled) {
+            if (factor_in_q()) {
+                ptx::cp_async_wait_group<0>();
+                __syncthreads();  // tile: all copies have landed
+                multiply_q_tile<typename M::QTile>(shared);
+            }
+        }
     }
 
     template <int COUNT>
@@ -319,6 +369,15 @@ struct Pipeline {
             }
             if constexpr (ahead > 0) {
                 __syncthreads();  // ring: all warps are done with Q
+            }
+        }
+        if (q_kept && factor_in_q()) {
+#pragma unroll
+            for (int i = 0; i < row_tiles; ++i) {
+#pragma unroll
+                for (int d = 0; d < COUNT; ++d) {
+                    multiply_q(kept[i][d]);
+                }
             }
         }
     }

@@ -40,8 +40,8 @@ def arches(profile: str, declarations: Sequence[Declaration]) -> dict[str, tuple
     dealt: Counter[str] = Counter()
     chosen = {}
     for declaration in (each for each in declarations if each.compiles):
-        share = {"dev": [], "ci": others[dealt[declaration.family] % 2 :: 2]}.get(profile, others)
         dealt[declaration.family] += 1
+        share = {"dev": [], "ci": others[dealt[declaration.family] % 2 :: 2]}.get(profile, others)
         chosen[declaration.ref] = tuple(arch for arch in every if arch in (_LEADING, *share))
     return chosen
 

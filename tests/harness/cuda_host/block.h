@@ -5,6 +5,9 @@
 // no GPU is this unfair, so a barrier that is missing shows.  Shared memory begins as NaN.
 #pragma once
 
+#undef _FORTIFY_SOURCE  // its longjmp refuses to leave a stack for another
+
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -12,7 +15,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <vector>
 
 #define __global__
@@ -71,7 +73,9 @@ struct Target {
 enum class State { ready, at_warp, at_block, done };
 
 struct Thread {
-    ucontext_t context;
+    ucontext_t start;  // where it begins
+    jmp_buf place;     // where it goes on once it has begun
+    bool begun;
     std::vector<char> stack;
     State state;
     Operation operation;
@@ -84,8 +88,9 @@ struct Thread {
 struct Block {
     std::vector<Thread> threads;
     Thread* current;
-    ucontext_t scheduler;
-    std::function<void()> body;
+    jmp_buf scheduler;
+    void (*body)(const void* arguments);
+    const void* arguments;
     unsigned shared_bytes;
     bool late;  // copies land when they are waited for at last; else at once
     char error[200];
@@ -103,7 +108,21 @@ inline void fail(const char* what, long detail) {
 inline void pause(State state) {
     Thread* self = block.current;
     self->state = state;
-    swapcontext(&self->context, &block.scheduler);
+    if (!_setjmp(self->place)) {
+        _longjmp(block.scheduler, 1);
+    }
+}
+
+// Run a thread until it gives way.  Jumps and not swapcontext, which asks the system for the signal mask every time.
+inline void go_on(Thread& thread) {
+    block.current = &thread;
+    if (!_setjmp(block.scheduler)) {
+        if (thread.begun) {
+            _longjmp(thread.place, 1);
+        }
+        thread.begun = true;
+        setcontext(&thread.start);
+    }
 }
 
 inline void together(Operation operation, void* operands) {
@@ -139,9 +158,8 @@ inline void count_conflicts(long& conflicts, const unsigned (&addresses)[8]) {
 }
 
 inline void enter() {
-    block.body();
-    block.current->state = State::done;
-    swapcontext(&block.current->context, &block.scheduler);
+    block.body(block.arguments);
+    pause(State::done);
 }
 
 // Run a warp as far as it gets: to its end or to a barrier of the block.
@@ -150,8 +168,7 @@ inline void run_warp(Thread* lanes, unsigned first) {
         for (int lane = 0; lane < warp_size; ++lane) {
             if (lanes[lane].state == State::ready) {
                 threadIdx.x = first + lane;
-                block.current = &lanes[lane];
-                swapcontext(&block.scheduler, &lanes[lane].context);
+                go_on(lanes[lane]);
             }
         }
         void* operands[warp_size];
@@ -206,11 +223,12 @@ inline bool run_block(unsigned index, unsigned threads, bool backwards) {
         thread.copies.clear();
         thread.groups = 0;
         thread.targets.clear();
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.data();
-        thread.context.uc_stack.ss_size = thread.stack.size();
-        thread.context.uc_link = nullptr;
-        makecontext(&thread.context, enter, 0);
+        thread.begun = false;
+        getcontext(&thread.start);
+        thread.start.uc_stack.ss_sp = thread.stack.data();
+        thread.start.uc_stack.ss_size = thread.stack.size();
+        thread.start.uc_link = nullptr;
+        makecontext(&thread.start, enter, 0);
     }
     const unsigned warps = threads / warp_size;
     while (!block.error[0]) {

@@ -9,7 +9,8 @@ extern "C" const char* run(
     host::block.shared_bytes = shared_bytes;
     host::block.late = late;
     gridDim.x = grid;
-    host::block.body = [arguments] { ENTRY(*static_cast<const Arguments*>(arguments)); };
+    host::block.body = [](const void* given) { ENTRY(*static_cast<const Arguments*>(given)); };
+    host::block.arguments = arguments;
     for (unsigned index = 0; index < grid && host::run_block(index, threads, backwards); ++index) {
     }
     std::copy(host::block.conflicts, host::block.conflicts + 2, conflicts);

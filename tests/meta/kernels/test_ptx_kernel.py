@@ -355,6 +355,10 @@ SLIPS = {
         r"head / a\.group \* of\.head",
         "head % (a.heads_q / a.group) * of.head",
     ),
+    "scale of 0 in registers": ("split_q", r"q_kept && factor_in_q\(\)", "false"),
+    "scale of 0 in a tile": ("share_kv", r"multiply_q_tile<typename M::QTile>\(shared\);", ""),
+    "scale of 0 in slices": ("tiling_qkv", r"multiply_q_tile<typename M::QSlice>\(item\);", ""),
+    "sign of sums": ("split_q_fp8", r"= -s\[i\]\[n\]\[e\]", "= s[i][n][e]"),
     "sign of all factors": ("split_q_fp8", r"< 0\.0f \? -1\.0f : 1\.0f", "< 0.0f ? 1.0f : 1.0f"),
 }
 SLIP_HEAD_DIMS = {"barrier before P": 512}  # 64 for the others
@@ -389,7 +393,7 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
         head_dim=head_dim,
         dtype=dtype,
         mask=mask,
-        softmax_scale=-0.125 if eight else None,
+        softmax_scale=0.0 if name.startswith("scale of 0") else -0.125 if eight else None,
         quantisation=parse_quantisation("head" if eight else "none"),
     )
     for kernel.schedule in SCHEDULES:
