@@ -26,6 +26,7 @@ from tests.harness.ptx_host import (
     Choice,
     Host,
     convict,
+    inputs_of,
     run,
 )
 from verify.cuda.compile import compilable, compile_source
@@ -224,6 +225,29 @@ def test_sums_that_begin_at_zero_are_added(host: Any) -> None:
     kernel.schedule = SCHEDULES[0]
     result = run(choice.variant, problem, choice.build[0])
     assert convict(choice.variant, problem, choice.build[0], *result) is None
+
+
+@runs
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "bits"),
+    [("float8_e4m3fn", 64, 0x7F), ("float8_e5m2", 128, 0xFC)],
+    ids=["NaN in e4m3", "infinity in e5m2"],
+)
+def test_zero_times_what_is_no_number_is_nan(
+    dtype: str, head_dim: int, bits: int, host: Any
+) -> None:
+    """A scale of 0 does not hide NaN or infinity in 8-bit Q, nor do other rows see it."""
+    choice = Choice("split_q_fp8", 0, dtype, head_dim)
+    host(choice)
+    problem = Problem(
+        seqlen_q=20, seqlen_kv=40, head_dim=head_dim, dtype=dtype, softmax_scale=0.0, seed=99
+    )
+    inputs_of(problem)[0].tensor.view(torch.uint8)[0, 0, 3, 5] = bits
+    out, lse = run(choice.variant, problem, choice.build[0])
+    spoiled = torch.arange(20) == 3
+    assert torch.equal(out[0, 0].isnan().all(-1), spoiled)
+    assert torch.equal(out[0, 0].isnan().any(-1), spoiled)
+    assert torch.equal(lse[0, 0].isnan(), spoiled)
 
 
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
