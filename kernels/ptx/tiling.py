@@ -45,8 +45,9 @@ Masks are a band between two diagonals or a table of intervals (kernels/masks.py
 every row of the tile sees whole need no mask; those that no row sees are not visited, nor are keys
 outside them read.
 
-A build is chosen by dtype, head dim, kind of mask and config; lengths, strides, scale and heads are
-plain arguments.
+A build is chosen by dtype, head dim, kind of mask, storage of K and config; lengths, strides, scale
+and heads are plain arguments.  Transposed K, (batch, heads, head_dim, seqlen), comes into a tile
+whose rows are columns of head_dim, and ldmatrix transposes it back, as it does V.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kernels.cuda.family import LOG2_E, Family, Launch
+from kernels.cuda.family import LOG2_E, STRIDED, Family, Launch
 from verify.cuda.compile import Source, available, compilable
 from verify.variant import (
     Config,
@@ -146,12 +147,12 @@ class Tiling:
         return Shape(block_m, config.block_n, warps_m, warps_n, depth, width)
 
     def launch(
-        self, config: Config, dtype: str, head_dim: int, kind: str, *, narrow: bool
+        self, config: Config, dtype: str, head_dim: int, kind: str, storage: str, *, narrow: bool
     ) -> Launch:
         """How a build is compiled and launched; narrow: products accumulate in fp16."""
         shape = self.shape(config, head_dim)
         options = dict(config.options)
-        shared_bytes = self.shared_bytes(config, head_dim)
+        shared_bytes = self.shared_bytes(config, head_dim, storage)
         rows = {
             f"ROWS_{operand.upper()}": (
                 "swizzled" if operand in str(options["swizzle"]) else "padded"
@@ -170,6 +171,7 @@ class Tiling:
             "QK_DEPTH": shape.depth,
             "V_WIDTH": shape.width,
             "MASK": kind,
+            "K_STORAGE": storage,
             **rows,
             "HEADS_FIRST": int(options["grid"] == "heads"),
             "SCORES": accumulator,
@@ -180,7 +182,7 @@ class Tiling:
         source = Source(Path(__file__).with_name(f"{self.name}.cu"), self.name, macros)
         return Launch(source, shape.block_m, shape.threads, shared_bytes)
 
-    def shared_bytes(self, config: Config, head_dim: int) -> int:
+    def shared_bytes(self, config: Config, head_dim: int, storage: str = STRIDED) -> int:
         """Dynamic shared memory of a block, as `Memory` in flash.cuh lays it out."""
         shape = self.shape(config, head_dim)
         assert config.num_stages is not None
@@ -190,7 +192,8 @@ class Tiling:
             return rows * (columns * self.element + PAD * (operand not in swizzled))
 
         slots = self.slots * config.num_stages
-        k_slice = tile("k", shape.block_n, shape.depth)
+        k_shape = shape.block_n, shape.depth
+        k_slice = tile("k", *(k_shape if storage == STRIDED else k_shape[::-1]))
         q_slice = tile("q", shape.block_m, shape.depth)
         v_slice = tile("v", shape.block_n, head_dim if self.v_tile else shape.width)
         item = k_slice + (q_slice if self.query == "sliced" else 0)
@@ -255,6 +258,7 @@ def narrow_scaling(scale: float) -> tuple[float, float]:
 
 
 MASKS = ("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix")
+STORAGES = (STRIDED, "transposed")
 NARROW_HEAD_DIMS = (32, 64, 96, 128)
 
 
@@ -290,6 +294,7 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
             support=replace(
                 SUPPORT,
                 dtypes=("float16",) if narrow else SUPPORT.dtypes,
+                storages=STORAGES,
                 head_dims=NARROW_HEAD_DIMS if narrow else tiling.head_dims,
             ),
             make=lambda *choice: tiling.launch(*choice, narrow=narrow),

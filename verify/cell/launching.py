@@ -97,7 +97,7 @@ def arguments_of(
     logical = {name: buffers[name] for name in "qkv" if name in buffers}
     for name, held in message.get("stored", {}).items():
         tensors = {of: buffers[slot] for of, slot in held["slots"].items()}
-        stored[name] = Stored(held["word"], held["name"], tensors)
+        stored[name] = Stored(held["word"], held["name"], tensors, tuple(held["holds"]))
         dtype = torch_dtype(held["dtype"])
         logical[name] = torch.empty(held["shape"], dtype=dtype, device="meta")
     return AttentionArgs(
