@@ -25,8 +25,12 @@ from tests.harness.ptx_host import (
     Choice,
     Host,
     convict,
+    inputs_of,
     run,
 )
+from verify.cuda.compile import compilable, compile_source
+from verify.cuda.sass import listing
+from verify.cuda.toolkit import executables
 from verify.problem import Layout, Problem
 from verify.problem.storage.transposed import Transposed
 from verify.variant import AttentionArgs, Config, Unsupported
@@ -255,6 +259,57 @@ def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
     given = problems(choice)
     for problem, kernel.schedule in zip(given, itertools.cycle(SCHEDULES), strict=False):
         assert convict(variant, problem, config, *run(variant, problem, config)) is None, problem
+
+
+@runs
+def test_sums_that_begin_at_zero_are_added(host: Any) -> None:
+    """The source as sm_89 compiles it, which keeps few bits of a sum of 8-bit products."""
+    choice = Choice("split_q_fp8", 0, "float8_e4m3fn", 64)
+    kernel = host(choice, lambda text: text.replace("__CUDA_ARCH__ == 890", "1"))
+    problem = next(problems(choice))
+    kernel.schedule = SCHEDULES[0]
+    result = run(choice.variant, problem, choice.build[0])
+    assert convict(choice.variant, problem, choice.build[0], *result) is None
+
+
+@runs
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "bits"),
+    [("float8_e4m3fn", 64, 0x7F), ("float8_e5m2", 128, 0xFC)],
+    ids=["NaN in e4m3", "infinity in e5m2"],
+)
+def test_zero_times_what_is_no_number_is_nan(
+    dtype: str, head_dim: int, bits: int, host: Any
+) -> None:
+    """A scale of 0 does not hide NaN or infinity in 8-bit Q, nor do other rows see it."""
+    choice = Choice("split_q_fp8", 0, dtype, head_dim)
+    host(choice)
+    problem = Problem(
+        seqlen_q=20, seqlen_kv=40, head_dim=head_dim, dtype=dtype, softmax_scale=0.0, seed=99
+    )
+    inputs_of(problem)[0].tensor.view(torch.uint8)[0, 0, 3, 5] = bits
+    out, lse = run(choice.variant, problem, choice.build[0])
+    spoiled = torch.arange(20) == 3
+    assert torch.equal(out[0, 0].isnan().all(-1), spoiled)
+    assert torch.equal(out[0, 0].isnan().any(-1), spoiled)
+    assert torch.equal(lse[0, 0].isnan(), spoiled)
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+@pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
+def test_products_of_8_bits_begin_at_zero_on_sm_89_alone() -> None:
+    """As declared: promotion after 32 products, where a unit keeps fewer bits than fp32."""
+    launch = MODULES["split_q_fp8"].TILING.launch(
+        *Choice("split_q_fp8", 0, "float8_e4m3fn", 64).build, narrow=False
+    )
+    added: dict[str, set[bool]] = {}
+    for arch in ("sm_89", "sm_120a"):
+        code = listing(compile_source(launch.source, arch).cubin)
+        sums = re.findall(r"QMMA\S* \w+, \S+, \S+, (\w+)", code)
+        assert sums
+        added[arch] = {register != "RZ" for register in sums}
+    assert added["sm_89"] == {False}
+    assert True in added["sm_120a"]
 
 
 @runs
