@@ -16,6 +16,8 @@ CONFIGS = (
     config(64, 64, 2, swizzle="q"),
     config(128, 32, 2, swizzle="none"),
     config(128, 64, 2, 4, swizzle="qk", grid="heads"),
+    # that every two values meet
+    config(64, 128, 1, 8),
 )
 
 VARIANT = variant(TILING, CONFIGS)

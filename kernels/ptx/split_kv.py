@@ -15,10 +15,13 @@ CONFIGS = (
     config(64, 64, 1),
     config(128, 64, 1, swizzle="q"),
     config(64, 32, 2, grid="heads"),
+    # that every two values meet
+    config(64, 128, 1, 8, swizzle="qk"),
+    config(64, 32, 1, 4, swizzle="none"),
 )
 
 VARIANT = variant(TILING, CONFIGS)
-VARIANT_F16 = variant(TILING, CONFIGS, narrow=True)
+VARIANT_F16 = variant(TILING, CONFIGS[:3], narrow=True)
 VARIANTS = [VARIANT, VARIANT_F16]
 
 WITNESS = (

@@ -16,10 +16,13 @@ CONFIGS = (
     config(64, 32, 2, swizzle="none"),
     config(128, 64, 1, grid="heads"),
     config(128, 32, 2, swizzle="qk"),
+    # that every two values meet
+    config(64, 32, 1, 8, swizzle="q"),
+    config(64, 32, 1, 4, swizzle="none"),
 )
 
 VARIANT = variant(TILING, CONFIGS)
-VARIANT_F16 = variant(TILING, CONFIGS, narrow=True)
+VARIANT_F16 = variant(TILING, CONFIGS[:4], narrow=True)
 VARIANTS = [VARIANT, VARIANT_F16]
 
 WITNESS = (

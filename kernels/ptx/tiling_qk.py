@@ -21,10 +21,17 @@ CONFIGS = (
     config(64, 32, 1, depth=32, swizzle="none"),
     config(128, 32, 2, depth=128, grid="heads"),
     config(64, 128, 2, depth=64, grid="heads"),
+    # that every two values meet
+    config(64, 32, 1, 4, depth=64, swizzle="q"),
+    config(64, 64, 1, 8, depth=128, swizzle="qk"),
+    config(64, 32, 1, 8, depth=64, swizzle="none"),
+    config(64, 32, 1, 4, depth=16, swizzle="q"),
+    config(64, 32, 1, depth=128, swizzle="q"),
+    config(64, 32, 1, depth=32, swizzle="qk"),
 )
 
 VARIANT = variant(TILING, CONFIGS)
-VARIANT_F16 = variant(TILING, CONFIGS, narrow=True)
+VARIANT_F16 = variant(TILING, CONFIGS[:4], narrow=True)
 VARIANTS = [VARIANT, VARIANT_F16]
 
 WITNESS = (

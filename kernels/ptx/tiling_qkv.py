@@ -21,10 +21,16 @@ CONFIGS = (
     config(128, 64, 2, depth=64, swizzle="qk", grid="heads"),
     config(64, 128, 2, depth=128),
     config(64, 32, 2, depth=32, swizzle="none"),
+    # that every two values meet
+    config(128, 128, 1, 8, depth=16, swizzle="none", grid="heads"),
+    config(128, 128, 2, 8, depth=32, swizzle="q", grid="heads"),
+    config(64, 64, 1, 4, depth=128, swizzle="none"),
+    config(64, 128, 1, 4, depth=32),
+    config(64, 32, 1, depth=16, swizzle="qk"),
 )
 
 VARIANT = variant(TILING, CONFIGS)
-VARIANT_F16 = variant(TILING, CONFIGS, narrow=True)
+VARIANT_F16 = variant(TILING, CONFIGS[:5], narrow=True)
 VARIANTS = [VARIANT, VARIANT_F16]
 
 WITNESS = (
