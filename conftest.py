@@ -96,6 +96,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="cases per target, instead of the profile's number",
     )
     group.addoption(
+        "--all-configs",
+        action="store_true",
+        help="judge the further configs of the variants, too",
+    )
+    group.addoption(
         "--run-id", default=None, help="continue that run: what it has judged is not judged again"
     )
     group.addoption(
@@ -140,7 +145,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--oracle: {error}") from None
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
-    run = config.stash[_RUN] = open_run(profile, files, run_id)
+    all_configs = config.getoption("--all-configs")
+    run = config.stash[_RUN] = open_run(profile, files, run_id, all_configs=all_configs)
     run.fork_server = ForkServer(environment())  # its process starts at the first request
     marker = run.directory.absolute() / "failed" if config.getoption("maxfail") == 1 else None
     halt.stop_at_first_failure(marker)

@@ -1,7 +1,7 @@
 """What CUDA C++ variants share on the host: a kernel's arguments, its builds, its launch.
 
-A variant is a .cu file and a `Family`: how a config, a dtype, a head dim and a kind of mask become
-a `Launch`.  `Family` makes the entry point and the list of builds of that.
+A variant is a .cu file and a `Family`: how a config, a dtype, a head dim, a kind of mask and
+a storage of K become a `Launch`.  `Family` makes the entry point and the list of builds of that.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from verify.variant import (
 )
 
 LOG2_E = math.log2(math.e)
+STRIDED = "strided"
+
+Choice = tuple[Config, str, int, str, str]
+"""What a build is made for: config, dtype, head dim, kind of mask, storage of K."""
 
 
 class Strided(ctypes.Structure):
@@ -118,21 +122,23 @@ def shared_room(device: torch.device) -> int:
 class Family:
     """A variant's builds.
 
-    make: the launch of (config, dtype, head dim, kind of mask).  kinds: the kinds of `MaskBuild`
-    that have builds of their own, by what they are built as.
+    make: the launch of a choice.  kinds: the kinds of `MaskBuild` that have builds of their own, by
+    what they are built as.
     in_bytes: whether the kernel counts strides in bytes or in elements.
     spill_budget: bytes of a build's spills, by its head dim; 0 where it has none.
     scaling: (q_factor, scale_log2) of a softmax_scale.
+    further: what else can be compiled, by name.
     matrix: the kind of matrix instructions of a build by architecture, where it is not HMMA.
     """
 
     configs: Sequence[Config]
     support: Support
-    make: Callable[[Config, str, int, str], Launch]
+    make: Callable[[Config, str, int, str, str], Launch]
     kinds: dict[str, str]
     in_bytes: bool
     spill_budget: Mapping[int, int] = field(default_factory=dict)
     scaling: Callable[[float], tuple[float, float]] = lambda scale: (1.0, scale * LOG2_E)
+    further: Callable[[], Mapping[str, Config]] = dict
     matrix: Mapping[str, str] = field(default_factory=dict)
 
     def forward(
@@ -144,7 +150,7 @@ class Family:
         shared memory for.
         """
         self.support.check(args, out)
-        if args.config not in self.configs:
+        if args.config not in self.configs and args.config.name not in self.further():
             names = ", ".join(config.name for config in self.configs)
             raise Unsupported("config", f"{args.config.name} is none of {names}")
         if args.seqlen_q == 0:
@@ -152,7 +158,8 @@ class Family:
         assert lse is not None
         mask = mask_build(args)
         tables = mask_tables(args, mask)  # referenced until the launch has been queued
-        made = self.make(args.config, args.dtype, args.head_dim, self.kinds[mask.kind])
+        kind, storage = self.kinds[mask.kind], args.storages["k"]
+        made = self.make(args.config, args.dtype, args.head_dim, kind, storage)
         room = shared_room(args.q.device)
         if made.shared_bytes > room:
             raise Unsupported(
@@ -175,7 +182,8 @@ class Family:
         tables: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Arguments:
         """The structure that a launch passes; the tensors must outlive the launch."""
-        tensors = (args.q, args.k, args.v, out)
+        k = args.stored["k"].tensors[""] if "k" in args.stored else args.k
+        tensors = (args.q, k, args.v, out)
         descales = args.descales
         factors = () if descales is None else (descales.q, descales.k, descales.v)
         return Arguments(
@@ -192,13 +200,13 @@ class Family:
             *map(Factors.of, factors),
         )
 
-    def choices(self) -> Iterator[tuple[Config, str, int, str]]:
-        """(config, dtype, head dim, kind of build) of every build."""
+    def choices(self) -> Iterator[Choice]:
+        """Those of every build."""
         kinds = dict.fromkeys(self.kinds.values())
-        head_dims = self.support.head_dims
-        return itertools.product(self.configs, self.support.dtypes, head_dims, kinds)
+        head_dims, storages = self.support.head_dims, self.support.storages
+        return itertools.product(self.configs, self.support.dtypes, head_dims, kinds, storages)
 
-    def covering(self) -> list[tuple[Config, str, int, str]]:
+    def covering(self) -> list[Choice]:
         """Choices in which every two values of different parts meet; the largest head dims up to
         128, which are closest to what a thread's registers hold without a spill, come first."""
         left = sorted(self.choices(), key=lambda choice: (choice[2] > 128, -choice[2]))
@@ -215,12 +223,14 @@ class Family:
         capability = arch_named(arch).capability
         if capability is None or capability < self.support.capability:
             return []
-        return [self.build(*choice, arch) for choice in self.covering()]
+        return [self.build(choice, arch) for choice in self.covering()]
 
-    def build(self, config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Build:
+    def build(self, choice: Choice, arch: str) -> Build:
         """One build for that architecture."""
-        name = "-".join((config.name, dtype, f"d{head_dim}", *([kind] if kind else [])))
-        made = self.make(config, dtype, head_dim, kind)
+        config, dtype, head_dim, kind, storage = choice
+        words = (kind, storage if storage != STRIDED else "")
+        name = "-".join((config.name, dtype, f"d{head_dim}", *filter(None, words)))
+        made = self.make(*choice)
         return build_of(
             name,
             made.source,
@@ -231,6 +241,6 @@ class Family:
         )
 
 
-def _pairs(choice: tuple[Config, str, int, str]) -> set[object]:
+def _pairs(choice: Choice) -> set[object]:
     """Every two parts of a choice, with their places."""
     return set(itertools.combinations(enumerate(choice), 2))

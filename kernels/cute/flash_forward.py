@@ -48,7 +48,7 @@ import math
 import os
 from pathlib import Path
 
-from kernels.cuda.family import Family, Launch
+from kernels.cuda.family import STRIDED, Family, Launch
 from verify.cuda.compile import (
     CompileError,
     Source,
@@ -129,7 +129,7 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
     )
 
 
-def launch(config: Config, dtype: str, head_dim: int, kind: str) -> Launch:
+def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
     """How a build is compiled and launched: one tile of Q, and one of K and of V per stage."""
     assert config.block_m is not None
     assert config.block_n is not None
@@ -144,9 +144,12 @@ def builds(arch: str) -> list[Build]:
     The code is the same for every architecture, only ptxas differs, and one build takes as long as
     hundreds of other kernels'.
     """
-    telling = [(CONFIGS[1], "float16", 128, ""), (CONFIGS[0], "bfloat16", 64, "")]
+    telling = [
+        (CONFIGS[1], "float16", 128, "", STRIDED),
+        (CONFIGS[0], "bfloat16", 64, "", STRIDED),
+    ]
     rest = [choice for choice in FAMILY.choices() if choice not in telling]
-    return [FAMILY.build(*choice, arch) for choice in telling + rest * (arch == "sm_90a")]
+    return [FAMILY.build(choice, arch) for choice in telling + rest * (arch == "sm_90a")]
 
 
 CONFIGS = (

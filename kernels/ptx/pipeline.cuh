@@ -157,14 +157,24 @@ struct Pipeline {
             const int key = block * T::block_n;
             if (M::v_apart || step < score_steps) {
                 const int column = M::depth_bytes * step;
+                const u32 k_slice = item + M::k_offset;
                 if constexpr (M::q_sliced) {
                     copy<typename M::QSlice, T::threads>(
                         item, q + column, a.q.row, first_row, a.seqlen_q
                     );
                 }
-                copy<typename M::KSlice, T::threads>(
-                    item + M::k_offset, k + column, a.k.row, key, end_key
-                );
+                if constexpr (M::k_transposed) {
+                    const char* const from =
+                        k + T::depth * step * a.k.row + static_cast<long long>(key) * T::element;
+                    copy<typename M::KSlice, T::threads, M::KSlice::chunks, true>(
+                        k_slice, from, a.k.row, 0, T::depth, 0,
+                        T::element * min(end_key - key, T::block_n)
+                    );
+                } else {
+                    copy<typename M::KSlice, T::threads>(
+                        k_slice, k + column, a.k.row, key, end_key
+                    );
+                }
                 if constexpr (M::v_apart) {
                     // V's tile is free from the first step on, when items ahead + 0 ... are issued.
                     const auto copy_v = [&](int slice) {
@@ -298,13 +308,29 @@ struct Pipeline {
 
     // Two tiles of eight keys of K (one where a warp has no more), 32 bytes each.
     __device__ __forceinline__ void read_k(u32 (&b)[4], u32 slice, int tile, int step) const {
-        const int key = 8 * (warp_n * key_tiles + tile) + lane % 8;
-        const int chunk = 2 * step + lane / 8 % 2;
-        if constexpr (key_tiles > 1) {
-            ptx::ldmatrix_x4(b, slice + M::KSlice::place(key + lane / 16 * 8, chunk));
+        const int keys = warp_n * key_tiles + tile;  // in tiles of eight
+        const int second = key_tiles > 1 ? lane / 16 : 0;
+        u32 place;
+        if constexpr (M::k_transposed) {
+            place = M::KSlice::place(16 * step + lane % 16, keys + second);
         } else {
-            u32 one[2];
-            ptx::ldmatrix_x2(one, slice + M::KSlice::place(key, chunk));
+            place = M::KSlice::place(8 * (keys + second) + lane % 8, 2 * step + lane / 8 % 2);
+        }
+        load_k(b, slice + place);
+    }
+
+    __device__ __forceinline__ static void load_k(u32 (&b)[4], u32 row) {
+        u32 one[2];
+        if constexpr (key_tiles > 1 && M::k_transposed) {
+            ptx::ldmatrix_x4_trans(b, row);
+        } else if constexpr (key_tiles > 1) {
+            ptx::ldmatrix_x4(b, row);
+        } else {
+            if constexpr (M::k_transposed) {
+                ptx::ldmatrix_x2_trans(one, row);
+            } else {
+                ptx::ldmatrix_x2(one, row);
+            }
             b[0] = one[0];
             b[1] = one[1];
         }

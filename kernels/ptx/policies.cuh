@@ -18,6 +18,9 @@ enum class Query {
 // row.
 enum class Mask { full, band, table };
 
+// How K lies in memory: a row of columns for each key, or a row of keys for each column.
+enum class Storage { strided, transposed };
+
 struct Interval {
     int low, high;  // [low, high)
 };
@@ -96,6 +99,7 @@ struct Build {
     static constexpr int warps_n = WARPS_N;
     static constexpr int threads = 32 * WARPS_M * WARPS_N;
     static constexpr Mask mask = Mask::MASK;
+    static constexpr Storage storage_k = Storage::K_STORAGE;
     static constexpr Rows rows_q = Rows::ROWS_Q;
     static constexpr Rows rows_k = Rows::ROWS_K;
     static constexpr Rows rows_v = Rows::ROWS_V;
@@ -113,16 +117,20 @@ struct Memory {
     static constexpr int width = v_apart ? T::head_dim : T::width;
     static constexpr bool q_resident = T::query == Query::registers || T::query == Query::shared;
     static constexpr bool q_sliced = T::query == Query::sliced;
+    static constexpr bool k_transposed = T::storage_k == Storage::transposed;
+    static_assert(!k_transposed || !T::eight_bits);  // ldmatrix transposes 16 bits
 
     static constexpr int row_bytes = T::element * T::head_dim;
     static constexpr int depth_bytes = T::element * T::depth;
     static constexpr int width_bytes = T::element * width;
+    static constexpr int keys_bytes = T::element * T::block_n;
 
     using QTile = Tile<T::block_m, row_bytes, T::rows_q>;
     using QSlice = Tile<T::block_m, depth_bytes, T::rows_q>;
-    using KSlice = Tile<T::block_n, depth_bytes, T::rows_k>;
+    using KSlice = Tile<
+        k_transposed ? T::depth : T::block_n, k_transposed ? keys_bytes : depth_bytes, T::rows_k>;
     using VSlice = Tile<T::block_n, width_bytes, T::rows_v>;
-    using PTile = Tile<T::block_m, T::element * T::block_n, Rows::swizzled>;
+    using PTile = Tile<T::block_m, keys_bytes, Rows::swizzled>;
     // As many rows of Q as the ring holds, where Q goes through it.
     using QPiece = Tile<T::slots * T::block_n, row_bytes, T::rows_q>;
 

@@ -9,7 +9,7 @@ tiling.py has the algorithm and the declarations; split_q.cu says the same to th
 
 from kernels.ptx.tiling import Tiling, config, variant
 
-TILING = Tiling(name="split_q", query="tile", slots=2)
+TILING = Tiling(name="split_q", query="tile", q_kept=True, slots=2, narrow_spills={256: 116})
 
 CONFIGS = (
     config(64, 64, 1),

@@ -35,13 +35,15 @@ struct Tile {
 };
 
 // Copy CHUNKS of rows first ... into a tile of T's shape, from its chunk `tile_chunk` on; zeros from
-// row `end` on (end > 0): what lies there is not read.  Rows are `row_bytes` apart.
+// row `end` on (end > 0) and, if rows END, from byte `row_end` of each on: what lies there is not
+// read.  Rows are `row_bytes` apart.
 //
 // THREADS copy so many rows at once that a thread keeps its chunk and, where there is room for
 // eight rows, its place in the pattern of a swizzle: from one row to its next only constants change.
-template <class T, int THREADS, int CHUNKS = T::chunks>
+template <class T, int THREADS, int CHUNKS = T::chunks, bool END = false>
 __device__ __forceinline__ void copy(
-    u32 tile, const char* data, long long row_bytes, int first, int end, int tile_chunk = 0
+    u32 tile, const char* data, long long row_bytes, int first, int end, int tile_chunk = 0,
+    int row_end = 0
 ) {
     constexpr int most = THREADS / CHUNKS;
     constexpr int rows = most < 8 ? most : most / 8 * 8;
@@ -49,6 +51,7 @@ __device__ __forceinline__ void copy(
     const int row = static_cast<int>(threadIdx.x) / CHUNKS;
     const int chunk = static_cast<int>(threadIdx.x) % CHUNKS;
     const int left = end - first - row;
+    const int bytes = END ? min(max(row_end - 16 * chunk, 0), 16) : 16;
     const char* from = data + (first + row) * row_bytes + 16 * chunk;
     if (rows * CHUNKS < THREADS && row >= rows) {
         return;
@@ -56,7 +59,8 @@ __device__ __forceinline__ void copy(
 #pragma unroll
     for (int i = 0; i < T::rows; i += rows) {
         if (T::rows % rows == 0 || row + i < T::rows) {
-            ptx::cp_async_cg(tile + T::place(row + i, tile_chunk + chunk), from, i < left ? 16 : 0);
+            const u32 to = tile + T::place(row + i, tile_chunk + chunk);
+            ptx::cp_async_cg(to, from, i < left ? bytes : 0);
         }
         from += rows * row_bytes;
     }

@@ -45,18 +45,21 @@ Masks are a band between two diagonals or a table of intervals (kernels/masks.py
 every row of the tile sees whole need no mask; those that no row sees are not visited, nor are keys
 outside them read.
 
-A build is chosen by dtype, head dim, kind of mask and config; lengths, strides, scale and heads are
-plain arguments.
+A build is chosen by dtype, head dim, kind of mask, storage of K and config; lengths, strides, scale
+and heads are plain arguments.  Transposed K, (batch, heads, head_dim, seqlen), comes into a tile
+whose rows are columns of head_dim, and ldmatrix transposes it back, as it does V.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
-from kernels.cuda.family import LOG2_E, Family, Launch
+from kernels.cuda.family import LOG2_E, STRIDED, Family, Launch
 from verify.cuda.compile import Source, available, compilable
 from verify.variant import (
     Config,
@@ -76,6 +79,17 @@ OUT_ELEMENTS = 1 << 15  # of O that a block can own: 128 registers of each of 25
 HEAD_DIMS = (32, 64, 96, 128, 256)
 WIDE_HEAD_DIMS = (*HEAD_DIMS, 512, 1024)
 KINDS = {"full": "full", "causal": "band", "window": "band", "interval": "table"}
+# The complete product: the values of each part of a config.
+BLOCKS_M = (64, 128)
+BLOCKS_N = (32, 64, 128)
+STAGES = (1, 2)
+WARPS = (None, 4, 8)
+SWIZZLES = ("none", "q", "qk", "qkv")
+GRIDS = ("tiles", "heads")
+DEPTHS = (16, 32, 64, 128)
+ROOM = 227 * 1024  # bytes of shared memory that a block of sm_90 can have
+# Of a thread's 255, for what `Tiling.registers` counts: no build with these has been seen to spill.
+REGISTERS = 160
 OPERANDS = {"none": "", "q": "q", "qk": "qk", "qkv": "qkv"}
 
 
@@ -99,26 +113,29 @@ class Shape:
         return 32 * self.warps_m * self.warps_n
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Tiling:
     """What a .cu file of this folder says, for the host.
 
     query: where Q stays: in a "tile", going through the "ring", or "sliced" with K.
+    q_kept: whether registers keep Q's fragments, up to head dim 128.
     tiles: whether V, where it is no item, has a tile.
     slots: of the ring, per stage.
     warps_n: warps that share a row's keys, at head dims below 512.
     element: bytes of an element of Q, K and V.
     spills: bytes that the worst of `Family.builds` spills on any architecture (NVRTC 13.0), by head
-    dim; none elsewhere.
+    dim; none elsewhere.  narrow_spills: the same where products accumulate in fp16.
     """
 
     name: str
     query: str
+    q_kept: bool = False
     v_tile: bool = False
     slots: int = 1
     warps_n: int = 1
     element: int = ELEMENT
     spills: Mapping[int, int] = field(default_factory=dict)
+    narrow_spills: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def head_dims(self) -> tuple[int, ...]:
@@ -146,12 +163,12 @@ class Tiling:
         return Shape(block_m, config.block_n, warps_m, warps_n, depth, width)
 
     def launch(
-        self, config: Config, dtype: str, head_dim: int, kind: str, *, narrow: bool
+        self, config: Config, dtype: str, head_dim: int, kind: str, storage: str, *, narrow: bool
     ) -> Launch:
         """How a build is compiled and launched; narrow: products accumulate in fp16."""
         shape = self.shape(config, head_dim)
         options = dict(config.options)
-        shared_bytes = self.shared_bytes(config, head_dim)
+        shared_bytes = self.shared_bytes(config, head_dim, storage)
         rows = {
             f"ROWS_{operand.upper()}": (
                 "swizzled" if operand in str(options["swizzle"]) else "padded"
@@ -170,6 +187,7 @@ class Tiling:
             "QK_DEPTH": shape.depth,
             "V_WIDTH": shape.width,
             "MASK": kind,
+            "K_STORAGE": storage,
             **rows,
             "HEADS_FIRST": int(options["grid"] == "heads"),
             "SCORES": accumulator,
@@ -180,7 +198,7 @@ class Tiling:
         source = Source(Path(__file__).with_name(f"{self.name}.cu"), self.name, macros)
         return Launch(source, shape.block_m, shape.threads, shared_bytes)
 
-    def shared_bytes(self, config: Config, head_dim: int) -> int:
+    def shared_bytes(self, config: Config, head_dim: int, storage: str = STRIDED) -> int:
         """Dynamic shared memory of a block, as `Memory` in flash.cuh lays it out."""
         shape = self.shape(config, head_dim)
         assert config.num_stages is not None
@@ -190,7 +208,8 @@ class Tiling:
             return rows * (columns * self.element + PAD * (operand not in swizzled))
 
         slots = self.slots * config.num_stages
-        k_slice = tile("k", shape.block_n, shape.depth)
+        k_shape = shape.block_n, shape.depth
+        k_slice = tile("k", *(k_shape if storage == STRIDED else k_shape[::-1]))
         q_slice = tile("q", shape.block_m, shape.depth)
         v_slice = tile("v", shape.block_n, head_dim if self.v_tile else shape.width)
         item = k_slice + (q_slice if self.query == "sliced" else 0)
@@ -205,6 +224,40 @@ class Tiling:
                 (shape.block_m * shape.block_n * self.element if shape.warps_n > 1 else 0),
                 (4 * shape.warps_n * shape.block_m if shape.warps_n > 1 else 0),
             )
+        )
+
+    def registers(self, config: Config, head_dim: int, *, narrow: bool) -> int:
+        """Registers of a thread that hold O, S, P and a Q that is kept, up to head dim 128, and
+        with narrow accumulators a block's sums of P V."""
+        shape = self.shape(config, head_dim)
+        columns = head_dim // shape.warps_n  # of O, a warp's
+        out = columns // 2
+        scores = shape.block_n // shape.warps_n // 2
+        kept = head_dim // 4 if self.q_kept else 0
+        parts = min(columns, shape.width // shape.warps_n) // 4 if narrow else 0
+        row_tiles = shape.block_m // (16 * shape.warps_m)
+        return row_tiles * (out + scores + shape.block_n // 4 + kept + parts)
+
+    @cache  # noqa: B019 - tilings are module constants
+    def product(self, *, narrow: bool) -> dict[str, Config]:
+        """Every config that compiles, by name: all combinations of BLOCKS_M ... and GRIDS, and of
+        DEPTHS where Q and K are sliced, that leave enough shared memory at every head dim, and
+        registers up to head dim 128.  `shape` makes of any of them what pipeline.cuh asserts."""
+        depths = [{"depth": each} for each in DEPTHS] if self.query == "sliced" else [{}]
+        found: dict[str, Config] = {}
+        for *numbers, swizzle, depth in itertools.product(
+            BLOCKS_M, BLOCKS_N, STAGES, WARPS, SWIZZLES, depths
+        ):
+            made = [config(*numbers, swizzle=swizzle, grid=grid, **depth) for grid in GRIDS]
+            if self._fits(made[0], narrow=narrow):
+                found |= {one.name: one for one in made}
+        return found
+
+    def _fits(self, config: Config, *, narrow: bool) -> bool:
+        return all(self.shared_bytes(config, each) <= ROOM for each in self.head_dims) and all(
+            self.registers(config, each, narrow=narrow) <= REGISTERS
+            for each in self.head_dims
+            if each <= 128
         )
 
 
@@ -255,7 +308,7 @@ def narrow_scaling(scale: float) -> tuple[float, float]:
 
 
 MASKS = ("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix")
-NARROW_HEAD_DIMS = (32, 64, 96, 128)
+STORAGES = (STRIDED, "transposed")
 
 
 SUPPORT = Support(
@@ -280,7 +333,7 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
         instruction="mma.sync",
         accumulator="float16" if narrow else "float32",
         prescale="q" if narrow else "none",
-        promotion=max(NARROW_HEAD_DIMS) if narrow else 0,
+        promotion="block" if narrow else 0,
     )
     return _variant(
         f"ptx-{tiling.name.replace('_', '-')}{'-f16' if narrow else ''}",
@@ -290,13 +343,15 @@ def variant(tiling: Tiling, configs: Sequence[Config], *, narrow: bool = False) 
             support=replace(
                 SUPPORT,
                 dtypes=("float16",) if narrow else SUPPORT.dtypes,
-                head_dims=NARROW_HEAD_DIMS if narrow else tiling.head_dims,
+                storages=STORAGES,
+                head_dims=tiling.head_dims,
             ),
             make=lambda *choice: tiling.launch(*choice, narrow=narrow),
             kinds=KINDS,
             in_bytes=True,
-            spill_budget=tiling.spills,
+            spill_budget=tiling.narrow_spills if narrow else tiling.spills,
             scaling=narrow_scaling if narrow else wide_scaling,
+            further=lambda: tiling.product(narrow=narrow),
         ),
     )
 
@@ -334,6 +389,7 @@ def _variant(name: str, numerics: Numerics, family: Family) -> Variant:
         family="ptx",
         forward=family.forward,
         configs=family.configs,
+        further_configs=lambda: [*family.further().values()],
         support=family.support,
         numerics=numerics,
         contract=CONTRACT,

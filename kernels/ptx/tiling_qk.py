@@ -8,7 +8,13 @@ tiling.py has the algorithm and the declarations; tiling_qk.cu says the same to 
 
 from kernels.ptx.tiling import Tiling, config, variant
 
-TILING = Tiling(name="tiling_qk", query="sliced", v_tile=True, spills={256: 108, 512: 320})
+TILING = Tiling(
+    name="tiling_qk",
+    query="sliced",
+    v_tile=True,
+    spills={256: 132, 512: 520, 1024: 12},
+    narrow_spills={256: 132, 512: 896, 1024: 60},
+)
 
 CONFIGS = (
     config(64, 32, 2, depth=16),

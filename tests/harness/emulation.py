@@ -225,6 +225,12 @@ class Emulation:
             self.numerics.output.probability_scale if self.probability.startswith("float8") else 1.0
         )
 
+    @property
+    def promotions(self) -> tuple[int, int]:
+        """Of Q K^T and of P V, 0 for never."""
+        keys = self.numerics.softmax.block_n or max(self.problem.seqlen_kv, 1)
+        return self.numerics.products.promotions(keys)
+
     # Scores
 
     @property
@@ -421,11 +427,7 @@ class Emulation:
     def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
         """start + round(P) V."""
         kind, p = self.probability, self.rounded(p)
-        narrow = (
-            self.numerics.products.accumulator
-            if not self.numerics.products.promotion
-            else "float32"
-        )
+        narrow = "float32" if self.promotions[1] else self.numerics.products.accumulator
         start = start.to(getattr(torch, narrow)).float()
         if self.kernel.fault == "fp16 accumulation":
             for at in range(0, p.shape[-1], 16):
@@ -442,6 +444,7 @@ class Emulation:
     def dot(
         self, a: Tensor, b: Tensor, kind: str, accumulator: str, start: Tensor | None = None
     ) -> Tensor:
+        """a b of scores, or start + a b of P and V."""
         if kind == "float32" and self.numerics.products.float32_products == "tf32":
             a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
         eight = self.kernel.eight if kind.startswith("float8") else ""
@@ -456,7 +459,7 @@ class Emulation:
                 return self.round(serial_dot(a, b, start), "bfloat16")
             return serial_dot(a, b, start, getattr(torch, accumulator))
         least = -1100 if self.kernel.normalises else least_exponent(unit, kind)
-        step = self.numerics.products.promotion
+        step = self.promotions[start is not None]
         if not step or (unit.fraction >= 23 and accumulator == "float32"):
             return fused_dot(a, b, unit, start, least)
         for at in range(0, a.shape[2], step):

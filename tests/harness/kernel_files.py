@@ -46,7 +46,7 @@ WHERE = plan(PROBLEM, lse=True, workspace={})
 REQUEST = {
     "variant": "kernel",
     "entry": "forward",
-    "config": 0,
+    "config": "default",
     "slots": WHERE.as_data(),
     "size": WHERE.size,
     "mask": "full",

@@ -35,15 +35,16 @@ from verify.bundle import ROOT
 from verify.cuda.compile import Source
 from verify.judging.comparison import compare
 from verify.judging.truth import compute_truth
-from verify.problem import Layout, Problem
+from verify.problem import Layout, Problem, Storage
 from verify.problem.inputs import dequantised, stored_factors, tensors
+from verify.problem.storage import STRIDED
 from verify.tolerance.forward import resolve
-from verify.variant import AttentionArgs, Config, Descales, Variant
+from verify.variant import AttentionArgs, Config, Descales, Stored, Variant
 
 HOST = ROOT / "tests" / "harness" / "cuda_host"
 COMPILER = shutil.which("c++")
 
-ROOM = 227 * 1024  # bytes of shared memory of a block on sm_90
+BESIDE = 0xFFFF  # what lies beside the inputs: NaN in every format of 8 and 16 bits
 
 MODULES = {
     module.TILING.name: module
@@ -99,6 +100,7 @@ class Host:
         kernel.write_text(f"{BEFORE}{edit(text)}", encoding="utf-8")
         library = folder / "kernel.so"
         macros = [*source.defines, ("KERNEL", f'"{kernel}"'), ("ENTRY", source.entry)]
+        macros.append(("BESIDE", str(BESIDE)))
         defines = [f"-D{name}={value}" for name, value in macros]
         flags = [
             "-std=c++17",
@@ -154,6 +156,7 @@ class Choice:
     dtype: str
     head_dim: int
     kind: str = "full"
+    storage: str = "strided"
 
     @property
     def variant(self) -> Variant:
@@ -170,18 +173,28 @@ class Choice:
         return self.dtype.removesuffix("-narrow")
 
     @property
-    def build(self) -> tuple[Config, str, int, str]:
-        return self.variant.configs[self.config], self.format, self.head_dim, self.kind
+    def build(self) -> tuple[Config, str, int, str, str]:
+        config = self.variant.configs[self.config]
+        return config, self.format, self.head_dim, self.kind, self.storage
 
 
 class Placed:
-    """A tensor as a layout has it, in an allocation full of something else that must stay."""
+    """A tensor as a storage has it, in an allocation full of something else that must stay: of 7,
+    or of `BESIDE`, which a copy must not read."""
 
     def __init__(
-        self, shape: tuple[int, int, int, int], layout: Layout, dtype: torch.dtype, other: float
+        self,
+        shape: tuple[int, int, int, int],
+        storage: Storage,
+        dtype: torch.dtype,
+        *,
+        guarded: bool = False,
     ) -> None:
-        self.whole = torch.full((max(layout.extent(shape), 0) + 128,), other, dtype=dtype)
-        place = shape, layout.strides(shape), layout.offset + 64
+        piece = storage.pieces(shape)[""]
+        self.whole = torch.full((max(piece.extent, 0) + piece.behind + 128,), 7.0, dtype=dtype)
+        if guarded:
+            self.whole.view(torch.uint8).fill_(BESIDE & 0xFF)
+        place = piece.shape, piece.strides, piece.offset + 64
         self.tensor = self.whole.as_strided(*place)
         self.outside = torch.ones_like(self.whole, dtype=torch.bool)
         self.outside.as_strided(*place).fill_(False)
@@ -198,8 +211,8 @@ def inputs_of(problem: Problem) -> tuple[Placed, ...]:
     placed = []
     for name in ("q", "k", "v"):
         values = getattr(made, name)
-        copy = Placed(tuple(values.shape), problem.layouts[name], values.dtype, torch.nan)
-        copy.tensor.copy_(values)
+        copy = Placed(tuple(values.shape), problem.layouts[name], values.dtype, guarded=True)
+        problem.layouts[name].write(values, {"": copy.tensor})
         placed.append(copy)
     return tuple(placed)
 
@@ -215,18 +228,29 @@ def descales_of(problem: Problem) -> Descales | None:
 
 def run(variant: Variant, problem: Problem, config: Config) -> tuple[Tensor, Tensor]:
     """O and LSE from the shipped entry point; asserts that it wrote these and nothing else."""
-    inputs = inputs_of(problem)
-    q, k, v = (
-        x.tensor.expand(getattr(problem, f"shape_{name}"))
-        for name, x in zip("qkv", inputs, strict=True)
-    )
-    out = Placed(problem.shape_q, problem.layouts["out"], problem.format_out.torch, 7.0)
-    lse = Placed((*problem.shape_q[:3], 1), Layout(), torch.float32, 7.0)
+    inputs = dict(zip("qkv", inputs_of(problem), strict=True))
+    stored = {}
+    given = {}
+    for name, placed in inputs.items():
+        shape, storage = problem.shapes[name], problem.layouts[name]
+        if storage.word == STRIDED:
+            given[name] = placed.tensor.expand(shape)
+        else:
+            given[name] = torch.empty(shape, dtype=placed.tensor.dtype, device="meta")
+            held = {"": placed.tensor}
+            stored[name] = Stored(storage.word, storage.name, held, storage.holds)
+    out = Placed(problem.shape_q, problem.layouts["out"], problem.format_out.torch)
+    lse = Placed((*problem.shape_q[:3], 1), Layout(), torch.float32)
     out.tensor.fill_(torch.nan)
     lse.tensor.fill_(torch.nan)
     args = AttentionArgs(
-        *(q, k, v, problem.mask, problem.scale, problem.score_mod, config),
+        **given,
+        mask=problem.mask,
+        softmax_scale=problem.scale,
+        score_mod=problem.score_mod,
+        config=config,
         descales=descales_of(problem),
+        stored=stored,
     )
     assert variant.forward is not None
     variant.forward(args, out.tensor, lse.tensor[..., 0], {})

@@ -76,8 +76,8 @@ def patched(variant: str, shipped: Source) -> Source:
 def family_of(variant: str) -> Family:
     """The shipped kernel's family, of which every launch is that of the patched source."""
 
-    def make(config: Config, dtype: str, head_dim: int, kind: str) -> Launch:
-        shipped = split_q.TILING.launch(config, dtype, head_dim, kind, narrow=False)
+    def make(config: Config, dtype: str, head_dim: int, kind: str, storage: str) -> Launch:
+        shipped = split_q.TILING.launch(config, dtype, head_dim, kind, storage, narrow=False)
         return replace(shipped, source=patched(variant, shipped.source))
 
     return Family(configs=(CONFIG,), support=SUPPORT, make=make, kinds=KINDS, in_bytes=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -42,7 +43,7 @@ from verify.machine.places import state_directory
 from verify.oracles import groups, used_files
 from verify.problem.case import Case, CaseError
 from verify.statistics.verdicts import GROUP
-from verify.variant import Declaration
+from verify.variant import Config, Declaration
 
 _ROSTER, _LOST = "roster.json", "lost.txt"
 _WORKER_MEMORY = 3 << 30  # bytes of GPU memory that a worker and its cells can need
@@ -76,6 +77,7 @@ class BusyError(Exception):
 class CampaignRun:
     """A run in progress: its directory, its profile and its kernel files (none: the collection).
 
+    all_configs: whether it judges the variants' further configs, too.
     fork_server: starts the kernel processes of the roster and of the judge; its owner closes it.
     None: the roster and the judge each start their own.
     """
@@ -84,6 +86,7 @@ class CampaignRun:
     profile: str
     files: tuple[Path, ...]
     fork_server: ForkServer | None = None
+    all_configs: bool = False
 
     @cached_property
     def roster(self) -> Roster:
@@ -181,10 +184,14 @@ class CampaignRun:
             for declaration in self.here
             if excludes_group(declaration, group) is None
             for dtype in declaration.support.dtypes
-            for config in (
-                declaration.configs[:1] if groups()[group].outside else declaration.configs
-            )
+            for config in self._configs(declaration, group)
         ]
+
+    def _configs(self, declaration: Declaration, group: str) -> Iterable[Config]:
+        if groups()[group].outside:
+            return declaration.configs[:1]
+        further = declaration.further_configs if self.all_configs else ()
+        return (*declaration.configs, *map(Config.parse, further))
 
     def families(self, family: str) -> list[tuple[Target, ...]]:
         """The targets of a family's groups in a stable order, one tuple per variant, config and
@@ -243,15 +250,19 @@ class CampaignRun:
 
 def _target_among(declarations: Sequence[Declaration], case: Case) -> Target | None:
     for declaration in declarations:
-        configs = {config.name: config for config in declaration.configs}
-        if declaration.ref == case.variant and case.config in configs:
-            return Target(declaration, configs[case.config], case.problem.dtype, case.group)
+        if declaration.ref == case.variant:
+            with contextlib.suppress(KeyError):
+                config = declaration.config(case.config)
+                return Target(declaration, config, case.problem.dtype, case.group)
     return None
 
 
-def open_run(profile: str, files: list[Path], run_id: str | None = None) -> CampaignRun:
+def open_run(
+    profile: str, files: list[Path], run_id: str | None = None, *, all_configs: bool = False
+) -> CampaignRun:
     """Begin a run, or continue the run with that id."""
-    return CampaignRun(state_directory() / "runs" / (run_id or new_run_id()), profile, tuple(files))
+    directory = state_directory() / "runs" / (run_id or new_run_id())
+    return CampaignRun(directory, profile, tuple(files), all_configs=all_configs)
 
 
 def _record(run: CampaignRun, discovered: Roster) -> None:
@@ -330,6 +341,7 @@ def _entry(declaration: Declaration) -> VariantEntry:
         ),
         source_hash=declaration.source_hash,
         configs=tuple(config.name for config in declaration.configs),
+        further_configs=len(declaration.further_configs),
         support=asdict(declaration.support),
         numerics=asdict(declaration.numerics),
         contract=asdict(declaration.contract),

@@ -53,6 +53,7 @@ class RunRequest:
 
     oracles: files with further ones.  workers: "auto", or a number; 0 runs in one process.
     exit_first: stop at the first failing verdict.  select: an expression for pytest -k.
+    all_configs: judge the variants' further configs, too.
     """
 
     kernels: tuple[Path, ...] = ()
@@ -65,6 +66,7 @@ class RunRequest:
     report_dir: Path | None = None
     select: str = ""
     exit_first: bool = False
+    all_configs: bool = False
 
     @property
     def directory(self) -> Path:
@@ -92,6 +94,7 @@ class RunRequest:
         arguments += ["-n", self.workers, "--dist", "worksteal"] if self.workers != "0" else []
         arguments += ["--run-id", self.run_id]
         arguments += ["--profile", self.profile] if self.profile else []
+        arguments += ["--all-configs"] if self.all_configs else []
         arguments += ["--examples", str(self.examples)] if self.examples is not None else []
         arguments += ["--hypothesis-seed", str(self.seed)] if self.seed is not None else []
         arguments += ["--report-dir", str(self.report_dir)] if self.report_dir is not None else []

@@ -127,6 +127,7 @@ class Plan:
             name: {
                 "word": tensor.storage.word,
                 "name": tensor.storage.name,
+                "holds": tensor.storage.holds,
                 "shape": tensor.shape,
                 "dtype": tensor.dtype,
                 "slots": tensor.slots(name),

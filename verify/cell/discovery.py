@@ -185,6 +185,7 @@ def _check(declaration: Declaration) -> None:
         not names
         or len(set(names)) < len(names)
         or any(Config.parse(c.name) != c for c in declaration.configs)
+        or any(Config.parse(name).name != name for name in declaration.further_configs)
     ):
         raise ValueError(
             f"configs: {', '.join(names) or 'none'}: at least one, each with a unique name that"

@@ -15,6 +15,7 @@ from verify.cell.arena import Slot, slots_from, torch_dtype
 from verify.cell.loading import Breach
 from verify.variant import (
     AttentionArgs,
+    Config,
     Descales,
     Gradients,
     Saved,
@@ -97,7 +98,7 @@ def arguments_of(
     logical = {name: buffers[name] for name in "qkv" if name in buffers}
     for name, held in message.get("stored", {}).items():
         tensors = {of: buffers[slot] for of, slot in held["slots"].items()}
-        stored[name] = Stored(held["word"], held["name"], tensors)
+        stored[name] = Stored(held["word"], held["name"], tensors, tuple(held["holds"]))
         dtype = torch_dtype(held["dtype"])
         logical[name] = torch.empty(held["shape"], dtype=dtype, device="meta")
     return AttentionArgs(
@@ -105,7 +106,7 @@ def arguments_of(
         mask=parse_mask(message["mask"]),
         softmax_scale=message["softmax_scale"],
         score_mod=parse_score_mod(message["score_mod"]) if message["score_mod"] else None,
-        config=variant.config_of(message["entry"], variant.configs[message["config"]]),
+        config=variant.config_of(message["entry"], Config.parse(message["config"])),
         descales=descales,
         stored=stored,
     )

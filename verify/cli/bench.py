@@ -95,6 +95,12 @@ def suite(seconds: float, workers: str, select: str) -> int:
     help="Only the configs that the last bench.json names fastest.",
 )
 @click.option(
+    "--continue",
+    "resume",
+    is_flag=True,
+    help="Keep the rows that the last bench.json timed of the same sources; time the others.",
+)
+@click.option(
     "--lock-clocks",
     "lock_mhz",
     type=click.IntRange(min=1),

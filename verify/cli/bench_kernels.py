@@ -16,7 +16,7 @@ from verify.campaign.judged import judged
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE, say
 from verify.cell.discovery import environment, roster
 from verify.cell.process import ForkServer
-from verify.cli.bench_selection import Request, select
+from verify.cli.bench_selection import Request, last_record, select
 from verify.document import terminal
 from verify.evidence import new_run_id
 from verify.machine import clocks, device
@@ -25,7 +25,18 @@ from verify.machine.cores import cores
 from verify.probes.worker import Job, do_all
 from verify.report.speed_plot import speed_plot
 from verify.timing import page, peaks
-from verify.timing.record import Benchmark, Peak, RecordError, Row, best, fastest, name_of, write
+from verify.timing.record import (
+    Benchmark,
+    Peak,
+    Place,
+    RecordError,
+    Row,
+    best,
+    fastest,
+    name_of,
+    place_of,
+    write,
+)
 from verify.timing.session import INTERRUPTED, Candidate, Rules, Session, flagged
 from verify.variant import Declaration
 
@@ -48,7 +59,7 @@ def bench_kernels(request: Request, console: Console) -> int:
         say(console, f"verify: --lock-clocks: {error}")
         return USAGE
     except RecordError as error:
-        say(console, f"verify: --best: {error}")
+        say(console, f"verify: --best, --continue: {error}")
         return USAGE
     if not record["best"]:
         _show(record, console)
@@ -65,7 +76,10 @@ def bench_kernels(request: Request, console: Console) -> int:
 
 def _measured(request: Request, declarations: Sequence[Declaration], console: Console) -> Benchmark:
     found = device.fingerprint()
-    candidates, left = select(request, declarations, judged(declarations, found))
+    last = last_record(request)
+    candidates, left = select(request, declarations, judged(declarations, found), last)
+    kept = _kept(request, last, candidates, found) if request.resume and last is not None else {}
+    candidates = [one for one in candidates if _place(one) not in kept]
     record: Benchmark = {
         "schema": 1,
         "run": new_run_id(),
@@ -78,14 +92,32 @@ def _measured(request: Request, declarations: Sequence[Declaration], console: Co
         "clocks": [],
         "locked_mhz": request.lock_mhz,
         "seconds": 0.0,
-        "rows": [],
-        "best": [],
+        "rows": list(kept.values()),
+        "best": best(kept.values()),
         "left": left,
     }
+    if last is not None and kept:  # what is timed now is beside these
+        record |= {name: last[name] for name in ("protocol", "units", "peaks")}  # type: ignore[typeddict-item]
     if candidates:
         record["peaks"], record["units"] = _peaks(console)
         _time(request, candidates, record, console)
     return record
+
+
+def _kept(
+    request: Request, last: Benchmark, candidates: Sequence[Candidate], found: dict[str, Any]
+) -> dict[Place, Row]:
+    """The rows of a record of this device that are timed candidates of the same sources."""
+    asked = {_place(one): one.declaration.source_hash for one in candidates}
+    same = last["device"].get("slug") == found["slug"] and (
+        last["protocol"]["calls"] == request.calls
+    )
+    rows = {place_of(row): row for row in last["rows"] if same and row["outcome"] == "timed"}
+    return {key: row for key, row in rows.items() if asked.get(key) == row["source_hash"]}
+
+
+def _place(one: Candidate) -> Place:
+    return one.declaration.ref, one.config.name, one.dtype, one.workload
 
 
 def _peaks(console: Console) -> tuple[list[Peak], dict[str, int]]:
@@ -109,7 +141,8 @@ def _time(
     rules = Rules(calls=request.calls, row_seconds=request.suite.row_seconds, total=total)
     fork_server = ForkServer(environment())
     session = Session(fork_server, rules, peaks.matrix_peaks(record["peaks"]))
-    rows: list[Row] = []
+    rows = list(record["rows"])
+    whole = len(rows) + len(candidates)
     try:
         begun = time.monotonic()
         session.prepare(candidates, max(1, min(_MOST_PROCESSES, cores())))
@@ -120,7 +153,7 @@ def _time(
         with console.status("timing") as status:
             for row in session.rows(candidates):
                 rows.append(row)
-                status.update(f"timing: {len(rows)} of {len(candidates)}, {row['variant']}")
+                status.update(f"timing: {len(rows)} of {whole}, {row['variant']}")
     finally:
         session.close()
         fork_server.close()

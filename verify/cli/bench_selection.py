@@ -10,12 +10,13 @@ from pathlib import Path
 from verify.campaign.judged import Judged
 from verify.campaign.targets import excludes_here
 from verify.problem import Problem
-from verify.timing.record import Benchmark, Left, best_config, read
+from verify.timing.record import Benchmark, Left, RecordError, best_config, read
 from verify.timing.session import CALLS, Candidate
 from verify.timing.workloads import Suite, Workload
 from verify.variant import Config, Declaration
 
 _PREFERRED = ("float16", "bfloat16")
+_REFERENCES = ("torch-flash", "torch-cudnn", "torch-efficient", "torch-math")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Request:
     total: seconds for all rows; None: the suite's.
     only_best: of each variant and workload only the config that the folder's bench.json names
     fastest.
+    resume: keep the rows that the folder's bench.json timed of the same sources.
     """
 
     kernels: tuple[Path, ...]
@@ -43,14 +45,32 @@ class Request:
     total: float | None = None
     lock_mhz: int | None = None
     only_best: bool = False
+    resume: bool = False
+
+
+def last_record(request: Request) -> Benchmark | None:
+    """The record in the request's folder, or None.  Raises RecordError where only_best or resume
+    needs one."""
+    try:
+        return read(request.folder)
+    except RecordError:
+        if request.only_best or request.resume:
+            raise
+        return None
 
 
 def select(
-    request: Request, declarations: Sequence[Declaration], known: Judged
+    request: Request,
+    declarations: Sequence[Declaration],
+    known: Judged,
+    last: Benchmark | None = None,
 ) -> tuple[list[Candidate], list[Left]]:
-    """What is timed, and what is not and why.  Raises RecordError if only_best finds no record."""
-    last = read(request.folder) if request.only_best else None
-    candidates: list[Candidate] = []
+    """What is timed, in the order in which it matters, and what is not and why.
+
+    Workload by workload come torch's references, and of every other variant the config that the
+    last record names fastest, or else its first one; then, workload by workload, all other configs.
+    """
+    ranked: list[tuple[tuple[bool, int, int, int], Candidate]] = []
     left: list[Left] = []
     for declaration in declarations:
         dtype, reason = _dtype(request, declaration)
@@ -62,32 +82,26 @@ def select(
             left.append(_left(declaration, "supports no workload of the suite", dtype=dtype))
             continue
         configs = []
-        for config in _selected(request.expression, declaration, dtype):
+        for config in _selected(request.expression, declaration, dtype, known):
             refused = known.refusal(declaration, config, dtype)
             if refused is None:
                 configs.append(config)
             else:
                 left.append(_left(declaration, refused, config.name, dtype))
+        place = request.suite.workloads.index
         for workload, problem in workloads:
-            candidates += [
-                Candidate(declaration, config, dtype, workload, problem, rank)
-                for rank, config in enumerate(_wanted(last, declaration, configs, dtype, workload))
-            ]
-    return candidates, left
+            name = best_config(last, declaration.ref, dtype, workload)
+            wanted = sorted(configs, key=lambda config: config.name != name)
+            for rank, config in enumerate(wanted[:1] if request.only_best else wanted):
+                key = rank > 0, place(workload), _reference(declaration.ref), rank
+                ranked.append((key, Candidate(declaration, config, dtype, workload, problem)))
+    return [candidate for _, candidate in sorted(ranked, key=lambda pair: pair[0])], left
 
 
-def _wanted(
-    last: Benchmark | None,
-    declaration: Declaration,
-    configs: Sequence[Config],
-    dtype: str,
-    workload: Workload,
-) -> Sequence[Config]:
-    """All configs; with a record only its fastest, or the first where it names none of them."""
-    if last is None:
-        return configs
-    name = best_config(last, declaration.ref, dtype, workload)
-    return [config for config in configs if config.name == name] or configs[:1]
+def _reference(ref: str) -> int:
+    """The place of a variant among torch's references, which all others follow."""
+    name = ref.removesuffix("-backward")
+    return _REFERENCES.index(name) if name in _REFERENCES else len(_REFERENCES)
 
 
 def _dtype(request: Request, declaration: Declaration) -> tuple[str, str]:
@@ -115,10 +129,17 @@ def _workloads(
             yield workload, problem
 
 
-def _selected(expression: str, declaration: Declaration, dtype: str) -> list[Config]:
-    """The configs whose id an expression of pytest's -k matches."""
+def _selected(expression: str, declaration: Declaration, dtype: str, known: Judged) -> list[Config]:
+    """The configs whose id an expression of pytest's -k matches, and of further ones those that
+    pass."""
+    passing = (
+        name
+        for name in declaration.further_configs
+        if (declaration.ref, name, dtype) in known.passing
+    )
+    configs = [*declaration.configs, *map(Config.parse, passing)]
     if not expression:
-        return list(declaration.configs)
+        return configs
     from _pytest.mark.expression import Expression
 
     def selected(config: Config) -> bool:
@@ -129,7 +150,7 @@ def _selected(expression: str, declaration: Declaration, dtype: str) -> list[Con
 
         return Expression.compile(expression).evaluate(holds)
 
-    return [config for config in declaration.configs if selected(config)]
+    return [config for config in configs if selected(config)]
 
 
 def _left(declaration: Declaration, reason: str, config: str = "", dtype: str = "") -> Left:

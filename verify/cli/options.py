@@ -86,6 +86,11 @@ examples = click.option(
     type=click.IntRange(min=1),
     help="Problems per variant, config, dtype and group of oracles.",
 )
+all_configs = click.option(
+    "--all-configs",
+    is_flag=True,
+    help="Judge every config that a variant can have, not only those that it lists.",
+)
 workers = click.option(
     "--workers",
     "-n",

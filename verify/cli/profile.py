@@ -100,13 +100,10 @@ def _declaration(name: str) -> Declaration:
 
 
 def _config(request: Request, declaration: Declaration) -> Config:
-    configs = {config.name: config for config in declaration.configs}
-    name = request.config or next(iter(configs))
-    if name not in configs:
-        raise _Refused(
-            USAGE, f"--config: {declaration.ref} has no config {name!r} ({', '.join(configs)})"
-        )
-    return configs[name]
+    try:
+        return declaration.config(request.config or declaration.configs[0].name)
+    except KeyError as error:
+        raise _Refused(USAGE, f"--config: {error.args[0]}") from None
 
 
 def _problem(request: Request, declaration: Declaration) -> Problem:

@@ -88,11 +88,12 @@ def _target(run: CampaignRun, case: Case, console: Console) -> Target | int:
     if reason is not None:
         say(console, f"verify: {case.variant} cannot run here: {reason}")
         return INFRASTRUCTURE
-    target = run.target_of(case)
-    if target is None:
-        names = ", ".join(config.name for config in declarations[case.variant].configs)
-        say(console, f"verify: {case.variant} has no config {case.config!r} (configs: {names})")
+    try:
+        config = declarations[case.variant].config(case.config)
+    except KeyError as error:
+        say(console, f"verify: {error.args[0]}")
         return USAGE
+    target = Target(declarations[case.variant], config, case.problem.dtype, case.group)
     reason = unanswerable(target, case.problem)
     if reason is not None:
         say(console, f"verify: {case.variant}: {reason}")

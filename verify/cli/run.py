@@ -24,6 +24,7 @@ from verify.cli.summary import conclude
 @options.workers
 @options.run_id
 @options.select
+@options.all_configs
 @options.exit_first
 @options.strict
 def run(kernels: tuple[Path, ...], strict: bool, **choices: Any) -> int:

@@ -193,13 +193,11 @@ def _choices(request: Request, selected: list[Declaration]) -> list[_Choice]:
     """The (variant, config, dtype) of each subject.  Raises _Refused for a case of an unknown
     config."""
     if request.case is not None:
-        case, configs = request.case, {config.name: config for config in selected[0].configs}
-        if case.config not in configs:
-            raise _Refused(
-                USAGE,
-                f"{case.variant} has no config {case.config!r} (configs: {', '.join(configs)})",
-            )
-        return [(selected[0], configs[case.config], case.problem.dtype)]
+        case = request.case
+        try:
+            return [(selected[0], selected[0].config(case.config), case.problem.dtype)]
+        except KeyError as error:
+            raise _Refused(USAGE, str(error.args[0])) from None
     most = 1 if request.quick else None
     return [
         (d, config, dtype)

@@ -35,7 +35,9 @@ def list_variants(kernels: tuple[Path, ...]) -> int:
     for declaration in listed.declarations:
         support = declaration.support
         dims = f"{min(support.head_dims)}..{max(support.head_dims)}"
-        names = ", ".join(config.name for config in declaration.configs)
+        further = len(declaration.further_configs)
+        configs = [config.name for config in declaration.configs]
+        names = ", ".join([*configs, *([f"and {further} with --all-configs"] if further else [])])
         reason = excludes_here(declaration) or "yes"
         masks = ", ".join(support.masks) + (" and intersections" if support.intersections else "")
         table.add_row(

@@ -39,7 +39,10 @@ class RunInfo:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariantEntry:
     """A variant that the run knew, with its declarations as data
-    (`verify.variant.Variant.describe`)."""
+    (`verify.variant.Variant.describe`).
+
+    configs: those that every run judges.  further_configs: how many more it has.
+    """
 
     ref: str
     name: str
@@ -54,6 +57,7 @@ class VariantEntry:
     gradients: dict[str, Free] | None = None
     unavailable: str | None = None
     undeclared: bool = False
+    further_configs: Integer = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -271,7 +271,7 @@ class Trial:
         return {
             "variant": self.declaration.name,
             "entry": entry,
-            "config": self.declaration.configs.index(self.config),
+            "config": self.config.name,
             "slots": where.as_data(),
             "stored": where.stored_as_data(),
             "size": where.size,

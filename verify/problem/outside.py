@@ -13,7 +13,7 @@ from references.score_mods import ScoreMod, mod_kind_of, mod_words
 from verify.problem import Layout, Problem
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
-from verify.problem.storage import STRIDED, storage_kind, storage_words
+from verify.problem.storage import STRIDED, Storage, storage_kind, storage_words
 from verify.problem.strategies import (
     HEAD_DIMS,
     LengthPair,
@@ -129,15 +129,20 @@ def _edges(support: Support, dtype: str) -> Iterator[_Edge]:
     yield from _mask_edges(support, dtype)
     rows = max(support.min_seqlen, 2)  # a pitch shows from the second row on
     if support.layouts != "any" and (support.max_seqlen or rows) >= rows:
+        some = st.just((rows, rows))
         pitches = st.sampled_from((8, 1)) if support.layouts == "contiguous" else st.just(1)
+        pitched = pitches.map(lambda pitch: Layout(pitch=pitch))
         for name in ("q", "k", "v", "out"):
-            yield _Edge(
-                f"layout_{name}", support, dtype, st.just((rows, rows)), _pitched(name, pitches)
-            )
+            yield _Edge(f"layout_{name}", support, dtype, some, _stored(name, pitched))
+        for kind in map(storage_kind, support.storages if support.layouts == "aligned" else ()):
+            if (misaligned := kind().misaligned) is not None:
+                only, name = replace(support, storages=(kind.word,)), kind.holds[0]
+                change = _stored(name, st.just(misaligned))
+                yield _Edge(f"layout_{name}", only, dtype, some, change)
 
 
-def _pitched(name: str, pitches: st.SearchStrategy[int]) -> _Change:
-    return lambda draw, base: base.but(**{f"layout_{name}": Layout(pitch=draw(pitches))})
+def _stored(name: str, storages: st.SearchStrategy[Storage]) -> _Change:
+    return lambda draw, base: base.but(**{f"layout_{name}": draw(storages)})
 
 
 def _modified(mods: tuple[ScoreMod, ...]) -> _Change:

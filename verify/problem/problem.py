@@ -15,7 +15,7 @@ from references.quantisation import Quantisation, Unquantised, parse_quantisatio
 from references.score_mods import Extent, ScoreMod, mod_kind_of, mod_words
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.problem.storage import STRIDED, Layout, ProblemError, Storage, parse_storage
-from verify.variant import default_dtype_out
+from verify.variant import default_dtype_out, storages_of
 
 _CONTIGUOUS, _UNQUANTISED = Layout(), Unquantised()
 
@@ -133,8 +133,9 @@ class Problem:
 
     @property
     def storages(self) -> dict[str, str]:
-        """The kind of storage of q, k and v, by its word."""
-        return {name: self.layouts[name].word for name in ("q", "k", "v")}
+        """As `storages_of`."""
+        named = {name: self.layouts[name] for name in ("q", "k", "v")}
+        return storages_of({name: x for name, x in named.items() if x.word != STRIDED})
 
     @property
     def scale(self) -> float:

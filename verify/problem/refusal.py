@@ -16,10 +16,10 @@ def excludes(support: Support, problem: Problem) -> tuple[str, str] | None:
     if refused is not None:
         return refused
     for name, layout in problem.layouts.items():
-        # Only a backward sees dO, and the rules of layouts are for strided tensors.
-        if name == "dout" or layout.word != STRIDED:
+        if name == "dout":  # only a backward sees it
             continue
-        if support.layouts == "contiguous" and layout != Layout():
+        strided = layout.word == STRIDED
+        if support.layouts == "contiguous" and strided and layout != Layout():
             return f"layout_{name}", f"{layout.name} is not contiguous"
         aligned = layout.aligned(problem.shapes[name], problem.format.itemsize, ROW_ALIGNMENT)
         if support.layouts == "aligned" and not aligned:

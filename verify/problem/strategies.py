@@ -176,7 +176,10 @@ def draw_problems(
         scale, score_mod = scale or "default", None
         layouts["q"] = layouts["q"].gradient
     if storage.word != STRIDED:
-        layouts |= dict.fromkeys(storage.holds, storage.draw(_Choose(draw)))
+        held = storage.draw(_Choose(draw))
+        if support.layouts == "any" and held.misaligned is not None and draw(_one_in(4)):
+            held = held.misaligned
+        layouts |= dict.fromkeys(storage.holds, held)
     problem = Problem(
         batch=batch,
         heads_q=group * heads_kv,

@@ -255,13 +255,14 @@ def _variant(
         for b in builds
         if b["failing"]
     ]
+    further = sorted({v.config for v in verdicts} - {"-", *entry.configs})
     report: VariantReport = {
         "ref": entry.ref,
         "name": entry.name,
         "family": entry.family,
         "path": entry.path if not PurePath(entry.path).is_absolute() else PurePath(entry.path).name,
         "source_hash": entry.source_hash,
-        "configs": list(entry.configs),
+        "configs": [*entry.configs, *further],
         "entries": list(entry.entries),
         "status": _status(
             bool(broken) or any(v.outcome == "fail" for v in verdicts), reasons, bool(dtypes)
@@ -280,6 +281,8 @@ def _variant(
         "builds": builds,
         "measured": contract.cells(verdicts),
     }
+    if entry.further_configs > len(further):
+        report["further_configs"] = entry.further_configs - len(further)
     if growth is not None:
         report["growth"] = growth
     if on_device is not None:

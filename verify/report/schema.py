@@ -234,6 +234,8 @@ class VariantReport(TypedDict):
     """One variant.  path: relative to the collection, or the file's name alone.  entries:
     "forward", "backward" or both.
 
+    configs: those that every run judges, and further ones that this run judged; further_configs:
+    how many further ones it did not, if there are any.
     gradients: the declared numerics of its backward.  builds: by architecture, empty where none is
     on record.  measured: what raw outputs show of each property of contract and numerics, by its
     name; missing in reports of an earlier day.  growth: of a kernel that keeps memory, the median
@@ -262,6 +264,7 @@ class VariantReport(TypedDict):
     failing: list[Failure]
     builds: list[BuildsReport]
     measured: NotRequired[dict[str, Cell]]
+    further_configs: NotRequired[Integer]
     growth: NotRequired[Number]
     device_growth: NotRequired[Number]
 

@@ -188,7 +188,7 @@ def claims(variant: VariantReport) -> str:
     if (layouts := support.get("layouts", "any")) != "any":
         parts.append(f"{layouts} tensors only")
     if (storages := [*support.get("storages", ["strided"])]) != ["strided"]:
-        parts.append(f"{' or '.join(storages)} K and V")
+        parts.append(f"{' or '.join(storages)} storage")
     if variant["contract"].get("lse", "natural") is None and "forward" in variant["entries"]:
         parts.append("returns no LSE")
     return text.one_line("; ".join([*parts, *_words(variant)]))

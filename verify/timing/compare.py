@@ -7,14 +7,11 @@ from dataclasses import dataclass
 
 from verify import document as doc
 from verify.document import text
-from verify.timing.record import Benchmark, Row, workload_of
-from verify.timing.workloads import Workload
+from verify.timing.record import Benchmark, Place, Row, place_of
 
 # The clocks of a GPU wander by a few percent from run to run, all calls of a run alike: below this
 # a difference of two runs says nothing, however narrow the bands of both are.
 THRESHOLD = 1.05
-
-Place = tuple[str, str, str, Workload]  # variant, config, dtype, workload
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,10 @@ class Comparison:
 def compare(old: Benchmark, new: Benchmark) -> Comparison:
     """Compare two records row by row."""
     before, after = (
-        {_place(row): row for row in record["rows"] if row["outcome"] == "timed"}
+        {place_of(row): row for row in record["rows"] if row["outcome"] == "timed"}
         for record in (old, new)
     )
-    reasons = {_place(row): f"{row['outcome']}: {row['reason']}" for row in new["rows"]}
+    reasons = {place_of(row): f"{row['outcome']}: {row['reason']}" for row in new["rows"]}
     return Comparison(
         same_device=old["device"].get("slug") == new["device"].get("slug"),
         changes=tuple(_change(at, before[at], after[at]) for at in before if at in after),
@@ -80,10 +77,6 @@ def compare(old: Benchmark, new: Benchmark) -> Comparison:
         added=tuple(at for at in after if at not in before),
         unasked=sum(at not in reasons for at in before),
     )
-
-
-def _place(row: Row) -> Place:
-    return row["variant"], row["config"], row["dtype"], workload_of(row["workload"])
 
 
 def _change(place: Place, old: Row, new: Row) -> Change:

@@ -73,6 +73,9 @@ class Row(TypedDict):
     differs: NotRequired[str]
 
 
+Place = tuple[str, str, str, Workload]  # variant, config, dtype, workload
+
+
 class Peak(TypedDict):
     """What the device was seen to do.  value: null where it could not be measured; error says
     why."""
@@ -155,6 +158,11 @@ def shape_of(workload: Workload) -> Shape:
 def workload_of(shape: Shape) -> Workload:
     """The workload in a record."""
     return Workload(**shape)
+
+
+def place_of(row: Row) -> Place:
+    """What two records hold of one row alike."""
+    return row["variant"], row["config"], row["dtype"], workload_of(row["workload"])
 
 
 def name_of(row: Row) -> str:

@@ -41,15 +41,13 @@ _APART = 16
 
 @dataclass(frozen=True)
 class Candidate:
-    """One config and dtype of a variant on one workload.  rank: of the config among those of its
-    variant; all candidates of a lower rank come first."""
+    """One config and dtype of a variant on one workload."""
 
     declaration: Declaration
     config: Config
     dtype: str
     workload: Workload
     problem: Problem
-    rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +111,11 @@ class Session:
             return
 
     def rows(self, candidates: Sequence[Candidate]) -> Iterator[Row]:
-        """Time each candidate, lowest rank first.  After Ctrl-C the rest is left, so that what was
-        timed is not lost."""
+        """Time each candidate in turn.  After Ctrl-C, or when the time is over, the rest is left,
+        so that what was timed is not lost."""
         begun = time.monotonic()
         stopped = ""
-        for candidate in sorted(candidates, key=lambda one: one.rank):
+        for candidate in candidates:
             total = self.rules.total
             if not stopped and total is not None and time.monotonic() - begun > total:
                 stopped = f"the {total:g} s for all rows were over"
@@ -255,7 +253,7 @@ def _small(candidate: Candidate) -> Candidate:
     problem = workload.problem_for(candidate.declaration, candidate.dtype)
     if isinstance(problem, str):
         return candidate
-    return replace(candidate, workload=workload, problem=problem, rank=0)
+    return replace(candidate, workload=workload, problem=problem)
 
 
 def _request(candidate: Candidate, rules: Rules) -> dict[str, Any]:
@@ -269,7 +267,7 @@ def _request(candidate: Candidate, rules: Rules) -> dict[str, Any]:
     return {
         "variant": declaration.name,
         "entry": workload.direction,
-        "config": declaration.configs.index(candidate.config),
+        "config": candidate.config.name,
         "slots": where.as_data(),
         "size": where.size,
         "mask": problem.mask.name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
 from references.masks import Causal, Full
@@ -156,9 +157,9 @@ SUITES = {
         of_shapes([(4, 32, seqlen, dim) for dim in (64, 128) for seqlen in _DOUBLED[1:]])
     ),
 }
-SUITES["all"] = Suite(
-    tuple(dict.fromkeys(one for suite in SUITES.values() for one in suite.workloads))
-)
+# One of each in turn, so that a run that is cut has rows of all.
+_DEALT = zip_longest(*(suite.workloads for suite in SUITES.values()))
+SUITES["all"] = Suite(tuple(dict.fromkeys(one for several in _DEALT for one in several if one)))
 SUITES["cpu"] = Suite(
     of_shapes([(1, 4, 512, 64), (1, 4, 1024, 64), (1, 4, 1024, 128)]),
     row_seconds=0.5,

@@ -102,8 +102,9 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     factors = {name[-1]: factor for name, factor in stored_factors(problem).items()}
     largest = {name: float(factors[name].max()) if factors else 1.0 for name in "qkv"}
     least = (factors["q"] * factors["k"], factors["v"]) if factors else ()
-    scores = accumulated(scores, products.promotion)
-    values = accumulated(values, products.promotion, block_n, blocks)
+    of_scores, of_values = products.promotions(keys)
+    scores = accumulated(scores, of_scores)
+    values = accumulated(values, of_values, block_n, blocks)
     wide = dtype_named(probability).itemsize > 1
     probability_scale = 1.0 if wide else output.probability_scale
     return ForwardArithmetic(

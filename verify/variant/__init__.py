@@ -16,6 +16,7 @@ from verify.variant.arguments import (
     Unsupported,
     Workspace,
     default_dtype_out,
+    storages_of,
 )
 from verify.variant.build import Binary, Build, Resources
 from verify.variant.config import Config
@@ -78,4 +79,5 @@ __all__ = [
     "compiled_archs",
     "declaration_from",
     "default_dtype_out",
+    "storages_of",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -47,11 +48,37 @@ class Stored:
     word: the storage, as `Support.storages` lists it.
     name: the storage with its parameters, as case ids show it.
     tensors: by the storage's names for them, on the device of q.
+    holds: those of "q", "k" and "v" that can lie so; the others are strided beside it.
     """
 
     word: str
     name: str
     tensors: Mapping[str, Tensor]
+    holds: tuple[str, ...] = ("k", "v")
+
+
+class Held(Protocol):
+    """A tensor that is not strided: `Stored`, or what a problem says of it."""
+
+    @property
+    def word(self) -> str: ...
+    @property
+    def holds(self) -> tuple[str, ...]: ...
+
+
+def storages_of(stored: Mapping[str, Held]) -> dict[str, str]:
+    """The kind of storage of q, k and v, by its word.
+
+    stored: those that are not strided.  A tensor that is missing in the result is strided because
+    the storage of another cannot hold it.
+    """
+    words = {}
+    for name in ("q", "k", "v"):
+        if name in stored:
+            words[name] = stored[name].word
+        elif all(name in held.holds for held in stored.values()):
+            words[name] = "strided"
+    return words
 
 
 @dataclass(frozen=True)
@@ -123,9 +150,8 @@ class AttentionArgs:
 
     @property
     def storages(self) -> dict[str, str]:
-        """The kind of storage of q, k and v, by its word."""
-        words = {name: stored.word for name, stored in self.stored.items()}
-        return dict.fromkeys(("q", "k", "v"), "strided") | words
+        """As `storages_of`."""
+        return storages_of(self.stored)
 
 
 @dataclass(frozen=True)

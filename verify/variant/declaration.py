@@ -20,7 +20,8 @@ class Declaration:
     collection). entries: out of ENTRIES.  workspaces: the runs (RUNS) that want scratch buffers.
     saved_config: of the forward of another variant, which saves O and LSE; numerics and contract
     are then that one's. undeclared: made from a plain function.  interpreted: Triton's interpreter
-    runs it here, so problems must be small.
+    runs it here, so problems must be small.  further_configs: names of those that only
+    `--all-configs` judges.
     """
 
     ref: str
@@ -44,10 +45,19 @@ class Declaration:
     unavailable: str | None = None
     undeclared: bool = False
     interpreted: bool = False
+    further_configs: tuple[str, ...] = ()
 
     def config(self, name: str) -> Config:
-        """The config of that name; raises KeyError."""
-        return {config.name: config for config in self.configs}[name]
+        """The config of that name, which can be a further one; raises KeyError that says which
+        there are."""
+        for config in self.configs:
+            if config.name == name:
+                return config
+        if name in self.further_configs:
+            return Config.parse(name)
+        names = ", ".join(config.name for config in self.configs)
+        more = f" and {len(self.further_configs)} more" if self.further_configs else ""
+        raise KeyError(f"{self.ref} has no config {name!r} (configs: {names}{more})")
 
 
 def declaration_from(
@@ -90,6 +100,7 @@ def declaration_from(
         unavailable=data["unavailable"],
         undeclared=data.get("undeclared", False),
         interpreted=data.get("interpreted", False),
+        further_configs=tuple(data["further_configs"]),
     )
 
 

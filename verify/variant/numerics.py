@@ -46,9 +46,15 @@ class Products(_Products, path="numerics.products"):
     # what the scale multiplies before Q K^T: "none", "q" (q * scale) or "sqrt" (q and k *
     # sqrt|scale|), rounded to the operands' dtype
     prescale: str = "none"
-    # products after which an 8-bit or fp16 accumulator is added to one in fp32 (0: never); a kernel
-    # that promotes P V alone declares no less than its head dims
-    promotion: int = 0
+    # products after which an 8-bit or fp16 accumulator is added to one in fp32 (0: never), or
+    # "block" if P V alone is, after every block of keys
+    promotion: int | str = 0
+
+    def promotions(self, keys: int) -> tuple[int, int]:
+        """Products after which Q K^T and P V are promoted, 0 for never; keys: of a block."""
+        if isinstance(self.promotion, str):
+            return 0, keys
+        return self.promotion, self.promotion
 
 
 @dataclass(frozen=True, kw_only=True)

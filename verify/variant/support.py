@@ -68,9 +68,9 @@ class Support(Declared, path="support"):
     scales: softmax_scale may be "any", "positive", or only the "default" head_dim ** -0.5.
     layouts: strided tensors, head_dim innermost, may have "any" strides besides, "aligned" ones
     (every row begins at a multiple of 16 bytes, so that head dims are multiples of as much), or
-    must be "contiguous".
+    must be "contiguous".  Rows of other storages begin there too, unless it is "any".
     storages: how q, k and v may lie in memory, by the words of `verify.problem.storage`; q may be
-    strided in any case, as all outputs are.
+    strided in any case, as all outputs are, and v where the storage of k cannot hold it.
     dtypes_out: dtypes of O that may be asked for, where not the default (see `Problem.dtype_out`).
     descalings: which `Descales` may come, by the words of `references.quantisation`: "none", one
     factor per "tensor", or per batch and key "head".
@@ -224,7 +224,9 @@ class Support(Declared, path="support"):
             raise Unsupported("dtype_out", f"{dtype_out} is not supported for {args.dtype}")
         given = {"q": args.q, "k": args.k, "v": args.v, "out": out, **others}
         for name, tensor in given.items():
-            if name in args.stored:  # the rules of layouts are for strided tensors
+            if name in args.stored:  # the other rules are for strided tensors
+                pieces = args.stored[name].tensors.values()
+                self._check_rows(name, [x for x in pieces if x.dtype == tensor.dtype])
                 continue
             if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
                 raise Unsupported(
@@ -235,17 +237,14 @@ class Support(Declared, path="support"):
                 raise Unsupported(
                     f"layout_{name}", f"strides {tuple(tensor.stride())} are not contiguous"
                 )
-            rows = [
-                step
-                for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-                if size > 1
-            ]
-            starts = (tensor.data_ptr(), *(step * tensor.itemsize for step in rows))
-            if (
-                self.layouts == "aligned"
-                and tensor.numel()
-                and any(start % ROW_ALIGNMENT for start in starts)
-            ):
+            self._check_rows(name, [tensor])
+
+    def _check_rows(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Raise `Unsupported` if a row of these does not begin where `layouts` says."""
+        for tensor in tensors if self.layouts == "aligned" else ():
+            steps = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+            starts = [step * tensor.itemsize for step, size in steps if size > 1]
+            if tensor.numel() and any(n % ROW_ALIGNMENT for n in (tensor.data_ptr(), *starts)):
                 raise Unsupported(
                     f"layout_{name}", f"rows do not begin at multiples of {ROW_ALIGNMENT} bytes"
                 )

@@ -154,6 +154,11 @@ def _storages(value: object) -> object:
     return words
 
 
+def _promotion(value: object) -> object:
+    """A number of products, or "block"."""
+    return one_of("block")(value) if isinstance(value, str) else whole(0, MOST_PRODUCTS)(value)
+
+
 _block = whole(0, MOST_BLOCK, optional=True)
 _configured = whole(1, MOST_BLOCK, optional=True)
 _roundings = whole(0, MOST_ROUNDINGS)
@@ -196,7 +201,7 @@ RULES: dict[str, dict[str, Check]] = {
         "score_accumulator": one_of("float32", "float16", "bfloat16", None),
         "accumulator_rounded": one_of("product", "block"),
         "prescale": one_of("none", "q", "sqrt"),
-        "promotion": whole(0, MOST_PRODUCTS),
+        "promotion": _promotion,
     },
     "numerics.softmax": {
         "exp": one_of(*EXP),

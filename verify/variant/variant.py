@@ -39,7 +39,8 @@ class Variant(Declared, path="variant"):
     outputs, which the entry point copies. available() returns why this variant cannot run here at
     all, or None. builds(arch) lists what is compiled for "sm_90a"..., a representative of every
     path at least; none where arch has no use. compilable() returns why nothing can be compiled
-    here, or None.
+    here, or None.  further_configs() lists what else the kernel can be run with: a case can name
+    these, and `verify run --all-configs` judges them beside `configs`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Variant(Declared, path="variant"):
     forward: Callable[[AttentionArgs, Tensor, Tensor | None, Workspace], None] | None = None
     backward: Callable[[AttentionArgs, Saved, Tensor, Gradients, Workspace], None] | None = None
     configs: Sequence[Config] = (Config(),)
+    further_configs: Callable[[], Sequence[Config]] | None = None
     support: Support
     numerics: Numerics = field(default_factory=Numerics)
     gradients: GradientNumerics | None = None
@@ -112,6 +114,7 @@ class Variant(Declared, path="variant"):
         for field_name in (
             "forward",
             "backward",
+            "further_configs",
             "workspace",
             "backward_workspace",
             "available",
@@ -155,6 +158,13 @@ class Variant(Declared, path="variant"):
         return config
 
     @property
+    def _further_configs(self) -> list[Config]:
+        """Those of `further_configs` that are not among `configs`."""
+        further = () if self.further_configs is None else self.further_configs()
+        judged = {config.name for config in self.configs}
+        return [config for config in further if config.name not in judged]
+
+    @property
     def _contract(self) -> Contract:
         if self.forward is None and self.saved_by is None:
             return replace(self.contract, lse=None)
@@ -168,6 +178,7 @@ class Variant(Declared, path="variant"):
             "name": self.name,
             "family": self.family,
             "configs": [asdict(config) for config in self.configs],
+            "further_configs": [config.name for config in self._further_configs],
             "support": asdict(self.support) | {"head_dims": list(self.support.head_dims)},
             "entries": [name for name in ENTRIES if getattr(self, name) is not None],
             "numerics": asdict(self.saver.numerics),

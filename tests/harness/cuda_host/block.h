@@ -146,6 +146,13 @@ inline void land(const Copy& copy) {
     if (copy.bytes) {
         std::memcpy(to, copy.from, copy.bytes);
     }
+#ifdef BESIDE
+    for (unsigned i = 0; i + 2 <= copy.bytes; i += 2) {
+        if ((to[i] | to[i + 1] << 8) == BESIDE) {
+            fail("a copy reads what lies beside a tensor", copy.bytes);
+        }
+    }
+#endif
 }
 
 // Eight accesses of 16 bytes go together and need eight different sixteenths of the banks' 128 bytes.

@@ -69,9 +69,11 @@ def test_what_is_left_out_has_its_reason() -> None:
 
 def test_features_are_columns_and_what_is_not_asked_has_its_premise() -> None:
     table = applicability.table([])
-    assert "| oracle | group | softcap | descales by tensor | descales by head |\n" in table
-    assert "| bound | accuracy | yes | yes | yes |\n" in table
-    assert "| key_shift | key_shift | no: needs linear_scores | yes | yes |\n" in table
+    columns = "softcap | descales by tensor | descales by head | transposed storage |"
+    assert f"| oracle | group | {columns}\n" in table
+    assert "| bound | accuracy | yes | yes | yes | yes |\n" in table
+    assert "| key_shift | key_shift | no: needs linear_scores | yes | yes | yes |\n" in table
+    assert re.search(r"\| long_offsets \|.*\| no: needs strided_storage \|\n", table)
 
 
 def test_a_feature_that_a_variant_cannot_do_without_is_a_reason() -> None:

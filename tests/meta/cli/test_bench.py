@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.harness.fake_bench import record, row
 from tests.harness.fake_campaign import entry, evidence, verdict
 from tests.harness.shared_fork_server import SharedForkServer
 from verify import cli
-from verify.campaign.judged import judged
+from verify.campaign.judged import Judged, judged
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, Cell, Reply
 from verify.cli.bench_selection import Request, select
@@ -23,8 +24,9 @@ from verify.evidence.store import Recorder
 from verify.machine import device
 from verify.probes.worker import Answer, Job
 from verify.report import build, write
-from verify.timing.record import read
-from verify.timing.workloads import SUITES
+from verify.timing.record import read, shape_of
+from verify.timing.workloads import SUITES, Suite, of_shapes
+from verify.variant import Declaration
 
 KERNEL = """
 from dataclasses import replace
@@ -132,6 +134,56 @@ def test_configs_with_passing_verdicts_are_timed(
     assert [row["config"] for row in read(folder())["rows"]] == ["m16"]
 
 
+def test_a_cut_run_goes_on(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    path = kernel("one")
+    judge(path)
+    asked = path, *FEW, "--direction", "forward"
+    assert bench(*asked, "-k", "m32", "--mask", "full") == 0
+    (first,) = read(folder())["rows"]
+    path_of_first = folder() / "bench.json"
+    kept = path_of_first.read_text(encoding="utf-8")
+    assert bench(*asked, "--continue") == 0
+    rows = read(folder())["rows"]
+    assert rows[0] == first, "what was timed is not timed again"
+    assert len(rows) == 4
+    assert {row["outcome"] for row in rows} == {"timed"}
+    # The fastest on record comes first on its workload, and the others last.
+    assert [row["config"] for row in rows[1:]] == ["m16", "m16", "m32"]
+    # Nothing is kept of another source, or of another count of calls.
+    path_of_first.write_text(kept.replace(first["source_hash"], "0" * 16), encoding="utf-8")
+    assert bench(*asked, "-k", "m32", "--mask", "full", "--continue") == 0
+    assert read(folder())["rows"][0]["seconds"] != first["seconds"]
+    path_of_first.unlink()
+    assert bench(*asked, "--continue") == 2
+    assert "bench.json: No such file" in capsys.readouterr().out
+
+
+def test_rows_are_timed_in_the_order_in_which_they_matter() -> None:
+    paths = [kernel(name) for name in ("aaa", "torch-math", "torch-flash")]
+    judge(*paths)
+    declarations = [replaced_ref(one) for one in roster(paths).declarations]
+    shapes = of_shapes([(1, 2, 32, 8), (1, 2, 64, 8)], ("forward",), ("full",))
+    known = Judged(
+        frozenset((d.ref, c.name, "float16") for d in declarations for c in d.configs), {}
+    )
+    asked = Request(kernels=(), suite=Suite(shapes), named="own", folder=Path("nowhere"))
+    last = record(row("aaa", config="m64", workload=shape_of(shapes[1])))
+    found, left = select(asked, declarations, known, last)
+    assert left == []
+    told = [(one.workload.seqlen, one.declaration.ref, one.config.name) for one in found]
+    assert told[:6] == [
+        *((32, ref, "m16") for ref in ("torch-flash", "torch-math", "aaa")),
+        *((64, ref, "m16") for ref in ("torch-flash", "torch-math")),
+        (64, "aaa", "m64"),
+    ]
+    assert [length for length, _, _ in told[6:]] == [32] * 6 + [64] * 6
+    assert len(set(told)) == 18
+
+
+def replaced_ref(declaration: Declaration) -> Declaration:
+    return dataclasses.replace(declaration, ref=declaration.name)
+
+
 def test_a_changed_source_is_not_judged(
     bench: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +268,7 @@ def test_best_needs_a_record(bench: Callable[..., int], capsys: pytest.CaptureFi
     path = kernel("one")
     judge(path)
     assert bench(path, *FEW, "--best") == 2
-    assert "--best: " in capsys.readouterr().out
+    assert "--best, --continue: " in capsys.readouterr().out
 
 
 def test_clocks_that_cannot_be_locked_are_a_usage_error(

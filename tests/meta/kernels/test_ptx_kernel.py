@@ -14,21 +14,25 @@ import torch
 
 from kernels.cuda import family
 from kernels.ptx import split_q
-from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, config
+from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, ROOM, STORAGES, config
 from references.masks import Causal, Documents, Full, Lengths, Window
 from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
 from tests.harness.ptx_host import (
     COMPILER,
     MODULES,
-    ROOM,
     SCHEDULES,
     Choice,
     Host,
     convict,
+    inputs_of,
     run,
 )
+from verify.cuda.compile import compilable, compile_source
+from verify.cuda.sass import listing
+from verify.cuda.toolkit import executables
 from verify.problem import Layout, Problem
+from verify.problem.storage.transposed import Transposed
 from verify.variant import AttentionArgs, Config, Unsupported
 
 torch.set_num_threads(1)
@@ -69,6 +73,34 @@ def test_tiling_qkv_does_not_grow_with_head_dim() -> None:
     v_slices = 2 * 64 * 64 * ELEMENT  # four warps divide 64 columns
     assert shared_bytes("tiling_qkv", chosen, 512) == v_slices + 64 * (64 * ELEMENT + 4 * 4)
     assert shared_bytes("tiling_qkv", chosen, 1024) == v_slices + 32 * (64 * ELEMENT + 4 * 4)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_few_builds_meet_every_pair_of_choices(name: str) -> None:
+    """Both storages of K in every config, head dim, dtype and kind of mask."""
+    module = MODULES[name]
+    for variant in getattr(module, "VARIANTS", [module.VARIANT]):
+        support = variant.support
+        names = [build.name for build in variant.builds("sm_90a")]
+        configs = [config.name for config in variant.configs]
+        assert len(names) == len(set(names)) <= 1.4 * len(configs) * len(support.head_dims)
+        parts = (
+            *(f"{config}-" for config in configs),
+            *(f"-d{head_dim}-" for head_dim in support.head_dims),
+            *(f"-{dtype}-" for dtype in support.dtypes),
+            *(f"-{kind}" for kind in ("full", "band", "table")),
+        )
+        for part in parts:
+            storages = {build.endswith("-transposed") for build in names if part in build}
+            assert storages == {word != "strided" for word in support.storages}, part
+
+
+def test_padded_rows_of_keys_take_their_own_room() -> None:
+    """A slice of transposed K has a row for each column."""
+    for swizzle, more in (("qkv", 0), ("none", 16 * (128 - 64))):
+        chosen = config(64, 64, 1, swizzle=swizzle)
+        sizes = [split_q.TILING.shared_bytes(chosen, 128, word) for word in STORAGES]
+        assert sizes[1] - sizes[0] == 2 * more  # two slots
 
 
 def test_a_config_that_the_device_has_no_room_for_is_refused(
@@ -156,37 +188,49 @@ CHOICES = [
     Choice("split_q", 1, "bfloat16", 96, "band"),
     Choice("split_q", 2, "float16-narrow", 32, "table"),
     Choice("split_q", 3, "bfloat16", 64, "table"),
+    Choice("split_q", 1, "float16", 64, "full", "transposed"),
+    Choice("split_q", 2, "bfloat16", 32, "band", "transposed"),
     Choice("split_q_fp8", 0, "float8_e4m3fn", 64, "full"),
     Choice("split_q_fp8", 1, "float8_e5m2", 96, "band"),
     Choice("split_q_fp8", 2, "float8_e4m3fn", 32, "table"),
     Choice("split_q_fp8", 3, "float8_e5m2", 128, "full"),
     Choice("split_kv", 0, "bfloat16", 96, "table"),
+    Choice("split_kv", 1, "bfloat16", 96, "full", "transposed"),
+    Choice("split_kv", 2, "float16-narrow", 64, "band", "transposed"),
     Choice("split_kv", 1, "float16", 64, "band"),
     Choice("split_kv", 2, "float16-narrow", 32, "full"),
     Choice("share_kv", 0, "bfloat16", 64, "band"),
     Choice("share_kv", 1, "float16-narrow", 96, "full"),
     Choice("share_kv", 2, "float16", 32, "table"),
     Choice("share_kv", 3, "bfloat16", 64, "full"),
+    Choice("share_kv", 0, "float16", 96, "table", "transposed"),
     Choice("share_qkv", 0, "float16", 32, "band"),
     Choice("share_qkv", 1, "bfloat16", 64, "full"),
     Choice("share_qkv", 2, "float16-narrow", 64, "band"),
     Choice("share_qkv", 3, "float16", 96, "table"),
+    Choice("share_qkv", 3, "float16-narrow", 64, "full", "transposed"),
     Choice("tiling_qk", 0, "float16", 32, "full"),
     Choice("tiling_qk", 0, "bfloat16", 512, "band"),
     Choice("tiling_qk", 1, "float16-narrow", 96, "band"),
     Choice("tiling_qk", 2, "bfloat16", 64, "table"),
+    Choice("tiling_qk", 0, "float16", 512, "full", "transposed"),
+    Choice("tiling_qk", 1, "bfloat16", 64, "band", "transposed"),
+    Choice("tiling_qk", 3, "float16-narrow", 512, "full"),
     Choice("tiling_qkv", 0, "bfloat16", 64, "table"),
     Choice("tiling_qkv", 1, "float16-narrow", 32, "full"),
     Choice("tiling_qkv", 2, "float16", 96, "band"),
     Choice("tiling_qkv", 3, "float16", 1024, "full"),
+    Choice("tiling_qkv", 1, "float16", 96, "table", "transposed"),
+    Choice("tiling_qkv", 4, "float16-narrow", 64, "full", "transposed"),
 ]
 
 
 def problems(choice: Choice) -> Iterator[Problem]:
     """Those of its kind of mask; 8-bit ones with factors and without, and as many bytes between
-    rows as 16-bit ones."""
+    rows as 16-bit ones; transposed K with a pitch and without."""
     eight = choice.format.startswith("float8")
     factors = itertools.cycle(("head", "none", "tensor") if eight else ("none",))
+    pitches = itertools.cycle((16, 0))
     for shape in SHAPES[choice.kind]:
         layouts = {
             name: replace(layout, pitch=2 * layout.pitch, offset=2 * layout.offset)
@@ -194,12 +238,17 @@ def problems(choice: Choice) -> Iterator[Problem]:
             if eight and isinstance(layout, Layout)
         }
         yield Problem(
-            **(shape | layouts),
+            **(shape | layouts | stored(choice, next(pitches))),
             head_dim=choice.head_dim,
             dtype=choice.format,
             quantisation=parse_quantisation(next(factors)),
             seed=choice.config,
         )
+
+
+def stored(choice: Choice, pitch: int) -> dict[str, Any]:
+    """Where K lies, unless it is strided: in rows of keys with that pitch."""
+    return {} if choice.storage == "strided" else {"layout_k": Transposed(pitch)}
 
 
 @runs
@@ -210,6 +259,57 @@ def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
     given = problems(choice)
     for problem, kernel.schedule in zip(given, itertools.cycle(SCHEDULES), strict=False):
         assert convict(variant, problem, config, *run(variant, problem, config)) is None, problem
+
+
+@runs
+def test_sums_that_begin_at_zero_are_added(host: Any) -> None:
+    """The source as sm_89 compiles it, which keeps few bits of a sum of 8-bit products."""
+    choice = Choice("split_q_fp8", 0, "float8_e4m3fn", 64)
+    kernel = host(choice, lambda text: text.replace("__CUDA_ARCH__ == 890", "1"))
+    problem = next(problems(choice))
+    kernel.schedule = SCHEDULES[0]
+    result = run(choice.variant, problem, choice.build[0])
+    assert convict(choice.variant, problem, choice.build[0], *result) is None
+
+
+@runs
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "bits"),
+    [("float8_e4m3fn", 64, 0x7F), ("float8_e5m2", 128, 0xFC)],
+    ids=["NaN in e4m3", "infinity in e5m2"],
+)
+def test_zero_times_what_is_no_number_is_nan(
+    dtype: str, head_dim: int, bits: int, host: Any
+) -> None:
+    """A scale of 0 does not hide NaN or infinity in 8-bit Q, nor do other rows see it."""
+    choice = Choice("split_q_fp8", 0, dtype, head_dim)
+    host(choice)
+    problem = Problem(
+        seqlen_q=20, seqlen_kv=40, head_dim=head_dim, dtype=dtype, softmax_scale=0.0, seed=99
+    )
+    inputs_of(problem)[0].tensor.view(torch.uint8)[0, 0, 3, 5] = bits
+    out, lse = run(choice.variant, problem, choice.build[0])
+    spoiled = torch.arange(20) == 3
+    assert torch.equal(out[0, 0].isnan().all(-1), spoiled)
+    assert torch.equal(out[0, 0].isnan().any(-1), spoiled)
+    assert torch.equal(lse[0, 0].isnan(), spoiled)
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+@pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
+def test_products_of_8_bits_begin_at_zero_on_sm_89_alone() -> None:
+    """As declared: promotion after 32 products, where a unit keeps fewer bits than fp32."""
+    launch = MODULES["split_q_fp8"].TILING.launch(
+        *Choice("split_q_fp8", 0, "float8_e4m3fn", 64).build, narrow=False
+    )
+    added: dict[str, set[bool]] = {}
+    for arch in ("sm_89", "sm_120a"):
+        code = listing(compile_source(launch.source, arch).cubin)
+        sums = re.findall(r"QMMA\S* \w+, \S+, \S+, (\w+)", code)
+        assert sums
+        added[arch] = {register != "RZ" for register in sums}
+    assert added["sm_89"] == {False}
+    assert True in added["sm_120a"]
 
 
 @runs
@@ -229,8 +329,8 @@ def test_no_schedule_changes_a_bit(name: str, host: Any) -> None:
 
 
 # One thing removed or changed, each time, in a tiling that it matters for.  Slips of waiting and of
-# barriers show in the schedule that they are open to.  "NAME:3" is config 3; share-qkv's takes two
-# pieces of Q.
+# barriers show in the schedule that they are open to.  "NAME:3" is config 3 (share-qkv's takes two
+# pieces of Q), and "NAME:3:transposed" with such K.
 
 BARRIER = r"__syncthreads\(\);(?=  // {})"
 SLIPS = {
@@ -282,7 +382,37 @@ SLIPS = {
         r"row < a\.seqlen_q && n < out_tiles",
         "row <= a.seqlen_q && n < out_tiles",
     ),
-    "transposition": ("split_q", r"ldmatrix_x4_trans\(b", "ldmatrix_x4(b"),
+    "transposition": ("split_q", r"ldmatrix_x4_trans\(b, slice", "ldmatrix_x4(b, slice"),
+    "transposition of K": (
+        "split_q:1:transposed",
+        r"ldmatrix_x4_trans\(b, row",
+        "ldmatrix_x4(b, row",
+    ),
+    "tail of keys, too short": (
+        "split_q:1:transposed",
+        r"end - 16 \* chunk, 0",
+        "end - 16 * (chunk + 1), 0",
+    ),
+    "tail of keys, too long": (
+        "split_q:1:transposed",
+        r"end - 16 \* chunk, 0",
+        "end - 16 * (chunk - 1), 0",
+    ),
+    "pitch of K": (
+        "split_q:1:transposed",
+        r"k_slice, from, a\.k\.row",
+        "k_slice, from, 2 * a.seqlen_kv",
+    ),
+    "key of a transposed slice": (
+        "split_q:1:transposed",
+        r"static_cast<long long>\(key\) \* T::element",
+        "0 * key",
+    ),
+    "column of a transposed slice": (
+        "tiling_qk:1:transposed",
+        r"T::depth \* step \* a\.k\.row",
+        "0 * step",
+    ),
     "maximum of half a row": (
         "split_q",
         r"raised\[i\]\[h\] = fmaxf\(most, ptx::shfl_bfly\(most, 2\)\)",
@@ -346,24 +476,26 @@ def test_every_slip_is_seen(name: str, host: Any) -> None:
         return slipped
 
     tiling, _, index = tiling.partition(":")
+    index, _, storage = index.partition(":")
     mask = MASKED.get(name, Full())
     eight = tiling == "split_q_fp8"
     dtype = "float8_e4m3fn" if eight else "float16"
     head_dim = SLIP_HEAD_DIMS.get(name, 64)
     kind = "band" if name in MASKED else "full"
-    choice = Choice(tiling, int(index or 0), dtype, head_dim, kind)
+    choice = Choice(tiling, int(index or 0), dtype, head_dim, kind, storage or "strided")
     variant, config = choice.variant, choice.build[0]
     kernel = host(choice, slip)
     problem = Problem(
         heads_q=4,
         heads_kv=2,
         seqlen_q=63,
-        seqlen_kv=200,
+        seqlen_kv=197 if storage else 200,  # a row of keys ends inside 16 bytes
         head_dim=head_dim,
         dtype=dtype,
         mask=mask,
         softmax_scale=0.0 if name.startswith("scale of 0") else -0.125 if eight else None,
         quantisation=parse_quantisation("head" if eight else "none"),
+        **stored(choice, 16),
     )
     for kernel.schedule in SCHEDULES:
         try:

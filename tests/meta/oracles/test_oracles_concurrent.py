@@ -283,7 +283,7 @@ def test_a_process_runs_every_launch_in_its_own_buffers_and_judges_nothing(stead
         "op": "run",
         "variant": "kernel",
         "entry": "forward",
-        "config": 0,
+        "config": "default",
         "slots": WHERE.as_data(),
         "device": "cpu",
     }

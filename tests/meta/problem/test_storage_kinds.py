@@ -6,19 +6,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from references.premises import EVERY_PREMISE, Premise
+from tests.harness.court import Court, court_of
 from tests.harness.fake_trials import DECLARED
 from verify.campaign.edge_cases import edge_cases
-from verify.campaign.judge import Judge
 from verify.campaign.targets import Target, excludes_group
 from verify.cell.arena import CANARY, Arena, bits, plan, side_by_side, side_name
-from verify.cell.discovery import Roster, roster
-from verify.evidence import INAPPLICABLE, Recorder, Verdict
+from verify.evidence import INAPPLICABLE
 from verify.problem import Layout, Problem, ProblemError, storage
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.inputs import tensors
@@ -242,13 +241,13 @@ def drawn(declaration: Declaration, count: int = 60) -> list[Problem]:
 
 
 def test_it_has_a_name_that_parses_back(kinds: dict[str, type[Storage]]) -> None:
-    assert storage_words() == ("strided", "paged", "tiles")
+    assert storage_words() == ("strided", "transposed", "paged", "tiles")
     for text in (PAGED, TILED, TILED.replace("lv=tiles", "lv=bshd.p8")):
         assert Problem.parse(text).name == text
     assert Problem.parse(PAGED).layout_k == kinds["paged"](8, 3)
     assert parse_storage("bshd.p8.o1.xh") == Layout("bshd", 8, 1, "h")
     for text, said in (
-        ("pagd", "order 'pagd' is none of bhsd, bshd, sbhd, paged, tiles"),
+        ("pagd", "order 'pagd' is none of bhsd, bshd, sbhd, transposed, paged, tiles"),
         ("paged.8", "'paged.8' is no paged storage: not enough values"),
     ):
         with pytest.raises(ProblemError, match=f"lk: '{text}' does not parse .layout: {said}"):
@@ -301,7 +300,7 @@ def test_it_is_refused_by_the_argument(kinds: dict[str, type[Storage]]) -> None:
     assert taking("paged").support.refusal(strided) == ("layout_k", reason)
     for declaration, words in ((DECLARED, {"paged", "tiles"}), (taking("paged"), {"strided"})):
         strategy = outside(declaration, dtype="float16", limits=LIMITS["interpreter"])
-        edges = [(p, argument) for p, argument in draws(strategy, 150) if argument == "layout_k"]
+        edges = [(p, argument) for p, argument in draws(strategy, 300) if argument == "layout_k"]
         assert {p.layout_k.word for p, _ in edges} >= words
         assert not any(inside(declaration.support, p) for p, _ in edges)
 
@@ -314,9 +313,9 @@ def test_a_report_says_that_a_kernel_takes_it() -> None:
         "dtypes": [],
         "undeclared": False,
     }
-    assert "strided or paged K and V" in claims(variant)
+    assert "strided or paged storage" in claims(variant)
     variant["support"]["storages"] = ["strided"]
-    assert "K and V" not in claims(variant)
+    assert "storage" not in claims(variant)
 
 
 # Memory.
@@ -364,43 +363,19 @@ def test_gradients_of_it_are_strided(kinds: dict[str, type[Storage]]) -> None:
 # Kernels.
 
 
-@dataclass(frozen=True)
-class Court:
-    judge: Judge
-    roster: Roster
-
-    def declaration(self, name: str) -> Declaration:
-        return next(d for d in self.roster.declarations if d.name == name)
-
-    def verdicts(self, name: str, group: str, problem: Problem) -> dict[str, Verdict]:
-        declaration = self.declaration(name)
-        target = Target(declaration, declaration.configs[0], problem.dtype, group)
-        return {v.oracle: v for v in self.judge.judge(target, problem)}
-
-    def convicted(self, name: str, group: str, text: str) -> dict[str, str]:
-        found = self.verdicts(name, group, Problem.parse(text))
-        return {o: v.finding.message for o, v in found.items() if v.outcome == "fail" and v.finding}
-
-
 @pytest.fixture(scope="module")
 def court(
     kinds: dict[str, type[Storage]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Court]:
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "paged.py").write_text(KERNELS, encoding="utf-8")
     misspelt = KERNELS.replace('support("paged")', 'support("pagd")')
-    (folder / "misspelt.py").write_text(misspelt, encoding="utf-8")
-    judge = Judge(Recorder(folder, "main"))
-    try:
-        found = roster([folder / "paged.py", folder / "misspelt.py"], judge.fork_server)
-        yield Court(judge, found)
-    finally:
-        judge.close()
+    folder = tmp_path_factory.mktemp("kernels")
+    with court_of(folder, paged=KERNELS, misspelt=misspelt) as court:
+        yield court
 
 
 def test_a_kernel_that_takes_an_unknown_storage_does_not_load(court: Court) -> None:
     (failure,) = court.roster.failures
-    said = "ProblemError: storages: 'pagd' is none of strided, paged, tiles"
+    said = "ProblemError: storages: 'pagd' is none of strided, transposed, paged, tiles"
     assert failure.line.endswith(said)
 
 

@@ -18,6 +18,7 @@ from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.distributions import ordinary
 from verify.problem.known_answers import gather_possible
 from verify.problem.outside import outside
+from verify.problem.storage import storage_words
 from verify.problem.strategies import LIMITS, Limits, problems
 from verify.variant import DESCALINGS, MASK_KINDS, Config, Contract, Declaration, Numerics, Support
 
@@ -33,6 +34,7 @@ EVERYTHING = Support(
     separate_head_dim_v=True,
     min_seqlen=0,
     score_mods=("softcap",),
+    storages=storage_words(),
 )
 SUPPORTS = {
     "everything": EVERYTHING,
@@ -168,17 +170,17 @@ def test_problems_outside_the_support_name_what_is_refused(name: str) -> None:
     support = SUPPORTS[name]
     asked = sample(outside(declare(support), dtype="float16", limits=LIMITS["cpu"]), 400)
     for problem, argument in asked:
-        if argument.startswith("layout_"):
+        storage = problem.layouts.get(argument.removeprefix("layout_"))
+        if storage is not None and storage.word in support.storages:
             assert support.refusal(problem) is None
-            layout = problem.layouts[argument.removeprefix("layout_")]
-            assert layout.pitch > 0
+            assert storage.pitch > 0
             assert min(problem.seqlen_q, problem.seqlen_kv) > 1
         else:
             refusal = support.refusal(problem)
             assert refusal is not None
             assert refusal[0] == argument
     assert {argument for _, argument in asked} == EDGES[name] | (
-        set() if name == "everything" else {"descales"}
+        set() if name == "everything" else {"descales", "layout_k"}
     )
 
 

@@ -175,7 +175,9 @@ def test_planted_kernels_compile_and_differ_from_what_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
-    made = split_q.split_q.TILING.launch(split_q.CONFIG, "float16", 64, "full", narrow=False)
+    made = split_q.split_q.TILING.launch(
+        split_q.CONFIG, "float16", 64, "full", "strided", narrow=False
+    )
     shipped = made.source
     sources = [tiny.source(name) for name in tiny.FAULTS]
     sources += [

@@ -60,6 +60,11 @@ def test_the_suites_hold_the_shapes_that_are_published() -> None:
     of_a_gpu = [suite for name, suite in SUITES.items() if name != "cpu"]
     assert all(everything >= set(suite.workloads) for suite in of_a_gpu)
     assert len(everything) == len(SUITES["all"].workloads)
+    first = SUITES["all"].workloads[:12]  # some of each suite, forward and backward
+    assert all(set(first) & set(suite.workloads) for suite in of_a_gpu)
+    for name in ("protocol", "batched"):
+        shared = [one for one in first if one in SUITES[name].workloads]
+        assert {one.direction for one in shared} == {"forward", "backward"}
 
 
 def test_shapes_are_read() -> None:

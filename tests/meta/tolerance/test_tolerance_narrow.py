@@ -54,6 +54,11 @@ HONEST = (
         flat_numerics(accumulator="float16", score_accumulator="float32", promotion=64, block_n=64),
         dtypes=HALF,
     ),
+    Kernel(
+        "fp16, each block's P V added in fp32",
+        flat_numerics(accumulator="float16", promotion="block", block_n=32, prescale="q"),
+        dtypes=HALF,
+    ),
     Kernel("FlashAttention-4", flat_numerics(**LAZY, block_n=32)),
     Kernel(
         "lagging maximum, fused",
@@ -129,6 +134,7 @@ EIGHT = Kernel(
     "eight", flat_numerics(probability_scale=256.0, block_n=32, promotion=32), style="fused"
 )
 PROMOTED = HONEST[4]
+BY_BLOCK = HONEST[5]
 LONG = "sq=16,skv=96,d=64"
 FAULTS: dict[str, tuple[Kernel, Kernel, str]] = {
     "P V in fp16": (
@@ -214,6 +220,40 @@ def test_a_chain_longer_than_declared_exceeds_the_bound():
     assert errors[0] <= bounds[0] < errors[1] <= bounds[1]
 
 
+@pytest.mark.parametrize(
+    ("declared", "faulty"),
+    [
+        (BY_BLOCK, BY_BLOCK.but(block_n=1024)),
+        (BY_BLOCK, BY_BLOCK.but(promotion=0)),
+        (BY_BLOCK.but(promotion=32), BY_BLOCK),
+        (BY_BLOCK.but(promotion=32), BY_BLOCK.but(promotion=1024)),
+    ],
+    ids=["P V later", "P V never", "Q K^T never", "Q K^T later"],
+)
+def test_sums_promoted_less_often_than_declared_exceed_the_bound(declared: Kernel, faulty: Kernel):
+    """A chain in fp16 keeps the first term of 1 and 1023 of 2^-16: 16 of these are less than half
+    of its last place.  LSE holds such a sum of 1024 columns, O one of 1024 keys."""
+    sums = torch.full((1024, 1), 2.0**-16)
+    sums[0] = 1.0
+    of_scores = torch.full((1, 1024), 4.0), torch.zeros(2, 1024), torch.eye(2, 1024)
+    of_scores[1][0] = 4.0 * sums[:, 0]
+    of_values = torch.zeros(1, 1), torch.zeros(1024, 1), sums
+
+    def worst(kernel: Kernel, operands: tuple[torch.Tensor, ...]) -> float:
+        q, k, v = (x.half()[None, None] for x in operands)
+        lengths = {"seqlen_q": 1, "seqlen_kv": k.shape[2], "head_dim": k.shape[3]}
+        problem = Problem(**lengths, dtype="float16", softmax_scale=1.0)
+        block = blocks_of(problem, q.double(), k.double(), v.double())
+        limit = bound(block, resolve(declared.numerics, Config(), problem, "sm_90"), problem)
+        factors = {"v": torch.ones(1, 1, 1)}
+        got = Emulation(problem, kernel, Luck.NEAREST, factors).run(q, k, v)
+        errors = (got.out[0] - block.out) / limit.out, (got.lse[0] - block.lse) / limit.lse
+        return max(float(error.nan_to_num().abs().max()) for error in errors)
+
+    assert max(worst(declared, operands) for operands in (of_scores, of_values)) <= 1
+    assert max(worst(faulty, operands) for operands in (of_scores, of_values)) > 1
+
+
 def test_lsees_of_long_rows_are_known_better_from_shorter_chains():
     text = "sq=4,skv=4096,d=64,dtype=bfloat16"
     chain, lanes, blocks = (
@@ -259,6 +299,14 @@ def test_infinite_where_an_fp16_accumulator_may_overflow():
         ({"accumulator": "float16"}, {"score_accumulator": "float16"}),
         ({"accumulator": "float16", **WIDE}, {}),
         ({"accumulator": "float16", **WIDE}, {"accumulator": "float16", "promotion": 64, **WIDE}),
+        (
+            {"accumulator": "float16", "promotion": 64},
+            {"accumulator": "float16", "promotion": "block"},
+        ),
+        (
+            {"promotion": "block", "accumulator": "float16"},
+            {"promotion": 32, "accumulator": "float16"},
+        ),
         ({"exp": "exp2_poly3"}, {"exp": "exp2_poly3", "rescale_exp": "ex2.approx"}),
         ({"exp": "exp2_poly3", "rescale_exp": "ex2.approx"}, {}),
         ({"exp": "__expf"}, {"exp": "expf"}),

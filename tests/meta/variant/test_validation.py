@@ -88,6 +88,7 @@ NONSENSE: list[tuple[str, str, object, str]] = [
     ("numerics.output", "probability_scale", 3.0, "3.0 is no power of two"),
     ("numerics.output", "probability_scale", 2.0**40, "is no number from"),
     ("numerics.products", "promotion", -1, "-1 is no whole number"),
+    ("numerics.products", "promotion", "values", "'values' is none of block"),
     ("numerics.output", "normalised", "no", "'no' is neither True nor False"),
     ("gradients.softmax", "source", "mine", "'mine' is none of saved, own"),
     ("gradients.sums", "atomics", "dq", "'dq' is no tuple of names"),

@@ -21,6 +21,7 @@ from verify.oracles.numerics.hypotheses import (
     nearest,
     run_if_supported,
 )
+from verify.tolerance.resolution import block_size
 
 # log2 of large / small: fp16 keeps the first and bfloat16 loses it, fp16 loses the second, 13
 # fraction bits the third; the last one, with large products of 2^16, overflows fp16.
@@ -133,8 +134,10 @@ def _claim(trial: Trial, name: str, word: str, ratio: float, evidence: str) -> C
         if name == _OF_SCORES
         else numerics.products.accumulator
     )
-    if eight and numerics.products.promotion:
-        declared += f", promoted every {numerics.products.promotion}"
+    keys = block_size(numerics.softmax.block_n, trial.config.block_n) or trial.problem.seqlen_kv
+    every = numerics.products.promotions(keys)[name == _OF_VALUES]
+    if eight and every:
+        declared += f", promoted every {every}"
     elif eight:
         declared += ", of the unit"
     return Claim(name, word, declared, ratio, word != "float32", evidence)

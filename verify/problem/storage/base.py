@@ -131,6 +131,7 @@ class Storage(ABC):
     def draw(cls, choose: Choose) -> Self:
         """A storage of this kind, weighted towards edges; one for all tensors that it holds.
 
+        Its rows are aligned to 16 bytes; where a support asks for none, `misaligned` is drawn too.
         Strided tensors are drawn one by one instead, in verify/problem/strategies.py.
         """
         return cls()
@@ -144,6 +145,12 @@ class Storage(ABC):
     def sibling(self) -> Storage:
         """Another storage of the same kind, if there is one."""
         return self
+
+    @property
+    def misaligned(self) -> Storage | None:
+        """One of the same kind whose rows are not aligned to 16 bytes in any dtype, if there is
+        one."""
+        return None
 
     @property
     def gradient(self) -> Storage:

@@ -53,7 +53,9 @@ def _variant(variant: VariantReport, key: str) -> doc.Folded:
     blocks.append(doc.Figure(key, _CAPTION, partial(plots.error_plot, variant, key)))
     blocks += [block for d in variant["dtypes"] if d["cases"] for block in _dtype(d)]
     if variant["support"]:
-        declared = (*scope(variant["support"]), ("configs", ", ".join(variant["configs"])))
+        further = variant.get("further_configs", 0)
+        names = [*variant["configs"], *([f"{further} more, not judged"] if further else [])]
+        declared = (*scope(variant["support"]), ("configs", ", ".join(names)))
         blocks.append(doc.Folded("Declared support and configs", (doc.Terms(declared),)))
     return doc.Folded(tuple(summary), tuple(blocks))
 

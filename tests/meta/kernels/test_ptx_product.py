@@ -1,0 +1,88 @@
+"""The complete product of the raw-PTX configs: how large it is, what the judged ones cover of it,
+and that it compiles."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from kernels.ptx.tiling import BLOCKS_M, DEPTHS, GRIDS, REGISTERS, ROOM, STAGES, config
+from tests.harness.ptx_host import MODULES
+from verify.cuda.compile import compilable, compile_source
+from verify.variant import Config
+
+# Of (fp32, fp16) accumulators; 8-bit inputs have no product.
+SIZES = {
+    "split_q": (144, 64),
+    "split_kv": (152, 152),
+    "share_kv": (224, 144),
+    "share_qkv": (144, 64),
+    "tiling_qk": (640, 576),
+    "tiling_qkv": (896, 576),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_product_is_as_large_as_documented_and_fits(name: str) -> None:
+    tiling = MODULES[name].TILING
+    for narrow, size in zip((False, True), SIZES[name], strict=True):
+        found = tiling.product(narrow=narrow)
+        assert len(found) == size
+        for chosen in random.Random(1).sample([*found.values()], 8):
+            assert Config.parse(chosen.name) == chosen
+            assert max(tiling.shared_bytes(chosen, each) for each in tiling.head_dims) <= ROOM
+            assert tiling.registers(chosen, 128, narrow=narrow) <= REGISTERS
+
+
+def test_what_does_not_fit_is_not_in_the_product() -> None:
+    """Too many registers, and at head dim 256 too much shared memory."""
+    tiling = MODULES["split_q"].TILING
+    spills, large = config(128, 64, 1, 4), config(64, 128, 2)
+    assert tiling.registers(spills, 128, narrow=False) > REGISTERS
+    assert tiling.shared_bytes(large, 256) > ROOM
+    assert not {spills.name, large.name} & tiling.product(narrow=False).keys()
+
+
+# The judged configs.  They are chosen for speed as well, so that not every two values meet in them:
+# those of `num_warps`, `swizzle`, `depth` and 128 keys are met by --all-configs alone.
+PAIRED = {"tiling": tuple(SIZES), "block_m": BLOCKS_M, "num_stages": STAGES, "grid": GRIDS}
+
+
+def pairs(values: dict[str, object]) -> Iterator[tuple[object, object]]:
+    return itertools.combinations(sorted(values.items(), key=lambda item: item[0]), 2)
+
+
+def test_every_two_values_meet_in_a_judged_config() -> None:
+    met: set[object] = set()
+    single: set[object] = set()
+    for name in SIZES:
+        for chosen in MODULES[name].CONFIGS:
+            values = {"tiling": name, **dict(chosen.options)}
+            values |= {part: getattr(chosen, part) for part in ("block_m", "num_stages")}
+            met |= set(pairs({part: values[part] for part in PAIRED}))
+            single |= {*chosen.options, ("tiling with", (name, values.get("depth")))}
+    wanted = {
+        pair
+        for parts in itertools.product(*PAIRED.values())
+        for pair in pairs(dict(zip(PAIRED, parts, strict=True)))
+    }
+    assert wanted <= met, f"no judged config has {sorted(map(str, wanted - met))}"
+    assert {("swizzle", word) for word in ("none", "q", "qk", "qkv")} <= single
+    sliced = itertools.product(("tiling_qk", "tiling_qkv"), DEPTHS)
+    assert {("tiling with", pair) for pair in sliced} <= single
+
+
+@pytest.mark.skipif(compilable() is not None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("name", SIZES)
+def test_a_further_config_compiles_without_a_spill(name: str) -> None:
+    """One of each tiling, at a head dim up to 128, for which builds have no budget of spills."""
+    tiling, draw = MODULES[name].TILING, random.Random(name)
+    narrow = draw.random() < 0.5
+    chosen = draw.choice([*tiling.product(narrow=narrow).values()])
+    kind = draw.choice(("full", "band", "table"))
+    made = tiling.launch(chosen, "float16", draw.choice((64, 128)), kind, narrow=narrow)
+    resources = compile_source(made.source, "sm_90a").resources
+    assert resources.spill_stores + resources.spill_loads + resources.stack == 0

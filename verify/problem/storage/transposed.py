@@ -1,0 +1,68 @@
+"""Transposed storage of K: (batch, heads, head_dim, seqlen), as many raw-MMA kernels take it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from references.masks import Choose
+from references.premises import Premise
+from verify.problem.storage.base import Piece, ProblemError, Shape4, Storage
+
+_UNIT = 16  # elements: a multiple of 16 bytes in every dtype
+
+
+@dataclass(frozen=True)
+class Transposed(Storage):
+    """One row of keys per column of head_dim; a name is the word and the pitch (transposed.p8).
+
+    A kernel gets `stored["k"].tensors[""]`, of shape (batch, heads, head_dim, seqlen).  A row takes
+    seqlen elements, rounded up to a multiple of 16, and the pitch.  What lies behind its last key
+    is a gap.
+
+    pitch: further unused elements behind every row.
+    """
+
+    pitch: int = 0
+    word: ClassVar[str] = "transposed"
+    holds: ClassVar[tuple[str, ...]] = ("k",)
+    breaks: ClassVar[frozenset[Premise]] = frozenset({Premise.STRIDED_STORAGE})
+
+    def __post_init__(self) -> None:
+        if self.pitch < 0:
+            raise ProblemError("layout: pitch counts elements and cannot be negative")
+
+    @property
+    def name(self) -> str:
+        return f"{self.word}.p{self.pitch}" if self.pitch else self.word
+
+    @classmethod
+    def parse(cls, text: str) -> Transposed:
+        _, dot, pitch = text.partition(".")
+        if dot and not (pitch[:1] == "p" and pitch[1:].isdecimal()):
+            raise ProblemError(f"layout: {text!r} is not transposed storage (as transposed.p8)")
+        return cls(int(pitch[1:] or 0))
+
+    @classmethod
+    def draw(cls, choose: Choose) -> Transposed:
+        return cls(choose.one_of((0, _UNIT, 4 * _UNIT, 9 * _UNIT)))
+
+    def pieces(self, shape: Shape4) -> dict[str, Piece]:
+        batch, heads, keys, dim = shape
+        row = -(-keys // _UNIT) * _UNIT + self.pitch
+        strides = (heads * dim * row, dim * row, row, 1)
+        return {"": Piece((batch, heads, dim, keys), strides, behind=row - keys)}
+
+    def write(self, values: Tensor, views: Mapping[str, Tensor]) -> None:
+        views[""].copy_(values.mT)
+
+    @property
+    def sibling(self) -> Transposed:
+        return replace(self, pitch=0 if self.pitch else _UNIT)
+
+    @property
+    def misaligned(self) -> Transposed:
+        return replace(self, pitch=self.pitch // _UNIT * _UNIT + 1)
