@@ -17,6 +17,7 @@ from verify.evidence.strict_json import decode, loads
 from verify.report import words
 from verify.report.build import overall
 from verify.report.schema import BesideReport, Report, Status
+from verify.report.words import counted
 from verify.sanitizers.account import Account
 from verify.timing.record import NAME as BENCH
 from verify.timing.record import Benchmark, parse
@@ -154,13 +155,13 @@ def _of_sanitizers(account: Account) -> BesideReport:
         status = "grey"
     records = sum(process["total"] for tried in account["tried"] for process in tried["processes"])
     said = (
-        f"{_number(records, 'record')} in {_number(len(outcomes), 'case')} under"
+        f"{counted(records, 'record')} in {counted(len(outcomes), 'case')} under"
         f" {' and '.join(account['tools'])}"
     )
     said += f", {len(bad)} not clean" if bad else ""
     caught = [p for p in account["planted"] if p["wanted"] == "caught"]
     said += (
-        f"; {sum(p['holds'] for p in caught)} of {_number(len(caught), 'planted fault')} caught."
+        f"; {sum(p['holds'] for p in caught)} of {counted(len(caught), 'planted fault')} caught."
     )
     return {
         "name": "sanitizer",
@@ -176,13 +177,9 @@ def _of_bench(record: Benchmark) -> BesideReport:
     differ = sorted({row["variant"] for row in rows if row.get("differs")})
     failed = sorted({row["variant"] for row in rows if row["outcome"] == "failed"})
     timed = [row for row in rows if row["outcome"] == "timed"]
-    variants = _number(len({row["variant"] for row in timed}), "variant")
-    said = f"{_number(len(timed), 'row')} of {variants} timed."
+    variants = counted(len({row["variant"] for row in timed}), "variant")
+    said = f"{counted(len(timed), 'row')} of {variants} timed."
     said += f" Values differ from those of the others: {', '.join(differ)}." if differ else ""
     said += f" Not timed on some workload: {', '.join(failed)}." if failed else ""
     status: Status = "red" if differ else "green"
     return {"name": "bench", "status": status, "said": said}
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + "s" * (count != 1)

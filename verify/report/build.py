@@ -27,6 +27,7 @@ from verify.report.schema import (
     VariantReport,
 )
 from verify.report.states import score_mods
+from verify.report.words import counted
 
 BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
 
@@ -179,9 +180,9 @@ def _reasons(evidence: Evidence, known: set[str]) -> list[str]:
     """What keeps the whole report, and no single variant, from being green."""
     reasons = []
     if lost := [begin for begin in evidence.lost if begin.variant not in known]:
-        reasons.append(f"{_count(len(lost), 'case')} launched but never judged")
+        reasons.append(f"{counted(len(lost), 'case')} launched but never judged")
     if evidence.torn:
-        reasons.append(f"{_count(len(evidence.torn), 'line')} of evidence cut short by a kill")
+        reasons.append(f"{counted(len(evidence.torn), 'line')} of evidence cut short by a kill")
     reasons += [
         f"{n.variant} not run: {n.reason}" for n in evidence.not_run if n.variant not in known
     ]
@@ -239,7 +240,7 @@ def _variant(
     reasons = [f"{d['dtype']}: {reason}" for d in dtypes for reason in d["reasons"]]
     lost: list[Begin] = [begin for begin in evidence.lost if begin.variant == entry.ref]
     if lost:
-        reasons.append(f"{_count(len(lost), 'case')} launched but never judged")
+        reasons.append(f"{counted(len(lost), 'case')} launched but never judged")
     if not entry.source_hash:
         reasons.append("no declaration on record")
     if entry.unavailable is not None:
@@ -360,9 +361,9 @@ def _shortfalls(
 ) -> list[str]:
     reasons = []
     if failures := _cases(v for v in judged if v.outcome == "fail"):
-        reasons.append(f"{failures} of {_count(_cases(judged), 'case')} fail")
+        reasons.append(f"{failures} of {counted(_cases(judged), 'case')} fail")
     elif shrunk := _cases(v for v in verdicts if v.outcome == "fail"):
-        reasons.append(f"{_count(shrunk, 'case')} failed while shrinking")
+        reasons.append(f"{counted(shrunk, 'case')} failed while shrinking")
     if not judged:
         reasons.append("not run")
     elif missing:
@@ -400,7 +401,3 @@ def _oracle(group: str, oracle: str, verdicts: Sequence[Verdict]) -> Oracle:
 def _cases(verdicts: Iterable[Verdict]) -> int:
     """Several oracles may judge one case; it counts once."""
     return len({verdict.case for verdict in verdicts})
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
