@@ -37,8 +37,8 @@ also keeps the next copies from overwriting what a slower warp still reads.  O l
 memory of Q, as whole rows.
 
 A build is chosen by dtype, head dim and blocks; lengths, strides, diagonal, scale and heads are
-plain arguments.  NVRTC takes some 20 s for each, most of it to read the headers: those of
-CUTLASS_PATH, or of the package nvidia-cutlass.
+plain arguments.  NVRTC takes some 16 s for each, most of it for CuTe's templates.  The headers are
+those of CUTLASS_PATH, or of the package nvidia-cutlass.
 """
 
 from __future__ import annotations

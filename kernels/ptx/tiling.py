@@ -90,7 +90,6 @@ DEPTHS = (16, 32, 64, 128)
 ROOM = 227 * 1024  # bytes of shared memory that a block of sm_90 can have
 # Of a thread's 255, for what `Tiling.registers` counts: no build with these has been seen to spill.
 REGISTERS = 160
-OPERANDS = {"none": "", "q": "q", "qk": "qk", "qkv": "qkv"}
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,8 @@ class Tiling:
         )
 
     def registers(self, config: Config, head_dim: int, *, narrow: bool) -> int:
-        """Registers of a thread that hold O, S, P and a Q that is kept, up to head dim 128, and
-        with narrow accumulators a block's sums of P V."""
+        """Registers of a thread that O, S, P and a Q that is kept would take at once, and with
+        narrow accumulators a block's sums of P V: an upper estimate, up to head dim 128."""
         shape = self.shape(config, head_dim)
         columns = head_dim // shape.warps_n  # of O, a warp's
         out = columns // 2

@@ -12,8 +12,8 @@ TILING = Tiling(
     name="tiling_qk",
     query="sliced",
     v_tile=True,
-    spills={256: 132, 512: 520, 1024: 12},
-    narrow_spills={256: 132, 512: 896, 1024: 60},
+    spills={256: 48, 512: 520, 1024: 12},
+    narrow_spills={256: 96, 512: 720, 1024: 48},
 )
 
 CONFIGS = (

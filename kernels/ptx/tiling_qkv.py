@@ -11,8 +11,8 @@ from kernels.ptx.tiling import Tiling, config, variant
 TILING = Tiling(
     name="tiling_qkv",
     query="sliced",
-    spills={256: 128, 512: 656},
-    narrow_spills={256: 220, 512: 416},
+    spills={256: 164, 512: 656},
+    narrow_spills={256: 308, 512: 116},
 )
 
 CONFIGS = (

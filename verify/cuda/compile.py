@@ -102,7 +102,7 @@ def compile_source(source: Source, arch: str) -> Binary:
         binary = _read(entry)  # another worker can have been first
         if binary is None:
             binary = _compile(source, arch)
-            _write(entry, binary)
+            _keep(entry, binary)
     return binary
 
 
@@ -255,14 +255,19 @@ def _read(path: Path) -> Binary | None:
         return None
 
 
-def _write(path: Path, binary: Binary) -> None:
+def _keep(path: Path, binary: Binary) -> None:
     head = {
         "sha256": sha256(binary.cubin).hexdigest(),
         "entry": binary.entry,
         "resources": asdict(binary.resources),
     }
+    write_whole(path, json.dumps(head).encode() + b"\n" + binary.cubin)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file of the cache so that no process ever sees a part of it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        file.write(json.dumps(head).encode() + b"\n" + binary.cubin)
+        file.write(data)
     os.replace(file.name, path)
 
 

@@ -7,7 +7,6 @@ under a hash of the binary.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import tempfile
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from verify.cuda.compile import cache_directory
+from verify.cuda.compile import cache_directory, write_whole
 from verify.cuda.toolkit import executables
 from verify.variant import Binary
 from verify.variant.build import INSTRUCTIONS
@@ -100,9 +99,7 @@ def counts(binary: Binary, *, disassemble: bool = True) -> Counts:
         raise NotReadError("left out, for want of time")
     found = count(listing(binary.cubin), binary.entry)
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=entry.parent, suffix=".part", delete=False) as file:
-        file.write(json.dumps(asdict(found)).encode())
-    os.replace(file.name, entry)
+    write_whole(entry, json.dumps(asdict(found)).encode())
     return found
 
 
