@@ -12,15 +12,15 @@ TILING = Tiling(
     name="tiling_qk",
     query="sliced",
     v_tile=True,
-    spills={256: 48, 512: 520, 1024: 12},
-    narrow_spills={256: 96, 512: 720, 1024: 48},
+    spills={512: 520},
+    narrow_spills={256: 68, 512: 720, 1024: 48},
 )
 
 CONFIGS = (
     config(64, 32, 2, depth=16),
     config(64, 32, 1, depth=32, swizzle="none"),
     config(128, 32, 2, depth=128, grid="heads"),
-    config(64, 128, 2, depth=64, grid="heads"),
+    config(64, 64, 2, depth=128, grid="heads"),
     # that every two values meet
     config(64, 32, 1, 4, depth=64, swizzle="q"),
     config(64, 64, 1, 8, depth=128, swizzle="qk"),

@@ -11,7 +11,7 @@ from kernels.ptx.tiling import Tiling, config, variant
 TILING = Tiling(
     name="tiling_qkv",
     query="sliced",
-    spills={256: 164, 512: 656},
+    spills={256: 308, 512: 656},
     narrow_spills={256: 308, 512: 116},
 )
 
@@ -20,7 +20,7 @@ CONFIGS = (
     config(64, 64, 1, depth=32, swizzle="q"),
     config(128, 64, 2, depth=64, swizzle="qk", grid="heads"),
     config(64, 128, 2, depth=128),
-    config(64, 32, 2, depth=32, swizzle="none"),
+    config(64, 128, 1, depth=64),
     # that every two values meet
     config(128, 128, 1, 8, depth=16, swizzle="none", grid="heads"),
     config(128, 128, 2, 8, depth=32, swizzle="q", grid="heads"),

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from references.masks import Mask, intersect, kind_of
 from references.quantisation import parse_quantisation
 from references.score_mods import mod_kind_of
+from verify.arithmetic.dtypes import dtype_named
 from verify.problem import ORDERS, Layout, Problem, Storage
 from verify.problem.coverage import mask_kinds, square_only
 from verify.problem.distributions import ordinary
 from verify.problem.known_answers import GATHERS, gather_possible
 from verify.problem.storage import STRIDED, storage_kind
-from verify.variant import Declaration, Support, default_dtype_out
+from verify.variant import ROW_ALIGNMENT, Declaration, Support, default_dtype_out
 
 __all__ = ["LIMITS", "Limits", "problems"]
 
@@ -127,6 +128,12 @@ def problems(
     return draw_problems(declaration.support, dtype, limits, names)
 
 
+def _aligned_elements(dtype: str) -> int:
+    """Elements of that dtype whose bytes are a multiple of ROW_ALIGNMENT, and those of a 16-bit
+    output too."""
+    return max(8, ROW_ALIGNMENT // dtype_named(dtype).itemsize)
+
+
 LengthPair = st.SearchStrategy[tuple[int, int]]
 _T = TypeVar("_T")
 
@@ -171,7 +178,7 @@ def draw_problems(
     heads_kv = _fit(heads_kv, min(room, limits.heads) // group)
     batch = _fit(batch, min(room // (group * heads_kv), limits.batch))
     mask = intersect(*(draw_atom(draw, kind, batch, seqlen_q, seqlen_kv) for kind in kinds))
-    layouts = _layouts(draw, style, 1 if support.layouts == "any" else 8)
+    layouts = _layouts(draw, style, 1 if support.layouts == "any" else _aligned_elements(dtype))
     if name in GATHERS:  # see `gather_possible`
         scale, score_mod = scale or "default", None
         layouts["q"] = layouts["q"].gradient

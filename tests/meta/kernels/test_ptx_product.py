@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels.ptx.tiling import BLOCKS_M, DEPTHS, GRIDS, REGISTERS, ROOM, STAGES, config
+from kernels.ptx.tiling import BLOCKS_M, DEPTHS, GRIDS, REGISTERS, ROOM, STAGES, STORAGES, config
 from tests.harness.ptx_host import MODULES
 from verify.cuda.compile import compilable, compile_source
 from verify.variant import Config
@@ -35,6 +35,13 @@ def test_the_product_is_as_large_as_documented_and_fits(name: str) -> None:
             assert Config.parse(chosen.name) == chosen
             assert max(tiling.shared_bytes(chosen, each) for each in tiling.head_dims) <= ROOM
             assert tiling.registers(chosen, 128, narrow=narrow) <= REGISTERS
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_judged_config_has_room_at_every_head_dim(name: str) -> None:
+    module = MODULES[name]
+    for chosen in module.CONFIGS:
+        assert max(module.TILING.shared_bytes(chosen, x) for x in module.TILING.head_dims) <= ROOM
 
 
 def test_what_does_not_fit_is_not_in_the_product() -> None:
@@ -83,6 +90,7 @@ def test_a_further_config_compiles_without_a_spill(name: str) -> None:
     narrow = draw.random() < 0.5
     chosen = draw.choice([*tiling.product(narrow=narrow).values()])
     kind = draw.choice(("full", "band", "table"))
-    made = tiling.launch(chosen, "float16", draw.choice((64, 128)), kind, narrow=narrow)
+    head_dim, storage = draw.choice((64, 128)), draw.choice(STORAGES)
+    made = tiling.launch(chosen, "float16", head_dim, kind, storage, narrow=narrow)
     resources = compile_source(made.source, "sm_90a").resources
     assert resources.spill_stores + resources.spill_loads + resources.stack == 0
