@@ -166,9 +166,12 @@ struct Pipeline {
                 if constexpr (M::k_transposed) {
                     const char* const from =
                         k + T::depth * step * a.k.row + static_cast<long long>(key) * T::element;
+                    const int row_end = T::element * min(end_key - key, T::block_n);
                     copy<typename M::KSlice, T::threads, M::KSlice::chunks, true>(
-                        k_slice, from, a.k.row, 0, T::depth, 0,
-                        T::element * min(end_key - key, T::block_n)
+                        k_slice, from, a.k.row, 0, T::depth, 0, row_end
+                    );
+                    copy_part<typename M::KSlice, T::threads>(
+                        memory + (k_slice - shared), from, a.k.row, row_end
                     );
                 } else {
                     copy<typename M::KSlice, T::threads>(

@@ -36,7 +36,7 @@ struct Tile {
 
 // Copy CHUNKS of rows first ... into a tile of T's shape, from its chunk `tile_chunk` on; zeros from
 // row `end` on (end > 0) and, if rows END, from byte `row_end` of each on: what lies there is not
-// read.  Rows are `row_bytes` apart.
+// read.  Rows are `row_bytes` apart.  A chunk in which rows end is left to `copy_part`.
 //
 // THREADS copy so many rows at once that a thread keeps its chunk and, where there is room for
 // eight rows, its place in the pattern of a swizzle: from one row to its next only constants change.
@@ -51,17 +51,39 @@ __device__ __forceinline__ void copy(
     const int row = static_cast<int>(threadIdx.x) / CHUNKS;
     const int chunk = static_cast<int>(threadIdx.x) % CHUNKS;
     const int left = end - first - row;
-    const int bytes = END ? min(max(row_end - 16 * chunk, 0), 16) : 16;
+    const bool whole = !END || 16 * chunk + 16 <= row_end;
     const char* from = data + (first + row) * row_bytes + 16 * chunk;
-    if (rows * CHUNKS < THREADS && row >= rows) {
+    if ((rows * CHUNKS < THREADS && row >= rows) || (!whole && 16 * chunk < row_end)) {
         return;
     }
 #pragma unroll
     for (int i = 0; i < T::rows; i += rows) {
         if (T::rows % rows == 0 || row + i < T::rows) {
             const u32 to = tile + T::place(row + i, tile_chunk + chunk);
-            ptx::cp_async_cg(to, from, i < left ? bytes : 0);
+            ptx::cp_async_cg(to, from, whole && i < left ? 16 : 0);
         }
         from += rows * row_bytes;
+    }
+}
+
+// The chunk in which all rows of a tile of 16-bit elements end, from byte `row_end` on zeros.  By
+// elements: memcheck takes an asynchronous copy of a part of a chunk for a read of all of it.
+template <class T, int THREADS>
+__device__ __forceinline__ void copy_part(
+    unsigned char* tile, const char* data, long long row_bytes, int row_end
+) {
+    const int chunk = row_end / 16;
+    if (row_end % 16 == 0 || chunk >= T::chunks) {
+        return;
+    }
+    const int byte = 2 * (static_cast<int>(threadIdx.x) % 8);
+    const bool there = 16 * chunk + byte < row_end;
+    int row = static_cast<int>(threadIdx.x) / 8;
+    const char* from = data + row * row_bytes + 16 * chunk + byte;
+#pragma unroll 1
+    for (; row < T::rows; row += THREADS / 8) {
+        *reinterpret_cast<unsigned short*>(tile + T::place(row, chunk) + byte) =
+            there ? *reinterpret_cast<const unsigned short*>(from) : 0;
+        from += THREADS / 8 * row_bytes;
     }
 }

@@ -390,13 +390,13 @@ SLIPS = {
     ),
     "tail of keys, too short": (
         "split_q:1:transposed",
-        r"end - 16 \* chunk, 0",
-        "end - 16 * (chunk + 1), 0",
+        r"chunk \+ byte < row_end",
+        "chunk + byte + 2 < row_end",
     ),
-    "tail of keys, too long": (
+    "chunk behind the last key": (
         "split_q:1:transposed",
-        r"end - 16 \* chunk, 0",
-        "end - 16 * (chunk - 1), 0",
+        r"whole && i < left",
+        "i < left",
     ),
     "pitch of K": (
         "split_q:1:transposed",
