@@ -13,7 +13,7 @@ TILING = Tiling(
     query="sliced",
     v_tile=True,
     spills={512: 520},
-    narrow_spills={256: 68, 512: 720, 1024: 48},
+    narrow_spills={256: 84, 512: 28, 1024: 56},
 )
 
 CONFIGS = (

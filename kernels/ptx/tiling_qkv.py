@@ -11,8 +11,8 @@ from kernels.ptx.tiling import Tiling, config, variant
 TILING = Tiling(
     name="tiling_qkv",
     query="sliced",
-    spills={256: 308, 512: 656},
-    narrow_spills={256: 308, 512: 116},
+    spills={256: 344, 512: 656},
+    narrow_spills={256: 384},
 )
 
 CONFIGS = (
