@@ -118,7 +118,7 @@ class Tiling:
 
     query: where Q stays: in a "tile", going through the "ring", or "sliced" with K.
     q_kept: whether registers keep Q's fragments, up to head dim 128.
-    tiles: whether V, where it is no item, has a tile.
+    v_tile: whether V, which is then no item, has a tile.
     slots: of the ring, per stage.
     warps_n: warps that share a row's keys, at head dims below 512.
     element: bytes of an element of Q, K and V.
