@@ -295,10 +295,15 @@ def test_a_right_kernel_passes(court: Court, group: str) -> None:
         asked = draws(target.problems, 24)
         held = [p for p in asked if p.layout_k.word == "transposed"]
         assert len(held) >= 6
-        problem = sorted(held, key=lambda p: p.pairs * p.head_dim)[len(held) // 2]
-        outcomes = {o: v.outcome for o, v in court.verdicts(name, group, problem).items()}
-        assert "fail" not in outcomes.values(), (outcomes, problem.name)
-        assert outcomes["bound" if group == "accuracy" else group] == "pass"
+        oracle = "bound" if group == "accuracy" else group
+        found = set()
+        for problem in sorted(held, key=lambda p: p.pairs * p.head_dim)[len(held) // 2 :]:
+            outcomes = {o: v.outcome for o, v in court.verdicts(name, group, problem).items()}
+            assert "fail" not in outcomes.values(), (outcomes, problem.name)
+            found.add(outcomes[oracle])
+            if "pass" in found:  # an oracle can be inapplicable to what is drawn
+                break
+        assert "pass" in found
 
 
 def test_a_kernel_that_takes_rows_for_packed_is_convicted(court: Court) -> None:
