@@ -4,8 +4,6 @@ core."""
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tests.harness.host_library import host_library
 from verify.arithmetic.dot import mma
 from verify.arithmetic.unit import Unit
 from verify.probes.instructions import WORDS, Instruction
 from verify.probes.toolchain import HERE, Launch, Program
 
-HOST = Path(__file__).parent / "cuda_host"
-COMPILER = shutil.which("c++")
 _MULTIPLY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 
 
@@ -39,34 +36,11 @@ class HostProgram:
     late: bool = False
 
     def __post_init__(self) -> None:
-        kernel, library = self.folder / self.program.file, self.folder / "probe.so"
+        kernel = self.folder / self.program.file
         kernel.write_text(
             self.edit((HERE / self.program.file).read_text(encoding="utf-8")), encoding="utf-8"
         )
-        macros = [*self.program.macros, ("KERNEL", f'"{kernel}"'), ("ENTRY", self.program.entry)]
-        defines = [f"-D{name}={value}" for name, value in macros]
-        flags = [
-            "-std=c++17",
-            "-O1",
-            "-ffp-contract=off",
-            "-shared",
-            "-fPIC",
-            "-Wall",
-            "-Werror",
-            "-Wno-unknown-pragmas",
-        ]
-        command = [
-            str(COMPILER),
-            *flags,
-            f"-I{HOST}",
-            *defines,
-            str(HOST / "run.cpp"),
-            "-o",
-            str(library),
-        ]
-        subprocess.run(command, check=True)
-        self.library = ctypes.CDLL(str(library))
-        self.library.run.restype = ctypes.c_char_p
+        self.library = host_library(kernel, self.program.entry, self.program.macros)
 
     def launch(self, program: Program, how: Launch, arguments: ctypes.Structure) -> None:
         """Run every block."""

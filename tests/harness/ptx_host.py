@@ -11,8 +11,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +28,7 @@ from kernels.ptx import (
     tiling_qk,
     tiling_qkv,
 )
+from tests.harness.host_library import host_library
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
 from verify.cuda.compile import Source
@@ -40,9 +39,6 @@ from verify.problem.inputs import dequantised, stored_factors, tensors
 from verify.problem.storage import STRIDED
 from verify.tolerance.forward import resolve
 from verify.variant import AttentionArgs, Config, Descales, Stored, Variant
-
-HOST = ROOT / "tests" / "harness" / "cuda_host"
-COMPILER = shutil.which("c++")
 
 BESIDE = 0xFFFF  # what lies beside the inputs: NaN in every format of 8 and 16 bits
 
@@ -98,34 +94,8 @@ class Host:
         )
         kernel = folder / "kernel.cu"
         kernel.write_text(f"{BEFORE}{edit(text)}", encoding="utf-8")
-        library = folder / "kernel.so"
-        macros = [*source.defines, ("KERNEL", f'"{kernel}"'), ("ENTRY", source.entry)]
-        macros.append(("BESIDE", str(BESIDE)))
-        defines = [f"-D{name}={value}" for name, value in macros]
-        flags = [
-            "-std=c++17",
-            "-O1",
-            "-ffp-contract=off",
-            "-shared",
-            "-fPIC",
-            "-Wall",
-            "-Werror",
-            "-Wno-unknown-pragmas",
-        ]
-        subprocess.run(
-            [
-                str(COMPILER),
-                *flags,
-                f"-I{HOST}",
-                *defines,
-                str(HOST / "run.cpp"),
-                "-o",
-                str(library),
-            ],
-            check=True,
-        )
-        self.library = ctypes.CDLL(str(library))
-        self.library.run.restype = ctypes.c_char_p
+        macros = [*source.defines, ("BESIDE", str(BESIDE))]
+        self.library = host_library(kernel, source.entry, macros)
         self.schedule = SCHEDULES[0]
         # A slice of V goes into a tile of more columns: there, as in padded rows narrower than 128
         # bytes, copies can meet.

@@ -18,8 +18,8 @@ from kernels.ptx.tiling import ELEMENT, HEAD_DIMS, ROOM, STORAGES, config
 from references.masks import Causal, Documents, Full, Lengths, Window
 from references.quantisation import parse_quantisation
 from references.score_mods import Softcap
+from tests.harness.host_library import COMPILER
 from tests.harness.ptx_host import (
-    COMPILER,
     MODULES,
     SCHEDULES,
     Choice,

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.harness.probe_host import COMPILER, HOST, HostProgram
+from tests.harness.host_library import COMPILER, HOST
+from tests.harness.probe_host import HostProgram
 from tests.meta.probes.test_probes_report import REPORT
 from verify import document as doc
 from verify.bundle import ROOT

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.probe_host import COMPILER, HostProgram
+from tests.harness.host_library import COMPILER
+from tests.harness.probe_host import HostProgram
 from verify.arithmetic.dot import fused_dot
 from verify.probes import agreement, functions, matrix
 from verify.probes.functions import FUNCTIONS, FunctionProbe, Probed, Surveyor
