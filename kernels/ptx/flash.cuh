@@ -385,8 +385,9 @@ struct Flash {
                     T::eight_bits ? o[even + 1][2 * h + n % 2] : o[first + n][2 * h + 1];
                 pairs[n] = ptx::pack<T::out_format>(low * inverse, high * inverse);
             }
-            // pairs[n] of lane t becomes pairs[t] of lane n.  Of 8-bit V: lanes t and t ^ 1 have eight
-            // columns of each of two times sixteen, and trade until each has one of these eights.
+            // pairs[n] of lane t becomes pairs[t] of lane n.  Of 8-bit V: lanes t and t ^ 1 have
+            // eight columns of each of two times sixteen, and trade until each has one of these
+            // eights.
 #pragma unroll
             for (int bit = 1; bit <= (T::eight_bits ? 1 : 2); ++bit) {
 #pragma unroll

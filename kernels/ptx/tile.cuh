@@ -34,12 +34,13 @@ struct Tile {
     }
 };
 
-// Copy CHUNKS of rows first ... into a tile of T's shape, from its chunk `tile_chunk` on; zeros from
-// row `end` on (end > 0) and, if rows END, from byte `row_end` of each on: what lies there is not
-// read.  Rows are `row_bytes` apart.  A chunk in which rows end is left to `copy_part`.
+// Copy CHUNKS of rows first ... into a tile of T's shape, from its chunk `tile_chunk` on; zeros
+// from row `end` on (end > 0) and, if rows END, from byte `row_end` of each on: what lies there is
+// not read.  Rows are `row_bytes` apart.  A chunk in which rows end is left to `copy_part`.
 //
 // THREADS copy so many rows at once that a thread keeps its chunk and, where there is room for
-// eight rows, its place in the pattern of a swizzle: from one row to its next only constants change.
+// eight rows, its place in the pattern of a swizzle: from one row to its next only constants
+// change.
 template <class T, int THREADS, int CHUNKS = T::chunks, bool END = false>
 __device__ __forceinline__ void copy(
     u32 tile, const char* data, long long row_bytes, int first, int end, int tile_chunk = 0,

@@ -20,8 +20,8 @@ class Declaration:
     collection). entries: out of ENTRIES.  workspaces: the runs (RUNS) that want scratch buffers.
     saved_config: of the forward of another variant, which saves O and LSE; numerics and contract
     are then that one's. undeclared: made from a plain function.  interpreted: Triton's interpreter
-    runs it here, so problems must be small.  further_configs: names of those that only
-    `--all-configs` judges.
+    runs it here, so problems must be small.  further_configs: names of the configs that
+    `--all-configs` adds to the judged ones.
     """
 
     ref: str

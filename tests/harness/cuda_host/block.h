@@ -113,7 +113,8 @@ inline void pause(State state) {
     }
 }
 
-// Run a thread until it gives way.  Jumps and not swapcontext, which asks the system for the signal mask every time.
+// Run a thread until it gives way.  Jumps and not swapcontext, which asks the system for the signal
+// mask every time.
 inline void go_on(Thread& thread) {
     block.current = &thread;
     if (!_setjmp(block.scheduler)) {
