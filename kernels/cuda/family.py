@@ -19,6 +19,7 @@ from torch import Tensor
 from kernels.masks import MaskBuild, mask_build, mask_tables
 from verify.cuda.compile import Kernel, Source, build_of, compile_source, device_arch, launch, load
 from verify.variant import (
+    STRIDED,
     AttentionArgs,
     Build,
     Config,
@@ -29,7 +30,6 @@ from verify.variant import (
 )
 
 LOG2_E = math.log2(math.e)
-STRIDED = "strided"
 
 Choice = tuple[Config, str, int, str, str]
 """What a build is made for: config, dtype, head dim, kind of mask, storage of K."""

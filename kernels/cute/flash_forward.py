@@ -48,7 +48,7 @@ import math
 import os
 from pathlib import Path
 
-from kernels.cuda.family import STRIDED, Family, Launch
+from kernels.cuda.family import Family, Launch
 from verify.cuda.compile import (
     CompileError,
     Source,
@@ -57,6 +57,7 @@ from verify.cuda.compile import available as cuda_available
 from verify.cuda.compile import compilable as cuda_compilable
 from verify.cuda.toolkit import includes as toolkit_includes
 from verify.variant import (
+    STRIDED,
     Build,
     Config,
     Contract,

@@ -59,9 +59,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from kernels.cuda.family import LOG2_E, STRIDED, Family, Launch
+from kernels.cuda.family import LOG2_E, Family, Launch
 from verify.cuda.compile import Source, available, compilable
 from verify.variant import (
+    STRIDED,
     Config,
     Contract,
     Numerics,

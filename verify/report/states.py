@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from verify.document import text
 from verify.report.schema import DTypeReport, Report, VariantReport
-from verify.variant import MASK_KINDS
+from verify.variant import MASK_KINDS, STRIDED
 from verify.variant.numerics import leaves
 
 # A support that ends below three tiles of 64 keys, or that spans fewer lengths than these, never
@@ -187,7 +187,7 @@ def claims(variant: VariantReport) -> str:
         parts.append(f"{scales} scale only")
     if (layouts := support.get("layouts", "any")) != "any":
         parts.append(f"{layouts} tensors only")
-    if (storages := [*support.get("storages", ["strided"])]) != ["strided"]:
+    if (storages := [*support.get("storages", [STRIDED])]) != [STRIDED]:
         parts.append(f"{' or '.join(storages)} storage")
     if variant["contract"].get("lse", "natural") is None and "forward" in variant["entries"]:
         parts.append("returns no LSE")

@@ -8,6 +8,7 @@ declarations from a child process; it never imports a kernel.  A kernel imports 
 
 from verify.arithmetic.archs import Arch, arch_named, arch_of, compiled_archs
 from verify.variant.arguments import (
+    STRIDED,
     AttentionArgs,
     Descales,
     Gradients,
@@ -46,6 +47,7 @@ __all__ = [
     "MASK_KINDS",
     "ROW_ALIGNMENT",
     "SCALES",
+    "STRIDED",
     "Arch",
     "AttentionArgs",
     "Binary",

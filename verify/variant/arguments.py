@@ -14,6 +14,10 @@ from verify.variant.config import Config
 
 Workspace = dict[str, Tensor]
 
+STRIDED = "strided"
+"""The storage that every kernel takes for Q and outputs, and for K and V unless it says
+otherwise."""
+
 
 class Unsupported(Exception):  # noqa: N818 - a refusal is not an error of the kernel
     """What a kernel raises for an input outside its support, before it touches any buffer; names
@@ -77,7 +81,7 @@ def storages_of(stored: Mapping[str, Held]) -> dict[str, str]:
         if name in stored:
             words[name] = stored[name].word
         elif all(name in held.holds for held in stored.values()):
-            words[name] = "strided"
+            words[name] = STRIDED
     return words
 
 

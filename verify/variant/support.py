@@ -12,7 +12,14 @@ from torch import Tensor
 
 from references.masks import Intersection, Mask
 from references.score_mods import ScoreMod
-from verify.variant.arguments import AttentionArgs, Gradients, Saved, Unsupported, default_dtype_out
+from verify.variant.arguments import (
+    STRIDED,
+    AttentionArgs,
+    Gradients,
+    Saved,
+    Unsupported,
+    default_dtype_out,
+)
 from verify.variant.validation import (
     DESCALINGS,
     LAYOUTS,
@@ -92,7 +99,7 @@ class Support(Declared, path="support"):
     scales: str = "any"
     score_mods: tuple[str, ...] = ()
     layouts: str = "any"
-    storages: tuple[str, ...] = ("strided",)
+    storages: tuple[str, ...] = (STRIDED,)
     devices: tuple[str, ...] = ("cpu", "cuda")
     capability: tuple[int, int] = (7, 0)
     max_capability: tuple[int, int] | None = None
@@ -193,7 +200,7 @@ class Support(Declared, path="support"):
             *(
                 (
                     f"layout_{name}",
-                    word not in self.storages and (name, word) != ("q", "strided"),
+                    word not in self.storages and (name, word) != ("q", STRIDED),
                     f"{word} storage is none of {', '.join(self.storages)}",
                 )
                 for name, word in shape.storages.items()

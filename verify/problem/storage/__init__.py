@@ -14,7 +14,6 @@ import importlib
 import pkgutil
 
 from verify.problem.storage.base import (
-    STRIDED,
     Piece,
     ProblemError,
     Shape4,
@@ -24,6 +23,7 @@ from verify.problem.storage.base import (
     storage_words,
 )
 from verify.problem.storage.strided import EXPANSIONS, ORDERS, Layout
+from verify.variant import STRIDED
 
 
 def import_kinds() -> None:

@@ -19,11 +19,9 @@ from torch import Tensor
 from references.kinds import refuse_incomplete
 from references.masks import Choose
 from references.premises import EVERY_PREMISE, Premise
+from verify.variant import STRIDED
 
 Shape4 = tuple[int, int, int, int]
-
-STRIDED = "strided"
-"""The kind that every kernel takes for Q and outputs, and for K and V unless it says otherwise."""
 
 
 class ProblemError(ValueError):

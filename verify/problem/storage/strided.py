@@ -10,7 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from references.premises import Premise
-from verify.problem.storage.base import STRIDED, Piece, ProblemError, Shape4, Storage
+from verify.problem.storage.base import Piece, ProblemError, Shape4, Storage
+from verify.variant import STRIDED
 
 ORDERS = ("bhsd", "bshd", "sbhd")
 EXPANSIONS = ("b", "h")
