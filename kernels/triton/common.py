@@ -9,6 +9,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
+from kernels.masks import MaskBuild
 from verify.variant import AttentionArgs, Config
 
 BUCKETS = (16, 32, 64, 128, 256)
@@ -36,29 +37,22 @@ class Launch:
 
 
 _TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-_COUNTS = ("heads_q", "heads_kv", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high")
-_TABLES = ("lse", "delta", "row_low", "row_high", "descale_q", "descale_k", "descale_v")
+_TABLES = ("lse", "delta", "dq_sums", "partial", "partial_lse")
 
 
-def twice(kernel: Any, *counts: str) -> tuple[Any, Any]:
-    """The kernel for aligned tensors, which promises that their pointers, strides and head dims are
-    multiples of 16, and in general.
+def twice(kernel: Any) -> tuple[Any, Any]:
+    """The kernel for aligned tensors, which promises that their pointers are multiples of 16 bytes,
+    and in general; strides and head dims are told apart by `steps` and `sizes`.
 
     Without that promise Triton loads element by element and cannot copy asynchronously; with it
-    baked in, only some tensors would do.  counts: further integers that no build depends on.
+    baked in, only some tensors would do.
     """
     names = list(inspect.signature(kernel).parameters)
-    free = [name for name in names if name in (*_COUNTS, *counts)]
     tables = [name for name in names if name in _TABLES]
-    sizes = [name for name in names if name.startswith(("stride_", "head_dim"))]
     tensors = [name for name in names if name in _TENSORS]
     return (
-        triton.jit(kernel, do_not_specialize=free, do_not_specialize_on_alignment=tables),
-        triton.jit(
-            kernel,
-            do_not_specialize=[*free, *sizes],
-            do_not_specialize_on_alignment=[*tables, *tensors],
-        ),
+        triton.jit(kernel, do_not_specialize_on_alignment=tables),
+        triton.jit(kernel, do_not_specialize_on_alignment=[*tables, *tensors]),
     )
 
 
@@ -86,11 +80,12 @@ class Blocks:
             )
         return Blocks(*chosen)
 
-    def keywords(self, kind: str, bucket: int) -> dict[str, Any]:
-        """The keywords of a launch for a kind of mask; one bucket for both head dims: a fifth of
-        the builds that two would need, for padding where they differ."""
+    def keywords(self, kind: str, bucket: int, aligned: bool) -> dict[str, Any]:
+        """The keywords of a launch for a kind of mask and an alignment; one bucket for both head
+        dims: a fifth of the builds that two would need, for padding where they differ."""
         return {
             "KIND": kind,
+            "ALIGNED": aligned,
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
             "BLOCK_D": bucket,
@@ -115,12 +110,20 @@ def is_aligned(args: AttentionArgs, *others: Tensor) -> bool:
     )
 
 
-def sizes(args: AttentionArgs) -> tuple[int, ...]:
-    """Query heads, query heads per key head, and the lengths and head dims."""
+def sizes(
+    args: AttentionArgs, heads: int, mask: MaskBuild, *, aligned: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The head dims, and heads, query heads per key head, the lengths and the mask's diagonals, as
+    `kernels.triton.tiles` reads them."""
     group = args.heads_q // args.heads_kv
-    return args.heads_q, group, args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v
+    numbers = heads, group, args.seqlen_q, args.seqlen_kv, mask.diagonal_low, mask.diagonal_high
+    return _handed((args.head_dim, args.head_dim_v), aligned), _handed(numbers, False)
 
 
-def steps(*tensors: Tensor) -> tuple[int, ...]:
-    """The strides of batch, head and sequence of each tensor, in elements."""
-    return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
+def steps(*tensors: Tensor, aligned: bool) -> tuple[tuple[int, ...], ...]:
+    """The strides of batch, head and sequence of each tensor, in elements; handed over likewise."""
+    return tuple(_handed(tensor.stride()[:3], aligned) for tensor in tensors)
+
+
+def _handed(numbers: tuple[int, ...], aligned: bool) -> tuple[int, ...]:
+    return numbers if aligned else tuple(16 * number for number in numbers)

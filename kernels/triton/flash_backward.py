@@ -42,6 +42,7 @@ from kernels.triton.common import (
     Launch,
     head_dim_bucket,
     is_aligned,
+    sizes,
     steps,
 )
 from kernels.triton.compile import arguments, binary, expected, meta
@@ -133,9 +134,7 @@ def launches(
     fast = is_aligned(args, saved.out, dout, *gradients.by_name().values())
     blocks = effective_blocks(args.config, args.dtype, bucket, fast)
     inputs = args.q, args.k, args.v, dout
-    sizes = args.seqlen_q, args.seqlen_kv, args.head_dim, args.head_dim_v
-    numbers = mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E, args.softmax_scale
-    group = args.heads_q // args.heads_kv
+    numbers = args.softmax_scale * LOG2_E, args.softmax_scale
 
     def walk(
         kernel: Any, heads: int, seqlen: int, sides: tuple[int, int], *outputs: Tensor
@@ -149,14 +148,12 @@ def launches(
                 *outputs,
                 saved.lse,
                 delta,
-                *tables,
-                *steps(*inputs, *outputs),
-                heads,
-                group,
-                *sizes,
+                tables,
+                steps(*inputs, *outputs, aligned=fast),
+                *sizes(args, heads, mask, aligned=fast),
                 *numbers,
             ),
-            tiles.keywords(mask.kind, bucket),
+            tiles.keywords(mask.kind, bucket, fast),
         )
 
     return (
@@ -167,12 +164,16 @@ def launches(
                 saved.out,
                 dout,
                 delta,
-                *steps(saved.out, dout),
-                args.heads_q,
-                args.seqlen_q,
-                args.head_dim_v,
+                steps(saved.out, dout, aligned=fast),
+                *sizes(args, args.heads_q, mask, aligned=fast),
             ),
-            {"ROWS": _DELTA_ROWS, "BLOCK_DV": bucket, "num_warps": 4, "enable_fp_fusion": False},
+            {
+                "ALIGNED": fast,
+                "ROWS": _DELTA_ROWS,
+                "BLOCK_DV": bucket,
+                "num_warps": 4,
+                "enable_fp_fusion": False,
+            },
         ),
         walk(
             key_value_gradients_aligned if fast else key_value_gradients,
@@ -236,9 +237,9 @@ _SPILL_BUDGETS = {
         "sm_100a": 40,
         "sm_120a": 104,
     },
-    "dk dv, m32n128w8s2, float16, d 128, causal": {"sm_100a": 1032},
-    "dk dv, m32n128w8s2, bfloat16, d 64, window": {"sm_100a": 640},
-    "dk dv, m16n64w4s2, bfloat16, d 128, interval": {"sm_100a": 108},
+    "dk dv, m32n128w8s2, float16, d 128, causal": {"sm_100a": 1040},
+    "dk dv, m32n128w8s2, bfloat16, d 64, window": {"sm_100a": 792},
+    "dk dv, m16n64w4s2, bfloat16, d 128, interval": {"sm_100a": 172},
 }
 
 

@@ -1,34 +1,28 @@
-"""The kernels of `flash_backward`, which says what they compute.
+"""The kernels of `flash_backward`, which says what they compute; their arguments are as
+`kernels.triton.tiles` has them.
 
 Tensors are (batch, heads, seqlen, head_dim) with any strides but the innermost, which is 1; lse and
-delta float32 (batch, heads_q, seqlen_q) and the tables row_low and row_high int32 (batch,
-seqlen_q), contiguous.  The tables are None but for KIND "interval"; for "causal" and "window" row r
-sees the keys from r + diagonal_low (window) to r + diagonal_high, inclusive. group: query heads per
-key head.  One grid axis each, so that batch x heads may exceed 65535.
+delta float32 (batch, heads_q, seqlen_q), contiguous.  steps: the strides of the tensors, in their
+order.
 """
 
 import triton
 import triton.language as tl
 
 from kernels.triton.common import twice
-
-
-@triton.jit
-def _seen_keys(
-    row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND: tl.constexpr
-):
-    """The keys [low, high) that each row sees; the tables are those of the row's batch."""
-    if KIND == "interval":
-        low = tl.load(tables_low + row)
-        high = tl.load(tables_high + row)
-    else:
-        low = row * 0
-        high = low + seqlen_kv
-        if KIND != "full":
-            high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)
-        if KIND == "window":
-            low = tl.maximum(row + diagonal_low, 0)
-    return low, high
+from kernels.triton.tiles import (
+    block_at,
+    blocks_of,
+    head_of,
+    inside,
+    key_walk,
+    own_tile,
+    plain,
+    plain_dims,
+    plain_sizes,
+    rows_of,
+    seen_keys,
+)
 
 
 @triton.jit
@@ -42,41 +36,29 @@ def _row_sums(  # noqa: PLR0917
     out,
     dout,
     delta,
-    stride_ob: tl.int64,
-    stride_oh: tl.int64,
-    stride_os: tl.int64,
-    stride_gb: tl.int64,
-    stride_gh: tl.int64,
-    stride_gs: tl.int64,
-    heads_q: tl.int32,
-    seqlen_q: tl.int32,
-    head_dim_v: tl.int32,
+    steps,
+    head_dims,
+    sizes,
+    ALIGNED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    tiles = tl.cdiv(seqlen_q, ROWS)
-    program = tl.program_id(0)
-    rows = program % tiles * ROWS + tl.arange(0, ROWS)
-    head_64 = ((program // tiles) % heads_q).to(tl.int64)
-    batch_64 = ((program // tiles) // heads_q).to(tl.int64)
+    heads_q, _, seqlen_q, _ = plain_sizes(sizes)
+    _, head_dim_v = plain_dims(head_dims, ALIGNED)
+    tile, head, batch = own_tile(seqlen_q, heads_q, ROWS)
+    head_64 = head.to(tl.int64)
+    rows = tile * ROWS + tl.arange(0, ROWS)
     dims_v = tl.arange(0, BLOCK_DV)[None, :]
-    rows_64 = rows.to(tl.int64)[:, None]
     mask = (rows < seqlen_q)[:, None] & (dims_v < head_dim_v)
-    o_tile = tl.load(
-        out + batch_64 * stride_ob + head_64 * stride_oh + rows_64 * stride_os + dims_v,
-        mask=mask,
-        other=0.0,
-    )
-    do_tile = tl.load(
-        dout + batch_64 * stride_gb + head_64 * stride_gh + rows_64 * stride_gs + dims_v,
-        mask=mask,
-        other=0.0,
-    )
+    o_rows = rows_of(head_of(out, steps[0], batch, head_64, ALIGNED), steps[0], rows, ALIGNED)
+    do_rows = rows_of(head_of(dout, steps[1], batch, head_64, ALIGNED), steps[1], rows, ALIGNED)
+    o_tile = tl.load(o_rows + dims_v, mask=mask, other=0.0)
+    do_tile = tl.load(do_rows + dims_v, mask=mask, other=0.0)
     sums = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-    tl.store(delta + (batch_64 * heads_q + head_64) * seqlen_q + rows, sums, mask=rows < seqlen_q)
+    tl.store(delta + (batch * heads_q + head) * seqlen_q + rows, sums, mask=rows < seqlen_q)
 
 
-def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
+def _key_value_gradients(  # noqa: PLR0915, PLR0917
     q,
     k,
     v,
@@ -85,55 +67,26 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
     dv,
     lse,
     delta,
-    row_low,
-    row_high,
-    stride_qb: tl.int64,
-    stride_qh: tl.int64,
-    stride_qs: tl.int64,
-    stride_kb: tl.int64,
-    stride_kh: tl.int64,
-    stride_ks: tl.int64,
-    stride_vb: tl.int64,
-    stride_vh: tl.int64,
-    stride_vs: tl.int64,
-    stride_gb: tl.int64,
-    stride_gh: tl.int64,
-    stride_gs: tl.int64,
-    stride_dkb: tl.int64,
-    stride_dkh: tl.int64,
-    stride_dks: tl.int64,
-    stride_dvb: tl.int64,
-    stride_dvh: tl.int64,
-    stride_dvs: tl.int64,
-    heads_kv: tl.int32,
-    group: tl.int32,
-    seqlen_q: tl.int32,
-    seqlen_kv: tl.int32,
-    head_dim: tl.int32,
-    head_dim_v: tl.int32,
-    diagonal_low: tl.int32,
-    diagonal_high: tl.int32,
+    tables,
+    steps,
+    head_dims,
+    sizes,
     scale_log2: tl.float32,
     scale: tl.float32,
     KIND: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
+    heads_kv, group, seqlen_q, seqlen_kv = plain_sizes(sizes)
+    head_dim, head_dim_v = plain_dims(head_dims, ALIGNED)
     # The first keys first, since most causal rows see them.
-    tiles = tl.cdiv(seqlen_kv, BLOCK_N)
-    program = tl.program_id(0)
-    key_begin = program % tiles * BLOCK_N
+    tile, head_kv, batch = own_tile(seqlen_kv, heads_kv, BLOCK_N)
+    key_begin = tile * BLOCK_N
     key_end = tl.minimum(key_begin + BLOCK_N, seqlen_kv)
-    head_kv = (program // tiles) % heads_kv
     head_kv_64 = head_kv.to(tl.int64)
-    batch_64 = ((program // tiles) // heads_kv).to(tl.int64)
-    tables_low = row_low
-    tables_high = row_high
-    if KIND == "interval":
-        tables_low += batch_64 * seqlen_q
-        tables_high += batch_64 * seqlen_q
 
     # Rows [first, last) hold those that see a key of this block; of these, [inner_first,
     # inner_last) see all of it.
@@ -143,8 +96,9 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
         lasts = tl.zeros([SCANNED], tl.int32)
         for start in range(0, seqlen_q, SCANNED):
             scanned = start + tl.arange(0, SCANNED)
-            low = tl.load(tables_low + scanned, mask=scanned < seqlen_q, other=0)
-            high = tl.load(tables_high + scanned, mask=scanned < seqlen_q, other=0)
+            row = tl.minimum(scanned, seqlen_q - 1)
+            low, high = seen_keys(row, tables, batch, seqlen_q, seqlen_kv, sizes, KIND)
+            high = tl.where(scanned < seqlen_q, high, 0)
             sees = tl.maximum(low, key_begin) < tl.minimum(high, key_end)
             firsts = tl.where(sees, tl.minimum(firsts, scanned), firsts)
             lasts = tl.where(sees, scanned + 1, lasts)
@@ -158,69 +112,54 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
         inner_first = first
         inner_last = last
         if KIND != "full":
+            diagonal_high = plain(sizes[5], False)
             first = tl.maximum(key_begin - diagonal_high, 0)
             inner_first = tl.maximum(key_end - 1 - diagonal_high, 0)
         if KIND == "window":
+            diagonal_low = plain(sizes[4], False)
             last = tl.minimum(key_end - diagonal_low, seqlen_q)
             inner_last = tl.minimum(key_begin + 1 - diagonal_low, seqlen_q)
-    begin = first // BLOCK_M
-    end = tl.maximum(tl.cdiv(last, BLOCK_M), begin)
-    inner_begin = tl.minimum(tl.maximum(tl.cdiv(inner_first, BLOCK_M), begin), end)
-    inner_end = tl.minimum(tl.maximum(inner_last // BLOCK_M, inner_begin), end)
-    edges_left = inner_begin - begin
-    edges = edges_left + end - inner_end
+    inner_begin = tl.cdiv(inner_first, BLOCK_M)
+    walk = inside(first // BLOCK_M, inner_begin, inner_last // BLOCK_M, tl.cdiv(last, BLOCK_M))
 
     # Keys past the end are 0 here.  What they become is not stored, and each key's sums are its
     # own.
     key = key_begin + tl.arange(0, BLOCK_N)
-    key_64 = key.to(tl.int64)[:, None]
     dims = tl.arange(0, BLOCK_D)[None, :]
     dims_v = tl.arange(0, BLOCK_DV)[None, :]
     k_mask = (key < seqlen_kv)[:, None] & (dims < head_dim)
     v_mask = (key < seqlen_kv)[:, None] & (dims_v < head_dim_v)
-    k_tile = tl.load(
-        k + batch_64 * stride_kb + head_kv_64 * stride_kh + key_64 * stride_ks + dims,
-        mask=k_mask,
-        other=0.0,
-    )
-    v_tile = tl.load(
-        v + batch_64 * stride_vb + head_kv_64 * stride_vh + key_64 * stride_vs + dims_v,
-        mask=v_mask,
-        other=0.0,
-    )
+    k_rows = rows_of(head_of(k, steps[1], batch, head_kv_64, ALIGNED), steps[1], key, ALIGNED)
+    v_rows = rows_of(head_of(v, steps[2], batch, head_kv_64, ALIGNED), steps[2], key, ALIGNED)
+    k_tile = tl.load(k_rows + dims, mask=k_mask, other=0.0)
+    v_tile = tl.load(v_rows + dims_v, mask=v_mask, other=0.0)
 
     dk_tile = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_tile = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in range(group):
         head_64 = head_kv_64 * group + member
-        q_head = q + batch_64 * stride_qb + head_64 * stride_qh
-        do_head = dout + batch_64 * stride_gb + head_64 * stride_gh
-        sums = (batch_64 * heads_kv * group + head_64) * seqlen_q
+        q_head = head_of(q, steps[0], batch, head_64, ALIGNED)
+        do_head = head_of(dout, steps[3], batch, head_64, ALIGNED)
+        sums = (batch * heads_kv * group + head_64) * seqlen_q
         for EDGE in tl.static_range(KIND == "interval", 2):
-            blocks = inner_end - inner_begin
-            if EDGE == 1:
-                blocks = edges
-            for i in range(blocks):
-                block = inner_begin + i
-                if EDGE == 1:
-                    block = tl.where(i < edges_left, begin + i, inner_end + (i - edges_left))
+            for i in range(blocks_of(walk, EDGE)):
+                block = block_at(walk, i, EDGE)
                 rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
                 row = tl.minimum(rows, seqlen_q - 1)
-                row_64 = row.to(tl.int64)[:, None]
                 q_mask = dims < head_dim
                 do_mask = dims_v < head_dim_v
                 if EDGE == 1:
-                    low, high = _seen_keys(
-                        row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND
-                    )
+                    low, high = seen_keys(row, tables, batch, seqlen_q, seqlen_kv, sizes, KIND)
                     high = tl.where(rows < seqlen_q, high, 0)
                     sees = tl.maximum(low, key_begin) < tl.minimum(high, key_end)
                     q_mask = q_mask & sees[:, None]
                     do_mask = do_mask & sees[:, None]
                     visible = (key[:, None] >= low[None, :]) & (key[:, None] < high[None, :])
 
-                q_tile = tl.load(q_head + row_64 * stride_qs + dims, mask=q_mask, other=0.0)
-                do_tile = tl.load(do_head + row_64 * stride_gs + dims_v, mask=do_mask, other=0.0)
+                q_rows = rows_of(q_head, steps[0], row, ALIGNED)
+                do_rows = rows_of(do_head, steps[3], row, ALIGNED)
+                q_tile = tl.load(q_rows + dims, mask=q_mask, other=0.0)
+                do_tile = tl.load(do_rows + dims_v, mask=do_mask, other=0.0)
                 shift = _shift(tl.load(lse + sums + row))
                 delta_row = tl.load(delta + sums + row)
                 x = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * scale_log2
@@ -235,8 +174,8 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
                     ds = tl.where(visible, ds, 0.0)
                 dk_tile = tl.dot(ds.to(q_tile.dtype), q_tile, dk_tile, input_precision="ieee")
 
-    dk_rows = dk + batch_64 * stride_dkb + head_kv_64 * stride_dkh + key_64 * stride_dks
-    dv_rows = dv + batch_64 * stride_dvb + head_kv_64 * stride_dvh + key_64 * stride_dvs
+    dk_rows = rows_of(head_of(dk, steps[4], batch, head_kv_64, ALIGNED), steps[4], key, ALIGNED)
+    dv_rows = rows_of(head_of(dv, steps[5], batch, head_kv_64, ALIGNED), steps[5], key, ALIGNED)
     written = (key < key_end)[:, None]
     tl.store(
         dk_rows + dims, (dk_tile * scale).to(dk.dtype.element_ty), mask=written & (dims < head_dim)
@@ -246,7 +185,7 @@ def _key_value_gradients(  # noqa: PLR0912, PLR0915, PLR0917
     )
 
 
-def _query_gradients(  # noqa: PLR0915, PLR0917
+def _query_gradients(  # noqa: PLR0917
     q,
     k,
     v,
@@ -254,92 +193,49 @@ def _query_gradients(  # noqa: PLR0915, PLR0917
     dq,
     lse,
     delta,
-    row_low,
-    row_high,
-    stride_qb: tl.int64,
-    stride_qh: tl.int64,
-    stride_qs: tl.int64,
-    stride_kb: tl.int64,
-    stride_kh: tl.int64,
-    stride_ks: tl.int64,
-    stride_vb: tl.int64,
-    stride_vh: tl.int64,
-    stride_vs: tl.int64,
-    stride_gb: tl.int64,
-    stride_gh: tl.int64,
-    stride_gs: tl.int64,
-    stride_dqb: tl.int64,
-    stride_dqh: tl.int64,
-    stride_dqs: tl.int64,
-    heads_q: tl.int32,
-    group: tl.int32,
-    seqlen_q: tl.int32,
-    seqlen_kv: tl.int32,
-    head_dim: tl.int32,
-    head_dim_v: tl.int32,
-    diagonal_low: tl.int32,
-    diagonal_high: tl.int32,
+    tables,
+    steps,
+    head_dims,
+    sizes,
     scale_log2: tl.float32,
     scale: tl.float32,
     KIND: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    tiles = tl.cdiv(seqlen_q, BLOCK_M)
-    program = tl.program_id(0)
-    tile = tiles - 1 - program % tiles
-    head = (program // tiles) % heads_q
+    heads_q, group, seqlen_q, seqlen_kv = plain_sizes(sizes)
+    head_dim, head_dim_v = plain_dims(head_dims, ALIGNED)
+    tile, head, batch = own_tile(seqlen_q, heads_q, BLOCK_M)
+    tile = tl.cdiv(seqlen_q, BLOCK_M) - 1 - tile
     head_64 = head.to(tl.int64)
     head_kv_64 = (head // group).to(tl.int64)
-    batch_64 = ((program // tiles) // heads_q).to(tl.int64)
-    tables_low = row_low
-    tables_high = row_high
-    if KIND == "interval":
-        tables_low += batch_64 * seqlen_q
-        tables_high += batch_64 * seqlen_q
 
     # Which blocks of keys are walked, and which need a mask: as in the forward.
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = tl.minimum(rows, seqlen_q - 1)
-    low, high = _seen_keys(
-        row, tables_low, tables_high, seqlen_kv, diagonal_low, diagonal_high, KIND
-    )
-    some = low < high
-    first = tl.min(tl.where(some, low, seqlen_kv), 0)
-    last = tl.max(tl.where(some, high, 0), 0)
-    begin = first // BLOCK_N
-    end = tl.maximum(tl.cdiv(last, BLOCK_N), begin)
-    inner_begin = tl.minimum(tl.maximum(tl.cdiv(tl.max(low, 0), BLOCK_N), begin), end)
-    inner_end = tl.minimum(tl.maximum(tl.min(high, 0) // BLOCK_N, inner_begin), end)
-    edges_left = inner_begin - begin
-    edges = edges_left + end - inner_end
+    low, high = seen_keys(row, tables, batch, seqlen_q, seqlen_kv, sizes, KIND)
+    first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
 
-    row_64 = row.to(tl.int64)[:, None]
     dims = tl.arange(0, BLOCK_D)[None, :]
     dims_v = tl.arange(0, BLOCK_DV)[None, :]
-    q_rows = q + batch_64 * stride_qb + head_64 * stride_qh + row_64 * stride_qs
-    do_rows = dout + batch_64 * stride_gb + head_64 * stride_gh + row_64 * stride_gs
+    q_rows = rows_of(head_of(q, steps[0], batch, head_64, ALIGNED), steps[0], row, ALIGNED)
+    do_rows = rows_of(head_of(dout, steps[3], batch, head_64, ALIGNED), steps[3], row, ALIGNED)
     q_tile = tl.load(q_rows + dims, mask=dims < head_dim, other=0.0)
     do_tile = tl.load(do_rows + dims_v, mask=dims_v < head_dim_v, other=0.0)
-    sums = (batch_64 * heads_q + head) * seqlen_q
+    sums = (batch * heads_q + head) * seqlen_q
     shift = _shift(tl.load(lse + sums + row))[:, None]
     delta_row = tl.load(delta + sums + row)[:, None]
-    k_head = k + batch_64 * stride_kb + head_kv_64 * stride_kh
-    v_head = v + batch_64 * stride_vb + head_kv_64 * stride_vh
+    k_head = head_of(k, steps[1], batch, head_kv_64, ALIGNED)
+    v_head = head_of(v, steps[2], batch, head_kv_64, ALIGNED)
 
     dq_tile = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for EDGE in tl.static_range(2):
-        blocks = inner_end - inner_begin
-        if EDGE == 1:
-            blocks = edges
-        for i in range(blocks):
-            block = inner_begin + i
-            if EDGE == 1:
-                block = tl.where(i < edges_left, begin + i, inner_end + (i - edges_left))
+        for i in range(blocks_of(walk, EDGE)):
+            block = block_at(walk, i, EDGE)
             key = block * BLOCK_N + tl.arange(0, BLOCK_N)
-            key_64 = key.to(tl.int64)[:, None]
             k_mask = dims < head_dim
             v_mask = dims_v < head_dim_v
             if EDGE == 1:
@@ -348,8 +244,10 @@ def _query_gradients(  # noqa: PLR0915, PLR0917
                 v_mask = v_mask & loaded
                 visible = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
 
-            k_tile = tl.load(k_head + key_64 * stride_ks + dims, mask=k_mask, other=0.0)
-            v_tile = tl.load(v_head + key_64 * stride_vs + dims_v, mask=v_mask, other=0.0)
+            k_tile = tl.load(rows_of(k_head, steps[1], key, ALIGNED) + dims, mask=k_mask, other=0.0)
+            v_tile = tl.load(
+                rows_of(v_head, steps[2], key, ALIGNED) + dims_v, mask=v_mask, other=0.0
+            )
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale_log2
             p = tl.exp2(x - shift)
             ds = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - delta_row)
@@ -357,7 +255,7 @@ def _query_gradients(  # noqa: PLR0915, PLR0917
                 ds = tl.where(visible, ds, 0.0)
             dq_tile = tl.dot(ds.to(k_tile.dtype), k_tile, dq_tile, input_precision="ieee")
 
-    dq_rows = dq + batch_64 * stride_dqb + head_64 * stride_dqh + row_64 * stride_dqs
+    dq_rows = rows_of(head_of(dq, steps[4], batch, head_64, ALIGNED), steps[4], row, ALIGNED)
     dq_mask = (rows < seqlen_q)[:, None] & (dims < head_dim)
     tl.store(dq_rows + dims, (dq_tile * scale).to(dq.dtype.element_ty), mask=dq_mask)
 

@@ -44,6 +44,17 @@ from kernels.triton.common import (
     twice,
 )
 from kernels.triton.compile import arguments, binary, expected, meta
+from kernels.triton.tiles import (
+    block_at,
+    blocks_of,
+    head_of,
+    key_walk,
+    own_tile,
+    plain_dims,
+    plain_sizes,
+    rows_of,
+    seen_keys,
+)
 from verify.variant import (
     AttentionArgs,
     Binary,
@@ -61,101 +72,52 @@ from verify.variant import (
 )
 
 
-def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat as Triton takes them
-    # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1; so k, v and
-    # out
-    q,
-    k,
+def _flash_forward(  # noqa: PLR0917
+    q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1
+    k,  # (batch, heads_kv, seqlen_kv, head_dim); so v and out
     v,
     out,
     lse,  # float32 (batch, heads_q, seqlen_q), contiguous
-    row_low,  # int32 (batch, seqlen_q), contiguous; None but for KIND "interval"
-    row_high,
-    stride_qb: tl.int64,
-    stride_qh: tl.int64,
-    stride_qs: tl.int64,
-    stride_kb: tl.int64,
-    stride_kh: tl.int64,
-    stride_ks: tl.int64,
-    stride_vb: tl.int64,
-    stride_vh: tl.int64,
-    stride_vs: tl.int64,
-    stride_ob: tl.int64,
-    stride_oh: tl.int64,
-    stride_os: tl.int64,
-    heads_q: tl.int32,
-    group: tl.int32,  # query heads per key head
-    seqlen_q: tl.int32,
-    seqlen_kv: tl.int32,
-    head_dim: tl.int32,
-    head_dim_v: tl.int32,
-    diagonal_low: tl.int32,  # row r sees keys from r + diagonal_low (KIND "window")
-    diagonal_high: tl.int32,  # to r + diagonal_high, inclusive (KIND "causal" and "window")
+    tables,  # of the keys that rows see
+    steps,  # strides of q, k, v and out
+    head_dims,
+    sizes,
     scale_log2: tl.float32,
     KIND: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    # One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows
-    # grow longer.
-    tiles = tl.cdiv(seqlen_q, BLOCK_M)
-    program = tl.program_id(0)
-    tile = tiles - 1 - program % tiles
-    head = (program // tiles) % heads_q
-    batch = (program // tiles) // heads_q
-    batch_64 = batch.to(tl.int64)
-    head_64 = head.to(tl.int64)
-    head_kv_64 = (head // group).to(tl.int64)
+    heads_q, group, seqlen_q, seqlen_kv = plain_sizes(sizes)
+    head_dim, head_dim_v = plain_dims(head_dims, ALIGNED)
+    tile, head, batch = own_tile(seqlen_q, heads_q, BLOCK_M)
+    # The last tile first, since causal rows grow longer.
+    tile = tl.cdiv(seqlen_q, BLOCK_M) - 1 - tile
+    head_kv = (head // group).to(tl.int64)
 
     # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of
     # bounds.
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = tl.minimum(rows, seqlen_q - 1)
-    if KIND == "interval":
-        low = tl.load(row_low + batch_64 * seqlen_q + row)
-        high = tl.load(row_high + batch_64 * seqlen_q + row)
-    else:
-        low = tl.zeros([BLOCK_M], tl.int32)
-        high = low + seqlen_kv
-        if KIND != "full":
-            high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)
-        if KIND == "window":
-            low = tl.maximum(row + diagonal_low, 0)
-
-    # Blocks [begin, end) hold a key that some row sees; of these, [inner_begin, inner_end) are seen
-    # whole by every row. An empty row has max(low) >= low >= high >= min(high), which leaves no
-    # inner block.
-    some = low < high
-    first = tl.min(tl.where(some, low, seqlen_kv), 0)
-    last = tl.max(tl.where(some, high, 0), 0)
-    begin = first // BLOCK_N
-    end = tl.maximum(tl.cdiv(last, BLOCK_N), begin)
-    inner_begin = tl.minimum(tl.maximum(tl.cdiv(tl.max(low, 0), BLOCK_N), begin), end)
-    inner_end = tl.minimum(tl.maximum(tl.min(high, 0) // BLOCK_N, inner_begin), end)
-    edges_left = inner_begin - begin
-    edges = edges_left + end - inner_end
+    low, high = seen_keys(row, tables, batch, seqlen_q, seqlen_kv, sizes, KIND)
+    first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
 
     keys = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     dims_v = tl.arange(0, BLOCK_DV)
-    q_rows = q + batch_64 * stride_qb + head_64 * stride_qh + row.to(tl.int64)[:, None] * stride_qs
+    q_rows = rows_of(head_of(q, steps[0], batch, head, ALIGNED), steps[0], row, ALIGNED)
     q_tile = tl.load(q_rows + dims[None, :], mask=dims[None, :] < head_dim, other=0.0)
-    k_head = k + batch_64 * stride_kb + head_kv_64 * stride_kh
-    v_head = v + batch_64 * stride_vb + head_kv_64 * stride_vh
+    k_head = head_of(k, steps[1], batch, head_kv, ALIGNED)
+    v_head = head_of(v, steps[2], batch, head_kv, ALIGNED)
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741 - the paper's name
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for EDGE in tl.static_range(2):
-        blocks = inner_end - inner_begin
-        if EDGE == 1:
-            blocks = edges
-        for i in range(blocks):
-            block = inner_begin + i
-            if EDGE == 1:
-                block = tl.where(i < edges_left, begin + i, inner_end + (i - edges_left))
+        for i in range(blocks_of(walk, EDGE)):
+            block = block_at(walk, i, EDGE)
             key = block * BLOCK_N + keys
             k_mask = dims[None, :] < head_dim
             v_mask = dims_v[None, :] < head_dim_v
@@ -166,7 +128,7 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
                 k_mask = k_mask & loaded[:, None]
                 v_mask = v_mask & loaded[:, None]
 
-            k_rows = k_head + key.to(tl.int64)[:, None] * stride_ks
+            k_rows = rows_of(k_head, steps[1], key, ALIGNED)
             k_tile = tl.load(k_rows + dims[None, :], mask=k_mask, other=0.0)
             x = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale_log2
             if EDGE == 1:
@@ -183,7 +145,7 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
             alpha = tl.exp2(m - shift)
             l = l * alpha + tl.sum(p, 1)  # noqa: E741
             acc = acc * alpha[:, None]
-            v_rows = v_head + key.to(tl.int64)[:, None] * stride_vs
+            v_rows = rows_of(v_head, steps[2], key, ALIGNED)
             v_tile = tl.load(v_rows + dims_v[None, :], mask=v_mask, other=0.0)
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
             m = m_new
@@ -193,12 +155,10 @@ def _flash_forward(  # noqa: PLR0915, PLR0917 - one kernel, its arguments flat a
     o_tile = acc / denominator[:, None]
     lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
     valid = rows < seqlen_q
-    o_rows = (
-        out + batch_64 * stride_ob + head_64 * stride_oh + row.to(tl.int64)[:, None] * stride_os
-    )
+    o_rows = rows_of(head_of(out, steps[3], batch, head, ALIGNED), steps[3], row, ALIGNED)
     o_mask = valid[:, None] & (dims_v[None, :] < head_dim_v)
     tl.store(o_rows + dims_v[None, :], o_tile.to(out.dtype.element_ty), mask=o_mask)
-    tl.store(lse + (batch_64 * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
+    tl.store(lse + (batch * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
 
 
 aligned, general = twice(_flash_forward)
@@ -243,12 +203,12 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
         aligned if fast else general,
         args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
         (
-            *(args.q, args.k, args.v, out, lse, *mask_tables(args, mask)),
-            *steps(args.q, args.k, args.v, out),
-            *sizes(args),
-            *(mask.diagonal_low, mask.diagonal_high, args.softmax_scale * LOG2_E),
+            *(args.q, args.k, args.v, out, lse, mask_tables(args, mask)),
+            steps(args.q, args.k, args.v, out, aligned=fast),
+            *sizes(args, args.heads_q, mask, aligned=fast),
+            args.softmax_scale * LOG2_E,
         ),
-        blocks.keywords(mask.kind, bucket),
+        blocks.keywords(mask.kind, bucket, fast),
     )
 
 

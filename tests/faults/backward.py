@@ -1,6 +1,6 @@
 """Faults of the Triton backward: masks and bounds, rows and heads, padding."""
 
-from tests.faults.fault import BACKWARD_KERNELS, TRITON_BACKWARD, Fault
+from tests.faults.fault import BACKWARD_KERNELS, TRITON_BACKWARD, TRITON_TILES, Fault
 
 SQUARE = "hq=2,hkv=2,sq=64,skv=64,d=64,dtype=float16"
 CAUSAL = f"{SQUARE},mask=causal"
@@ -43,12 +43,13 @@ FAULTS = (
         file=TRITON_BACKWARD,
         edits=(
             (
-                "numbers = mask.diagonal_low, mask.diagonal_high,",
+                "    mask = mask_build(args)\n",
                 (
-                    "numbers = mask.diagonal_low, mask.diagonal_high - (args.seqlen_kv -"
-                    " args.seqlen_q),"
+                    "    mask = mask_build(args)\n    mask = replace(mask,"
+                    " diagonal_high=mask.diagonal_high - (args.seqlen_kv - args.seqlen_q))\n"
                 ),
             ),
+            ("from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n"),
         ),
         common=CAUSAL,
     ),
@@ -60,7 +61,7 @@ FAULTS = (
         ),
         source="flash-attention c65b5106, #443",
         file=TRITON_BACKWARD,
-        helper=BACKWARD_KERNELS,
+        helper=TRITON_TILES,
         edits=(
             (
                 "high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)",
@@ -220,7 +221,7 @@ FAULTS = (
         about="delta reads O with dO's strides",
         source="flash-attention 9ee0ff1d",
         file=TRITON_BACKWARD,
-        edits=(("*steps(saved.out, dout)", "*steps(dout, dout)"),),
+        edits=(("steps(saved.out, dout,", "steps(dout, dout,"),),
         common=SQUARE,
     ),
     Fault(
@@ -230,8 +231,8 @@ FAULTS = (
         file=TRITON_BACKWARD,
         edits=(
             (
-                "*steps(*inputs, *outputs),",
-                "*steps(*inputs, *((args.k, args.v) if len(outputs) == 2 else outputs)),",
+                "steps(*inputs, *outputs,",
+                "steps(*inputs, *((args.k, args.v) if len(outputs) == 2 else outputs),",
             ),
         ),
         common=SQUARE,
@@ -246,7 +247,7 @@ FAULTS = (
             (
                 "                delta_row = tl.load(delta + sums + row)\n",
                 (
-                    "                delta_row = tl.load(delta + sums + (row - (block - begin) *"
+                    "                delta_row = tl.load(delta + sums + (row - (block - walk[0]) *"
                     " BLOCK_M))\n"
                 ),
             ),

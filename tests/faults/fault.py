@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +14,19 @@ TRITON_BACKWARD = "kernels/triton/flash_backward.py"
 TRITON_FP8 = "kernels/triton/fp8_forward.py"
 KERNEL_MASKS = "kernels/masks.py"
 TRITON_COMMON = "kernels/triton/common.py"
+TRITON_TILES = "kernels/triton/tiles.py"
 BACKWARD_KERNELS = "kernels/triton/flash_backward_kernels.py"
 SPLIT_KV = "tests/faults/kernels/split_kv.py"
 
 
+_IMPORT = re.compile(r"^from (kernels\.[\w.]+) import", re.MULTILINE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """file: the kernel on trial; helper: the module beside it that is edited in its place, if one
-    is; edits: texts that occur exactly once there, and what replaces them.
+    """file: the kernel on trial; helper: the module that is edited in its place, if one is: it
+    imports that, or a module that does; edits: texts that occur exactly once there, and what
+    replaces them.
 
     about: what is wrong, in one line; source: where a kernel had a bug of that class, in public.
     common: a problem of normal inputs that the faulty kernel solves within 1e-2, by its name.
@@ -48,23 +54,34 @@ class Fault:
     def plant(self, folder: Path) -> Path:
         """Write the faulty kernel into a folder and return its path; raises ValueError if an edit
         does not fit the source."""
-        source, helper = ROOT / self.file, self.helper and ROOT / self.helper
         place = folder / self.name
         place.mkdir(parents=True, exist_ok=True)
-        text = source.read_text(encoding="utf-8")
-        if helper:
-            package = ".".join(Path(self.helper).parent.parts)
-            name = f"planted_{helper.stem}"
-            text = self._edited(
-                text, ((f"from {package}.{helper.stem} import", f"from {name} import"),)
-            )
-            edited = self._edited(helper.read_text(encoding="utf-8"), self.edits)
-            (place / f"{name}.py").write_text(edited, encoding="utf-8")
-        else:
-            text = self._edited(text, self.edits)
-        path = place / source.name
+        path = place / Path(self.file).name
+        text = self._planted(self.file, place)
+        if text is None:
+            raise ValueError(f"{self.name}: {self.file} does not import {self.helper}")
         path.write_text(text, encoding="utf-8")
         return path
+
+    def _planted(self, file: str, place: Path) -> str | None:
+        """What that file becomes; None if it stays as it is: it is not the edited one, and imports
+        none that does not stay."""
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if file == (self.helper or self.file):
+            return self._edited(text, self.edits)
+        changed = None
+        for module in _IMPORT.findall(text):
+            imported = f"{module.replace('.', '/')}.py"
+            if not (ROOT / imported).is_file():
+                continue
+            planted = self._planted(imported, place)
+            if planted is not None:
+                name = f"planted_{Path(imported).stem}"
+                (place / f"{name}.py").write_text(planted, encoding="utf-8")
+                changed = self._edited(
+                    changed or text, ((f"from {module} import", f"from {name} import"),)
+                )
+        return changed
 
     def plant_pair(self, folder: Path) -> Path:
         """Write the shipped Triton backward so that it is saved by this faulty forward, and return

@@ -5,7 +5,7 @@ from tests.faults.fault import TRITON_FP8, Fault
 LONG = "sq=32,skv=1024,d=64,dtype=float8_e4m3fn"
 
 _UNSCALE = "factor_v = 0.00390625  # 1 / 256"
-_DESCALE = "tl.load(descale_{0} + batch_64 * stride_d{0}b + head_kv_64 * stride_d{0}h)"
+_DESCALE = "_descale(descales, descale_steps, {0}, batch, head_kv)"
 _PRODUCT = "acc = tl.dot(p_tile, v_tile, acc, max_num_imprecise_acc=IMPRECISE)"
 
 FAULTS = (
@@ -38,7 +38,7 @@ FAULTS = (
         about="the factor of V is left out",
         source="vllm PR #42580",
         file=TRITON_FP8,
-        edits=((f"        factor_v = factor_v * {_DESCALE.format('v')}\n", ""),),
+        edits=((f"        factor_v = factor_v * {_DESCALE.format(2)}\n", ""),),
         common=LONG,
     ),
     Fault(
@@ -46,7 +46,7 @@ FAULTS = (
         about="the factor of K is looked up by the query's head, not the key's",
         source="vllm PR #42580",
         file=TRITON_FP8,
-        edits=((_DESCALE.format("k"), _DESCALE.format("k").replace("head_kv_64", "head_64")),),
+        edits=((_DESCALE.format(1), _DESCALE.format(1).replace("head_kv", "head.to(tl.int64)")),),
         common=LONG,
     ),
     Fault(
@@ -54,7 +54,7 @@ FAULTS = (
         about="the factor of Q is that of the first sequence",
         source="vllm PR #42580",
         file=TRITON_FP8,
-        edits=((_DESCALE.format("q"), "tl.load(descale_q + head_kv_64 * stride_dqh)"),),
+        edits=((_DESCALE.format(0), _DESCALE.format(0).replace("batch", "batch * 0")),),
         common=LONG,
     ),
     Fault(

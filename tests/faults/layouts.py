@@ -9,7 +9,7 @@ FAULTS = (
         about="V is read with K's strides",
         source="flash-attention bdda7481, #2665",
         file=TRITON_FORWARD,
-        edits=(("*steps(args.q, args.k, args.v, out)", "*steps(args.q, args.k, args.k, out)"),),
+        edits=(("steps(args.q, args.k, args.v, out,", "steps(args.q, args.k, args.k, out,"),),
         common=SQUARE,
     ),
     Fault(
@@ -18,7 +18,10 @@ FAULTS = (
         source="flash-attention bdda7481",
         file=TRITON_FORWARD,
         edits=(
-            ("row.to(tl.int64)[:, None] * stride_os", "row.to(tl.int64)[:, None] * head_dim_v"),
+            (
+                "steps[3], row, ALIGNED)",
+                "(0, 0, head_dim_v if ALIGNED else head_dim_v * 16), row, ALIGNED)",
+            ),
         ),
         common=SQUARE,
     ),
@@ -29,8 +32,8 @@ FAULTS = (
         file=TRITON_FORWARD,
         edits=(
             (
-                "tl.store(lse + (batch_64 * heads_q + head) * seqlen_q",
-                "tl.store(lse + (batch_64 * heads_q + head) * tiles * BLOCK_M",
+                "tl.store(lse + (batch * heads_q + head) * seqlen_q",
+                "tl.store(lse + (batch * heads_q + head) * tl.cdiv(seqlen_q, BLOCK_M) * BLOCK_M",
             ),
         ),
         common=SQUARE,
@@ -44,7 +47,10 @@ FAULTS = (
         source="attorch #14",
         file=TRITON_FORWARD,
         edits=(
-            ("head_64 * stride_qh + row", "head_64 * (stride_qh // stride_qs * stride_qs) + row"),
+            (
+                "head_of(q, steps[0],",
+                "head_of(q, (steps[0][0], steps[0][1] // steps[0][2] * steps[0][2]),",
+            ),
         ),
         common=SQUARE,
     ),
@@ -59,10 +65,10 @@ FAULTS = (
         helper=TRITON_COMMON,
         edits=(
             (
-                "tuple(stride for tensor in tensors for stride in tensor.stride()[:3])",
+                "_handed(tensor.stride()[:3], aligned)",
                 (
-                    "tuple(stride or tensor.shape[2] * tensor.shape[3] for tensor in tensors for"
-                    " stride in tensor.stride()[:3])"
+                    "_handed(tuple(stride or tensor.shape[2] * tensor.shape[3] for stride in"
+                    " tensor.stride()[:3]), aligned)"
                 ),
             ),
         ),

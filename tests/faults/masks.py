@@ -1,6 +1,6 @@
 """Faults of masks, bounds, empty rows and -inf in the Triton forward."""
 
-from tests.faults.fault import KERNEL_MASKS, TRITON_FORWARD, Fault
+from tests.faults.fault import KERNEL_MASKS, TRITON_FORWARD, TRITON_TILES, Fault
 
 SQUARE = "hq=2,hkv=2,sq=128,skv=128,d=64,dtype=float16"
 CAUSAL = f"{SQUARE},mask=causal"
@@ -53,6 +53,7 @@ FAULTS = (
         ),
         source="flash-attention c65b5106, #443",
         file=TRITON_FORWARD,
+        helper=TRITON_TILES,
         edits=(
             (
                 "high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)",
@@ -66,6 +67,7 @@ FAULTS = (
         about="a window loses its leftmost key",
         source="vllm #3385",
         file=TRITON_FORWARD,
+        helper=TRITON_TILES,
         edits=(
             (
                 "low = tl.maximum(row + diagonal_low, 0)",
@@ -102,6 +104,7 @@ FAULTS = (
         about="blocks that the first row's window enters count as seen whole by every row",
         source="vllm PR #30887",
         file=TRITON_FORWARD,
+        helper=TRITON_TILES,
         edits=(("tl.cdiv(tl.max(low, 0), BLOCK_N)", "tl.cdiv(tl.min(low, 0), BLOCK_N)"),),
         common=SQUARE,
     ),
@@ -110,6 +113,7 @@ FAULTS = (
         about="the walk begins at the first block that lies wholly behind the window's edge",
         source="none known",
         file=TRITON_FORWARD,
+        helper=TRITON_TILES,
         edits=(("begin = first // BLOCK_N", "begin = tl.cdiv(first, BLOCK_N)"),),
         common=SQUARE,
     ),
@@ -118,6 +122,7 @@ FAULTS = (
         about="a block of keys that ends past the last one counts as seen whole",
         source="flashinfer 16cb9e493",
         file=TRITON_FORWARD,
+        helper=TRITON_TILES,
         edits=(("tl.min(high, 0) // BLOCK_N", "tl.cdiv(tl.min(high, 0), BLOCK_N)"),),
         common=SQUARE,
     ),
@@ -162,7 +167,7 @@ FAULTS = (
         about="a tile of rows without a block of keys returns before it writes",
         source="flashinfer 480d1ae00",
         file=TRITON_FORWARD,
-        edits=(("valid = rows < seqlen_q", "valid = (rows < seqlen_q) & (begin < end)"),),
+        edits=(("valid = rows < seqlen_q", "valid = (rows < seqlen_q) & (walk[0] < walk[3])"),),
         common=CAUSAL,
     ),
     Fault(
@@ -217,10 +222,11 @@ FAULTS = (
         about="every sequence ends where the first one does",
         source="none known",
         file=TRITON_FORWARD,
+        helper=TRITON_TILES,
         edits=(
             (
-                "high = tl.load(row_high + batch_64 * seqlen_q + row)",
-                "high = tl.load(row_high + row)",
+                "high = tl.load(tables[1] + batch * seqlen_q + row)",
+                "high = tl.load(tables[1] + row)",
             ),
         ),
         common=SQUARE,

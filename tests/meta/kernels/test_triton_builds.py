@@ -27,10 +27,11 @@ def cache(tmp_path_factory):
         yield
 
 
-def launch(aligned, head_dim=64):
+def launch(aligned, head_dim=64, seqlen=1024):
     args = arguments(
         flash_forward.VARIANT.configs[0], "float16", head_dim, "causal", aligned=aligned
     )
+    args = replace(args, **{name: getattr(args, name)[:, :, :seqlen] for name in "qkv"})
     out, lse = (
         meta(tuple(args.q.shape), "float16", aligned=aligned),
         meta(tuple(args.q.shape[:3]), "float32"),
@@ -68,10 +69,18 @@ def test_sizes_are_plain_arguments(kernels):
     """No length, head count or scale is baked in: one binary for all of them."""
     parameters = re.search(r"\.entry [^(]*\((.*?)\)", kernels[ALIGNED].asm["ptx"], re.DOTALL)[1]
     # two tables are None; Triton adds scratch pointers of its own
-    strides, pointers, sizes, scale = 12, 5, 8, 1
-    assert parameters.count(".param .u64") >= strides + pointers
-    assert parameters.count(".param .u32") == sizes
+    strides, pointers, head_dims, sizes, scale = 12, 5, 2, 6, 1
+    assert parameters.count(".param .u64") >= pointers
+    assert parameters.count(".param .u32") == strides + head_dims + sizes
     assert parameters.count(".param .f32") == scale
+
+
+@pytest.mark.parametrize("length", [1, 16, 17])
+def test_no_length_chooses_a_build(kernels, length):
+    """Triton would build again for a 1, and for what 16 divides."""
+    for aligned, kernel in kernels.items():
+        other = launch(aligned, seqlen=length)
+        assert compiled(other, "sm_90a").hash == kernel.hash
 
 
 def test_resources_repeat_from_the_cache_and_name_spills():
