@@ -4,6 +4,7 @@ a launch."""
 import inspect
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import triton
@@ -37,22 +38,27 @@ class Launch:
 
 
 _TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-_TABLES = ("lse", "delta", "dq_sums", "partial", "partial_lse")
+_COUNTS = ("heads_q", "heads_kv", "group", "seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high")
+_TABLES = ("lse", "delta", "dq_sums", "partial_out", "partial_lse")
 
 
 def twice(kernel: Any) -> tuple[Any, Any]:
     """The kernel for aligned tensors, which promises that their pointers are multiples of 16 bytes,
-    and in general; strides and head dims are told apart by `steps` and `sizes`.
+    and in general; `steps` and `head_dims` say it of strides and head dims.
 
     Without that promise Triton loads element by element and cannot copy asynchronously; with it
     baked in, only some tensors would do.
     """
     names = list(inspect.signature(kernel).parameters)
+    counts = [name for name in names if name in _COUNTS]
     tables = [name for name in names if name in _TABLES]
     tensors = [name for name in names if name in _TENSORS]
+    jit = partial(triton.jit, kernel, do_not_specialize=counts)
     return (
-        triton.jit(kernel, do_not_specialize_on_alignment=tables),
-        triton.jit(kernel, do_not_specialize_on_alignment=[*tables, *tensors]),
+        jit(do_not_specialize_on_alignment=tables),
+        triton.jit(
+            kernel, do_not_specialize=counts, do_not_specialize_on_alignment=[*tables, *tensors]
+        ),
     )
 
 
@@ -110,18 +116,20 @@ def is_aligned(args: AttentionArgs, *others: Tensor) -> bool:
     )
 
 
-def sizes(
-    args: AttentionArgs, heads: int, mask: MaskBuild, *, aligned: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The head dims, and heads, query heads per key head, the lengths and the mask's diagonals, as
-    `kernels.triton.tiles` reads them."""
+def head_dims(args: AttentionArgs, *, aligned: bool) -> tuple[int, ...]:
+    """The head dims, as `kernels.triton.tiles` reads them."""
+    return _handed((args.head_dim, args.head_dim_v), aligned)
+
+
+def counts(args: AttentionArgs, heads: int, mask: MaskBuild) -> tuple[int, ...]:
+    """Heads of the tensor that programs own tiles of, query heads per key head, the lengths and the
+    mask's diagonals."""
     group = args.heads_q // args.heads_kv
-    numbers = heads, group, args.seqlen_q, args.seqlen_kv, mask.diagonal_low, mask.diagonal_high
-    return _handed((args.head_dim, args.head_dim_v), aligned), _handed(numbers, False)
+    return heads, group, args.seqlen_q, args.seqlen_kv, mask.diagonal_low, mask.diagonal_high
 
 
 def steps(*tensors: Tensor, aligned: bool) -> tuple[tuple[int, ...], ...]:
-    """The strides of batch, head and sequence of each tensor, in elements; handed over likewise."""
+    """The strides of batch, head and sequence of each tensor, in elements, handed over likewise."""
     return tuple(_handed(tensor.stride()[:3], aligned) for tensor in tensors)
 
 

@@ -1,7 +1,7 @@
 """FlashAttention-2 backward in Triton: dQ, dK and dV from the O and LSE that `flash_forward` saved.
 
 Three kernels (Dao, arXiv 2307.08691, algorithm 2, with dQ in a kernel of its own instead of atomic
-adds):
+adds; `ATOMIC` has these):
 
     delta = rowsum(dO O)                            in fp32, into a workspace
     for a block of keys, over the rows of every query head of the group that see one of them:
@@ -15,6 +15,11 @@ through all heads of the group, so that the result repeats bit for bit; dQ and d
 softmax_scale once, at the end.  The block of keys is computed transposed, K Q^T and V dO^T: P^T and
 dS^T then lie in registers as the next products take them.
 
+`ATOMIC` forms dQ in the second kernel: it adds softmax_scale round(dS) K of each block of keys to
+fp32 sums in memory, in no fixed order, which are rounded at the end.  `PRESCALED` multiplies K by
+softmax_scale log2 e and rounds it to the inputs' dtype, as Triton's tutorial does: x is then the
+product alone, and dQ += round(dS) K times ln 2.
+
 Compiled without fp fusion, as the forward is: fused, x - lse log2 e would hold another x than that
 whose sum the LSE is.
 
@@ -25,7 +30,7 @@ loaded there, nor are keys that no row of a tile sees; where the mask hides a pa
 to 0, so that what lies there enters a sum as 0 times a number that the contract has finite.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,13 +45,15 @@ from kernels.triton.common import (
     LOG2_E,
     Blocks,
     Launch,
+    counts,
     head_dim_bucket,
+    head_dims,
     is_aligned,
-    sizes,
     steps,
 )
 from kernels.triton.compile import arguments, binary, expected, meta
 from kernels.triton.flash_backward_kernels import (
+    effective_blocks,
     key_value_gradients,
     key_value_gradients_aligned,
     query_gradients,
@@ -59,6 +66,7 @@ from verify.variant import (
     Binary,
     Build,
     Config,
+    Contract,
     GradientNumerics,
     GradientProducts,
     Gradients,
@@ -74,70 +82,39 @@ _DELTA_ROWS = 32  # rows per program of the first kernel
 
 
 @dataclass(frozen=True)
-class Walk:
-    """What a config becomes for one dtype and head dim: the keys (or rows) that a program owns, and
-    the rows (or keys) of one step of its walk."""
+class Mode:
+    """atomic: dQ is added up in memory.  prescaled: K is multiplied by the scale before the
+    products."""
 
-    owned: int
-    walked: int
-    num_warps: int
-    num_stages: int
-
-
-# What is launched instead of a config as declared, by its block_n.  A step holds four operands in
-# registers, so that more rows spill.  32 keys (or rows) of their own keep builds that are not
-# software-pipelined to mma.sync (see `flash_forward`).
-_WIDE = {
-    128: Walk(128, 16, num_warps=8, num_stages=2),
-    64: Walk(64, 16, num_warps=8, num_stages=2),
-}
-_NARROW = {
-    128: Walk(32, 32, num_warps=8, num_stages=2),
-    64: Walk(32, 16, num_warps=8, num_stages=2),
-}
-# fp32 products are FMA chains, not MMA: smaller blocks, by (bucket, block_n).
-_FLOAT32 = {
-    (64, 128): Walk(64, 32, num_warps=8, num_stages=2),
-    (64, 64): Walk(32, 32, num_warps=8, num_stages=2),
-    (128, 128): Walk(32, 16, num_warps=8, num_stages=2),
-    (128, 64): Walk(16, 16, num_warps=8, num_stages=2),
-    (256, 128): Walk(16, 16, num_warps=16, num_stages=2),
-    (256, 64): Walk(16, 16, num_warps=8, num_stages=1),
-}
-
-
-def effective_blocks(config: Config, dtype: str, bucket: int, aligned: bool = True) -> Walk:
-    """The blocks launched for a config, which must name all four; `bucket` is that of the larger
-    head dim.
-
-    dK and dV: a program owns block_n keys and walks block_m rows at a time.  dQ is the mirror
-    image: it owns block_n rows and walks block_m keys.  A config is launched as declared for 16-bit
-    dtypes, aligned, up to bucket 64.
-    """
-    given = Blocks.declared(config)
-    declared = Walk(given.block_n, given.block_m, given.num_warps, given.num_stages)
-    if dtype == "float32":
-        return _FLOAT32.get((max(bucket, 64), declared.owned), declared)
-    if aligned and bucket <= 64:
-        return declared
-    return (_WIDE if aligned and bucket <= 128 else _NARROW).get(declared.owned, declared)
+    atomic: bool = False
+    prescaled: bool = False
 
 
 def launches(
-    args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, delta: Tensor
-) -> tuple[Launch, Launch, Launch]:
+    args: AttentionArgs,
+    saved: Saved,
+    dout: Tensor,
+    gradients: Gradients,
+    workspace: Workspace,
+    mode: Mode,
+) -> list[Launch]:
     """How the kernels are launched, in their order; raises `Unsupported` outside SUPPORT."""
     SUPPORT.check_backward(args, saved, dout, gradients)
     mask = mask_build(args)
     tables = mask_tables(args, mask)
     bucket = head_dim_bucket(max(args.head_dim, args.head_dim_v))
     fast = is_aligned(args, saved.out, dout, *gradients.by_name().values())
-    blocks = effective_blocks(args.config, args.dtype, bucket, fast)
+    blocks = effective_blocks(args.config, args.dtype, bucket, fast, atomic=mode.atomic)
     inputs = args.q, args.k, args.v, dout
     numbers = args.softmax_scale * LOG2_E, args.softmax_scale
 
     def walk(
-        kernel: Any, heads: int, seqlen: int, sides: tuple[int, int], *outputs: Tensor
+        kernel: Any,
+        heads: int,
+        seqlen: int,
+        sides: tuple[int, int],
+        outputs: tuple[Tensor, ...],
+        sums: tuple[Tensor | None, ...] = (),
     ) -> Launch:
         tiles = Blocks(*sides, blocks.num_warps, blocks.num_stages)
         return Launch(
@@ -146,26 +123,30 @@ def launches(
             (
                 *inputs,
                 *outputs,
+                *sums,
                 saved.lse,
-                delta,
+                workspace["delta"],
                 tables,
                 steps(*inputs, *outputs, aligned=fast),
-                *sizes(args, heads, mask, aligned=fast),
+                head_dims(args, aligned=fast),
+                *counts(args, heads, mask),
                 *numbers,
             ),
-            tiles.keywords(mask.kind, bucket, fast),
+            {**tiles.keywords(mask.kind, bucket, fast), "PRESCALED": mode.prescaled},
         )
 
-    return (
+    kernels = [
         Launch(
             row_sums_aligned if fast else row_sums,
             args.batch * args.heads_q * triton.cdiv(args.seqlen_q, _DELTA_ROWS),
             (
                 saved.out,
                 dout,
-                delta,
+                workspace["delta"],
                 steps(saved.out, dout, aligned=fast),
-                *sizes(args, args.heads_q, mask, aligned=fast),
+                head_dims(args, aligned=fast),
+                args.heads_q,
+                args.seqlen_q,
             ),
             {
                 "ALIGNED": fast,
@@ -180,120 +161,189 @@ def launches(
             args.heads_kv,
             args.seqlen_kv,
             (blocks.walked, blocks.owned),
-            gradients.dk,
-            gradients.dv,
+            (gradients.dk, gradients.dv),
+            (workspace.get("dq_sums"),),
         ),
         walk(
             query_gradients_aligned if fast else query_gradients,
             args.heads_q,
             args.seqlen_q,
             (blocks.owned, blocks.walked),
-            gradients.dq,
+            (gradients.dq,),
         ),
-    )
+    ]
+    return kernels[:2] if mode.atomic else kernels
 
 
 def backward(
-    args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace
+    mode: Mode,
+    args: AttentionArgs,
+    saved: Saved,
+    dout: Tensor,
+    gradients: Gradients,
+    workspace: Workspace,
 ) -> None:
     """Write dQ, dK and dV from the O and natural-log LSE of `flash_forward`; raises `Unsupported`
     outside SUPPORT."""
-    kernels = launches(args, saved, dout, gradients, workspace["delta"])
+    kernels = launches(args, saved, dout, gradients, workspace, mode)
+    if mode.atomic:
+        workspace["dq_sums"].zero_()
     with torch.cuda.device_of(args.q):
         for kernel in kernels:
             kernel.run()
+    if mode.atomic:
+        gradients.dq.copy_(workspace["dq_sums"])
 
 
-def backward_workspace(args: AttentionArgs) -> dict[str, tuple[tuple[int, ...], str]]:
-    """delta, one sum per row."""
-    return {"delta": ((args.batch, args.heads_q, args.seqlen_q), "float32")}
+def _workspace(mode: Mode, args: AttentionArgs) -> dict[str, tuple[tuple[int, ...], str]]:
+    """delta, one sum per row; in atomic mode the sums dQ, too."""
+    rows = args.batch, args.heads_q, args.seqlen_q
+    sums = {"dq_sums": ((*rows, args.head_dim), "float32")} if mode.atomic else {}
+    return {"delta": (rows, "float32"), **sums}
 
 
-def builds(arch: str) -> list[Build]:
+def builds(mode: Mode, arch: str) -> list[Build]:
     """Both walks of each dtype by config, bucket, mask and alignment, so that each occurs, and the
-    sums of rows."""
+    sums of rows; of the other modes the kernels that only they have."""
     found = []
-    for kernel, number, dtype, head_dim, kind, aligned in _BUILDS:
-        config = VARIANT.configs[number]
+    for kernel, number, dtype, head_dim, kind, aligned in _BUILDS[mode]:
+        config = CONFIGS[number]
         name = (
             f"{_KERNELS[kernel]}, {config.name}, {dtype}, d {head_dim},"
             f" {kind}{'' if aligned else ', unaligned'}"
         )
-        compile_ = partial(_compile, kernel, config, dtype, head_dim, kind, aligned, arch)
-        budget = _SPILL_BUDGETS.get(name, {}).get(arch, 0)
+        compile_ = partial(_compile, mode, kernel, config, dtype, (head_dim, kind, aligned), arch)
+        budget = _SPILL_BUDGETS.get(mode, {}).get(name, {}).get(arch, 0)
         # The sums of rows multiply no matrices.
         expects = expected(dtype, aligned=aligned) if kernel else ()
         found.append(Build(name, compile_, budget, expects))
     return found
 
 
+TWO_PASS = Mode()
+_ATOMIC = Mode(atomic=True)
+_PRESCALED = Mode(prescaled=True)
+
 # Bytes per thread: the most of Triton 3.6 (the larger ones) and 3.7.
-_SPILL_BUDGETS = {
-    "dk dv, m32n128w8s2, float32, d 64, interval, unaligned": {
-        "sm_80": 2192,
-        "sm_86": 1412,
-        "sm_89": 1412,
-        "sm_90a": 192,
-        "sm_100a": 40,
-        "sm_120a": 104,
+_SPILL_BUDGETS: dict[Mode, dict[str, dict[str, int]]] = {
+    TWO_PASS: {
+        "dk dv, m32n128w8s2, float32, d 64, interval, unaligned": {
+            "sm_80": 2192,
+            "sm_86": 1412,
+            "sm_89": 1412,
+            "sm_90a": 192,
+            "sm_100a": 96,
+            "sm_120a": 104,
+        },
+        "dk dv, m32n128w8s2, float16, d 128, causal": {"sm_100a": 1060},
+        "dk dv, m32n128w8s2, bfloat16, d 64, window": {"sm_100a": 792},
+        "dk dv, m16n64w4s2, bfloat16, d 128, interval": {"sm_100a": 172},
+        "dk dv, m16n64w4s2, float16, d 64, full": {"sm_120a": 16},
     },
-    "dk dv, m32n128w8s2, float16, d 128, causal": {"sm_100a": 1040},
-    "dk dv, m32n128w8s2, bfloat16, d 64, window": {"sm_100a": 792},
-    "dk dv, m16n64w4s2, bfloat16, d 128, interval": {"sm_100a": 172},
+    _ATOMIC: {
+        "dk dv, m32n128w8s2, float16, d 128, causal": {"sm_90a": 44, "sm_100a": 168},
+        "dk dv, m16n64w4s2, float32, d 64, interval": {"sm_80": 32},
+    },
+    _PRESCALED: {
+        "dk dv, m32n128w8s2, float16, d 64, causal": {"sm_80": 12, "sm_100a": 776},
+        "dk dv, m16n64w4s2, bfloat16, d 128, interval": {"sm_100a": 164},
+    },
 }
 
 
 _KERNELS = ("row sums", "dk dv", "dq")
-_BUILDS = (
-    (0, 0, "float16", 128, "full", True),
-    (0, 1, "float32", 64, "full", False),
-    (1, 0, "float16", 128, "causal", True),
-    (1, 0, "bfloat16", 64, "window", True),
-    (1, 1, "float16", 64, "full", True),
-    (1, 1, "bfloat16", 128, "interval", True),
-    (1, 0, "float32", 64, "interval", False),
-    (2, 0, "bfloat16", 128, "interval", True),
-    (2, 0, "float16", 64, "full", True),
-    (2, 1, "bfloat16", 64, "causal", True),
-    (2, 1, "float16", 128, "window", False),
-    (2, 1, "float32", 128, "full", True),
-)
+_BUILDS = {
+    TWO_PASS: (
+        (0, 0, "float16", 128, "full", True),
+        (0, 1, "float32", 64, "full", False),
+        (1, 0, "float16", 128, "causal", True),
+        (1, 0, "bfloat16", 64, "window", True),
+        (1, 1, "float16", 64, "full", True),
+        (1, 1, "bfloat16", 128, "interval", True),
+        (1, 0, "float32", 64, "interval", False),
+        (2, 0, "bfloat16", 128, "interval", True),
+        (2, 0, "float16", 64, "full", True),
+        (2, 1, "bfloat16", 64, "causal", True),
+        (2, 1, "float16", 128, "window", False),
+        (2, 1, "float32", 128, "full", True),
+    ),
+    _ATOMIC: (
+        (1, 0, "float16", 128, "causal", True),
+        (1, 0, "bfloat16", 64, "window", True),
+        (1, 1, "float32", 64, "interval", True),
+        (1, 1, "bfloat16", 128, "full", False),
+    ),
+    _PRESCALED: (
+        (1, 0, "float16", 64, "causal", True),
+        (1, 1, "bfloat16", 128, "interval", True),
+        (2, 0, "bfloat16", 64, "full", True),
+        (2, 1, "float16", 128, "window", True),
+    ),
+}
 
 
 def _compile(
-    kernel: int, config: Config, dtype: str, head_dim: int, kind: str, aligned: bool, arch: str
+    mode: Mode, kernel: int, config: Config, dtype: str, shape: tuple[int, str, bool], arch: str
 ) -> Binary:
+    head_dim, kind, aligned = shape
     args = arguments(config, dtype, head_dim, kind, aligned=aligned)
     out, dout, dq, dk, dv = (
         meta(tuple(x.shape), dtype, aligned=aligned)
         for x in (args.q, args.q, args.q, args.k, args.v)
     )
-    lse, delta = (meta(tuple(args.q.shape[:3]), "float32") for _ in range(2))
-    return binary(launches(args, Saved(out, lse), dout, Gradients(dq, dk, dv), delta)[kernel], arch)
+    workspace = {name: meta(*like) for name, like in _workspace(mode, args).items()}
+    saved = Saved(out, meta(tuple(args.q.shape[:3]), "float32"))
+    return binary(launches(args, saved, dout, Gradients(dq, dk, dv), workspace, mode)[kernel], arch)
 
 
 SUPPORT = flash_forward.SUPPORT
 
-VARIANT = Variant(
-    name="triton-flash-backward",
-    family="triton",
-    backward=backward,
-    saved_by=flash_forward.VARIANT,
-    configs=(
-        Config(block_m=32, block_n=128, num_warps=8, num_stages=2),
-        Config(block_m=16, block_n=64, num_warps=4, num_stages=2),
-    ),
-    support=SUPPORT,
-    gradients=GradientNumerics(
-        products=GradientProducts(operands="input"),
-        softmax=GradientSoftmax(exp="ex2.approx", probability="input"),
-        score_gradient=ScoreGradient(dtype="input"),
-        sums=GradientSums(block_m=0, block_n=0, group="float32", roundings=1),
-    ),
-    backward_workspace=backward_workspace,
-    builds=builds,
-    head_dim_buckets=BUCKETS,
+CONFIGS = (
+    Config(block_m=32, block_n=128, num_warps=8, num_stages=2),
+    Config(block_m=16, block_n=64, num_warps=4, num_stages=2),
 )
+
+
+def _variant(
+    name: str, mode: Mode, configs: tuple[Config, ...], gradients: GradientNumerics
+) -> Variant:
+    return Variant(
+        name=name,
+        family="triton",
+        backward=partial(backward, mode),
+        saved_by=flash_forward.VARIANT,
+        configs=configs,
+        further_configs=lambda: CONFIGS,
+        support=SUPPORT,
+        gradients=gradients,
+        contract=Contract(deterministic_backward=not mode.atomic),
+        backward_workspace=partial(_workspace, mode),
+        builds=partial(builds, mode),
+        head_dim_buckets=BUCKETS,
+    )
+
+
+NUMERICS = GradientNumerics(
+    products=GradientProducts(operands="input"),
+    softmax=GradientSoftmax(exp="ex2.approx", probability="input"),
+    score_gradient=ScoreGradient(dtype="input"),
+    sums=GradientSums(block_m=0, block_n=0, group="float32", roundings=1),
+)
+VARIANT = _variant("triton-flash-backward", TWO_PASS, CONFIGS, NUMERICS)
+ATOMIC = _variant(
+    "triton-flash-backward-atomic",
+    _ATOMIC,
+    CONFIGS[1:],
+    # 16 keys are the least that a program owns.
+    replace(NUMERICS, sums=replace(NUMERICS.sums, block_n=16, atomics=("dq",))),
+)
+PRESCALED = _variant(
+    "triton-flash-backward-prescaled",
+    _PRESCALED,
+    CONFIGS[:1],
+    replace(NUMERICS, products=replace(NUMERICS.products, prescale="k")),
+)
+VARIANTS = [VARIANT, ATOMIC, PRESCALED]
 
 WITNESS = (
     {

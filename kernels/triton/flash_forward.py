@@ -37,9 +37,10 @@ from kernels.triton.common import (
     LOG2_E,
     Blocks,
     Launch,
+    counts,
     head_dim_bucket,
+    head_dims,
     is_aligned,
-    sizes,
     steps,
     twice,
 )
@@ -51,7 +52,6 @@ from kernels.triton.tiles import (
     key_walk,
     own_tile,
     plain_dims,
-    plain_sizes,
     rows_of,
     seen_keys,
 )
@@ -72,7 +72,7 @@ from verify.variant import (
 )
 
 
-def _flash_forward(  # noqa: PLR0917
+def _flash_forward(  # noqa: PLR0915, PLR0917
     q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1
     k,  # (batch, heads_kv, seqlen_kv, head_dim); so v and out
     v,
@@ -81,7 +81,12 @@ def _flash_forward(  # noqa: PLR0917
     tables,  # of the keys that rows see
     steps,  # strides of q, k, v and out
     head_dims,
-    sizes,
+    heads_q: tl.int32,
+    group: tl.int32,  # query heads per key head
+    seqlen_q: tl.int32,
+    seqlen_kv: tl.int32,
+    diagonal_low: tl.int32,  # row r sees keys from r + diagonal_low (KIND "window")
+    diagonal_high: tl.int32,  # to r + diagonal_high, inclusive (KIND "causal" and "window")
     scale_log2: tl.float32,
     KIND: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -90,18 +95,19 @@ def _flash_forward(  # noqa: PLR0917
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    heads_q, group, seqlen_q, seqlen_kv = plain_sizes(sizes)
     head_dim, head_dim_v = plain_dims(head_dims, ALIGNED)
-    tile, head, batch = own_tile(seqlen_q, heads_q, BLOCK_M)
     # The last tile first, since causal rows grow longer.
-    tile = tl.cdiv(seqlen_q, BLOCK_M) - 1 - tile
+    tiles = tl.cdiv(seqlen_q, BLOCK_M)
+    tile, head, batch = own_tile(tiles, heads_q)
+    tile = tiles - 1 - tile
     head_kv = (head // group).to(tl.int64)
 
     # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of
     # bounds.
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = tl.minimum(rows, seqlen_q - 1)
-    low, high = seen_keys(row, tables, batch, seqlen_q, seqlen_kv, sizes, KIND)
+    sizes = seqlen_q, seqlen_kv, diagonal_low, diagonal_high
+    low, high = seen_keys(row, tables, batch, sizes, KIND)
     first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
 
     keys = tl.arange(0, BLOCK_N)
@@ -205,7 +211,8 @@ def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
         (
             *(args.q, args.k, args.v, out, lse, mask_tables(args, mask)),
             steps(args.q, args.k, args.v, out, aligned=fast),
-            *sizes(args, args.heads_q, mask, aligned=fast),
+            head_dims(args, aligned=fast),
+            *counts(args, args.heads_q, mask),
             args.softmax_scale * LOG2_E,
         ),
         blocks.keywords(mask.kind, bucket, fast),
@@ -232,8 +239,9 @@ def builds(arch: str) -> list[Build]:
     return found
 
 
-# Bytes per thread: the most of Triton 3.6 and 3.7.  Only fp32, which no tensor core multiplies.
+# Bytes per thread: the most of Triton 3.6 and 3.7.
 _SPILL_BUDGETS = {
+    "m64n32w4s2, bfloat16, d 64, full, unaligned": {"sm_80": 40},
     "m128n64w8s2, float32, d 64, causal": {"sm_80": 48},
     "m128n64w8s2, float32, d 128, full": {"sm_86": 16, "sm_89": 16, "sm_90a": 28, "sm_100a": 16},
     "m64n32w4s2, float32, d 128, interval": {

@@ -8,9 +8,9 @@ inner_end) are seen whole by every row and need no mask.  The latter come first 
 at the edges (EDGE 1); all others are never loaded.
 
 Triton builds a kernel again for an integer that 16 divides, and for 1.  It can be told not to, but
-not of the integers in a tuple: they come as 16 n, which one build serves, and `plain` divides them.
-Strides and head dims of aligned tensors are multiples of 16 and come as they are, so that Triton
-knows it (ALIGNED).
+not of the integers in a tuple: strides and head dims come as 16 n, which one build serves, and
+`plain` divides them.  Those of aligned tensors are multiples of 16 and come as they are, so that
+Triton knows it (ALIGNED).
 """
 
 import triton
@@ -32,16 +32,9 @@ def plain_dims(head_dims, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def plain_sizes(sizes):
-    """heads (of queries or of keys), query heads per key head, seqlen_q, seqlen_kv."""
-    return sizes[0] >> 4, sizes[1] >> 4, sizes[2] >> 4, sizes[3] >> 4
-
-
-@triton.jit
-def own_tile(seqlen, heads, BLOCK: tl.constexpr):
-    """The tile, head and batch (int64) of this program; one grid axis, so that batch x heads may
-    exceed 65535."""
-    tiles = tl.cdiv(seqlen, BLOCK)
+def own_tile(tiles, heads):
+    """The tile (of so many per head), head, and batch (int64) of this program; one grid axis, so
+    that batch x heads may exceed 65535."""
     program = tl.program_id(0)
     return program % tiles, (program // tiles) % heads, ((program // tiles) // heads).to(tl.int64)
 
@@ -60,9 +53,14 @@ def rows_of(head, steps, rows, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def seen_keys(row, tables, batch, seqlen_q, seqlen_kv, sizes, KIND: tl.constexpr):
-    """The keys [low, high) that each row sees.  tables: row_low and row_high, int32 (batch,
-    seqlen_q), contiguous; None but for KIND "interval"."""
+def seen_keys(row, tables, batch, sizes, KIND: tl.constexpr):
+    """The keys [low, high) that each row sees.
+
+    tables: row_low and row_high, int32 (batch, seqlen_q), contiguous; None but for KIND "interval".
+    sizes: seqlen_q, seqlen_kv and the diagonals.  Row r sees keys from r + diagonal_low (KIND
+    "window") to r + diagonal_high, inclusive (KIND "causal" and "window").
+    """
+    seqlen_q, seqlen_kv, diagonal_low, diagonal_high = sizes
     if KIND == "interval":
         low = tl.load(tables[0] + batch * seqlen_q + row)
         high = tl.load(tables[1] + batch * seqlen_q + row)
@@ -70,10 +68,8 @@ def seen_keys(row, tables, batch, seqlen_q, seqlen_kv, sizes, KIND: tl.constexpr
         low = row * 0
         high = low + seqlen_kv
         if KIND != "full":
-            diagonal_high = sizes[5] >> 4
             high = tl.minimum(row + (diagonal_high + 1), seqlen_kv)
         if KIND == "window":
-            diagonal_low = sizes[4] >> 4
             low = tl.maximum(row + diagonal_low, 0)
     return low, high
 

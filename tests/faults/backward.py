@@ -25,7 +25,6 @@ FAULTS = (
                     " else args)\n"
                 ),
             ),
-            ("from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n"),
             (
                 "from verify.variant import (",
                 "from references.masks import Causal\nfrom verify.variant import (",
@@ -49,7 +48,6 @@ FAULTS = (
                     " diagonal_high=mask.diagonal_high - (args.seqlen_kv - args.seqlen_q))\n"
                 ),
             ),
-            ("from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n"),
         ),
         common=CAUSAL,
     ),
@@ -300,10 +298,10 @@ FAULTS = (
         file=TRITON_BACKWARD,
         edits=(
             (
-                '    kernels = launches(args, saved, dout, gradients, workspace["delta"])\n',
+                "    kernels = launches(args, saved, dout, gradients, workspace, mode)\n",
                 (
                     "    if not args.seqlen_q:\n        return\n"
-                    '    kernels = launches(args, saved, dout, gradients, workspace["delta"])\n'
+                    "    kernels = launches(args, saved, dout, gradients, workspace, mode)\n"
                 ),
             ),
         ),

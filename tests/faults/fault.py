@@ -12,6 +12,7 @@ from verify.problem import Problem
 TRITON_FORWARD = "kernels/triton/flash_forward.py"
 TRITON_BACKWARD = "kernels/triton/flash_backward.py"
 TRITON_FP8 = "kernels/triton/fp8_forward.py"
+TRITON_DECODE = "kernels/triton/decode_forward.py"
 KERNEL_MASKS = "kernels/masks.py"
 TRITON_COMMON = "kernels/triton/common.py"
 TRITON_TILES = "kernels/triton/tiles.py"
@@ -45,6 +46,12 @@ class Fault:
     variant: str = ""
     asked: str = ""
     escapes: str = ""
+
+    @property
+    def on_trial(self) -> str:
+        """The variant that is: of the backward's, unless another is named, the first."""
+        first = "triton-flash-backward" if self.file == TRITON_BACKWARD else ""
+        return self.variant or first
 
     @property
     def problem(self) -> Problem:

@@ -3,7 +3,7 @@
 from tests.faults.backward import SQUARE
 from tests.faults.fault import BACKWARD_KERNELS, TRITON_BACKWARD, Fault
 
-_DQ_STORE = "tl.store(dq_rows + dims, (dq_tile * scale).to(dq.dtype.element_ty), mask=dq_mask)"
+_DQ_STORE = "tl.store(dq_rows + dims, (dq_tile * dq_factor).to(dq.dtype.element_ty), mask=dq_mask)"
 
 FAULTS = (
     Fault(
@@ -55,7 +55,7 @@ FAULTS = (
         source="none known",
         file=TRITON_BACKWARD,
         helper=BACKWARD_KERNELS,
-        edits=((_DQ_STORE, _DQ_STORE.replace("(dq_tile * scale)", "dq_tile")),),
+        edits=((_DQ_STORE, _DQ_STORE.replace("(dq_tile * dq_factor)", "dq_tile")),),
         common="hq=2,hkv=2,sq=64,skv=64,d=64,dtype=float32,scale=1.0",
     ),
     Fault(
@@ -77,7 +77,7 @@ FAULTS = (
             (
                 _DQ_STORE,
                 "before = tl.load(dq_rows + dims, mask=dq_mask, other=0.0).to(tl.float32)\n    "
-                + _DQ_STORE.replace("(dq_tile * scale)", "(before + dq_tile * scale)"),
+                + _DQ_STORE.replace("(dq_tile * dq", "(before + dq_tile * dq"),
             ),
         ),
         common=SQUARE,
@@ -90,7 +90,7 @@ FAULTS = (
         helper=BACKWARD_KERNELS,
         edits=(
             (
-                'x = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * scale_log2',
+                'x = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * factor',
                 (
                     "x = tl.dot((k_tile * scale_log2).to(k_tile.dtype), tl.trans(q_tile),"
                     ' input_precision="ieee")'
@@ -180,5 +180,35 @@ FAULTS = (
             ),
         ),
         common=SQUARE,
+    ),
+    Fault(
+        name="atomic-dq-of-keys-past-the-end",
+        about="keys past the end, of P = 2^(0 - LSE), enter the atomic dQ as infinity times 0",
+        source="cuDNN (docs/findings.md)",
+        file=TRITON_BACKWARD,
+        helper=BACKWARD_KERNELS,
+        variant="triton-flash-backward-atomic",
+        edits=(
+            (
+                "tl.where(key_begin + BLOCK_N > seqlen_kv, inner_first, inner_last)",
+                "inner_last",
+            ),
+        ),
+        common="hq=2,hkv=2,sq=64,skv=56,d=64,dtype=float16",
+    ),
+    Fault(
+        name="prescaled-dq-not-scaled-back",
+        about="dQ of the K that was scaled beforehand is not divided by log2 e",
+        source="triton tutorial 06",
+        file=TRITON_BACKWARD,
+        helper=BACKWARD_KERNELS,
+        variant="triton-flash-backward-prescaled",
+        edits=(
+            (
+                "        factor = 1.0\n        dq_factor = LN_2\n\n    dq_tile",
+                "        factor = 1.0\n        dq_factor = 1.0\n\n    dq_tile",
+            ),
+        ),
+        common=f"{SQUARE},scale=0.0",
     ),
 )

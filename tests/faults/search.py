@@ -124,7 +124,7 @@ def _heard(
     for number, (config, problem) in enumerate(cases):
         if found and number >= least:
             break
-        verdicts = stand.judge(planted, config, group, problem)
+        verdicts = stand.verdicts(planted, config, group, problem)
         found += [
             Catch(group, v.oracle, config.name, problem.name)
             for v in verdicts
@@ -142,7 +142,7 @@ def _as_asked(problem: Problem, name: str, support: Support) -> list[Problem]:
     if group.distributions is not None:
         changes = {
             "distribution": group.distributions[0],
-            "score_mod": "",
+            "score_mod": None,
             "layout_q": replace(problem.layout_q, expand=""),
         }
     found: Problem | None = problem.but(**changes)

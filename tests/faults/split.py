@@ -1,7 +1,7 @@
 """Faults of torch-level kernels: split-KV, its merge and its decode path; softcap; torch's own
 kernels and their masks."""
 
-from tests.faults.fault import SPLIT_KV, Fault
+from tests.faults.fault import SPLIT_KV, TRITON_DECODE, Fault
 
 MATH = "kernels/torch/math.py"
 CPU_FLASH = "kernels/torch/cpu_flash.py"
@@ -95,6 +95,29 @@ FAULTS = (
         file=SPLIT_KV,
         edits=(("            outs[split], lses[split] = 0.0, -math.inf\n", ""),),
         common="hq=2,hkv=2,sq=64,skv=160,d=64,dtype=float16",
+    ),
+    Fault(
+        name="decode-blocks-of-no-part",
+        about="blocks that cannot be dealt out evenly belong to no part",
+        source="flashinfer 16cb9e493",
+        file=TRITON_DECODE,
+        variant="triton-decode-forward",
+        edits=(
+            (
+                "length = tl.cdiv(walk[3] - walk[0], PARTS)",
+                "length = (walk[3] - walk[0]) // PARTS",
+            ),
+        ),
+        common="hq=2,hkv=2,sq=4,skv=256,d=64,dtype=float16",
+    ),
+    Fault(
+        name="decode-rows-of-one-head",
+        about="rows past the first head of a group see what those of the first head see",
+        source="none known",
+        file=TRITON_DECODE,
+        variant="triton-decode-forward",
+        edits=(("row = packed % seqlen_q", "row = tl.minimum(packed, seqlen_q - 1)"),),
+        common="hq=2,hkv=2,sq=4,skv=128,d=64,dtype=float16,mask=causal",
     ),
     Fault(
         name="parts-in-output-dtype",

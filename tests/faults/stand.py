@@ -64,17 +64,16 @@ class Stand:
 
     def shipped(self, fault: Fault) -> Declaration:
         """The kernel as it is."""
-        return self._load(ROOT / fault.file, fault.variant)
+        return self._load(ROOT / fault.file, fault.on_trial)
 
     def planted(self, fault: Fault) -> Declaration:
         """The kernel with the fault."""
-        return self._load(fault.plant(self.folder), fault.variant)
+        return self._load(fault.plant(self.folder), fault.on_trial)
 
     def pair(self, fault: Fault) -> tuple[Declaration, Declaration]:
         """The shipped Triton backward, and the same behind the forward with the fault."""
-        return self._load(ROOT / TRITON_BACKWARD, ""), self._load(
-            fault.plant_pair(self.folder / "pairs"), ""
-        )
+        behind, name = fault.plant_pair(self.folder / "pairs"), "triton-flash-backward"
+        return self._load(ROOT / TRITON_BACKWARD, name), self._load(behind, name)
 
     def _load(self, path: Path, variant: str) -> Declaration:
         key = f"{path}@{variant}"
@@ -99,7 +98,7 @@ class Stand:
             cell.close()
         return declaration
 
-    def judge(
+    def verdicts(
         self, declaration: Declaration, config: Config, group: str, problem: Problem
     ) -> list[Verdict]:
         """The verdicts of one case."""

@@ -351,6 +351,8 @@ class Emulation:
         """Each half of the keys separately, merged by their LSE in fp32."""
         half = x.shape[-1] // 2
         parts = [self.walk(x[..., s], v[:, s]) for s in (slice(0, half), slice(half, None))]
+        if self.numerics.output.split_keys == "input":
+            parts = [(self.round(out, self.problem.dtype), lse) for out, lse in parts]
         logs = torch.stack([lse for _, lse in parts])
         top = logs.amax(0).clamp(min=torch.finfo(torch.float32).min)
         weights = torch.exp(logs - top)

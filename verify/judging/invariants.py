@@ -148,11 +148,22 @@ def forward_slack(
     beyond = _beyond(p, a, given[:2], growth)
     if a.conversion is not None:
         absolute = absolute + 2 * a.conversion.lost
-        most = reached.new_zeros(p.batch, p.heads_kv)
-        if p.seqlen_kv:
-            most = given[2].double().abs().flatten(2).amax(-1)
-        beyond = beyond | (most >= a.conversion.limit).repeat_interleave(p.group, 1)[..., None]
-    return ForwardSlack(score, _average(p, a, growth, row_sum), absolute, lse, beyond)
+        beyond = beyond | (_largest_value(p, given[2]) >= a.conversion.limit)
+    average = _average(p, a, growth, row_sum)
+    if a.partial is not None:  # the merge is an average of the parts' rounded O
+        average = average + a.partial.unit_roundoff * (1 + average)
+        absolute = absolute * (1 + a.partial.unit_roundoff) + a.partial.smallest_subnormal
+        largest = _largest_value(p, given[2]) * (1 + average)
+        beyond = beyond | (largest >= a.partial.overflow)
+    return ForwardSlack(score, average, absolute, lse, beyond)
+
+
+def _largest_value(p: Problem, v: Tensor) -> Tensor:
+    """The largest |V| that a query head can read, fp64 (batch, heads_q, 1)."""
+    most = v.new_zeros(p.batch, p.heads_kv, dtype=torch.float64)
+    if p.seqlen_kv:
+        most = v.double().abs().flatten(2).amax(-1)
+    return most.repeat_interleave(p.group, 1)[..., None]
 
 
 def _lost(p: Problem, a: ForwardArithmetic, growth: Tensor) -> Tensor:

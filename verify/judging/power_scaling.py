@@ -86,6 +86,8 @@ def _powers(trial: Trial) -> Powers:
         max(low, math.ceil(-spare) - least, out_low),
         min(high, _SAFE - largest_sum, out_high),
     )
+    if arithmetic.partial is not None and arithmetic.partial.emin > SHORTEST:
+        values = 0, 0  # a part of a normal O can be subnormal
     factor = {"none": 1.0, "q": abs(p.scale), "sqrt": math.sqrt(abs(p.scale))}[
         numerics.products.prescale
     ] or 1.0

@@ -10,7 +10,8 @@ nothing underflows or overflows. To ensure this (`verify/judging/power_scaling.p
 - every nonzero input stays normal in its dtype, also after the multiplication by the scale if the
   kernel declares one; so does every descale of Q and K times the scale in fp32;
 - weights are at least 2^-(2 |s| max|q| max|k| log2 e), so that products stay within 2^+-120;
-- O is compared if it is normal in its dtype, and above 2^-80, in both runs.
+- O is compared if it is normal in its dtype, and above 2^-80, in both runs;
+- V keeps its size if the O of parts of the keys is kept in fp16, which can be subnormal there.
 
 Values are `octaves`, 1/4 <= |x| < 2 in eight bits, or small integers; scales are at most
 head_dim^-1/2. Kernels with accumulators in fp16 are not judged. Functions that declare nothing can

@@ -71,6 +71,7 @@ class ForwardArithmetic:
     by_lse: bool = False  # P = exp(S - LSE), with the LSE rounded
     # keys are split among programs whose normalised results are merged by their fp32 LSE
     merged: bool = False
+    partial: DType | None = None  # 16 bits that such a result is rounded to; None: it stays fp32
     # s: what an 8-bit P is multiplied by before it is rounded; a power of two
     probability_scale: float = 1.0
     output_roundings: int = 0

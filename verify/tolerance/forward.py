@@ -165,6 +165,7 @@ def _bound(
         alone = w.keys * w.share * loss_of(a)
         small = block.value_sizes.least < a.weighted.threshold
         lost = lost + (1 + fp32) * a.weighted.loss(w.keys, 1.0, carried, Lost(lost, alone), small)
+    rounding, lost = _of_parts(a, rounding, lost, carried, values.most / (1 - row_sum))
     pre = (jacobian + rounding * carried + lost + row_sum * size) / (1 - row_sum)
     exact = size + pre == 0
     last = (0 if a.normalised else a.division) + a.output_roundings
@@ -181,8 +182,11 @@ def _bound(
     lse = _lse_bound(block, a, w)[..., 0]
     unseen = _unseen_overflows(block, a, problem)
     beyond = _overflows(block, a, problem) | unseen
-    normalised = carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
-    reached = normalised if a.normalised else values.most
+    reached = (
+        carried * (1 + rounding) * a.probability_scale / (1 - row_sum)
+        if a.normalised
+        else values.most
+    )
     if a.conversion is not None:
         reached = reached * (1 + a.conversion.roundoff)
         # A key that no row sees adds 0 times infinity.
@@ -198,6 +202,23 @@ def _bound(
     return ForwardBound(
         out.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf), lse
     )
+
+
+def _of_parts(
+    a: ForwardArithmetic, rounding: Tensor, lost: Tensor, carried: Tensor, most: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The roundings and the absolute loss, where the O of each part of the keys is rounded to 16
+    bits; most: what such an O reaches, but for `rounding`.
+
+    The merge is an average of the parts.  Their roundings move it by at most u of the average of
+    |V|, and by half of the smallest subnormal unless V = 0.  A part whose V is large can overflow.
+    """
+    if a.partial is None:
+        return rounding, lost
+    more = (1 + rounding) * (1 + a.partial.unit_roundoff) - 1
+    absolute = (carried > 0) * (a.partial.smallest_subnormal / 2)
+    lost = lost * (1 + a.partial.unit_roundoff) + absolute * (1 + rounding)
+    return more, lost.masked_fill(most * (1 + rounding) >= a.partial.overflow, torch.inf)
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:

@@ -127,7 +127,8 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         probability=dtype_named(probability),
         normalised=output.normalised,
         by_lse=output.normaliser == "lse",
-        merged=output.split_keys,
+        merged=bool(output.split_keys),
+        partial=_partial(output.split_keys, given),
         exponential=exponential(softmax.exp),
         rescale=exponential(softmax.rescale_exp or softmax.exp),
         function=function_error(problem, softmax.softcap_tanh, softmax.scores),
@@ -175,6 +176,11 @@ def function_error(problem: Problem, tanh: str, scores: str = "float32") -> floa
                 f"numerics.softmax.scores: no bound is derived for {scores!r} beside {mod.label}"
             )
     return tanh_error(tanh) if any(each.function for each in roundings) else 0.0
+
+
+def _partial(split_keys: bool | str, given: str) -> DType | None:
+    """The 16 bits that the O of a part is rounded to; None if it stays fp32."""
+    return dtype_named(given) if split_keys == "input" and given != "float32" else None
 
 
 def _operand_roundings(numerics: Numerics, operands: DType) -> float:
@@ -270,9 +276,12 @@ def _check(numerics: Numerics, given: str, operands: str, probability: str) -> N
     _require("products.prescale", products.prescale, prescaled)
     _require("softmax.scores", softmax.scores, ("float32",) if eight else ("float32", "input"))
     _require("softmax.row_sum.of", softmax.row_sum.of, sums)
+    if output.split_keys == "input":
+        _require("output.split_keys", given, ("float16", "bfloat16", "float32"))
+        _require("output.normaliser", output.normaliser, ("sum",))
     beside = {
         "output.normaliser": output.normaliser != "sum",
-        "output.split_keys": output.split_keys,
+        "output.split_keys": bool(output.split_keys),
         "softmax.maximum.lag": softmax.maximum.lag != 0,
     }
     other = next((path for path, declared in beside.items() if declared), None)

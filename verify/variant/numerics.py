@@ -132,8 +132,8 @@ class Output(Declared, path="numerics.output"):
     # what P is divided by: the "sum", or "lse" where P = exp(S - LSE) with a rounded LSE
     normaliser: str = "sum"
     # whether the keys may be split into parts whose results are merged by their LSE (split-KV,
-    # flash decoding)
-    split_keys: bool = False
+    # flash decoding); "input" if the O of a part is rounded to the inputs' dtype before
+    split_keys: bool | str = False
     # name of the division, or of the reciprocal that is multiplied; "any" for the worst
     division: str = "any"
     # fp32 roundings that the division leaves to do (a descale of V is one)

@@ -159,6 +159,11 @@ def _promotion(value: object) -> object:
     return one_of("block")(value) if isinstance(value, str) else whole(0, MOST_PRODUCTS)(value)
 
 
+def _split_keys(value: object) -> object:
+    """Whether, or "input"."""
+    return one_of("input")(value) if isinstance(value, str) else flag(value)
+
+
 _block = whole(0, MOST_BLOCK, optional=True)
 _configured = whole(1, MOST_BLOCK, optional=True)
 _roundings = whole(0, MOST_ROUNDINGS)
@@ -228,7 +233,7 @@ RULES: dict[str, dict[str, Check]] = {
         "probability_scale": power_of_two(1 / LARGEST_SCALE, LARGEST_SCALE),
         "normalised": flag,
         "normaliser": one_of("sum", "lse"),
-        "split_keys": flag,
+        "split_keys": _split_keys,
         "division": one_of("any", *DIVISION),
         "roundings": _roundings,
     },

@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 
-from kernels.triton import flash_backward, flash_forward
+from kernels.triton import decode_forward, flash_backward, flash_forward, fp8_forward
 from kernels.triton.compile import MASKS, arguments, binary, compiled, meta, target
 from verify.variant import compiled_archs
 
@@ -69,9 +69,9 @@ def test_sizes_are_plain_arguments(kernels):
     """No length, head count or scale is baked in: one binary for all of them."""
     parameters = re.search(r"\.entry [^(]*\((.*?)\)", kernels[ALIGNED].asm["ptx"], re.DOTALL)[1]
     # two tables are None; Triton adds scratch pointers of its own
-    strides, pointers, head_dims, sizes, scale = 12, 5, 2, 6, 1
+    strides, pointers, head_dims, counts, scale = 12, 5, 2, 6, 1
     assert parameters.count(".param .u64") >= pointers
-    assert parameters.count(".param .u32") == strides + head_dims + sizes
+    assert parameters.count(".param .u32") == strides + head_dims + counts
     assert parameters.count(".param .f32") == scale
 
 
@@ -98,7 +98,8 @@ def test_resources_repeat_from_the_cache_and_name_spills():
 
 @pytest.mark.parametrize("module", [flash_forward, flash_backward], ids=["forward", "backward"])
 def test_builds_are_representative(module):
-    builds = {arch: [build.name for build in module.builds(arch)] for arch in compiled_archs()}
+    of = module.VARIANT.builds
+    builds = {arch: [build.name for build in of(arch)] for arch in compiled_archs()}
     names = builds["sm_80"]
     assert all(listed == names for listed in builds.values())
     assert len(set(names)) == len(names) <= 12
@@ -109,16 +110,28 @@ def test_builds_are_representative(module):
     )
 
 
-@pytest.mark.parametrize("module", [flash_forward, flash_backward], ids=["forward", "backward"])
-def test_every_budget_is_of_a_build(module):
+@pytest.mark.parametrize(
+    ("variants", "budgets"),
+    [
+        ([flash_forward.VARIANT], {None: flash_forward._SPILL_BUDGETS}),
+        (flash_backward.VARIANTS, flash_backward._SPILL_BUDGETS),
+        (decode_forward.VARIANTS, {None: decode_forward._SPILL_BUDGETS}),
+        ([fp8_forward.VARIANT], {None: fp8_forward._SPILL_BUDGETS}),
+    ],
+    ids=["forward", "backward", "decode", "fp8"],
+)
+def test_every_budget_is_of_a_build(variants, budgets):
     """A budget by a name that no build has any more would be a hole for the build of a new name."""
-    known = {arch: {build.name for build in module.builds(arch)} for arch in compiled_archs()}
-    for name, by_arch in module._SPILL_BUDGETS.items():
+    known = {
+        arch: {build.name for variant in variants for build in variant.builds(arch)}
+        for arch in compiled_archs()
+    }
+    for name, by_arch in (each for of in budgets.values() for each in of.items()):
         assert all(name in known[arch] for arch in by_arch), name
 
 
 def test_backward_builds_are_its_three_kernels():
-    builds = flash_backward.builds("sm_80")
+    builds = flash_backward.VARIANT.builds("sm_80")
     for kernel in ("row sums", "dk dv", "dq"):
         build = next(b for b in builds if b.name.startswith(f"{kernel}, ") and "float16" in b.name)
         found = build.compile().resources
@@ -147,7 +160,7 @@ def test_where_triton_interprets_nothing_is_compiled():
     script = """
         from kernels.triton import flash_backward
         try:
-            flash_backward.builds("sm_80")[0].compile()
+            flash_backward.VARIANT.builds("sm_80")[0].compile()
         except RuntimeError as error:
             print(error)
     """

@@ -39,11 +39,12 @@ NAMES = ("dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, a config's number, and how the tensors lie: "plain", "packed" (seqlen before
-    heads) or "odd" (unaligned)."""
+    """A problem, a config's number, a variant, and how the tensors lie: "plain", "packed" (seqlen
+    before heads) or "odd" (unaligned)."""
 
     problem: Problem
     config: int = 0
+    variant: str = flash_backward.VARIANT.name
     layouts: str = "plain"
     seed: int = 0
 
@@ -56,7 +57,7 @@ class Case:
         )
         return (
             f"{p.dtype} {shape} {p.mask.name} scale {p.scale:.3g} config {self.config}"
-            f" {self.layouts}"
+            f" {self.layouts} {self.variant}"
         )
 
 
@@ -91,7 +92,8 @@ def run(case: Case, device: str) -> Outcome:
         name: _lay(case, x.masked_fill(hidden[name][:, None, :, None], math.nan))
         for name, x in clean.items()
     }
-    config, saving = flash_backward.VARIANT.configs[case.config], flash_forward.VARIANT.configs[0]
+    variant = next(each for each in flash_backward.VARIANTS if each.name == case.variant)
+    config, saving = flash_backward.CONFIGS[case.config], flash_forward.VARIANT.configs[0]
     q, k, v, dout = given.values()
     args = AttentionArgs(
         q=q, k=k, v=v, mask=p.mask, softmax_scale=p.scale, score_mod=None, config=saving
@@ -110,17 +112,21 @@ def run(case: Case, device: str) -> Outcome:
     ]
     failures = []
     for result in results:
-        delta = torch.full(shapes["q"][:3], math.nan, device=device)
-        flash_backward.backward(
-            replace(args, config=config), saved, dout, Gradients(**result), {"delta": delta}
-        )
+        assert variant.backward is not None
+        assert variant.backward_workspace is not None
+        workspace = {
+            name: torch.full(shape, math.nan, dtype=getattr(torch, dtype), device=device)
+            for name, (shape, dtype) in variant.backward_workspace(args).items()
+        }
+        variant.backward(replace(args, config=config), saved, dout, Gradients(**result), workspace)
         failures += [f"wrote outside {name}" for name, x in result.items() if _gaps_changed(x)]
     failures += [
         f"{name} does not repeat, or is not written"
         for name in NAMES
         if not _same(results[0][name], results[1][name])
     ]
-    arithmetic = resolve(flash_backward.VARIANT.gradients, config, p, _arch(device))
+    assert variant.gradients is not None
+    arithmetic = resolve(variant.gradients, config, p, _arch(device))
     truth = gradient_truth(p, *clean.values(), saved.out.double(), saved.lse.double(), arithmetic)
     ratios, relative = [], []
     for name in NAMES:
@@ -284,6 +290,16 @@ CASES = (
     _case("bfloat16", "lengths.0.0", (0, 70), config=1),
     _case("float32", "full", (70, 0), config=1),
     _case("float16", "causal+lengths.40.0", (70, 0), config=0, layouts="odd"),
+    *(
+        _case(dtype, mask, lengths, variant=f"triton-flash-backward-{mode}", config=1, **others)
+        for mode in ("atomic", "prescaled")
+        for dtype, mask, lengths, others in (
+            ("float16", "causal", (100, 150), {"layouts": "odd", "heads": (2, 1)}),
+            ("bfloat16", "causal+lengths.70_90.100_33", (90, 100), {"batch": 2}),
+            ("float32", "full", (40, 70), {"scale": -0.4}),
+            ("float16", "window.20.inf", (150, 0), {}),
+        )
+    ),
 )
 
 

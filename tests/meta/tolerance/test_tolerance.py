@@ -189,6 +189,25 @@ def test_honest_merges_by_lse_stay_within_the_bound_of_merges():
     assert single > 1 >= merged
 
 
+def test_parts_in_16_bits_are_within_the_bound_that_declares_them_alone():
+    """With P in fp32 the parts' roundings are as large as that of O."""
+    kept, undeclared = 0.0, 0.0
+    numerics = flat_numerics(block_n=32, split_keys="input", probability="float32")
+    kernel = Kernel("parts", numerics, style="split")
+    for dtype, distribution, luck in itertools.product(
+        ("float16", "bfloat16", "float32"), ("normal", "one_hot_v", "v_mean"), Luck
+    ):
+        text = f"hq=2,hkv=2,sq=17,skv=40,d=16,mask=causal,dtype={dtype},dist={distribution},seed=1"
+        problem = Problem.parse(text)
+        arithmetic = resolve(numerics, Config(), problem, kernel.arch)
+        assert (arithmetic.partial is None) == (dtype == "float32")
+        result = emulate(problem, kernel, luck)
+        of = [replace(arithmetic, partial=None), arithmetic]
+        found = [ratios(problem, result, truth_under(problem, each)).worst for each in of]
+        undeclared, kept = max(undeclared, found[0]), max(kept, found[1])
+    assert undeclared > 1 >= kept > 0.5
+
+
 @pytest.mark.parametrize(
     ("dtype", "name", "distribution"),
     [
