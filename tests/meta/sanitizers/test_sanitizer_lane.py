@@ -64,7 +64,7 @@ def isolated(arena: Arena, problem: Problem) -> tuple[IsolatedBuffers, torch.Ten
 
 
 @pytest.mark.parametrize("problem", [STRIDED, STRIDED.but(seqlen_kv=0), STRIDED.but(seqlen_q=0)])
-def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(
+def test_every_tensor_holds_what_the_arena_holds_and_every_buffer_ends_at_its_last_element(
     arena: Arena, problem: Problem
 ) -> None:
     separate, host = isolated(arena, problem)
@@ -77,9 +77,10 @@ def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(
             theirs.stride(),
             theirs.dtype,
         )
-        assert torch.equal(
+        held = torch.equal(
             ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)
         )
+        assert held or slot.role == "workspace"  # nothing has written one
         last = (
             1 + sum((n - 1) * s for n, s in zip(ours.shape, ours.stride(), strict=True))
             if ours.numel()
@@ -98,7 +99,8 @@ def test_what_a_run_writes_comes_back_and_what_it_writes_past_the_end_cannot(are
         ),
         host.clone(),
     )
-    where["out"].view(separate).fill_(3.0)  # type: ignore[arg-type]
+    for name in ("out", "workspace.scratch"):  # a workspace stays where it is
+        where[name].view(separate).fill_(3.0)  # type: ignore[arg-type]
     assert torch.equal(host, before)
     separate.restore()
     assert bool((where["out"].view(host) == 3.0).all())
@@ -158,6 +160,10 @@ def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
         assert any(tool in fault.caught_by for fault in FAULTS)
     assert any(fault.twin for fault in FAULTS)
     assert {fault.variant for fault in FAULTS} == {*tiny.FAULTS, *split_q.PATCHES}
+    for fault in FAULTS:
+        assert fault.twin + bool(fault.caught_by) + bool(fault.unseen) == 1
+        wanted = [fault.wanted(tool) == "any" for tool in TOOLS]
+        assert [bool(fault.blind(tool)) for tool in TOOLS] == wanted
 
 
 @pytest.mark.parametrize("variant", split_q.PATCHES)

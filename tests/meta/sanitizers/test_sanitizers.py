@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from verify.sanitizers.facts import CaseResult, Facts, Waiver, collect, judge
+from verify.sanitizers.exceptions import Waiver
+from verify.sanitizers.facts import CaseResult, Facts, collect, judge
 from verify.sanitizers.lane import unused
 from verify.sanitizers.records import (
     NotUnderstood,
@@ -267,7 +268,14 @@ def test_more_errors_than_are_printed_still_agree() -> None:
 
 
 WAIVER = Waiver(
-    tool="memcheck", kind="Precise", kernel="^kernel$", words="write", reason="known", proof="read"
+    tool="memcheck",
+    kind="Precise",
+    kernel="^kernel$",
+    words="write",
+    source="",
+    reason="known",
+    evidence="read",
+    version="2025.3.1.0",
 )
 
 
