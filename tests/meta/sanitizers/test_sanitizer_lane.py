@@ -3,6 +3,7 @@ problems."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -15,6 +16,8 @@ from tests.planted import split_q, tiny
 from verify.cell.arena import Arena, plan
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cuda.compile import compilable, compile_source
+from verify.cuda.sass import listing
+from verify.cuda.toolkit import executables
 from verify.evidence import Recorder, load
 from verify.problem import Layout, Problem
 from verify.problem.case import Case
@@ -191,6 +194,40 @@ def test_planted_kernels_compile_and_differ_from_what_is_right(
         *(split_q.patched(name, shipped) for name in split_q.PATCHES),
     ]
     assert len({compile_source(source, "sm_90a").cubin for source in sources}) == len(sources)
+
+
+# What a compiler could take away: an opcode of the faulty instruction, and how often it occurs.
+OPCODES = {
+    "planted-misaligned-load": (r"LDG\.E\.128\b.*\+0x4\]", 1),
+    "planted-missing-barrier": (r"BAR\.SYNC", 0),
+    "planted-early-copy-read": (r"LDGSTS\.E", 1),
+    "planted-missing-mbarrier-wait": (r"SYNCS\.ARRIVE", 1),
+    "planted-divergent-barrier": (r"@!?P\d BAR\.SYNC", 1),
+    "planted-correct": (r"(?<!P\d )BAR\.SYNC", 1),
+}
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+@pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
+@pytest.mark.parametrize("variant", OPCODES)
+def test_the_compiler_keeps_a_planted_fault(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
+    text = listing(compile_source(tiny.source(variant), "sm_90a").cubin)
+    opcode, times = OPCODES[variant]
+    assert len(re.findall(opcode, text)) == times
+    waits = len(re.findall(r"DEPBAR\.LE|SYNCS\.PHASECHK", text))
+    assert waits == 0  # for no copy, and at no mbarrier
+
+
+def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
+    q = torch.zeros(4)
+    for variant, fault in tiny.FAULTS.items():
+        address, held = tiny.memory(variant, q)
+        assert (address == q.data_ptr()) == (fault not in ("freed", "unwritten"))
+        assert (address == held.data_ptr()) == (fault != "freed")
+    assert len(tiny._leaked) == 1
 
 
 def test_the_planted_problem_lies_inside_every_planted_support() -> None:

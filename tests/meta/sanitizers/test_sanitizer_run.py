@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -242,6 +243,18 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
     assert "| **races** | r | not seen, by design |" in page
     assert f"| **{file}@\u200bright** | memcheck | 1 | 1 | 0 |" in page
     assert json.loads((lane.folder / "out" / "sanitizer.json").read_text()) == result.report
+    failures = result.report["failures"]
+    assert isinstance(failures, list)
+    told = {(name_of(one["variant"]), one["tool"], one["outcome"]) for one in failures}
+    assert told == {
+        ("late", "memcheck", "faulty"),
+        ("raises", "", "failed"),
+        *((name, "memcheck", "inconclusive") for name in INCONCLUSIVE),
+    }
+    log = json.loads((lane.folder / "out" / "sanitizer.sarif").read_text())
+    assert len(log["runs"][0]["results"]) == len(failures)
+    suite = ElementTree.parse(lane.folder / "out" / "sanitizer.junit.xml").getroot()
+    assert len(suite.findall("testcase/failure")) == len(failures)
 
 
 RIGHT = 'VARIANTS = [variant("right", lambda args, out: None)]'

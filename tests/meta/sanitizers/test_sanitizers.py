@@ -310,6 +310,21 @@ def test_a_waiver_covers_nothing_unseen_or_unknown() -> None:
         assert judge(facts, (replace(WAIVER, **other),)).outcome == "faulty"
 
 
+def test_a_waiver_can_name_the_text_of_the_source_line(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("int i;\n  o[i] = 0;\n")
+    record = replace(FAULTY_RECORD, source=f"{tmp_path}/a.cu:2")
+    waiver = replace(WAIVER, source=r"^o\[i\] = 0;$")
+    assert waiver.covers(record)
+    for place in (f"{tmp_path}/a.cu:1", f"{tmp_path}/a.cu:3", f"{tmp_path}/b.cu:2", "", "a.cu:x"):
+        assert not waiver.covers(replace(record, source=place))
+
+
+def test_unknown_elements_are_told() -> None:
+    strange = replace(FAULTY_RECORD, unknown=("colour",))
+    judgement = judge(replace(FAULTY_FACTS, records=(strange,)))
+    assert judgement.reasons == ("a Precise record holds unknown elements: colour",)
+
+
 def test_a_waiver_that_nothing_needs_is_dead() -> None:
     assert unused([WAIVER], []) == [WAIVER]
 
