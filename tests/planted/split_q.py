@@ -55,6 +55,11 @@ PATCHES = {
         "__syncthreads();  // item: all copies have landed, and",
         "// item: all copies have landed, and",
     ),
+    "planted-split-q-early-copy-read": Patch(
+        PIPELINE,
+        "ptx::cp_async_wait_group<ahead - 1>();",
+        "ptx::cp_async_wait_group<ahead>();",
+    ),
 }
 
 

@@ -178,4 +178,11 @@ FAULTS: tuple[PlantedFault, ...] = (
         caught_by=("racecheck",),
         shows=("cp_async", "ldmatrix", _RACE),  # racecheck names the inlined functions
     ),
+    PlantedFault(
+        variant="planted-split-q-early-copy-read",
+        file=_SPLIT_Q,
+        about="kernels/ptx/split_q.cu, which waits for one group of copies too few",
+        caught_by=("racecheck",),
+        shows=("cp_async", _RACE),
+    ),
 )
