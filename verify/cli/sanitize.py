@@ -120,15 +120,17 @@ def _sanitize(request: Request, console: Console) -> int:
             not_run=_left_out(run, declarations),
             waivers=request.waivers,
         )
-        if account.alive:  # otherwise the tools' results prove nothing
-            progress.reset(task, total=len(choices) * len(request.tools), description="processes")
+        lane.tools = account.alive_tools  # the others' results prove nothing
+        if account.planted and lane.tools:
+            progress.reset(task, total=len(choices) * len(lane.tools), description="processes")
+            complete = request.complete and account.alive
             tried = tuple(
                 lane.try_all((_subject(request, choice) for choice in choices), environment)
             )
             account = replace(
                 account,
                 tried=tried,
-                dead=tuple(unused(request.waivers, tried)) if request.complete else (),
+                dead=tuple(unused(request.waivers, tried)) if complete else (),
             )
     return _finish(request, run, replace(account, seconds=time.monotonic() - begun), console)
 
@@ -244,8 +246,12 @@ def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Conso
                 console,
                 f"{planted.session.tool} on {planted.fault.variant}: wanted {wanted}, got {got}",
             )
-    if not account.alive:
-        say(console, "a tool missed a planted fault or convicted a twin: nothing else was tried")
+    for tool in request.tools:
+        if tool not in account.alive_tools:
+            said = (
+                f"{tool} missed a planted fault or convicted a twin: no kernel was tried under it"
+            )
+            say(console, said)
     for waiver in account.dead:
         say(
             console,

@@ -99,6 +99,7 @@ class Lane:
                     self._session, tool, subjects[fault.variant], f"planted-{fault.variant}"
                 ): fault
                 for fault in faults
+                if fault.variant in subjects
                 for tool in self.tools
             }
             planted = [PlantedSession(fault, session) for fault, session in _results(futures)]
@@ -248,6 +249,8 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
         if fault.variant not in declarations:
             raise InfrastructureError(f"{fault.file.name} has no variant {fault.variant}")
         declaration = declarations[fault.variant]
+        if declaration.unavailable is not None and fault.optional:
+            continue
         if declaration.unavailable is not None:
             raise InfrastructureError(f"{fault.variant} cannot run here: {declaration.unavailable}")
         problem = planted_problem(declaration)

@@ -38,7 +38,8 @@ class PlantedFault:
 
     twin: it is right, and must be clean under every tool.  caught_by: the tools that must catch it.
     shows: regular expressions that a record of this fault matches, anywhere in its text and
-    ignoring case.  unseen: why no tool sees it, if none does.
+    ignoring case.  unseen: why no tool sees it, if none does.  optional: whether it is left out
+    where it cannot run, for then the kernel that it is a copy of cannot either.
     """
 
     variant: str
@@ -48,6 +49,7 @@ class PlantedFault:
     caught_by: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()
     unseen: str = ""
+    optional: bool = False
 
     def wanted(self, tool: str) -> str:
         """The required result: "caught", "clean", or "any" if nothing is required of that tool."""
@@ -93,7 +95,7 @@ def planted_problem(declaration: Declaration) -> Problem:
 
 
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
-_TINY, _SPLIT_Q = FOLDER / "tiny.py", FOLDER / "split_q.py"
+_TINY, _SPLIT_Q, _CUTE = (FOLDER / f"{name}.py" for name in ("tiny", "split_q", "cute_forward"))
 
 
 def _tiny(variant: str, about: str, tool: str = "", *shows: str, unseen: str = "") -> PlantedFault:
@@ -184,5 +186,29 @@ FAULTS: tuple[PlantedFault, ...] = (
         about="kernels/ptx/split_q.cu, which waits for one group of copies too few",
         caught_by=("racecheck",),
         shows=("cp_async", _RACE),
+    ),
+    PlantedFault(
+        variant="planted-cute-overrun",
+        file=_CUTE,
+        about="kernels/cute/flash_forward.cu, one element of LSE too many: < became <=",
+        caught_by=("memcheck",),
+        shows=(_WRITE,),
+        optional=True,
+    ),
+    PlantedFault(
+        variant="planted-cute-missing-barrier",
+        file=_CUTE,
+        about="kernels/cute/flash_forward.cu without the barrier between two layouts of O",
+        caught_by=("racecheck",),
+        shows=(_RACE,),
+        optional=True,
+    ),
+    PlantedFault(
+        variant="planted-cute-early-copy-read",
+        file=_CUTE,
+        about="kernels/cute/flash_forward.cu, which waits for one group of copies too few",
+        caught_by=("racecheck",),
+        shows=(_RACE,),
+        optional=True,
     ),
 )

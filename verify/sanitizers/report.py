@@ -47,7 +47,13 @@ class LaneRun:
     @property
     def alive(self) -> bool:
         """Whether every tool gave the required result for every planted kernel."""
-        return bool(self.planted) and all(planted.holds for planted in self.planted)
+        return bool(self.planted) and self.alive_tools == self.tools
+
+    @property
+    def alive_tools(self) -> tuple[str, ...]:
+        """The tools that gave the required result for every planted kernel."""
+        dead = {planted.session.tool for planted in self.planted if not planted.holds}
+        return tuple(tool for tool in self.tools if tool not in dead)
 
 
 def told(run: LaneRun) -> Account:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from references.masks import Causal
-from tests.planted import split_q, tiny
+from tests.planted import cute_forward, split_q, tiny
 from verify.cell.arena import Arena, plan
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cuda.compile import compilable, compile_source
@@ -157,21 +157,23 @@ def test_workers_are_at_least_one() -> None:
 
 # Planted faults.
 
+PATCHES = split_q.PATCHES | cute_forward.PATCHES
+
 
 def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
     for tool in TOOLS:
         assert any(tool in fault.caught_by for fault in FAULTS)
     assert any(fault.twin for fault in FAULTS)
-    assert {fault.variant for fault in FAULTS} == {*tiny.FAULTS, *split_q.PATCHES}
+    assert {fault.variant for fault in FAULTS} == {*tiny.FAULTS, *PATCHES}
     for fault in FAULTS:
         assert fault.twin + bool(fault.caught_by) + bool(fault.unseen) == 1
         wanted = [fault.wanted(tool) == "any" for tool in TOOLS]
         assert [bool(fault.blind(tool)) for tool in TOOLS] == wanted
 
 
-@pytest.mark.parametrize("variant", split_q.PATCHES)
+@pytest.mark.parametrize("variant", PATCHES)
 def test_a_patch_changes_the_shipped_kernel_in_one_place(variant: str) -> None:
-    patch = split_q.PATCHES[variant]
+    patch = PATCHES[variant]
     shipped = patch.shipped.read_text(encoding="utf-8")
     assert patch.apply(shipped) != shipped
     for text in (shipped * 2, shipped.replace(patch.before, "")):
@@ -191,7 +193,7 @@ def test_planted_kernels_compile_and_differ_from_what_is_right(
     sources = [tiny.source(name) for name in tiny.FAULTS]
     sources += [
         shipped,
-        *(split_q.patched(name, shipped) for name in split_q.PATCHES),
+        *(patch.source(name, shipped) for name, patch in split_q.PATCHES.items()),
     ]
     assert len({compile_source(source, "sm_90a").cubin for source in sources}) == len(sources)
 
@@ -231,7 +233,7 @@ def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
 
 
 def test_the_planted_problem_lies_inside_every_planted_support() -> None:
-    for variant in (*tiny.VARIANTS, *split_q.VARIANTS):
+    for variant in (*tiny.VARIANTS, *split_q.VARIANTS, *cute_forward.VARIANTS):
         problem = planted_problem(declared(variant.support, tuple(variant.configs)))
         assert variant.support.refusal(problem) is None
         assert problem.seqlen_q % 64  # an overrun by one row needs a ragged tile

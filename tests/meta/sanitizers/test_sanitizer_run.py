@@ -328,3 +328,14 @@ def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
 
 def test_who_is_unknown_is_not_tried(lane: Lane) -> None:
     assert lane.run(kernels=(lane.planted,), variants=("unknown",)).status == USAGE
+
+
+def test_no_kernel_is_tried_under_a_tool_that_misses_its_fault(lane: Lane) -> None:
+    lane.faults = (*lane.faults[:2], replace(lane.faults[2], shows=("nothing says this",)))
+    file = lane.file("kernel.py", RIGHT)
+    result = lane.run(kernels=(file,), quick=True, tools=("memcheck", "racecheck"))
+    assert result.status == INFRASTRUCTURE
+    assert "racecheck missed a planted fault" in result.words
+    assert result.evidence is not None
+    (verdict,) = result.evidence.verdicts
+    assert (verdict.oracle, verdict.outcome) == ("memcheck", "pass")
