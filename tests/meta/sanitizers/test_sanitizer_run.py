@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -28,6 +29,7 @@ from verify.cell.process import PLAIN_CPU, ROOT
 from verify.cli.sanitize import Request, sanitize
 from verify.evidence import Evidence, load
 from verify.problem.case import Case
+from verify.sanitizers import ledger
 from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.lane import GROUP
 from verify.sanitizers.planted import PlantedFault
@@ -258,6 +260,18 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
 
 
 RIGHT = 'VARIANTS = [variant("right", lambda args, out: None)]'
+LAUNCHES = """
+from types import SimpleNamespace
+from verify.cuda.compile import LaunchError, launch
+
+def launches(args, out):
+    try:
+        launch(SimpleNamespace(entry="flash", sizes=()), (1,), (1,), 0, 1)
+    except LaunchError:  # one argument, and no parameter
+        pass
+
+VARIANTS = [variant("right", launches)]
+"""
 WAIVER = Waiver(
     tool="racecheck",
     kind="Precise",
@@ -272,7 +286,7 @@ WAIVER = Waiver(
 def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = lane.file("kernel.py", RIGHT)
+    file = lane.file("kernel.py", LAUNCHES)
     monkeypatch.setattr(Request, "complete", True)
     lane.faults = lane.faults[2:]
     dead = lane.run(kernels=(file,), quick=True, tools=("racecheck",), waivers=(WAIVER,))
@@ -281,6 +295,10 @@ def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(
     assert dead.evidence is not None
     (verdict,) = dead.evidence.verdicts
     assert (verdict.oracle, verdict.outcome) == ("racecheck", "pass")
+    (path,) = lane.folder.glob(".verify/runs/*/sanitizer/racecheck/0/launches.jsonl")
+    for run in ledger.read(path) or [()]:
+        assert [launched.kernel for launched in run] == ["flash"]
+        assert re.search(r"/kernel\.py:\d+ in launches$", run[0].frame)
     again = lane.run(case=Case.parse(verdict.case), tools=("racecheck",))
     assert again.status == CLEAN
     assert again.evidence is not None
