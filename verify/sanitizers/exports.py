@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
-from verify.bundle import ROOT
 from verify.evidence.strict_json import encode
 from verify.sanitizers.account import Account, Failed, Shown
 
@@ -27,7 +26,6 @@ def sarif(account: Account) -> dict[str, Any]:
         "tool": {"driver": driver},
         "results": [_result(failure, rules.index(_rule(failure))) for failure in failures],
         "columnKind": "utf16CodeUnits",
-        "originalUriBaseIds": {"ROOT": {"uri": ROOT.as_uri() + "/"}},
         "invocations": [{"executionSuccessful": _proved(account)}],
         "properties": {"run": account["run"], "device": encode(account["device"])},
     }
@@ -65,8 +63,7 @@ def _location(record: Shown) -> dict[str, Any]:
     location: dict[str, Any] = {}
     path, _, line = str(record.get("source", "")).rpartition(":")
     if path and line.isdecimal():
-        inside = path.removeprefix(f"{ROOT}/")
-        artifact = {"uri": inside, "uriBaseId": "ROOT"} if inside != path else {"uri": path}
+        artifact = {"uri": path} if path[0] == "/" else {"uri": path, "uriBaseId": "%SRCROOT%"}
         region = {"startLine": max(int(line), 1)}
         location["physicalLocation"] = {"artifactLocation": artifact, "region": region}
     if "kernel" in record:

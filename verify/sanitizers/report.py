@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rich.table import Table
 
+from verify.bundle import ROOT
 from verify.document import terminal
 from verify.sanitizers import account, exports, page
 from verify.sanitizers.account import (
@@ -150,7 +151,7 @@ def _failure(failure: Failure) -> Failed:
         "tool": failure.tool,
         "outcome": failure.outcome,
         "message": failure.message,
-        "frame": failure.frame,
+        "frame": _inside(failure.frame),
         "replay": failure.replay,
         "record": None if failure.record is None else _record(failure.record),
     }
@@ -161,4 +162,10 @@ def _waiver(waiver: Waiver, dead: bool) -> KnownFalse:
 
 
 def _record(record: Record) -> Shown:
-    return {name: value for name, value in asdict(record).items() if value and name != "words"}
+    parts = asdict(record) | {"source": _inside(record.source)}
+    return {name: value for name, value in parts.items() if value and name != "words"}
+
+
+def _inside(place: str) -> str:
+    """A place, relative to the suite's folder if it is in there."""
+    return place.removeprefix(f"{ROOT}/")

@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from verify.bundle import ROOT
 from verify.sanitizers import page
 from verify.sanitizers.account import Account, Failed
 from verify.sanitizers.exports import junit, sarif
@@ -31,7 +30,7 @@ def failed(tool: str, **more: Any) -> Failed:
             "kind": "Precise",
             "level": "Error",
             "kernel": "flash",
-            "source": f"{ROOT}/kernels/cuda/ptx.cuh:34",
+            "source": "kernels/cuda/ptx.cuh:34",
             "thread": "(1, 0, 0)",
             "nearest": "1 bytes after the nearest allocation at 0x7f00 of size 16 bytes",
         },
@@ -111,7 +110,7 @@ def test_sarif_has_what_version_2_1_0_requires(account: Account) -> None:
             assert location["physicalLocation"]["region"]["startLine"] >= 1
     ours, _, elsewhere, *others = run["results"]
     place = ours["locations"][0]
-    uri = {"uri": "kernels/cuda/ptx.cuh", "uriBaseId": "ROOT"}
+    uri = {"uri": "kernels/cuda/ptx.cuh", "uriBaseId": "%SRCROOT%"}
     assert place["physicalLocation"]["artifactLocation"] == uri
     assert place["logicalLocations"] == [{"name": "flash", "kind": "function"}]
     assert elsewhere["level"] == "warning"

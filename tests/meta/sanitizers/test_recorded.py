@@ -1,8 +1,8 @@
-"""Files of compute-sanitizer, kept with its version (data/VERSION), read by the lane's own reader.
+"""Files of compute-sanitizer, kept with its version, read by the lane's own reader.
 
-They hold records of the planted faults.  The tool's own printer and XML writer wrote them (in
-2025.3.1.0, of records in its own format), so that the elements and the words are the tool's.
-docs/sanitizers.md says how files of a run replace them.
+data/VERSION holds files of a run.  data/VERSION-written was written by that version's own printer
+and XML writer, from records in its own format that no run made: the elements and the words are the
+tool's, the values are not.  docs/sanitizers.md says how files of a run are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def test_recorded_files_are_understood_and_show_their_planted_fault(
     if facts.summary is not None and not facts.summary.errors:  # warnings alone
         facts = replace(facts, exit_code=0)
     judgement = judge(facts)
-    assert (judgement.outcome, judgement.reasons) == ("faulty", ())
+    assert judgement.outcome == "faulty"
+    # A run's memcheck log also says that the program failed.
+    assert set(judgement.reasons) <= (set() if version.endswith("-written") else set(facts.doubts))
     for record in judgement.records:
         assert (record.tool, record.unknown) == (tool, ())
         assert record.kind in record.words
@@ -48,7 +50,7 @@ def test_recorded_files_are_understood_and_show_their_planted_fault(
 
 
 def records(tool: str, folder: Path) -> list[Record]:
-    found = recorded("2025.3.1.0", tool, folder).records
+    found = recorded("2025.3.1.0-written", tool, folder).records
     assert found is not None
     return [replace(record, words="") for record in found]
 
