@@ -54,7 +54,7 @@ def _attend(peer: socket.socket) -> None:
         os.dup2(fds[0], 1)
         os.dup2(fds[1], 2)
         sys.argv = [child.__file__, *words[3:]]
-        child.serve_at(child.IsolatedKernelProcess)
+        child.main()
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()

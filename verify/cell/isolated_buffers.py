@@ -6,11 +6,14 @@ one allocation, and copied back after the run.  The allocation ends directly aft
 the unused end of a strided tensor's last row is not part of it.  On CUDA this works only if torch
 does not cache allocations (PYTORCH_NO_CUDA_MEMORY_CACHING=1), since its cache returns parts of
 larger blocks.
+
+A workspace is allocated and not written, so that a tool that watches for reads of memory that was
+never written sees a kernel that reads its workspace first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,9 +29,11 @@ class IsolatedBuffers:
         self._host = host
         self._parts = [(slot, slot.begin, _end(slot, host)) for slot in slots]
         self._memory = [
-            torch.empty(end - begin, dtype=torch.uint8, device=self.device).copy_(host[begin:end])
+            torch.empty(end - begin, dtype=torch.uint8, device=self.device)
             for _, begin, end in self._parts
         ]
+        for (begin, end), memory in self._copied():
+            memory.copy_(host[begin:end])
 
     def __getitem__(self, where: slice) -> Tensor:
         """A slice of one buffer, as uint8; raises IndexError if it is not inside one buffer."""
@@ -38,9 +43,15 @@ class IsolatedBuffers:
         raise IndexError(f"bytes {where.start} to {where.stop} are in no buffer")
 
     def restore(self) -> None:
-        """Copy every buffer back into the arena."""
-        for (_, begin, end), memory in zip(self._parts, self._memory, strict=True):
+        """Copy inputs and outputs back into the arena."""
+        for (begin, end), memory in self._copied():
             self._host[begin:end].copy_(memory)
+
+    def _copied(self) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """The arena's bytes of every input and output, and its memory."""
+        for (slot, begin, end), memory in zip(self._parts, self._memory, strict=True):
+            if slot.role != "workspace":
+                yield (begin, end), memory
 
 
 def _end(slot: Slot, host: Tensor) -> int:

@@ -26,7 +26,7 @@ from verify.evidence.explanation import explain
 from verify.machine import device
 from verify.problem.case import Case
 from verify.sanitizers import report
-from verify.sanitizers.facts import WAIVERS, Waiver
+from verify.sanitizers.exceptions import WAIVERS, Waiver
 from verify.sanitizers.lane import GROUP, Lane, unused, worker_count
 from verify.sanitizers.planted import FAULTS, PlantedFault
 from verify.sanitizers.report import LaneRun
@@ -43,7 +43,8 @@ _MOST_SHOWN = 8
 class Request:
     """A call of `verify sanitize`.
 
-    environment: where kernels run; None (the command's value) means this machine's device, which
+    require: whether it is an error that there is no tool or no device.  environment: where kernels
+    run; None (the command's value) means this machine's device, which
     must be a CUDA device.  faults, waivers: only the suite's tests change them.
     """
 
@@ -52,6 +53,7 @@ class Request:
     variants: tuple[str, ...] = ()
     case: Case | None = None
     quick: bool = False
+    require: bool = False
     workers: str = "auto"
     report_dir: Path | None = None
     environment: Environment | None = None
@@ -115,18 +117,20 @@ def _sanitize(request: Request, console: Console) -> int:
             tools=request.tools,
             whole=request.complete,
             planted=tuple(lane.plant(request.faults)),
-            not_run=_not_run(run, declarations),
+            not_run=_left_out(run, declarations),
             waivers=request.waivers,
         )
-        if account.alive:  # otherwise the tools' results prove nothing
-            progress.reset(task, total=len(choices) * len(request.tools), description="processes")
+        lane.tools = account.alive_tools  # the others' results prove nothing
+        if account.planted and lane.tools:
+            progress.reset(task, total=len(choices) * len(lane.tools), description="processes")
+            complete = request.complete and account.alive
             tried = tuple(
                 lane.try_all((_subject(request, choice) for choice in choices), environment)
             )
             account = replace(
                 account,
                 tried=tried,
-                dead=tuple(unused(request.waivers, tried)) if request.complete else (),
+                dead=tuple(unused(request.waivers, tried)) if complete else (),
             )
     return _finish(request, run, replace(account, seconds=time.monotonic() - begun), console)
 
@@ -135,14 +139,18 @@ def _sanitizer(request: Request) -> tuple[Sanitizer, Environment]:
     """The tool and its environment.  Raises _Refused without a CUDA device or without the tool."""
     environment = request.environment or environment_here()
     if request.environment is None and environment.device != "cuda":
-        raise _Refused(INFRASTRUCTURE, "no CUDA device: nothing was sanitized")
+        raise _not_run(request, "no CUDA device")
     sanitizer = find()
     if sanitizer is None:
-        raise _Refused(
-            INFRASTRUCTURE,
-            "no compute-sanitizer on PATH, in CUDA_HOME or /usr/local/cuda: nothing was sanitized",
-        )
+        place = "no compute-sanitizer on PATH, in CUDA_HOME or /usr/local/cuda"
+        raise _not_run(request, place)
     return sanitizer, environment
+
+
+def _not_run(request: Request, reason: str) -> _Refused:
+    if request.require:
+        return _Refused(INFRASTRUCTURE, f"{reason}: nothing was sanitized")
+    return _Refused(CLEAN, f"{reason}: not run (with --require this is an error)")
 
 
 def _files(request: Request) -> list[Path]:
@@ -174,7 +182,7 @@ def _declarations(request: Request, run: CampaignRun) -> list[Declaration]:
     return selected
 
 
-def _not_run(run: CampaignRun, selected: list[Declaration]) -> tuple[tuple[str, str], ...]:
+def _left_out(run: CampaignRun, selected: list[Declaration]) -> tuple[tuple[str, str], ...]:
     others = [declaration for declaration in run.roster.declarations if declaration not in selected]
     return tuple(
         (
@@ -238,8 +246,12 @@ def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Conso
                 console,
                 f"{planted.session.tool} on {planted.fault.variant}: wanted {wanted}, got {got}",
             )
-    if not account.alive:
-        say(console, "a tool missed a planted fault or convicted a twin: nothing else was tried")
+    for tool in request.tools:
+        if tool not in account.alive_tools:
+            said = (
+                f"{tool} missed a planted fault or convicted a twin: no kernel was tried under it"
+            )
+            say(console, said)
     for waiver in account.dead:
         say(
             console,

@@ -15,7 +15,7 @@ from verify.cli.options import UsageError, console, existing
 from verify.machine.places import published_parent, report_parent
 from verify.machine.starter import JUDGES, Program, launch
 
-_TOOLS = ("memcheck", "racecheck")
+_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 @click.command(name="list")
@@ -117,9 +117,12 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
     "--quick", is_flag=True, help="One config and dtype of each variant, at most four problems."
 )
 @click.option(
+    "--require", is_flag=True, help="Exit 3 without a CUDA device or without compute-sanitizer."
+)
+@click.option(
     "--report-dir",
     type=click.Path(path_type=Path),
-    help="A second folder for sanitizer.json and sanitizer.md.",
+    help="A second folder for sanitizer.{json,sarif,junit.xml,md}.",
 )
 @options.workers
 def sanitize(
@@ -128,10 +131,15 @@ def sanitize(
     variants: tuple[str, ...],
     case: str | None,
     quick: bool,
+    require: bool,
     report_dir: Path | None,
     workers: str,
 ) -> int:
-    """Run KERNELS (by default the collection) under compute-sanitizer, after planted faults."""
+    """Run KERNELS (by default the collection) under compute-sanitizer, after planted faults.
+
+    Without a CUDA device or without the tool nothing is run: it says so, and exits 0, or 3 with
+    --require. Exits 1 if a kernel is faulty, and 3 if the run proves nothing.
+    """
     files = existing(kernels)
     options.case_shaped(case)
     from verify.cli.sanitize import Request
@@ -148,6 +156,7 @@ def sanitize(
         variants=variants,
         case=parsed,
         quick=quick,
+        require=require,
         workers=workers,
         report_dir=report_dir,
     )

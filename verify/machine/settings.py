@@ -38,7 +38,13 @@ SETTINGS = (
 )
 
 # Variables that the suite's processes set for each other; users do not set them.
-INTERNAL = ("VERIFY_UNTIL", "VERIFY_PARENT", "VERIFY_XFAILS_TEXT", "VERIFY_BOOTSTRAPPED")
+INTERNAL = (
+    "VERIFY_UNTIL",
+    "VERIFY_PARENT",
+    "VERIFY_XFAILS_TEXT",
+    "VERIFY_BOOTSTRAPPED",
+    "VERIFY_SANITIZER_LEDGER",
+)
 
 
 def check() -> None:

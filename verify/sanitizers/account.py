@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, NotRequired, TypedDict
 
 from verify.evidence.strict_json import Free, Integer, Number
 
@@ -16,7 +16,7 @@ Shown = dict[str, str | list[str]]
 class Planted(TypedDict):
     """A planted fault, or its correct twin, under one tool.  wanted: "caught", "clean" or "any";
     holds: whether it came; reasons: why it is inconclusive; record: the one that shows the fault,
-    null if there is none."""
+    null if there is none; blind: why the tool is not required to see the fault, by design."""
 
     variant: str
     about: str
@@ -27,17 +27,17 @@ class Planted(TypedDict):
     reasons: list[str]
     record: Shown | None
     seconds: Number
+    blind: NotRequired[str]
 
 
 class Process(TypedDict):
-    """One process under a tool.  cases: how many it was given; total: records that count; records:
-    the first of them; exit_code: null if it had to be killed."""
+    """One process under a tool.  cases: how many it was given; total: records that count;
+    exit_code: null if it had to be killed."""
 
     cases: Integer
     outcome: str
     reasons: list[str]
     total: Integer
-    records: list[Shown]
     exit_code: Integer | None
     seconds: Number
 
@@ -56,6 +56,24 @@ class Tried(TypedDict):
     processes: list[Process]
 
 
+class Failed(TypedDict):
+    """One reason why a case is not clean: `verify.sanitizers.failures.Failure`, as data.
+
+    tool: "" if the case failed without one.  record: null if there is none.
+    """
+
+    variant: str
+    config: str
+    dtype: str
+    case: str
+    tool: str
+    outcome: str
+    message: str
+    frame: str
+    replay: str
+    record: Shown | None
+
+
 class Left(TypedDict):
     """A variant that was not tried."""
 
@@ -70,8 +88,10 @@ class KnownFalse(TypedDict):
     kind: str
     kernel: str
     words: str
+    source: str
     reason: str
-    proof: str
+    evidence: str
+    version: str
     dead: bool
 
 
@@ -87,5 +107,6 @@ class Account(TypedDict):
     seconds: Number
     planted: list[Planted]
     tried: list[Tried]
+    failures: NotRequired[list[Failed]]
     not_run: list[Left]
     waivers: list[KnownFalse]

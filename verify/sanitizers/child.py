@@ -10,18 +10,21 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+import torch.utils.deterministic
 from torch import Tensor
 
 from verify.cell.arena import slots_from
 from verify.cell.child import KernelProcess, serve_at
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cell.launching import launch
+from verify.sanitizers import ledger
 
 
 class IsolatedKernelProcess(KernelProcess):
     """A kernel process that puts every buffer in its own allocation."""
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
+        ledger.begin_run()
         variant = self.variants[message["variant"]]
         device = message["device"]
         buffers = IsolatedBuffers(slots_from(message["slots"]), self.host, device)
@@ -39,5 +42,13 @@ class IsolatedKernelProcess(KernelProcess):
         return {}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve at the socket that the command line names."""
+    # Memory that torch fills would count as initialised.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    ledger.watch()
     serve_at(IsolatedKernelProcess)
+
+
+if __name__ == "__main__":
+    main()

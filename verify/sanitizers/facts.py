@@ -1,18 +1,21 @@
 """Five facts about one sanitized process, and the judgement that follows from them.
 
-The facts are the exit code, the tool's summary, the records in its XML, the replies of the program,
-and the outputs of its kernels.  A process is clean only if all five agree.  It is faulty if summary
+The facts are the exit code, the tool's summary, the records in its XML, the program's own results
+(with outputs that were poison before each run), and the ledger of the kernels that it launched.  A
+process is clean only if all five agree.  It is faulty if summary
 and records both show an error.  Anything else is inconclusive, which is no pass: the tool can have
 been missing, can have crashed, or can have checked nothing.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from verify.sanitizers.exceptions import WAIVERS, Waiver
+from verify.sanitizers.ledger import Ledger
+from verify.sanitizers.ledger import read as read_ledger
 from verify.sanitizers.records import (
     NotUnderstood,
     Record,
@@ -21,7 +24,7 @@ from verify.sanitizers.records import (
     read_records,
     read_summary,
 )
-from verify.sanitizers.tool import ERROR_EXIT, LOG, PRINT_LIMIT, XML
+from verify.sanitizers.tool import ERROR_EXIT, LEDGER, LOG, PRINT_LIMIT, XML
 
 
 @dataclass(frozen=True)
@@ -38,40 +41,12 @@ class CaseResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiver:
-    """A record that is known to be false.
-
-    Matching records of that tool and kind do not count.  A waiver that matches nothing in a
-    complete run is dead, and the run fails.  kernel, words: regular expressions that are searched
-    in the record's fields of these names.  proof: how it was shown that the tool is wrong.
-    """
-
-    tool: str
-    kind: str
-    kernel: str
-    words: str
-    reason: str
-    proof: str
-
-    def covers(self, record: Record) -> bool:
-        """Whether the waiver matches the record; never if the record has unknown elements."""
-        return (
-            (self.tool, self.kind) == (record.tool, record.kind)
-            and not record.unknown
-            and re.search(self.kernel, record.kernel) is not None
-            and re.search(self.words, record.words) is not None
-        )
-
-
-WAIVERS: tuple[Waiver, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facts:
     """The facts about one process.
 
     exit_code: None if it had to be killed.  summary, records: None if they cannot be read.
-    expected_cases: the number of its cases.  doubts: what cannot be read, and the tool's
+    expected_cases: the number of its cases.  launches: None if the ledger cannot be read.  counted:
+    whether each of its kernels must be in the ledger.  doubts: what cannot be read, and the tool's
     complaints.
     """
 
@@ -81,6 +56,8 @@ class Facts:
     records: tuple[Record, ...] | None
     results: tuple[CaseResult, ...]
     expected_cases: int
+    launches: Ledger | None = None
+    counted: bool = False
     doubts: tuple[str, ...] = ()
 
 
@@ -121,7 +98,7 @@ def collect(
             doubts.append(str(error))
     if XML in texts:
         try:
-            records = read_records(texts[XML], tool)
+            records = read_records(texts[XML], tool, texts.get(LOG, ""))
         except NotUnderstood as error:
             doubts.append(str(error))
     return Facts(
@@ -131,6 +108,7 @@ def collect(
         records=records,
         results=tuple(results),
         expected_cases=expected,
+        launches=read_ledger(folder / LEDGER),
         doubts=tuple(doubts),
     )
 
@@ -138,6 +116,11 @@ def collect(
 def judge(facts: Facts, waivers: Sequence[Waiver] = WAIVERS) -> Judgement:
     """The judgement that follows from the facts."""
     doubts = list(facts.doubts)
+    doubts += [
+        f"a {record.kind} record holds unknown elements: {', '.join(record.unknown)}"
+        for record in facts.records or ()
+        if record.unknown
+    ]
     if facts.summary is None or facts.records is None:
         return Judgement("inconclusive", tuple(doubts) or ("the tool left nothing readable",))
     used = [waiver for waiver in waivers if any(waiver.covers(record) for record in facts.records)]
@@ -191,6 +174,20 @@ def _case_doubts(facts: Facts) -> list[str]:
             doubts.append(f"{result.case}: {result.status}: {result.against}")
         elif result.against:
             doubts.append(f"{result.case}: its outputs do not prove a launch: {result.against}")
+    return doubts + (_ledger_doubts(facts) if facts.counted else [])
+
+
+def _ledger_doubts(facts: Facts) -> list[str]:
+    """Reasons from the ledger of launches why the process is not clean."""
+    if facts.launches is None:
+        return ["the process left no readable ledger of its launches"]
+    doubts = [
+        f"run {number} of {len(facts.launches)} launched no kernel, according to the ledger"
+        for number, run in enumerate(facts.launches, 1)
+        if not run
+    ]
+    if len(facts.launches) < len(facts.results):
+        doubts.append(f"{len(facts.launches)} runs in the ledger, {len(facts.results)} cases run")
     return doubts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -12,10 +11,12 @@ from typing import TypeVar
 from verify.cell.discovery import roster
 from verify.cell.process import Cell, Environment, ForkServer, InfrastructureError
 from verify.evidence import Finding, Outcome, Recorder, Verdict
+from verify.judging.findings import Ruling
 from verify.machine.cores import cores
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
-from verify.sanitizers.facts import Judgement, Waiver
+from verify.sanitizers.exceptions import Waiver
+from verify.sanitizers.failures import Failure, failures, finding, replay
 from verify.sanitizers.planted import PlantedFault, planted_problem
 from verify.sanitizers.session import Booth, Session, Subject, rehearse
 
@@ -44,12 +45,14 @@ class TriedSubject:
 
     sessions: first one with all its cases, then one for each case if that was necessary.
     outcomes: case id -> "clean", "faulty", "inconclusive" or "failed" (already in a plain cell).
+    failures: one for each record, inconclusive case or failed case.
     """
 
     subject: Subject
     tool: str
     sessions: tuple[Session, ...]
     outcomes: dict[str, str]
+    failures: tuple[Failure, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -96,6 +99,7 @@ class Lane:
                     self._session, tool, subjects[fault.variant], f"planted-{fault.variant}"
                 ): fault
                 for fault in faults
+                if fault.variant in subjects
                 for tool in self.tools
             }
             planted = [PlantedSession(fault, session) for fault, session in _results(futures)]
@@ -127,47 +131,70 @@ class Lane:
             failing = rehearse(subject, cell)
         finally:
             cell.close()
-        for case in subject.cases:
-            if case.id in failing:
-                finding = failing[case.id].finding
-                assert finding is not None
-                moved = replace(
-                    finding, message=f"without a sanitizer: {finding.message}", replay=_replay(case)
-                )
-                self._record(subject, case, finding.oracle, moved, 0.0)
+        failed = tuple(
+            self._failed(case, failing[case.id], subject)
+            for case in subject.cases
+            if case.id in failing
+        )
         sane = replace(
             subject, cases=tuple(case for case in subject.cases if case.id not in failing)
         )
-        return [self._under(tool, f"{number}", subject, sane) for tool in self.tools]
+        told = dict.fromkeys(self.tools[:1], failed)  # no tool has run: once is enough
+        return [
+            self._under(tool, f"{number}", subject, sane, told.get(tool, ())) for tool in self.tools
+        ]
 
-    def _under(self, tool: str, name: str, subject: Subject, sane: Subject) -> TriedSubject:
+    def _failed(self, case: Case, ruling: Ruling, subject: Subject) -> Failure:
+        """Record a case that fails without a tool."""
+        assert ruling.finding is not None
+        message = f"without a sanitizer: {ruling.finding.message}"
+        command = replay(case)
+        moved = replace(ruling.finding, message=message, replay=command)
+        self._record(subject, case, ruling.finding.oracle, moved, 0.0)
+        return Failure(
+            case=case,
+            dtype=subject.dtype,
+            tool="",
+            outcome="failed",
+            message=message,
+            replay=command,
+        )
+
+    def _under(
+        self,
+        tool: str,
+        name: str,
+        subject: Subject,
+        sane: Subject,
+        failed: tuple[Failure, ...] = (),
+    ) -> TriedSubject:
         outcomes = {case.id: "failed" for case in subject.cases}
         if not sane.cases:
-            return TriedSubject(subject, tool, (), outcomes)
+            return TriedSubject(subject, tool, (), outcomes, failed)
         first = self._session(tool, sane, name)
         sessions = [first]
-        judgements = {case.id: first.judgement for case in sane.cases}
+        of_case = {case.id: first for case in sane.cases}
         if first.judgement.outcome != "clean" and len(sane.cases) > 1:
             # Run every case in a separate process, to find the case that causes the record.
             for position, case in enumerate(sane.cases):
                 sessions.append(self._session(tool, sane.alone(case), f"{name}-{position}"))
-                judgements[case.id] = sessions[-1].judgement
+                of_case[case.id] = sessions[-1]
             if first.judgement.outcome == "faulty" and all(
-                j.outcome == "clean" for j in judgements.values()
+                session.judgement.outcome == "clean" for session in of_case.values()
             ):
-                blamed = _first_unanswered(first, sane)
-                judgements[blamed.id] = first.judgement
+                of_case[_first_unanswered(first, sane).id] = first
+        every = list(failed)
         for case in sane.cases:
-            judgement = judgements[case.id]
-            outcomes[case.id] = judgement.outcome
-            shared = judgement is first.judgement and len(sane.cases) > 1
-            finding = (
-                None
-                if judgement.outcome == "clean"
-                else _finding(tool, case, sane, judgement, shared=shared)
-            )
-            self._record(subject, case, tool, finding, first.seconds / len(sane.cases))
-        return TriedSubject(subject, tool, tuple(sessions), outcomes)
+            session = of_case[case.id]
+            outcomes[case.id] = session.judgement.outcome
+            mine: tuple[Failure, ...] = ()
+            if session.judgement.outcome != "clean":
+                shared = session is first and len(sane.cases) > 1
+                mine = tuple(failures(case, sane, session, shared=shared))
+            every += mine
+            seconds = first.seconds / len(sane.cases)
+            self._record(subject, case, tool, finding(mine, session.judgement.total), seconds)
+        return TriedSubject(subject, tool, tuple(sessions), outcomes, tuple(every))
 
     def _session(self, tool: str, subject: Subject, name: str) -> Session:
         number = self._free.get()
@@ -222,6 +249,8 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
         if fault.variant not in declarations:
             raise InfrastructureError(f"{fault.file.name} has no variant {fault.variant}")
         declaration = declarations[fault.variant]
+        if declaration.unavailable is not None and fault.optional:
+            continue
         if declaration.unavailable is not None:
             raise InfrastructureError(f"{fault.variant} cannot run here: {declaration.unavailable}")
         problem = planted_problem(declaration)
@@ -236,45 +265,6 @@ def _first_unanswered(session: Session, subject: Subject) -> Case:
     """The first case without a good reply, or else the last case."""
     answered = {result.case for result in session.facts.results if result.status == "ok"}
     return next((case for case in subject.cases if case.id not in answered), subject.cases[-1])
-
-
-def _finding(
-    tool: str, case: Case, subject: Subject, judgement: Judgement, *, shared: bool
-) -> Finding:
-    """The finding of a judgement against a case.  shared: one of the subject's cases caused it, but
-    it is unknown which."""
-    doubts = "; ".join(judgement.reasons)
-    replay = _replay(case, tool)
-    if judgement.outcome == "inconclusive":
-        return Finding(
-            oracle=tool,
-            message=f"inconclusive: {doubts}",
-            got="facts that disagree",
-            bound="five facts that agree",
-            replay=replay,
-        )
-    record = judgement.records[0]
-    note = f" (only where {len(subject.cases)} cases run in one process)" if shared else ""
-    note += f" (in doubt: {doubts})" if doubts else ""
-    return Finding(
-        oracle=tool,
-        message=f"{record.kind}: {record.text or record.words[:300]}{note}",
-        got=f"{judgement.total} records, the first of {record.size} bytes"
-        if record.size
-        else f"{judgement.total} records",
-        bound="none",
-        where=record.place,
-        count=judgement.total,
-        replay=f"python -m verify sanitize --variant {shlex.quote(case.variant)} --tool {tool}"
-        if shared
-        else replay,
-    )
-
-
-def _replay(case: Case, tool: str = "") -> str:
-    return f"python -m verify sanitize --case {shlex.quote(case.id)}" + (
-        f" --tool {tool}" if tool else ""
-    )
 
 
 def _results(futures: dict[Future[R], K]) -> list[tuple[K, R]]:

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from verify import document as doc
 from verify.document import markdown as page
 from verify.document import text
-from verify.sanitizers.account import Account, Planted, Tried
+from verify.sanitizers.account import Account, Failed, Planted, Tried
 
 PLANTED = (
     "Tried in the same run, in the same way. A tool that misses what it must catch makes the whole"
     " run fail."
 )
+
+_TOLD = ("tool", "kind", "text")  # parts of a record that its message tells
 
 
 def document(account: Account) -> doc.Document:
@@ -38,7 +40,8 @@ def run(account: Account) -> tuple[doc.Inline, ...]:
 
 def _sections(account: Account) -> Iterator[doc.Section]:
     note = doc.Paragraph(PLANTED, note=True)
-    yield doc.Section("Planted faults", "planted", (note, planted(account)))
+    blocks = (note, planted(account), *blind(account))
+    yield doc.Section("Planted faults", "planted", blocks)
     yield doc.Section("Kernels", "kernels", (kernels(account["tried"]),))
     none = (doc.Paragraph("None: every record counts."),)
     yield doc.Section("Exceptions", "exceptions", exceptions(account) or none)
@@ -85,18 +88,31 @@ def _word(planted: Planted) -> doc.Line:
     twin, caught = planted["wanted"] == "clean", planted["wanted"] == "caught"
     if (caught and planted["holds"]) or (planted["record"] is not None and not twin):
         return doc.Span("caught", "good")
-    said = "not seen" if planted["outcome"] == "clean" and not twin else planted["outcome"]
+    unseen = "not seen, by design" if planted.get("blind") else "not seen"
+    said = unseen if planted["outcome"] == "clean" and not twin else planted["outcome"]
     if not planted["holds"]:
         return doc.Span(f"{said}, wanted {planted['wanted']}", "bad")
     return doc.Span(said, "good" if said in ("caught", "clean") else "soft")
 
 
+def blind(account: Account) -> tuple[doc.Block, ...]:
+    """What the tools are not required to see, and why."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in account["planted"]:
+        if why := one.get("blind"):
+            reasons.setdefault((one["tool"], why), []).append(one["variant"])
+    rows = tuple((tool, why, ", ".join(names)) for (tool, why), names in reasons.items())
+    columns = ("tool", "does not look at", "so need not see")
+    return (doc.Table(columns, rows),) if rows else ()
+
+
 def exceptions(account: Account) -> tuple[doc.Block, ...]:
     """The records that are known to be false, and whether one occurred."""
-    names = ("tool", "kind", "kernel", "reason", "proof")
+    names = ("tool", "kind", "kernel", "source", "reason", "evidence", "version")
     rows = tuple(
         (
-            *(w["tool"], w["kind"], w["kernel"], w["reason"], w["proof"]),
+            *(w["tool"], w["kind"], w["kernel"], w["source"]),
+            *(w["reason"], w["evidence"], w["version"]),
             doc.Span("matched nothing", "bad") if w["dead"] else "used",
         )
         for w in account["waivers"]
@@ -105,16 +121,24 @@ def exceptions(account: Account) -> tuple[doc.Block, ...]:
 
 
 def findings(account: Account) -> tuple[doc.Block, ...]:
-    """Every case that is not clean."""
+    """Every failure: what, where, and the command that repeats it."""
     return tuple(
         doc.Boxed(
             "red",
-            (doc.Paragraph((doc.Span(outcome, "bad"), f" under {t['tool']}")), doc.Code(case)),
+            (
+                doc.Paragraph((doc.Span(one["outcome"], "bad"), f" {one['tool']}: {_said(one)}")),
+                doc.Code(one["replay"]),
+            ),
         )
-        for t in account["tried"]
-        for case, outcome in t["cases"].items()
-        if outcome != "clean"
+        for one in account.get("failures", [])
     )
+
+
+def _said(failure: Failed) -> str:
+    """The message, and the parts of the record."""
+    parts = {**(failure["record"] or {}), "launched at": failure["frame"]}
+    shown = {name: value for name, value in parts.items() if value and name not in _TOLD}
+    return "; ".join([failure["message"], *(f"{name} {value}" for name, value in shown.items())])
 
 
 def not_run(account: Account) -> tuple[doc.Block, ...]:

@@ -19,28 +19,45 @@ from verify.variant import Declaration
 FOLDER = ROOT / "tests" / "planted"
 
 
+MANUAL = "NVIDIA Compute Sanitizer 2025.3.1"
+# What each tool does not look at: the reason why it need not see the other tools' faults.
+BLIND = {
+    "memcheck": f"order of accesses, barriers and unwritten memory ({MANUAL}: Memcheck checks the"
+    " address and the alignment of each access)",
+    "racecheck": f"global memory, addresses and barriers that order nothing ({MANUAL}: Racecheck"
+    " finds hazards between accesses to shared memory)",
+    "initcheck": f"shared memory, and memory written before ({MANUAL}: Initcheck finds reads of"
+    " global memory that nothing has written; shared memory only from 13.1 on)",
+    "synccheck": f"memory ({MANUAL}: Synccheck finds invalid uses of barriers and of wgmma)",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlantedFault:
     """One planted kernel: `variant` of `file`.
 
-    caught_by: the tools that must catch it; () for a twin, which must be clean under every tool.
+    twin: it is right, and must be clean under every tool.  caught_by: the tools that must catch it.
     shows: regular expressions that a record of this fault matches, anywhere in its text and
-    ignoring case.
+    ignoring case.  unseen: why no tool sees it, if none does.  optional: whether it is left out
+    where it cannot run, for then the kernel that it is a copy of cannot either.
     """
 
     variant: str
     file: Path
     about: str
+    twin: bool = False
     caught_by: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()
-
-    @property
-    def twin(self) -> bool:
-        return not self.caught_by
+    unseen: str = ""
+    optional: bool = False
 
     def wanted(self, tool: str) -> str:
         """The required result: "caught", "clean", or "any" if nothing is required of that tool."""
         return "clean" if self.twin else "caught" if tool in self.caught_by else "any"
+
+    def blind(self, tool: str) -> str:
+        """Why the tool is not required to see the fault; "" where something is required of it."""
+        return (self.unseen or BLIND[tool]) if self.wanted(tool) == "any" else ""
 
     def shown_by(self, judgement: Judgement) -> Record | None:
         """The record that shows this fault, if there is one."""
@@ -78,30 +95,76 @@ def planted_problem(declaration: Declaration) -> Problem:
 
 
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
-_TINY, _SPLIT_Q = FOLDER / "tiny.py", FOLDER / "split_q.py"
+_TINY, _SPLIT_Q, _CUTE = (FOLDER / f"{name}.py" for name in ("tiny", "split_q", "cute_forward"))
+
+
+def _tiny(variant: str, about: str, tool: str = "", *shows: str, unseen: str = "") -> PlantedFault:
+    """A fault of tiny.py, whose kernel a record names."""
+    return PlantedFault(
+        variant=variant,
+        file=_TINY,
+        about=about,
+        caught_by=(tool,) if tool else (),
+        shows=(variant.replace("-", "_"), *shows),
+        unseen=unseen,
+    )
+
 
 FAULTS: tuple[PlantedFault, ...] = (
-    PlantedFault(variant="planted-correct", file=_TINY, about="a small kernel without a fault"),
     PlantedFault(
-        variant="planted-overrun",
-        file=_TINY,
-        about="writes the element behind the last one of O",
-        caught_by=("memcheck",),
-        shows=("planted_overrun", _WRITE),
+        variant="planted-correct", file=_TINY, about="a small kernel without a fault", twin=True
     ),
-    PlantedFault(
-        variant="planted-overread",
-        file=_TINY,
-        about="reads the element behind the last one of Q",
-        caught_by=("memcheck",),
-        shows=("planted_overread", _READ),
+    _tiny("planted-overrun", "writes the element behind the last one of O", "memcheck", _WRITE),
+    _tiny("planted-overread", "reads the element behind the last one of Q", "memcheck", _READ),
+    _tiny(
+        "planted-shared-overrun",
+        "writes behind its shared memory",
+        "memcheck",
+        "__shared__",
+        _WRITE,
     ),
-    PlantedFault(
-        variant="planted-missing-barrier",
-        file=_TINY,
-        about="reads what other warps wrote to shared memory, with no barrier between",
-        caught_by=("racecheck",),
-        shows=("planted_missing_barrier", _RACE),
+    _tiny(
+        "planted-misaligned-load",
+        "loads four floats at once from an address that 16 does not divide",
+        "memcheck",
+        "misaligned",
+    ),
+    _tiny("planted-use-after-free", "reads memory that was freed before", "memcheck", _READ),
+    _tiny(
+        "planted-missing-barrier",
+        "reads what other warps wrote to shared memory, with no barrier between",
+        "racecheck",
+        _RACE,
+    ),
+    _tiny(
+        "planted-early-copy-read",
+        "reads what cp.async copies to shared memory, and does not wait for the copies",
+        "racecheck",
+        _RACE,
+    ),
+    _tiny(
+        "planted-missing-mbarrier-wait",
+        "arrives at an mbarrier, and reads what other warps wrote without waiting there",
+        "racecheck",
+        _RACE,
+    ),
+    _tiny(
+        "planted-divergent-barrier",
+        "a part of a warp arrives at __syncthreads, the other part goes on",
+        "synccheck",
+        "divergent",
+    ),
+    _tiny(
+        "planted-uninitialised-read",
+        "reads an allocation that nothing has written",
+        "initcheck",
+        "uninitialized",
+    ),
+    _tiny(
+        "planted-leak",
+        "keeps an allocation after the launch",
+        unseen=f"memory that is never freed ({MANUAL}: --leak-check looks when a context is"
+        " destroyed, which PyTorch's is not; campaigns record the growth of a process's memory)",
     ),
     PlantedFault(
         variant="planted-split-q-overrun",
@@ -116,5 +179,36 @@ FAULTS: tuple[PlantedFault, ...] = (
         about="kernels/ptx/split_q.cu without the barrier between the copy of V and its use",
         caught_by=("racecheck",),
         shows=("cp_async", "ldmatrix", _RACE),  # racecheck names the inlined functions
+    ),
+    PlantedFault(
+        variant="planted-split-q-early-copy-read",
+        file=_SPLIT_Q,
+        about="kernels/ptx/split_q.cu, which waits for one group of copies too few",
+        caught_by=("racecheck",),
+        shows=("cp_async", _RACE),
+    ),
+    PlantedFault(
+        variant="planted-cute-overrun",
+        file=_CUTE,
+        about="kernels/cute/flash_forward.cu, one element of LSE too many: < became <=",
+        caught_by=("memcheck",),
+        shows=(_WRITE,),
+        optional=True,
+    ),
+    PlantedFault(
+        variant="planted-cute-missing-barrier",
+        file=_CUTE,
+        about="kernels/cute/flash_forward.cu without the barrier between two layouts of O",
+        caught_by=("racecheck",),
+        shows=(_RACE,),
+        optional=True,
+    ),
+    PlantedFault(
+        variant="planted-cute-early-copy-read",
+        file=_CUTE,
+        about="kernels/cute/flash_forward.cu, which waits for one group of copies too few",
+        caught_by=("racecheck",),
+        shows=(_RACE,),
+        optional=True,
     ),
 )

@@ -9,60 +9,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from xml.etree import ElementTree
 
 _ROOT = "ComputeSanitizerOutput"
 _SESSION = {"session"}  # what --save-session-details would add beside the records
 _STACKS = ("hostStack", "deviceStack", "hostAccessStack", "hostMemOpStack")
-# Every element that the program of 2025.3.1 can write inside a record of memcheck or racecheck.
+# Every element that 2025.3.1 writes inside a record of a kernel or of an allocation.
 _KNOWN = {
-    *("kind", "level", "who", "threadIdx", "blockIdx", "x", "y", "z", "ctaRank", "pid", "gridid"),
-    *(
-        "what",
-        "text",
-        "space",
-        "size",
-        "direction",
-        "error",
-        "address",
-        "accessAddress",
-        "accessSize",
-        "errorAddress",
-    ),
-    *("where", "func", "path", "line", "pc", "module", "frame", "saveLocation", *_STACKS),
-    *(
-        "allocation",
-        "api",
-        "current",
-        "write",
-        "read",
-        "isCudaBarrierOp",
-        "thread0",
-        "thread1",
-        "type",
-        "name",
-        "value",
-    ),
-    *(
-        "barrier",
-        "activeMask",
-        "deadlock",
-        "destination",
-        "array",
-        "deviceheap",
-        "unused",
-        "offset",
+    *_STACKS,
+    *re.findall(
+        r"\w+",
+        """
+        kind level who threadIdx blockIdx x y z ctaRank pid gridid what text space size
+        direction error address accessAddress accessSize errorAddress exception message
+        result where func path line pc module frame saveLocation api common current
+        write access thread0 thread1 isCudaBarrierOp source destination count type name
+        allocation block unused activeMask deadlock barrier muticastFlag muticastMask
+        """,
     ),
 }
+_ERRORS = re.compile(r"ERROR SUMMARY: (?P<errors>\d+) errors?\s*$", re.MULTILINE)
 _SUMMARIES = {
-    "memcheck": re.compile(r"ERROR SUMMARY: (?P<errors>\d+) errors?\s*$", re.MULTILINE),
+    "memcheck": _ERRORS,
+    "initcheck": _ERRORS,
+    "synccheck": _ERRORS,
     "racecheck": re.compile(
         r"RACECHECK SUMMARY: (?P<shown>\d+) hazards? displayed \((?P<errors>\d+) errors?,"
         r" (?P<warnings>\d+) warnings?\)\s*$",
         re.MULTILINE,
     ),
 }
+# What only the log says of an access: the allocation beside it.
+_NEAREST = re.compile(
+    r"Access (?:to|at) (?P<address>0x[0-9a-f]+) is [^\n]*\n=*\s*(?:and is )?"
+    r"(?P<nearest>[^\n]* the nearest allocation at 0x[0-9a-f]+ of size [\d,]+ bytes)"
+)
 # Lines of the log after which its summary proves nothing.
 _COMPLAINTS = (
     "Internal Sanitizer",
@@ -79,6 +61,8 @@ _COMPLAINTS = (
     "options are not supported",
     "Unknown record type",
     "Inconsistent record",
+    "Error in printing record",
+    "Couldn't make XML from record",
 )
 
 
@@ -91,8 +75,8 @@ class Record:
     """One error record.  level: "Error", "Warning"...; thread and block: "(x, y, z)"; what it does
     not say is empty.
 
-    words: everything that it says, stacks included.  unknown: elements that this reader does not
-    know.
+    nearest: the allocation beside an address that is in none, in the tool's words.  words:
+    everything that it says, stacks included.  unknown: elements that this reader does not know.
     """
 
     tool: str
@@ -105,6 +89,7 @@ class Record:
     block: str = ""
     address: str = ""
     size: str = ""
+    nearest: str = ""
     words: str = field(default="", repr=False)
     unknown: tuple[str, ...] = ()
 
@@ -116,7 +101,7 @@ class Record:
             "at ": self.source,
             "thread ": self.thread,
             "block ": self.block,
-            "address ": self.address,
+            "address ": f"{self.address} ({self.nearest})" if self.nearest else self.address,
         }
         return ", ".join(f"{word}{value}" for word, value in parts.items() if value)
 
@@ -133,8 +118,11 @@ class Summary:
         return self.errors + self.warnings
 
 
-def read_records(text: str, tool: str) -> tuple[Record, ...]:
-    """The records of an XML document.  Raises NotUnderstood."""
+def read_records(text: str, tool: str, log: str = "") -> tuple[Record, ...]:
+    """The records of an XML document; the log tells the allocations beside their addresses.
+
+    Raises NotUnderstood.
+    """
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise NotUnderstood("the XML declares a document type")
     try:
@@ -146,7 +134,9 @@ def read_records(text: str, tool: str) -> tuple[Record, ...]:
     strangers = sorted({child.tag for child in root} - {"record"} - _SESSION)
     if strangers:
         raise NotUnderstood(f"the XML holds {', '.join(strangers)} beside records")
-    return tuple(_record(element, tool) for element in root.iter("record"))
+    near = {match["address"]: match["nearest"] for match in _NEAREST.finditer(log)}
+    records = (_record(element, tool) for element in root.iter("record"))
+    return tuple(replace(record, nearest=near.get(record.address, "")) for record in records)
 
 
 def _record(element: ElementTree.Element, tool: str) -> Record:
@@ -160,11 +150,15 @@ def _record(element: ElementTree.Element, tool: str) -> Record:
         child.tag: (child.text or "").strip() for child in reversed(own) if child.tag not in _STACKS
     }
     path, line = found.get("path", ""), found.get("line", "")
-    text = found.get("text", "")
+    text = found.get("text", "") or found.get("exception", "")
+    if kind == "Synccheck":  # its text says "Barrier error", and its type which one
+        text = f"{text}: {found.get('type', '')}"
+    if others := [_access(vertex) for vertex in element.iter("destination")]:
+        text = f"{text}: {_access(element)} against {' and '.join(others)}"
     return Record(
         tool=tool,
         kind=kind,
-        level=_text(element, "level"),
+        level=_text(element, "level") or "Error",  # most kinds have no other
         text=" ".join(text.split()),
         kernel=found.get("func", "") or _kernel_in(text),
         source=f"{path}:{line}" if path else "",
@@ -175,6 +169,13 @@ def _record(element: ElementTree.Element, tool: str) -> Record:
         words=" ".join(" ".join(element.itertext()).split()),
         unknown=tuple(sorted({child.tag for child in element.iter()} - _KNOWN - {"record"})),
     )
+
+
+def _access(vertex: ElementTree.Element) -> str:
+    """An access of a race: its direction and place; that of a record is the source's."""
+    names = ("direction", "path", "line")
+    direction, path, line = (vertex.findtext(f".//{name}") or "?" for name in names)
+    return f"{direction.strip()} at {path.strip()}:{line.strip()}"
 
 
 def _text(element: ElementTree.Element, name: str) -> str:

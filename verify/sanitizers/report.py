@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.table import Table
 
+from verify.bundle import ROOT
 from verify.document import terminal
-from verify.sanitizers import account, page
-from verify.sanitizers.account import SCHEMA_VERSION, Account, KnownFalse, Planted, Shown
-from verify.sanitizers.facts import Waiver
+from verify.sanitizers import account, exports, page
+from verify.sanitizers.account import (
+    SCHEMA_VERSION,
+    Account,
+    Failed,
+    KnownFalse,
+    Planted,
+    Shown,
+)
+from verify.sanitizers.exceptions import Waiver
+from verify.sanitizers.failures import Failure
 from verify.sanitizers.lane import PlantedSession, TriedSubject
 from verify.sanitizers.records import Record
-
-_MOST_RECORDS = 20  # of one session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +48,13 @@ class LaneRun:
     @property
     def alive(self) -> bool:
         """Whether every tool gave the required result for every planted kernel."""
-        return bool(self.planted) and all(planted.holds for planted in self.planted)
+        return bool(self.planted) and self.alive_tools == self.tools
+
+    @property
+    def alive_tools(self) -> tuple[str, ...]:
+        """The tools that gave the required result for every planted kernel."""
+        dead = {planted.session.tool for planted in self.planted if not planted.holds}
+        return tuple(tool for tool in self.tools if tool not in dead)
 
 
 def told(run: LaneRun) -> Account:
@@ -56,19 +69,30 @@ def told(run: LaneRun) -> Account:
         "seconds": round(run.seconds, 1),
         "planted": [_planted(planted) for planted in run.planted],
         "tried": [_tried(tried) for tried in run.tried],
+        "failures": [_failure(failure) for tried in run.tried for failure in tried.failures],
         "not_run": [{"variant": variant, "reason": reason} for variant, reason in run.not_run],
         "waivers": [_waiver(waiver, waiver in run.dead) for waiver in run.waivers],
     }
 
 
 def write(run: LaneRun, folder: Path) -> list[Path]:
-    """Write sanitizer.json and sanitizer.md; returns their paths."""
+    """Write the account as JSON, SARIF, JUnit XML and a page; returns their paths, the page's
+    last."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "sanitizer.json", folder / "sanitizer.md"]
     data = told(run)
-    paths[0].write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    paths[1].write_text(page.markdown(data), encoding="utf-8")
-    return paths
+    texts = {
+        "sanitizer.json": _json(data),
+        "sanitizer.sarif": _json(exports.sarif(data)),
+        "sanitizer.junit.xml": exports.junit(data),
+        "sanitizer.md": page.markdown(data),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def _json(data: object) -> str:
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
 def tables(run: LaneRun) -> tuple[Table, Table]:
@@ -90,6 +114,7 @@ def _planted(planted: PlantedSession) -> Planted:
         "reasons": list(session.judgement.reasons),
         "record": None if record is None else _record(record),
         "seconds": round(session.seconds, 1),
+        "blind": fault.blind(session.tool),
     }
 
 
@@ -109,9 +134,6 @@ def _tried(tried: TriedSubject) -> account.Tried:
                 "outcome": session.judgement.outcome,
                 "reasons": list(session.judgement.reasons),
                 "total": session.judgement.total,
-                "records": [
-                    _record(record) for record in session.judgement.records[:_MOST_RECORDS]
-                ],
                 "exit_code": session.facts.exit_code,
                 "seconds": round(session.seconds, 1),
             }
@@ -120,17 +142,30 @@ def _tried(tried: TriedSubject) -> account.Tried:
     }
 
 
-def _waiver(waiver: Waiver, dead: bool) -> KnownFalse:
+def _failure(failure: Failure) -> Failed:
     return {
-        "tool": waiver.tool,
-        "kind": waiver.kind,
-        "kernel": waiver.kernel,
-        "words": waiver.words,
-        "reason": waiver.reason,
-        "proof": waiver.proof,
-        "dead": dead,
+        "variant": failure.case.variant,
+        "config": failure.case.config,
+        "dtype": failure.dtype,
+        "case": failure.case.id,
+        "tool": failure.tool,
+        "outcome": failure.outcome,
+        "message": failure.message,
+        "frame": _inside(failure.frame),
+        "replay": failure.replay,
+        "record": None if failure.record is None else _record(failure.record),
     }
 
 
+def _waiver(waiver: Waiver, dead: bool) -> KnownFalse:
+    return cast(KnownFalse, {**asdict(waiver), "dead": dead})
+
+
 def _record(record: Record) -> Shown:
-    return {name: value for name, value in asdict(record).items() if value and name != "words"}
+    parts = asdict(record) | {"source": _inside(record.source)}
+    return {name: value for name, value in parts.items() if value and name != "words"}
+
+
+def _inside(place: str) -> str:
+    """A place, relative to the suite's folder if it is in there."""
+    return place.removeprefix(f"{ROOT}/")

@@ -14,8 +14,10 @@ from verify.judging.findings import Ruling
 from verify.judging.run_checks import held
 from verify.judging.trial import Trial
 from verify.problem.case import Case
-from verify.sanitizers.facts import WAIVERS, CaseResult, Facts, Judgement, Waiver, collect, judge
-from verify.sanitizers.tool import OUTPUT, Sanitizer
+from verify.sanitizers import ledger
+from verify.sanitizers.exceptions import WAIVERS, Waiver
+from verify.sanitizers.facts import CaseResult, Facts, Judgement, collect, judge
+from verify.sanitizers.tool import LEDGER, OUTPUT, Sanitizer
 from verify.variant import Config, Declaration
 
 _SLOWER = 5.0  # what a request may take, relative to a plain cell
@@ -69,7 +71,7 @@ class Booth:
         folder.mkdir(parents=True)
         begun = time.perf_counter()
         command = self.sanitizer.command(tool, folder, lane)
-        cell = ToolCell(_sanitized(self.environment), command, "verify.sanitizers.child")
+        cell = ToolCell(_sanitized(self.environment, folder), command, "verify.sanitizers.child")
         arena = Arena()
         results: list[CaseResult] = []
         doubt = ""
@@ -86,17 +88,28 @@ class Booth:
             cell.close()
             arena.close()
         (folder / OUTPUT).write_text(output, encoding="utf-8")
-        facts = collect(tool, folder, code, results, len(subject.cases))
+        facts = replace(
+            collect(tool, folder, code, results, len(subject.cases)),
+            counted=self.counted and subject.declaration.family in ledger.FAMILIES,
+        )
         if doubt:
             facts = replace(facts, doubts=(f"{doubt}: {output[-500:]}", *facts.doubts))
-        return Session(
-            tool, subject, judge(facts, self.waivers), time.perf_counter() - begun, facts
-        )
+        valid = [w for w in self.waivers if w.version == self.sanitizer.version]
+        return Session(tool, subject, judge(facts, valid), time.perf_counter() - begun, facts)
+
+    @property
+    def counted(self) -> bool:
+        """Whether kernels are launched on a device, so that the ledger has them."""
+        return self.environment.device == "cuda"
 
 
-def _sanitized(environment: Environment) -> Environment:
-    """Without torch's cache of allocations, and with longer deadlines."""
-    variables = (*environment.variables, ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"))
+def _sanitized(environment: Environment, folder: Path) -> Environment:
+    """Without torch's cache of allocations, with longer deadlines, and with a ledger."""
+    variables = (
+        *environment.variables,
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+        (ledger.VARIABLE, str(folder / LEDGER)),
+    )
     return replace(environment, variables=variables, patience=environment.patience * _SLOWER)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verify.cuda.toolkit import executables
 
-TOOLS = ("memcheck", "racecheck")
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 ERROR_EXIT = 86  # the tool's exit code if it found errors in a program that ended with 0
 PRINT_LIMIT = 200  # records printed for one process; the summary counts all
 _PATIENCE = 600  # seconds until a program must use CUDA: importing torch can take long
@@ -57,7 +57,7 @@ class Sanitizer:
         return arguments + (["--report-api-errors", "no"] if tool == "memcheck" else [])
 
 
-XML, LOG, OUTPUT = "records.xml", "tool.log", "child.log"
+XML, LOG, OUTPUT, LEDGER = "records.xml", "tool.log", "child.log", "launches.jsonl"
 
 
 def find() -> Sanitizer | None:

@@ -123,6 +123,7 @@ RUNS = {
     "verify bench --continue": of("test_bench", "test_a_cut_run_goes_on", '"--continue"'),
     "verify sanitize": ci("tox -e sanitizer"),
     "verify sanitize --quick": of(*SANITIZE, '"--quick"'),
+    "verify sanitize --require": of(*SANITIZE, '"--require"'),
     "verify sanitize --case": of(*SANITIZE, '"--case"'),
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
@@ -143,6 +144,7 @@ RUNS = {
     "tox -e report": ci("tox -e report"),
     "tox -e gpu": ci("without_device tox -e gpu"),
     "tox -e sanitizer": ci("without_device tox -e sanitizer"),
+    "tox -e sanitizer-full": ci("without_device tox -e sanitizer-full"),
     "tox -e lint": ci("tox -e lint"),
     "tox -e gpu --current-env": ci("tox --current-env -e gpu"),
     "tox -e sanitizer --current-env": ci("tox --current-env -e sanitizer"),
@@ -275,9 +277,9 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     asked: list[Request] = []
     monkeypatch.setattr("verify.cli.sanitize.sanitize", lambda it, console: asked.append(it))
     case = "ptx-split-q:m64n64s1-swizzle_qkv-grid_tiles:sanitizer:sq=64,skv=64,d=64,dtype=float16"
-    verify(monkeypatch, "sanitize", "--quick")
+    verify(monkeypatch, "sanitize", "--quick", "--require")
     verify(monkeypatch, "sanitize", "--case", case)
-    assert [request.quick for request in asked] == [True, False]
+    assert [(request.quick, request.require) for request in asked] == [(True,) * 2, (False,) * 2]
     assert [request.case for request in asked] == [None, Case.parse(case)]
 
 

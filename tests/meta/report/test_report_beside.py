@@ -55,7 +55,14 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "error_plot", lambda variant, key: None)
 
 
-WAIVED = ("tool", "kind", "kernel", "words", "reason", "proof")
+WAIVED = ("tool", "kind", "kernel", "words", "source", "reason", "evidence", "version")
+FAILED: dict[str, Any] = dict.fromkeys(("variant", "config", "dtype", "case", "frame"), "") | {
+    "tool": "memcheck",
+    "outcome": "faulty",
+    "message": "Precise: a write",
+    "replay": "verify sanitize",
+    "record": {"tool": "memcheck", "kind": "Precise", "kernel": "flash"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +87,7 @@ def account(**changes: Any) -> dict[str, Any]:
     ]
     names = ("variant", "tool", "wanted", "outcome")
     told = {"about": "a fault", "holds": True, "reasons": [], "record": None, "seconds": 1.0}
-    process = {"cases": 2, "outcome": "clean", "reasons": [], "total": 0, "records": []}
+    process = {"cases": 2, "outcome": "clean", "reasons": [], "total": 0}
     process |= {"exit_code": 0, "seconds": 2.5}
     tried = {"variant": "torch-flash", "family": "torch", "source_hash": "0", "config": "default"}
     tried |= {"dtype": "float16", "tool": "memcheck", "outcome": "clean"}
@@ -302,11 +309,14 @@ class TestSanitizers:
         bad = account()
         bad["tried"][0]["cases"]["case one"] = outcome
         bad["tried"][0]["processes"][0]["total"] = 3
+        bad["failures"] = [FAILED | {"outcome": outcome}]
         part = section(written(green, tmp_path, None, bad), "sanitizers", "builds")
         assert read(tmp_path)["status"] == status
         assert "3 records in 2 cases" in part
-        assert f'<span class="bad">{outcome}</span> under memcheck' in part
-        assert "<pre>case one</pre>" in part
+        assert (
+            f'<span class="bad">{outcome}</span> memcheck: Precise: a write; kernel flash' in part
+        )
+        assert "<pre>verify sanitize</pre>" in part
         assert f"1 of 2 {outcome}" in part
 
     def test_a_tool_that_misses_its_fault_is_no_evidence(
@@ -350,6 +360,7 @@ def test_nothing_from_beside_becomes_markup(green: Report, tmp_path: Path) -> No
     for one in (*words["planted"], *words["tried"]):
         one |= {"variant": HOSTILE, "tool": HOSTILE, "about": HOSTILE, "outcome": HOSTILE}
     words["tried"][0]["cases"] = {HOSTILE: HOSTILE}
+    words["failures"] = [dict.fromkeys(FAILED, HOSTILE) | {"record": {HOSTILE: HOSTILE}}]
     words["waivers"] = [dict.fromkeys(WAIVED, HOSTILE) | {"dead": True}]
     page = written(green, tmp_path, hostile, words)
     tags = Elements(page).tags

@@ -3,6 +3,7 @@ problems."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from references.masks import Causal
-from tests.planted import split_q, tiny
+from tests.planted import cute_forward, split_q, tiny
 from verify.cell.arena import Arena, plan
 from verify.cell.isolated_buffers import IsolatedBuffers
 from verify.cuda.compile import compilable, compile_source
+from verify.cuda.sass import listing
+from verify.cuda.toolkit import executables
 from verify.evidence import Recorder, load
 from verify.problem import Layout, Problem
 from verify.problem.case import Case
@@ -64,7 +67,7 @@ def isolated(arena: Arena, problem: Problem) -> tuple[IsolatedBuffers, torch.Ten
 
 
 @pytest.mark.parametrize("problem", [STRIDED, STRIDED.but(seqlen_kv=0), STRIDED.but(seqlen_q=0)])
-def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(
+def test_every_tensor_holds_what_the_arena_holds_and_every_buffer_ends_at_its_last_element(
     arena: Arena, problem: Problem
 ) -> None:
     separate, host = isolated(arena, problem)
@@ -77,9 +80,10 @@ def test_every_buffer_holds_what_the_arena_holds_and_ends_at_its_last_element(
             theirs.stride(),
             theirs.dtype,
         )
-        assert torch.equal(
+        held = torch.equal(
             ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)
         )
+        assert held or slot.role == "workspace"  # nothing has written one
         last = (
             1 + sum((n - 1) * s for n, s in zip(ours.shape, ours.stride(), strict=True))
             if ours.numel()
@@ -98,7 +102,8 @@ def test_what_a_run_writes_comes_back_and_what_it_writes_past_the_end_cannot(are
         ),
         host.clone(),
     )
-    where["out"].view(separate).fill_(3.0)  # type: ignore[arg-type]
+    for name in ("out", "workspace.scratch"):  # a workspace stays where it is
+        where[name].view(separate).fill_(3.0)  # type: ignore[arg-type]
     assert torch.equal(host, before)
     separate.restore()
     assert bool((where["out"].view(host) == 3.0).all())
@@ -152,17 +157,23 @@ def test_workers_are_at_least_one() -> None:
 
 # Planted faults.
 
+PATCHES = split_q.PATCHES | cute_forward.PATCHES
+
 
 def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
     for tool in TOOLS:
         assert any(tool in fault.caught_by for fault in FAULTS)
     assert any(fault.twin for fault in FAULTS)
-    assert {fault.variant for fault in FAULTS} == {*tiny.FAULTS, *split_q.PATCHES}
+    assert {fault.variant for fault in FAULTS} == {*tiny.FAULTS, *PATCHES}
+    for fault in FAULTS:
+        assert fault.twin + bool(fault.caught_by) + bool(fault.unseen) == 1
+        wanted = [fault.wanted(tool) == "any" for tool in TOOLS]
+        assert [bool(fault.blind(tool)) for tool in TOOLS] == wanted
 
 
-@pytest.mark.parametrize("variant", split_q.PATCHES)
+@pytest.mark.parametrize("variant", PATCHES)
 def test_a_patch_changes_the_shipped_kernel_in_one_place(variant: str) -> None:
-    patch = split_q.PATCHES[variant]
+    patch = PATCHES[variant]
     shipped = patch.shipped.read_text(encoding="utf-8")
     assert patch.apply(shipped) != shipped
     for text in (shipped * 2, shipped.replace(patch.before, "")):
@@ -182,13 +193,47 @@ def test_planted_kernels_compile_and_differ_from_what_is_right(
     sources = [tiny.source(name) for name in tiny.FAULTS]
     sources += [
         shipped,
-        *(split_q.patched(name, shipped) for name in split_q.PATCHES),
+        *(patch.source(name, shipped) for name, patch in split_q.PATCHES.items()),
     ]
     assert len({compile_source(source, "sm_90a").cubin for source in sources}) == len(sources)
 
 
+# What a compiler could take away: an opcode of the faulty instruction, and how often it occurs.
+OPCODES = {
+    "planted-misaligned-load": (r"LDG\.E\.128\b.*\+0x4\]", 1),
+    "planted-missing-barrier": (r"BAR\.SYNC", 0),
+    "planted-early-copy-read": (r"LDGSTS\.E", 1),
+    "planted-missing-mbarrier-wait": (r"SYNCS\.ARRIVE", 1),
+    "planted-divergent-barrier": (r"@!?P\d BAR\.SYNC", 1),
+    "planted-correct": (r"(?<!P\d )BAR\.SYNC", 1),
+}
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+@pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
+@pytest.mark.parametrize("variant", OPCODES)
+def test_the_compiler_keeps_a_planted_fault(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
+    text = listing(compile_source(tiny.source(variant), "sm_90a").cubin)
+    opcode, times = OPCODES[variant]
+    assert len(re.findall(opcode, text)) == times
+    waits = len(re.findall(r"DEPBAR\.LE|SYNCS\.PHASECHK", text))
+    assert waits == 0  # for no copy, and at no mbarrier
+
+
+def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
+    q = torch.zeros(4)
+    for variant, fault in tiny.FAULTS.items():
+        address, held = tiny.memory(variant, q)
+        assert (address == q.data_ptr()) == (fault not in ("freed", "unwritten"))
+        assert (address == held.data_ptr()) == (fault != "freed")
+    assert len(tiny._leaked) == 1
+
+
 def test_the_planted_problem_lies_inside_every_planted_support() -> None:
-    for variant in (*tiny.VARIANTS, *split_q.VARIANTS):
+    for variant in (*tiny.VARIANTS, *split_q.VARIANTS, *cute_forward.VARIANTS):
         problem = planted_problem(declared(variant.support, tuple(variant.configs)))
         assert variant.support.refusal(problem) is None
         assert problem.seqlen_q % 64  # an overrun by one row needs a ragged tile

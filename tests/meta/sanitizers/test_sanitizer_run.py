@@ -10,12 +10,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -27,7 +29,8 @@ from verify.cell.process import PLAIN_CPU, ROOT
 from verify.cli.sanitize import Request, sanitize
 from verify.evidence import Evidence, load
 from verify.problem.case import Case
-from verify.sanitizers.facts import Waiver
+from verify.sanitizers import ledger
+from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.lane import GROUP
 from verify.sanitizers.planted import PlantedFault
 
@@ -142,7 +145,7 @@ class Lane:
         monkeypatch.setenv("PAPER_SERVER", str(tools / "server"))
         self.planted = self.file("planted.py", PLANTED)
         self.faults = (
-            PlantedFault(variant="right", file=self.planted, about="right"),
+            PlantedFault(variant="right", file=self.planted, about="right", twin=True),
             PlantedFault(
                 variant="overruns",
                 file=self.planted,
@@ -239,21 +242,51 @@ def test_a_run_judges_each_kernel_by_its_own_records(lane: Lane) -> None:
     assert "Invalid __global__ read of size 4 bytes" in result.words
     page = (lane.folder / "out" / "sanitizer.md").read_text()
     assert "| **overruns** | o | caught |" in page
-    assert "| **races** | r | not seen |" in page
+    assert "| **races** | r | not seen, by design |" in page
     assert f"| **{file}@\u200bright** | memcheck | 1 | 1 | 0 |" in page
     assert json.loads((lane.folder / "out" / "sanitizer.json").read_text()) == result.report
+    failures = result.report["failures"]
+    assert isinstance(failures, list)
+    told = {(name_of(one["variant"]), one["tool"], one["outcome"]) for one in failures}
+    assert told == {
+        ("late", "memcheck", "faulty"),
+        ("raises", "", "failed"),
+        *((name, "memcheck", "inconclusive") for name in INCONCLUSIVE),
+    }
+    log = json.loads((lane.folder / "out" / "sanitizer.sarif").read_text())
+    assert len(log["runs"][0]["results"]) == len(failures)
+    suite = ElementTree.parse(lane.folder / "out" / "sanitizer.junit.xml").getroot()
+    assert len(suite.findall("testcase/failure")) == len(failures)
 
 
 RIGHT = 'VARIANTS = [variant("right", lambda args, out: None)]'
+LAUNCHES = """
+from types import SimpleNamespace
+from verify.cuda.compile import LaunchError, launch
+
+def launches(args, out):
+    try:
+        launch(SimpleNamespace(entry="flash", sizes=()), (1,), (1,), 0, 1)
+    except LaunchError:  # one argument, and no parameter
+        pass
+
+VARIANTS = [variant("right", launches)]
+"""
 WAIVER = Waiver(
-    tool="racecheck", kind="Precise", kernel="x", words="", reason="once needed", proof="none"
+    tool="racecheck",
+    kind="Precise",
+    kernel="x",
+    source="",
+    reason="once needed",
+    evidence="none",
+    version="2025.3.1.0",
 )
 
 
 def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = lane.file("kernel.py", RIGHT)
+    file = lane.file("kernel.py", LAUNCHES)
     monkeypatch.setattr(Request, "complete", True)
     lane.faults = lane.faults[2:]
     dead = lane.run(kernels=(file,), quick=True, tools=("racecheck",), waivers=(WAIVER,))
@@ -262,6 +295,10 @@ def test_a_clean_case_replays_alone_and_a_dead_exception_fails_a_whole_run(
     assert dead.evidence is not None
     (verdict,) = dead.evidence.verdicts
     assert (verdict.oracle, verdict.outcome) == ("racecheck", "pass")
+    (path,) = lane.folder.glob(".verify/runs/*/sanitizer/racecheck/0/launches.jsonl")
+    for run in ledger.read(path) or [()]:
+        assert [launched.kernel for launched in run] == ["flash"]
+        assert re.search(r"/kernel\.py:\d+ in launches$", run[0].frame)
     again = lane.run(case=Case.parse(verdict.case), tools=("racecheck",))
     assert again.status == CLEAN
     assert again.evidence is not None
@@ -283,7 +320,9 @@ def test_a_tool_that_sees_nothing_ends_the_run_before_it_proves_anything(
 
 
 def test_a_twin_that_is_convicted_ends_the_run_too(lane: Lane) -> None:
-    lane.faults = (PlantedFault(variant="overruns", file=lane.planted, about="said to be right"),)
+    lane.faults = (
+        PlantedFault(variant="overruns", file=lane.planted, about="said to be right", twin=True),
+    )
     result = lane.run(kernels=(lane.planted,), tools=("memcheck",))
     assert result.status == INFRASTRUCTURE
     assert "wanted clean" in result.words
@@ -297,11 +336,24 @@ def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
         if not wanted:
             monkeypatch.setenv("PATH", str(lane.folder))
             monkeypatch.setenv("CUDA_HOME", str(lane.folder))
-        result = lane.run(kernels=(lane.planted,), **wanted)
-        assert result.status == INFRASTRUCTURE
-        assert says in result.words
-        assert result.words.count("\n") == 1
+        for require, status in ((True, INFRASTRUCTURE), (False, CLEAN)):
+            result = lane.run(kernels=(lane.planted,), require=require, **wanted)
+            assert result.status == status
+            assert says in result.words
+            assert ("not run" in result.words) != require
+            assert result.words.count("\n") == 1
 
 
 def test_who_is_unknown_is_not_tried(lane: Lane) -> None:
     assert lane.run(kernels=(lane.planted,), variants=("unknown",)).status == USAGE
+
+
+def test_no_kernel_is_tried_under_a_tool_that_misses_its_fault(lane: Lane) -> None:
+    lane.faults = (*lane.faults[:2], replace(lane.faults[2], shows=("nothing says this",)))
+    file = lane.file("kernel.py", RIGHT)
+    result = lane.run(kernels=(file,), quick=True, tools=("memcheck", "racecheck"))
+    assert result.status == INFRASTRUCTURE
+    assert "racecheck missed a planted fault" in result.words
+    assert result.evidence is not None
+    (verdict,) = result.evidence.verdicts
+    assert (verdict.oracle, verdict.outcome) == ("memcheck", "pass")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from verify.sanitizers.facts import CaseResult, Facts, Waiver, collect, judge
+from verify.sanitizers.exceptions import Waiver
+from verify.sanitizers.facts import CaseResult, Facts, collect, judge
 from verify.sanitizers.lane import unused
 from verify.sanitizers.records import (
     NotUnderstood,
@@ -267,7 +268,14 @@ def test_more_errors_than_are_printed_still_agree() -> None:
 
 
 WAIVER = Waiver(
-    tool="memcheck", kind="Precise", kernel="^kernel$", words="write", reason="known", proof="read"
+    tool="memcheck",
+    kind="Precise",
+    kernel="^kernel$",
+    words="write",
+    source="",
+    reason="known",
+    evidence="read",
+    version="2025.3.1.0",
 )
 
 
@@ -300,6 +308,21 @@ def test_a_waiver_covers_nothing_unseen_or_unknown() -> None:
         {"tool": "racecheck"},
     ):
         assert judge(facts, (replace(WAIVER, **other),)).outcome == "faulty"
+
+
+def test_a_waiver_can_name_the_text_of_the_source_line(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("int i;\n  o[i] = 0;\n")
+    record = replace(FAULTY_RECORD, source=f"{tmp_path}/a.cu:2")
+    waiver = replace(WAIVER, source=r"^o\[i\] = 0;$")
+    assert waiver.covers(record)
+    for place in (f"{tmp_path}/a.cu:1", f"{tmp_path}/a.cu:3", f"{tmp_path}/b.cu:2", "", "a.cu:x"):
+        assert not waiver.covers(replace(record, source=place))
+
+
+def test_unknown_elements_are_told() -> None:
+    strange = replace(FAULTY_RECORD, unknown=("colour",))
+    judgement = judge(replace(FAULTY_FACTS, records=(strange,)))
+    assert judgement.reasons == ("a Precise record holds unknown elements: colour",)
 
 
 def test_a_waiver_that_nothing_needs_is_dead() -> None:

@@ -1,0 +1,130 @@
+"""sanitizer.json for other programs: SARIF 2.1.0 and JUnit XML, made from it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+from verify.evidence.strict_json import encode
+from verify.sanitizers.account import Account, Failed, Shown
+
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS = {"Info": "note", "Warning": "warning"}
+
+
+def sarif(account: Account) -> dict[str, Any]:
+    """A SARIF 2.1.0 log with one result for each failure of a kernel."""
+    failures = account.get("failures", [])
+    rules = list(dict.fromkeys(_rule(failure) for failure in failures))
+    driver = {
+        "name": "compute-sanitizer",
+        "version": account["sanitizer"],
+        "rules": [{"id": rule} for rule in rules],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "results": [_result(failure, rules.index(_rule(failure))) for failure in failures],
+        "columnKind": "utf16CodeUnits",
+        "invocations": [{"executionSuccessful": _proved(account)}],
+        "properties": {"run": account["run"], "device": encode(account["device"])},
+    }
+    return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _proved(account: Account) -> bool:
+    """Whether the tools ran, and were alive."""
+    return bool(account["tried"]) and all(planted["holds"] for planted in account["planted"])
+
+
+def _rule(failure: Failed) -> str:
+    kind = failure["record"]["kind"] if failure["record"] else failure["outcome"]
+    return "/".join(filter(None, (failure["tool"], str(kind))))
+
+
+def _result(failure: Failed, rule: int) -> dict[str, Any]:
+    record: Shown = failure["record"] or {}
+    result: dict[str, Any] = {
+        "ruleId": _rule(failure),
+        "ruleIndex": rule,
+        "level": _LEVELS.get(str(record.get("level")), "error"),
+        "message": {"text": f"{failure['message']} ({failure['replay']})"},
+        "properties": {
+            **{name: failure[name] for name in ("case", "dtype", "replay", "frame")},
+            **record,
+        },
+    }
+    location = _location(record)
+    return {**result, "locations": [location]} if location else result
+
+
+def _location(record: Shown) -> dict[str, Any]:
+    """The place in the source and the kernel's name, as far as the record has them."""
+    location: dict[str, Any] = {}
+    path, _, line = str(record.get("source", "")).rpartition(":")
+    if path and line.isdecimal():
+        artifact = {"uri": path} if path[0] == "/" else {"uri": path, "uriBaseId": "%SRCROOT%"}
+        region = {"startLine": max(int(line), 1)}
+        location["physicalLocation"] = {"artifactLocation": artifact, "region": region}
+    if "kernel" in record:
+        location["logicalLocations"] = [{"name": record["kernel"], "kind": "function"}]
+    return location
+
+
+def junit(account: Account) -> str:
+    """JUnit XML: a test case for each planted fault and tool, and for each case and tool; each
+    failure has one of its own."""
+    suite = ElementTree.Element("testsuite", name="sanitizers")
+    cases = [*_planted(account), *_tried(account)]
+    for left in account["not_run"]:
+        case = ElementTree.Element("testcase", classname=left["variant"], name="sanitize")
+        ElementTree.SubElement(case, "skipped", message=left["reason"])
+        cases.append(case)
+    suite.extend(cases)
+    suite.attrib |= {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": "0",
+        "skipped": str(len(account["not_run"])),
+        "time": str(account["seconds"]),
+    }
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _planted(account: Account) -> Iterator[ElementTree.Element]:
+    for planted in account["planted"]:
+        name = f"{planted['variant']} under {planted['tool']}"
+        case = ElementTree.Element("testcase", classname="planted", name=name)
+        if not planted["holds"]:
+            said = "; ".join([planted["outcome"], *planted["reasons"]])
+            _fail(case, f"wanted {planted['wanted']}, got {said}", "")
+        yield case
+
+
+def _tried(account: Account) -> Iterator[ElementTree.Element]:
+    for tried in account["tried"]:
+        for case_id, outcome in tried["cases"].items():
+            if outcome == "clean":
+                name = f"{case_id} under {tried['tool']}"
+                yield ElementTree.Element("testcase", classname=tried["variant"], name=name)
+    for failure in account.get("failures", []):
+        name = f"{failure['case']} under {failure['tool'] or 'no tool'}"
+        case = ElementTree.Element("testcase", classname=failure["variant"], name=name)
+        said = {
+            **(failure["record"] or {}),
+            "launched at": failure["frame"],
+            "replay": failure["replay"],
+        }
+        lines = (f"{name}: {value}" for name, value in said.items() if value)
+        _fail(case, failure["message"], "\n".join(lines))
+        yield case
+
+
+def _fail(case: ElementTree.Element, message: str, text: str) -> None:
+    ElementTree.SubElement(case, "failure", message=_legal(message)).text = _legal(text)
+
+
+def _legal(text: str) -> str:
+    """Without the characters that XML 1.0 forbids."""
+    return "".join(c if c >= " " or c in "\n\t" else "?" for c in text)
