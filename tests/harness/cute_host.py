@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from kernels.cute import flash_forward as kernel
@@ -189,19 +187,6 @@ def placed(tensor: Tensor, problem: Problem, name: str) -> Tensor:
 
 SMALL, TALL = kernel.CONFIGS
 BUILDS = {"small": (SMALL, "bfloat16", 64), "tall": (TALL, "float16", 128)}
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Both builds, compiled once for all workers of a run, whose directories lie beside each
-    other."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cute"
-    path = folder / "program.so"
-    with FileLock(f"{folder}.lock"):
-        if not path.exists():
-            compiled(folder).rename(path)
-    return ctypes.CDLL(str(path))
 
 
 def compiled(folder: Path) -> Path:

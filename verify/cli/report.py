@@ -87,6 +87,7 @@ class _Place:
 @options.workers
 @options.run_id
 @options.strict
+@options.with_files
 @click.option(
     "--run",
     "from_runs",
@@ -166,6 +167,7 @@ def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
     from verify.report.terminal import headline, notes
     from verify.statistics.verdicts import findings
 
+    options.load_kinds()
     places = []
     for name in runs:
         stored = state_directory() / "runs" / name
@@ -268,6 +270,7 @@ def _compare_speed(old: Path, new: Path) -> bool:
 
 @click.command()
 @click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
+@options.with_files
 def recheck(folder: Path) -> int:
     """Compute the worst cases of all reports in FOLDER again, reference and bound, without running
     any kernel.
@@ -279,6 +282,7 @@ def recheck(folder: Path) -> int:
     from verify.campaign.recheck import recheck as recheck_reports
     from verify.report import ReportError, index
 
+    options.load_kinds()
     try:
         rechecks = recheck_reports(folder)
         listed = [] if (folder / "report.json").is_file() else index.disagreements(folder)

@@ -10,19 +10,30 @@ once or as late as waits allow, so that a barrier or a wait too few shows: each 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from kernels.cute import flash_forward as kernel
 from kernels.masks import mask_build
 from references.masks import parse_mask
 from references.score_mods import Softcap
-from tests.harness.cute_host import BUILDS, SMALL, SOURCE, TALL, Program, has_headers, has_host
+from tests.harness.cute_host import (
+    BUILDS,
+    SMALL,
+    SOURCE,
+    TALL,
+    Program,
+    compiled,
+    has_headers,
+    has_host,
+)
 from verify.cuda.compile import CompileError, compilable
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -166,6 +177,19 @@ def test_the_largest_build_does_not_spill() -> None:
     assert resources.registers <= 255
     assert resources.shared == kernel.launch(TALL, "float16", 128, "").shared_bytes
     assert resources.stack == resources.spill_stores == resources.spill_loads == 0
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Both builds, compiled once for all workers of a run, whose directories lie beside each
+    other."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cute"
+    path = folder / "program.so"
+    with FileLock(f"{folder}.lock"):
+        if not path.exists():
+            compiled(folder).rename(path)
+    return ctypes.CDLL(str(path))
 
 
 @pytest.fixture(
