@@ -98,6 +98,7 @@ def load_kinds() -> None:
         raise UsageError(f"--with: {error}") from None
 
 
+EXISTING = click.Path(path_type=Path, exists=True)  # seen before slow imports
 kernels = click.argument("kernels", nargs=-1, type=click.Path(path_type=Path))
 oracles = click.option(
     "--oracle",

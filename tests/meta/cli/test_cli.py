@@ -90,10 +90,13 @@ def test_a_variable_that_makes_no_sense_is_a_usage_error(
 
 
 def test_what_needs_no_torch_imports_none() -> None:
-    """Help, version and usage errors answer at once."""
+    """Help of every command, version and usage errors answer at once."""
     script = (
-        "import sys\nfrom verify.cli import main\nfor words in (['--help'], ['run', '--help'],"
-        " ['--version'], ['run', '--examples', '0'], ['replay', 'x']):\n    sys.argv = ['verify',"
+        "import sys\nfrom verify.cli import app, main\nfor words in (['--help'], ['--version'],"
+        " *([name, '--help'] for name in app.commands), ['run', '--examples', '0'], ['replay',"
+        " 'x'], ['run', 'absent.py'], ['list', 'absent.py'], ['report', '--run', 'absent'],"
+        " ['report', '--render', 'absent'], ['recheck', 'absent'], ['witness', 'absent'],"
+        " ['compare', 'absent', 'absent']):\n    sys.argv = ['verify',"
         " *words]\n    main()\nheavy = {'torch', 'triton', 'numpy', 'matplotlib', 'hypothesis',"
         " 'pytest'} & set(sys.modules)\nsys.exit(', '.join(sorted(heavy)) or 0)\n"
     )

@@ -203,7 +203,7 @@ class TestWhatIsNoReport:
         monkeypatch.setattr(sys, "argv", ["verify", "recheck", str(tmp_path / name)])
         assert cli.main() == cli.USAGE
         said = " ".join(capsys.readouterr().out.split())
-        assert said.endswith("there is no such folder" if name == "nope" else "holds no report")
+        assert said.endswith("does not exist." if name == "nope" else "holds no report")
 
     @pytest.mark.parametrize(
         "text",
