@@ -53,6 +53,7 @@ from verify.evidence import errors  # noqa: E402
 from verify.evidence.judge_version import judge_changed  # noqa: E402
 from verify.evidence.known_failures import XfailsError, at_start, begin_with  # noqa: E402
 from verify.oracles import OracleFileError, use_files  # noqa: E402
+from verify.problem import kind_files  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has its own deadlines
@@ -143,6 +144,10 @@ def pytest_configure(config: pytest.Config) -> None:
         use_files([Path(file) for file in config.getoption("--oracle")])
     except OracleFileError as error:
         raise pytest.UsageError(f"--oracle: {error}") from None
+    try:
+        kind_files.load()
+    except kind_files.KindFileError as error:
+        raise pytest.UsageError(f"--with: {error}") from None
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
     all_configs = config.getoption("--all-configs")

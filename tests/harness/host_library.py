@@ -8,8 +8,11 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 HOST = Path(__file__).parent / "cuda_host"
 COMPILER = shutil.which("c++")
+runs = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 _FLAGS = (
     "-std=c++17",
     "-O1",
