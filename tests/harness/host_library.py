@@ -42,7 +42,7 @@ def host_library(kernel: Path, entry: str, macros: Iterable[tuple[str, str]]) ->
 
 @cache
 def _standard_headers() -> tempfile.TemporaryDirectory[str]:
-    """A folder with standard.h and its precompiled form, which takes a third of a kernel's time
+    """A folder with standard.h and its precompiled form, which takes a sixth of a kernel's time
     off; a compiler that cannot use the latter reads the former."""
     folder = tempfile.TemporaryDirectory(prefix="cuda-host-")
     # A file that does not ask to be read once, as the main file of a compilation must not.
