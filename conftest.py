@@ -7,12 +7,14 @@ import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
+from verify.bundle import ROOT
 from verify.machine import device, leash  # imports no torch
 from verify.machine.settings import SettingError, check
 
@@ -210,6 +212,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "witness", [pytest.param(pair, id=pair[1]) for pair in run.witnesses()]
         )
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Import the test files, each worker in another order: a fresh checkout's must be compiled,
+    with their assertions rewritten, and a worker reads what another one has compiled."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    folders = [Path(argument) for argument in session.config.args]
+    files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
+    begin = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in (*files[begin:], *files[:begin]):
+        # The collection imports it again, and reports the error.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(file.resolve().relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
