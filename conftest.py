@@ -7,12 +7,14 @@ import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
+from verify.bundle import ROOT
 from verify.machine import device, leash  # imports no torch
 from verify.machine.settings import SettingError, check
 
@@ -53,6 +55,7 @@ from verify.evidence import errors  # noqa: E402
 from verify.evidence.judge_version import judge_changed  # noqa: E402
 from verify.evidence.known_failures import XfailsError, at_start, begin_with  # noqa: E402
 from verify.oracles import OracleFileError, use_files  # noqa: E402
+from verify.problem import kind_files  # noqa: E402
 
 _COMMON = {
     "deadline": None,  # the cell has its own deadlines
@@ -143,6 +146,10 @@ def pytest_configure(config: pytest.Config) -> None:
         use_files([Path(file) for file in config.getoption("--oracle")])
     except OracleFileError as error:
         raise pytest.UsageError(f"--oracle: {error}") from None
+    try:
+        kind_files.load()
+    except kind_files.KindFileError as error:
+        raise pytest.UsageError(f"--with: {error}") from None
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")
     all_configs = config.getoption("--all-configs")
@@ -205,6 +212,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "witness", [pytest.param(pair, id=pair[1]) for pair in run.witnesses()]
         )
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Import the test files, each worker in another order: a fresh checkout's must be compiled,
+    with their assertions rewritten, and a worker reads what another one has compiled."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    folders = [Path(argument) for argument in session.config.args]
+    files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
+    begin = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in (*files[begin:], *files[:begin]):
+        # The collection imports it again, and reports the error.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(file.resolve().relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

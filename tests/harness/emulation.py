@@ -19,24 +19,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from references.score_mods import cap_of
 from tests.harness.declared import with_fields
+from tests.harness.emulated_sums import fused_dot, least_exponent, serial_dot, truncate_tf32
 from verify.arithmetic.dot import fused_dot as exact_dot
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import DIVISION, EXP, LOG_ERROR, ULP, tanh_error
-from verify.arithmetic.mma import NearestChain, Promoted, Unit, unit_for
+from verify.arithmetic.mma import NearestChain, Promoted, unit_for
 from verify.problem import Problem
 from verify.problem.inputs import tensors
 from verify.variant import Numerics
 
 U, TINY = 2.0**-24, 2.0**-126
 LOG2E, LN2 = math.log2(math.e), math.log(2)
-_NOTHING = -900  # exponent of a zero term
 
 
 class Luck(Enum):
@@ -100,74 +99,6 @@ def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Resu
         x.expand(shape) for x, shape in zip((inputs.q, inputs.k, inputs.v), shapes, strict=True)
     )
     return Emulation(problem, kernel, luck, by_head).run(q, k, v)
-
-
-def fused_dot(
-    a: Tensor, b: Tensor, unit: Unit, start: Tensor | None = None, least: int = -1100
-) -> Tensor:
-    """a (n, rows, terms) @ b (n, terms, columns) on a matrix unit, added to `start`: fp32 (n, rows,
-    columns).
-
-    least: the smallest exponent used for an operand, see `least_exponent`.
-    """
-    rows, columns = (a.shape[1], b.shape[2])
-    total = torch.zeros(a.shape[0], rows, columns) if start is None else start
-    a64, b64 = a.double(), b.double()
-    places = [torch.frexp(x)[1].clamp(min=least + 1) - 1 for x in (a64, b64)]
-    for at in range(0, a.shape[2], unit.products):
-        part = slice(at, at + unit.products)
-        products = a64[:, :, part, None] * b64[:, None, part]
-        exponents = places[0][:, :, part, None] + places[1][:, None, part]
-        exponents = torch.where(products == 0, _NOTHING, exponents).amax(2)
-        carry = torch.where(total == 0, _NOTHING, torch.frexp(total.double())[1] - 1)
-        step = torch.exp2((torch.maximum(exponents, carry) - unit.fraction).double())
-        exact = (products / step[:, :, None]).trunc().sum(2) + (total.double() / step).trunc()
-        total = (
-            to_half(exact * step)
-            if unit.rounding == "nearest"
-            else _toward_zero(exact * step, unit.output)
-        )
-    return total
-
-
-def least_exponent(unit: Unit, kind: str) -> int:
-    """The smallest exponent of an operand: its format's emin, unless the unit normalises."""
-    least = unit.threshold(dtype_named("float32" if kind == "tf32" else kind))
-    return int(math.log2(least)) if least else -1100
-
-
-def to_half(x: Tensor) -> Tensor:
-    """fp64 rounded once to fp16, as fp32."""
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(x.numpy().astype(np.float16)).float()
-
-
-def serial_dot(
-    a: Tensor, b: Tensor, start: Tensor | None = None, kept: torch.dtype = torch.float32
-) -> Tensor:
-    """The same in fp32 to nearest, product by product, from left to right.
-
-    kept: the dtype that sums are rounded to.
-    """
-    total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if start is None else start.clone()
-    for j in range(a.shape[2]):
-        total += a[:, :, j, None] * b[:, j, None]
-        total = total.to(kept).float()
-    return total
-
-
-def _toward_zero(x: Tensor, fraction: int) -> Tensor:
-    nearest = x.float()
-    single = torch.where(
-        nearest.double().abs() > x.abs(),
-        torch.nextafter(nearest, torch.zeros_like(nearest)),
-        nearest,
-    )
-    return (single.view(torch.int32) & -(1 << (23 - fraction))).view(torch.float32)
-
-
-def _truncate_tf32(x: Tensor) -> Tensor:
-    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -448,7 +379,7 @@ class Emulation:
     ) -> Tensor:
         """a b of scores, or start + a b of P and V."""
         if kind == "float32" and self.numerics.products.float32_products == "tf32":
-            a, b, kind = _truncate_tf32(a), _truncate_tf32(b.contiguous()), "tf32"
+            a, b, kind = truncate_tf32(a), truncate_tf32(b), "tf32"
         eight = self.kernel.eight if kind.startswith("float8") else ""
         unit = unit_for(self.kernel.arch, kind, accumulator, eight)
         if isinstance(unit, Promoted):

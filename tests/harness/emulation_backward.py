@@ -17,27 +17,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from references.attention import forward as reference
 from references.score_mods import cap_of
+from tests.harness.backward_inputs import Inputs, exact
 from tests.harness.declared import with_fields
-from tests.harness.emulation import (
-    LN2,
-    LOG2E,
-    TINY,
-    Kernel,
-    Luck,
-    Result,
+from tests.harness.emulated_sums import (
     fused_dot,
     least_exponent,
     serial_dot,
+    serial_sum,
+    truncate_tf32,
 )
+from tests.harness.emulation import LN2, LOG2E, TINY, Kernel, Luck, Result
 from tests.harness.emulation import emulate as forward
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import EXP, ULP, tanh_error
 from verify.arithmetic.mma import NearestChain, unit_for
 from verify.problem import Problem
-from verify.problem.inputs import dout as upstream
-from verify.problem.inputs import tensors
 from verify.variant import GradientNumerics
 
 NAMES = ("dq", "dk", "dv")
@@ -81,26 +76,6 @@ class BackwardKernel:
         return replace(self, **own, numerics=with_fields(self.numerics, **rest))
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """q, k, v and dout at their full shapes, in the problem's dtype."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dout: Tensor
-
-    @staticmethod
-    def of(problem: Problem) -> Inputs:
-        made = tensors(problem)
-        return Inputs(
-            made.q.expand(problem.shape_q),
-            made.k.expand(problem.shape_k),
-            made.v.expand(problem.shape_v),
-            upstream(problem),
-        )
-
-
 def emulate(
     problem: Problem,
     kernel: BackwardKernel,
@@ -119,45 +94,6 @@ def emulate(
         else forward(problem, kernel.forward, luck)
     )
     return saved, _Backward(problem, kernel, luck, aim).run(given, saved)
-
-
-def exact(problem: Problem, given: Inputs) -> Result:
-    """O and LSE in fp64."""
-    made = reference(given.q, given.k, given.v, problem.attention)
-    return Result(made.out, made.lse)
-
-
-def nominal(
-    problem: Problem, given: Inputs, saved: Result, of_weights: bool = False
-) -> dict[str, Tensor]:
-    """dq, dk and dv from the saved results, in fp64 and without blocks.
-
-    of_weights: D is the sum of P dP, and O is not read.
-    """
-    q, dout, group = given.q.double(), given.dout.double(), problem.group
-    k, v = (x.double().repeat_interleave(group, 1) for x in (given.k, given.v))
-    visible = problem.mask.dense(
-        problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_kv
-    )
-    empty = ~visible.any(-1, keepdim=True)
-    lse = saved.lse.double()[..., None].masked_fill(empty, 0.0)
-    scores, slope = problem.scale * (q @ k.mT), 1.0
-    cap = cap_of(problem.score_mod)
-    if cap:
-        tangent = torch.tanh(scores / cap)
-        scores, slope = cap * tangent, 1 - tangent * tangent
-    p = torch.exp((scores - lse).masked_fill(~visible, -math.inf))
-    dp = dout @ v.mT
-    if of_weights:
-        delta = (p * dp).sum(-1, keepdim=True)
-    else:
-        delta = (dout * saved.out.double().masked_fill(empty, 0.0)).sum(-1, keepdim=True)
-    ds = p * (dp - delta) * slope
-    dk, dv = (
-        (weights.mT @ x).unflatten(1, (-1, group)).sum(2)
-        for weights, x in ((problem.scale * ds, q), (p, dout))
-    )
-    return {"dq": problem.scale * ds @ k, "dk": dk, "dv": dv}
 
 
 @dataclass(frozen=True)
@@ -464,16 +400,3 @@ class _Backward:
     def round(self, x: Tensor, kind: str) -> Tensor:
         kind = self.problem.dtype if kind == "input" else kind
         return x if kind == "float32" else x.to(getattr(torch, kind)).float()
-
-
-def serial_sum(x: Tensor) -> Tensor:
-    """Along the last dimension, which stays, in fp32 and in order."""
-    total = torch.zeros(*x.shape[:-1], 1)
-    for n in range(x.shape[-1]):
-        total = total + x[..., n : n + 1]
-    return total
-
-
-def truncate_tf32(x: Tensor) -> Tensor:
-    """fp32 without its low 13 bits."""
-    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 HOST = Path(__file__).parent / "cuda_host"
 COMPILER = shutil.which("c++")
+runs = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 _FLAGS = (
     "-std=c++17",
     "-O1",
     "-ffp-contract=off",
-    "-shared",
     "-fPIC",
     "-Wall",
     "-Werror",
@@ -31,8 +35,22 @@ def host_library(kernel: Path, entry: str, macros: Iterable[tuple[str, str]]) ->
     library = kernel.with_suffix(".so")
     every = [*macros, ("KERNEL", f'"{kernel}"'), ("ENTRY", entry)]
     defines = [f"-D{name}={value}" for name, value in every]
-    command = [str(COMPILER), *_FLAGS, f"-I{HOST}", *defines, str(HOST / "run.cpp")]
-    subprocess.run([*command, "-o", str(library)], check=True)
+    first = ["-include", str(Path(_standard_headers().name) / "standard.h")]
+    command = [str(COMPILER), *_FLAGS, "-shared", f"-I{HOST}", *first, *defines]
+    subprocess.run([*command, str(HOST / "run.cpp"), "-o", str(library)], check=True)
     made = ctypes.CDLL(str(library))
     made.run.restype = ctypes.c_char_p
     return made
+
+
+@cache
+def _standard_headers() -> tempfile.TemporaryDirectory[str]:
+    """A folder with standard.h and its precompiled form, which takes a sixth of a kernel's time
+    off; a compiler that cannot use the latter reads the former."""
+    folder = tempfile.TemporaryDirectory(prefix="cuda-host-")
+    # A file that does not ask to be read once, as the main file of a compilation must not.
+    header = Path(folder.name) / "standard.h"
+    header.write_text(f'#include "{HOST / "standard.h"}"\n', encoding="utf-8")
+    command = [str(COMPILER), *_FLAGS, "-x", "c++-header", str(header)]
+    subprocess.run([*command, "-o", f"{header}.gch"], check=True)
+    return folder

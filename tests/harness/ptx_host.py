@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ from verify.judging.truth import compute_truth
 from verify.problem import Layout, Problem, Storage
 from verify.problem.inputs import dequantised, stored_factors, tensors
 from verify.problem.storage import STRIDED
+from verify.problem.storage.transposed import Transposed
 from verify.tolerance.forward import resolve
 from verify.variant import AttentionArgs, Config, Descales, Stored, Variant
 
@@ -248,3 +250,8 @@ def convict(
         if ratio.numel() and not float(ratio.max()) <= 1:
             return f"{name}: {float(ratio.max()):.3g} of its bound"
     return None
+
+
+def stored(choice: Choice, pitch: int) -> dict[str, Any]:
+    """Where K lies, unless it is strided: in rows of keys with that pitch."""
+    return {} if choice.storage == "strided" else {"layout_k": Transposed(pitch)}

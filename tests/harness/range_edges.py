@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.harness.backward_inputs import Inputs
 from tests.harness.emulation import TINY, Emulation, Kernel, Luck, Result
-from tests.harness.emulation_backward import BackwardKernel, Inputs, _Backward
+from tests.harness.emulation_backward import BackwardKernel, _Backward
 from tests.meta.tolerance.test_tolerance import Ratios, ratios
 from verify.judging.comparison import compare
 from verify.judging.truth import Truth, compute_truth

@@ -24,3 +24,15 @@ def as_html(report: Report, beside: Beside | None = None) -> str:
 @lru_cache(maxsize=32)
 def _html(text: str) -> str:
     return html.render(document(parse(loads(text)), None))
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first Markdown table under a heading."""
+    lines = page.split(f"\n{heading}\n", 1)[1].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows

@@ -6,9 +6,10 @@ import math
 
 import pytest
 
+from tests.harness.backward_inputs import exact
 from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import Kernel, Result
-from tests.harness.emulation_backward import BackwardKernel, exact
+from tests.harness.emulation_backward import BackwardKernel
 from tests.harness.range_edges import errors, filled, gradient_bounds, gradient_errors, run, truth
 from verify.problem import Problem, ProblemError
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.harness.backward_inputs import Inputs
 from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import TINY, Kernel
-from tests.harness.emulation_backward import BackwardKernel, Inputs
+from tests.harness.emulation_backward import BackwardKernel
 from tests.harness.range_edges import errors, filled, gradient_errors, run, truth
 from verify.problem import Problem
 

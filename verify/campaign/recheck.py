@@ -60,9 +60,7 @@ def recheck(folder: Path) -> list[Recheck]:
         [folder / _REPORT] if (folder / _REPORT).is_file() else sorted(folder.glob(f"*/{_REPORT}"))
     )
     if not paths:
-        raise ReportError(
-            f"{folder}: {'holds no report' if folder.is_dir() else 'there is no such folder'}"
-        )
+        raise ReportError(f"{folder}: holds no report")
     reports = [(path, read(path)) for path in paths]
     now = {declaration.ref: declaration.source_hash for declaration in roster().declarations}
     rechecks = []

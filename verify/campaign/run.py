@@ -41,6 +41,7 @@ from verify.machine import device
 from verify.machine.cores import cores
 from verify.machine.places import state_directory
 from verify.oracles import groups, used_files
+from verify.problem import kind_files
 from verify.problem.case import Case, CaseError
 from verify.statistics.verdicts import GROUP
 from verify.variant import Config, Declaration
@@ -136,13 +137,13 @@ class CampaignRun:
         if not path.exists():
             return
         evidence = load(self.directory)
-        if evidence.runs and evidence.runs[-1].versions.get("oracles") != _oracle_files().get(
-            "oracles"
-        ):
-            raise ContinuedError(
-                f"run {self.directory.name} asked other oracle files (--oracle): begin another run,"
-                " with another id"
-            )
+        now = _outside_files()
+        for name, option in (("oracles", "--oracle"), ("kinds", "--with")):
+            if evidence.runs and evidence.runs[-1].versions.get(name) != now.get(name):
+                raise ContinuedError(
+                    f"run {self.directory.name} used other files of {name} ({option}): begin"
+                    " another run, with another id"
+                )
         before = {entry.ref: entry.source_hash for entry in evidence.variants}
         discovered = roster(list(self.files) or None)
         changed = [
@@ -280,7 +281,7 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                     "judge": judge_hash(),
                     "cells": confinement.state(),
                     "xfails": digest(at_start()),
-                    **_oracle_files(),
+                    **_outside_files(),
                 },
             )
         )
@@ -309,11 +310,15 @@ def _record(run: CampaignRun, discovered: Roster) -> None:
                 recorder.write(record)
 
 
-def _oracle_files() -> dict[str, str]:
-    """Name and hash of the files with oracles that are not the package's, if there are any."""
-    named = (f"{path.name} {digest(path.read_text(encoding='utf-8'))}" for path in used_files())
-    text = ", ".join(named)
-    return {"oracles": text} if text else {}
+def _outside_files() -> dict[str, str]:
+    """Names and hashes of the files outside the package with oracles and kinds, where there are
+    any."""
+    used = {"oracles": used_files(), "kinds": kind_files.used_files()}
+    return {
+        name: ", ".join(f"{path.name} {digest(path.read_text(encoding='utf-8'))}" for path in files)
+        for name, files in used.items()
+        if files
+    }
 
 
 def _record_uncounted(run: CampaignRun, evidence: Evidence) -> None:

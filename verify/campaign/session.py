@@ -18,7 +18,13 @@ from verify.machine.starter_process import leave
 
 # What a campaign's processes import sooner or later.  The command line is not among it: it decides
 # at its import whether it writes to a terminal.
-_MODULES = ("torch", "pytest", "verify.campaign.conclusion", "verify.document.terminal")
+_MODULES = (
+    "torch",
+    "pytest",
+    "verify.campaign.conclusion",
+    "verify.document.terminal",
+    "matplotlib.backends.backend_svg",  # of the report
+)
 
 
 def main() -> int:

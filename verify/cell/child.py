@@ -33,7 +33,7 @@ from verify.cell.building import compile_build
 from verify.cell.concurrent import Streams, run_concurrently
 from verify.cell.confinement import Confinement, confine
 from verify.cell.descendants import become_subreaper, kill_orphans
-from verify.cell.device_memory import DeviceMemory
+from verify.cell.device_memory import DeviceMemory, exhausted
 from verify.cell.launching import arguments_of, buffers_of, launch, running
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.protocol import Closed, receive, send
@@ -166,6 +166,7 @@ class KernelProcess:
         self.pinned = False
         self.streams: Streams | None = None
         self.memory = DeviceMemory()
+        self.room: dict[str, int] = {}
         self.poisoned = False
 
     def serve(self) -> None:
@@ -184,16 +185,8 @@ class KernelProcess:
                     }
                 except Breach as breach:
                     reply = {"status": "breach", "message": str(breach)}
-                except torch.OutOfMemoryError as error:
-                    torch.cuda.empty_cache()
-                    reply = {"status": "out of memory", "message": _first_line(error)}
-                except MemoryError as error:
-                    reply = {
-                        "status": "out of memory",
-                        "message": _first_line(error) or "MemoryError",
-                    }
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
-                    reply = {
+                    reply = self._without_memory(error) or {
                         "status": "raised",
                         "message": f"{type(error).__name__}: {_first_line(error)}",
                         "where": line_of(error, str(message.get("path"))),
@@ -205,6 +198,15 @@ class KernelProcess:
                     self.sock,
                     reply | {"poisoned": self.poisoned, "request": message.get("request")},
                 )
+
+    def _without_memory(self, error: BaseException) -> dict[str, Any] | None:
+        """The reply if memory ran out, else None; "room" and "total" say what the device had."""
+        if not exhausted(error):
+            return None
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+        message = _first_line(error) or type(error).__name__
+        return {"status": "out of memory", "message": message} | self.room
 
     def _answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         match message["op"]:
@@ -310,6 +312,9 @@ class KernelProcess:
 
         It is freed when a run needs far less, since other processes share the device.
         """
+        if not self.room:
+            free, total = torch.cuda.mem_get_info()
+            self.room = {"room": free, "total": total}
         held = self.device_bytes.numel() if self.device_bytes is not None else 0
         if held < size or held > _MAX_EXCESS * max(size, _MIN_DEVICE_ARENA):
             self.device_bytes = None

@@ -1,4 +1,4 @@
-"""Device memory that a kernel keeps after its launch."""
+"""Device memory: what a kernel keeps after its launch, and what it had when memory ran out."""
 
 from __future__ import annotations
 
@@ -34,3 +34,13 @@ class DeviceMemory:
         taken = 0 if self.outside is None else max(outside - self.outside, 0)
         self.outside = outside
         return {"kept": kept, "taken": taken}
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out.
+
+    torch, its CUDA calls, Triton and cuda-core each raise another type: only their texts agree.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "out of memory" in str(error).lower().replace("_", " ")

@@ -41,7 +41,7 @@ def app() -> None:
 
     Environment: VERIFY_DEADLINE, VERIFY_BUILD_DEADLINE, VERIFY_LIFE_MEMORY, VERIFY_CONFINE,
     VERIFY_WRITABLE, VERIFY_SEARCH_SECONDS, VERIFY_SHRINK_SECONDS, VERIFY_CUDA_CACHE,
-    VERIFY_BOOTSTRAP; see docs/command-line.md.
+    VERIFY_BOOTSTRAP, VERIFY_WITH; see docs/command-line.md.
     """
     try:
         settings.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from verify.campaign.runner import USAGE
 from verify.evidence import is_plain, new_run_id
+from verify.machine.settings import KIND_FILES
 
 console = Console(width=None if sys.stdout.isatty() else 140)  # a log file needs no narrow table
 
@@ -72,6 +74,31 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str) -
     return text
 
 
+def _with(context: click.Context, _: click.Parameter, files: tuple[Path, ...]) -> None:
+    """Name the files in the variable that every process of the command reads."""
+    if files:
+        before = os.environ.get(KIND_FILES)
+        os.environ[KIND_FILES] = os.pathsep.join(str(file.resolve()) for file in files)
+        context.call_on_close(lambda: _restore(before))
+
+
+def _restore(before: str | None) -> None:
+    os.environ.pop(KIND_FILES)
+    if before is not None:
+        os.environ[KIND_FILES] = before
+
+
+def load_kinds() -> None:
+    """Load the files of --with in this process.  Raises UsageError."""
+    from verify.problem import kind_files
+
+    try:
+        kind_files.load()
+    except kind_files.KindFileError as error:
+        raise UsageError(f"--with: {error}") from None
+
+
+EXISTING = click.Path(path_type=Path, exists=True)  # seen before slow imports
 kernels = click.argument("kernels", nargs=-1, type=click.Path(path_type=Path))
 oracles = click.option(
     "--oracle",
@@ -80,6 +107,15 @@ oracles = click.option(
     metavar="FILE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Ask the oracles of this file, too.",
+)
+with_files = click.option(
+    "--with",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    expose_value=False,
+    callback=_with,
+    help="Use the masks, score mods and storages of this file, too.",
 )
 examples = click.option(
     "--examples",

@@ -13,6 +13,7 @@ from verify.cli.options import UsageError, console
 @click.command()
 @click.argument("case")
 @options.oracles
+@options.with_files
 def replay(case: str, oracles: tuple[Path, ...]) -> int:
     """Judge one CASE again, by the id that a failing verdict prints: first alone, then after the
     cases that ran before it.
@@ -26,6 +27,7 @@ def replay(case: str, oracles: tuple[Path, ...]) -> int:
     from verify.problem.case import Case
     from verify.problem.inputs import check_distribution
 
+    options.load_kinds()
     try:
         use_files(oracles)
         parsed = Case.parse(case)

@@ -87,6 +87,7 @@ class _Place:
 @options.workers
 @options.run_id
 @options.strict
+@options.with_files
 @click.option(
     "--run",
     "from_runs",
@@ -99,7 +100,7 @@ class _Place:
 )
 @click.option(
     "--render",
-    type=click.Path(path_type=Path),
+    type=options.EXISTING,
     help="Write that folder's pages again, with its probes and sanitizer pages.",
 )
 @click.option(
@@ -159,20 +160,24 @@ def _write_schemas(folder: Path) -> int:
     return CLEAN
 
 
+def _evidence_of(run: str) -> Path:
+    """The directory of a run's evidence.  Raises UsageError."""
+    stored = state_directory() / "runs" / run
+    directory = next((path for path in (stored, Path(run)) if path.is_dir()), None)
+    if directory is None:
+        raise UsageError(f"no run {run!r} under {stored.parent}, and no such directory")
+    return directory
+
+
 def _report_of(runs: tuple[str, ...], place: _Place, strict: bool) -> int:
     """Write the report of earlier runs and print where it is; returns the report's exit code."""
+    places = [_evidence_of(name) for name in runs]
     from verify.campaign.conclusion import publish, remember_failures
     from verify.report import ReportError, read
     from verify.report.terminal import headline, notes
     from verify.statistics.verdicts import findings
 
-    places = []
-    for name in runs:
-        stored = state_directory() / "runs" / name
-        directory = next((path for path in (stored, Path(name)) if path.is_dir()), None)
-        if directory is None:
-            raise UsageError(f"no run {name!r} under {stored.parent}, and no such directory")
-        places.append(directory)
+    options.load_kinds()
     try:
         evidence = load(*places)
         if not evidence.verdicts:
@@ -216,8 +221,8 @@ def _render(folder: Path) -> int:
 
 
 @click.command()
-@click.argument("old", type=click.Path(path_type=Path))
-@click.argument("new", type=click.Path(path_type=Path))
+@click.argument("old", type=options.EXISTING)
+@click.argument("new", type=options.EXISTING)
 def compare(old: Path, new: Path) -> int:
     """Show the differences of two reports, of two records of speed, or of both where both folders
     hold both (report.json, bench.json, or their folder).
@@ -267,7 +272,8 @@ def _compare_speed(old: Path, new: Path) -> bool:
 
 
 @click.command()
-@click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
+@click.argument("folder", default=Path("reports"), type=options.EXISTING)
+@options.with_files
 def recheck(folder: Path) -> int:
     """Compute the worst cases of all reports in FOLDER again, reference and bound, without running
     any kernel.
@@ -279,6 +285,7 @@ def recheck(folder: Path) -> int:
     from verify.campaign.recheck import recheck as recheck_reports
     from verify.report import ReportError, index
 
+    options.load_kinds()
     try:
         rechecks = recheck_reports(folder)
         listed = [] if (folder / "report.json").is_file() else index.disagreements(folder)
@@ -310,7 +317,7 @@ def recheck(folder: Path) -> int:
 
 
 @click.command()
-@click.argument("folder", default=Path("reports"), type=click.Path(path_type=Path))
+@click.argument("folder", default=Path("reports"), type=options.EXISTING)
 @click.option(
     "--write", "writes", is_flag=True, help="Write them at the end of the kernels' files."
 )

@@ -18,6 +18,7 @@ from verify.cli.summary import conclude
 @click.command()
 @options.kernels
 @options.oracles
+@options.with_files
 @options.examples
 @options.profile
 @options.seed
@@ -46,6 +47,7 @@ def run(kernels: tuple[Path, ...], strict: bool, **choices: Any) -> int:
 @click.command()
 @options.kernels
 @options.oracles
+@options.with_files
 @click.option(
     "--max-time", default=300.0, show_default=True, callback=options.above_zero, help="Seconds."
 )

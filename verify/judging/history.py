@@ -4,17 +4,23 @@ calls.
 A kernel that damages its process can fail, or make another variant of its file fail, much later. So
 a finding holds the cases before it in the same process.  A launch is repeated in a fresh process if
 it ended a process that other cases had used, or if the judge's code raised in it.  A hang is always
-repeated: on a busy machine a correct launch can miss a deadline too.
+repeated: on a busy machine a correct launch can miss a deadline too.  A launch without enough
+memory is repeated while no other worker uses the GPU; what then runs out is the kernel's fault only
+if it had as much as any kernel may take.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from verify.cell.process import Cell, InfrastructureError, Reply
+import torch
+
+from verify.cell.process import Cell, InfrastructureError, Reply, memory_limit
+from verify.machine import turns
 
 MOST = 32  # cases that are remembered; all are counted
 _FRESH = 2  # fresh processes to try if the judge's own code fails, or memory runs out
@@ -101,16 +107,20 @@ class Hearing:
         """Launch with `ask`, and again in a fresh process if the first reply can have another cause
         than this kernel; returns the reply that counts.
 
-        Raises InfrastructureError if the judge's own code fails in fresh processes too.
+        Raises InfrastructureError if the judge's own code fails in fresh processes too, or if other
+        processes leave a GPU too little memory.
         """
-        reply = ask()
+        on_gpu = cell.environment.device == "cuda"
+        with turns.GPU.shared() if on_gpu else contextlib.nullcontext():
+            reply = ask()
         before, first = self.history.launched(cell.process_number, self.case)
         if not self._begun:
             self._begun, self.before = True, before
         used = reply.status in _SHARED and not first
         if not (used or hangs(reply) or _crowded(reply) or judges(reply)):
             return reply
-        found = self._alone(cell, ask)
+        with _whole_gpu() if on_gpu and _crowded(reply) else contextlib.nullcontext():
+            found = self._alone(cell, ask)
         if found.status in ("ok", "unsupported"):
             self.aftermaths.append(Aftermath(reply, before, first))
         else:
@@ -125,13 +135,37 @@ class Hearing:
             self.history.launched(cell.process_number, self.case)
             if not (judges(reply) or _crowded(reply)):
                 return reply
-        if _crowded(reply):
-            return reply
         variant = self.case.rsplit(":", 3)[0]
+        if _crowded(reply):
+            _had_its_share(reply, variant)
+            return reply
         trace = str(reply.data.get("traceback", ""))
         raise InfrastructureError(
             f"{variant}: the judge's own code raised in {_FRESH} fresh processes: {reply.message}\n"
             f"case {self.case}\n{trace}".strip()
+        )
+
+
+@contextlib.contextmanager
+def _whole_gpu() -> Iterator[None]:
+    """No other worker uses the GPU, and this process keeps no memory for later."""
+    with turns.GPU.alone():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+        yield
+
+
+def _had_its_share(reply: Reply, variant: str) -> None:
+    """Raise InfrastructureError if memory ran out where other processes had left less of the
+    device than a kernel may take: `memory_limit`, or half of it."""
+    room, total = (reply.data.get(name) for name in ("room", "total"))
+    if type(room) is not int or type(total) is not int:
+        return  # not on a device
+    if room < min(memory_limit(), total / 2):
+        raise InfrastructureError(
+            f"{variant}: memory ran out on the GPU, of which other processes left"
+            f" {room / 2**30:.1f} of {total / 2**30:.1f} GiB; use fewer workers (-n), or end the"
+            f" other programs, and continue the run: {reply.message}"
         )
 
 

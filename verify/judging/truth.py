@@ -14,6 +14,8 @@ from torch import Tensor
 
 from references.row_blocks import row_blocks
 from verify.arithmetic.unit import spilled
+from verify.cell.device_memory import exhausted
+from verify.machine import turns
 from verify.problem import Problem
 from verify.tolerance import forward as tolerance
 from verify.tolerance.forward import ForwardArithmetic
@@ -142,10 +144,13 @@ def on_device(products: float, compute: Callable[[torch.device], T]) -> T:
     Kernels and other workers use the same GPU: if its memory is full, the CPU computes instead.
     """
     device = device_for(products)
-    try:
+    if device.type == "cpu":
         return compute(device)
-    except torch.OutOfMemoryError:
-        if device.type == "cpu":
+    try:
+        with turns.GPU.shared():
+            return compute(device)
+    except RuntimeError as error:
+        if not exhausted(error):
             raise
     torch.cuda.empty_cache()
     return compute(torch.device("cpu"))

@@ -18,12 +18,15 @@ class Setting:
     """One variable.
 
     kind: "positive" (seconds above 0), "seconds" (from 0), "size" (GiB above 0), "switch" (0 or 1),
-    "directory", or "directories" (several).
+    "directory", "directories" (several), or "files" (several).
     """
 
     name: str
-    kind: Literal["positive", "seconds", "size", "switch", "directory", "directories"]
+    kind: Literal["positive", "seconds", "size", "switch", "directory", "directories", "files"]
 
+
+KIND_FILES = "VERIFY_WITH"
+"""Files of kinds of masks, score mods and storages; a process loads them at its start."""
 
 SETTINGS = (
     Setting("VERIFY_DEADLINE", "positive"),
@@ -35,6 +38,7 @@ SETTINGS = (
     Setting("VERIFY_SHRINK_SECONDS", "seconds"),
     Setting("VERIFY_CUDA_CACHE", "directory"),
     Setting("VERIFY_BOOTSTRAP", "switch"),
+    Setting(KIND_FILES, "files"),
 )
 
 # Variables that the suite's processes set for each other; users do not set them.
@@ -72,6 +76,9 @@ def _wants(setting: Setting, value: str) -> str | None:
                 for entry in value.split(os.pathsep)
             )
             return None if folders else f"paths of directories, separated by {os.pathsep}"
+        case "files":
+            files = all(Path(entry).is_file() for entry in value.split(os.pathsep) if entry)
+            return None if files else f"paths of existing files, separated by {os.pathsep}"
         case "directory":
             usable = value.strip() and not (Path(value).exists() and not Path(value).is_dir())
             return None if usable else "the path of a directory (it is made if it is missing)"

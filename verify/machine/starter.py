@@ -32,7 +32,18 @@ from verify.machine.starter_process import LARGEST, Request, Server, end_with, i
 CELLS, JUDGES = "cells", "judges"
 _PATIENCE = 60.0  # seconds until a starter has imported and forked, on a busy machine
 # Variables that Python and the libraries of torch read when they start, and never again.
-_AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "ATEN_")
+_AT_START = (
+    "PYTHON",
+    "LD_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "MALLOC_",
+    "ATEN_",
+    "VERIFY_WITH",
+)
 _ALWAYS = ("PYTHONPATH",)  # a fork's sys.path is made from it
 
 

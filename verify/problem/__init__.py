@@ -4,7 +4,13 @@ Here are the names that kernels and users import; the package's other modules ma
 problems.
 """
 
+from contextlib import suppress
+
+from verify.problem import kind_files
 from verify.problem.problem import Problem
 from verify.problem.storage import EXPANSIONS, ORDERS, Layout, ProblemError, Storage
 
 __all__ = ["EXPANSIONS", "ORDERS", "Layout", "Problem", "ProblemError", "Storage"]
+
+with suppress(kind_files.KindFileError):  # the command that names the files raises it
+    kind_files.load()

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verify.problem import Problem, ProblemError
+from verify.bundle import published
+from verify.problem import Problem, ProblemError, kind_files
 
 
 class CaseError(ValueError):
@@ -14,8 +15,11 @@ class CaseError(ValueError):
 
 
 def replay_command(case: str, oracle_files: Sequence[str] = ()) -> str:
-    """The shell command that judges the case of that id again, with the oracles of these files."""
-    options = (f" --oracle {shlex.quote(file)}" for file in oracle_files)
+    """The shell command that judges the case of that id again, with the oracles of these files, and
+    with the files of kinds that this process uses."""
+    kinds = (published(str(path)) for path in kind_files.used_files())
+    options = [f" --oracle {shlex.quote(file)}" for file in oracle_files]
+    options += [f" --with {shlex.quote(file)}" for file in kinds]
     return f"python -m verify replay {shlex.quote(case)}{''.join(options)}"
 
 

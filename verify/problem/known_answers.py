@@ -261,8 +261,8 @@ def _codes(source: Source) -> Floats:
     for _ in range(2):  # an odd multiple and a xorshift are bijections of `bits`-bit words
         x = (x * 0x2C1B3C6D) & word
         x = x ^ (x >> max(bits // 2, 1))
-    ones = x[..., None] >> (np.arange(problem.head_dim) % bits) & 1
-    return (2 * ones - 1).astype(np.float64)
+    signs = np.where(x[..., None] >> np.arange(bits) & 1, 1.0, -1.0)
+    return np.take(signs, np.arange(problem.head_dim) % bits, axis=-1)
 
 
 def _distinct(source: Source) -> Floats:

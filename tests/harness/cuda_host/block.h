@@ -5,17 +5,7 @@
 // no GPU is this unfair, so a barrier that is missing shows.  Shared memory begins as NaN.
 #pragma once
 
-#undef _FORTIFY_SOURCE  // its longjmp refuses to leave a stack for another
-
-#include <setjmp.h>
-#include <ucontext.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <vector>
+#include "standard.h"
 
 #define __global__
 #define __device__

@@ -94,7 +94,7 @@ def test_a_campaign_asks_an_oracle_of_one_file(sign: Path, tmp_path: Path) -> No
     assert again.return_value == FAILED, again.output
     run = CampaignRun(tmp_path / ".verify" / "runs" / "one", "dev", (tmp_path / "right.py",))
     use_files([])
-    with pytest.raises(ContinuedError, match=r"run one asked other oracle files \(--oracle\)"):
+    with pytest.raises(ContinuedError, match=r"run one used other files of oracles \(--oracle\)"):
         run.resume()
 
 

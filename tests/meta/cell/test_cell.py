@@ -75,6 +75,16 @@ FATES = {
     ),
     "RecursionError": ("forward(args, out, lse, workspace)", "raised", "RecursionError"),
     "MemoryError": ("raise MemoryError", "out of memory", "MemoryError"),
+    "a CUDA call without memory": (
+        "raise RuntimeError('CUDA error: out of memory\\nSearch for')",
+        "out of memory",
+        "CUDA error: out of memory",
+    ),
+    "a driver call without memory": (
+        "raise RuntimeError('CUDA_ERROR_OUT_OF_MEMORY')",
+        "out of memory",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+    ),
     "too large an allocation": ("bytearray(1 << 60)", "out of memory", "MemoryError"),
     "refusal": ("raise Unsupported('softcap', 'is not for me')", "unsupported", "is not for me"),
     "os._exit": (

@@ -81,7 +81,8 @@ def test_a_build_that_was_killed_does_not_hold_up_the_next(
     folder.mkdir()
     (tmp_path / "tiny.cpp").write_text("int tiny() { return 1; }\n", encoding="utf-8")
     slowly.write_text(
-        '#!/bin/sh\ncase "$*" in *tiny.cpp*) sleep 3;; esac\nexec g++ "$@"\n', encoding="utf-8"
+        '#!/bin/sh\ncase "$*" in *tiny.cpp*) mkdir slept && sleep 3;; esac\nexec g++ "$@"\n',
+        encoding="utf-8",
     )
     slowly.chmod(0o755)
     builds = write(

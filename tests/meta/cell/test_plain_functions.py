@@ -12,9 +12,9 @@ import torch
 from references.masks import Causal, Window
 from references.score_mods import Softcap
 from tests.harness.fake_trials import OK, acquitted, trial_of
+from tests.harness.problem_tensors import INSIDE
 from tests.harness.property_cases import Bench, bench
 from tests.meta.package.test_guide import called, loaded
-from tests.meta.variant.test_variant import INSIDE
 from verify.bundle import ROOT
 from verify.campaign.run import CampaignRun
 from verify.campaign.targets import Target

@@ -3,7 +3,9 @@ behind, and what needs earlier calls is on record with them."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +13,7 @@ import pytest
 
 from tests.harness.property_cases import SAMPLES, Bench, bench
 from verify.campaign.targets import Target
-from verify.cell.process import Cell, InfrastructureError, Reply
+from verify.cell.process import Cell, Environment, InfrastructureError, Reply
 from verify.evidence import Verdict, load
 from verify.evidence.explanation import explain
 from verify.judging.aftermath import outcome, ruling
@@ -163,6 +165,7 @@ class FakeCell:
     """Stands for a cell whose launches are made elsewhere."""
 
     process_number = 1
+    environment = Environment("fake", "cpu")
 
     def restart(self) -> None:
         self.process_number += 1
@@ -232,3 +235,50 @@ def test_memory_that_lacks_in_every_fresh_process_is_a_verdict(
     hearing = Hearing("kernel:default:accuracy:last", History())
     assert hearing.ask(cast(Cell, FakeCell()), lambda: OUT_OF_MEMORY) == OUT_OF_MEMORY
     assert not hearing.aftermaths
+
+
+class GpuCell(FakeCell):
+    """The same on a GPU."""
+
+    environment = Environment("fake", "cuda")
+
+
+def full(room: int) -> Reply:
+    """No memory, where the device had `room` of 80 GiB."""
+    return replace(OUT_OF_MEMORY, data={"room": room << 30, "total": 80 << 30})
+
+
+def test_memory_of_a_gpu_that_others_hold_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify.judging.history._PAUSE", 0.0)
+    monkeypatch.setenv("VERIFY_LIFE_MEMORY", "16")
+    hearing = Hearing("kernel:default:accuracy:last", History())
+    with pytest.raises(InfrastructureError, match=r"left 15\.0 of 80\.0 GiB; use fewer workers"):
+        hearing.ask(cast(Cell, GpuCell()), lambda: full(15))
+    assert not hearing.aftermaths
+    # What any kernel may take was there.
+    assert hearing.ask(cast(Cell, GpuCell()), lambda: full(16)) == full(16)
+
+
+def test_a_launch_without_memory_is_repeated_while_no_other_worker_uses_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns: list[str] = []
+    for kind in ("shared", "alone"):
+
+        @contextlib.contextmanager
+        def turn(self: object, kind: str = kind) -> Iterator[None]:
+            turns.append(f"{kind} begins")
+            yield
+            turns.append(f"{kind} ends")
+
+        monkeypatch.setattr(f"verify.machine.turns.Turns.{kind}", turn)
+    replies = [full(1), Reply("ok")]
+
+    def ask() -> Reply:
+        turns.append(replies[0].status)
+        return replies.pop(0)
+
+    hearing = Hearing("kernel:default:accuracy:last", History())
+    assert hearing.ask(cast(Cell, GpuCell()), ask).ok
+    alone = ["alone begins", "ok", "alone ends"]
+    assert turns == ["shared begins", "out of memory", "shared ends", *alone]

@@ -25,13 +25,21 @@ def test_large_references_are_computed_on_the_gpu(emptied: list[str]) -> None:
     assert not emptied
 
 
-def test_a_full_gpu_leaves_the_reference_to_the_cpu(emptied: list[str]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: out of memory"),  # as torch says it where CUDA starts
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_gpu_leaves_the_reference_to_the_cpu(error: Exception, emptied: list[str]) -> None:
     tried = []
 
     def compute(device: torch.device) -> str:
         tried.append(device)
         if device == GPU:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return "the truth"
 
     assert truth.on_device(1e12, compute) == "the truth"

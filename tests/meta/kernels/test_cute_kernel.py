@@ -10,13 +10,9 @@ once or as late as waits allow, so that a barrier or a wait too few shows: each 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
-import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,27 +24,20 @@ from kernels.cute import flash_forward as kernel
 from kernels.masks import mask_build
 from references.masks import parse_mask
 from references.score_mods import Softcap
-from verify.arithmetic.dtypes import dtype_named
-from verify.bundle import ROOT
+from tests.harness.cute_host import (
+    BUILDS,
+    SMALL,
+    SOURCE,
+    TALL,
+    Program,
+    compiled,
+    has_headers,
+    has_host,
+)
 from verify.cuda.compile import CompileError, compilable
-from verify.cuda.toolkit import includes as toolkit_includes
-from verify.judging.comparison import compare
-from verify.judging.truth import compute_truth
 from verify.problem import Problem
-from verify.problem.inputs import dequantised, tensors
-from verify.tolerance.forward import resolve
+from verify.problem.inputs import tensors
 from verify.variant import AttentionArgs, Config, Unsupported, compiled_archs
-
-HOST = ROOT / "tests" / "harness" / "cuda_host"
-SOURCE = Path(kernel.__file__).with_suffix(".cu")
-SMALL, TALL = kernel.CONFIGS
-
-has_headers = pytest.mark.skipif(
-    kernel.headers() is None, reason="no CuTe headers: pip install --no-deps nvidia-cutlass"
-)
-has_host = pytest.mark.skipif(
-    shutil.which("g++") is None or not toolkit_includes(), reason="no g++, or no CUDA headers"
-)
 
 
 def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
@@ -190,156 +179,6 @@ def test_the_largest_build_does_not_spill() -> None:
     assert resources.stack == resources.spill_stores == resources.spill_loads == 0
 
 
-# The source on the CPU.
-
-CALL_MMA = """float c[4] = {c0, c1, c2, c3}; uint32_t const a[4] = {a0, a1, a2, a3};
-ptx::mma_m16n8k16<ptx::Format::FORMAT>(c, a, b0, b1); d0 = c[0]; d1 = c[1]; d2 = c[2]; d3 = c[3];"""
-CALL_LDMATRIX = """uint32_t d[4]; ptx::ldmatrix_x4TRANS(d, ptx::shared_address(&smem_src));
-dst0 = d[0]; dst1 = d[1]; dst2 = d[2]; dst3 = d[3];"""
-# Atom -> what its body becomes; in the file of cute/arch that defines it.
-ATOMS = {
-    "mma_sm80.hpp": {
-        "SM80_16x8x16_F32F16F16F32_TN": CALL_MMA.replace("FORMAT", "float16"),
-        "SM80_16x8x16_F32BF16BF16F32_TN": CALL_MMA.replace("FORMAT", "bfloat16"),
-    },
-    "copy_sm75.hpp": {
-        "SM75_U32x4_LDSM_N": CALL_LDMATRIX.replace("TRANS", ""),
-        "SM75_U16x8_LDSM_T": CALL_LDMATRIX.replace("TRANS", "_trans"),
-    },
-    "copy_sm80.hpp": {
-        "SM80_CP_ASYNC_CACHEGLOBAL_ZFILL": (
-            "ptx::cp_async_cg(ptx::shared_address(&smem_dst), &gmem_src, pred ? 16 : 0);"
-        ),
-    },
-}
-WAITS = {
-    r"(cp_async_fence\(\)\s*\{).*?#endif": r"\1 ptx::cp_async_commit_group();",
-    r"(\bcp_async_wait\(\)\s*\{).*?#endif": (
-        r"\1 if (hasty) { ptx::cp_async_wait_group<N + 1>(); } else { "
-        r"ptx::cp_async_wait_group<N>(); }"
-    ),
-}
-PROGRAM = """
-#include "ptx.cuh"
-inline int dropped = 0;  // the line of a barrier that is passed by
-inline bool hasty = false;  // waits leave one group more in flight
-inline void barrier(int line) { if (line != dropped) { __syncthreads(); } }
-extern "C" void weaken(int line, bool waits) { dropped = line; hasty = waits; }
-#include <cuda/std/limits>
-#include <cute/tensor.hpp>
-#include "arguments.cuh"
-#define __syncthreads() barrier(__LINE__)
-#define KERNEL "flash_forward.cu"
-"""
-# One for each build, in a namespace of its own: CuTe's headers, which take longest, are read once.
-BUILD = """
-namespace NAME {
-DEFINES
-#define ENTRY entry_NAME
-#define flash_forward entry_NAME
-#define run run_NAME
-#include "run.cpp"
-UNDEFS
-}
-"""
-
-
-# elements behind a tensor, so that a write past its end is counted and harms nothing
-MARGIN = 2**14
-ORDERS = tuple(
-    {"backwards": backwards, "late": late} for backwards in (False, True) for late in (False, True)
-)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a run left: O, LSE, and the bank conflicts of matrix loads and copies."""
-
-    out: Tensor
-    lse: Tensor
-    conflicts: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Program:
-    """One build in the shared library."""
-
-    library: ctypes.CDLL
-    entry: Callable[..., bytes]
-    config: Config
-    dtype: str
-    head_dim: int
-
-    def problem(self, text: str) -> Problem:
-        return Problem.parse(f"{text},d={self.head_dim},dtype={self.dtype}")
-
-    def run(self, problem: Problem, *, backwards: bool = False, late: bool = False) -> Ran:
-        """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but
-        O is written."""
-        inputs = tensors(problem)
-        q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
-        args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, self.config)
-        out = placed(torch.full(problem.shape_out, math.nan, dtype=q.dtype), problem, "out")
-        lse = torch.full(problem.shape_out[:3], math.nan)
-        conflicts = (ctypes.c_long * 2)()
-        grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / (self.config.block_m or 0))
-        shared = kernel.launch(self.config, "float16", args.head_dim, "").shared_bytes
-        given = kernel.FAMILY.arguments(args, out, lse, mask_build(args))
-        error = self.entry(
-            ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts
-        )
-        if error:
-            raise RuntimeError(error.decode())
-        written = int(
-            torch.tensor([], dtype=out.dtype)
-            .set_(out.untyped_storage())
-            .isnan()
-            .logical_not()
-            .sum()
-        )
-        if written > out.numel():
-            raise RuntimeError(f"{written - out.numel()} elements written beside O")
-        return Ran(out, lse, (conflicts[0], conflicts[1]))
-
-    def verdict(self, text: str) -> Iterator[float]:
-        """The worst error over its bound, of O and LSE, for each order of warps and copies;
-        infinite where a run is refused or an empty row is not empty."""
-        problem = self.problem(text)
-        arithmetic = resolve(kernel.VARIANT.numerics, self.config, problem, "sm_90")
-        truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
-        live = ~truth.empty
-        for order in ORDERS:
-            try:
-                ran = self.run(problem, **order)
-            except RuntimeError:
-                yield math.inf
-                continue
-            empty = bool(
-                (ran.lse[truth.empty] == -math.inf).all() and (ran.out[truth.empty] == 0).all()
-            )
-            out = compare(ran.out, truth.out, truth.out_bound, problem.format_out).ratio[live]
-            lse = compare(ran.lse, truth.lse, truth.lse_bound, dtype_named("float32")).ratio[live]
-            yield (
-                max((float(part.max()) for part in (out, lse) if part.numel()), default=0.0)
-                if empty
-                else math.inf
-            )
-
-
-def placed(tensor: Tensor, problem: Problem, name: str) -> Tensor:
-    """The tensor in its layout, expanded, in storage that is NaN elsewhere."""
-    layout, (b, h, s, d) = problem.layouts[name], tensor.shape
-    storage = torch.full(
-        (layout.extent(problem.shapes[name]) + MARGIN,), math.nan, dtype=tensor.dtype
-    )
-    start = layout.offset + -storage.data_ptr() % 16 // tensor.itemsize
-    view = storage.as_strided((b, h, s, d), layout.strides(problem.shapes[name]), start)
-    return view.copy_(tensor).expand(problem.shapes[name])
-
-
-BUILDS = {"small": (SMALL, "bfloat16", 64), "tall": (TALL, "float16", 128)}
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Both builds, compiled once for all workers of a run, whose directories lie beside each
@@ -362,54 +201,6 @@ def program(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Program:
     entry = library[f"run_{request.param}"]
     entry.restype = ctypes.c_char_p
     return Program(library, entry, *BUILDS[request.param])
-
-
-def compiled(folder: Path) -> Path:
-    headers = kernel.headers()
-    assert headers is not None
-    shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
-    patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
-    builds = (build(name, *chosen) for name, chosen in BUILDS.items())
-    (folder / "program.cpp").write_text("".join([PROGRAM, *builds]))
-    library = folder / "compiled.so"
-    includes = (
-        folder,
-        HOST,
-        SOURCE.parent,
-        ROOT / "kernels" / "cuda",
-        headers,
-        *toolkit_includes(),
-    )
-    options = ("-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared")
-    subprocess.run(
-        ["g++", *options, folder / "program.cpp", "-o", library]
-        + [f"-I{directory}" for directory in includes],
-        check=True,
-    )
-    return library
-
-
-def build(name: str, config: Config, dtype: str, head_dim: int) -> str:
-    defines = dict(kernel.source(config, dtype, head_dim).defines)
-    undefined = (*defines, "ENTRY", "flash_forward", "run")
-    text = BUILD.replace("NAME", name)
-    text = text.replace("DEFINES", "\n".join(f"#define {k} {v}" for k, v in defines.items()))
-    return text.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))
-
-
-def patch_atoms(here: Path, there: Path) -> None:
-    """Copies of CuTe's headers in which the atoms' bodies are calls."""
-    there.mkdir(parents=True)
-    for file, atoms in ATOMS.items():
-        text = (here / file).read_text()
-        bodies = {
-            rf"(struct {atom}\b.*?)CUTE_INVALID_CONTROL_PATH\([^;]*;": rf"\1 {body}"
-            for atom, body in atoms.items()
-        }
-        for pattern, body in (bodies | (WAITS if file == "copy_sm80.hpp" else {})).items():
-            text, count = re.subn(pattern, body, text, count=1, flags=re.DOTALL)
-            assert count == 1, pattern
-        (there / file).write_text(text)
 
 
 SHAPES = (

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from references.masks import Causal, Dense, Documents, Lengths, Window, intersect
 from references.score_mods import Softcap
+from tests.harness.backward_inputs import Inputs
 from tests.harness.declared import flat_numerics
 from tests.harness.emulation import Luck
-from tests.harness.emulation_backward import Inputs, emulate
+from tests.harness.emulation_backward import emulate
 from tests.harness.fake_trials import (
     DECLARED,
     EMPTY,
@@ -23,8 +24,8 @@ from tests.harness.fake_trials import (
     trial_of,
     tried,
 )
+from tests.harness.honest_backwards import HALF, HONEST, SHAPES, UNUSUAL, arithmetic
 from tests.harness.reference_kernel import Hand, faulty, tried_by
-from tests.meta.tolerance.test_tolerance_backward import HALF, HONEST, SHAPES, UNUSUAL, arithmetic
 from verify.judging.gradient_invariants import GradientTensors, Invariant, invariants
 from verify.judging.invariants import KNOWN, beyond, forward_slack, reach
 from verify.judging.launch import Launch

@@ -12,7 +12,7 @@ import torch
 
 from references.masks import Causal
 from tests.harness.fake_trials import PLAIN, acquitted, convicted, tried
-from tests.meta.variant.test_variant import INSIDE, arguments
+from tests.harness.problem_tensors import INSIDE, arguments
 from verify.campaign.run import open_run
 from verify.campaign.targets import Target, excludes_group
 from verify.cell.discovery import roster

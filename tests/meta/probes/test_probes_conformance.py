@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.harness.host_library import COMPILER, HOST
+from tests.harness.host_library import HOST, runs
 from tests.harness.probe_host import HostProgram
 from tests.meta.probes.test_probes_report import REPORT
 from verify import document as doc
@@ -30,7 +30,6 @@ from verify.report.sections import probes as section
 from verify.variant import compiled_archs
 
 compiles = pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
-runs = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 BY_CASE = {one.case: one for one in CONFORMING}
 
 

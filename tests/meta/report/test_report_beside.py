@@ -390,7 +390,7 @@ def test_the_command_writes_the_pages_again(
     assert "DISAGREES" in (tmp_path / "report.html").read_text(encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["verify", "report", "--render", str(tmp_path / "none")])
     assert cli.main() == runner.USAGE
-    assert "No such file" in capsys.readouterr().out
+    assert "none' does not exist" in capsys.readouterr().out
 
 
 def test_older_reports_without_what_lies_beside_are_read(green: Report, tmp_path: Path) -> None:

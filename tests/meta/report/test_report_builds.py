@@ -8,8 +8,7 @@ import json
 import pytest
 
 from tests.harness.fake_campaign import BINS, built, evidence, of
-from tests.harness.rendered import as_html, as_markdown
-from tests.meta.report.test_report_wide import table
+from tests.harness.rendered import as_html, as_markdown, table
 from verify.evidence import Built
 from verify.report import Report, build, dumps, outcome, parse
 from verify.report.headline import failures

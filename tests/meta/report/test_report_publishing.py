@@ -204,7 +204,7 @@ class TestCommand:
         assert read(here / "reports" / SLUG)["beside"][0]["name"] == "sanitizer"
 
     @pytest.mark.parametrize(
-        "words", [("--replace",), ("--render", "x", "--publish"), ("--render", "x", "--run", "one")]
+        "words", [("--replace",), ("--render", ".", "--publish"), ("--render", ".", "--run", "one")]
     )
     def test_options_that_contradict_each_other(self, here: Path, words: tuple[str, ...]) -> None:
         status, said = self.told(*words)

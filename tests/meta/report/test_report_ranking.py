@@ -10,8 +10,7 @@ import re
 import pytest
 
 from tests.harness.fake_campaign import BINS, evidence, ulps, verdict
-from tests.harness.rendered import as_html, as_markdown
-from tests.meta.report.test_report_wide import table
+from tests.harness.rendered import as_html, as_markdown, table
 from verify.report import Report, build, dumps, parse, plots
 from verify.report.beside import Beside
 from verify.report.sections import ranking

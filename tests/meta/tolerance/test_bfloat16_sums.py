@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from references.masks import Causal, Full, Lengths
+from tests.harness.backward_inputs import Inputs, nominal
 from tests.harness.declared import flat_gradients, flat_numerics
 from tests.harness.emulation import Kernel, Luck, emulate
-from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, nominal
+from tests.harness.emulation_backward import NAMES, BackwardKernel
 from tests.harness.emulation_backward import emulate as emulate_backward
+from tests.harness.honest_backwards import FULL, arithmetic, numerics, saver
+from tests.harness.honest_backwards import SHAPES as SHAPES_BACKWARD
+from tests.harness.honest_backwards import ratios as ratios_backward
+from tests.harness.honest_backwards import truth_of as truth_of_backward
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
 from tests.meta.tolerance.test_tolerance import ALL, SHAPES, ratios, suits, truth_of
-from tests.meta.tolerance.test_tolerance_backward import FULL, arithmetic, numerics, saver
-from tests.meta.tolerance.test_tolerance_backward import SHAPES as SHAPES_BACKWARD
-from tests.meta.tolerance.test_tolerance_backward import ratios as ratios_backward
-from tests.meta.tolerance.test_tolerance_backward import truth_of as truth_of_backward
 from tests.meta.tolerance.test_tolerance_bound import bound_of, with_operands
 from verify.arithmetic.mma import provenance, unit_for
 from verify.judging.comparison import compare

@@ -12,13 +12,14 @@ import torch
 
 from references.masks import Causal, Lengths
 from references.score_mods import Softcap
+from tests.harness.backward_inputs import Inputs, exact, nominal
 from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.emulation import Luck, Result
-from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
+from tests.harness.emulation_backward import NAMES, BackwardKernel, emulate
+from tests.harness.honest_backwards import FULL, SHAPES, arithmetic, numerics, saver
+from tests.harness.honest_backwards import truth_of as exact_truth_of
 from tests.harness.property_cases import Bench, bench
 from tests.meta.judging.test_metamorphic import SQUARE
-from tests.meta.tolerance.test_tolerance_backward import FULL, SHAPES, arithmetic, numerics, saver
-from tests.meta.tolerance.test_tolerance_backward import truth_of as exact_truth_of
 from verify.judging.comparison import compare
 from verify.oracles import gather
 from verify.oracles.long import long_columns

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from references.quantisation import ByHead
 from references.score_mods import Softcap
+from tests.harness.backward_inputs import Inputs, exact, nominal
 from tests.harness.declared import flat_gradients, with_fields
 from tests.harness.emulation import Result
-from tests.harness.emulation_backward import NAMES, BackwardKernel, Inputs, emulate, exact, nominal
-from tests.meta.tolerance.test_tolerance_backward import (
+from tests.harness.emulation_backward import NAMES, BackwardKernel, emulate
+from tests.harness.honest_backwards import (
     ALPHA,
     HALF,
     HONEST,

@@ -1,162 +1,28 @@
-"""Declarations: what a support refuses and by which name, configs, and descriptions over JSON."""
+"""Descriptions of declarations: they survive JSON, and every field is tried."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import re
 from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from references.masks import (
-    Causal,
-    Dense,
-    Documents,
-    Full,
-    Lengths,
-    Mask,
-    Prefix,
-    Window,
-    intersect,
-)
-from references.score_mods import Softcap
 from tests.harness.declared import flat_gradients, flat_numerics
-from verify.problem import Layout, Problem
+from tests.harness.problem_tensors import NARROW
 from verify.variant import (
-    MASK_KINDS,
     AttentionArgs,
     Config,
     Contract,
     GradientNumerics,
     Numerics,
     Support,
-    Unsupported,
     Variant,
     declaration_from,
 )
 
 torch.set_num_threads(1)
-
-NARROW = Support(
-    dtypes=("float16",),
-    head_dims=(64, 128),
-    masks=("full", "causal"),
-    min_seqlen=2,
-    max_seqlen=100,
-    scales="default",
-)
-INSIDE = Problem(
-    batch=2, heads_q=2, heads_kv=2, seqlen_q=8, seqlen_kv=9, head_dim=64, dtype="float16"
-)
-
-
-# Support: the rules.
-
-
-def test_what_is_inside_is_not_refused() -> None:
-    assert NARROW.refusal(INSIDE) is None
-    assert NARROW.refusal(INSIDE.but(mask=Causal(), seqlen_q=100, seqlen_kv=2)) is None
-
-
-REFUSED = [
-    ({"dtype": "bfloat16"}, {}, "dtype", "bfloat16 is none of float16"),
-    ({"head_dim": 65, "head_dim_v": 65}, {}, "head_dim", "65"),
-    ({"head_dim_v": 65}, {"separate_head_dim_v": True}, "head_dim_v", "65 is not supported"),
-    ({"head_dim_v": 128}, {}, "head_dim_v", "128 differs from head_dim 64"),
-    ({"heads_q": 4}, {}, "heads_kv", "grouped"),
-    ({"seqlen_q": 1}, {}, "seqlen_q", "1 is less than 2"),
-    ({"seqlen_kv": 1}, {}, "seqlen_kv", "1 is less than 2"),
-    ({"seqlen_kv": 101}, {}, "seqlen_kv", "more than 100"),
-    ({"seqlen_q": 101}, {}, "seqlen_kv", "more than 100"),
-    ({}, {"cross_lengths": False}, "seqlen_kv", "must equal seqlen_q"),
-    ({"mask": Causal("tl")}, {}, "mask", "causal.tl"),
-    ({"mask": Window(1, 1)}, {}, "mask", "window.1.1"),
-    ({"mask": Causal()}, {"masks": ("full", "causal.square")}, "mask", "causal"),
-    (
-        {"mask": intersect(Causal(), Prefix(3))},
-        {"masks": ("causal", "prefix")},
-        "mask",
-        "intersection",
-    ),
-    ({"mask": intersect(Causal(), Prefix(3))}, {"intersections": True}, "mask", "prefix"),
-    ({"softmax_scale": 0.25}, {}, "softmax_scale", "head_dim ** -0.5"),
-    ({"softmax_scale": 0.0}, {"scales": "positive"}, "softmax_scale", "not positive"),
-    ({"softmax_scale": -0.125}, {"scales": "positive"}, "softmax_scale", "not positive"),
-    ({"score_mod": Softcap(20.0)}, {}, "softcap", "not supported"),
-]
-
-
-@pytest.mark.parametrize(
-    ("change", "support", "argument", "words"), REFUSED, ids=lambda value: str(value)[:40]
-)
-def test_each_rule_names_its_argument(
-    change: dict, support: dict, argument: str, words: str
-) -> None:
-    refused = replace(NARROW, **support).refusal(INSIDE.but(**change))
-    assert refused is not None
-    assert refused[0] == argument
-    assert words in refused[1]
-
-
-def test_each_rule_yields_to_its_declaration() -> None:
-    """The same problems, each inside the support that allows just that."""
-    wider = {
-        "dtype": {"dtypes": ("float16", "bfloat16")},
-        "head_dim": {"head_dims": range(1, 257), "scales": "any"},
-        "head_dim_v": {"head_dims": range(1, 257), "separate_head_dim_v": True},
-        "heads_kv": {"grouped_heads": True},
-        "seqlen_q": {"min_seqlen": 0},
-        "seqlen_kv": {"min_seqlen": 0, "max_seqlen": None, "cross_lengths": True},
-        "mask": {"masks": tuple(MASK_KINDS), "intersections": True},
-        "softmax_scale": {"scales": "any"},
-        "softcap": {"score_mods": ("softcap",)},
-    }
-    for change, support, argument, _ in REFUSED:
-        assert replace(NARROW, **(support | wider[argument])).refusal(INSIDE.but(**change)) is None
-
-
-MASKS: dict[str, Mask] = {
-    "full": Full(),
-    "causal": Causal(),
-    "causal.tl": Causal("tl"),
-    "window": Window(2, 0, "tl"),
-    "lengths": Lengths((3, 8), (9, 0)),
-    "documents": Documents((4, 5)),
-    "prefix": Prefix(3),
-    "dense": Dense(50, 1),
-}
-
-
-def test_every_mask_kind_allows_itself_and_nothing_else() -> None:
-    assert set(MASKS) == set(MASK_KINDS) - {"causal.square"}
-    for kind in MASKS:
-        support = replace(NARROW, masks=(kind,))
-        accepted = {
-            name for name, mask in MASKS.items() if support.refusal(INSIDE.but(mask=mask)) is None
-        }
-        assert accepted == {kind}
-
-
-def test_square_causal_is_either_alignment_where_lengths_are_equal() -> None:
-    support = replace(NARROW, masks=("causal.square",))
-    square = INSIDE.but(seqlen_q=9)
-    for mask in (Causal("br"), Causal("tl")):
-        assert support.refusal(square.but(mask=mask)) is None
-        assert support.refusal(INSIDE.but(mask=mask)) is not None
-    assert support.refusal(square) == ("mask", "full is not supported")
-
-
-def test_an_unknown_word_in_a_support_is_an_error() -> None:
-    for wrong, words in (
-        ({"masks": ("causl",)}, "causl"),
-        ({"scales": "all"}, "all"),
-        ({"layouts": "dense"}, "dense"),
-    ):
-        with pytest.raises(ValueError, match=rf"support\..*{words}.* none of "):
-            replace(NARROW, **wrong)
 
 
 def test_rows_that_cannot_all_be_aligned_are_not_promised() -> None:
@@ -172,113 +38,6 @@ def test_rows_that_cannot_all_be_aligned_are_not_promised() -> None:
             replace(ODD, support=Support(dtypes=dtypes, head_dims=dims, layouts="aligned"))
         replace(ODD, support=Support(dtypes=dtypes, head_dims=dims))
     replace(ODD, support=Support(dtypes=("float32",), head_dims=(64, 68), layouts="aligned"))
-
-
-# Support.check, on tensors.
-
-
-def arguments(problem: Problem) -> tuple[AttentionArgs, torch.Tensor]:
-    """Tensors that lie as the problem says, in allocations that begin at a multiple of 512
-    bytes."""
-
-    def tensor(name: str) -> torch.Tensor:
-        layout, shape = problem.layouts[name], problem.shapes[name]
-        size = max(layout.extent(shape), 1) + layout.pitch
-        whole = torch.zeros(size + 256, dtype=problem.format.torch)
-        skip = -whole.data_ptr() % 512 // whole.itemsize
-        return whole.as_strided(shape, layout.strides(shape), skip + layout.offset)
-
-    q, k, v, out = (tensor(name) for name in ("q", "k", "v", "out"))
-    return AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, Config()), out
-
-
-def refused(support: Support, problem: Problem) -> str | None:
-    try:
-        support.check(*arguments(problem))
-    except Unsupported as refusal:
-        return (
-            refusal.argument
-            if str(refusal) == f"{refusal.argument}: {refusal.reason}"
-            else f"unreadable: {refusal}"
-        )
-    return None
-
-
-def test_check_sees_in_tensors_what_refusal_sees_in_a_problem() -> None:
-    for change, support, argument, _ in REFUSED:
-        assert refused(replace(NARROW, **support), INSIDE.but(**change)) == argument
-    assert refused(NARROW, INSIDE) is None
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
-@pytest.mark.parametrize(
-    ("layout", "any_", "aligned", "contiguous"),
-    [
-        (Layout(), True, True, True),
-        (Layout(offset=8), True, True, True),  # where a tensor starts is no matter of strides
-        (Layout("bshd"), True, True, False),
-        (Layout(pitch=8), True, True, False),
-        (Layout(pitch=1), True, False, False),
-        (Layout(offset=1), True, False, True),
-        (Layout("sbhd", pitch=4), True, False, False),
-    ],
-    ids=str,
-)
-def test_layouts(name: str, layout: Layout, any_: bool, aligned: bool, contiguous: bool) -> None:
-    problem = INSIDE.but(**{f"layout_{name}": layout})
-    for kind, accepted in (("any", any_), ("aligned", aligned), ("contiguous", contiguous)):
-        assert refused(replace(NARROW, layouts=kind), problem) == (
-            None if accepted else f"layout_{name}"
-        )
-
-
-def test_an_empty_or_single_row_tensor_is_always_aligned() -> None:
-    support = replace(NARROW, layouts="aligned", min_seqlen=0)
-    assert refused(support, INSIDE.but(seqlen_q=0, layout_q=Layout(pitch=1))) is None
-    assert (
-        refused(
-            support,
-            INSIDE.but(batch=1, heads_q=1, heads_kv=1, seqlen_q=1, layout_q=Layout(pitch=1)),
-        )
-        is None
-    )
-
-
-# Configs.
-
-
-@pytest.mark.parametrize("present", list(itertools.product((False, True), repeat=4)))
-@pytest.mark.parametrize(
-    "options", [(), (("split", 4),), (("acc", "fp16"), ("swizzle", 128)), (("two_words", 3),)]
-)
-def test_config_names_parse_back(
-    present: tuple[bool, ...], options: tuple[tuple[str, int | str], ...]
-) -> None:
-    names = ("block_m", "block_n", "num_warps", "num_stages")
-    numbers = {
-        name: value for name, value, has in zip(names, (128, 64, 4, 3), present, strict=True) if has
-    }
-    config = Config(**numbers, options=options)
-    assert Config.parse(config.name) == config
-    assert re.fullmatch(r"[a-z0-9_-]+", config.name)
-
-
-def test_config_names_are_as_documented() -> None:
-    assert Config(block_m=128, block_n=64, num_warps=4, num_stages=2).name == "m128n64w4s2"
-    assert Config().name == "default"
-    assert Config(options=(("split", 4),)).name == "default-split_4"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "m", "m128x3", "x3", "128", "m1m2", "m-1", "default-", "m128-split", "m12 8", "M128"],
-)
-def test_what_is_no_config_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"not a config's name|unpack|not enough"):
-        Config.parse(name)
-
-
-# Descriptions.
 
 
 def nothing(

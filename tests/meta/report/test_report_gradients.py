@@ -1,45 +1,25 @@
-"""Reports of more than O and LSE: gradients, builds, 8-bit inputs."""
+"""Reports of more than O and LSE: the data of gradients, their pages, and their worst cases."""
 
 import dataclasses
 import math
-import re
-from dataclasses import asdict
 
 import pytest
 
 from tests.harness.fake_campaign import ARCHES, BINS, built, evidence, gradient_verdict, of, verdict
-from tests.harness.rendered import as_html, as_markdown
+from tests.harness.rendered import as_html, as_markdown, table
 from tests.meta.report.test_report_rendering import Elements
 from verify.evidence import NotRun
 from verify.evidence.strict_json import loads
 from verify.problem import Problem
 from verify.problem.case import replay_command
-from verify.report import Report, build, dumps, parse, plots, tables, worst_cases
+from verify.report import Report, build, dumps, parse, tables, worst_cases
 from verify.report.schema import TENSORS
 from verify.report.sections import builds, closest, declared, variants
-from verify.variant import Resources
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
     return build(evidence(), BINS)
-
-
-def table(page: str, heading: str) -> list[list[str]]:
-    """The cells of the first Markdown table under a heading."""
-    lines = page.split(f"\n{heading}\n", 1)[1].splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
-    rows = []
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
-
-
-def needs(*numbers: int) -> dict[str, int]:
-    """Resources as data."""
-    return asdict(Resources(*numbers))
 
 
 class TestTensors:
@@ -125,88 +105,6 @@ class TestTensors:
             "softmax": {"probability": "input"}
         }
         assert of(parse(loads(text)), "triton-backward")["entries"] == ["backward"]
-
-
-class TestBuilds:
-    def test_one_row_per_architecture(self, report):
-        rows = of(report, "triton-fwd")["builds"]
-        assert [row["arch"] for row in rows] == list(ARCHES)
-        assert all((row["builds"], row["compiled"], row["failing"]) == (2, 2, []) for row in rows)
-        spilling = {
-            row["arch"]: (
-                row["spilling"],
-                row["spill_build"],
-                row["spill_stores"],
-                row["spill_loads"],
-            )
-            for row in rows
-        }
-        assert spilling.pop("sm_90a") == (1, "m128n64-float16-d256", 96, 128)
-        assert set(spilling.values()) == {(0, "", 0, 0)}
-
-    def test_the_largest_and_the_worst(self):
-        found = [
-            built("triton-fwd", "sm_80", "a", resources=needs(64, 9, 8, 4, 4)),
-            built("triton-fwd", "sm_80", "b", resources=needs(32, 99, 0, 0, 9)),
-            built("triton-fwd", "sm_80", "c", resources=None, error="no"),
-        ]
-        (row,) = of(
-            build(dataclasses.replace(evidence(), builds=tuple(found)), BINS), "triton-fwd"
-        )["builds"]
-        assert (row["registers"], row["shared"], row["stack"], row["seconds"]) == (64, 99, 8, 4.5)
-        assert (row["spilling"], row["spill_build"], row["spill_stores"], row["spill_loads"]) == (
-            2,
-            "b",
-            0,
-            9,
-        )
-
-    def test_a_failed_compile_is_red(self):
-        found = evidence()
-        broken = built("torch-flash", "sm_80", resources=None, error="ptxas: no")
-        red = build(dataclasses.replace(found, builds=(broken,)), BINS)
-        variant = of(red, "torch-flash")
-        assert (variant["status"], variant["reasons"], red["status"]) == (
-            "red",
-            ["sm_80: 1 of 1 builds fail"],
-            "red",
-        )
-        assert all(d["status"] == "green" for d in variant["dtypes"])
-        assert (variant["builds"][0]["registers"], variant["builds"][0]["error"]) == (
-            None,
-            "ptxas: no",
-        )
-
-    def test_a_failed_compile_of_a_variant_that_cannot_run_here_is_red(self):
-        found = evidence()
-        kept = tuple(v for v in found.verdicts if v.variant == "torch-flash")
-        entries = tuple(e for e in found.variants if e.ref in ("torch-flash", "gluon-hopper"))
-        some = dataclasses.replace(
-            found, variants=entries, verdicts=kept, lost=(), not_run=(), builds=()
-        )
-        assert build(some, BINS)["status"] == "green"
-        broken = dataclasses.replace(
-            some, builds=(built("gluon-hopper", "sm_90a", resources=None, error="no"),)
-        )
-        red = build(broken, BINS)
-        assert (red["status"], of(red, "gluon-hopper")["status"]) == ("red", "red")
-        assert of(red, "gluon-hopper")["reasons"] == [
-            "unavailable: needs compute capability 9.0",
-            "sm_90a: 1 of 1 builds fail",
-        ]
-
-    def test_a_build_left_out_is_no_failure(self, report):
-        (row,) = of(report, "ptx-mma")["builds"]
-        assert (row["builds"], row["compiled"], row["failing"], row["error"]) == (2, 1, [], "")
-
-    def test_of_a_variant_with_no_declaration(self):
-        found = build(dataclasses.replace(evidence(), builds=(built("stranger", "sm_80"),)), BINS)
-        assert of(found, "stranger")["builds"][0]["compiled"] == 1
-
-    def test_a_long_message_is_cut(self):
-        broken = built("triton-fwd", "sm_80", resources=None, error="x" * 100_000)
-        found = build(dataclasses.replace(evidence(), builds=(broken,)), BINS)
-        assert len(of(found, "triton-fwd")["builds"][0]["error"]) < 5000
 
 
 class TestPages:
@@ -311,69 +209,6 @@ class TestPages:
         columns = sum(tag == "th" for tag, _ in tags)
         spans = {int(a["colspan"]) for _, a in tags if "colspan" in a}
         assert spans == {columns - 2}  # after variant and dtype
-
-
-class TestPlots:
-    def test_gradients_have_a_panel_of_their_own(self, report):
-        image = plots.ratio_plot(report)
-        assert ">Gradients dQ, dK, dV<" in image
-        assert image.count(">float16 dK<") == 1
-        forward = [v for v in report["variants"] if v["ref"] != "triton-backward"]
-        assert ">Gradients dQ, dK, dV<" not in plots.ratio_plot(report | {"variants": forward})
-
-    def test_a_backward_alone(self, report):
-        image = plots.ratio_plot(report | {"variants": [of(report, "triton-backward")]})
-        assert ">Gradients dQ, dK, dV<" in image
-        assert ">Output O<" not in image
-
-    def test_error_plot_has_a_row_per_gradient(self, report):
-        image = plots.error_plot(of(report, "triton-backward"), "v")
-        assert [f"largest error of {name}" in image for name in ("O", "dQ", "dK", "dV")] == [
-            False,
-            True,
-            True,
-            True,
-        ]
-        assert "largest error of O" in plots.error_plot(of(report, "triton-fwd"), "v")
-
-    def test_a_tiny_error_does_not_squeeze_the_others(self):
-        def lowest(tiny: float) -> float:
-            measures = [
-                {"seqlen_kv": 4.0, "max_error_out": size, "error_bound_out": size}
-                for size in (1e-3, tiny)
-            ]
-            made = [
-                verdict("triton-fwd", "float16", 3 * i, measures=found)
-                for i, found in enumerate(measures)
-            ]
-            image = plots.error_plot(
-                of(
-                    build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS), "triton-fwd"
-                ),
-                "v",
-            )
-            return min(float(tick) for tick in re.findall(r">1?(\de-?\d+)<", image))
-
-        assert lowest(1e-37) == lowest(1e-13)
-        assert lowest(1e-37) >= 1e-14
-        assert lowest(1e-6) > 1e-8
-
-    def test_infinite_and_missing_gradients_draw(self):
-        changes = [
-            {"r_dq": math.inf, "max_error_dq": math.inf},
-            {"r_dk": 0.0, "max_error_dk": 0.0},
-            {"r_dv": math.nan},
-        ]
-        made = [
-            verdict("triton-fwd", "float16", 3 * i, measures={"seqlen_kv": 4.0} | c)
-            for i, c in enumerate(changes)
-        ]
-        found = build(dataclasses.replace(evidence(), verdicts=tuple(made)), BINS)
-        assert "<svg" in plots.ratio_plot(found)
-        assert plots.error_plot(of(found, "triton-fwd"), "v") is None
-
-    def test_variant_names_stand_clear_of_long_dtypes(self, report):
-        assert "float8_e4m3fn" in plots.ratio_plot(report)
 
 
 class TestOracles:

@@ -1,0 +1,75 @@
+"""Turns on a GPU that several workers share: many use it side by side, or one has it alone.
+
+Launches and references take part side by side.  A launch for which memory ran out is repeated
+alone: then whatever it lacks, no other worker is taking at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Turns:
+    """The turns of one GPU, by locks on two files, which end with the process that holds them.
+
+    A process that waits to be alone holds the door, so that no newcomer passes it.  Within one
+    process, turns nest; but who takes part cannot wait to be alone.
+    """
+
+    def __init__(self) -> None:
+        self._inside = 0
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Use the GPU side by side with others."""
+        if self._inside:
+            yield
+            return
+        with contextlib.ExitStack() as room:
+            with self._locked("door", fcntl.LOCK_EX):
+                room.enter_context(self._locked("room", fcntl.LOCK_SH))
+            with self._counted():
+                yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Use the GPU while no other process that takes turns does.  Raises RuntimeError within
+        `shared`, where it would wait for itself."""
+        if self._inside:
+            raise RuntimeError("a turn alone cannot begin within another turn")
+        with (
+            self._locked("door", fcntl.LOCK_EX),
+            self._locked("room", fcntl.LOCK_EX),
+            self._counted(),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    @contextlib.contextmanager
+    def _locked(self, what: str, kind: int) -> Iterator[None]:
+        # Read late: a worker is forked first, and learns its GPU then.
+        visible = re.sub(r"[^0-9A-Za-z-]+", "_", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+        name = f"verify-{os.getuid()}-{visible[:80]}.{what}"
+        path = Path(tempfile.gettempdir(), name)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, kind)
+            yield
+        finally:
+            os.close(handle)
+
+
+GPU = Turns()  # of the GPU that this process uses
