@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults import record
+from tests.faults import record, search
 from tests.faults.catalogue import FAULTS
 from tests.faults.classes import UNPLANTED
 from tests.faults.fault import Fault
 from tests.faults.rivals import RIVALS
-from tests.faults.search import convicts
 from tests.faults.stand import Stand, finished, passes_allclose
 from verify.cell.process import PLAIN_CUDA
+from verify.oracles import groups
 from verify.oracles.long import problems as long
 from verify.problem import Problem
 
@@ -68,6 +68,21 @@ def test_what_no_machine_without_a_gpu_is_asked_a_gpu_is_asked(
             assert problem in long.forward_problems(stand.shipped(fault), problem.dtype)
 
 
+def test_a_search_again_finds_the_oracles_on_record(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {name: group for name, group in groups().items() if name in ("accuracy", "counting")}
+    monkeypatch.setattr(search, "groups", lambda: asked)
+    monkeypatch.setattr(search, "_LONGEST", 20)
+    fault = next(fault for fault in FAULTS if fault.name == "guard-inverted")
+    found = search.search(stand, fault)
+    recorded = [catch for catch in RECORD[fault.name].catches if catch.group in asked]
+    assert {(catch.group, catch.oracle) for catch in found} == {
+        (catch.group, catch.oracle) for catch in recorded
+    }
+    assert {catch.group for catch in found} == set(asked)
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_passes_allclose_and_is_caught_all_the_same(
     fault: Fault, stand: Stand, acquitted: set[tuple[str, str]]
@@ -80,8 +95,8 @@ def test_a_fault_passes_allclose_and_is_caught_all_the_same(
     catch = RECORD[fault.name].replay
     if catch is None:
         return
-    assert convicts(stand, planted, catch), "the fault is not caught any more"
+    assert search.convicts(stand, planted, catch), "the fault is not caught any more"
     case = shipped.ref, catch.id
     if case not in acquitted:
-        assert not convicts(stand, shipped, catch), "the kernel as it is is convicted too"
+        assert not search.convicts(stand, shipped, catch), "the kernel as it is is convicted too"
         acquitted.add(case)
