@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from references import masks
 from references.masks import (
     Atom,
     Causal,
@@ -147,21 +145,6 @@ def test_words_come_in_the_order_of_kinds() -> None:
 def test_another_word_names_no_kind(word: str) -> None:
     with pytest.raises(MaskNameError, match=r"not a kind of mask: .* \(kinds: full, causal, "):
         kind_of(word)
-
-
-def test_a_file_in_the_folder_is_all_that_a_kind_needs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = f"from {__name__} import define\n\nChunked = define()\n"
-    (tmp_path / "chunked_elsewhere.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(masks, "__path__", [*masks.__path__, str(tmp_path)])
-    try:
-        masks.import_kinds()
-        assert parse_mask("chunked.4").kind == "chunked"
-        assert mask_words()[-2:] == ("chunked", "chunked.square")
-    finally:
-        KINDS.pop("chunked", None)
 
 
 # Incomplete kinds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -22,6 +23,7 @@ from references.masks import (
     MaskMod,
     MaskNameError,
     View,
+    mask_words,
     parse_mask,
 )
 from references.masks.base import KINDS
@@ -225,6 +227,21 @@ def test_a_kind_from_outside_is_refused_by_a_kernel_without_it(chunked: type[Ato
         assert acquitted(ruling) is right
     said = "should refuse mask: chunked.4 is not supported with Unsupported, but gave a result"
     convicted(ruling, said)
+
+
+def test_a_file_in_the_folder_is_all_that_a_kind_needs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = f"from {__name__} import define\n\nChunked = define()\n"
+    (tmp_path / "chunked_elsewhere.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(masks, "__path__", [*masks.__path__, str(tmp_path)])
+    try:
+        masks.import_kinds()
+        assert parse_mask("chunked.4").kind == "chunked"
+        assert mask_words()[-2:] == ("chunked", "chunked.square")
+    finally:
+        KINDS.pop("chunked", None)
 
 
 def test_a_kind_that_draws_another_word_is_found_out(
