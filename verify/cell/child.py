@@ -204,7 +204,8 @@ class KernelProcess:
         if not exhausted(error):
             return None
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # where the device itself is broken
+                torch.cuda.empty_cache()
         message = _first_line(error) or type(error).__name__
         return {"status": "out of memory", "message": message} | self.room
 
