@@ -200,14 +200,16 @@ class KernelProcess:
                 )
 
     def _without_memory(self, error: BaseException) -> dict[str, Any] | None:
-        """The reply if memory ran out, else None; "room" and "total" say what the device had."""
+        """The reply if memory ran out, else None.  "on_device": not the host's; "room" and "total":
+        what the device had, where it could be asked."""
         if not exhausted(error):
             return None
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             with contextlib.suppress(RuntimeError):  # where the device itself is broken
                 torch.cuda.empty_cache()
         message = _first_line(error) or type(error).__name__
-        return {"status": "out of memory", "message": message} | self.room
+        on_device = not isinstance(error, MemoryError)
+        return {"status": "out of memory", "message": message, "on_device": on_device} | self.room
 
     def _answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         match message["op"]:

@@ -121,6 +121,8 @@ class Hearing:
             return reply
         with _whole_gpu() if on_gpu and _crowded(reply) else contextlib.nullcontext():
             found = self._alone(cell, ask)
+        if on_gpu and _crowded(found) and found.data.get("on_device"):
+            _had_its_share(found, self.case.rsplit(":", 3)[0])
         if found.status in ("ok", "unsupported"):
             self.aftermaths.append(Aftermath(reply, before, first))
         else:
@@ -135,10 +137,9 @@ class Hearing:
             self.history.launched(cell.process_number, self.case)
             if not (judges(reply) or _crowded(reply)):
                 return reply
-        variant = self.case.rsplit(":", 3)[0]
         if _crowded(reply):
-            _had_its_share(reply, variant)
             return reply
+        variant = self.case.rsplit(":", 3)[0]
         trace = str(reply.data.get("traceback", ""))
         raise InfrastructureError(
             f"{variant}: the judge's own code raised in {_FRESH} fresh processes: {reply.message}\n"
@@ -159,14 +160,15 @@ def _had_its_share(reply: Reply, variant: str) -> None:
     """Raise InfrastructureError if memory ran out where other processes had left less of the
     device than a kernel may take: `memory_limit`, or half of it."""
     room, total = (reply.data.get(name) for name in ("room", "total"))
-    if type(room) is not int or type(total) is not int:
-        return  # not on a device
-    if room < min(memory_limit(), total / 2):
-        raise InfrastructureError(
-            f"{variant}: memory ran out on the GPU, of which other processes left"
-            f" {room / 2**30:.1f} of {total / 2**30:.1f} GiB; use fewer workers (-n), or end the"
-            f" other programs, and continue the run: {reply.message}"
-        )
+    left = "nothing"  # not even what it takes to ask
+    if type(room) is int and type(total) is int:
+        if room >= min(memory_limit(), total / 2):
+            return
+        left = f"{room / 2**30:.1f} of {total / 2**30:.1f} GiB"
+    raise InfrastructureError(
+        f"{variant}: memory ran out on the GPU, of which other processes left {left}; use fewer"
+        f" workers (-n), or end the other programs, and continue the run: {reply.message}"
+    )
 
 
 def _crowded(reply: Reply) -> bool:

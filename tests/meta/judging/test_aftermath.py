@@ -245,7 +245,8 @@ class GpuCell(FakeCell):
 
 def full(room: int) -> Reply:
     """No memory, where the device had `room` of 80 GiB."""
-    return replace(OUT_OF_MEMORY, data={"room": room << 30, "total": 80 << 30})
+    data = {"on_device": True, "room": room << 30, "total": 80 << 30}
+    return replace(OUT_OF_MEMORY, data=data)
 
 
 def test_memory_of_a_gpu_that_others_hold_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +255,14 @@ def test_memory_of_a_gpu_that_others_hold_is_no_verdict(monkeypatch: pytest.Monk
     hearing = Hearing("kernel:default:accuracy:last", History())
     with pytest.raises(InfrastructureError, match=r"left 15\.0 of 80\.0 GiB; use fewer workers"):
         hearing.ask(cast(Cell, GpuCell()), lambda: full(15))
+    nothing = replace(OUT_OF_MEMORY, data={"on_device": True})  # CUDA cannot start
+    with pytest.raises(InfrastructureError, match="left nothing; use fewer workers"):
+        hearing.ask(cast(Cell, GpuCell()), lambda: nothing)
     assert not hearing.aftermaths
-    # What any kernel may take was there.
-    assert hearing.ask(cast(Cell, GpuCell()), lambda: full(16)) == full(16)
+    # What any kernel may take was there; and the host's memory is the kernel's own.
+    of_host = replace(full(1), data=full(1).data | {"on_device": False})
+    for reply in (full(16), of_host, OUT_OF_MEMORY):
+        assert hearing.ask(cast(Cell, GpuCell()), lambda reply=reply: reply) == reply
 
 
 def test_a_launch_without_memory_is_repeated_while_no_other_worker_uses_the_gpu(
