@@ -44,8 +44,8 @@ class Request:
     """A call of `verify sanitize`.
 
     require: whether it is an error that there is no tool or no device.  environment: where kernels
-    run; None (the command's value) means this machine's device, which
-    must be a CUDA device.  faults, waivers: only the suite's tests change them.
+    run; None (the command's value) means this machine's device, which must be a CUDA device.
+    faults, waivers: only the suite's tests change them.
     """
 
     kernels: tuple[Path, ...] = ()

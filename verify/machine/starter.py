@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from verify.machine import leash, starter_process
+from verify.machine.settings import KIND_FILES
 from verify.machine.starter_process import LARGEST, Request, Server, end_with, inherited
 
 CELLS, JUDGES = "cells", "judges"
@@ -42,7 +43,7 @@ _AT_START = (
     "OPENBLAS_",
     "MALLOC_",
     "ATEN_",
-    "VERIFY_WITH",
+    KIND_FILES,
 )
 _ALWAYS = ("PYTHONPATH",)  # a fork's sys.path is made from it
 

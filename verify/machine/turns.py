@@ -1,7 +1,7 @@
 """Turns on a GPU that several workers share: many use it side by side, or one has it alone.
 
 Launches and references take part side by side.  A launch for which memory ran out is repeated
-alone: then whatever it lacks, no other worker is taking at that moment.
+alone: then no other worker takes memory at the same time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 class Turns:
     """The turns of one GPU, by locks on two files, which end with the process that holds them.
 
-    A process that waits to be alone holds the door, so that no newcomer passes it.  Within one
-    process, turns nest; but who takes part cannot wait to be alone.
+    A process that waits to be alone holds the door, so that no newcomer overtakes it.  Within one
+    process turns nest, except that `alone` cannot begin within another turn.
     """
 
     def __init__(self) -> None:

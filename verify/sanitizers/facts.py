@@ -2,9 +2,9 @@
 
 The facts are the exit code, the tool's summary, the records in its XML, the program's own results
 (with outputs that were poison before each run), and the ledger of the kernels that it launched.  A
-process is clean only if all five agree.  It is faulty if summary
-and records both show an error.  Anything else is inconclusive, which is no pass: the tool can have
-been missing, can have crashed, or can have checked nothing.
+process is clean only if all five agree.  It is faulty if summary and records both show an error.
+Anything else is inconclusive, which is no pass: the tool can have been missing, can have crashed,
+or can have checked nothing.
 """
 
 from __future__ import annotations

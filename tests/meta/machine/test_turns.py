@@ -1,4 +1,5 @@
-"""Turns on a shared GPU: side by side, alone, and nobody passes who is waiting to be alone."""
+"""Turns on a shared GPU: side by side, or alone; a process that waits to be alone is not
+overtaken."""
 
 from __future__ import annotations
 
