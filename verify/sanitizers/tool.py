@@ -10,6 +10,8 @@ from pathlib import Path
 from verify.cuda.toolkit import executables
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SKEW = "skew"  # a tool of this suite: verify.sanitizers.skew
+EVERY = (*TOOLS, SKEW)
 ERROR_EXIT = 86  # the tool's exit code if it found errors in a program that ended with 0
 PRINT_LIMIT = 200  # records printed for one process; the summary counts all
 _PATIENCE = 600  # seconds until a program must use CUDA: importing torch can take long
