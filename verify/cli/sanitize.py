@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from verify.cell.process import Environment, InfrastructureError
 from verify.evidence import Recorder, load
 from verify.evidence.explanation import explain
 from verify.machine import device
+from verify.machine.settings import COMPUTE_SANITIZER
 from verify.problem.case import Case
 from verify.sanitizers import report
 from verify.sanitizers.exceptions import WAIVERS, Waiver
@@ -110,7 +112,7 @@ def _sanitize(request: Request, console: Console) -> int:
         Recorder(run.directory, GROUP) as recorder,
         Progress(*columns, console=console, transient=True) as progress,
     ):
-        faults = request.planted
+        faults = tuple(fault.under(sanitizer) for fault in request.planted)
         total = sum(len(fault.tried_under(request.tools)) for fault in faults)
         task = progress.add_task("planted faults", total=total)
 
@@ -153,6 +155,8 @@ def _sanitizer(request: Request) -> tuple[Sanitizer, Environment]:
     sanitizer = find()
     if sanitizer is None:
         place = "no compute-sanitizer on PATH, in CUDA_HOME or /usr/local/cuda"
+        if named := os.environ.get(COMPUTE_SANITIZER):
+            place = f"{COMPUTE_SANITIZER}: {named} tells no version"
         raise _not_run(request, place)
     return sanitizer, environment
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verify.bundle import ROOT
 from verify.problem import Problem
 from verify.sanitizers.facts import Judgement
 from verify.sanitizers.records import Record
-from verify.sanitizers.tool import SKEW
+from verify.sanitizers.tool import SHARED_SPACE, SKEW, Sanitizer
 from verify.variant import Declaration
 
 FOLDER = ROOT / "tests" / "planted"
@@ -42,7 +42,8 @@ class PlantedFault:
 
     twin: it is right, and must be clean under every tool.  caught_by: the tools that must catch it.
     shows: regular expressions that a record of this fault matches, anywhere in its text and
-    ignoring case.  unseen: why no tool sees it, if none does.  copy_of: the shipped variant that it
+    ignoring case.  unseen: why no tool sees it, if none does.  needs: the
+    option without which no tool must catch it.  copy_of: the shipped variant that it
     is a known-bad copy of; it is left out where that cannot run.  spare: other copies show that the
     tools in `caught_by` are alive.  It is tried under these alone, and if they miss it, delays must
     show it (`verify.sanitizers.skew`).
@@ -55,8 +56,15 @@ class PlantedFault:
     caught_by: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()
     unseen: str = ""
+    needs: str = ""
     copy_of: str = ""
     spare: bool = False
+
+    def under(self, sanitizer: Sanitizer) -> PlantedFault:
+        """The fault as that sanitizer must treat it."""
+        if not self.needs or self.needs in sanitizer.offers:
+            return self
+        return replace(self, caught_by=(), unseen=f"that needs {self.needs}: a newer version")
 
     def wanted(self, tool: str) -> str:
         """The required result: "caught", "clean", or "any" if nothing is required of that tool."""
@@ -219,6 +227,16 @@ FAULTS: tuple[PlantedFault, ...] = (
         "reads an allocation that nothing has written",
         "initcheck",
         "uninitialized",
+    ),
+    replace(
+        _tiny(
+            "planted-unwritten-shared",
+            "reads shared memory that nothing has written",
+            "initcheck",
+            "uninitialized",
+            "shared",
+        ),
+        needs=SHARED_SPACE,
     ),
     _tiny(
         "planted-leak",

@@ -23,6 +23,7 @@ from verify.cuda.edits import edited
 from verify.cuda.sass import listing
 from verify.cuda.toolkit import executables
 from verify.evidence import Recorder, load
+from verify.machine.settings import COMPUTE_SANITIZER
 from verify.problem import Layout, Problem
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
@@ -40,7 +41,7 @@ from verify.sanitizers.records import Record
 from verify.sanitizers.report import LaneRun, told
 from verify.sanitizers.selection import MAX_PROBLEMS, deep, select
 from verify.sanitizers.session import Booth, Session, Subject
-from verify.sanitizers.tool import EVERY, TOOLS, Sanitizer, find
+from verify.sanitizers.tool import EVERY, SHARED_SPACE, TOOLS, Sanitizer, find
 from verify.variant import Config, Contract, Declaration, Numerics, Support
 
 torch.set_num_threads(1)
@@ -160,6 +161,28 @@ def test_a_tool_is_found_on_the_path_only_if_it_answers(
     assert find() is None
     broken.write_text("#!/bin/sh\necho 'Version 2025.3.1.0 (build 1)'\n")
     assert find() == Sanitizer(str(broken), "2025.3.1.0")
+    newer = tmp_path / "newer"
+    newer.write_text(
+        f"#!/bin/sh\necho 'Version 2026.4.0.0'\necho '  {SHARED_SPACE} arg (=global)'\n"
+    )
+    newer.chmod(0o755)
+    monkeypatch.setenv(COMPUTE_SANITIZER, str(newer))
+    assert find() == Sanitizer(str(newer), "2026.4.0.0", frozenset({SHARED_SPACE}))
+    newer.write_text("#!/bin/sh\nexit 1\n")
+    assert find() is None  # and not the machine's own
+
+
+def test_a_newer_tool_looks_at_shared_memory_and_must_catch_its_fault(tmp_path: Path) -> None:
+    newer = Sanitizer("x", "2026.4", frozenset({SHARED_SPACE}))
+    older = Sanitizer("x", "2025.3")
+    (fault,) = (fault for fault in FAULTS if fault.needs)
+    for tool in TOOLS:
+        looks = SHARED_SPACE in newer.command(tool, tmp_path, 0)
+        assert looks == (tool == "initcheck")
+        assert SHARED_SPACE not in older.command(tool, tmp_path, 0)
+        assert fault.under(newer).wanted(tool) == ("caught" if looks else "any")
+        assert fault.under(older).wanted(tool) == "any"
+    assert "needs --initcheck-address-space" in fault.under(older).blind("initcheck")
 
 
 def test_workers_are_at_least_one() -> None:
@@ -223,6 +246,7 @@ OPCODES = {
     "planted-early-copy-read": (r"LDGSTS\.E", 1),
     "planted-missing-mbarrier-wait": (r"SYNCS\.ARRIVE", 1),
     "planted-divergent-barrier": (r"@!?P\d BAR\.SYNC", 1),
+    "planted-unwritten-shared": (r"LDS", 1),
     "planted-correct": (r"(?<!P\d )BAR\.SYNC", 1),
 }
 
