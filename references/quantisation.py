@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from references.premises import EVERY_PREMISE, Premise
+from references.tensor import Tensor
 
 Shapes = Mapping[str, tuple[int, int, int, int]]
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor
-
 from references.masks import Mask
 from references.score_mods import ScoreMod, cap_of
+from references.tensor import Tensor
 from verify.variant.config import Config
 
 Workspace = dict[str, Tensor]

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from references.masks import Intersection, Mask
 from references.score_mods import ScoreMod
+from references.tensor import Tensor, torch
 from verify.variant.arguments import (
     STRIDED,
     AttentionArgs,

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
-
+from references.tensor import Tensor
 from verify.arithmetic.archs import archs
 from verify.brief import shown
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Workspace
