@@ -83,22 +83,21 @@ class Result:
 
 def emulate(problem: Problem, kernel: Kernel, luck: Luck = Luck.NEAREST) -> Result:
     """One forward pass with the problem's inputs."""
-    inputs = tensors(problem)
-    factors = {
-        name: inputs.others.get(f"descale_{name}", torch.ones(1, 1)).expand(
-            problem.batch, problem.heads_kv
-        )
-        for name in ("q", "k", "v")
-    }
-    by_head = {
-        name: factor.repeat_interleave(problem.group, 1).flatten()[:, None, None]
-        for name, factor in factors.items()
-    }
+    inputs, factors = tensors(problem), {}
+    for name in ("q", "k", "v"):
+        shape = problem.quantisation.factors(name, problem.shapes)
+        stored = inputs.others.get(f"descale_{name}", torch.ones(1, 1)).expand(shape)
+        factor = problem.quantisation.spread(stored, name, problem.shapes)
+        group = 1 if name == "q" else problem.group
+        factors[name] = factor.repeat_interleave(group, 1).flatten(0, 1)
+        if kernel.fault == f"descale of {name.upper()} of the next block":
+            size = problem.quantisation.queries if name == "q" else problem.quantisation.keys
+            factors[name] = factors[name].roll(-size, 1)
     shapes = (problem.shape_q, problem.shape_k, problem.shape_v)
     q, k, v = (
         x.expand(shape) for x, shape in zip((inputs.q, inputs.k, inputs.v), shapes, strict=True)
     )
-    return Emulation(problem, kernel, luck, by_head).run(q, k, v)
+    return Emulation(problem, kernel, luck, factors).run(q, k, v)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Emulation:
     problem: Problem
     kernel: Kernel
     luck: Luck
-    factors: dict[str, Tensor]  # of q, k and v, (batch * heads_q, 1, 1)
+    factors: dict[str, Tensor]  # of q, k and v, (batch * heads_q, 1 or rows or keys, 1)
 
     @property
     def numerics(self) -> Numerics:
@@ -138,6 +137,7 @@ class Emulation:
             out, lse = walk(x, v)
         # The scale of P is taken back with V's factor, unless the row sum holds it too.
         factor = self.factors["v"].roll(int(fault == "descale of V of another head"), 0)
+        factor = 1.0 if self.problem.quantisation.keys else factor
         out = out * (factor / (1.0 if self.kernel.style == "fused" else self.probability_scale))
         out = out.to(getattr(torch, p.dtype_out))
         return Result(out.view(p.shape_out), lse.view(p.shape_out[:3]))
@@ -231,7 +231,9 @@ class Emulation:
         scale = scale * self.factors["q"]
         if self.kernel.fault == "descale of Q squared":
             scale = scale * self.factors["q"]
-        return scale if self.kernel.fault == "descale of K forgotten" else scale * self.factors["k"]
+        return (
+            scale if self.kernel.fault == "descale of K forgotten" else scale * self.factors["k"].mT
+        )
 
     # Walks over the keys
 
@@ -261,7 +263,7 @@ class Emulation:
             p = self.exp2(y, sign[..., part])
             shrink = torch.ones_like(shrink) if self.kernel.fault == "no rescale" else shrink
             total = self.count(p, total * shrink, raw)
-            out = self.weigh(p, v[:, part], out * shrink)
+            out = self.weigh_parts(p, v, part, out * shrink)
             top = new
         top = torch.where(top == -math.inf, 0.0, top) * (
             self.descaled(torch.tensor(self.scale)) if raw else 1.0
@@ -275,7 +277,8 @@ class Emulation:
         top = torch.where(top == -math.inf, 0.0, top)
         p = self.exp2((x - top).double() * LOG2E, self.sign(x, v))
         total = self.add_up(p, torch.zeros_like(top))
-        out = self.weigh(self.divide(p, total), v, torch.zeros(*x.shape[:2], v.shape[-1]))
+        start = torch.zeros(*x.shape[:2], v.shape[-1])
+        out = self.weigh_parts(self.divide(p, total), v, slice(0, v.shape[1]), start)
         return out, self.log_sum(top, total, natural=True)
 
     def split(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -356,6 +359,19 @@ class Emulation:
         return self.round(
             p if self.kernel.style == "fused" else p * self.probability_scale, self.probability
         )
+
+    def weigh_parts(self, p: Tensor, v: Tensor, keys: slice, start: Tensor) -> Tensor:
+        """start + round(P) V of these keys; in parts, each times its factor, if V has several."""
+        size = self.problem.quantisation.keys
+        if not size:
+            return self.weigh(p, v[:, keys], start)
+        at = keys.start
+        while at < keys.stop:
+            end = min((at // size + 1) * size, keys.stop)
+            part, factor = p[..., at - keys.start : end - keys.start], self.factors["v"][:, at]
+            own = self.weigh(part, v[:, at:end], torch.zeros_like(start))
+            start, at = start + own * factor[:, None], end
+        return start
 
     def weigh(self, p: Tensor, v: Tensor, start: Tensor) -> Tensor:
         """start + round(P) V."""

@@ -116,7 +116,7 @@ with_files = click.option(
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     expose_value=False,
     callback=_with,
-    help="Use the masks, score mods and storages of this file, too.",
+    help="Use the masks, score mods, storages and quantisations of this file, too.",
 )
 examples = click.option(
     "--examples",

@@ -1,5 +1,5 @@
 """Python files outside the tree, loaded into this process as modules: oracles (`--oracle FILE`) and
-kinds of masks, score mods and storages (`--with FILE`)."""
+kinds of masks, score mods, storages and quantisations (`--with FILE`)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Setting:
 
 
 KIND_FILES = "VERIFY_WITH"
-"""Files of kinds of masks, score mods and storages; a process loads them at its start."""
+"""Files of masks, score mods, storages and quantisations; a process loads them at its start."""
 
 SETTINGS = (
     Setting("VERIFY_DEADLINE", "positive"),

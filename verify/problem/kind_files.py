@@ -1,4 +1,4 @@
-"""Files of kinds: masks, score mods and storages that stand outside the tree (`--with FILE`).
+"""Files of kinds: masks, score mods, storages and quantisations outside the tree (`--with FILE`).
 
 VERIFY_WITH names the files, for every process of a command: a cell has to know a kind, too, and
 `verify.problem` loads them there when it is imported, before the judge's modules are closed.
@@ -14,13 +14,14 @@ from types import ModuleType
 from typing import Any
 
 from references.masks.base import KINDS as MASKS
+from references.quantisation import KINDS as QUANTISATIONS
 from references.score_mods.base import KINDS as SCORE_MODS
 from verify.machine import outside_file
 from verify.machine.outside_file import OutsideFileError
 from verify.machine.settings import KIND_FILES
 from verify.problem.storage.base import KINDS as STORAGES
 
-_REGISTRIES: tuple[dict[str, Any], ...] = (MASKS, SCORE_MODS, STORAGES)
+_REGISTRIES: tuple[dict[str, Any], ...] = (MASKS, SCORE_MODS, STORAGES, QUANTISATIONS)
 _used: dict[Path, ModuleType] = {}
 
 
@@ -57,7 +58,8 @@ def _loaded(path: Path) -> ModuleType:
         module = outside_file.load(path, name)
         if [dict(kinds) for kinds in _REGISTRIES] == before:
             raise OutsideFileError(
-                f"{path} defines no mask, score mod or storage (a file of oracles: --oracle)"
+                f"{path} defines no mask, score mod, storage or quantisation"
+                " (a file of oracles: --oracle)"
             )
     except OutsideFileError:
         _withdraw(name, before)

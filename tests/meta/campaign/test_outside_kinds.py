@@ -116,7 +116,7 @@ def test_kinds_of_files_are_known_until_they_are_forgotten(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("WIDTH = 3\n", r"kinds\.py defines no mask, score mod or storage"),
+        ("WIDTH = 3\n", r"kinds\.py defines no mask, score mod, storage or quant"),
         ("import nowhere_at_all\n", r"kinds\.py does not load: ModuleNotFoundError: No module"),
         (CHUNKED + "\nraise ValueError('late')\n", r"kinds\.py does not load: ValueError: late"),
         (CHUNKED.replace('"chunked"', '"causal"'), r"does not load: TypeError: mask kind: "),
