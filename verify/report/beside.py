@@ -147,10 +147,9 @@ def _of_sanitizers(account: Account) -> BesideReport:
     ):
         status = "grey"
     records = sum(process["total"] for tried in account["tried"] for process in tried["processes"])
-    said = (
-        f"{counted(records, 'record')} in {counted(len(outcomes), 'case')} under"
-        f" {' and '.join(account['tools'])}"
-    )
+    *others, last = account["tools"]
+    tools = f"{', '.join(others)} and {last}" if others else last
+    said = f"{counted(records, 'record')} in {counted(len(outcomes), 'case')} under {tools}"
     said += f", {len(bad)} not clean" if bad else ""
     caught = [p for p in account["planted"] if p["wanted"] == "caught"]
     said += (
