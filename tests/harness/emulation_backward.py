@@ -20,6 +20,7 @@ from torch import Tensor
 from references.score_mods import cap_of
 from tests.harness.backward_inputs import Inputs, exact
 from tests.harness.declared import with_fields
+from tests.harness.emulated_steps import LN2, LOG2E, TINY, Kernel, Luck
 from tests.harness.emulated_sums import (
     fused_dot,
     least_exponent,
@@ -27,7 +28,7 @@ from tests.harness.emulated_sums import (
     serial_sum,
     truncate_tf32,
 )
-from tests.harness.emulation import LN2, LOG2E, TINY, Kernel, Luck, Result
+from tests.harness.emulation import Result
 from tests.harness.emulation import emulate as forward
 from verify.arithmetic.dtypes import dtype_named
 from verify.arithmetic.instructions import EXP, ULP, tanh_error

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.harness.backward_inputs import Inputs
-from tests.harness.emulation import TINY, Emulation, Kernel, Luck, Result
+from tests.harness.emulated_steps import TINY, Kernel, Luck
+from tests.harness.emulation import Emulation, Result
 from tests.harness.emulation_backward import BackwardKernel, _Backward
 from tests.meta.tolerance.test_tolerance import Ratios, ratios
 from verify.judging.comparison import compare
