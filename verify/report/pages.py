@@ -69,7 +69,7 @@ def _made(make: Callable[[], Document], title: str, source: str) -> Document:
     """That document, or one that says why it could not be made."""
     try:
         return make()
-    except Exception as error:  # whatever it is, it must not cost the report
+    except Exception as error:  # no error of a page may cost the report
         return _no_page(title, error, source)
 
 

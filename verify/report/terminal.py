@@ -1,5 +1,5 @@
-"""What a report adds to the table of verdicts on a terminal: what is claimed, what is marked, and
-what nobody judged."""
+"""The lines of a report around the table of verdicts on a terminal: claims, marks, and what was not
+judged or left out."""
 
 from __future__ import annotations
 

@@ -227,8 +227,11 @@ def _of_parts(
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:
-    """Where a sum of P may overflow, normalised and so large, or of factors so large: of those all
-    that the row maximum knows is that p~ <= 1."""
+    """Mask of the elements whose sum of P V can overflow the accumulator.
+
+    values: the size of that sum if P is normalised; otherwise the largest |V|, and only p~ <= 1 is
+    known.
+    """
     if a.normalised:
         reach = part = values
     else:

@@ -90,8 +90,8 @@ class Variant(Declared, path="variant"):
                 )
 
     def _check_kinds(self) -> None:
-        """Raise DeclarationError for a part that is not what its field takes, or a dtype that
-        nobody may declare."""
+        """Raise DeclarationError for a part that is not what its field takes, or a dtype that no
+        variant may declare."""
         kinds: dict[str, tuple[type, ...]] = {
             "name": (str,),
             "family": (str,),
