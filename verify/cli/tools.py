@@ -15,7 +15,7 @@ from verify.cli.options import UsageError, console, existing
 from verify.machine.places import published_parent, report_parent
 from verify.machine.starter import JUDGES, Program, launch
 
-_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck", "skew")
 
 
 @click.command(name="list")

@@ -21,6 +21,7 @@ from verify.report.build import overall
 from verify.report.schema import BesideReport, Report, Status
 from verify.report.words import counted
 from verify.sanitizers.account import Account
+from verify.sanitizers.exports import uncaught
 from verify.timing.record import NAME as BENCH
 from verify.timing.record import Benchmark, parse
 
@@ -142,6 +143,7 @@ def _of_sanitizers(account: Account) -> BesideReport:
         {f"{p['tool']} on {p['variant']}" for p in account["planted"] if not p["holds"]}
     )
     status: Status = "red" if {"faulty", "failed"} & set(bad) else "green"
+    missed += [f"{copy}, which nothing caught" for copy in uncaught(account["planted"])]
     if status == "green" and (
         bad or missed or not outcomes or any(w["dead"] for w in account["waivers"])
     ):

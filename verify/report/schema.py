@@ -199,7 +199,9 @@ class BuildsReport(TypedDict):
     registers; spill_build: the worst of them, by the sum of its spill_stores and spill_loads, bytes
     per thread; spill_budget: what it declares that it may spill, None without a budget.  seconds:
     of all compilations.  instructions: by config.  unread: compiled builds whose instructions were
-    not read, with the `unread_reason` of the first.  The last four are missing in older reports.
+    not read, with the `unread_reason` of the first.  kinds: by kind of instruction of KINDS, the
+    smallest and largest number in a build that was read.  The last five are missing in older
+    reports.
     """
 
     arch: str
@@ -219,6 +221,7 @@ class BuildsReport(TypedDict):
     instructions: NotRequired[list[InstructionsReport]]
     unread: NotRequired[Integer]
     unread_reason: NotRequired[str]
+    kinds: NotRequired[dict[str, list[Integer]]]
 
 
 class Cell(TypedDict):
