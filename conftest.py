@@ -26,13 +26,14 @@ if _WORKER:  # this process must not outlive the one that started it
 
 def _pin_gpu(worker: str) -> None:
     """Assign the GPUs of CUDA_VISIBLE_DEVICES (or all GPUs) to the workers in turn, before CUDA
-    starts."""
+    starts: a worker's own comes first, and it sees the others behind it."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not worker.startswith("gw"):
         return
     devices = device.gpus() if mask is None else mask.split(",")
+    own = int(worker[2:]) % len(devices) if devices else 0
     if len(devices) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(worker[2:]) % len(devices)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([devices.pop(own), *devices])
 
 
 _pin_gpu(_WORKER)
