@@ -28,7 +28,7 @@ class Setting:
 
 
 KIND_FILES = "VERIFY_WITH"
-"""Files of kinds of masks, score mods and storages; a process loads them at its start."""
+"""Files of masks, score mods, storages and quantisations; a process loads them at its start."""
 
 COMPUTE_SANITIZER = "VERIFY_COMPUTE_SANITIZER"
 """The compute-sanitizer to use instead of the machine's own."""

@@ -24,7 +24,7 @@ _ONE_IN = 8  # cases
 def judge(trial: Trial) -> Ruling:
     """Convict a kernel that a write to an input ends, or whose run fails a check."""
     run = trial.going(READ_ONLY)
-    if run.reply.status != "crash":
+    if not any(signal in run.reply.message for signal in ("SIGSEGV", "SIGBUS")):
         return fault(trial, run) or Ruling()
     message = f"writes an input: with inputs that cannot be written it is {run.reply.message}"
     return Ruling(

@@ -347,6 +347,16 @@ class Started(TypedDict):
     profile: str
 
 
+class LeftOut(TypedDict):
+    """Evidence of a run that does not count for a variant, since a later run knew another source of
+    it: how many cases, and how many of them fail."""
+
+    variant: str
+    run: str
+    cases: Integer
+    failures: Integer
+
+
 class BesideReport(TypedDict):
     """What a file beside the report, "probes", "sanitizer" or "bench", says of the device or of
     the kernels.
@@ -365,7 +375,7 @@ class Report(TypedDict):
 
     started: the first of them.  What the runs know differently of device and versions is listed
     alike.  pools, accuracy, beside: missing in reports of an earlier day.  runs: in order of time;
-    missing where there is one.
+    missing where there is one.  left_out: sorted by variant; missing where nothing was.
     """
 
     schema: Literal[2]
@@ -387,6 +397,7 @@ class Report(TypedDict):
     accuracy: NotRequired[list[AccuracyReport]]
     beside: NotRequired[list[BesideReport]]
     runs: NotRequired[list[Started]]
+    left_out: NotRequired[list[LeftOut]]
 
 
 def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:

@@ -22,9 +22,9 @@ from verify import cli
 from verify.campaign.run import CampaignRun, ContinuedError
 from verify.campaign.runner import FAILED, USAGE
 from verify.evidence import load
+from verify.machine.outside_file import OutsideFileError
 from verify.machine.settings import KIND_FILES
 from verify.problem import kind_files
-from verify.problem.kind_files import KindFileError
 from verify.problem.storage import storage_words
 
 HEAD, _, _ = dedent(KERNEL).partition("VARIANTS = [")
@@ -116,7 +116,7 @@ def test_kinds_of_files_are_known_until_they_are_forgotten(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("WIDTH = 3\n", r"kinds\.py defines no mask, score mod or storage"),
+        ("WIDTH = 3\n", r"kinds\.py defines no mask, score mod, storage or quant"),
         ("import nowhere_at_all\n", r"kinds\.py does not load: ModuleNotFoundError: No module"),
         (CHUNKED + "\nraise ValueError('late')\n", r"kinds\.py does not load: ValueError: late"),
         (CHUNKED.replace('"chunked"', '"causal"'), r"does not load: TypeError: mask kind: "),
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(
     before = mask_words()
     (files / "kinds.py").write_text(text, encoding="utf-8")
     named(monkeypatch, files, "kinds.py")
-    with pytest.raises(KindFileError, match=said) as refusal:
+    with pytest.raises(OutsideFileError, match=said) as refusal:
         kind_files.load()
     assert "\n" not in str(refusal.value)
     assert mask_words() == before
@@ -140,7 +140,9 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(
 def test_a_file_cannot_hide_another_module(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (files / "json.py").write_text(CHUNKED, encoding="utf-8")
     named(monkeypatch, files, "json.py")
-    with pytest.raises(KindFileError, match=r"another module has the name json: rename the file"):
+    with pytest.raises(
+        OutsideFileError, match=r"another module has the name json: rename the file"
+    ):
         kind_files.load()
 
 
