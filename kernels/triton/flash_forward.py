@@ -241,7 +241,7 @@ def builds(arch: str) -> list[Build]:
 
 # Bytes per thread: the most of Triton 3.6 and 3.7.
 _SPILL_BUDGETS = {
-    "m64n32w4s2, bfloat16, d 64, full, unaligned": {"sm_80": 40},
+    "m64n32w4s2, bfloat16, d 64, full, unaligned": {"sm_80": 40, "sm_100a": 8},
     "m128n64w8s2, float32, d 64, causal": {"sm_80": 48},
     "m128n64w8s2, float32, d 128, full": {"sm_86": 16, "sm_89": 16, "sm_90a": 28, "sm_100a": 16},
     "m64n32w4s2, float32, d 128, interval": {

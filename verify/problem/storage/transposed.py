@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from references.masks import Choose
 from references.premises import Premise
+from references.tensor import Tensor
 from verify.problem.storage.base import Piece, ProblemError, Shape4, Storage
 
 _UNIT = 16  # elements: a multiple of 16 bytes in every dtype
