@@ -329,9 +329,7 @@ class TestSanitizers:
         assert "0 of 1 planted fault caught. Not as wanted: memcheck on planted-overrun." in part
         assert "<td class=bad>not seen, wanted caught" in part
 
-    def test_a_copy_that_nothing_caught_is_no_evidence(
-        self, green: Report, tmp_path: Path
-    ) -> None:
+    def test_a_copy_that_nothing_caught_is_no_evidence(self, green: Report, tmp_path: Path) -> None:
         missed = copy.deepcopy(account())
         spare = missed["planted"][1] | {"wanted": "any", "outcome": "clean", "spare": True}
         missed["planted"].append(spare | {"variant": "planted-copy", "copy_of": "torch-flash"})
