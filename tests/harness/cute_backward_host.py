@@ -114,19 +114,11 @@ class Program:
         steps = kernel.steps(args, saved, dout, Gradients(**results), workspace, mask, tables)
         conflicts = [0, 0]
         for step in steps:
-            entry = self.library[f"run_{self.name}_{step.launch.source.entry}"]
-            entry.restype = ctypes.c_char_p
-            counted = (ctypes.c_long * 2)()
             made = step.launch
-            error = entry(
-                ctypes.byref(step.arguments),
-                step.blocks,
-                made.threads,
-                made.shared_bytes,
-                backwards,
-                late,
-                counted,
-            )
+            counted = (ctypes.c_long * 2)()
+            sizes = (step.blocks,), (made.threads,), made.shared_bytes
+            order = backwards, late
+            error = self.launch(made.source.entry, sizes, step.arguments, order, counted)
             if error:
                 raise RuntimeError(error.decode())
             conflicts = [a + b for a, b in zip(conflicts, counted, strict=True)]
@@ -138,6 +130,26 @@ class Program:
             if beside > 0:
                 raise RuntimeError(f"{beside} elements written beside {name}")
         return Ran(results, (conflicts[0], conflicts[1]))
+
+    def launch(
+        self,
+        entry: str,
+        sizes: tuple[tuple[int], tuple[int], int],
+        arguments: ctypes.Structure,
+        order: tuple[bool, bool] = (False, False),
+        conflicts: ctypes.Array[ctypes.c_long] | None = None,
+    ) -> bytes:
+        """Run a kernel's grid; returns what went wrong, or nothing.
+
+        sizes: of the grid, of a block, and of its shared memory.  order: whether the last warp goes
+        first, and whether copies land late.
+        """
+        run = self.library[f"run_{self.name}_{entry}"]
+        run.restype = ctypes.c_char_p
+        (grid,), (threads,), shared_bytes = sizes
+        counted = (ctypes.c_long * 2)() if conflicts is None else conflicts
+        error: bytes = run(ctypes.byref(arguments), grid, threads, shared_bytes, *order, counted)
+        return error
 
     def saved(self, problem: Problem) -> Saved:
         """The exact O and LSE, rounded; O in its layout."""

@@ -187,6 +187,41 @@ class TestOnTheHost:
         for run in runs[1:]:
             assert all(torch.equal(run[name], runs[0][name]) for name in run)
 
+    def test_the_entry_point_launches_these_kernels(
+        self, program: Program, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        problem = program.problem("b=2,hq=4,hkv=2,sq=70,skv=90,mask=causal")
+        given = tensors(problem)
+        args = AttentionArgs(
+            given.q, given.k, given.v, problem.mask, problem.scale, None, program.chosen.config
+        )
+        saved, variant = program.saved(problem), program.chosen.variant
+        asked: list[str] = []
+
+        def launch(entry: str, grid: object, block: object, shared: int, given: object) -> None:
+            asked.append(entry)
+            assert not program.launch(entry, (grid, block, shared), given)
+
+        monkeypatch.setattr(kernel, "shared_room", lambda device: 99 * 1024)
+        monkeypatch.setattr(kernel, "device_arch", lambda device: "sm_90a")
+        monkeypatch.setattr(kernel, "_kernel", lambda source, arch: source.entry)
+        monkeypatch.setattr(kernel, "launch_kernel", launch)
+        assert variant.backward is not None
+        assert variant.backward_workspace is not None
+        gradients = Gradients(*(torch.full_like(x, torch.nan) for x in (args.q, args.k, args.v)))
+        workspace = {
+            name: torch.full(shape, torch.nan)
+            for name, (shape, _) in variant.backward_workspace(args).items()
+        }
+        variant.backward(args, saved, upstream(problem), gradients, workspace)
+        assert asked == [made.source.entry for made in program.chosen.launches]
+        expected = program.run(problem, saved).gradients
+        assert all(torch.equal(x, expected[name]) for name, x in gradients.by_name().items())
+        monkeypatch.setattr(kernel, "shared_room", lambda device: 48 * 1024)
+        with pytest.raises(Unsupported, match="bytes of shared memory") as error:
+            variant.backward(args, saved, upstream(problem), gradients, workspace)
+        assert error.value.argument == "config"
+
     def test_planted_faults_are_caught(self, program: Program) -> None:
         shape = "hq=2,hkv=1,sq=130,skv=100,mask=causal"
         for n, fault in enumerate(FAULTS):
