@@ -26,13 +26,14 @@ if _WORKER:  # this process must not outlive the one that started it
 
 def _pin_gpu(worker: str) -> None:
     """Assign the GPUs of CUDA_VISIBLE_DEVICES (or all GPUs) to the workers in turn, before CUDA
-    starts."""
+    starts: a worker's own comes first, and it sees the others behind it."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not worker.startswith("gw"):
         return
     devices = device.gpus() if mask is None else mask.split(",")
+    own = int(worker[2:]) % len(devices) if devices else 0
     if len(devices) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(worker[2:]) % len(devices)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([devices.pop(own), *devices])
 
 
 _pin_gpu(_WORKER)
@@ -54,7 +55,8 @@ from verify.cell.process import ForkServer  # noqa: E402
 from verify.evidence import errors  # noqa: E402
 from verify.evidence.judge_version import judge_changed  # noqa: E402
 from verify.evidence.known_failures import XfailsError, at_start, begin_with  # noqa: E402
-from verify.oracles import OracleFileError, use_files  # noqa: E402
+from verify.machine.outside_file import OutsideFileError  # noqa: E402
+from verify.oracles import use_files  # noqa: E402
 from verify.problem import kind_files  # noqa: E402
 
 _COMMON = {
@@ -144,11 +146,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(datetime.now(UTC).date().toordinal())
     try:  # in every worker, before a test is collected
         use_files([Path(file) for file in config.getoption("--oracle")])
-    except OracleFileError as error:
+    except OutsideFileError as error:
         raise pytest.UsageError(f"--oracle: {error}") from None
     try:
         kind_files.load()
-    except kind_files.KindFileError as error:
+    except OutsideFileError as error:
         raise pytest.UsageError(f"--with: {error}") from None
     files = [Path(file) for file in config.getoption("--kernel")]
     run_id = getattr(config, "workerinput", {}).get("verify_run") or config.getoption("--run-id")

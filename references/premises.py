@@ -47,6 +47,9 @@ class Premise(StrEnum):
     FACTORS_BY_HEAD = "factors_by_head"
     """All elements of a key head, and of the query heads that read it, share one factor."""
 
+    FACTORS_BY_ROW = "factors_by_row"
+    """All elements of a query share one factor, and so do all elements of a key and of a value."""
+
     STRIDED_STORAGE = "strided_storage"
     """A kernel sees each tensor as a strided view."""
 

@@ -4,7 +4,7 @@ Attention is that of q, k and v times their factors.  A quantisation is a frozen
 word, which case ids (`descale=head`) and `Support.descalings` use.  A new one is a subclass of
 `Quantisation` in a file that the package imports: Python registers a class with a `word` when it
 creates it, and declarations, problems and buffers then know it.  No bound is derived for one that
-breaks FACTORS_BY_HEAD: a kernel that declares it is refused in one line.
+breaks FACTORS_BY_ROW: a kernel that declares it is refused in one line.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from references.premises import EVERY_PREMISE, Premise
+from references.tensor import Tensor
 
 Shapes = Mapping[str, tuple[int, int, int, int]]
 
@@ -29,6 +28,7 @@ class Quantisation(ABC):
     word: its name, in lower-case letters and digits.
     scaled: whether q, k and v have factors.
     shared: whether one factor is stored for a whole tensor; a kernel sees it with strides of 0.
+    keys: how many successive values share a factor; 0: all of a head.
     breaks: the premises that do not hold, at least PLAIN_INPUTS if there are factors; all by
     default.
     """
@@ -36,6 +36,7 @@ class Quantisation(ABC):
     word: ClassVar[str]
     scaled: ClassVar[bool] = True
     shared: ClassVar[bool] = False
+    keys: ClassVar[int] = 0
     breaks: ClassVar[frozenset[Premise]] = EVERY_PREMISE
 
     def __init_subclass__(cls, **keywords: object) -> None:
@@ -143,3 +144,46 @@ class ByHead(_PerHead):
     uses the factor of its key head."""
 
     word: ClassVar[str] = "head"
+
+
+@dataclass(frozen=True)
+class ByBlock(Quantisation):
+    """One factor for `queries` successive queries of a query head, and one for `keys` successive
+    keys, and values, of a key head: (batch, heads, blocks), the last block perhaps shorter.
+
+    A subclass is a quantisation with a word and two sizes, as in SageAttention: 128 and 64.
+    """
+
+    queries: ClassVar[int]
+    breaks: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.PLAIN_INPUTS, Premise.FACTORS_BY_HEAD}
+    )
+
+    def factors(self, name: str, shapes: Shapes) -> tuple[int, ...]:
+        batch, heads, rows, _ = shapes[name]
+        return batch, heads, max(-(-rows // self._size(name)), 1)
+
+    def spread(self, factors: Tensor, name: str, shapes: Shapes) -> Tensor:
+        rows = shapes[name][2]
+        return factors.repeat_interleave(self._size(name), 2)[:, :, :rows, None]
+
+    def _size(self, name: str) -> int:
+        return self.queries if name == "q" else self.keys
+
+
+@dataclass(frozen=True)
+class ByBlockOf64(ByBlock):
+    """One factor for 64 queries, keys or values."""
+
+    word: ClassVar[str] = "block64"
+    queries: ClassVar[int] = 64
+    keys: ClassVar[int] = 64
+
+
+@dataclass(frozen=True)
+class ByBlockOf128(ByBlock):
+    """One factor for 128 queries, keys or values."""
+
+    word: ClassVar[str] = "block128"
+    queries: ClassVar[int] = 128
+    keys: ClassVar[int] = 128

@@ -11,17 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, Literal, Protocol, Self, TypeVar
-
-import torch
-from torch import Tensor
+from operator import and_
+from typing import ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from references.kinds import refuse_incomplete
+from references.tensor import Tensor, torch
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Alignment = Literal["br", "tl"]
 Varies = Literal["batch", "head"]
-Device = torch.device | str
+Device: TypeAlias = "torch.device | str"
 Interval = tuple[Tensor, Tensor]
 
 SQUARE = ".square"
@@ -307,7 +306,7 @@ class Intersection(Mask):
 
     def mod(self, seqlen_q: int, seqlen_kv: int, device: Device = "cpu") -> MaskMod:
         mods = [part.mod(seqlen_q, seqlen_kv, device) for part in self.parts]
-        return lambda b, h, q, k: reduce(torch.Tensor.__and__, (mod(b, h, q, k) for mod in mods))
+        return lambda b, h, q, k: reduce(and_, (mod(b, h, q, k) for mod in mods))
 
     def interval(self, seqlen_q: int, seqlen_kv: int, b: Tensor, q: Tensor) -> Interval | None:
         bounds = [part.interval(seqlen_q, seqlen_kv, b, q) for part in self.parts]

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from references.masks.base import (
     Alignment,
     Atom,
@@ -23,6 +20,7 @@ from references.masks.base import (
     offset,
 )
 from references.masks.window import Window, aligned_offsets
+from references.tensor import Tensor, torch
 
 
 @dataclass(frozen=True)

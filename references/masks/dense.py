@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from references.masks.base import (
     Atom,
     Choose,
@@ -20,6 +18,7 @@ from references.masks.base import (
     expect_fields,
 )
 from references.masks.causal import Causal
+from references.tensor import Tensor
 
 _PERCENTS = (50, 100, 90, 99, 10, 1, 0)
 

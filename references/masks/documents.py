@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from references.masks.base import (
     Atom,
     Choose,
@@ -24,6 +21,7 @@ from references.masks.base import (
     split,
 )
 from references.masks.causal import Causal
+from references.tensor import Tensor, torch
 
 _SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129, 0)
 

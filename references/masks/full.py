@@ -6,9 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from references.masks.base import (
     Atom,
     Choose,
@@ -21,6 +18,7 @@ from references.masks.base import (
     expect_fields,
 )
 from references.masks.causal import Causal
+from references.tensor import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from references.masks.base import (
     Atom,
     Choose,
@@ -23,6 +20,7 @@ from references.masks.base import (
     split,
 )
 from references.masks.causal import Causal
+from references.tensor import Tensor, torch
 
 
 @dataclass(frozen=True)

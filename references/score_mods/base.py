@@ -11,16 +11,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
-
-import torch
-from torch import Tensor
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from references.kinds import refuse_incomplete
 from references.premises import EVERY_PREMISE, Premise
+from references.tensor import Tensor, torch
 
 ScoreFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-Device = torch.device | str
+Device: TypeAlias = "torch.device | str"
 
 
 class ScoreModNameError(ValueError):

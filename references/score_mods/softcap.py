@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from references.premises import Premise
 from references.score_mods.base import Device, Extent, Rounding, ScoreFunction, ScoreMod
+from references.tensor import Tensor, torch
 
 _DIRECT = 30.0  # larger exponents need no exponential: the slope is off by 1 at most
 

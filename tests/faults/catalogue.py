@@ -1,6 +1,15 @@
 """All faults, and the classes of bugs that cannot be planted here."""
 
-from tests.faults import arithmetic, backward, fp8, gradients, layouts, masks, split
+from tests.faults import (
+    arithmetic,
+    backward,
+    fp8,
+    fp8_transposed,
+    gradients,
+    layouts,
+    masks,
+    split,
+)
 from tests.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -10,5 +19,6 @@ FAULTS: tuple[Fault, ...] = (
     *backward.FAULTS,
     *gradients.FAULTS,
     *fp8.FAULTS,
+    *fp8_transposed.FAULTS,
     *split.FAULTS,
 )

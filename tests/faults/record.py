@@ -113,7 +113,7 @@ def document(entries: dict[str, Entry]) -> str:
 
 
 def _row(fault: Fault, entry: Entry) -> str:
-    oracles = ", ".join(dict.fromkeys(catch.oracle for catch in entry.catches)) or "**nobody**"
+    oracles = ", ".join(dict.fromkeys(catch.oracle for catch in entry.catches)) or "**none**"
     oracles += " †" if _only_asked(fault, entry) else ""
     said = " | ".join(_SHORT[entry.rivals[rival.name]] for rival in RIVALS)
     return (
@@ -172,7 +172,7 @@ def _oracles_section(entries: dict[str, Entry]) -> list[str]:
     return [
         "## By oracle",
         "",
-        "How many faults each caught, where it was asked; *alone*: nobody else caught it.",
+        "How many faults each caught, where it was asked; *alone*: no other oracle caught it.",
         "",
         "| oracle | faults | alone |",
         "| --- | ---: | ---: |",

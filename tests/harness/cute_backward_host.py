@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,8 @@ from kernels.cuda.family import Launch
 from kernels.cute import flash_backward as kernel
 from kernels.masks import mask_build, mask_tables
 from tests.harness.backward_inputs import Inputs, exact
-from tests.harness.cute_host import BUILD, HOST, ORDERS, PROGRAM, patch_atoms, placed
-from tests.planted.patches import Patch
-from verify.bundle import ROOT
-from verify.cuda.toolkit import includes as toolkit_includes
+from tests.harness.cute_host import BUILD, ORDERS, PROGRAM, compiled_program, placed
+from verify.cuda.edits import Edit
 from verify.judging.comparison import compare
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -194,44 +192,25 @@ def empty_like(problem: Problem, name: str) -> Tensor:
 def compiled(folder: Path, choices: dict[str, Chosen]) -> Path:
     """The library of all kernels of these choices; CuTe's headers, which take longest, are read
     once."""
-    headers = kernel.headers()
-    assert headers is not None
     shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
-    patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
     program = PROGRAM.replace('#define KERNEL "flash_forward.cu"', BESIDES)
     for name, chosen in choices.items():
         for launch in chosen.launches:
             program += build(folder, f"{name}_{launch.source.entry}", launch)
-    (folder / "program.cpp").write_text(program)
-    library = folder / "compiled.so"
-    includes = (
-        folder,
-        HOST,
-        SOURCE.parent,
-        ROOT / "kernels" / "cuda",
-        headers,
-        *toolkit_includes(),
-    )
-    options = ("-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared")
-    subprocess.run(
-        ["g++", *options, folder / "program.cpp", "-o", library]
-        + [f"-I{directory}" for directory in includes],
-        check=True,
-    )
-    return library
+    return compiled_program(folder, program)
 
 
 def build(folder: Path, name: str, launch: Launch) -> str:
     """One kernel in a namespace of its own, of copies of its sources that can be read again and in
     which faults can be planted."""
     place = folder / name
-    place.mkdir()
+    place.mkdir(parents=True)
     path = launch.source.path
-    text = path.read_text()
+    texts = {path.name: path.read_text()}
     for n, (right, wrong) in enumerate(FAULTS.values() if path == SOURCE else ()):
         switch = f"(planted == {n} ? ({wrong}) : ({right}))"
-        text = Patch(SOURCE, right, switch).apply(text)
-    (place / path.name).write_text(text)
+        texts = Edit(re.escape(right), switch).apply(texts)
+    (place / path.name).write_text(texts[path.name])
     tiles = path.with_name("tiles.cuh").read_text().replace("#pragma once\n", "\n")
     (place / "tiles.cuh").write_text(tiles)
     defines = dict(launch.source.defines)

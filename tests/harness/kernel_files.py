@@ -77,3 +77,14 @@ def process_of(fork_server: ForkServer) -> int:
     """The process id of the fork server."""
     assert fork_server._process is not None
     return fork_server._process.pid
+
+
+def works(cell: Cell, path: Path, arena: Arena) -> bool:
+    """Whether a kernel of `FILL` runs, and writes its outputs and nothing else."""
+    reply = run(cell, path, arena)
+    right = (
+        reply.ok
+        and bool((arena.read(WHERE, "out") == 1).all())
+        and bool((arena.read(WHERE, "lse") == 2).all())
+    )
+    return right and arena.damage(WHERE, "nan") is None

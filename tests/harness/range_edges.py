@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.harness.backward_inputs import Inputs
-from tests.harness.emulation import TINY, Emulation, Kernel, Luck, Result
-from tests.harness.emulation_backward import BackwardKernel, _Backward
+from tests.harness.emulated_steps import TINY, Kernel, Luck
+from tests.harness.emulation import Emulation, Result
+from tests.harness.emulation_backward import Backward, BackwardKernel
 from tests.meta.tolerance.test_tolerance import Ratios, ratios
 from verify.judging.comparison import compare
 from verify.judging.truth import Truth, compute_truth
@@ -47,7 +48,7 @@ class Flushing(Emulation):
 
 
 @dataclass(frozen=True)
-class FlushingBackward(_Backward):
+class FlushingBackward(Backward):
     """The same in every product of a backward."""
 
     least: float = TINY
@@ -116,7 +117,7 @@ def gradient_errors(
     backward = (
         FlushingBackward(problem, kernel, Luck.NEAREST, "dq", least)
         if least
-        else _Backward(problem, kernel, Luck.NEAREST, "dq")
+        else Backward(problem, kernel, Luck.NEAREST, "dq")
     )
     results = backward.run(given, saved)
     want = gradient_bounds(problem, kernel, given, saved)

@@ -11,6 +11,7 @@
 #define COPY 6        // no thread waits until its asynchronous copy has landed
 #define MBARRIER 7    // every thread arrives at an mbarrier, and none waits there
 #define DIVERGENT 8   // a part of a warp arrives at the barrier
+#define UNWRITTEN 9   // no thread writes the tile; the compiler does not know that rows > 0
 
 extern "C" __global__ void __launch_bounds__(128)
 NAME(const float* q, float* out, float* lse, int elements, int rows) {
@@ -27,7 +28,7 @@ NAME(const float* q, float* out, float* lse, int elements, int rows) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n\tcp.async.commit_group;"
                      :: "r"((unsigned)__cvta_generic_to_shared(tile + threadIdx.x)),
                         "l"(__cvta_generic_to_global(q + source)) : "memory");
-    } else {
+    } else if (FAULT != UNWRITTEN || rows <= 0) {
         tile[threadIdx.x + behind] = element;
     }
     if (FAULT == MBARRIER) {

@@ -29,6 +29,7 @@ FAULTS = {
     "planted-use-after-free": "freed",
     "planted-uninitialised-read": "unwritten",
     "planted-leak": "leaked",
+    "planted-unwritten-shared": "UNWRITTEN",
 }
 _leaked: list[Tensor] = []
 

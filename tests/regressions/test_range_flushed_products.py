@@ -8,7 +8,7 @@ import torch
 
 from tests.harness.backward_inputs import Inputs
 from tests.harness.declared import flat_gradients, flat_numerics
-from tests.harness.emulation import TINY, Kernel
+from tests.harness.emulated_steps import TINY, Kernel
 from tests.harness.emulation_backward import BackwardKernel
 from tests.harness.range_edges import errors, filled, gradient_errors, run, truth
 from verify.problem import Problem

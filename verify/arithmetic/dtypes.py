@@ -8,9 +8,10 @@ Sources: IEEE 754-2019 (binary16/32/64), the bfloat16 and OCP 8-bit floating poi
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
-import torch
+from references.tensor import torch
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class DType:
 
 
 _FORMATS = (
-    DType("float64", 53, -1022, torch.finfo(torch.float64).max, 8),
-    DType("float32", 24, -126, torch.finfo(torch.float32).max, 4),
+    DType("float64", 53, -1022, sys.float_info.max, 8),
+    DType("float32", 24, -126, (2 - 2.0**-23) * 2.0**127, 4),
     DType("float16", 11, -14, 65504.0, 2),
-    DType("bfloat16", 8, -126, torch.finfo(torch.bfloat16).max, 2),
+    DType("bfloat16", 8, -126, (2 - 2.0**-7) * 2.0**127, 2),
     DType("float8_e4m3fn", 4, -6, 448.0, 1),
     DType("float8_e5m2", 3, -14, 57344.0, 1),
 )

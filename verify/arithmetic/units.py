@@ -23,7 +23,7 @@ _HIGHAM = "IEEE 754-2019; Higham 2002, sections 3.1 and 4.2: any order"
 # which leaves room for the second order.
 _TF32_ERROR = 2.0**-10
 # Three products of a high and a low part of 11 bits each: truncation leaves 2**-20 of each operand,
-# and so does the product of the low parts, which nobody forms.  Three instructions instead of one;
+# and so does the product of the low parts, which is not formed.  Three instructions instead of one;
 # the table counts four.
 _TF32X3_ERROR = 1.5 * 2.0**-20
 # the quantum of tf32's subnormals: fp32's, 2**-149, without its low 13 bits

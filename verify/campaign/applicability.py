@@ -71,7 +71,8 @@ def _features() -> Iterator[str]:
     plain = Problem(seqlen_q=1, seqlen_kv=1, head_dim=16, dtype="float16")
     problems = [plain.but(score_mod=mod_kind_of(word).gallery()[0]) for word in mod_words()]
     problems += [plain.but(quantisation=parse_quantisation(word)) for word in quantisation_words()]
-    problems += [plain.but(layout_k=storage_kind(word)()) for word in storage_words()]
+    kinds = map(storage_kind, storage_words())
+    problems += [plain.but(**{f"layout_{kind.holds[0]}": kind()}) for kind in kinds]
     found = {feature.label: problem for problem in problems for feature in problem.features}
     yield " | ".join(("| oracle", "group", *found)) + " |"
     yield "|" + " --- |" * (2 + len(found))

@@ -8,7 +8,7 @@ kernel saved, which a report does not hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +22,7 @@ from verify.judging.truth import compute_truth
 from verify.problem import Problem
 from verify.problem.case import Case
 from verify.problem.inputs import dequantised, dout, tensors
-from verify.report import Report, ReportError, WorstCase, read, worst_cases
+from verify.report import Report, WorstCase, worst_cases
 from verify.report.pages import disagreements
 from verify.tolerance.forward import resolve
 from verify.variant import Config, Numerics
@@ -32,7 +32,6 @@ from verify.variant.numerics import rebuilt
 _AGREEMENT = 1e-9
 _FORWARD = ("out", "lse")
 _LARGEST = 1 << 34  # products or elements: a hundred times the largest worst case of a report
-_REPORT = "report.json"
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,8 @@ class Recheck:
     contradicting: tuple[str, ...] = ()
 
 
-def recheck(folder: Path) -> list[Recheck]:
-    """Recheck the report.json of a folder, or of every folder in it.
-
-    Raises ReportError if there is none, and for one that cannot be read.
-    """
-    paths = (
-        [folder / _REPORT] if (folder / _REPORT).is_file() else sorted(folder.glob(f"*/{_REPORT}"))
-    )
-    if not paths:
-        raise ReportError(f"{folder}: holds no report")
-    reports = [(path, read(path)) for path in paths]
+def recheck(reports: Sequence[tuple[Path, Report]]) -> list[Recheck]:
+    """Recheck these reports; each is given with the path of its report.json."""
     now = {declaration.ref: declaration.source_hash for declaration in roster().declarations}
     rechecks = []
     for path, report in reports:

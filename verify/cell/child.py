@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.cell import closed_imports, stopwatch
+from verify.cell import closed_imports, stopwatch, ways
 from verify.cell.building import compile_build
 from verify.cell.concurrent import Streams, run_concurrently
 from verify.cell.confinement import Confinement, confine
@@ -37,6 +37,7 @@ from verify.cell.device_memory import DeviceMemory, exhausted
 from verify.cell.launching import arguments_of, buffers_of, launch, running
 from verify.cell.loading import Breach, line_of, load
 from verify.cell.protocol import Closed, receive, send
+from verify.cell.ways import SharedInputs
 from verify.machine.leash import die_with
 from verify.variant import Build, Unsupported, Variant, arch_of
 
@@ -301,14 +302,23 @@ class KernelProcess:
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
         with self._on_device(message) as arena:
             run = partial(launch, self.variants[message["variant"]], message, arena)
+            if message.get("way"):
+                reply = ways.run(message, arena, run)
+                self.poisoned = "why" in reply
+                return reply
             return run() or {} if message["device"] == "cpu" else self.memory.watch(run)
 
     def _run_concurrently(self, message: dict[str, Any]) -> dict[str, Any]:
         self.streams = self.streams or Streams()
         size = message["size"]
         with self._on_device(message | {"size": size * message["concurrent"]}) as arena:
-            run = partial(launch, self.variants[message["variant"]], message)
-            return {"held": run_concurrently(arena.view(-1, size).unbind(), run, self.streams)}
+            arenas = arena.view(-1, size).unbind()
+
+            def run(own: Tensor) -> None:
+                given = SharedInputs.over(message, arenas[0], own)
+                launch(self.variants[message["variant"]], message, given)
+
+            return {"held": run_concurrently(arenas, run, self.streams)}
 
     def _device_arena(self, size: int) -> Tensor:
         """A uint8 tensor of `size` bytes on the device, kept for later runs.

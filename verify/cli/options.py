@@ -90,11 +90,12 @@ def _restore(before: str | None) -> None:
 
 def load_kinds() -> None:
     """Load the files of --with in this process.  Raises UsageError."""
+    from verify.machine.outside_file import OutsideFileError
     from verify.problem import kind_files
 
     try:
         kind_files.load()
-    except kind_files.KindFileError as error:
+    except OutsideFileError as error:
         raise UsageError(f"--with: {error}") from None
 
 
@@ -115,7 +116,7 @@ with_files = click.option(
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     expose_value=False,
     callback=_with,
-    help="Use the masks, score mods and storages of this file, too.",
+    help="Use the masks, score mods, storages and quantisations of this file, too.",
 )
 examples = click.option(
     "--examples",

@@ -25,12 +25,20 @@ from verify.evidence.strict_json import dumps
 from verify.machine import device
 from verify.machine.cores import cores
 from verify.probes import conformance, functions, matrix, order, page, toolchain
-from verify.probes.conformance import CONFORMING, ConformanceProbe, Warp
-from verify.probes.functions import FUNCTIONS, FunctionProbe, Surveyor
+from verify.probes.conformance import CONFORMING, Warp
+from verify.probes.functions import FUNCTIONS, Surveyor
 from verify.probes.instructions import INSTRUCTIONS, Bench
-from verify.probes.matrix import MatrixProbe
-from verify.probes.order import OrderProbe
-from verify.probes.report import PAGE, ProbeNotRun, ProbeReport, as_data, write
+from verify.probes.report import (
+    PAGE,
+    ConformanceProbe,
+    FunctionProbe,
+    MatrixProbe,
+    OrderProbe,
+    ProbeNotRun,
+    ProbeReport,
+    as_data,
+    write,
+)
 from verify.probes.worker import Job, do_all
 
 T = TypeVar("T", MatrixProbe, FunctionProbe, ConformanceProbe)

@@ -282,12 +282,14 @@ def recheck(folder: Path) -> int:
     saved. The pages (also probes.md, sanitizer.md and the index of all reports) are compared with
     the JSON files that they are made from. Exits 1 if anything disagrees.
     """
-    from verify.campaign.recheck import recheck as recheck_reports
-    from verify.report import ReportError, index
+    from verify.report import ReportError, index, reports_in
 
     options.load_kinds()
     try:
-        rechecks = recheck_reports(folder)
+        reports = reports_in(folder)
+        from verify.campaign.recheck import recheck as recheck_reports  # imports torch
+
+        rechecks = recheck_reports(reports)
         listed = [] if (folder / "report.json").is_file() else index.disagreements(folder)
     except (ReportError, OSError) as error:
         raise UsageError(str(error)) from None

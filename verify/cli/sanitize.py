@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from verify.cell.process import Environment, InfrastructureError
 from verify.evidence import Recorder, load
 from verify.evidence.explanation import explain
 from verify.machine import device
+from verify.machine.settings import COMPUTE_SANITIZER
 from verify.problem.case import Case
 from verify.sanitizers import report
 from verify.sanitizers.exceptions import WAIVERS, Waiver
@@ -32,7 +34,7 @@ from verify.sanitizers.planted import FAULTS, PlantedFault
 from verify.sanitizers.report import LaneRun
 from verify.sanitizers.selection import select
 from verify.sanitizers.session import Booth, Session, Subject
-from verify.sanitizers.tool import TOOLS, Sanitizer, find
+from verify.sanitizers.tool import EVERY, SKEW, Sanitizer, find
 from verify.variant import Config, Declaration
 
 _LIBRARIES = ("torch",)  # families of other projects' kernels: tried only if they are named
@@ -49,7 +51,7 @@ class Request:
     """
 
     kernels: tuple[Path, ...] = ()
-    tools: tuple[str, ...] = TOOLS
+    tools: tuple[str, ...] = EVERY
     variants: tuple[str, ...] = ()
     case: Case | None = None
     quick: bool = False
@@ -61,11 +63,17 @@ class Request:
     waivers: tuple[Waiver, ...] = WAIVERS
 
     @property
+    def planted(self) -> tuple[PlantedFault, ...]:
+        """The planted faults of this run; spare copies of shipped kernels only with all of them."""
+        named = self.kernels or self.variants or self.case
+        return tuple(fault for fault in self.faults if not (named and fault.spare))
+
+    @property
     def complete(self) -> bool:
         """Whether the complete collection is tried with all tools."""
         return not (self.kernels or self.variants or self.case or self.quick) and set(
             self.tools
-        ) == set(TOOLS)
+        ) == set(EVERY)
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, with its exit code
@@ -104,7 +112,9 @@ def _sanitize(request: Request, console: Console) -> int:
         Recorder(run.directory, GROUP) as recorder,
         Progress(*columns, console=console, transient=True) as progress,
     ):
-        task = progress.add_task("planted faults", total=len(request.faults) * len(request.tools))
+        faults = tuple(fault.under(sanitizer) for fault in request.planted)
+        total = sum(len(fault.tried_under(request.tools)) for fault in faults)
+        task = progress.add_task("planted faults", total=total)
 
         def done(session: Session) -> None:
             progress.update(task, advance=1)
@@ -116,7 +126,7 @@ def _sanitize(request: Request, console: Console) -> int:
             sanitizer=sanitizer.version,
             tools=request.tools,
             whole=request.complete,
-            planted=tuple(lane.plant(request.faults)),
+            planted=tuple(lane.plant(faults)),
             not_run=_left_out(run, declarations),
             waivers=request.waivers,
         )
@@ -140,9 +150,13 @@ def _sanitizer(request: Request) -> tuple[Sanitizer, Environment]:
     environment = request.environment or environment_here()
     if request.environment is None and environment.device != "cuda":
         raise _not_run(request, "no CUDA device")
+    if set(request.tools) == {SKEW}:
+        return Sanitizer("", "not used"), environment
     sanitizer = find()
     if sanitizer is None:
         place = "no compute-sanitizer on PATH, in CUDA_HOME or /usr/local/cuda"
+        if named := os.environ.get(COMPUTE_SANITIZER):
+            place = f"{COMPUTE_SANITIZER}: {named} tells no version"
         raise _not_run(request, place)
     return sanitizer, environment
 
@@ -252,6 +266,8 @@ def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Conso
                 f"{tool} missed a planted fault or convicted a twin: no kernel was tried under it"
             )
             say(console, said)
+    for copy in account.uncaught:
+        say(console, f"{copy}: nothing caught this known-bad copy of a shipped kernel")
     for waiver in account.dead:
         say(
             console,

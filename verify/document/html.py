@@ -96,7 +96,7 @@ def _blocks(blocks: tuple[doc.Block, ...]) -> Iterator[str]:
 def _figure(figure: doc.Figure) -> Iterator[str]:
     try:
         picture = figure.svg
-    except Exception as error:  # whatever it is, it must not cost the page
+    except Exception as error:  # no error of a block may cost the page
         yield f"<p class=note>A picture could not be drawn: {escape(error)}</p>"
         return
     if picture is not None:

@@ -18,6 +18,7 @@ from verify.evidence.records import (
     VariantEntry,
     Verdict,
 )
+from verify.evidence.run_records import LeftOut
 from verify.evidence.store import Recorder, is_plain, new_run_id
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Evidence",
     "EvidenceError",
     "Finding",
+    "LeftOut",
     "NotRun",
     "Outcome",
     "Phase",

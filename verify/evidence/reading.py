@@ -8,7 +8,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -32,6 +32,7 @@ from verify.evidence.records import (
     VariantEntry,
     Verdict,
 )
+from verify.evidence.run_records import LeftOut, RunRecords, keep_newest_sources
 
 R = TypeVar("R")
 
@@ -43,8 +44,9 @@ class Evidence:
     verdicts: one per (case, oracle), sorted by it: the last one written, except that a failure is
     never replaced by a pass. unstable: (case, oracle) that both passed and failed.  lost: begun,
     never judged.  torn: "file:line" of lines cut short. builds: one per (variant, arch, build), the
-    last one recorded. changed: refs recorded with more than one source hash, whose verdicts
-    therefore do not belong together.
+    last one recorded.  changed: refs recorded with more than one source hash by one run, or by runs
+    that began together, whose verdicts therefore do not belong together.  left_out: what runs
+    recorded of sources that a later run knew another version of; it is in no other field.
     """
 
     runs: tuple[RunInfo, ...] = ()
@@ -57,6 +59,7 @@ class Evidence:
     builds: tuple[Built, ...] = ()
     torn: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def run(self) -> RunInfo:
@@ -96,7 +99,7 @@ class Evidence:
 
 def load(*run_dirs: Path | str) -> Evidence:
     """Read a run directory, or several as one, in whatever order they are named; their runs are
-    then called by directory.
+    then called by directory.  Of each variant, several runs give the evidence of its newest source.
 
     Raises EvidenceError if one is none, for evidence of another schema version and for a whole line
     that is not a record; of several also if one has no run record or two hold the same run.
@@ -104,7 +107,10 @@ def load(*run_dirs: Path | str) -> Evidence:
     folders = {Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values()
     shared: dict[Any, Any] = {}
     with _no_collection():
-        parts = sorted((_folder(path, shared, len(folders) > 1) for path in folders), key=_begun)
+        parts = sorted(
+            (_folder(path, shared, len(folders) > 1) for path in folders),
+            key=attrgetter("begun"),
+        )
         if len(parts) > 1:
             _tell_apart(parts)
         return _joined(parts)
@@ -125,27 +131,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass
-class _Folder:
-    """What one run directory holds, in the order of its files."""
-
-    path: Path
-    runs: list[RunInfo] = field(default_factory=list)
-    variants: list[VariantEntry] = field(default_factory=list)
-    begins: list[Begin] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
-    drawn: list[Drawn] = field(default_factory=list)
-    not_run: list[NotRun] = field(default_factory=list)
-    builds: list[Built] = field(default_factory=list)
-    torn: list[str] = field(default_factory=list)
-
-
-def _begun(folder: _Folder) -> tuple[str, str]:
-    """A sort key: when the first run began; by name, where nothing says when."""
-    return min((run.started for run in folder.runs), default=""), folder.path.name
-
-
-def _tell_apart(folders: Sequence[_Folder]) -> None:
+def _tell_apart(folders: Sequence[RunRecords]) -> None:
     """Call runs by their directories, whatever they were called when they began; raises
     EvidenceError as `load` says."""
     seen: dict[tuple[str, str], Path] = {}
@@ -164,7 +150,8 @@ def _tell_apart(folders: Sequence[_Folder]) -> None:
         folder.runs = [replace(run, run=folder.path.name) for run in folder.runs]
 
 
-def _joined(parts: Sequence[_Folder]) -> Evidence:
+def _joined(parts: Sequence[RunRecords]) -> Evidence:
+    left_out = keep_newest_sources(parts)
     verdicts, unstable = _join(v for part in parts for v in part.verdicts)
     variants = [entry for part in parts for entry in part.variants]
     hashes: dict[str, set[str]] = defaultdict(set)
@@ -187,14 +174,15 @@ def _joined(parts: Sequence[_Folder]) -> Evidence:
         ),
         torn=tuple(where for part in parts for where in part.torn),
         changed=tuple(sorted(ref for ref, found in hashes.items() if len(found) > 1)),
+        left_out=left_out,
     )
 
 
-def _folder(path: Path, shared: dict[Any, Any], named: bool) -> _Folder:
+def _folder(path: Path, shared: dict[Any, Any], named: bool) -> RunRecords:
     """Read a run directory.  shared: `_share`'s; named: places in it are called by its name too."""
     if not path.is_dir():
         raise EvidenceError(f"{path}: is no run directory")
-    found = _Folder(path)
+    found = RunRecords(path)
     lists: dict[type[Record], list[Any]] = {
         RunInfo: found.runs,
         VariantEntry: found.variants,

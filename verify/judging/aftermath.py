@@ -48,8 +48,8 @@ def outcome(found: Aftermath) -> Outcome:
     """The outcome "fail", or "inapplicable" if no kernel is the cause: the judge's own code raised,
     memory that others share ran out, or the first launch of a process once passed its deadline."""
     once = hangs(found.reply) and found.first
-    nobodys = judges(found.reply) or found.reply.status == "out of memory" or once
-    return "inapplicable" if nobodys else "fail"
+    innocent = judges(found.reply) or found.reply.status == "out of memory" or once
+    return "inapplicable" if innocent else "fail"
 
 
 def blamed(found: Aftermath, variant: str, path: str) -> str:

@@ -137,7 +137,7 @@ def forward_slack(
     growth = torch.exp(2 * (a.exps + U * (top + a.offset)).clamp(max=_LARGE / 2))
     absolute = (
         growth
-        * (2 * p.seqlen_kv + 2 * a.blocks + 2 + a.output_roundings)
+        * (2 * p.seqlen_kv + a.between_blocks + 2 + a.output_roundings)
         * (TINY * a.largest_factor)
         + a.values.flush
     )
@@ -176,7 +176,7 @@ def _lost(p: Problem, a: ForwardArithmetic, growth: Tensor) -> Tensor:
 def _average(p: Problem, a: ForwardArithmetic, growth: Tensor, row_sum: Tensor) -> Tensor:
     """The error that does not depend on the scores: rounding and flushes of P, the product,
     rescales, the row sum and the division."""
-    fp32 = relative(2 * a.blocks + ANY_DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
+    fp32 = relative(a.between_blocks + ANY_DIVISION * a.normalised + (a.blocks + 2) * a.merged, U)
     rounding = (1 + a.probability_roundoff) * (1 + a.values.kappa(p.seqlen_kv)) * (1 + fp32) - 1
     if a.conversion is not None:
         rounding = (1 + rounding) * (1 + a.conversion.roundoff) - 1

@@ -14,6 +14,7 @@ from torch import Tensor
 from verify.cell.arena import Arena, Plan, negated, plan, side_by_side, torch_dtype, workspace_limit
 from verify.cell.concurrent import LAUNCHES
 from verify.cell.process import Cell, Reply
+from verify.cell.ways import SHARED
 from verify.judging.history import Hearing
 from verify.judging.launch import Launch
 from verify.judging.truth import Clock, Truth, compute_truth, on_device
@@ -164,6 +165,21 @@ class Trial:
         return self.launches["concurrent"]
 
     @property
+    def sharing(self) -> Launch:
+        """Concurrent launches that all read one copy of the inputs; outputs as in `concurrent`."""
+        if SHARED not in self.launches:
+            given = [self.inputs.named | self._for_backward] * LAUNCHES
+            self.launches[SHARED] = self._launch(self.entry, "nan", given, SHARED)
+        return self.launches[SHARED]
+
+    def going(self, way: str, poison: str = "nan") -> Launch:
+        """One launch with the case's inputs, another way (`verify.cell.ways`), once per way."""
+        if way not in self.launches:
+            given = self.inputs.named | self._for_backward
+            self.launches[way] = self._launch(self.entry, poison, [given], way)
+        return self.launches[way]
+
+    @property
     def negated(self) -> Launch:
         """One launch with the case's inputs, the sign of every element of Q (for a backward: dO)
         flipped."""
@@ -239,9 +255,11 @@ class Trial:
             found["out"] = torch.full_like(found["out"], math.nan)
         return found
 
-    def _launch(self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]]) -> Launch:
+    def _launch(
+        self, entry: str, poison: str, given: Sequence[Mapping[str, Tensor]], way: str = ""
+    ) -> Launch:
         """Launch an entry once for each mapping in `given` (inputs by buffer name), all at the same
-        time."""
+        time.  way: one of `verify.cell.ways`, or "" for the ordinary one."""
         with self.clock.timed("generate"):
             alone = self.plan(entry)
             if isinstance(alone, Reply):
@@ -249,7 +267,7 @@ class Trial:
             where, inputs = (alone, given[0]) if len(given) == 1 else side_by_side(alone, given)
             self.arena.lay(where, inputs, poison)
         request = self._request(entry, alone)
-        request |= {"concurrent": len(given) if len(given) > 1 else 0}
+        request |= {"concurrent": len(given) if len(given) > 1 else 0, "way": way}
         laid = True
 
         def launched() -> Reply:

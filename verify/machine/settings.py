@@ -18,15 +18,20 @@ class Setting:
     """One variable.
 
     kind: "positive" (seconds above 0), "seconds" (from 0), "size" (GiB above 0), "switch" (0 or 1),
-    "directory", "directories" (several), or "files" (several).
+    "directory", "directories" (several), "files" (several), or "program" (a file that can be run).
     """
 
     name: str
-    kind: Literal["positive", "seconds", "size", "switch", "directory", "directories", "files"]
+    kind: Literal[
+        "positive", "seconds", "size", "switch", "directory", "directories", "files", "program"
+    ]
 
 
 KIND_FILES = "VERIFY_WITH"
-"""Files of kinds of masks, score mods and storages; a process loads them at its start."""
+"""Files of masks, score mods, storages and quantisations; a process loads them at its start."""
+
+COMPUTE_SANITIZER = "VERIFY_COMPUTE_SANITIZER"
+"""The compute-sanitizer to use instead of the machine's own."""
 
 SETTINGS = (
     Setting("VERIFY_DEADLINE", "positive"),
@@ -39,6 +44,7 @@ SETTINGS = (
     Setting("VERIFY_CUDA_CACHE", "directory"),
     Setting("VERIFY_BOOTSTRAP", "switch"),
     Setting(KIND_FILES, "files"),
+    Setting(COMPUTE_SANITIZER, "program"),
 )
 
 # Variables that the suite's processes set for each other; users do not set them.
@@ -79,6 +85,9 @@ def _wants(setting: Setting, value: str) -> str | None:
         case "files":
             files = all(Path(entry).is_file() for entry in value.split(os.pathsep) if entry)
             return None if files else f"paths of existing files, separated by {os.pathsep}"
+        case "program":
+            runs = Path(value).is_file() and os.access(value, os.X_OK)
+            return None if runs else "the path of a program that can be run"
         case "directory":
             usable = value.strip() and not (Path(value).exists() and not Path(value).is_dir())
             return None if usable else "the path of a directory (it is made if it is missing)"

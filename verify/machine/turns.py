@@ -61,8 +61,9 @@ class Turns:
     @contextlib.contextmanager
     def _locked(self, what: str, kind: int) -> Iterator[None]:
         # Read late: a worker is forked first, and learns its GPU then.
-        visible = re.sub(r"[^0-9A-Za-z-]+", "_", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
-        name = f"verify-{os.getuid()}-{visible[:80]}.{what}"
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "all").partition(",")[0]
+        gpu = re.sub(r"[^0-9A-Za-z-]+", "_", first)
+        name = f"verify-{os.getuid()}-{gpu[:80]}.{what}"
         path = Path(tempfile.gettempdir(), name)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:

@@ -14,9 +14,7 @@ GROUPS.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +25,8 @@ from typing import Any
 from references.premises import Premise
 from verify.judging.findings import Ruling
 from verify.judging.trial import Trial
+from verify.machine import outside_file
+from verify.machine.outside_file import OutsideFileError
 from verify.problem import Problem
 from verify.problem.distributions import DISTRIBUTIONS
 from verify.problem.known_answers import gather_possible
@@ -139,10 +139,6 @@ class Oracle:
         return self.judge(trial) if reason is None else Ruling(inapplicable=reason)
 
 
-class OracleFileError(ValueError):
-    """A file of oracles cannot be used; the message names it."""
-
-
 _outside: dict[Path, ModuleType] = {}
 
 
@@ -150,7 +146,7 @@ def use_files(paths: Sequence[Path]) -> None:
     """Use the oracles of these files, and of no other files, in addition to those of the package.
 
     This holds for the current process from now on.  A file is a module like those of the package,
-    and runs in the judge's process.  Raises OracleFileError if a file does not load, defines no
+    and runs in the judge's process.  Raises OutsideFileError if a file does not load, defines no
     oracle, or uses a name that is taken.
     """
     before = dict(_outside)
@@ -160,7 +156,7 @@ def use_files(paths: Sequence[Path]) -> None:
         oracles()
     except ValueError as error:
         _replace(before)
-        raise OracleFileError(f"{', '.join(map(str, paths))}: {error}") from None
+        raise OutsideFileError(f"{', '.join(map(str, paths))}: {error}") from None
 
 
 def used_files() -> tuple[Path, ...]:
@@ -178,17 +174,9 @@ def files_of(group: str) -> tuple[Path, ...]:
 
 
 def _loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"oracle_file_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise OracleFileError(f"{path}: no such Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for their module there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise OracleFileError(f"{path} does not load: {type(error).__name__}: {error}") from error
+    module = outside_file.load(path, f"oracle_file_{path.stem}")
     if not defined(module, "ORACLE"):
-        raise OracleFileError(f"{path} defines neither ORACLE nor ORACLES")
+        raise OutsideFileError(f"{path} defines neither ORACLE nor ORACLES")
     return module
 
 

@@ -14,7 +14,8 @@ The oracle catches off-by-one errors in masks, windows, lengths and alignments, 
 LSE.
 
 Premises: with q = 0 all scores are 0 (norm_bounded_scores), the weights of the visible keys
-(visible_mass_only) add up to 1 (rows_average_values), and O is rounded once (exact_output).
+(visible_mass_only) add up to 1 (rows_average_values), the hits of all keys are added before any
+factor (factors_by_head), and O is rounded once (exact_output).
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ ORACLE = Oracle(
             Premise.NORM_BOUNDED_SCORES,
             Premise.VISIBLE_MASS_ONLY,
             Premise.ROWS_AVERAGE_VALUES,
+            Premise.FACTORS_BY_HEAD,
             Premise.EXACT_OUTPUT,
         }
     ),

@@ -16,36 +16,10 @@ from torch import Tensor
 from verify.arithmetic.dtypes import DTYPES, DType
 from verify.probes.instructions import COLUMNS, WORDS, Dot, Instruction, Tiles
 from verify.probes.lab import hexadecimal
+from verify.probes.report import Agreement, Mismatch
 
 DOTS = 1 << 20
 _AT_ONCE = 1 << 15  # dot products that the model computes in one call
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """One dot product on which device and model differ, as bits in hexadecimal digits."""
-
-    kind: str
-    a: tuple[str, ...]
-    b: tuple[str, ...]
-    c: str
-    device: str
-    model: str
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The comparison of a device with the model.
-
-    by_kind: kind of input -> mismatches, if there are any.  nan: differing results that are both
-    NaN.  first: the first mismatch of numbers, or else of NaNs.
-    """
-
-    dots: int
-    mismatches: int
-    nan: int
-    by_kind: dict[str, int]
-    first: Mismatch | None = None
 
 
 def agree(instruction: Instruction, tiles: Tiles, model: Dot, dots: int = DOTS) -> Agreement:

@@ -22,9 +22,9 @@ from verify.arithmetic.dtypes import DTYPES
 from verify.probes import toolchain
 from verify.probes.documented import movement, products, scalars
 from verify.probes.documented.states import LANES, REGISTERS, State, Trials, register
+from verify.probes.report import ConformanceProbe
 from verify.probes.toolchain import Launch, Program
 
-MANUAL = "PTX ISA 9.1"
 _MATRICES = "Warp-level matrix load and store instructions: ldmatrix, stmatrix"
 _COPIES = "Non-bulk copy: cp.async"
 _FLOATS = "Floating Point Instructions"
@@ -171,28 +171,6 @@ PROGRAM = Program(
     "conformance",
     tuple((one.case, str(number)) for number, one in enumerate(CONFORMING)),
 )
-
-
-@dataclass(frozen=True)
-class ConformanceProbe:
-    """The results for one instruction.
-
-    checks: trials, each of the complete state of a warp.  differing: how many of them do not leave
-    what the manual says.  first: the first disagreement, or "".  error: why results are missing, or
-    "".
-    """
-
-    name: str
-    checks: int = 0
-    differing: int = 0
-    first: str = ""
-    error: str = ""
-    seconds: float = 0.0
-
-    @property
-    def agrees(self) -> bool:
-        """Whether no trial contradicts the manual."""
-        return not self.differing
 
 
 class _Arguments(ctypes.Structure):

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from verify.arithmetic.archs import arch_named, arch_of
 from verify.arithmetic.dtypes import DTYPES, DType
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH, Function
-from verify.evidence.strict_json import Number
 from verify.probes import toolchain
+from verify.probes.report import FunctionProbe, Worst
 from verify.probes.toolchain import Launch, Program
 
 _REFERENCE_ULP = 2.0**-28  # the reference's largest error, in ulp of fp32
@@ -156,54 +156,6 @@ FUNCTIONS: tuple[Probed, ...] = (
         direction=0,
     ),
 )
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The largest value of an error, and its input: bits in hexadecimal digits, of both arguments
-    if there are two."""
-
-    value: Number
-    at: str
-
-
-@dataclass(frozen=True)
-class FunctionProbe:
-    """The results for one function.
-
-    - inputs: their number.  exhaustive: they are all inputs, so that `ulp_bound`, the measured
-      error plus the reference's, holds for every input.
-    - ulp, relative: the largest errors over normal results of normal inputs, without those for
-      which only the absolute error is bounded.  absolute: over the latter, if there are any.
-    - table: the source of the table's entry.  ratio: error divided by the table's bound.
-    - order, integers, subnormal_inputs, subnormal_results: as text.
-    - edges: name of an input -> result bits.
-    - error: why results are missing, or "".
-    """
-
-    name: str
-    table: str = ""
-    inputs: int = 0
-    exhaustive: bool = False
-    ulp: Worst | None = None
-    ulp_bound: Number | None = None
-    relative: Worst | None = None
-    absolute: Worst | None = None
-    ratio: Worst | None = None
-    wrong: str = ""
-    order: str = ""
-    integers: str = ""
-    subnormal_inputs: str = ""
-    subnormal_results: str = ""
-    edges: dict[str, str] | None = None
-    error: str = ""
-    seconds: float = 0.0
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the table's bound holds, including the reference's error, and NaN results are
-        right."""
-        return self.ratio is None or (self.ratio.value * (1 + 2.0**-20) <= 1 and not self.wrong)
 
 
 class _Bound(ctypes.Structure):

@@ -5,54 +5,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from verify.arithmetic.dot import fused_dot
 from verify.arithmetic.mma import provenance, unit_for
 from verify.arithmetic.unit import Envelope, Unit
-from verify.probes.agreement import DOTS, Agreement, agree
+from verify.probes.agreement import DOTS, agree
 from verify.probes.instructions import Bench, Dot, Instruction
 from verify.probes.lab import Lab
+from verify.probes.report import MatrixProbe, Quantity
 from verify.probes.specials import specials
 from verify.probes.structure import measure
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A measured quantity, and the table's unit's result in the same experiment ("" if there is no
-    such unit)."""
-
-    name: str
-    measured: str
-    expected: str
-
-    @property
-    def agrees(self) -> bool:
-        return self.measured == self.expected or not self.expected
-
-
-@dataclass(frozen=True)
-class MatrixProbe:
-    """The results for one instruction.
-
-    table: the source of its unit.  guess: the tables have no unit for this device.
-    error: why results are missing, or "".
-    """
-
-    name: str
-    table: str = ""
-    guess: bool = False
-    structure: tuple[Quantity, ...] = ()
-    specials: tuple[Quantity, ...] = ()
-    agreement: Agreement | None = None
-    error: str = ""
-    seconds: float = 0.0
-
-    @property
-    def agrees(self) -> bool:
-        """Whether no measurement contradicts the table."""
-        same = self.agreement is None or not self.agreement.mismatches
-        return same and all(quantity.agrees for quantity in (*self.structure, *self.specials))
 
 
 def table_unit(arch: str, instruction: Instruction) -> Unit | None:

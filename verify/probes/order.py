@@ -19,6 +19,7 @@ from verify.cell.arena import Arena
 from verify.cell.process import Cell
 from verify.judging.trial import Trial
 from verify.probes import tree
+from verify.probes.report import OrderProbe
 from verify.probes.tree import InconsistentError, Node, Pair
 from verify.problem import Problem
 from verify.problem.inputs import Inputs
@@ -28,25 +29,6 @@ KEYS = 256  # a power of two, so that dividing by it is exact
 _ROWS = (64, KEYS, 1)  # rows of Q to try; the first supported number is used
 _HEADS = 128  # at most, in one launch
 _DTYPES = ("bfloat16", "float32", "float16")  # the largest exponent range first
-
-
-@dataclass(frozen=True)
-class OrderProbe:
-    """The order in which one config adds P V.
-
-    order: as text.  groups: keys of the first groups of the chain, or of the first block's chain.
-    reason: why the order is unknown, or "".
-    """
-
-    variant: str
-    config: str
-    dtype: str = ""
-    keys: int = 0
-    order: str = ""
-    groups: tuple[str, ...] = ()
-    launches: int = 0
-    reason: str = ""
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,15 @@ from verify import document as doc
 from verify.arithmetic.instructions import DIVISION, EXP, LOG, TANH
 from verify.document import markdown as page
 from verify.document import text
-from verify.probes.conformance import CONFORMING, MANUAL, ConformanceProbe
-from verify.probes.functions import FUNCTIONS, FunctionProbe, Worst
-from verify.probes.instructions import INSTRUCTIONS
-from verify.probes.matrix import MatrixProbe, Quantity
-from verify.probes.report import ProbeReport
+from verify.probes.report import (
+    MANUAL,
+    ConformanceProbe,
+    FunctionProbe,
+    MatrixProbe,
+    ProbeReport,
+    Quantity,
+    Worst,
+)
 
 _GOOD, _BAD, _FAILED, _UNKNOWN = "agrees", "DISAGREES", "FAILED", "not in the table"
 _STATUS: dict[str, doc.Status] = {_GOOD: "green", _BAD: "red", _FAILED: "grey", _UNKNOWN: "grey"}
@@ -172,6 +176,9 @@ def verdict(found: MatrixProbe | FunctionProbe | ConformanceProbe) -> str:
 
 def table_entry(found: MatrixProbe | FunctionProbe, arch: str) -> str:
     """Where the tables have what a probe is compared with: the file and the entry."""
+    from verify.probes.functions import FUNCTIONS  # needs torch, as no other part of a page does
+    from verify.probes.instructions import INSTRUCTIONS
+
     if isinstance(found, MatrixProbe):
         file, arch = "verify/arithmetic/units.py", arch.rstrip("a")
         named = [one for one in INSTRUCTIONS if one.name == found.name]
@@ -243,6 +250,8 @@ def _fault(
 
 
 def _nonconforming(one: ConformanceProbe) -> Fault:
+    from verify.probes.conformance import CONFORMING  # needs torch
+
     notes = [one.error]
     if one.differing:
         notes.append(f"{one.differing} of {one.checks} trials differ; the first: {one.first}")

@@ -6,11 +6,12 @@ problems.
 
 from contextlib import suppress
 
+from verify.machine.outside_file import OutsideFileError
 from verify.problem import kind_files
 from verify.problem.problem import Problem
 from verify.problem.storage import EXPANSIONS, ORDERS, Layout, ProblemError, Storage
 
 __all__ = ["EXPANSIONS", "ORDERS", "Layout", "Problem", "ProblemError", "Storage"]
 
-with suppress(kind_files.KindFileError):  # the command that names the files raises it
+with suppress(OutsideFileError):  # the command that names the files raises it
     kind_files.load()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from references.masks import Intersection, Lengths, drawn_words, kind_of
+from references.quantisation import KINDS as QUANTISATIONS
 from references.score_mods import mod_words
 from verify.arithmetic.dtypes import dtype_named
 from verify.problem import Layout, Problem
@@ -26,6 +27,7 @@ _BINS = (
     "grouped_heads",
     "descaling",
     "descaling_by_head",
+    "descaling_by_block",
     "head_dim_v!=head_dim",
     "scale<0",
     "scale=0",
@@ -85,6 +87,7 @@ def coverage_bins(problem: Problem, config: Config) -> set[str]:
         "grouped_heads": grouped,
         "descaling": problem.quantisation.scaled,
         "descaling_by_head": problem.descaling == "head" and grouped,
+        "descaling_by_block": 0 < problem.quantisation.keys < problem.seqlen_kv,
         "head_dim_v!=head_dim": problem.head_dim_v != problem.head_dim,
         "scale<0": scale < 0,
         "scale=0": scale == 0,
@@ -136,6 +139,9 @@ def bins_reachable(support: Support, config: Config | None = None) -> set[str]:
         "grouped_heads": support.grouped_heads,
         "descaling": bool(set(support.descalings) - {"none"}),
         "descaling_by_head": "head" in support.descalings and support.grouped_heads,
+        "descaling_by_block": any(
+            0 < QUANTISATIONS[word].keys < longest for word in support.descalings
+        ),
         "head_dim_v!=head_dim": support.separate_head_dim_v and len(support.head_dims) > 1,
         "scale<0": support.scales == "any",
         "scale=0": support.scales == "any",

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from references.premises import Premise
 from verify.arithmetic.dtypes import DType, dtype_named
 from verify.arithmetic.rounding import Floats, cast
 from verify.problem import Problem, ProblemError
@@ -64,15 +65,17 @@ def stored_factors(problem: Problem) -> dict[str, Tensor]:
 
     Of eight significant bits, in [1/4, 4).  Where an oracle must know O bit for bit, powers of two,
     and those of q and k cancel: their product is 1 for a head's own factors, and another head's
-    would show.
+    would show.  If a head has several, those of q and k are 1.
     """
     source, exact = Source(problem), _distribution(problem).oracle
+    several = Premise.FACTORS_BY_HEAD in problem.quantisation.breaks
     found = {}
     for buffer, shape in problem.quantisation.stored(problem.shapes).items():
         name = buffer.removeprefix("descale_")
         stream = "q" if name == "k" and exact else name
         words = source.words(stream, "descale", shape).astype(np.int64)
         exponent = ((words & 3) - 2) * (-1 if name == "k" and exact else 1)
+        exponent *= not (exact and several and name != "v")
         mantissa = np.where(exact, 128, 128 + (words >> 2 & 127))
         found[buffer] = cast(np.ldexp(mantissa / 128, exponent), dtype_named("float32"))
     return found

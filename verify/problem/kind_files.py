@@ -1,4 +1,4 @@
-"""Files of kinds: masks, score mods and storages that stand outside the tree (`--with FILE`).
+"""Files of kinds: masks, score mods, storages and quantisations outside the tree (`--with FILE`).
 
 VERIFY_WITH names the files, for every process of a command: a cell has to know a kind, too, and
 `verify.problem` loads them there when it is imported, before the judge's modules are closed.
@@ -6,7 +6,6 @@ VERIFY_WITH names the files, for every process of a command: a cell has to know 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -15,22 +14,21 @@ from types import ModuleType
 from typing import Any
 
 from references.masks.base import KINDS as MASKS
+from references.quantisation import KINDS as QUANTISATIONS
 from references.score_mods.base import KINDS as SCORE_MODS
+from verify.machine import outside_file
+from verify.machine.outside_file import OutsideFileError
 from verify.machine.settings import KIND_FILES
 from verify.problem.storage.base import KINDS as STORAGES
 
-_REGISTRIES: tuple[dict[str, Any], ...] = (MASKS, SCORE_MODS, STORAGES)
+_REGISTRIES: tuple[dict[str, Any], ...] = (MASKS, SCORE_MODS, STORAGES, QUANTISATIONS)
 _used: dict[Path, ModuleType] = {}
-
-
-class KindFileError(ValueError):
-    """A file of kinds cannot be used; the message names it."""
 
 
 def load() -> None:
     """Load the files that VERIFY_WITH names, each once in a process.
 
-    A file is a module of the name of its stem.  Raises KindFileError if a file does not load,
+    A file is a module of the name of its stem.  Raises OutsideFileError if a file does not load,
     defines no kind, or has the name of another module.
     """
     for name in filter(None, os.environ.get(KIND_FILES, "").split(os.pathsep)):
@@ -52,24 +50,20 @@ def forget() -> None:
 
 
 def _loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise KindFileError(f"{path}: no such Python file")
-    if spec.name in sys.modules:
-        raise KindFileError(f"{path}: another module has the name {spec.name}: rename the file")
+    name = path.stem  # kernels import it by that name
+    if name in sys.modules:
+        raise OutsideFileError(f"{path}: another module has the name {name}: rename the file")
     before = [dict(kinds) for kinds in _REGISTRIES]
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # for dataclasses, and for kernels that import it
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        _withdraw(spec.name, before)
-        raise KindFileError(f"{path} does not load: {type(error).__name__}: {error}") from error
-    if [dict(kinds) for kinds in _REGISTRIES] == before:
-        _withdraw(spec.name, before)
-        raise KindFileError(
-            f"{path} defines no mask, score mod or storage (a file of oracles: --oracle)"
-        )
+        module = outside_file.load(path, name)
+        if [dict(kinds) for kinds in _REGISTRIES] == before:
+            raise OutsideFileError(
+                f"{path} defines no mask, score mod, storage or quantisation"
+                " (a file of oracles: --oracle)"
+            )
+    except OutsideFileError:
+        _withdraw(name, before)
+        raise
     return module
 
 

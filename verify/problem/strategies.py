@@ -149,7 +149,7 @@ def draw_problems(
 ) -> Problem:
     # First what is always drawn, from the same lists; then what depends on it.  So shrinking one
     # draw shifts no other's meaning, and Hypothesis, which repeats examples with small changes,
-    # rarely changes what nobody reads.
+    # rarely changes a draw that is not read.
     head_dim, other_head_dim_v = (
         draw(head_dims_in(support)),
         support.separate_head_dim_v and draw(_one_in(4)),

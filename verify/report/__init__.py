@@ -13,7 +13,7 @@ from pathlib import Path
 
 from verify.report.build import build
 from verify.report.compare import Change, ReportComparison, compare, render_comparison
-from verify.report.json_file import dumps, parse, read
+from verify.report.json_file import dumps, parse, read, reports_in
 from verify.report.schema import SCHEMA_VERSION, Report, ReportError, WorstCase, worst_cases
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "parse",
     "read",
     "render_comparison",
+    "reports_in",
     "worst_cases",
     "write",
     "write_index",

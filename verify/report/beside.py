@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verify.document import Line, Paragraph, Section, Span
 from verify.evidence.strict_json import decode, loads
+from verify.probes.report import ProbeReport
+from verify.probes.report import read as read_probes
 from verify.report import words
 from verify.report.build import overall
 from verify.report.schema import BesideReport, Report, Status
 from verify.report.words import counted
 from verify.sanitizers.account import Account
+from verify.sanitizers.exports import uncaught
 from verify.timing.record import NAME as BENCH
 from verify.timing.record import Benchmark, parse
-
-if TYPE_CHECKING:
-    from verify.probes.report import ProbeReport
 
 FILES = {"probes": "probes.json", "sanitizer": "sanitizer.json", "bench": BENCH}
 
@@ -60,14 +60,8 @@ def look(folder: Path, device: dict[str, Any]) -> Beside:
     return Beside(**found, unusable=unusable)
 
 
-def _read_probes(path: Path) -> ProbeReport:
-    from verify.probes.report import read  # needs what probes need, which no other report does
-
-    return read(path)
-
-
 _READERS: dict[str, Callable[[Path], Any]] = {
-    "probes": _read_probes,
+    "probes": read_probes,
     "sanitizer": lambda path: decode(Account, loads(path.read_text(encoding="utf-8"))),
     "bench": lambda path: parse(path.read_text(encoding="utf-8")),
 }
@@ -149,6 +143,7 @@ def _of_sanitizers(account: Account) -> BesideReport:
         {f"{p['tool']} on {p['variant']}" for p in account["planted"] if not p["holds"]}
     )
     status: Status = "red" if {"faulty", "failed"} & set(bad) else "green"
+    missed += [f"{copy}, which nothing caught" for copy in uncaught(account["planted"])]
     if status == "green" and (
         bad or missed or not outcomes or any(w["dead"] for w in account["waivers"])
     ):

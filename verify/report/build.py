@@ -10,11 +10,12 @@ from pathlib import PurePath
 from statistics import median
 from typing import Any
 
-from verify.evidence import INAPPLICABLE, Begin, Evidence, RunInfo, VariantEntry, Verdict
+from verify.evidence import INAPPLICABLE, Begin, Evidence, VariantEntry, Verdict
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
-from verify.report import contract, pooled, ranking, resources, statistics
+from verify.report import contract, merged_runs, pooled, ranking, resources, statistics
 from verify.report.failures import _failing
+from verify.report.merged_runs import several
 from verify.report.schema import (
     SCHEMA_VERSION,
     DTypeReport,
@@ -45,7 +46,7 @@ def build(
     are shown with. Raises ReportError for evidence without a run record, of several devices, or of
     several sources of one variant.
     """
-    _refuse_mixed(evidence)
+    merged_runs.refuse_mixed(evidence)
     runs = evidence.runs
     required = _required(bins_required)
     by_variant: dict[str, list[Verdict]] = defaultdict(list)
@@ -64,11 +65,11 @@ def build(
     ]
     report: Report = {
         "schema": SCHEMA_VERSION,
-        "run": _all(run.run for run in runs),
+        "run": several(run.run for run in runs),
         "started": runs[0].started,
-        "profile": _all(run.profile for run in runs),
-        "device": _device(runs),
-        "versions": _versions(runs),
+        "profile": several(run.profile for run in runs),
+        "device": merged_runs.device(runs),
+        "versions": merged_runs.versions(runs),
         "status": "grey",
         "reasons": _reasons(evidence, set(entries)),
         "cases": sum(variant["cases"] for variant in variants),
@@ -81,52 +82,12 @@ def build(
         "pools": pooled.reports(evidence.verdicts),
         "accuracy": ranking.reports(evidence.verdicts),
     }
-    first = {run.run: run for run in reversed(runs)}
-    if len(first) > 1:
-        starts = sorted(first.values(), key=lambda run: (run.started, run.run))
-        report["runs"] = [
-            {"run": run.run, "started": run.started, "profile": run.profile} for run in starts
-        ]
+    if len(starts := merged_runs.starts(runs)) > 1:
+        report["runs"] = starts
+    if evidence.left_out:
+        report["left_out"] = merged_runs.left_out(evidence)
     report["status"] = overall(report)
     return report
-
-
-def _refuse_mixed(evidence: Evidence) -> None:
-    if not evidence.runs:
-        raise ReportError(
-            "the evidence has no run record: nothing says on what device it was measured"
-        )
-    devices = {str(run.device.get("slug")) for run in evidence.runs}
-    if len(devices) > 1:
-        raise ReportError(
-            f"the evidence mixes devices: {', '.join(sorted(devices))}; a report is of one"
-        )
-    if evidence.changed:
-        raise ReportError(
-            f"the evidence judges more than one source of {', '.join(evidence.changed)}: report"
-            " those runs apart, or judge the present sources in a new run"
-        )
-
-
-def _all(words: Iterable[Any]) -> str:
-    """Different words once each, the first one first."""
-    return ", ".join(dict.fromkeys(str(word) for word in words))
-
-
-def _device(runs: Sequence[RunInfo]) -> dict[str, Any]:
-    """The first run's, with all of what the others say differently of a device of that name."""
-    first = runs[0].device
-    told = {key: [run.device.get(key) for run in runs] for key in first}
-    return {
-        key: first[key] if all(item == first[key] for item in items) else _all(items)
-        for key, items in told.items()
-    }
-
-
-def _versions(runs: Sequence[RunInfo]) -> dict[str, str]:
-    """All that the runs were made under, the first one first."""
-    names = sorted({name for run in runs for name in run.versions})
-    return {name: _all(run.versions.get(name, "unknown") for run in runs) for name in names}
 
 
 def _required(given: Sequence[str] | BinsRequired | None) -> BinsRequired:

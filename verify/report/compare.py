@@ -1,5 +1,5 @@
-"""Two reports of the same device, or of two devices: what got worse, what got better, what nobody
-looks at any more."""
+"""Two reports of the same device, or of two devices: what got worse, what got better, and what is
+no longer judged."""
 
 from __future__ import annotations
 

@@ -41,6 +41,18 @@ def read(path: Path | str) -> Report:
         raise ReportError(f"{file}: {error}") from None
 
 
+def reports_in(folder: Path) -> list[tuple[Path, Report]]:
+    """The report.json of a folder, or else of every folder in it: (path, report), sorted by path.
+
+    Raises ReportError if there is none, and for one that cannot be read.
+    """
+    here = folder / "report.json"
+    paths = [here] if here.is_file() else sorted(folder.glob("*/report.json"))
+    if not paths:
+        raise ReportError(f"{folder}: holds no report")
+    return [(path, read(path)) for path in paths]
+
+
 def parse(data: Any) -> Report:
     """JSON data as a report; raises ReportError naming the version or the first place whose shape
     is wrong."""

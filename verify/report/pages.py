@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from verify.document import Document, Figure, Paragraph, Span, html, markdown, text
+from verify.probes import page as probes
 from verify.report import beside, svg
 from verify.report.beside import Beside
 from verify.report.document import document
@@ -49,8 +50,6 @@ def _pages_beside(near: Beside) -> dict[str, str]:
     """The pages of what lies beside a report, made of it."""
     made: dict[str, tuple[Callable[[], Document], str]] = {}
     if near.probes is not None:
-        from verify.probes import page as probes  # needs what probes need, as no other report does
-
         made["probes"] = (partial(probes.document, near.probes), "Probes")
     if near.sanitizer is not None:
         made["sanitizer"] = (partial(sanitizers.document, near.sanitizer), "Sanitizers")
@@ -70,7 +69,7 @@ def _made(make: Callable[[], Document], title: str, source: str) -> Document:
     """That document, or one that says why it could not be made."""
     try:
         return make()
-    except Exception as error:  # whatever it is, it must not cost the report
+    except Exception as error:  # no error of a page may cost the report
         return _no_page(title, error, source)
 
 

@@ -310,6 +310,6 @@ def new_figure(width: float, height: float) -> Iterator[Any]:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whoever renders may have a matplotlibrc
+        matplotlib.rcdefaults()  # a user can have a matplotlibrc
         matplotlib.rcParams.update(_STYLE)
         yield Figure(figsize=(width, height))

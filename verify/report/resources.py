@@ -11,6 +11,10 @@ from verify.evidence.strict_json import Number
 from verify.report.schema import BuildsReport, InstructionsReport
 from verify.variant import compiled_archs
 
+# Kinds of instructions whose numbers are told: loads of matrices, asynchronous copies, tensor
+# copies, special functions, and accesses to memory that stands in for registers.
+KINDS = ("LDSM", "LDGSTS", "UTMALDG", "MUFU", "LDL", "STL")
+
 _MESSAGE = 4000  # characters of a compiler's message
 
 
@@ -52,6 +56,7 @@ def _one_arch(arch: str, builds: list[Built], configs: Sequence[str]) -> BuildsR
         "spill_budget": budgets.get(worst),
         "seconds": sum(b.seconds for b in builds),
         "instructions": _by_config(builds, configs),
+        "kinds": _kinds([b.sass["kernel"] for b in builds if b.sass is not None]),
         "unread": len(unread),
         "unread_reason": text.shorter(unread[0], _MESSAGE) if unread else "",
     }
@@ -78,6 +83,12 @@ def _by_config(builds: list[Built], configs: Sequence[str]) -> list[Instructions
         }
         for (config, kinds), sass in sorted(found.items(), key=lambda item: item[0])
     ]
+
+
+def _kinds(kernels: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    """The smallest and largest number of each kind in a kernel; nothing of no kernel."""
+    numbers = {kind: [counts.get(kind, 0) for counts in kernels] for kind in KINDS if kernels}
+    return {kind: [min(each), max(each)] for kind, each in numbers.items()}
 
 
 def _parts(sass: Iterable[dict[str, dict[str, int]]], part: str) -> Iterable[Mapping[str, int]]:

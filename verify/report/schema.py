@@ -199,7 +199,9 @@ class BuildsReport(TypedDict):
     registers; spill_build: the worst of them, by the sum of its spill_stores and spill_loads, bytes
     per thread; spill_budget: what it declares that it may spill, None without a budget.  seconds:
     of all compilations.  instructions: by config.  unread: compiled builds whose instructions were
-    not read, with the `unread_reason` of the first.  The last four are missing in older reports.
+    not read, with the `unread_reason` of the first.  kinds: by kind of instruction of KINDS, the
+    smallest and largest number in a build that was read.  The last five are missing in older
+    reports.
     """
 
     arch: str
@@ -219,6 +221,7 @@ class BuildsReport(TypedDict):
     instructions: NotRequired[list[InstructionsReport]]
     unread: NotRequired[Integer]
     unread_reason: NotRequired[str]
+    kinds: NotRequired[dict[str, list[Integer]]]
 
 
 class Cell(TypedDict):
@@ -344,6 +347,16 @@ class Started(TypedDict):
     profile: str
 
 
+class LeftOut(TypedDict):
+    """Evidence of a run that does not count for a variant, since a later run knew another source of
+    it: how many cases, and how many of them fail."""
+
+    variant: str
+    run: str
+    cases: Integer
+    failures: Integer
+
+
 class BesideReport(TypedDict):
     """What a file beside the report, "probes", "sanitizer" or "bench", says of the device or of
     the kernels.
@@ -362,7 +375,7 @@ class Report(TypedDict):
 
     started: the first of them.  What the runs know differently of device and versions is listed
     alike.  pools, accuracy, beside: missing in reports of an earlier day.  runs: in order of time;
-    missing where there is one.
+    missing where there is one.  left_out: sorted by variant; missing where nothing was.
     """
 
     schema: Literal[2]
@@ -384,6 +397,7 @@ class Report(TypedDict):
     accuracy: NotRequired[list[AccuracyReport]]
     beside: NotRequired[list[BesideReport]]
     runs: NotRequired[list[Started]]
+    left_out: NotRequired[list[LeftOut]]
 
 
 def worst_cases(report: Report) -> list[tuple[VariantReport, WorstCase]]:

@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 def states(variant: VariantReport) -> list[State]:
     """What marks one variant.  An undeclared function is judged by the weakest honest arithmetic,
-    which nobody declared."""
+    which it did not declare."""
     found = [State("narrow", said) for said in _narrow(variant["support"])]
     if growth := variant.get("growth"):
         found.append(

@@ -1,5 +1,5 @@
-"""What a report adds to the table of verdicts on a terminal: what is claimed, what is marked, and
-what nobody judged."""
+"""The lines of a report around the table of verdicts on a terminal: claims, marks, and what was not
+judged or left out."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def headline(report: Report) -> Text:
 
 
 def notes(report: Report) -> Iterator[Text]:
-    """Lines under the table: claims, states and failure rate of every variant that was judged, and
-    why gradients were not."""
+    """Lines under the table: claims, states and failure rate of every variant that was judged, why
+    gradients were not, and evidence of older sources that does not count."""
     judged = [variant for variant in report["variants"] if claimed(variant)]
     for variant in judged:
         yield Text(f"{text.one_line(variant['ref'])} claims {claims(variant)}", style="dim")
@@ -64,6 +64,10 @@ def notes(report: Report) -> Iterator[Text]:
         if said := rate(variant):
             yield Text(f"  {said}", style="dim")
     yield from _unjudged(judged)
+    for one in report.get("left_out", []):
+        where = f"{text.one_line(one['variant'])} of run {text.one_line(one['run'])}"
+        said = f"{one['cases']:,} cases, {one['failures']:,} failing"
+        yield Text(f"left out: {where} ({said}): its source has changed since")
 
 
 def _unjudged(judged: Sequence[VariantReport]) -> Iterator[Text]:

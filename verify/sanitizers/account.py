@@ -16,7 +16,9 @@ Shown = dict[str, str | list[str]]
 class Planted(TypedDict):
     """A planted fault, or its correct twin, under one tool.  wanted: "caught", "clean" or "any";
     holds: whether it came; reasons: why it is inconclusive; record: the one that shows the fault,
-    null if there is none; blind: why the tool is not required to see the fault, by design."""
+    null if there is none; blind: why the tool is not required to see the fault, by design; copy_of:
+    the shipped variant that it is a known-bad copy of, or ""; spare: one of its ways must catch it,
+    and no tool is required to."""
 
     variant: str
     about: str
@@ -28,6 +30,8 @@ class Planted(TypedDict):
     record: Shown | None
     seconds: Number
     blind: NotRequired[str]
+    copy_of: NotRequired[str]
+    spare: NotRequired[bool]
 
 
 class Process(TypedDict):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from xml.etree import ElementTree
 
 from verify.evidence.strict_json import encode
-from verify.sanitizers.account import Account, Failed, Shown
+from verify.sanitizers.account import Account, Failed, Planted, Shown
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"Info": "note", "Warning": "warning"}
@@ -34,7 +34,16 @@ def sarif(account: Account) -> dict[str, Any]:
 
 def _proved(account: Account) -> bool:
     """Whether the tools ran, and were alive."""
-    return bool(account["tried"]) and all(planted["holds"] for planted in account["planted"])
+    planted = account["planted"]
+    alive = all(one["holds"] for one in planted) and not uncaught(planted)
+    return bool(account["tried"]) and alive
+
+
+def uncaught(planted: Iterable[Planted]) -> list[str]:
+    """Known-bad copies of shipped kernels that nothing caught."""
+    copies = [one for one in planted if one.get("copy_of")]
+    caught = {copy["variant"] for copy in copies if copy["record"] is not None}
+    return sorted({copy["variant"] for copy in copies} - caught)
 
 
 def _rule(failure: Failed) -> str:
@@ -99,6 +108,10 @@ def _planted(account: Account) -> Iterator[ElementTree.Element]:
         if not planted["holds"]:
             said = "; ".join([planted["outcome"], *planted["reasons"]])
             _fail(case, f"wanted {planted['wanted']}, got {said}", "")
+        yield case
+    for copy in uncaught(account["planted"]):
+        case = ElementTree.Element("testcase", classname="planted", name=f"{copy} is caught")
+        _fail(case, "nothing caught this known-bad copy", "")
         yield case
 
 

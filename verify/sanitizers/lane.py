@@ -19,6 +19,8 @@ from verify.sanitizers.exceptions import Waiver
 from verify.sanitizers.failures import Failure, failures, finding, replay
 from verify.sanitizers.planted import PlantedFault, planted_problem
 from verify.sanitizers.session import Booth, Session, Subject, rehearse
+from verify.sanitizers.skew import race
+from verify.sanitizers.tool import SKEW
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -37,6 +39,11 @@ class PlantedSession:
     @property
     def holds(self) -> bool:
         return self.fault.holds(self.session.tool, self.session.judgement)
+
+    @property
+    def shown(self) -> bool:
+        """Whether a record shows the fault."""
+        return self.fault.shown_by(self.session.judgement) is not None
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,8 @@ class Lane:
     # Planted faults.
 
     def plant(self, faults: tuple[PlantedFault, ...]) -> list[PlantedSession]:
-        """Run every planted fault under every tool.  Raises InfrastructureError if one
-        cannot run."""
+        """Run every planted fault under its tools, and a spare copy that they miss with delays.
+        Raises InfrastructureError if one cannot run."""
         subjects = _planted_subjects(faults)
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
@@ -100,12 +107,19 @@ class Lane:
                 ): fault
                 for fault in faults
                 if fault.variant in subjects
-                for tool in self.tools
+                for tool in fault.tried_under(self.tools)
             }
             planted = [PlantedSession(fault, session) for fault, session in _results(futures)]
-        return sorted(
-            planted, key=lambda t: (faults.index(t.fault), self.tools.index(t.session.tool))
-        )
+            caught = {each.fault.variant for each in planted if each.shown}
+            missed = {
+                pool.submit(self._session, SKEW, subjects[fault.variant], ""): fault
+                for fault in faults
+                if fault.spare and fault.variant in subjects and fault.variant not in caught
+                if fault.tried_under(self.tools)
+            }
+            planted += [PlantedSession(fault, session) for fault, session in _results(missed)]
+        order = (*self.tools, SKEW)
+        return sorted(planted, key=lambda t: (faults.index(t.fault), order.index(t.session.tool)))
 
     # Kernels.
 
@@ -199,7 +213,10 @@ class Lane:
     def _session(self, tool: str, subject: Subject, name: str) -> Session:
         number = self._free.get()
         try:
-            session = self.booth.sanitize(tool, subject, number, name)
+            if tool == SKEW:
+                session = race(self.booth.environment, subject)
+            else:
+                session = self.booth.sanitize(tool, subject, number, name)
         finally:
             self._free.put(number)
         self.done(session)
@@ -249,7 +266,7 @@ def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:
         if fault.variant not in declarations:
             raise InfrastructureError(f"{fault.file.name} has no variant {fault.variant}")
         declaration = declarations[fault.variant]
-        if declaration.unavailable is not None and fault.optional:
+        if declaration.unavailable is not None and fault.copy_of:
             continue
         if declaration.unavailable is not None:
             raise InfrastructureError(f"{fault.variant} cannot run here: {declaration.unavailable}")

@@ -14,6 +14,11 @@ PLANTED = (
     " run fail."
 )
 
+COPIES = (
+    "Every CUDA kernel of the collection with one slip of the hand. A copy that nothing catches"
+    " makes the whole run fail."
+)
+
 _TOLD = ("tool", "kind", "text")  # parts of a record that its message tells
 
 
@@ -42,6 +47,9 @@ def _sections(account: Account) -> Iterator[doc.Section]:
     note = doc.Paragraph(PLANTED, note=True)
     blocks = (note, planted(account), *blind(account))
     yield doc.Section("Planted faults", "planted", blocks)
+    if bad := copies(account):
+        lead = doc.Paragraph(COPIES, note=True)
+        yield doc.Section("Known-bad copies of shipped kernels", "copies", (lead, *bad))
     yield doc.Section("Kernels", "kernels", (kernels(account["tried"]),))
     none = (doc.Paragraph("None: every record counts."),)
     yield doc.Section("Exceptions", "exceptions", exceptions(account) or none)
@@ -59,7 +67,9 @@ def kernels(tried: Sequence[Tried], sources: Mapping[str, str] | None = None) ->
         outcomes = [outcome for t in mine for outcome in t["cases"].values()]
         bad = [outcome for outcome in outcomes if outcome != "clean"]
         processes = [process for t in mine for process in t["processes"]]
-        verdict = doc.Span("clean", "good") if outcomes else doc.Span("not tried", "bad")
+        notes = {note for process in processes for note in process["reasons"] if not bad}
+        word = "; ".join(("clean", *sorted(notes)))
+        verdict = doc.Span(word, "good") if outcomes else doc.Span("not tried", "bad")
         if bad:
             words = f"{len(bad)} of {len(outcomes)} {'/'.join(sorted(set(bad)))}"
             verdict = doc.Span(words, "bad")
@@ -76,12 +86,31 @@ def planted(account: Account) -> doc.Table:
     """Per planted kernel: its name, what it does, and what each tool said."""
     found: dict[tuple[str, str], dict[str, doc.Line]] = {}
     for one in account["planted"]:
-        found.setdefault((one["variant"], one["about"]), {})[one["tool"]] = _word(one)
+        if not one.get("spare"):
+            found.setdefault((one["variant"], one["about"]), {})[one["tool"]] = _word(one)
     rows = tuple(
         (doc.Span(name, "strong"), about, *(cells.get(t, text.NONE) for t in account["tools"]))
         for (name, about), cells in found.items()
     )
     return doc.Table(("planted", "what", *account["tools"]), rows)
+
+
+def copies(account: Account) -> tuple[doc.Block, ...]:
+    """Per known-bad copy of a shipped kernel: what caught it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in account["planted"]:
+        if one.get("copy_of"):
+            caught = found.setdefault((one["variant"], one["about"]), [])
+            caught += [one["tool"]] * (one["record"] is not None)
+    rows = tuple(
+        (
+            doc.Span(variant, "strong"),
+            about,
+            doc.Span(", ".join(caught), "good") if caught else doc.Span("nothing", "bad"),
+        )
+        for (variant, about), caught in found.items()
+    )
+    return (doc.Table(("copy", "what", "caught by"), rows),) if rows else ()
 
 
 def _word(planted: Planted) -> doc.Line:

@@ -7,13 +7,15 @@ files.  If a tool misses a fault that it must catch, or convicts a twin, its run
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verify.bundle import ROOT
 from verify.problem import Problem
 from verify.sanitizers.facts import Judgement
 from verify.sanitizers.records import Record
+from verify.sanitizers.tool import SHARED_SPACE, SKEW, Sanitizer
 from verify.variant import Declaration
 
 FOLDER = ROOT / "tests" / "planted"
@@ -28,6 +30,8 @@ BLIND = {
     " finds hazards between accesses to shared memory)",
     "initcheck": f"shared memory, and memory written before ({MANUAL}: Initcheck finds reads of"
     " global memory that nothing has written; shared memory only from 13.1 on)",
+    "skew": "addresses, unwritten memory, and barriers whose absence changes no result (it compares"
+    " the bits of results)",
     "synccheck": f"memory ({MANUAL}: Synccheck finds invalid uses of barriers and of wgmma)",
 }
 
@@ -38,8 +42,11 @@ class PlantedFault:
 
     twin: it is right, and must be clean under every tool.  caught_by: the tools that must catch it.
     shows: regular expressions that a record of this fault matches, anywhere in its text and
-    ignoring case.  unseen: why no tool sees it, if none does.  optional: whether it is left out
-    where it cannot run, for then the kernel that it is a copy of cannot either.
+    ignoring case.  unseen: why no tool sees it, if none does.  needs: the
+    option without which no tool must catch it.  copy_of: the shipped variant that it
+    is a known-bad copy of; it is left out where that cannot run.  spare: other copies show that the
+    tools in `caught_by` are alive.  It is tried under these alone, and if they miss it, delays must
+    show it (`verify.sanitizers.skew`).
     """
 
     variant: str
@@ -49,22 +56,44 @@ class PlantedFault:
     caught_by: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()
     unseen: str = ""
-    optional: bool = False
+    needs: str = ""
+    copy_of: str = ""
+    spare: bool = False
+
+    def under(self, sanitizer: Sanitizer) -> PlantedFault:
+        """The fault as that sanitizer must treat it."""
+        if not self.needs or self.needs in sanitizer.offers:
+            return self
+        return replace(self, caught_by=(), unseen=f"that needs {self.needs}: a newer version")
 
     def wanted(self, tool: str) -> str:
         """The required result: "caught", "clean", or "any" if nothing is required of that tool."""
+        if self.spare:
+            return "any"
         return "clean" if self.twin else "caught" if tool in self.caught_by else "any"
+
+    def tried_under(self, tools: Sequence[str]) -> tuple[str, ...]:
+        """Those of the tools that it is tried under.  Delays are for faults that they can show."""
+        everywhere = not self.spare
+        return tuple(
+            tool
+            for tool in tools
+            if tool in self.caught_by or (everywhere and (tool != SKEW or self.twin))
+        )
 
     def blind(self, tool: str) -> str:
         """Why the tool is not required to see the fault; "" where something is required of it."""
-        return (self.unseen or BLIND[tool]) if self.wanted(tool) == "any" else ""
+        if self.spare or self.wanted(tool) != "any":
+            return ""
+        return self.unseen or BLIND[tool]
 
     def shown_by(self, judgement: Judgement) -> Record | None:
         """The record that shows this fault, if there is one."""
         fitting = (
             record
             for record in judgement.records
-            if all(
+            if record.tool == SKEW
+            or all(
                 re.search(words, f"{record.kind} {record.words}", re.IGNORECASE)
                 for words in self.shows
             )
@@ -95,7 +124,46 @@ def planted_problem(declaration: Declaration) -> Problem:
 
 
 _WRITE, _READ, _RACE = r"\bwrite\b", r"\bread\b", r"\brace\b|\bhazard\b"
-_TINY, _SPLIT_Q, _CUTE = (FOLDER / f"{name}.py" for name in ("tiny", "split_q", "cute_forward"))
+_TINY, _COPIES = (FOLDER / f"{name}.py" for name in ("tiny", "copies"))
+
+# Slip of the hand in a copy -> what it is, the tool that must catch it, what its record shows.
+SLIPS = {
+    "overrun": ("one row or element too many written: < became <=", "memcheck", (_WRITE,)),
+    "missing-barrier": ("a barrier between a write and a read removed", "racecheck", (_RACE,)),
+    "early-copy-read": ("waits for one group of copies too few", "racecheck", (_RACE,)),
+}
+# By the name in their copies' names (tests/planted/copies.py), the CUDA variants of the collection.
+COPIED = {
+    **{
+        name: f"ptx-{name}"
+        for tiling in ("split-q", "split-kv", "share-kv", "share-qkv", "tiling-qk", "tiling-qkv")
+        for name in (tiling, f"{tiling}-f16")
+    },
+    "split-q-fp8": "ptx-split-q-fp8",
+    "cute": "cute-flash-forward",
+}
+_PROOFS = ("split-q", "cute")  # their copies show in every run that the tools are alive
+_DELAYED = ("split-q", "missing-barrier")  # this one, that delays show a race
+
+
+def _copies() -> tuple[PlantedFault, ...]:
+    """A copy of every CUDA variant for each slip."""
+    return tuple(
+        PlantedFault(
+            variant=f"planted-{name}-{slip}",
+            file=_COPIES,
+            about=f"{shipped}: {about}",
+            caught_by=(tool, SKEW) if (name, slip) == _DELAYED else (tool,),
+            shows=shows,
+            copy_of=shipped,
+            spare=name not in _PROOFS,
+        )
+        for name, shipped in COPIED.items()
+        for slip, (about, tool, shows) in SLIPS.items()
+    )
+
+
+COPIES = _copies()
 
 
 def _tiny(variant: str, about: str, tool: str = "", *shows: str, unseen: str = "") -> PlantedFault:
@@ -160,55 +228,21 @@ FAULTS: tuple[PlantedFault, ...] = (
         "initcheck",
         "uninitialized",
     ),
+    replace(
+        _tiny(
+            "planted-unwritten-shared",
+            "reads shared memory that nothing has written",
+            "initcheck",
+            "uninitialized",
+            "shared",
+        ),
+        needs=SHARED_SPACE,
+    ),
     _tiny(
         "planted-leak",
         "keeps an allocation after the launch",
         unseen=f"memory that is never freed ({MANUAL}: --leak-check looks when a context is"
         " destroyed, which PyTorch's is not; campaigns record the growth of a process's memory)",
     ),
-    PlantedFault(
-        variant="planted-split-q-overrun",
-        file=_SPLIT_Q,
-        about="kernels/ptx/split_q.cu, one row too many written: < became <=",
-        caught_by=("memcheck",),
-        shows=("split_q", _WRITE),
-    ),
-    PlantedFault(
-        variant="planted-split-q-missing-barrier",
-        file=_SPLIT_Q,
-        about="kernels/ptx/split_q.cu without the barrier between the copy of V and its use",
-        caught_by=("racecheck",),
-        shows=("cp_async", "ldmatrix", _RACE),  # racecheck names the inlined functions
-    ),
-    PlantedFault(
-        variant="planted-split-q-early-copy-read",
-        file=_SPLIT_Q,
-        about="kernels/ptx/split_q.cu, which waits for one group of copies too few",
-        caught_by=("racecheck",),
-        shows=("cp_async", _RACE),
-    ),
-    PlantedFault(
-        variant="planted-cute-overrun",
-        file=_CUTE,
-        about="kernels/cute/flash_forward.cu, one element of LSE too many: < became <=",
-        caught_by=("memcheck",),
-        shows=(_WRITE,),
-        optional=True,
-    ),
-    PlantedFault(
-        variant="planted-cute-missing-barrier",
-        file=_CUTE,
-        about="kernels/cute/flash_forward.cu without the barrier between two layouts of O",
-        caught_by=("racecheck",),
-        shows=(_RACE,),
-        optional=True,
-    ),
-    PlantedFault(
-        variant="planted-cute-early-copy-read",
-        file=_CUTE,
-        about="kernels/cute/flash_forward.cu, which waits for one group of copies too few",
-        caught_by=("racecheck",),
-        shows=(_RACE,),
-        optional=True,
-    ),
+    *COPIES,
 )

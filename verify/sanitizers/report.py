@@ -47,8 +47,14 @@ class LaneRun:
 
     @property
     def alive(self) -> bool:
-        """Whether every tool gave the required result for every planted kernel."""
-        return bool(self.planted) and self.alive_tools == self.tools
+        """Whether every tool gave the required result for every planted kernel, and something
+        caught every known-bad copy."""
+        return bool(self.planted) and self.alive_tools == self.tools and not self.uncaught
+
+    @property
+    def uncaught(self) -> list[str]:
+        """Known-bad copies of shipped kernels that nothing caught."""
+        return exports.uncaught(map(_planted, self.planted))
 
     @property
     def alive_tools(self) -> tuple[str, ...]:
@@ -115,6 +121,8 @@ def _planted(planted: PlantedSession) -> Planted:
         "record": None if record is None else _record(record),
         "seconds": round(session.seconds, 1),
         "blind": fault.blind(session.tool),
+        "copy_of": fault.copy_of,
+        "spare": fault.spare,
     }
 
 

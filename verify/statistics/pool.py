@@ -63,7 +63,7 @@ class Pool:
 
 
 def pools(verdicts: Iterable[Verdict]) -> list[Pool]:
-    """Of all tensors with judged rows, sorted.
+    """One Pool for each (variant, dtype, tensor) that has judged rows, sorted by that key.
 
     Cases of one seed share values, so only the one with most rows counts; configs that were asked
     the same problem are averaged.  Cases that were chosen because they failed or were worst before

@@ -74,6 +74,7 @@ class ForwardArithmetic:
     partial: DType | None = None  # 16 bits that such a result is rounded to; None: it stays fp32
     # s: what an 8-bit P is multiplied by before it is rounded; a power of two
     probability_scale: float = 1.0
+    parts: int = 0  # of P V with factors of their own; 0: a head's values have one factor
     output_roundings: int = 0
     largest_factor: float = 1.0  # of V, and at least 1
     # the least that the factors of Q and K multiply a score by, and those of V
@@ -88,6 +89,12 @@ class ForwardArithmetic:
     maximum_rows: int = 1  # that share the maximum which is subtracted
     excess: float = 0.0  # how far that may lie above the largest score, natural units
     step: float = 0.0  # the same as a part of its size
+
+    @property
+    def between_blocks(self) -> int:
+        """fp32 roundings behind a block's sum: a rescale and an addition each; for a part with a
+        factor, that and an addition, or a rescale by the quotient of two factors."""
+        return 2 * self.blocks + 3 * self.parts
 
     @property
     def exp(self) -> float:

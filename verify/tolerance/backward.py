@@ -94,7 +94,7 @@ def gradient_truth(
     flat, group = [x.flatten(0, 1) for x in whole], problem.group
     rules, room = [rules_of(problem, a) for a in arithmetics], room_on(q.device)
     budget = max(_BUDGET[q.device.type], _ROWS * group * problem.seqlen_kv)
-    # Nobody asks about masked pairs, unless a kernel's 0 * inf may spread from one.
+    # Masked pairs are of no use, unless a kernel's 0 * inf can spread from one.
     right = any(a.own for a in arithmetics)
     of_weights = any(a.of_weights for a in arithmetics)
     small = calm_scores(problem, q, k)

@@ -146,10 +146,13 @@ def _bound(
     product = a.values.kappas(w.keys, problem.seqlen_kv)
     # Rescales, sums of blocks, a division of P; products and sums of a merge.
     fp32 = relative(
-        (0 if a.narrow else 2 * a.blocks) + a.division * a.normalised + (a.blocks + 2) * a.merged, U
+        (0 if a.narrow else a.between_blocks)
+        + a.division * a.normalised
+        + (a.blocks + 2) * a.merged,
+        U,
     )
     if a.narrow:
-        fp32 = (1 + fp32) * (1 + relative(3 * a.blocks, a.narrow.unit_roundoff)) - 1
+        fp32 = (1 + fp32) * (1 + relative(3 * (a.blocks + a.parts), a.narrow.unit_roundoff)) - 1
     apart = a.row_sum == "unrounded"  # else the roundings of P are those of the weights
     rounding = (1 + a.probability_roundoff * apart) * (1 + product) * (1 + fp32) - 1
     if a.saturates and apart:
@@ -172,7 +175,9 @@ def _bound(
     if last:
         pre = pre + relative(last, U) * (size + pre)
     flushed = (
-        w.growth * (2 * w.keys + 2 * a.blocks + 2 + a.output_roundings) * (TINY * a.largest_factor)
+        w.growth
+        * (2 * w.keys + a.between_blocks + 2 + a.output_roundings)
+        * (TINY * a.largest_factor)
     )
     pre = pre + flushed * w.lead + a.values.flush
     pre = pre + w.share * (accumulator_loss(a, problem) * a.largest_factor)
@@ -222,8 +227,11 @@ def _of_parts(
 
 
 def _exceeds(values: Tensor, a: ForwardArithmetic, w: Weights, problem: Problem) -> Tensor:
-    """Where a sum of P may overflow, normalised and so large, or of factors so large: of those all
-    that the row maximum knows is that p~ <= 1."""
+    """Mask of the elements whose sum of P V can overflow the accumulator.
+
+    values: the size of that sum if P is normalised; otherwise the largest |V|, and only p~ <= 1 is
+    known.
+    """
     if a.normalised:
         reach = part = values
     else:

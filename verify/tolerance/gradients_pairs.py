@@ -241,7 +241,7 @@ def errors_of(
         error.add_(upper.clamp_(max=2 * TINY / a.alpha))  # what dS times the scale loses
     error.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if pairs.hidden is not None:
-        # A masked dP that overflows makes 0 * inf, though not in a row without keys, which nobody
+        # A masked dP that overflows makes 0 * inf, but not in a row without keys, which no kernel
         # computes.
         of_p.masked_fill_(pairs.hidden, 0.0)
         unasked = pairs.rows.empty & (own is None)

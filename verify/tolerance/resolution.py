@@ -4,9 +4,11 @@ backward shares."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from references.premises import Premise
 from verify.arithmetic.dtypes import DTYPES, DType, dtype_named
@@ -78,7 +80,7 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     operands = given if products.operands == "input" else products.operands
     probability = given if output.probability == "input" else output.probability
     _check(numerics, given, operands, probability)
-    if Premise.FACTORS_BY_HEAD in problem.quantisation.breaks:
+    if Premise.FACTORS_BY_ROW in problem.quantisation.breaks:
         said = f"no bound is derived for {problem.quantisation.label}"
         raise ValueError(f"problem.quantisation: {said}")
     other = _other_half(given, probability)
@@ -101,10 +103,11 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
     keys = block_n or max(problem.seqlen_kv, 1)
     factors = {name[-1]: factor for name, factor in stored_factors(problem).items()}
     largest = {name: float(factors[name].max()) if factors else 1.0 for name in "qkv"}
-    least = (factors["q"] * factors["k"], factors["v"]) if factors else ()
     of_scores, of_values = products.promotions(keys)
     scores = accumulated(scores, of_scores)
-    values = accumulated(values, of_values, block_n, blocks)
+    of_factor = problem.quantisation.keys
+    parts = block_count(problem.seqlen_kv, of_factor) if of_factor else 0
+    values = accumulated(values, of_values, block_n, blocks + parts)
     wide = dtype_named(probability).itemsize > 1
     probability_scale = 1.0 if wide else output.probability_scale
     return ForwardArithmetic(
@@ -137,7 +140,8 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         probability_scale=probability_scale,
         output_roundings=output.roundings,
         largest_factor=max(1.0, largest["v"]),
-        least_factors=(float(least[0].min()), float(least[1].min())) if least else (1.0, 1.0),
+        least_factors=_least_factors(problem, factors),
+        parts=parts,
         lag=softmax.maximum.lag * math.log(2),
         row_sum=softmax.row_sum.of,
         chain=math.ceil(keys / lanes) if apart or lanes > 1 else 0,
@@ -149,6 +153,16 @@ def resolve(numerics: Numerics, config: Config, problem: Problem, arch: str) -> 
         excess=softmax.maximum.excess * math.log(2),
         step=softmax.maximum.step,
     )
+
+
+def _least_factors(problem: Problem, factors: Mapping[str, Tensor]) -> tuple[float, float]:
+    """The least that the factors of Q and K multiply a score by, and those of V; 1 without them."""
+    if not factors:
+        return 1.0, 1.0
+    q, k, v = (factors[name] for name in "qkv")
+    if Premise.FACTORS_BY_HEAD in problem.quantisation.breaks:
+        q, k = q.min(), k.min()
+    return float((q * k).min()), float(v.min())
 
 
 def function_error(problem: Problem, tanh: str, scores: str = "float32") -> float:

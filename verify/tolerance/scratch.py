@@ -38,8 +38,8 @@ _KEPT = threading.local()
 
 
 def room_on(device: torch.device, use: str = "pairs") -> Room:
-    """A CPU's is kept from call to call, one per thread and use, so that nobody may hold what it
-    gave beyond a call."""
+    """The room of a device.  A CPU's is kept from call to call, one per thread and use: a caller
+    may not hold what it gave beyond a call."""
     if device.type != "cpu":
         return Room()
     if not hasattr(_KEPT, use):

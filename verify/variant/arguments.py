@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor
-
 from references.masks import Mask
 from references.score_mods import ScoreMod, cap_of
+from references.tensor import Tensor
 from verify.variant.config import Config
 
 Workspace = dict[str, Tensor]
@@ -34,9 +33,11 @@ class Descales:
     """float32 factors of quantised inputs: the attention is that of q * descale_q, k * descale_k
     and v * descale_v.
 
-    Each is (batch, heads_kv), as FlashAttention-3 has it (a query head takes the factor of its key
-    head's group), where `quantisation`, a word of `Support.descalings`, is "head", and "tensor"
-    where one factor is stored for all, so that the strides are 0.
+    Their shapes are those of `quantisation`, a word of `Support.descalings`.  "head": (batch,
+    heads_kv), as FlashAttention-3 has it: a query head takes the factor of its key head's group.
+    "tensor": the same, with strides of 0: one factor is stored for all.  "block64" and "block128":
+    q (batch, heads_q, blocks of queries), k and v (batch, heads_kv, blocks of keys), with 64 or 128
+    rows in a block, but for the last one.
     """
 
     q: Tensor

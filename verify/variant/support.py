@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from references.masks import Intersection, Mask
 from references.score_mods import ScoreMod
+from references.tensor import Tensor, torch
 from verify.variant.arguments import (
     STRIDED,
     AttentionArgs,
@@ -80,7 +78,7 @@ class Support(Declared, path="support"):
     strided in any case, as all outputs are, and v where the storage of k cannot hold it.
     dtypes_out: dtypes of O that may be asked for, where not the default (see `Problem.dtype_out`).
     descalings: which `Descales` may come, by the words of `references.quantisation`: "none", one
-    factor per "tensor", or per batch and key "head".
+    factor per "tensor", per batch and key "head", per "block64" or "block128" of a head's rows.
     capability: the least CUDA compute capability, for kernels that run on "cuda"; max_capability:
     the greatest, for those made of one generation's instructions.
     """

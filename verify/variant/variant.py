@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
-
+from references.tensor import Tensor
 from verify.arithmetic.archs import archs
 from verify.brief import shown
 from verify.variant.arguments import AttentionArgs, Gradients, Saved, Workspace
@@ -91,8 +90,8 @@ class Variant(Declared, path="variant"):
                 )
 
     def _check_kinds(self) -> None:
-        """Raise DeclarationError for a part that is not what its field takes, or a dtype that
-        nobody may declare."""
+        """Raise DeclarationError for a part that is not what its field takes, or a dtype that no
+        variant may declare."""
         kinds: dict[str, tuple[type, ...]] = {
             "name": (str,),
             "family": (str,),

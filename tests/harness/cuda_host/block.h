@@ -60,7 +60,7 @@ struct Target {
     unsigned address, size;
 };
 
-enum class State { ready, at_warp, at_block, done };
+enum class State { ready, at_warp, at_block, asleep, done };
 
 struct Thread {
     ucontext_t start;  // where it begins
@@ -72,6 +72,7 @@ struct Thread {
     void* operands;
     std::vector<Copy> copies;       // not yet landed
     int groups;                     // committed so far
+    unsigned naps;                  // turns of the other warps until it wakes
     std::vector<Target> targets;    // of its copies since the last barrier
 };
 
@@ -114,6 +115,12 @@ inline void go_on(Thread& thread) {
         thread.begun = true;
         setcontext(&thread.start);
     }
+}
+
+// Let the other warps go on for some turns.
+inline void sleep(unsigned naps) {
+    block.current->naps = naps;
+    pause(State::asleep);
 }
 
 inline void together(Operation operation, void* operands) {
@@ -188,6 +195,15 @@ inline void run_warp(Thread* lanes, unsigned first) {
     }
 }
 
+// One turn of the other warps has passed.
+inline void wake_warp(Thread* lanes) {
+    if (lanes[0].state == State::asleep && --lanes[0].naps == 0) {
+        for (int lane = 0; lane < warp_size; ++lane) {
+            lanes[lane].state = State::ready;
+        }
+    }
+}
+
 // Threads run one by one, but eight neighbours copy 16 bytes each together: those copies are counted
 // when all have made theirs.
 inline void count_copies() {
@@ -230,9 +246,15 @@ inline bool run_block(unsigned index, unsigned threads, bool backwards) {
     }
     const unsigned warps = threads / warp_size;
     while (!block.error[0]) {
-        for (unsigned i = 0; i < warps; ++i) {
-            const unsigned first = (backwards ? warps - 1 - i : i) * warp_size;
-            run_warp(&block.threads[first], first);
+        bool asleep = true;
+        while (asleep && !block.error[0]) {
+            asleep = false;
+            for (unsigned i = 0; i < warps; ++i) {
+                const unsigned first = (backwards ? warps - 1 - i : i) * warp_size;
+                wake_warp(&block.threads[first]);
+                run_warp(&block.threads[first], first);
+                asleep = asleep || block.threads[first].state == State::asleep;
+            }
         }
         const State state = block.threads[0].state;
         for (Thread& thread : block.threads) {
@@ -267,5 +289,12 @@ inline bool __any_sync(unsigned, bool predicate) {
     );
     return predicate;
 }
+
+// As verify/sanitizers/delays.py has them; the seed is set before a run.
+extern "C" {
+inline unsigned delay_seed = 0;
+}
+#define DELAY_SEED delay_seed
+#define DELAY_SLEEP(nanoseconds) host::sleep(1 + (nanoseconds) % 8)
 
 inline void __syncthreads() { host::pause(host::State::at_block); }

@@ -69,10 +69,13 @@ def test_what_is_left_out_has_its_reason() -> None:
 
 def test_features_are_columns_and_what_is_not_asked_has_its_premise() -> None:
     table = applicability.table([])
-    columns = "softcap | descales by tensor | descales by head | transposed storage |"
-    assert f"| oracle | group | {columns}\n" in table
-    assert "| bound | accuracy | yes | yes | yes | yes |\n" in table
-    assert "| key_shift | key_shift | no: needs linear_scores | yes | yes | yes |\n" in table
+    scales = " | ".join(f"descales by {word}" for word in ("tensor", "head", "block64", "block128"))
+    stored = "transposed storage | transposedv storage"
+    assert f"| oracle | group | softcap | {scales} | {stored} |\n" in table
+    assert f"| bound | accuracy |{7 * ' yes |'}\n" in table
+    broken = "no: needs factors_by_head"
+    row = f"no: needs linear_scores | yes | yes | {broken} | {broken} | yes | yes |"
+    assert f"| key_shift | key_shift | {row}\n" in table
     assert re.search(r"\| long_offsets \|.*\| no: needs strided_storage \|\n", table)
 
 

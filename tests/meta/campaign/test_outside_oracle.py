@@ -20,7 +20,8 @@ from verify.bundle import ROOT
 from verify.campaign.run import CampaignRun, ContinuedError
 from verify.campaign.runner import FAILED
 from verify.evidence import load
-from verify.oracles import OracleFileError, files_of, groups, of_group, oracles, use_files
+from verify.machine.outside_file import OutsideFileError
+from verify.oracles import files_of, groups, of_group, oracles, use_files
 
 # The file that docs/adding-an-oracle.md shows.
 PAGE = (ROOT / "docs" / "adding-an-oracle.md").read_text(encoding="utf-8")
@@ -126,10 +127,10 @@ def test_a_file_of_oracles_is_checked_when_it_is_named(sign: Path, tmp_path: Pat
     }.items():
         other = tmp_path / "other.py"
         other.write_text(text, encoding="utf-8")
-        with pytest.raises(OracleFileError, match=rf"other\.py.*{words}"):
+        with pytest.raises(OutsideFileError, match=rf"other\.py.*{words}"):
             use_files([other])
         assert "sign" in groups(), "what was used before stays"
-    with pytest.raises(OracleFileError, match=r"none\.py: no such Python file"):
+    with pytest.raises(OutsideFileError, match=r"none\.py: no such Python file"):
         use_files([tmp_path / "none.py"])
     use_files([])
     assert oracles() == before

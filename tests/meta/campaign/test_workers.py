@@ -16,10 +16,10 @@ _ONE = "0, GPU-aa, NVIDIA H100, 9.0, 580\n"
 @pytest.mark.parametrize(
     ("machine", "mask", "worker", "seen"),
     [
-        (_TWO, None, "gw0", "GPU-aa"),
-        (_TWO, None, "gw3", "GPU-bb"),
-        (_TWO, "1,0", "gw0", "1"),
-        (_TWO, "1,0", "gw1", "0"),
+        (_TWO, None, "gw0", "GPU-aa,GPU-bb"),
+        (_TWO, None, "gw3", "GPU-bb,GPU-aa"),
+        (_TWO, "1,0", "gw0", "1,0"),
+        (_TWO, "1,0", "gw1", "0,1"),
         (_TWO, "1", "gw1", "1"),
         (_TWO, "", "gw1", ""),
         (_TWO, None, "", None),
@@ -27,7 +27,7 @@ _ONE = "0, GPU-aa, NVIDIA H100, 9.0, 580\n"
         (None, None, "gw1", None),
     ],
 )
-def test_each_worker_gets_one(
+def test_each_worker_has_one_of_its_own_first(
     monkeypatch: pytest.MonkeyPatch,
     machine: str | None,
     mask: str | None,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -50,13 +49,6 @@ BUFFERS = ("q", "k", "v", "out", "lse", "workspace.acc", "workspace.partial")
 OURS = ("q", "k", "v")
 by_buffer = pytest.mark.parametrize("name", BUFFERS)
 by_poison = pytest.mark.parametrize("poison", POISONS)
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    arena = Arena()
-    yield arena
-    arena.close()
 
 
 def laid(arena: Arena, problem: Problem = PROBLEM, poison: str = "nan") -> Plan:

@@ -73,6 +73,7 @@ def test_bad_usage_names_the_option_and_what_is_legal(
         ("VERIFY_SHRINK_SECONDS", "", "at least 0"),
         ("VERIFY_CUDA_CACHE", __file__, "a directory"),
         ("VERIFY_BOOTSTRAP", "yes", "0 or 1"),
+        ("VERIFY_COMPUTE_SANITIZER", __file__, "a program that can be run"),
     ],
 )
 def test_a_variable_that_makes_no_sense_is_a_usage_error(

@@ -4,12 +4,15 @@ import dataclasses
 import gc
 import json
 import math
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 
 from tests.harness.fake_campaign import evidence
 from tests.meta.evidence.test_evidence import FAILURE, ONE, TWO, record
-from verify.evidence import Begin, EvidenceError, load, strict_json
+from verify.evidence import Begin, Built, EvidenceError, LeftOut, load, strict_json
 
 VERDICT = {"kind": "verdict", **strict_json.encode(FAILURE)}
 
@@ -106,12 +109,24 @@ class TestShapes:
         assert gc.isenabled()
 
 
+def with_another_source(folder: Path, copy: Path) -> Path:
+    """Record a run again, under another name and with another source of each variant."""
+    shutil.copytree(folder, copy)
+    for path in copy.glob("*.jsonl"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r'"source_hash":\s*"[^"]*"', '"source_hash":"new"', text)
+        path.write_text(re.sub(r'"run":\s*"[^"]*"', '"run":"again"', text), encoding="utf-8")
+    return copy
+
+
 class TestSeveral:
     """Runs that are read together: h1 began before h2."""
 
     @pytest.fixture
     def folders(self, tmp_path):
-        (run,), entry, drawn = evidence(1).runs, evidence(1).variants[0], evidence(1).drawn[0]
+        (run,) = evidence(1).runs
+        (entry,) = (each for each in evidence(1).variants if each.ref == ONE.variant)
+        drawn = dataclasses.replace(evidence(1).drawn[0], variant=ONE.variant)
         passed = dataclasses.replace(
             FAILURE, outcome="pass", measures={}, finding=None, time=FAILURE.time + 9
         )
@@ -157,10 +172,49 @@ class TestSeveral:
         assert load(folders[0], folders[0]) == load(folders[0])
         assert load(folders[0]).run.run == evidence(1).run.run
 
-    def test_another_source_is_named(self, folders):
-        (entry,) = load(folders[0]).variants
-        record(folders[1], dataclasses.replace(entry, source_hash="other"))
-        assert load(folders[1]).changed == load(*folders).changed == (entry.ref,)
+    def test_only_the_newest_source_counts(self, folders, tmp_path):
+        """The other run's verdicts, draws, builds and lost cases of the variant are left out."""
+        older, newer = folders
+        (entry,) = load(newer).variants
+        built = Built(variant=entry.ref, arch="sm_90", build="b", seconds=1.0, resources=None)
+        record(older, built, worker="gw1")
+        changed = with_another_source(newer, tmp_path / "h3")
+        alone = load(changed)
+        found = load(older, changed)
+        assert found.changed == ()
+        assert found.left_out == (LeftOut(entry.ref, "h1", 2, 1),)
+        for name in ("variants", "verdicts", "unstable", "lost", "drawn", "not_run", "builds"):
+            assert getattr(found, name) == getattr(alone, name), name
+        assert [each.run for each in found.runs] == ["h1", "h3"]
+        assert load(changed, older) == found
+
+    def test_a_variant_whose_source_is_the_same_keeps_all(self, folders, tmp_path):
+        """Sources are compared variant by variant."""
+        older, newer = folders
+        (entry,) = load(newer).variants
+        other = dataclasses.replace(entry, ref="other", source_hash="old")
+        record(older, other, dataclasses.replace(ONE, case="other:1", variant="other"))
+        record(newer, dataclasses.replace(other, source_hash="new"))
+        found = load(*folders)
+        assert found.left_out == (LeftOut("other", "h1", 1, 0),)
+        assert {verdict.case for verdict in found.verdicts} == {ONE.case, TWO.case, FAILURE.case}
+
+    def test_a_continued_run_is_as_new_as_its_last_beginning(self, folders):
+        older, newer = folders
+        (entry,) = load(newer).variants
+        record(newer, dataclasses.replace(entry, source_hash="new"))
+        assert load(older, newer).changed == (entry.ref,), "the newest run knew two sources"
+        (run,) = load(older).runs
+        record(older, dataclasses.replace(run, started="2025-01-03T00:00:00+00:00"), worker="gw1")
+        found = load(older, newer)
+        assert found.changed == ()
+        assert [one.run for one in found.left_out] == ["h2"]
+
+    def test_sources_of_the_same_second_cannot_be_told_apart(self, folders, tmp_path):
+        again = with_another_source(folders[1], tmp_path / "h3")
+        (entry,) = load(again).variants
+        assert load(folders[1], again).changed == (entry.ref,)
+        assert load(folders[1], again).left_out == ()
 
     def test_a_copy_is_refused(self, folders, tmp_path):
         record(tmp_path / "h3", *load(folders[1]).runs, worker="gw9")

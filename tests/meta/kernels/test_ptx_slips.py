@@ -23,11 +23,6 @@ torch.set_num_threads(1)
 BARRIER = r"__syncthreads\(\);(?=  // {})"
 SLIPS = {
     "barrier before Q": ("split_q", BARRIER.format("Q: its"), ""),
-    "barrier before an item, ahead": (
-        "split_q",
-        r"__syncthreads\(\);(?=  // item: all copies have landed, and)",
-        "",
-    ),
     "barrier before an item": (
         "share_kv",
         r"__syncthreads\(\);(?=  // item: all copies have landed\n)",
@@ -41,7 +36,6 @@ SLIPS = {
     "barrier before P": ("tiling_qk", BARRIER.format("P"), ""),
     "barrier before sums": ("split_kv", BARRIER.format("sums"), ""),
     "wait for Q": ("split_q", r"wait_group<ahead>\(\)", "wait_group<ahead + 1>()"),
-    "wait for an item, ahead": ("split_q", r"wait_group<ahead - 1>\(\)", "wait_group<ahead>()"),
     "wait for an item": (
         "share_kv",
         r"ptx::cp_async_wait_group<0>\(\);(?=\s*__syncthreads\(\);  // item)",
@@ -64,11 +58,6 @@ SLIPS = {
         "split_q",
         r"a\.k\.batch \+ head / a\.group",
         "a.k.batch + head % (a.heads_q / a.group)",
-    ),
-    "tail of rows": (
-        "split_q",
-        r"row < a\.seqlen_q && n < out_tiles",
-        "row <= a.seqlen_q && n < out_tiles",
     ),
     "transposition": ("split_q", r"ldmatrix_x4_trans\(b, slice", "ldmatrix_x4(b, slice"),
     "transposition of K": (

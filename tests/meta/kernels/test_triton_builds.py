@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,15 @@ import pytest
 import torch
 import triton
 
-from kernels.triton import decode_forward, flash_backward, flash_forward, fp8_forward
+from kernels.triton import (
+    decode_forward,
+    flash_backward,
+    flash_forward,
+    fp8_forward,
+    fp8_transposed_forward,
+)
 from kernels.triton.compile import MASKS, arguments, binary, compiled, meta, target
+from verify.cuda.sass import listing
 from verify.variant import compiled_archs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,8 +125,9 @@ def test_builds_are_representative(module):
         (flash_backward.VARIANTS, flash_backward._SPILL_BUDGETS),
         (decode_forward.VARIANTS, {None: decode_forward._SPILL_BUDGETS}),
         ([fp8_forward.VARIANT], {None: fp8_forward._SPILL_BUDGETS}),
+        (fp8_transposed_forward.VARIANTS, fp8_transposed_forward.SPILL_BUDGETS),
     ],
-    ids=["forward", "backward", "decode", "fp8"],
+    ids=["forward", "backward", "decode", "fp8", "fp8 transposed"],
 )
 def test_every_budget_is_of_a_build(variants, budgets):
     """A budget by a name that no build has any more would be a hole for the build of a new name."""
@@ -154,6 +163,37 @@ def test_blocks_fit_every_arch():
                         bucket,
                         aligned,
                     )
+
+
+@pytest.fixture(scope="module")
+def eight_bits():
+    """SASS opcodes of the e4m3 builds for sm_90a, head dim 128 and no mask, by variant."""
+
+    def opcodes(variant):
+        (build,) = (
+            build
+            for build in variant.builds("sm_90a")
+            if build.name.startswith("m128") and build.name.endswith("d 128, full")
+        )
+        return Counter(re.findall(r" ([A-Z]+)[ .]", listing(build.compile().cubin)))
+
+    variants = (fp8_forward.VARIANT, *fp8_transposed_forward.VARIANTS)
+    return {variant.name: opcodes(variant) for variant in variants}
+
+
+def test_transposed_v_is_copied_asynchronously_and_stays_in_shared_memory(eight_bits):
+    rows, columns = (
+        eight_bits[name] for name in ("triton-fp8-forward", "triton-fp8-transposed-forward")
+    )
+    assert columns["LDGSTS"] == 2 * rows["LDGSTS"] > 0  # V as well as K
+    assert columns["STS"] < rows["STS"] / 2
+    assert columns["QGMMA"] == rows["QGMMA"] > 0
+
+
+def test_a_block_of_8_bit_products_is_added_once(eight_bits):
+    often = eight_bits["triton-fp8-transposed-forward"]
+    once = eight_bits["triton-fp8-transposed-block-forward"]
+    assert 0 < once["FADD"] < often["FADD"] / 2
 
 
 def test_where_triton_interprets_nothing_is_compiled():

@@ -376,5 +376,5 @@ def test_gradients_of_what_sees_nothing_are_zero() -> None:
     hidden = PLAIN.but(mask=Causal("tl"))
     convicted(
         backward(hidden, lambda made: made["dv"][0, 0, -1].fill_(math.nan)),
-        "dv of keys that nobody sees 0, is NaN",
+        "dv of keys that no query sees 0, is NaN",
     )

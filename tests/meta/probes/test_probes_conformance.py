@@ -21,8 +21,8 @@ from verify.bundle import ROOT
 from verify.cli import probe as command
 from verify.document import markdown
 from verify.probes import conformance, page
-from verify.probes.conformance import CONFORMING, PROGRAM, ConformanceProbe, Conforming, Warp
-from verify.probes.report import read, write
+from verify.probes.conformance import CONFORMING, PROGRAM, Conforming, Warp
+from verify.probes.report import ConformanceProbe, read, write
 from verify.probes.toolchain import HERE, Launch, Program, compilable, compile_for
 from verify.probes.worker import Answer, Job
 from verify.report import beside

@@ -15,8 +15,9 @@ from tests.harness.host_library import runs
 from tests.harness.probe_host import HostProgram
 from verify.arithmetic.dot import fused_dot
 from verify.probes import agreement, functions, matrix
-from verify.probes.functions import FUNCTIONS, FunctionProbe, Probed, Surveyor
+from verify.probes.functions import FUNCTIONS, Probed, Surveyor
 from verify.probes.instructions import INSTRUCTIONS, Bench
+from verify.probes.report import FunctionProbe
 from verify.probes.toolchain import HERE, Launch, Program, compilable, compile_for
 from verify.variant import compiled_archs
 

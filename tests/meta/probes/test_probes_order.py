@@ -14,7 +14,7 @@ from verify.cell.arena import Arena
 from verify.cell.discovery import roster
 from verify.cell.process import PLAIN_CPU, Cell, ForkServer
 from verify.probes import order, tree
-from verify.probes.order import OrderProbe
+from verify.probes.report import OrderProbe
 from verify.probes.tree import InconsistentError, Node, Pair
 from verify.probes.worker import Job, do_all
 

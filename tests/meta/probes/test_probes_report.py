@@ -18,11 +18,20 @@ from verify.cli import probe as command
 from verify.document import terminal
 from verify.machine import device
 from verify.probes import page
-from verify.probes.agreement import Agreement, Mismatch
-from verify.probes.functions import FunctionProbe, Worst
-from verify.probes.matrix import MatrixProbe, Quantity
-from verify.probes.order import OrderProbe
-from verify.probes.report import ProbeNotRun, ProbeReport, as_data, read, write
+from verify.probes.report import (
+    Agreement,
+    FunctionProbe,
+    MatrixProbe,
+    Mismatch,
+    OrderProbe,
+    ProbeNotRun,
+    ProbeReport,
+    Quantity,
+    Worst,
+    as_data,
+    read,
+    write,
+)
 from verify.report import build, dumps
 from verify.report import read as read_accuracy
 from verify.report import write as write_accuracy

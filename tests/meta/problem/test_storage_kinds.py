@@ -65,13 +65,13 @@ def drawn(declaration: Declaration, count: int = 60) -> list[Problem]:
 
 
 def test_it_has_a_name_that_parses_back(kinds: dict[str, type[Storage]]) -> None:
-    assert storage_words() == ("strided", "transposed", "paged", "tiles")
+    assert storage_words() == ("strided", "transposed", "transposedv", "paged", "tiles")
     for text in (PAGED, TILED, TILED.replace("lv=tiles", "lv=bshd.p8")):
         assert Problem.parse(text).name == text
     assert Problem.parse(PAGED).layout_k == kinds["paged"](8, 3)
     assert parse_storage("bshd.p8.o1.xh") == Layout("bshd", 8, 1, "h")
     for text, said in (
-        ("pagd", "order 'pagd' is none of bhsd, bshd, sbhd, transposed, paged, tiles"),
+        ("pagd", "order 'pagd' is none of bhsd, bshd, sbhd, transposed, transposedv, paged, tiles"),
         ("paged.8", "'paged.8' is no paged storage: not enough values"),
     ):
         with pytest.raises(ProblemError, match=f"lk: '{text}' does not parse .layout: {said}"):
@@ -199,7 +199,9 @@ def court(
 
 def test_a_kernel_that_takes_an_unknown_storage_does_not_load(court: Court) -> None:
     (failure,) = court.roster.failures
-    said = "ProblemError: storages: 'pagd' is none of strided, transposed, paged, tiles"
+    said = (
+        "ProblemError: storages: 'pagd' is none of strided, transposed, transposedv, paged, tiles"
+    )
     assert failure.line.endswith(said)
 
 

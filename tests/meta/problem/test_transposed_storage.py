@@ -23,7 +23,7 @@ from verify.problem.outside import outside
 from verify.problem.refusal import excludes, inside
 from verify.problem.sampling import draws
 from verify.problem.storage import parse_storage
-from verify.problem.storage.transposed import Transposed
+from verify.problem.storage.transposed import Transposed, TransposedV
 from verify.problem.strategies import LIMITS, problems
 from verify.variant import Declaration
 
@@ -173,6 +173,31 @@ def test_it_has_a_name_that_parses_back() -> None:
         Transposed(-1)
     with pytest.raises(ProblemError, match="layout_v: transposed storage is for k only"):
         Problem.parse(f"{CASE},lv=transposed")
+
+
+def test_v_can_lie_so_beside_strided_k() -> None:
+    name = CASE.replace("d=8", "d=32").replace("lk=transposed", "lv=transposedv.p16")
+    problem = Problem.parse(name)
+    assert problem.layout_v == TransposedV(16) == parse_storage("transposedv.p16")
+    assert problem.layout_v.sibling == TransposedV(0)
+    assert problem.layout_v.misaligned == TransposedV(17)
+    with pytest.raises(ProblemError, match=r"'transposedv\.8' is not transposedv storage"):
+        parse_storage("transposedv.8")
+    with pytest.raises(ProblemError, match="layout_k: transposedv storage is for v only"):
+        Problem.parse(f"{CASE}v")
+    found = drawn(taking("aligned", "transposedv"))
+    assert {(p.layout_k.word, p.layout_v.word) for p in found} == {("strided", "transposedv")}
+    reason = "strided storage is none of transposedv"
+    assert excludes(taking("any", "transposedv").support, problem.but(layout_v=Layout())) == (
+        "layout_k",
+        reason,
+    )
+
+    arena, where = Arena(), plan(problem, lse=True, workspace={})
+    given = tensors(problem)
+    arena.lay(where, given.named, "nan")
+    assert torch.equal(where["v"].view(torch.from_numpy(arena.bytes)), given.v.mT)
+    arena.close()
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])

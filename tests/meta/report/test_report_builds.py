@@ -12,6 +12,7 @@ from tests.harness.rendered import as_html, as_markdown, table
 from verify.evidence import Built
 from verify.report import Report, build, dumps, outcome, parse
 from verify.report.headline import failures
+from verify.report.resources import KINDS
 from verify.report.sections import builds
 
 CONFIG = "m128n64w8s2"
@@ -78,6 +79,19 @@ def test_the_section_shows_the_devices_architecture(report: Report) -> None:
         assert "Instructions of 1 compiled builds were not read: no nvdisasm." in text
 
 
+def test_the_numbers_of_kinds_are_ranges_over_the_builds_that_were_read(report: Report) -> None:
+    elsewhere, here = of(report, "triton-fwd")["builds"]
+    assert here["kinds"] == {kind: [0, 6] if kind == "MUFU" else [0, 0] for kind in KINDS}
+    assert elsewhere["kinds"]["MUFU"] == [6, 6]
+    rows = [line for line in as_markdown(report).splitlines() if "| sm_90a | HGMMA, HMMA |" in line]
+    assert [cell.strip() for cell in rows[0].strip("|").split("|")] == [
+        *("**triton-fwd**", "sm_90a", "HGMMA, HMMA", "0", "0", "0", "0 .. 6", "0", "0"),
+    ]
+    nothing_read = made(read("unread", sass=None, unread="no nvdisasm"))
+    assert of(nothing_read, "triton-fwd")["builds"][0]["kinds"] == {}
+    assert "LDGSTS" not in as_markdown(nothing_read)
+
+
 def test_a_build_over_its_budget_fails_the_report() -> None:
     over = read("d 64", spill=(96, 128), spill_budget=64, error="spills 96 + 128 bytes")
     report = made(over, read("d 128"))
@@ -103,7 +117,7 @@ def test_an_older_report_is_read_and_shown(report: Report) -> None:
     data = json.loads(dumps(report))
     for variant in data["variants"]:
         for row in variant["builds"]:
-            for field in ("spill_budget", "instructions", "unread", "unread_reason"):
+            for field in ("spill_budget", "instructions", "unread", "unread_reason", "kinds"):
                 del row[field]
     older = parse(data)
     assert "SASS" not in as_markdown(older)

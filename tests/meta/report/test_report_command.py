@@ -67,31 +67,48 @@ class TestCommand:
 
     def test_what_does_not_belong_together_is_refused(self, runs):
         folder = runs / ".verify" / "runs"
-        entry_ = evidence(8).variants[0]
-        for name, device, source in (
-            ("abroad", {"slug": "cpu"}, entry_.source_hash),
-            ("changed", {}, "other"),
-        ):
-            run = dataclasses.replace(
-                evidence().run, run=name, started=name, device=DEVICE | device
-            )
-            with Recorder(folder / name, "gw0") as recorder:
-                for item in (
-                    run,
-                    dataclasses.replace(entry_, source_hash=source),
-                    evidence(8).verdicts[0],
-                ):
-                    recorder.write(item)
-            # not all was judged
-            assert self.told("--run", name, "--out", "alone")[0] == runner.INFRASTRUCTURE
-        for name, message in (
-            ("abroad", "mixes devices: cpu, nvidia"),
-            ("changed", f"more than one source of {entry_.ref}"),
-        ):
-            status, said = self.told("--run", "one", "--run", name, "--out", "pages")
-            assert status == runner.USAGE
-            assert message in said
+        device = DEVICE | {"slug": "cpu"}
+        run = dataclasses.replace(evidence().run, run="abroad", device=device)
+        with Recorder(folder / "abroad", "gw0") as recorder:
+            for item in (run, evidence(8).variants[0], evidence(8).verdicts[0]):
+                recorder.write(item)
+        # not all was judged
+        assert self.told("--run", "abroad", "--out", "alone")[0] == runner.INFRASTRUCTURE
+        status, said = self.told("--run", "one", "--run", "abroad", "--out", "pages")
+        assert status == runner.USAGE
+        assert "mixes devices: cpu, nvidia" in said
         assert not (runs / "pages").exists()
+
+    def test_only_the_newest_source_of_a_variant_is_judged(self, runs):
+        """And the report names the runs whose evidence does not count."""
+        failing = next(v for v in evidence(8).verdicts if v.outcome == "fail" and v.counted)
+        (entry,) = (entry for entry in evidence(8).variants if entry.ref == failing.variant)
+        passed = dataclasses.replace(
+            failing, case="mended", outcome="pass", finding=None, measures={}
+        )
+        run = dataclasses.replace(evidence().run, run="mended", started="2025-01-03T00:00:00")
+        with Recorder(runs / ".verify" / "runs" / "mended", "gw0") as recorder:
+            for item in (run, dataclasses.replace(entry, source_hash="mended"), passed):
+                recorder.write(item)
+        words = (word for name in ("one", "two", "mended") for word in ("--run", name))
+        status, said = self.told(*words, "--out", "pages")
+        folder = runs / "pages" / DEVICE["slug"]
+        built = read(folder)
+        mended = of(built, entry.ref)
+        assert (mended["source_hash"], mended["cases"], mended["failures"]) == ("mended", 1, 0)
+        assert mended["failing"] == []
+        assert [(one["variant"], one["run"]) for one in built["left_out"]] == [
+            (entry.ref, "one"),
+            (entry.ref, "two"),
+        ]
+        assert sum(one["failures"] for one in built["left_out"]) > 0
+        assert f"left out: {entry.ref} of run one" in said
+        page = (folder / "report.md").read_text(encoding="utf-8")
+        assert "Older sources" in page
+        whole = {v["ref"]: v["cases"] for v in build(evidence(8))["variants"]}
+        others = {v["ref"]: v["cases"] for v in built["variants"]}
+        assert {ref: n for ref, n in others.items() if n != whole[ref]} == {entry.ref: 1}
+        assert status == runner.INFRASTRUCTURE, "nothing fails, and not all was judged"
 
     def test_what_cannot_be_reported_is_refused(self, runs):
         with Recorder(runs / "empty", "gw0") as recorder:

@@ -23,6 +23,7 @@ from verify.report import (
     WorstCase,
     dumps,
     parse,
+    reports_in,
     worst_cases,
 )
 from verify.tolerance.forward import resolve
@@ -189,9 +190,9 @@ def test_a_folder_of_reports(tmp_path, monkeypatch):
         dumps(report(BACKWARD, dq_index=0, dq_reference=value))
     )
     monkeypatch.setattr(recheck, "roster", lambda: type("Nobody", (), {"declarations": ()}))
-    (found,) = recheck.recheck(tmp_path)
+    (found,) = recheck.recheck(reports_in(tmp_path))
     assert (found.cases, found.disagreeing, found.stale) == (1, (), ("triton-fwd",))
-    assert recheck.recheck(tmp_path / "device") == [found]
+    assert recheck.recheck(reports_in(tmp_path / "device")) == [found]
 
 
 class TestWhatIsNoReport:
@@ -221,7 +222,7 @@ class TestWhatIsNoReport:
         (tmp_path / "device").mkdir()
         (tmp_path / "device" / "report.json").write_text(text, errors="surrogatepass")
         with pytest.raises(ReportError) as caught:
-            recheck.recheck(tmp_path)
+            reports_in(tmp_path)
         assert str(caught.value).count("\n") == 0
         assert str(caught.value).startswith(f"{tmp_path / 'device' / 'report.json'}: ")
 

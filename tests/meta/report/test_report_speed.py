@@ -13,7 +13,7 @@ from tests.harness.fake_bench import failed, record, row
 from tests.harness.fake_campaign import BINS, DEVICE, evidence
 from tests.meta.report.test_report_rendering import HOSTILE, Elements
 from verify.campaign.recheck import recheck
-from verify.report import Report, build, plots, read, write
+from verify.report import Report, build, plots, read, reports_in, write
 from verify.timing import page
 from verify.timing.record import Benchmark
 from verify.timing.record import write as write_bench
@@ -103,9 +103,9 @@ def test_an_unusable_record_is_named(
 def test_pages_that_contradict_the_record_are_found(green: Report, tmp_path: Path) -> None:
     folder = tmp_path / DEVICE["slug"]
     written(green, folder, record(row()))
-    assert not recheck(tmp_path)[0].contradicting
+    assert not recheck(reports_in(tmp_path))[0].contradicting
     (folder / "bench.md").write_text("faster\n")
-    (said,) = recheck(tmp_path)[0].contradicting
+    (said,) = recheck(reports_in(tmp_path))[0].contradicting
     assert said.startswith("bench.md, line 1: ")
 
 

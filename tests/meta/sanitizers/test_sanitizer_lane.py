@@ -3,7 +3,6 @@ problems."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -12,23 +11,26 @@ import pytest
 import torch
 
 from references.masks import Causal
-from tests.planted import cute_forward, split_q, tiny
 from verify.cell.arena import Arena, plan
 from verify.cell.isolated_buffers import IsolatedBuffers
-from verify.cuda.compile import compilable, compile_source
-from verify.cuda.sass import listing
-from verify.cuda.toolkit import executables
+from verify.cell.process import PLAIN_CPU
 from verify.evidence import Recorder, load
+from verify.machine.settings import COMPUTE_SANITIZER
 from verify.problem import Layout, Problem
 from verify.problem.case import Case
 from verify.problem.coverage import coverage_bins
+from verify.sanitizers import exports, page
 from verify.sanitizers.facts import CaseResult, Facts, Judgement
 from verify.sanitizers.lane import Lane, worker_count
-from verify.sanitizers.planted import FAULTS, planted_problem
+from verify.sanitizers.planted import (
+    FAULTS,
+    PlantedFault,
+)
 from verify.sanitizers.records import Record
+from verify.sanitizers.report import LaneRun, told
 from verify.sanitizers.selection import MAX_PROBLEMS, deep, select
 from verify.sanitizers.session import Booth, Session, Subject
-from verify.sanitizers.tool import TOOLS, Sanitizer, find
+from verify.sanitizers.tool import SHARED_SPACE, TOOLS, Sanitizer, find
 from verify.variant import Config, Contract, Declaration, Numerics, Support
 
 torch.set_num_threads(1)
@@ -148,95 +150,33 @@ def test_a_tool_is_found_on_the_path_only_if_it_answers(
     assert find() is None
     broken.write_text("#!/bin/sh\necho 'Version 2025.3.1.0 (build 1)'\n")
     assert find() == Sanitizer(str(broken), "2025.3.1.0")
+    newer = tmp_path / "newer"
+    newer.write_text(
+        f"#!/bin/sh\necho 'Version 2026.4.0.0'\necho '  {SHARED_SPACE} arg (=global)'\n"
+    )
+    newer.chmod(0o755)
+    monkeypatch.setenv(COMPUTE_SANITIZER, str(newer))
+    assert find() == Sanitizer(str(newer), "2026.4.0.0", frozenset({SHARED_SPACE}))
+    newer.write_text("#!/bin/sh\nexit 1\n")
+    assert find() is None  # and not the machine's own
+
+
+def test_a_newer_tool_looks_at_shared_memory_and_must_catch_its_fault(tmp_path: Path) -> None:
+    newer = Sanitizer("x", "2026.4", frozenset({SHARED_SPACE}))
+    older = Sanitizer("x", "2025.3")
+    (fault,) = (fault for fault in FAULTS if fault.needs)
+    for tool in TOOLS:
+        looks = SHARED_SPACE in newer.command(tool, tmp_path, 0)
+        assert looks == (tool == "initcheck")
+        assert SHARED_SPACE not in older.command(tool, tmp_path, 0)
+        assert fault.under(newer).wanted(tool) == ("caught" if looks else "any")
+        assert fault.under(older).wanted(tool) == "any"
+    assert "needs --initcheck-address-space" in fault.under(older).blind("initcheck")
 
 
 def test_workers_are_at_least_one() -> None:
     assert (worker_count("0"), worker_count("5")) == (1, 5)
     assert 1 <= worker_count("auto") <= 8
-
-
-# Planted faults.
-
-PATCHES = split_q.PATCHES | cute_forward.PATCHES
-
-
-def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
-    for tool in TOOLS:
-        assert any(tool in fault.caught_by for fault in FAULTS)
-    assert any(fault.twin for fault in FAULTS)
-    assert {fault.variant for fault in FAULTS} == {*tiny.FAULTS, *PATCHES}
-    for fault in FAULTS:
-        assert fault.twin + bool(fault.caught_by) + bool(fault.unseen) == 1
-        wanted = [fault.wanted(tool) == "any" for tool in TOOLS]
-        assert [bool(fault.blind(tool)) for tool in TOOLS] == wanted
-
-
-@pytest.mark.parametrize("variant", PATCHES)
-def test_a_patch_changes_the_shipped_kernel_in_one_place(variant: str) -> None:
-    patch = PATCHES[variant]
-    shipped = patch.shipped.read_text(encoding="utf-8")
-    assert patch.apply(shipped) != shipped
-    for text in (shipped * 2, shipped.replace(patch.before, "")):
-        with pytest.raises(ValueError, match="occurs"):
-            patch.apply(text)
-
-
-@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
-def test_planted_kernels_compile_and_differ_from_what_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
-    made = split_q.split_q.TILING.launch(
-        split_q.CONFIG, "float16", 64, "full", "strided", narrow=False
-    )
-    shipped = made.source
-    sources = [tiny.source(name) for name in tiny.FAULTS]
-    sources += [
-        shipped,
-        *(patch.source(name, shipped) for name, patch in split_q.PATCHES.items()),
-    ]
-    assert len({compile_source(source, "sm_90a").cubin for source in sources}) == len(sources)
-
-
-# What a compiler could take away: an opcode of the faulty instruction, and how often it occurs.
-OPCODES = {
-    "planted-misaligned-load": (r"LDG\.E\.128\b.*\+0x4\]", 1),
-    "planted-missing-barrier": (r"BAR\.SYNC", 0),
-    "planted-early-copy-read": (r"LDGSTS\.E", 1),
-    "planted-missing-mbarrier-wait": (r"SYNCS\.ARRIVE", 1),
-    "planted-divergent-barrier": (r"@!?P\d BAR\.SYNC", 1),
-    "planted-correct": (r"(?<!P\d )BAR\.SYNC", 1),
-}
-
-
-@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
-@pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
-@pytest.mark.parametrize("variant", OPCODES)
-def test_the_compiler_keeps_a_planted_fault(
-    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
-    text = listing(compile_source(tiny.source(variant), "sm_90a").cubin)
-    opcode, times = OPCODES[variant]
-    assert len(re.findall(opcode, text)) == times
-    waits = len(re.findall(r"DEPBAR\.LE|SYNCS\.PHASECHK", text))
-    assert waits == 0  # for no copy, and at no mbarrier
-
-
-def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
-    q = torch.zeros(4)
-    for variant, fault in tiny.FAULTS.items():
-        address, held = tiny.memory(variant, q)
-        assert (address == q.data_ptr()) == (fault not in ("freed", "unwritten"))
-        assert (address == held.data_ptr()) == (fault != "freed")
-    assert len(tiny._leaked) == 1
-
-
-def test_the_planted_problem_lies_inside_every_planted_support() -> None:
-    for variant in (*tiny.VARIANTS, *split_q.VARIANTS, *cute_forward.VARIANTS):
-        problem = planted_problem(declared(variant.support, tuple(variant.configs)))
-        assert variant.support.refusal(problem) is None
-        assert problem.seqlen_q % 64  # an overrun by one row needs a ragged tile
 
 
 # Problems.
@@ -397,3 +337,54 @@ def test_a_record_is_held_against_the_case_that_shows_it(
         if verdict.finding is not None:
             assert ("only where 3 cases" in verdict.finding.message) == shared
             assert ("--variant kernel" in verdict.finding.replay) == shared
+
+
+@pytest.mark.parametrize(
+    ("under_tool", "with_delays", "processes", "uncaught"),
+    [
+        ("faulty", "faulty", ["memcheck"], []),
+        ("clean", "faulty", ["memcheck", "skew"], []),
+        ("clean", "clean", ["memcheck", "skew"], ["copy"]),
+    ],
+)
+def test_a_copy_that_its_tool_misses_is_tried_with_delays(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    under_tool: str,
+    with_delays: str,
+    processes: list[str],
+    uncaught: list[str],
+) -> None:
+    copy = PlantedFault(
+        variant="copy",
+        file=tmp_path,
+        about="a copy",
+        caught_by=("memcheck",),
+        copy_of="kernel",
+        spare=True,
+    )
+    under = cast(Booth, Oracle({(3, 1): under_tool}))
+    under.environment = PLAIN_CPU
+    monkeypatch.setattr(
+        "verify.sanitizers.lane.race",
+        lambda environment, subject: Oracle({(3, 1): with_delays}).sanitize("skew", subject, 0, ""),
+    )
+    monkeypatch.setattr(
+        "verify.sanitizers.lane._planted_subjects", lambda faults: {copy.variant: SUBJECT}
+    )
+    with Recorder(tmp_path) as recorder:
+        planted = Lane(under, recorder, ("memcheck",), 1).plant((copy,))
+    run = LaneRun(
+        run="run",
+        device={},
+        sanitizer="1",
+        tools=("memcheck",),
+        whole=True,
+        planted=tuple(planted),
+    )
+    assert [each.session.tool for each in planted] == processes
+    assert run.alive_tools == ("memcheck",)  # a spare copy proves nothing about a tool
+    assert (run.uncaught, run.alive) == (uncaught, not uncaught)
+    caught = "**nothing**" if uncaught else processes[-1]
+    assert f"| **copy** | a copy | {caught} |" in page.markdown(told(run))
+    assert ("nothing caught this known-bad copy" in exports.junit(told(run))) == bool(uncaught)

@@ -162,7 +162,7 @@ class _CutsP(emulation.Emulation):
         return cut(p, self.problem.dtype)
 
 
-class _CutsPairs(emulation_backward._Backward):
+class _CutsPairs(emulation_backward.Backward):
     def round(self, x: Tensor, kind: str) -> Tensor:
         return cut(x, self.problem.dtype)
 
@@ -257,7 +257,7 @@ def test_wrong_backwards_are_found(
 
 
 def test_truncated_pairs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulation_backward, "_Backward", _CutsPairs)
+    monkeypatch.setattr(emulation_backward, "Backward", _CutsPairs)
     found = backwards(BACKWARD.but(name="cuts P and dS"), problems("bfloat16", SQUARE))
     assert all("toward" in {name for name, _, _ in pool.excesses} for pool in found.pools.values())
 

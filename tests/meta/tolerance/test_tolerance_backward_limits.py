@@ -35,7 +35,7 @@ from verify.variant import Config, GradientNumerics
     "kernel", [HALF, HONEST[3], HONEST[8], SINGLE], ids=lambda kernel: kernel.name
 )
 def test_bound_is_zero_where_the_result_is_exact(kernel: BackwardKernel):
-    """Rows without a key, keys that nobody sees, zero columns of V or K, a scale of 0."""
+    """Rows without a key, keys that no query sees, zero columns of V or K, a scale of 0."""
     dtype = kernel.dtypes[0]
     problem = Problem.parse(
         f"hq=2,hkv=1,sq=12,skv=7,d=16,mask=causal+lengths.12.5,dtype={dtype},dist=zero_v_columns"

@@ -157,7 +157,7 @@ def _empty_gradients(trial: Trial) -> list[Measured]:
         odd = values[~(values == 0)]
         word = number(float(odd[0])) if len(odd) else "0"
         evidence = f"{p.mask.name}: {len(odd)} of {len(values)} elements"
-        what = f"{name} of {'empty rows' if name == 'dq' else 'keys that nobody sees'}"
+        what = f"{name} of {'empty rows' if name == 'dq' else 'keys that no query sees'}"
         found.append(
             Measured(
                 name=what, word=word, declared="0", contradicts=bool(len(odd)), evidence=evidence

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from torch import Tensor
-
 from references.kinds import refuse_incomplete
 from references.masks import Choose
 from references.premises import EVERY_PREMISE, Premise
+from references.tensor import Tensor
 from verify.variant import STRIDED
 
 Shape4 = tuple[int, int, int, int]

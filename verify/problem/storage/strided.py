@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from references.premises import Premise
+from references.tensor import Tensor
 from verify.problem.storage.base import Piece, ProblemError, Shape4, Storage
 from verify.variant import STRIDED
 

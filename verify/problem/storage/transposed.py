@@ -1,4 +1,8 @@
-"""Transposed storage of K: (batch, heads, head_dim, seqlen), as many raw-MMA kernels take it."""
+"""Transposed storage of K or of V: (batch, heads, head_dim, seqlen).
+
+Many raw-MMA kernels take K so, and kernels for 8-bit inputs V: both 8-bit operands of a matrix
+instruction run along the sum.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from references.masks import Choose
 from references.premises import Premise
+from references.tensor import Tensor
 from verify.problem.storage.base import Piece, ProblemError, Shape4, Storage
 
 _UNIT = 16  # elements: a multiple of 16 bytes in every dtype
@@ -43,7 +46,7 @@ class Transposed(Storage):
     def parse(cls, text: str) -> Transposed:
         _, dot, pitch = text.partition(".")
         if dot and not (pitch[:1] == "p" and pitch[1:].isdecimal()):
-            raise ProblemError(f"layout: {text!r} is not transposed storage (as transposed.p8)")
+            raise ProblemError(f"layout: {text!r} is not {cls.word} storage (as {cls.word}.p8)")
         return cls(int(pitch[1:] or 0))
 
     @classmethod
@@ -66,3 +69,13 @@ class Transposed(Storage):
     @property
     def misaligned(self) -> Transposed:
         return replace(self, pitch=self.pitch // _UNIT * _UNIT + 1)
+
+
+@dataclass(frozen=True)
+class TransposedV(Transposed):
+    """V stored as `Transposed` stores K; a kernel gets `stored["v"].tensors[""]`, of shape (batch,
+    heads, head_dim_v, seqlen)."""
+
+    word: ClassVar[str] = "transposedv"
+    heads: ClassVar[tuple[str, ...]] = ("transposedv",)
+    holds: ClassVar[tuple[str, ...]] = ("v",)

@@ -8,6 +8,7 @@ from verify import document as doc
 from verify.document import text
 from verify.evidence.strict_json import Number
 from verify.report.beside import Beside
+from verify.report.resources import KINDS
 from verify.report.schema import BuildsReport, InstructionsReport, Report
 from verify.report.sections.failing import MESSAGE
 from verify.report.tables import ordered
@@ -28,6 +29,11 @@ _INSTRUCTION_NOTE = (
     " of the whole kernel. One HGMMA, QGMMA or UTCMMA does the work of many HMMA: compare only rows"
     " of one kind."
 )
+_KINDS_NOTE = (
+    "SASS instructions of these kinds in a build, from the smallest to the largest number. LDL and"
+    " STL are accesses to local memory: a build without a budget for spills has none. A build that"
+    " lacks a kind that it declares (`Build.expects`) is among the failing ones."
+)
 _NOTE = (
     "Compiled without running; the largest over the builds. Registers, stack and spills per thread,"
     " shared memory per block, memory in bytes. Where few of many builds were compiled, the rest"
@@ -47,6 +53,7 @@ def _blocks(report: Report) -> Iterator[doc.Block]:
         yield doc.Table(COLUMNS, rows)
         yield doc.Paragraph(_NOTE, note=True)
     yield from _instructions(report)
+    yield from _kinds(report)
     broken: list[doc.Block] = [
         doc.Boxed("red", tuple(_broken(*one))) for one in broken_builds(report)
     ]
@@ -111,6 +118,27 @@ def _instruction_row(ref: str, row: InstructionsReport) -> doc.Row:
         *(doc.count(row["builds"]), ", ".join(row["mma"])),
         *map(_ratio, ratios),
     )
+
+
+def _kinds(report: Report) -> Iterator[doc.Block]:
+    """One row per variant and architecture: the instructions that its declaration is held to."""
+    rows = tuple(
+        _kinds_row(v["ref"], b) for v in ordered(report) for b in v["builds"] if b.get("kinds")
+    )
+    if rows:
+        yield doc.Table(("variant", "arch", "MMA", *KINDS), rows)
+        yield doc.Paragraph(_KINDS_NOTE, note=True)
+
+
+def _kinds_row(ref: str, b: BuildsReport) -> doc.Row:
+    mma = sorted({kind for row in b.get("instructions", ()) for kind in row["mma"]})
+    numbers = (_numbers(b["kinds"].get(kind, [])) for kind in KINDS)
+    return (doc.Span(ref, "strong"), b["arch"], ", ".join(mma) or text.NONE, *numbers)
+
+
+def _numbers(ends: list[int]) -> doc.Number:
+    low, high = map(text.count, ends) if ends else (text.NONE, text.NONE)
+    return doc.Number(ends[-1] if ends else None, low if low == high else f"{low} .. {high}")
 
 
 def _ratio(ends: list[Number]) -> doc.Number:

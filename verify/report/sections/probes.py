@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verify.document import Block, Paragraph, Section, Span
+from verify.probes import page
 from verify.report.beside import Beside, introduced, ran
 from verify.report.schema import Report
 
@@ -13,8 +14,6 @@ def section(report: Report, beside: Beside) -> Section:
     """Its state, every disagreement, and the tables of what was tried."""
     blocks: list[Block] = []
     if (probes := beside.probes) is not None:
-        from verify.probes import page  # needs what probes need, which no other report does
-
         if not ran(probes):
             blocks.append(Paragraph("Not run: no instruction and no function was tried."))
         blocks += [*page.boxes(probes), *page.tables(probes), *page.not_run(probes)]

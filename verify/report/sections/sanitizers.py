@@ -22,6 +22,9 @@ def section(report: Report, beside: Beside) -> Section:
         blocks += [Paragraph(about, note=True), *page.findings(account)]
         blocks += [page.kernels(account["tried"], sources), Heading("Planted faults")]
         blocks += [page.planted(account), Paragraph(page.PLANTED, note=True), *page.blind(account)]
+        if bad := page.copies(account):
+            blocks += [Heading("Known-bad copies of shipped kernels"), *bad]
+            blocks += [Paragraph(page.COPIES, note=True)]
         blocks += [*page.exceptions(account), *page.not_run(account)]
     none = "Not run: no sanitizer.json lies beside this report. "
     does = " runs the kernels under compute-sanitizer, planted faults before them."

@@ -1,0 +1,336 @@
+"""FlashAttention-2 forward of 8-bit inputs whose V is stored transposed, in Triton.
+
+q, k and v are in e4m3 or e5m2, and V lies as (batch, heads_kv, head_dim_v, seqlen_kv): the storage
+`transposedv`.  The algorithm, its factors and its roundings are those of `fp8_forward`, with P in
+the inputs' dtype; output is in bfloat16 or float16.
+
+Both 8-bit operands of wgmma and of mma.sync must run along the sum, which for P V are the keys.
+`fp8_forward` gets V by rows and transposes each tile in registers.  Here the rows of a tile run
+along the keys already, and one that needs no mask goes from the asynchronous copy into the product.
+
+A row of V holds one number for each key, and masks keys inside it.  A mask of single bytes would
+take single loads, so an aligned tile is loaded in pieces of 16 keys, if a row of the tile sees one
+of them, and what none sees becomes 0 afterwards: it may be NaN, and 0 * NaN is not 0.  A piece can
+reach up to 15 keys beyond seqlen_kv, and never beyond its row, whose pitch is a multiple of 16.
+
+There are two variants.  `triton-fp8-transposed-forward` adds the sums of 32 products in fp32, as
+`fp8_forward` does.  `triton-fp8-transposed-block-forward` takes on sm_90 the 13 bits of wgmma for
+all of Q K^T and for the P V of a block, whose result is added in fp32: less than half the additions
+(FlashAttention-3 does so without the last step).
+
+Masks, walk over the keys and builds are those of `flash_forward`.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.masks import mask_build, mask_tables
+from kernels.triton import fp8_forward
+from kernels.triton.common import (
+    LOG2_E,
+    Launch,
+    counts,
+    head_dim_bucket,
+    head_dims,
+    is_aligned,
+    steps,
+    twice,
+)
+from kernels.triton.compile import arguments, binary, expected, meta
+from kernels.triton.fp8_forward import BUCKETS, PROMOTION, effective_blocks
+from kernels.triton.tiles import (
+    block_at,
+    blocks_of,
+    head_of,
+    key_walk,
+    own_tile,
+    plain_dims,
+    rows_of,
+    seen_keys,
+)
+from verify.variant import (
+    AttentionArgs,
+    Binary,
+    Build,
+    Config,
+    Descales,
+    Stored,
+    Variant,
+    Workspace,
+)
+
+STORAGE = "transposedv"
+PIECE = tl.constexpr(16)  # keys: bytes of an asynchronous copy
+
+
+@triton.jit
+def _descale(descales, steps, NUMBER: tl.constexpr, batch, head_kv):
+    """The factor of that tensor of q, k and v."""
+    return tl.load(head_of(descales[NUMBER], steps[NUMBER], batch, head_kv, False))
+
+
+def _fp8_transposed_forward(  # noqa: PLR0912, PLR0915, PLR0917
+    q,  # (batch, heads_q, seqlen_q, head_dim), any strides but the innermost, which is 1
+    k,  # (batch, heads_kv, seqlen_kv, head_dim)
+    v,  # (batch, heads_kv, head_dim_v, seqlen_kv), any strides but the innermost, which is 1
+    out,  # (batch, heads_q, seqlen_q, head_dim_v)
+    lse,  # float32 (batch, heads_q, seqlen_q), contiguous
+    tables,  # of the keys that rows see
+    # factors of q, k and v, float32 (batch, heads_kv), any strides; None if there are none
+    descales,
+    descale_steps,
+    steps,  # strides of q, k, v and out
+    head_dims,
+    heads_q: tl.int32,
+    group: tl.int32,  # query heads per key head
+    seqlen_q: tl.int32,
+    seqlen_kv: tl.int32,
+    diagonal_low: tl.int32,  # row r sees keys from r + diagonal_low (KIND "window")
+    diagonal_high: tl.int32,  # to r + diagonal_high, inclusive (KIND "causal" and "window")
+    scale_log2: tl.float32,
+    KIND: tl.constexpr,
+    WIDEN: tl.constexpr,  # multiply in fp16
+    IMPRECISE: tl.constexpr,  # products that a 13-bit accumulator may add up; None: a block's
+    ALIGNED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    head_dim, head_dim_v = plain_dims(head_dims, ALIGNED)
+    # The last tile first, since causal rows grow longer.
+    tiles = tl.cdiv(seqlen_q, BLOCK_M)
+    tile, head, batch = own_tile(tiles, heads_q)
+    tile = tiles - 1 - tile
+    head_kv = (head // group).to(tl.int64)
+
+    # Rows past the end repeat the last one: they neither widen the tile's bounds nor read out of
+    # bounds.
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tl.minimum(rows, seqlen_q - 1)
+    sizes = seqlen_q, seqlen_kv, diagonal_low, diagonal_high
+    low, high = seen_keys(row, tables, batch, sizes, KIND)
+    first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
+
+    factor = scale_log2
+    factor_v = 0.00390625  # 1 / 256
+    if descales is not None:
+        factor = factor * _descale(descales, descale_steps, 0, batch, head_kv)
+        factor = factor * _descale(descales, descale_steps, 1, batch, head_kv)
+        factor_v = factor_v * _descale(descales, descale_steps, 2, batch, head_kv)
+
+    keys = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    dims_v = tl.arange(0, BLOCK_DV)
+    q_rows = rows_of(head_of(q, steps[0], batch, head, ALIGNED), steps[0], row, ALIGNED)
+    q_tile = tl.load(q_rows + dims[None, :], mask=dims[None, :] < head_dim, other=0.0)
+    if WIDEN:
+        q_tile = q_tile.to(tl.float16)
+    k_head = head_of(k, steps[1], batch, head_kv, ALIGNED)
+    v_head = head_of(v, steps[2], batch, head_kv, ALIGNED)
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741 - the paper's name
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for EDGE in tl.static_range(2):
+        for i in range(blocks_of(walk, EDGE)):
+            block = block_at(walk, i, EDGE)
+            key = block * BLOCK_N + keys
+            k_mask = dims[None, :] < head_dim
+            v_mask = dims_v[:, None] < head_dim_v
+            if EDGE == 1:
+                # What lies at a key that no row sees, NaN included, cannot enter P V as 0 * NaN.
+                seen = (key >= first) & (key < last)
+                k_mask = k_mask & seen[:, None]
+                if ALIGNED:
+                    piece = key // PIECE
+                    in_pieces = (piece >= first // PIECE) & (piece < tl.cdiv(last, PIECE))
+                    v_mask = v_mask & in_pieces[None, :]
+                else:
+                    v_mask = v_mask & seen[None, :]
+
+            k_rows = rows_of(k_head, steps[1], key, ALIGNED)
+            k_tile = tl.load(k_rows + dims[None, :], mask=k_mask, other=0.0)
+            if WIDEN:
+                k_tile = k_tile.to(tl.float16)
+            x = tl.dot(q_tile, tl.trans(k_tile), max_num_imprecise_acc=IMPRECISE) * factor
+            if EDGE == 1:
+                x = tl.where(
+                    (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]),
+                    x,
+                    float("-inf"),
+                )
+
+            m_new = tl.maximum(m, tl.max(x, 1))
+            # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
+            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+            p = tl.exp2(x - shift[:, None])
+            alpha = tl.exp2(m - shift)
+            l = l * alpha + tl.sum(p, 1)  # noqa: E741
+            acc = acc * alpha[:, None]
+            v_rows = rows_of(v_head, steps[2], dims_v, ALIGNED)
+            v_tile = tl.load(v_rows + key[None, :], mask=v_mask, other=0.0)
+            if ALIGNED and EDGE == 1:
+                v_tile = tl.where(seen[None, :], v_tile, 0.0)
+            p_tile = (p * 256.0).to(v_tile.dtype)
+            if WIDEN:
+                p_tile = p_tile.to(tl.float16)
+                v_tile = v_tile.to(tl.float16)
+            if IMPRECISE is None:
+                acc += tl.dot(p_tile, tl.trans(v_tile))
+            else:
+                acc = tl.dot(p_tile, tl.trans(v_tile), acc, max_num_imprecise_acc=IMPRECISE)
+            m = m_new
+
+    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
+    denominator = tl.where(l == 0.0, 1.0, l)
+    o_tile = acc / denominator[:, None] * factor_v
+    lse_rows = 0.6931471805599453 * (m + tl.log2(denominator))
+    valid = rows < seqlen_q
+    o_rows = rows_of(head_of(out, steps[3], batch, head, ALIGNED), steps[3], row, ALIGNED)
+    o_mask = valid[:, None] & (dims_v[None, :] < head_dim_v)
+    tl.store(o_rows + dims_v[None, :], o_tile.to(out.dtype.element_ty), mask=o_mask)
+    tl.store(lse + (batch * heads_q + head) * seqlen_q + rows, lse_rows, mask=valid)
+
+
+aligned, general = twice(_fp8_transposed_forward)
+
+
+def launch(
+    promotion: int | str, args: AttentionArgs, out: Tensor, lse: Tensor | None, *, widen: bool
+) -> Launch:
+    """How the kernel is launched for these arguments; raises `Unsupported` outside SUPPORT.
+
+    promotion: as `Products.promotion`: 32, or "block".
+    widen: multiply in fp16, where an 8-bit product cannot be promoted (sm_89).
+    """
+    SUPPORT.check(args, out)
+    v = args.stored["v"].tensors[""]
+    mask = mask_build(args)
+    bucket = max(BUCKETS[0], head_dim_bucket(max(args.head_dim, args.head_dim_v)))
+    fast = is_aligned(args, out, v)
+    blocks = effective_blocks(args.config, bucket, fast)
+    factors: tuple[Tensor, ...] | None = None
+    factor_steps: tuple[tuple[int, ...], ...] | None = None
+    if args.descales is not None:
+        factors = (args.descales.q, args.descales.k, args.descales.v)
+        factor_steps = steps(*factors, aligned=False)
+    return Launch(
+        aligned if fast else general,
+        args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
+        (
+            *(args.q, args.k, v, out, lse, mask_tables(args, mask)),
+            *(factors, factor_steps),
+            steps(args.q, args.k, v, out, aligned=fast),
+            head_dims(args, aligned=fast),
+            *counts(args, args.heads_q, mask),
+            args.softmax_scale * LOG2_E,
+        ),
+        {
+            **blocks.keywords(mask.kind, bucket, fast),
+            "WIDEN": widen,
+            "IMPRECISE": None if promotion == "block" else promotion,
+        },
+    )
+
+
+def forward(
+    promotion: int | str,
+    args: AttentionArgs,
+    out: Tensor,
+    lse: Tensor | None,
+    workspace: Workspace,
+) -> None:
+    """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
+    ada = args.q.is_cuda and torch.cuda.get_device_capability(args.q.device) == (8, 9)
+    kernel = launch(promotion, args, out, lse, widen=ada)
+    with torch.cuda.device_of(args.q):
+        kernel.run()
+
+
+def builds(promotion: int | str, configs: tuple[Config, ...], arch: str) -> list[Build]:
+    """Every config by head-dim bucket with factors per head, each mask once, and a build for
+    unaligned rows; from sm_89 on."""
+    if arch in ("sm_80", "sm_86"):
+        return []
+    found = []
+    for config in configs:
+        for dtype, *shape in _BUILDS:
+            head_dim, kind, aligned = shape
+            name = f"{config.name}, {dtype}, d {head_dim}, {kind}{'' if aligned else ', unaligned'}"
+            compile_ = partial(_compile, promotion, config, dtype, tuple(shape), arch)
+            budget = SPILL_BUDGETS[promotion].get(name, {}).get(arch, 0)
+            found.append(Build(name, compile_, budget, expected(dtype, aligned=aligned)))
+    return found
+
+
+_BUILDS: tuple[tuple[str, int, str, bool], ...] = (
+    ("float8_e4m3fn", 128, "full", True),
+    ("float8_e5m2", 128, "window", True),
+    ("float8_e5m2", 64, "causal", True),
+    ("float8_e4m3fn", 256, "window", True),
+    ("float8_e4m3fn", 32, "interval", True),
+    ("float8_e5m2", 72, "causal", False),
+)
+
+# Bytes per thread: the most of Triton 3.6 and 3.7.  64 keys that are loaded one by
+# one fill the registers.
+_UNALIGNED = {"sm_89": 88, "sm_90a": 144, "sm_100a": 144}
+SPILL_BUDGETS: dict[int | str, dict[str, dict[str, int]]] = {
+    PROMOTION: {
+        "m128n64w8s2, float8_e5m2, d 72, causal, unaligned": _UNALIGNED,
+        "m64n32w4s2, float8_e4m3fn, d 256, window": {"sm_89": 68},
+        "m64n32w4s2, float8_e4m3fn, d 128, full": {"sm_100a": 8},
+        "m64n32w4s2, float8_e5m2, d 64, causal": {"sm_100a": 8},
+    },
+    "block": {"m128n64w8s3, float8_e5m2, d 72, causal, unaligned": _UNALIGNED},
+}
+
+
+def _compile(
+    promotion: int | str, config: Config, dtype: str, shape: tuple[int, str, bool], arch: str
+) -> Binary:
+    head_dim, kind, aligned = shape
+    args = arguments(config, dtype, head_dim, kind, aligned=aligned)
+    factors = Descales(*(meta((args.batch, args.heads_kv), "float32") for _ in "qkv"))
+    columns = meta(tuple(args.v.mT.shape), dtype, aligned=aligned)
+    stored = {"v": Stored(STORAGE, STORAGE, {"": columns}, ("v",))}
+    out = meta(tuple(args.q.shape), "bfloat16", aligned=aligned)
+    lse = meta(tuple(args.q.shape[:3]), "float32")
+    args = replace(args, descales=factors, stored=stored)
+    return binary(launch(promotion, args, out, lse, widen=arch == "sm_89"), arch)
+
+
+SUPPORT = replace(
+    fp8_forward.SUPPORT,
+    dtypes=("float8_e4m3fn", "float8_e5m2"),
+    storages=(STORAGE,),
+)
+
+
+def _variant(name: str, promotion: int | str, configs: tuple[Config, ...]) -> Variant:
+    numerics = fp8_forward.VARIANT.numerics
+    return replace(
+        fp8_forward.VARIANT,
+        name=name,
+        forward=partial(forward, promotion),
+        configs=configs,
+        support=SUPPORT,
+        numerics=replace(numerics, products=replace(numerics.products, promotion=promotion)),
+        builds=partial(builds, promotion, configs),
+    )
+
+
+VARIANTS = [
+    _variant("triton-fp8-transposed-forward", PROMOTION, fp8_forward.VARIANT.configs),
+    _variant(
+        "triton-fp8-transposed-block-forward",
+        "block",
+        (Config(block_m=128, block_n=64, num_warps=8, num_stages=3),),
+    ),
+]

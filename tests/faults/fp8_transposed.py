@@ -1,0 +1,41 @@
+"""Faults of the Triton forward for 8-bit inputs whose V is stored transposed."""
+
+from tests.faults.fault import TRITON_FP8_TRANSPOSED, Fault
+
+WHOLE = "sq=32,skv=1024,d=64,dtype=float8_e4m3fn,lv=transposedv"
+VARIANT = "triton-fp8-transposed-forward"
+
+FAULTS = (
+    Fault(
+        name="fp8-transposed-gap-enters",
+        about="keys of a piece that no row sees enter P V, as 0 times what lies there",
+        source="none known",
+        file=TRITON_FP8_TRANSPOSED,
+        variant=VARIANT,
+        edits=(("tl.where(seen[None, :], v_tile, 0.0)", "v_tile + 0.0"),),
+        common=WHOLE,
+    ),
+    Fault(
+        name="fp8-transposed-last-piece-dropped",
+        about="a last piece of V of fewer than 16 keys is not loaded",
+        source="none known",
+        file=TRITON_FP8_TRANSPOSED,
+        variant=VARIANT,
+        edits=(("(piece < tl.cdiv(last, PIECE))", "(piece < last // PIECE)"),),
+        common=WHOLE,
+    ),
+    Fault(
+        name="fp8-transposed-row-of-keys",
+        about="a row of V is taken to be seqlen_kv long, whatever its pitch",
+        source="none known",
+        file=TRITON_FP8_TRANSPOSED,
+        variant=VARIANT,
+        edits=(
+            (
+                "rows_of(v_head, steps[2], dims_v, ALIGNED)",
+                "v_head + dims_v.to(tl.int64)[:, None] * seqlen_kv",
+            ),
+        ),
+        common=WHOLE,
+    ),
+)

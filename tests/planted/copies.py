@@ -1,0 +1,111 @@
+"""A known-bad copy of every CUDA variant for each slip of the hand: one barrier removed, one wait
+for copies off by one, one tail predicate too wide.
+
+The shipped text is edited when a copy is built; the shipped kernel's own machinery compiles and
+launches it.  A copy's config has one slot more than the item that is read: there a missing barrier
+leaves reads and writes of the same bytes side by side.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from kernels.cuda.family import Family, Launch
+from kernels.cute import flash_forward
+from kernels.ptx import (
+    share_kv,
+    share_qkv,
+    split_kv,
+    split_q,
+    split_q_fp8,
+    tiling_qk,
+    tiling_qkv,
+)
+from kernels.ptx.tiling import Tiling
+from verify.cuda.edits import Edit, edited
+from verify.variant import Config, Support, Variant
+
+PTX_SLIPS = {
+    "overrun": Edit(r"row < a\.seqlen_q && n < out_tiles\)", "row <= a.seqlen_q && n < out_tiles)"),
+    "missing-barrier": Edit(r"__syncthreads\(\);(?=  // item: all copies have landed, and)", ""),
+    "early-copy-read": Edit(r"cp_async_wait_group<ahead - 1>\(\)", "cp_async_wait_group<ahead>()"),
+}
+CUTE_SLIPS = {
+    "overrun": Edit(
+        r"get<1>\(place\(r, 0\)\) == 0 && row < a\.seqlen_q\)",
+        "get<1>(place(r, 0)) == 0 && row <= a.seqlen_q)",
+    ),
+    "missing-barrier": Edit(r"(copy\(StorePairs\{\}, [^\n]*\n)  __syncthreads\(\);\n", r"\1"),
+    "early-copy-read": Edit(
+        r"cp_async_wait<1>\(\);(?=\n    __syncthreads\(\);  // V has come)", "cp_async_wait<2>();"
+    ),
+}
+
+
+def slipped(slip: Edit, make: Callable[..., Launch], *choice: object) -> Launch:
+    """The launch of a choice, of the edited source."""
+    shipped = make(*choice)
+    return replace(shipped, source=edited(shipped.source, [slip]))
+
+
+def config_of(variant: Variant, tiling: Tiling | None) -> Config:
+    """The first config with the fewest slots in which items travel ahead."""
+    if tiling is None:
+        return variant.configs[0]
+    ahead = [c for c in variant.configs if tiling.slots * (c.num_stages or 0) > 1]
+    return min(ahead, key=lambda config: config.num_stages or 0)
+
+
+def unavailable(shipped: Variant) -> str | None:
+    """Why a copy of that variant cannot run here, or None."""
+    reason = shipped.available() if shipped.available is not None else None
+    least = shipped.support.capability
+    if reason is None and least is not None and torch.cuda.get_device_capability() < least:
+        return f"needs compute capability {least[0]}.{least[1]}"
+    return reason
+
+
+def copies_of(shipped: Variant, tiling: Tiling | None) -> list[Variant]:
+    """The copies of a variant, one for each slip; without a tiling, of the CuTe kernel."""
+    config = config_of(shipped, tiling)
+    support = Support(
+        dtypes=shipped.support.dtypes[:1],
+        head_dims=(64,),
+        masks=("full",),
+        layouts="contiguous",
+        devices=("cuda",),
+    )
+    family: Family = shipped.forward.__self__  # type: ignore[union-attr]
+    return [
+        Variant(
+            name=f"planted-{short(shipped.name)}-{slip}",
+            family="planted",
+            forward=replace(
+                family, configs=(config,), support=support, make=partial(slipped, edit, family.make)
+            ).forward,
+            configs=(config,),
+            support=support,
+            numerics=shipped.numerics,
+            available=partial(unavailable, shipped),
+        )
+        for slip, edit in (PTX_SLIPS if tiling else CUTE_SLIPS).items()
+    ]
+
+
+def short(name: str) -> str:
+    """A shipped variant's name in those of its copies."""
+    return {"cute-flash-forward": "cute"}.get(name, name.removeprefix("ptx-"))
+
+
+MODULES = (split_q, split_kv, share_kv, share_qkv, tiling_qk, tiling_qkv, split_q_fp8)
+SHIPPED: list[tuple[Variant, Tiling | None]] = [
+    *(
+        (variant, module.TILING)
+        for module in MODULES
+        for variant in getattr(module, "VARIANTS", None) or [module.VARIANT]
+    ),
+    (flash_forward.VARIANT, None),
+]
+VARIANTS = [copy for shipped, tiling in SHIPPED for copy in copies_of(shipped, tiling)]

@@ -1,0 +1,101 @@
+"""Records of run directories before they are joined: each variant keeps its newest source's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from verify.evidence.records import Begin, Built, Drawn, NotRun, RunInfo, VariantEntry, Verdict
+
+
+@dataclass
+class RunRecords:
+    """What one run directory holds, in the order of its files."""
+
+    path: Path
+    runs: list[RunInfo] = field(default_factory=list)
+    variants: list[VariantEntry] = field(default_factory=list)
+    begins: list[Begin] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+    builds: list[Built] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+
+    @property
+    def begun(self) -> tuple[str, str]:
+        """A sort key: when the run first began; by name, where nothing says when."""
+        return min((run.started for run in self.runs), default=""), self.path.name
+
+    @property
+    def continued(self) -> str:
+        """When the run last began: it looks at the sources then."""
+        return max((run.started for run in self.runs), default="")
+
+    @property
+    def sources(self) -> Mapping[str, AbstractSet[str]]:
+        """The source hashes under which the run knew each variant."""
+        found: dict[str, set[str]] = {}
+        for entry in self.variants:
+            found.setdefault(entry.ref, set()).add(entry.source_hash)
+        return found
+
+    def leave_out(self, refs: AbstractSet[str]) -> Iterator[LeftOut]:
+        """Drop all records of these variants; yields what was dropped of each that had more than
+        its entry."""
+        verdicts = [verdict for verdict in self.verdicts if verdict.variant in refs]
+        for ref in sorted(refs):
+            mine = [verdict for verdict in verdicts if verdict.variant == ref]
+            if mine or any(built.variant == ref for built in self.builds):
+                failing = {verdict.case for verdict in mine if verdict.outcome == "fail"}
+                cases = {verdict.case for verdict in mine}
+                yield LeftOut(ref, self.path.name, len(cases), len(failing))
+        self.variants = [entry for entry in self.variants if entry.ref not in refs]
+        self.begins = [begin for begin in self.begins if _variant(begin) not in refs]
+        self.verdicts = [verdict for verdict in self.verdicts if verdict.variant not in refs]
+        self.drawn = [drawn for drawn in self.drawn if drawn.variant not in refs]
+        self.not_run = [each for each in self.not_run if each.variant not in refs]
+        self.builds = [built for built in self.builds if built.variant not in refs]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Evidence that does not count, since a later run knew another source of the variant.
+
+    run: the run that it is from.  cases: how many it judged; failures: how many of them fail.
+    """
+
+    variant: str
+    run: str
+    cases: int
+    failures: int
+
+
+def keep_newest_sources(parts: Sequence[RunRecords]) -> tuple[LeftOut, ...]:
+    """Drop what runs recorded of a variant's older sources, and return it, sorted by variant.
+
+    The newest source is the one that the last run to begin knew.
+    If that run knew two, or if another one began in the same second, nothing says which is newer:
+    the evidence of both stays, and `Evidence.changed` names the variant.
+    """
+    known = [(part, part.sources) for part in parts]
+    newest: dict[str, set[str]] = {}
+    when: dict[str, str] = {}
+    for part, sources in sorted(known, key=lambda each: each[0].continued):
+        for ref, hashes in sources.items():
+            if when.get(ref) != part.continued:
+                newest[ref] = set()
+            when[ref] = part.continued
+            newest[ref] |= hashes
+    found: list[LeftOut] = []
+    for part, sources in known:
+        older = {ref for ref, hashes in sources.items() if not hashes <= newest[ref]}
+        if older:
+            found += part.leave_out(older)
+    return tuple(sorted(found, key=lambda one: (one.variant, one.run)))
+
+
+def _variant(begin: Begin) -> str:
+    return begin.variant or begin.case.rsplit(":", 3)[0]

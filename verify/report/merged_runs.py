@@ -1,0 +1,64 @@
+"""What a report says of the runs that it is made of: device, versions, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from verify.evidence import Evidence, RunInfo
+from verify.report.schema import LeftOut, ReportError, Started
+
+
+def refuse_mixed(evidence: Evidence) -> None:
+    """Raise ReportError for evidence without a run record, of several devices, or of two sources of
+    a variant."""
+    if not evidence.runs:
+        raise ReportError(
+            "the evidence has no run record: nothing says on what device it was measured"
+        )
+    devices = {str(run.device.get("slug")) for run in evidence.runs}
+    if len(devices) > 1:
+        raise ReportError(
+            f"the evidence mixes devices: {', '.join(sorted(devices))}; a report is of one"
+        )
+    if evidence.changed:
+        raise ReportError(
+            f"the evidence judges more than one source of {', '.join(evidence.changed)}: report"
+            " those runs apart, or judge the present sources in a new run"
+        )
+
+
+def several(words: Iterable[Any]) -> str:
+    """Different words once each, the first one first."""
+    return ", ".join(dict.fromkeys(str(word) for word in words))
+
+
+def device(runs: Sequence[RunInfo]) -> dict[str, Any]:
+    """The first run's, with all of what the others say differently of a device of that name."""
+    first = runs[0].device
+    told = {key: [run.device.get(key) for run in runs] for key in first}
+    return {
+        key: first[key] if all(item == first[key] for item in items) else several(items)
+        for key, items in told.items()
+    }
+
+
+def versions(runs: Sequence[RunInfo]) -> dict[str, str]:
+    """All that the runs were made under, the first one first."""
+    names = sorted({name for run in runs for name in run.versions})
+    return {name: several(run.versions.get(name, "unknown") for run in runs) for name in names}
+
+
+def starts(runs: Sequence[RunInfo]) -> list[Started]:
+    """When each run first began, in order of time."""
+    first = {run.run: run for run in reversed(runs)}
+    ordered = sorted(first.values(), key=lambda run: (run.started, run.run))
+    return [{"run": run.run, "started": run.started, "profile": run.profile} for run in ordered]
+
+
+def left_out(evidence: Evidence) -> list[LeftOut]:
+    """What the runs recorded of older sources."""
+    return [
+        {"variant": one.variant, "run": one.run, "cases": one.cases, "failures": one.failures}
+        for one in evidence.left_out
+    ]
