@@ -8,7 +8,7 @@ their tiles small.  Each item is left out, or done once:
 - looking up numpy dtypes in a table that is built for each look-up;
 - making types, shapes and names again for every tensor, although only a few occur;
 - broadcasting blocks that have the same shape already;
-- deciding the common type of a binary operator's operands each time
+- deciding each time what a binary operator does with operands of the same types
   (`verify.cell.triton_interpreter_operands`);
 - copying keyword arguments at every call of the language, and then searching them;
 - looking for compile-time constants in values that hold none;
@@ -37,6 +37,7 @@ def spare(interpreter: Any) -> None:
     _compare_names(interpreter.tl.core)
     _check_sizes_once(interpreter)
     _cast_plainly(interpreter)
+    _add_axes_once(interpreter)
     plan_once(interpreter)
 
 
@@ -49,10 +50,15 @@ def _spare_checks(interpreter: Any) -> None:
 def _patch_once(interpreter: Any) -> None:
     tl, patch_lang = interpreter.tl, interpreter._patch_lang
 
+    languages: dict[Any, list[Any]] = {}  # by function: the modules of the language that it sees
+
     def patch_once(fn: Any) -> Any:
-        modules = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        modules = languages.get(fn)
+        if modules is None:
+            modules = [each for each in fn.__globals__.values() if each is tl or each is tl.core]
+            languages[fn] = modules
         done = modules and not any(
-            map(tl.core.is_builtin, (tl.tensor.__add__, *(module.load for module in modules)))
+            map(tl.core.is_builtin, (tl.tensor.__add__, *[module.load for module in modules]))
         )
         return interpreter._LangPatchScope() if done else patch_lang(fn)
 
@@ -162,14 +168,24 @@ def _pass_keywords_on(interpreter: Any) -> None:
     interpreter._patch_attr = patch_attr
 
 
-_OPERATORS = {"__add__": "add", "__sub__": "sub", "__mul__": "mul"}  # as methods of TritonSemantic
+# As methods of TritonSemantic, and what these get beside the operands.
+_OPERATORS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "__add__": ("add", (True,)),
+    "__sub__": ("sub", (True,)),
+    "__mul__": ("mul", (True,)),
+    "__and__": ("and_", ()),
+    "__or__": ("or_", ()),
+    "__floordiv__": ("floordiv", ()),
+    "__mod__": ("mod", ()),
+}
 
 
-def _operator(core: Any, semantic: Any, name: str) -> Callable[..., Any]:
+def _operator(core: Any, semantic: Any, operator: tuple[str, tuple[Any, ...]]) -> Any:
+    name, more = operator
     method = getattr(semantic, name)
 
     def call(self: Any, other: Any, **kwargs: Any) -> Any:
-        return method(self, core._unwrap_if_constexpr(other), True)
+        return method(self, core._unwrap_if_constexpr(other), *more)
 
     return call
 
@@ -225,6 +241,7 @@ def _check_sizes_once(interpreter: Any) -> None:
 def _cast_plainly(interpreter: Any) -> None:
     """Make a cast one call between integers, and between fp32 and formats wider than 8 bits."""
     semantic, core = interpreter.TritonSemantic, interpreter.tl.core
+    handle_class = interpreter.TensorHandle
     cast: Callable[..., Any] = semantic.cast
     integers = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
     plain = {(a, b) for a in integers for b in integers}
@@ -239,7 +256,33 @@ def _cast_plainly(interpreter: Any) -> None:
             return cast(self, input, dst_ty, fp_downcast_rounding)
         if name == scalar.name:
             return input
-        handle = self.builder.cast_impl(input.handle, scalar)
+        if "bf16" in (name, scalar.name):
+            handle = self.builder.cast_impl(input.handle, scalar)
+        else:
+            handle = handle_class(
+                input.handle.data.astype(interpreter._get_np_dtype(scalar)), scalar
+            )
         return core.tensor(handle, source.with_element_ty(scalar) if source.is_block() else dst_ty)
 
     semantic.cast = plainly
+
+
+def _add_axes_once(interpreter: Any) -> None:
+    """Make the type of a block with one more axis once for each type and axis."""
+    semantic, core = interpreter.TritonSemantic, interpreter.tl.core
+    handle_class = interpreter.TensorHandle
+    expand_dims: Callable[..., Any] = semantic.expand_dims
+    types: dict[tuple[str, int], tuple[Any, tuple[int, ...]]] = {}
+
+    def expanded(self: Any, input: Any, axis: int) -> Any:
+        data = input.handle.data
+        known = types.get((input.type.name, axis))
+        if known is None or known[0].scalar is not input.type.scalar:
+            result = expand_dims(self, input, axis)
+            types[input.type.name, axis] = result.type, result.handle.data.shape
+            return result
+        return core.tensor(
+            handle_class(data.reshape(known[1]), input.handle.dtype.scalar), known[0]
+        )
+
+    semantic.expand_dims = expanded

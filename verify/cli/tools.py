@@ -137,7 +137,8 @@ def sanitize(
 ) -> int:
     """Run KERNELS (by default the collection) under compute-sanitizer, after planted faults.
 
-    Without a CUDA device or without the tool nothing is run: it says so, and exits 0, or 3 with
+    The tool "skew" is the suite's own: delays at barriers, which must change no bit. Without a CUDA
+    device or without compute-sanitizer nothing is run: it says so, and exits 0, or 3 with
     --require. Exits 1 if a kernel is faulty, and 3 if the run proves nothing.
     """
     files = existing(kernels)

@@ -172,11 +172,11 @@ class Trial:
             self.launches[SHARED] = self._launch(self.entry, "nan", given, SHARED)
         return self.launches[SHARED]
 
-    def going(self, way: str) -> Launch:
+    def going(self, way: str, poison: str = "nan") -> Launch:
         """One launch with the case's inputs, another way (`verify.cell.ways`), once per way."""
         if way not in self.launches:
             given = self.inputs.named | self._for_backward
-            self.launches[way] = self._launch(self.entry, "nan", [given], way)
+            self.launches[way] = self._launch(self.entry, poison, [given], way)
         return self.launches[way]
 
     @property

@@ -2,27 +2,25 @@
 each barrier and each wait for copies.
 
 `python -m verify.sanitizers.delays SOCKET` connects to the judge's socket and answers like any
-other kernel process.  A seed (VERIFY_DELAYS) decides which warps sleep, where, and for how long: up
-to four microseconds, a quarter of the warps at each place.  A block gets more dynamic shared memory
-than it asks for, by an amount that the seed decides: fewer blocks then share a multiprocessor, and
-the kernel reads the seed off the amount, so that all seeds run one binary.  Every second run is on
-a stream of its own.
+other kernel process.  A seed, which is part of a request, decides which warps sleep, where, and for
+how long: up to four microseconds, a quarter of the warps at each place.  A block gets more dynamic
+shared memory than it asks for, by an amount that the seed decides: fewer blocks then share a
+multiprocessor, and the kernel reads the seed off the amount, so that all seeds run one binary.
+Runs with a seed are on streams of their own.  Seed 0 adds no memory and is that of all other runs.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from verify.cell.child import KernelProcess, serve_at
+from verify.cell.ways import DELAYS
 from verify.cuda.compile import Kernel, Source
 from verify.cuda.edits import Edit, EditError, edited
 from verify.variant import Binary
-
-VARIABLE = "VERIFY_DELAYS"
 
 # No line of it is in a kernel's own text: a compiler's messages count from there.
 BEFORE = """
@@ -65,10 +63,10 @@ def extra_bytes(seed: int) -> int:
 class Delays:
     """What replaces the functions of `verify.cuda.compile`.  launches: of kernels with delays."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         from verify.cuda import compile as cuda
 
-        self.seed = seed
+        self.seed = 0
         self.launches = 0
         self._cuda = cuda
         self._compile: Callable[[Source, str], Binary] = cuda.compile_source
@@ -119,32 +117,32 @@ def _room() -> int:
 
 
 class DelayedKernelProcess(KernelProcess):
-    """A kernel process whose every second run is on a stream of its own."""
+    """A kernel process that takes the seed of a run from its request."""
 
-    delays: Delays | None = None
-    runs = 0
+    delays = Delays()
 
     def _run(self, message: dict[str, Any]) -> dict[str, Any]:
-        self.runs += 1
-        if message["device"] == "cpu" or self.runs % 2:
+        seed = str(message.get("way", "")).removeprefix(DELAYS)
+        self.delays.seed = int(seed or 0)
+        message = message | {"way": ""}
+        if message["device"] == "cpu" or not self.delays.seed:
             return self._counted(super()._run, message)
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             return self._counted(super()._run, message)
 
     def _run_concurrently(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.delays.seed = 0
         return self._counted(super()._run_concurrently, message)
 
     def _counted(
         self, run: Callable[[dict[str, Any]], dict[str, Any]], message: dict[str, Any]
     ) -> dict[str, Any]:
-        before = self.delays.launches if self.delays else 0
-        reply = run(message)
-        return reply | {"delayed": (self.delays.launches if self.delays else 0) - before}
+        before = self.delays.launches
+        return run(message) | {"delayed": self.delays.launches - before}
 
 
 def main() -> None:
     """Serve at the socket that the command line names."""
-    DelayedKernelProcess.delays = Delays(int(os.environ[VARIABLE]))
     DelayedKernelProcess.delays.install()
     serve_at(DelayedKernelProcess)
 

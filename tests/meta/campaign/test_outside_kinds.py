@@ -1,4 +1,4 @@
-"""Masks, score mods and storages of files outside the tree: the option `--with`."""
+"""Masks, score mods, storages and quantisations of files outside the tree: the option `--with`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ from tests.harness.outside_storage import STORAGES
 from verify import cli
 from verify.campaign.run import CampaignRun, ContinuedError
 from verify.campaign.runner import FAILED, USAGE
+from verify.cell.process import ROOT
 from verify.evidence import load
 from verify.machine.outside_file import OutsideFileError
 from verify.machine.settings import KIND_FILES
-from verify.problem import kind_files
+from verify.problem import Problem, ProblemError, kind_files
+from verify.problem.inputs import stored_factors
 from verify.problem.storage import storage_words
+from verify.tolerance.forward import resolve
+from verify.variant import Config, Numerics
 
 HEAD, _, _ = dedent(KERNEL).partition("VARIANTS = [")
 KERNELS = HEAD.replace('masks=("full", "causal", "lengths")', 'masks=("chunked",)') + (
@@ -111,6 +115,28 @@ def test_kinds_of_files_are_known_until_they_are_forgotten(
     ]
     kind_files.forget()
     assert (mask_words(), mod_words(), storage_words()) == before
+
+
+def test_other_sizes_of_blocks_are_one_file(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of docs/adding-a-kernel.md, whose bound and inputs need nothing else."""
+    page = (ROOT / "docs" / "adding-a-kernel.md").read_text(encoding="utf-8")
+    (text,) = (part for part in page.split("```") if part.startswith("py\n# sage.py"))
+    (files / "sage.py").write_text(text.removeprefix("py\n"), encoding="utf-8")
+    named(monkeypatch, files, "sage.py")
+    kind_files.load()
+    name = "hq=4,hkv=2,sq=200,skv=200,d=16,dtype=float8_e4m3fn,descale=sage"
+    problem = Problem.parse(name)
+    assert problem.name == name
+    shapes = {name: tuple(factor.shape) for name, factor in stored_factors(problem).items()}
+    assert shapes == {
+        "descale_q": (1, 4, 2),
+        "descale_k": (1, 2, 4),
+        "descale_v": (1, 2, 4),
+    }
+    assert resolve(Numerics(), Config(), problem, "sm_90").parts == 4
+    kind_files.forget()
+    with pytest.raises(ProblemError, match="sage"):
+        Problem.parse(name)
 
 
 @pytest.mark.parametrize(

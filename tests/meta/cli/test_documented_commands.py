@@ -125,6 +125,7 @@ RUNS = {
     "verify sanitize --quick": of(*SANITIZE, '"--quick"'),
     "verify sanitize --require": of(*SANITIZE, '"--require"'),
     "verify sanitize --case": of(*SANITIZE, '"--case"'),
+    "verify sanitize --tool": of(*SANITIZE, '"--tool"'),
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
     ),
@@ -149,6 +150,7 @@ RUNS = {
     "tox -e gpu --current-env": ci("tox --current-env -e gpu"),
     "tox -e sanitizer --current-env": ci("tox --current-env -e sanitizer"),
     "pip install": wheel('"-m", "pip", "install"'),
+    "pip install --no-deps": wheel('"--no-deps"'),
     "pip install -e": Place("verify/bootstrap.py", '"--editable"'),
     "pip install -c": Place("verify/bootstrap.py", '"--constraint"'),
     "pip install --no-index": ci("pip install --no-index"),
@@ -279,8 +281,11 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     case = "ptx-split-q:m64n64s1-swizzle_qkv-grid_tiles:sanitizer:sq=64,skv=64,d=64,dtype=float16"
     verify(monkeypatch, "sanitize", "--quick", "--require")
     verify(monkeypatch, "sanitize", "--case", case)
-    assert [(request.quick, request.require) for request in asked] == [(True,) * 2, (False,) * 2]
-    assert [request.case for request in asked] == [None, Case.parse(case)]
+    verify(monkeypatch, "sanitize", "--tool", "skew")
+    given = [(request.quick, request.require) for request in asked]
+    assert given == [(True, True), (False, False), (False, False)]
+    assert [request.case for request in asked] == [None, Case.parse(case), None]
+    assert asked[-1].tools == ("skew",)
 
 
 def test_run_is_told_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -78,9 +78,9 @@ SUPPORTS = {
 }
 by_support = pytest.mark.parametrize("name", SUPPORTS)
 by_limits = pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-# Draws that usually fill every bin, and how often as many more are drawn if they do not: what
-# Hypothesis draws depends on the modules that are imported.
-FILLING, ROUNDS = 700, 3
+# Draws at once where a test asks for bins or for refusals, and how often as many more are drawn if
+# they do not fill all: what Hypothesis draws depends on the modules that are imported.
+FILLING, ROUNDS = 250, 9
 quietly = settings(
     database=None,
     deadline=None,
@@ -181,10 +181,10 @@ def test_problems_outside_the_support_name_what_is_refused(name: str) -> None:
     support = SUPPORTS[name]
     wanted = EDGES[name] | (set() if name == "everything" else {"descales", "layout_k"})
     strategy = outside(declare(support), dtype="float16", limits=LIMITS["cpu"])
-    asked = sample(strategy, 400)
+    asked = sample(strategy, FILLING)
     for number in range(1, ROUNDS):
         if {argument for _, argument in asked} != wanted:
-            asked += sample(strategy, 400, number)
+            asked += sample(strategy, FILLING, number)
     for problem, argument in asked:
         storage = problem.layouts.get(argument.removeprefix("layout_"))
         if storage is not None and storage.word in support.storages:

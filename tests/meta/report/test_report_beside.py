@@ -329,6 +329,15 @@ class TestSanitizers:
         assert "0 of 1 planted fault caught. Not as wanted: memcheck on planted-overrun." in part
         assert "<td class=bad>not seen, wanted caught" in part
 
+    def test_a_copy_that_nothing_caught_is_no_evidence(self, green: Report, tmp_path: Path) -> None:
+        missed = copy.deepcopy(account())
+        spare = missed["planted"][1] | {"wanted": "any", "outcome": "clean", "spare": True}
+        missed["planted"].append(spare | {"variant": "planted-copy", "copy_of": "torch-flash"})
+        part = section(written(green, tmp_path, None, missed), "sanitizers", "builds")
+        assert read(tmp_path)["status"] == "grey"
+        assert "Not as wanted: planted-copy, which nothing caught." in part
+        assert "<td class=bad>nothing" in part
+
     def test_nothing_tried_is_not_green(self, green: Report) -> None:
         empty = joined(green, Beside(sanitizer=account(tried=[])))  # type: ignore[arg-type]
         assert empty["status"] == "grey"

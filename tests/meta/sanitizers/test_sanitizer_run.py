@@ -25,14 +25,17 @@ from rich.console import Console
 from references.masks import Causal
 from tests.harness.shared_fork_server import SharedForkServer
 from verify.campaign.runner import CLEAN, FAILED, INFRASTRUCTURE, USAGE
-from verify.cell.process import PLAIN_CPU, ROOT
+from verify.cell.process import PLAIN_CPU, ROOT, Environment
 from verify.cli.sanitize import Request, sanitize
 from verify.evidence import Evidence, load
 from verify.problem.case import Case
 from verify.sanitizers import ledger
 from verify.sanitizers.exceptions import Waiver
+from verify.sanitizers.facts import Facts, Judgement
 from verify.sanitizers.lane import GROUP
 from verify.sanitizers.planted import PlantedFault
+from verify.sanitizers.session import Session, Subject
+from verify.sanitizers.skew import NOT_DELAYED
 
 PAPER_TOOL = """
 import json, os, socket, sys, tempfile
@@ -357,3 +360,23 @@ def test_no_kernel_is_tried_under_a_tool_that_misses_its_fault(lane: Lane) -> No
     assert result.evidence is not None
     (verdict,) = result.evidence.verdicts
     assert (verdict.oracle, verdict.outcome) == ("memcheck", "pass")
+
+
+def raced(environment: Environment, subject: Subject) -> Session:
+    """A kernel without a barrier, tried with delays."""
+    facts = Facts(tool="skew", exit_code=0, summary=None, records=(), results=(), expected_cases=1)
+    return Session("skew", subject, Judgement("clean", (NOT_DELAYED,)), 1.0, facts)
+
+
+def test_delays_need_no_other_tool(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(lane.folder))
+    monkeypatch.setenv("CUDA_HOME", str(lane.folder))
+    lane.faults = lane.faults[:1]  # the twin
+    monkeypatch.setattr("verify.sanitizers.lane.race", raced)
+    result = lane.run(kernels=(lane.file("kernel.py", RIGHT),), quick=True, tools=("skew",))
+    assert result.status == CLEAN, result.words
+    assert result.report["sanitizer"] == "not used"
+    assert result.evidence is not None
+    assert {(v.oracle, v.outcome) for v in result.evidence.verdicts} == {("skew", "pass")}
+    page = next(lane.folder.glob(".verify/runs/*/sanitizer.md")).read_text()
+    assert "clean; no barrier of it is known here" in page

@@ -1,0 +1,111 @@
+"""Planted faults and known-bad copies: what is planted, and that a compiler keeps it."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.meta.sanitizers.test_sanitizer_lane import declared
+from tests.planted import copies, tiny
+from verify.bundle import ROOT
+from verify.cuda.compile import compilable, compile_source
+from verify.cuda.edits import edited
+from verify.cuda.sass import listing
+from verify.cuda.toolkit import executables
+from verify.sanitizers.facts import Judgement
+from verify.sanitizers.planted import COPIES, FAULTS, SLIPS, planted_problem
+from verify.sanitizers.tool import EVERY, TOOLS
+
+torch.set_num_threads(1)
+
+
+def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
+    for tool in EVERY:
+        assert any(tool in fault.caught_by for fault in FAULTS)
+    assert any(fault.twin for fault in FAULTS)
+    assert {fault.variant for fault in FAULTS} == {
+        *tiny.FAULTS,
+        *(variant.name for variant in copies.VARIANTS),
+    }
+    for fault in FAULTS:
+        assert fault.twin + bool(fault.caught_by) + bool(fault.unseen) == 1
+        wanted = [fault.wanted(tool) == "any" and not fault.spare for tool in EVERY]
+        assert [bool(fault.blind(tool)) for tool in EVERY] == wanted
+        assert set(fault.caught_by) <= set(fault.tried_under(EVERY))
+        assert set(fault.tried_under(EVERY)) <= {*TOOLS, *fault.caught_by} or fault.twin
+
+
+def test_every_cuda_variant_has_a_copy_for_each_slip() -> None:
+    files = (path for path in (ROOT / "kernels").glob("*/*.cu") if path.with_suffix(".py").exists())
+    modules = [import_module(f"kernels.{path.parent.name}.{path.stem}") for path in files]
+    shipped = {v.name for m in modules for v in getattr(m, "VARIANTS", None) or [m.VARIANT]}
+    assert {fault.copy_of for fault in COPIES} == shipped
+    assert len(COPIES) == len(SLIPS) * len(shipped)
+    assert {variant.name for variant, _ in copies.SHIPPED} == shipped
+
+
+def test_a_spare_copy_is_tried_under_its_own_tool_alone() -> None:
+    (spare,) = (fault for fault in COPIES if fault.variant == "planted-share-kv-overrun")
+    assert spare.tried_under(EVERY) == ("memcheck",)
+    assert spare.tried_under(("racecheck",)) == ()
+    assert spare.holds("memcheck", Judgement("clean"))
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+def test_planted_kernels_compile_and_differ_from_what_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
+    variant, tiling = copies.SHIPPED[0]
+    assert tiling is not None
+    config = copies.config_of(variant, tiling)
+    shipped = tiling.launch(config, "float16", 64, "full", "strided", narrow=False).source
+    sources = [tiny.source(name) for name in tiny.FAULTS]
+    sources += [shipped, *(edited(shipped, [slip]) for slip in copies.PTX_SLIPS.values())]
+    assert len({compile_source(source, "sm_90a").cubin for source in sources}) == len(sources)
+
+
+# What a compiler could take away: an opcode of the faulty instruction, and how often it occurs.
+OPCODES = {
+    "planted-misaligned-load": (r"LDG\.E\.128\b.*\+0x4\]", 1),
+    "planted-missing-barrier": (r"BAR\.SYNC", 0),
+    "planted-early-copy-read": (r"LDGSTS\.E", 1),
+    "planted-missing-mbarrier-wait": (r"SYNCS\.ARRIVE", 1),
+    "planted-divergent-barrier": (r"@!?P\d BAR\.SYNC", 1),
+    "planted-unwritten-shared": (r"LDS", 1),
+    "planted-correct": (r"(?<!P\d )BAR\.SYNC", 1),
+}
+
+
+@pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
+@pytest.mark.skipif(not executables("nvdisasm"), reason="no nvdisasm")
+@pytest.mark.parametrize("variant", OPCODES)
+def test_the_compiler_keeps_a_planted_fault(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
+    text = listing(compile_source(tiny.source(variant), "sm_90a").cubin)
+    opcode, times = OPCODES[variant]
+    assert len(re.findall(opcode, text)) == times
+    waits = len(re.findall(r"DEPBAR\.LE|SYNCS\.PHASECHK", text))
+    assert waits == 0  # for no copy, and at no mbarrier
+
+
+def test_a_fault_of_the_memory_is_made_at_the_launch() -> None:
+    q = torch.zeros(4)
+    for variant, fault in tiny.FAULTS.items():
+        address, held = tiny.memory(variant, q)
+        assert (address == q.data_ptr()) == (fault not in ("freed", "unwritten"))
+        assert (address == held.data_ptr()) == (fault != "freed")
+    assert len(tiny._leaked) == 1
+
+
+def test_the_planted_problem_lies_inside_every_planted_support() -> None:
+    for variant in (*tiny.VARIANTS, *copies.VARIANTS):
+        problem = planted_problem(declared(variant.support, tuple(variant.configs)))
+        assert variant.support.refusal(problem) is None
+        assert problem.seqlen_q % 64  # an overrun by one row needs a ragged tile
