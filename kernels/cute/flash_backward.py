@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -63,6 +63,7 @@ from verify.variant import (
     GradientSums,
     Saved,
     ScoreGradient,
+    Support,
     Unsupported,
     Variant,
     Workspace,
@@ -160,109 +161,120 @@ def walk_launch(walk: str, config: Config, dtype: str, head_dim: int) -> Launch:
     return Launch(source, owned, 32 * WARPS, shared_bytes)
 
 
-def steps(
-    args: AttentionArgs,
-    saved: Saved,
-    dout: Tensor,
-    gradients: Gradients,
-    workspace: Workspace,
-    mask: MaskBuild,
-    tables: tuple[Tensor | None, Tensor | None],
-) -> list[Step]:
-    """The kernels in their order; `workspace` has "dq_sums" if dQ is added up in memory.
-
-    The tensors must outlive the launches.
-    """
-    of = partial(Strided.of, in_bytes=False)
-    inputs = args.q, args.k, args.v, dout
-    sums = workspace.get("dq_sums")
-    addresses = (saved.lse, workspace["delta"], sums, *tables)
-    arguments = WalkArguments(
-        *map(of, (*inputs, *gradients.by_name().values())),
-        *(0 if tensor is None else tensor.data_ptr() for tensor in addresses),
-        args.heads_q,
-        args.heads_q // args.heads_kv,
-        args.seqlen_q,
-        args.seqlen_kv,
-        mask.diagonal_low,
-        mask.diagonal_high,
-        args.softmax_scale * LOG2_E,
-        args.softmax_scale,
-    )
-    of_sums = SumArguments(
-        of(saved.out), of(dout), workspace["delta"].data_ptr(), args.heads_q, args.seqlen_q
-    )
-    chosen = args.config, args.dtype, args.head_dim
-
-    def step(launch: Launch, arguments: ctypes.Structure, heads: int, seqlen: int) -> Step:
-        return Step(launch, arguments, args.batch * heads * math.ceil(seqlen / launch.block_m))
-
-    of_keys = walk_launch(KEYS if sums is None else KEYS_ATOMIC, *chosen)
-    found = [
-        step(sums_launch(args.dtype, args.head_dim), of_sums, args.heads_q, args.seqlen_q),
-        step(of_keys, arguments, args.heads_kv, args.seqlen_kv),
-    ]
-    if sums is None:
-        found.append(step(walk_launch(ROWS, *chosen), arguments, args.heads_q, args.seqlen_q))
-    return [each for each in found if each.blocks]
-
-
 @cache
 def _kernel(source: Source, arch: str) -> Kernel:
     return load(compile_source(source, arch))
 
 
-def backward(
-    configs: Sequence[Config],
-    args: AttentionArgs,
-    saved: Saved,
-    dout: Tensor,
-    gradients: Gradients,
-    workspace: Workspace,
-) -> None:
-    """Write dQ, dK and dV from an O and its natural-log LSE.
+@dataclass(frozen=True, kw_only=True)
+class Walks:
+    """A variant's kernels behind the sums of rows, in their order, and what it is launched with.
 
-    configs: those of the variant.  Raises `Unsupported` outside SUPPORT, and for a config that is
-    none of them or that this device has not enough shared memory for.
+    make: the launch of a walk, a config, a dtype and a head dim.
     """
-    SUPPORT.check_backward(args, saved, dout, gradients)
-    if args.config not in configs:
-        names = ", ".join(config.name for config in configs)
-        raise Unsupported("config", f"{args.config.name} is none of {names}")
-    mask = mask_build(args)
-    tables = mask_tables(args, mask)  # referenced until the launches have been queued
-    kernels = steps(args, saved, dout, gradients, workspace, mask, tables)
-    room = shared_room(args.q.device)
-    for kernel in kernels:
-        if kernel.launch.shared_bytes > room:
-            raise Unsupported(
-                "config",
-                f"{args.config.name} takes {kernel.launch.shared_bytes} bytes of shared memory at"
-                f" head_dim {args.head_dim}; a block of this device has {room}",
-            )
-    sums = workspace.get("dq_sums")
-    if sums is not None:
-        sums.zero_()
-    with torch.cuda.device_of(args.q):
-        arch = device_arch(args.q.device)
+
+    names: tuple[str, ...]
+    configs: tuple[Config, ...]
+    support: Support
+    make: Callable[[str, Config, str, int], Launch] = walk_launch
+
+    @property
+    def atomic(self) -> bool:
+        """Whether dQ is added up in memory."""
+        return KEYS_ATOMIC in self.names
+
+    def backward(
+        self,
+        args: AttentionArgs,
+        saved: Saved,
+        dout: Tensor,
+        gradients: Gradients,
+        workspace: Workspace,
+    ) -> None:
+        """Write dQ, dK and dV from an O and its natural-log LSE.
+
+        Raises `Unsupported` outside the support, and for a config that is not one of `configs` or
+        that this device has not enough shared memory for.
+        """
+        self.support.check_backward(args, saved, dout, gradients)
+        if args.config not in self.configs:
+            names = ", ".join(config.name for config in self.configs)
+            raise Unsupported("config", f"{args.config.name} is none of {names}")
+        mask = mask_build(args)
+        tables = mask_tables(args, mask)  # referenced until the launches have been queued
+        kernels = self.steps(args, saved, dout, gradients, workspace, mask, tables)
+        room = shared_room(args.q.device)
         for kernel in kernels:
-            made = kernel.launch
-            launch_kernel(
-                _kernel(made.source, arch),
-                (kernel.blocks,),
-                (made.threads,),
-                made.shared_bytes,
-                kernel.arguments,
-            )
-    if sums is not None:
-        gradients.dq.copy_(sums)
+            if kernel.launch.shared_bytes > room:
+                raise Unsupported(
+                    "config",
+                    f"{args.config.name} takes {kernel.launch.shared_bytes} bytes of shared memory"
+                    f" at head_dim {args.head_dim}; a block of this device has {room}",
+                )
+        if self.atomic:
+            workspace["dq_sums"].zero_()
+        with torch.cuda.device_of(args.q):
+            arch = device_arch(args.q.device)
+            for kernel in kernels:
+                made = kernel.launch
+                launch_kernel(
+                    _kernel(made.source, arch),
+                    (kernel.blocks,),
+                    (made.threads,),
+                    made.shared_bytes,
+                    kernel.arguments,
+                )
+        if self.atomic:
+            gradients.dq.copy_(workspace["dq_sums"])
 
+    def steps(
+        self,
+        args: AttentionArgs,
+        saved: Saved,
+        dout: Tensor,
+        gradients: Gradients,
+        workspace: Workspace,
+        mask: MaskBuild,
+        tables: tuple[Tensor | None, Tensor | None],
+    ) -> list[Step]:
+        """The kernels in their order; the tensors must outlive the launches."""
+        of = partial(Strided.of, in_bytes=False)
+        inputs = args.q, args.k, args.v, dout
+        addresses = (saved.lse, workspace["delta"], workspace.get("dq_sums"), *tables)
+        arguments = WalkArguments(
+            *map(of, (*inputs, *gradients.by_name().values())),
+            *(0 if tensor is None else tensor.data_ptr() for tensor in addresses),
+            args.heads_q,
+            args.heads_q // args.heads_kv,
+            args.seqlen_q,
+            args.seqlen_kv,
+            mask.diagonal_low,
+            mask.diagonal_high,
+            args.softmax_scale * LOG2_E,
+            args.softmax_scale,
+        )
+        of_sums = SumArguments(
+            of(saved.out), of(dout), workspace["delta"].data_ptr(), args.heads_q, args.seqlen_q
+        )
+        queries = args.heads_q, args.seqlen_q
+        keys = args.heads_kv, args.seqlen_kv
 
-def workspace_of(atomic: bool, args: AttentionArgs) -> dict[str, tuple[tuple[int, ...], str]]:
-    """delta, one sum per row; and the sums dQ, if they are added up in memory."""
-    rows = args.batch, args.heads_q, args.seqlen_q
-    sums = {"dq_sums": ((*rows, args.head_dim), "float32")} if atomic else {}
-    return {"delta": (rows, "float32"), **sums}
+        def step(launch: Launch, arguments: ctypes.Structure, owned: tuple[int, int]) -> Step:
+            heads, seqlen = owned
+            tiles = math.ceil(seqlen / launch.block_m)
+            return Step(launch, arguments, args.batch * heads * tiles)
+
+        found = [step(sums_launch(args.dtype, args.head_dim), of_sums, queries)]
+        for name in self.names:
+            launch = self.make(name, args.config, args.dtype, args.head_dim)
+            found.append(step(launch, arguments, queries if name == ROWS else keys))
+        return [each for each in found if each.blocks]
+
+    def workspace(self, args: AttentionArgs) -> dict[str, tuple[tuple[int, ...], str]]:
+        """delta, one sum per row; and the sums dQ, if they are added up in memory."""
+        rows = args.batch, args.heads_q, args.seqlen_q
+        sums = {"dq_sums": ((*rows, args.head_dim), "float32")} if self.atomic else {}
+        return {"delta": (rows, "float32"), **sums}
 
 
 def builds(walks: Sequence[str], arch: str) -> list[Build]:
@@ -329,32 +341,32 @@ NUMERICS = GradientNumerics(
 )
 
 
-def _variant(
-    name: str, walks: Sequence[str], configs: tuple[Config, ...], gradients: GradientNumerics
-) -> Variant:
-    atomic = KEYS_ATOMIC in walks
+def _variant(name: str, walks: Walks, gradients: GradientNumerics) -> Variant:
     return Variant(
         name=name,
         family="cute",
-        backward=partial(backward, configs),
+        backward=walks.backward,
         saved_by=split_q.VARIANT,
-        configs=configs,
-        support=SUPPORT,
+        configs=walks.configs,
+        support=walks.support,
         gradients=gradients,
-        contract=Contract(deterministic_backward=not atomic),
-        backward_workspace=partial(workspace_of, atomic),
+        contract=Contract(deterministic_backward=not walks.atomic),
+        backward_workspace=walks.workspace,
         available=available,
         compilable=compilable,
-        builds=partial(builds, walks),
+        builds=partial(builds, walks.names),
         head_dim_buckets=HEAD_DIMS,
     )
 
 
-VARIANT = _variant("cute-flash-backward", (KEYS, ROWS), CONFIGS, NUMERICS)
+VARIANT = _variant(
+    "cute-flash-backward",
+    Walks(names=(KEYS, ROWS), configs=CONFIGS, support=SUPPORT),
+    NUMERICS,
+)
 ATOMIC = _variant(
     "cute-flash-backward-atomic",
-    (KEYS_ATOMIC,),
-    CONFIGS[:1],
+    Walks(names=(KEYS_ATOMIC,), configs=CONFIGS[:1], support=SUPPORT),
     replace(NUMERICS, sums=replace(NUMERICS.sums, block_n=None, atomics=("dq",))),
 )
 VARIANTS = [VARIANT, ATOMIC]

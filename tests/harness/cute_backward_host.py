@@ -54,13 +54,18 @@ class Chosen:
     head_dim: int
 
     @property
+    def walks(self) -> kernel.Walks:
+        return self.variant.backward.__self__  # type: ignore[union-attr]
+
+    @property
     def launches(self) -> list[Launch]:
         """Those of every kernel."""
-        atomic = self.variant is kernel.ATOMIC
-        walks = (kernel.KEYS_ATOMIC,) if atomic else (kernel.KEYS, kernel.ROWS)
         return [
             kernel.sums_launch(self.dtype, self.head_dim),
-            *(kernel.walk_launch(w, self.config, self.dtype, self.head_dim) for w in walks),
+            *(
+                self.walks.make(name, self.config, self.dtype, self.head_dim)
+                for name in self.walks.names
+            ),
         ]
 
 
@@ -99,17 +104,15 @@ class Program:
         )
         dout = placed(Inputs.of(problem).dout, problem, "dout")
         results = {f"d{name}": empty_like(problem, name) for name in "qkv"}
+        walks = self.chosen.walks
         workspace = {
-            name: torch.full(shape, math.nan)
-            for name, (shape, _) in kernel.workspace_of(
-                self.chosen.variant is kernel.ATOMIC, args
-            ).items()
+            name: torch.full(shape, math.nan) for name, (shape, _) in walks.workspace(args).items()
         }
         if "dq_sums" in workspace:
             workspace["dq_sums"].zero_()
         mask = mask_build(args)
         tables = mask_tables(args, mask)
-        steps = kernel.steps(args, saved, dout, Gradients(**results), workspace, mask, tables)
+        steps = walks.steps(args, saved, dout, Gradients(**results), workspace, mask, tables)
         conflicts = [0, 0]
         for step in steps:
             made = step.launch

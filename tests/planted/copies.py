@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from kernels.cuda.family import Family, Launch
-from kernels.cute import flash_forward
+from kernels.cute import flash_backward, flash_forward
 from kernels.ptx import (
     share_kv,
     share_qkv,
@@ -40,6 +40,14 @@ CUTE_SLIPS = {
     "missing-barrier": Edit(r"(copy\(StorePairs\{\}, [^\n]*\n)  __syncthreads\(\);\n", r"\1"),
     "early-copy-read": Edit(
         r"cp_async_wait<1>\(\);(?=\n    __syncthreads\(\);  // V has come)", "cp_async_wait<2>();"
+    ),
+}
+
+CUTE_BACKWARD_SLIPS = {
+    "overrun": Edit(r"if \(row < end\)", "if (row <= end)"),
+    "missing-barrier": Edit(r"  __syncthreads\(\);(?=  // the gradients have come)", ""),
+    "early-copy-read": Edit(
+        r"cp_async_wait<0>\(\);(?=\n    __syncthreads\(\);  // the step has)", "cp_async_wait<1>();"
     ),
 }
 
@@ -77,26 +85,34 @@ def copies_of(shipped: Variant, tiling: Tiling | None) -> list[Variant]:
         layouts="contiguous",
         devices=("cuda",),
     )
-    family: Family = shipped.forward.__self__  # type: ignore[union-attr]
-    return [
-        Variant(
-            name=f"planted-{short(shipped.name)}-{slip}",
-            family="planted",
-            forward=replace(
-                family, configs=(config,), support=support, make=partial(slipped, edit, family.make)
-            ).forward,
-            configs=(config,),
-            support=support,
-            numerics=shipped.numerics,
-            available=partial(unavailable, shipped),
+    slips = PTX_SLIPS if tiling else CUTE_SLIPS if shipped.forward else CUTE_BACKWARD_SLIPS
+    # The arguments that the two kinds of entry points take.
+    entry = "forward" if shipped.forward else "backward"
+    family: Family | flash_backward.Walks = getattr(shipped, entry).__self__
+    found = []
+    for slip, edit in slips.items():
+        make = partial(slipped, edit, family.make)
+        copy = replace(family, configs=(config,), support=support, make=make)
+        found.append(
+            replace(
+                shipped,
+                name=f"planted-{short(shipped.name)}-{slip}",
+                family="planted",
+                configs=(config,),
+                further_configs=None,
+                support=support,
+                builds=None,
+                compilable=None,
+                available=partial(unavailable, shipped),
+                **{entry: getattr(copy, entry)},
+            )
         )
-        for slip, edit in (PTX_SLIPS if tiling else CUTE_SLIPS).items()
-    ]
+    return found
 
 
 def short(name: str) -> str:
     """A shipped variant's name in those of its copies."""
-    return {"cute-flash-forward": "cute"}.get(name, name.removeprefix("ptx-"))
+    return name.removeprefix("ptx-").replace("cute-flash-forward", "cute").replace("-flash", "")
 
 
 MODULES = (split_q, split_kv, share_kv, share_qkv, tiling_qk, tiling_qkv, split_q_fp8)
@@ -107,5 +123,6 @@ SHIPPED: list[tuple[Variant, Tiling | None]] = [
         for variant in getattr(module, "VARIANTS", None) or [module.VARIANT]
     ),
     (flash_forward.VARIANT, None),
+    *((variant, None) for variant in flash_backward.VARIANTS),
 ]
 VARIANTS = [copy for shipped, tiling in SHIPPED for copy in copies_of(shipped, tiling)]

@@ -141,6 +141,8 @@ COPIED = {
     },
     "split-q-fp8": "ptx-split-q-fp8",
     "cute": "cute-flash-forward",
+    "cute-backward": "cute-flash-backward",
+    "cute-backward-atomic": "cute-flash-backward-atomic",
 }
 _PROOFS = ("split-q", "cute")  # their copies show in every run that the tools are alive
 _DELAYED = ("split-q", "missing-barrier")  # this one, that delays show a race

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from filelock import FileLock
 from kernels.cute import flash_backward as kernel
 from tests.harness.cute_backward_host import FAULTS, ORDERS, SOURCE, Chosen, Program, compiled
 from tests.harness.cute_host import has_headers, has_host
+from tests.planted import copies
 from verify.cuda.compile import CompileError, compilable
+from verify.cuda.edits import edited, texts_of
 from verify.problem import Problem
 from verify.problem.inputs import dout as upstream
 from verify.problem.inputs import tensors
@@ -109,6 +112,18 @@ def test_the_sums_of_rows_do_not_spill() -> None:
     for build in builds:
         assert not list(build.broken(build.compile().resources, None))
     assert len(builds) == len(kernel.ELEMENTS)
+
+
+@has_headers
+@pytest.mark.parametrize("slip", copies.CUTE_BACKWARD_SLIPS)
+def test_each_slip_of_a_known_bad_copy_fits_every_walk(
+    slip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERIFY_CUDA_CACHE", str(tmp_path))
+    for walk in (kernel.KEYS, kernel.ROWS, kernel.KEYS_ATOMIC):
+        shipped = kernel.walk_launch(walk, SMALL, "float16", 64).source
+        source = edited(shipped, [copies.CUTE_BACKWARD_SLIPS[slip]])
+        assert texts_of(source) != texts_of(shipped)
 
 
 # The sources on the CPU.
