@@ -190,12 +190,16 @@ BUILDS = {"small": (SMALL, "bfloat16", 64), "tall": (TALL, "float16", 128)}
 
 
 def compiled(folder: Path) -> Path:
+    builds = (build(name, *chosen) for name, chosen in BUILDS.items())
+    return compiled_program(folder, "".join([PROGRAM, *builds]))
+
+
+def compiled_program(folder: Path, text: str) -> Path:
+    """The shared library of a program that includes CuTe; the folder becomes its own."""
     headers = kernel.headers()
     assert headers is not None
-    shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
     patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
-    builds = (build(name, *chosen) for name, chosen in BUILDS.items())
-    (folder / "program.cpp").write_text("".join([PROGRAM, *builds]))
+    (folder / "program.cpp").write_text(text)
     library = folder / "compiled.so"
     includes = (
         folder,
@@ -226,6 +230,7 @@ def build(name: str, config: Config, dtype: str, head_dim: int) -> str:
 
 def patch_atoms(here: Path, there: Path) -> None:
     """Copies of CuTe's headers in which the atoms' bodies are calls."""
+    shutil.rmtree(there, ignore_errors=True)  # what a compilation that failed has left
     there.mkdir(parents=True)
     for file, atoms in ATOMS.items():
         text = (here / file).read_text()

@@ -215,7 +215,9 @@ def _compute_at_once(interpreter: Any, name: str, log: _Log) -> None:
                 constants[number, scalar.name] = found
         return found
 
-    def at_once(self: Any, lhs: Any, rhs: Any, *rest: Any) -> Any:
+    def at_once(self: Any, lhs: Any, rhs: Any, *rest: Any, **named: Any) -> Any:
+        if named:  # a part of another operator
+            return method(self, lhs, rhs, *rest, **named)
         left = lhs.type.name if type(lhs) is tensor_class else _key(lhs, tensor_class)
         right = rhs.type.name if type(rhs) is tensor_class else _key(rhs, tensor_class)
         key = (left, right, rest)

@@ -43,6 +43,7 @@ def mixed(x, y, out, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     row = x + i * 2
     a = tl.load(row + j) * tl.load(j + row) + tl.load(row + j.to(tl.uint32))  # pointers, and i - -1
+    a += tl.load(row + 3 - (3 - j))
     a += (i - -1) * ((i < j) | (j >= 3) & (i != 2) ^ (j == 1)) + (j <= i) * (i > 3)
     for r in tl.static_range(2):  # worked out once for each pair of types, and then remembered
         wide = (i.to(tl.int64) * 3 + j) * 2.5 - n

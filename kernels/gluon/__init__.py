@@ -1,0 +1,1 @@
+"""Variants written in Gluon, the lower level of Triton."""

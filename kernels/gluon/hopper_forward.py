@@ -1,0 +1,368 @@
+"""FlashAttention-2 forward with log-sum-exp on Hopper's own units, in Gluon."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.gluon.compile import binary, compilable
+from kernels.gluon.ring import await_tile, close_ring, fetch, meet, open_ring
+from kernels.masks import mask_build, mask_tables
+from kernels.triton.common import LOG2_E, Blocks, Launch, counts
+from kernels.triton.compile import arguments, meta
+from kernels.triton.tiles import block_at, blocks_of, key_walk, own_tile, seen_keys
+from verify.variant import (
+    AttentionArgs,
+    Binary,
+    Build,
+    Config,
+    Contract,
+    Numerics,
+    Output,
+    Products,
+    RowSum,
+    Softmax,
+    Support,
+    Unsupported,
+    Variant,
+    Workspace,
+    arch_named,
+)
+
+ROW_UNIT = 8  # elements of 16 bits; strides and head dims are multiples of it
+SHARED_BYTES = 227 * 1024  # of a block on Hopper
+BUCKETS = (64, 128, 256)  # no narrower: a row of a swizzled tile has 128 bytes
+
+
+@gluon.jit
+def nth_block(walk, t):
+    """The number of the t-th block of a walk: those inside come first, then those at the edges."""
+    inner = blocks_of(walk, 0)
+    return gl.where(t < inner, block_at(walk, t, 0), block_at(walk, t - inner, 1))
+
+
+@gluon.jit
+def hide(v_tile, key_first, first, last, LAYOUT: gl.constexpr):
+    """Overwrite the values of a tile that no row of the program sees with zeros: whatever lies
+    there, NaN included, cannot enter P V as 0 * NaN."""
+    keys: gl.constexpr = v_tile.shape[0]
+    if (key_first < first) | (key_first + keys > last):
+        key = key_first + gl.arange(0, keys, gl.SliceLayout(1, LAYOUT))
+        seen = (key >= first) & (key < last)
+        values = v_tile.load(LAYOUT)
+        v_tile.store(gl.where(seen[:, None], values, gl.zeros_like(values)))
+        fence_async_shared()  # wgmma and the copy engine come after these stores
+        meet()
+
+
+def _hopper_forward(  # noqa: PLR0915, PLR0917
+    q,  # descriptors of (batch, heads_q, seqlen_q, head_dim)
+    k,  # and (batch, heads_kv, seqlen_kv, head_dim)
+    v,
+    out,  # (batch, heads_q, seqlen_q, head_dim_v)
+    lse,  # float32 (batch, heads_q, seqlen_q), contiguous
+    tables,  # of the keys that rows see
+    out_batch: gl.int64,  # strides of out, and head_dim_v, in units of ROW_UNIT elements
+    out_head: gl.int64,
+    out_row: gl.int64,
+    dim_v: gl.int32,
+    heads_q: gl.int32,
+    group: gl.int32,
+    seqlen_q: gl.int32,
+    seqlen_kv: gl.int32,
+    diagonal_low: gl.int32,
+    diagonal_high: gl.int32,
+    scale_log2: gl.float32,
+    KIND: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    DTYPE: gl.constexpr = q.dtype
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BLOCK_D, 16]
+    )
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    # 16 bytes per thread, whole rows per warp: of O on its way out, and of V where keys are hidden.
+    ROW_LAYOUT: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [256 // BLOCK_D, BLOCK_D // 8], [num_warps, 1], [1, 0]
+    )
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+    # The last tile first, since causal rows grow longer.
+    tiles = gl.cdiv(seqlen_q, BLOCK_M)
+    tile, head, batch = own_tile(tiles, heads_q)
+    tile = tiles - 1 - tile
+    head_kv = head // group
+
+    # Rows past the end repeat the last one: they do not widen the tile's bounds.
+    rows = tile * BLOCK_M + gl.arange(0, BLOCK_M, S_ROWS)
+    row = gl.minimum(rows, seqlen_q - 1)
+    sizes = seqlen_q, seqlen_kv, diagonal_low, diagonal_high
+    low, high = seen_keys(row, tables, batch, sizes, KIND)
+    first, last, walk = key_walk(low, high, seqlen_kv, BLOCK_N)
+    total = blocks_of(walk, 0) + blocks_of(walk, 1)
+
+    q_tile = gl.allocate_shared_memory(DTYPE, [BLOCK_M, BLOCK_D], TILE)
+    k_ring = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_D], TILE)
+    v_ring = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_D], TILE)
+    q_here = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    k_here = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_here = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    open_ring(q_here, 1)
+    open_ring(k_here, STAGES)
+    open_ring(v_here, STAGES)
+    fence_async_shared()
+    meet()
+
+    batch32 = batch.to(gl.int32)
+    fetch(q, batch32, head, tile * BLOCK_M, q_here.index(0), q_tile, total > 0)
+    for stage in gl.static_range(STAGES):
+        row_kv = nth_block(walk, stage) * BLOCK_N
+        fetch(k, batch32, head_kv, row_kv, k_here.index(stage), k_ring.index(stage), stage < total)
+        fetch(v, batch32, head_kv, row_kv, v_here.index(stage), v_ring.index(stage), stage < total)
+    mbarrier.wait(q_here.index(0), 0, pred=total > 0)
+
+    m = gl.full([BLOCK_M], float("-inf"), gl.float32, S_ROWS)
+    l = gl.zeros([BLOCK_M], gl.float32, S_ROWS)  # noqa: E741 - the paper's name
+    acc = gl.zeros([BLOCK_M, BLOCK_D], gl.float32, O_LAYOUT)
+    nothing = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, S_LAYOUT)
+    for EDGE in gl.static_range(2):
+        for i in range(blocks_of(walk, EDGE)):
+            t = i + EDGE * blocks_of(walk, 0)
+            key_first = nth_block(walk, t) * BLOCK_N
+            more = t + STAGES < total
+            row_kv = nth_block(walk, t + STAGES) * BLOCK_N
+
+            slot = await_tile(k_here, t, STAGES)
+            k_tile = k_ring.index(slot)
+            s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(0, deps=(s,))
+            meet()  # every warp has read the tile of K
+            fetch(k, batch32, head_kv, row_kv, k_here.index(slot), k_tile, more)
+
+            x = s * scale_log2
+            if EDGE == 1:
+                key = key_first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, S_LAYOUT))
+                seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+                x = gl.where(seen, x, float("-inf"))
+            m_new = gl.maximum(m, gl.max(x, 1))
+            # While a row has seen no key, m is -inf: subtract 0 instead, since -inf - -inf is NaN.
+            shift = gl.where(m_new == float("-inf"), 0.0, m_new)
+            p = gl.exp2(x - shift[:, None])
+            alpha = gl.exp2(m - shift)
+            l = l * alpha + gl.sum(p, 1)  # noqa: E741
+            m = m_new
+            acc = acc * gl.convert_layout(alpha, O_ROWS)[:, None]
+            p_tile = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
+
+            await_tile(v_here, t, STAGES)
+            v_tile = v_ring.index(slot)
+            if EDGE == 1:
+                hide(v_tile, key_first, first, last, ROW_LAYOUT)
+            acc = warpgroup_mma(p_tile, v_tile, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            meet()  # every warp has read the tile of V
+            fetch(v, batch32, head_kv, row_kv, v_here.index(slot), v_tile, more)
+
+    close_ring(q_here, 1)
+    close_ring(k_here, STAGES)
+    close_ring(v_here, STAGES)
+
+    # An empty row has l = 0, acc = 0 and m = -inf, so O = 0 and LSE = -inf.
+    denominator = gl.where(l == 0.0, 1.0, l)
+    lse_rows = 0.6931471805599453 * (m + gl.log2(denominator))
+    gl.store(lse + (batch * heads_q + head) * seqlen_q + rows, lse_rows, mask=rows < seqlen_q)
+    o_tile = acc / gl.convert_layout(denominator, O_ROWS)[:, None]
+    o_tile = gl.convert_layout(o_tile.to(DTYPE), ROW_LAYOUT)
+    o_row = tile * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, ROW_LAYOUT))
+    dims = gl.arange(0, BLOCK_D, gl.SliceLayout(0, ROW_LAYOUT))
+    where = batch * (out_batch * 8) + head * (out_head * 8)
+    places = out + where + o_row.to(gl.int64)[:, None] * (out_row * 8) + dims[None, :]
+    inside = (o_row < seqlen_q)[:, None] & (dims < dim_v * 8)[None, :]
+    gl.store(places, o_tile, mask=inside)
+
+
+kernel = gluon.jit(
+    _hopper_forward,
+    do_not_specialize=[
+        *("out_batch", "out_head", "out_row", "dim_v", "heads_q", "group"),
+        *("seqlen_q", "seqlen_kv", "diagonal_low", "diagonal_high"),
+    ],
+    do_not_specialize_on_alignment=["lse"],
+)
+
+
+def effective_blocks(config: Config, bucket: int) -> Blocks:
+    """The blocks launched for a config: as declared, with as many stages as shared memory holds."""
+    blocks = Blocks.declared(config)
+    stage = 2 * 2 * blocks.block_n * bucket
+    barriers = 1024
+    room = (SHARED_BYTES - barriers - 2 * blocks.block_m * bucket) // stage
+    return replace(blocks, num_stages=min(blocks.num_stages, room))
+
+
+def descriptor(name: str, tensor: Tensor, rows: int, bucket: int) -> TensorDescriptor:
+    """What the copy engine needs to know of q, k or v: 4 dimensions, and tiles of (rows, bucket).
+
+    A dimension that repeats the same elements has size 1 there (see `kernels.gluon.ring.fetch`).
+    Raises `Unsupported` if rows do.
+    """
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    if shape[2] > 1 and strides[2] == 0:
+        raise Unsupported(f"layout_{name}", "the copy engine cannot repeat a row: make it whole")
+    for dim in range(3):
+        if shape[dim] == 1 or strides[dim] == 0:
+            shape[dim], strides[dim] = 1, bucket
+    strides[3] = 1
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    return TensorDescriptor(tensor, shape, strides, [1, 1, rows, bucket], layout)
+
+
+def launch(args: AttentionArgs, out: Tensor, lse: Tensor | None) -> Launch:
+    """How the kernel is launched for these arguments, which have a query and a key; raises
+    `Unsupported`."""
+    mask = mask_build(args)
+    largest = max(args.head_dim, args.head_dim_v)
+    bucket = next(bucket for bucket in BUCKETS if largest <= bucket)
+    blocks = effective_blocks(args.config, bucket)
+    return Launch(
+        kernel,
+        args.batch * args.heads_q * triton.cdiv(args.seqlen_q, blocks.block_m),
+        (
+            descriptor("q", args.q, blocks.block_m, bucket),
+            descriptor("k", args.k, blocks.block_n, bucket),
+            descriptor("v", args.v, blocks.block_n, bucket),
+            *(out, lse, mask_tables(args, mask)),
+            *(step // ROW_UNIT for step in out.stride()[:3]),
+            args.head_dim_v // ROW_UNIT,
+            *counts(args, args.heads_q, mask),
+            args.softmax_scale * LOG2_E,
+        ),
+        {
+            "KIND": mask.kind,
+            "BLOCK_M": blocks.block_m,
+            "BLOCK_N": blocks.block_n,
+            "BLOCK_D": bucket,
+            "STAGES": blocks.num_stages,
+            "num_warps": blocks.num_warps,
+            "enable_fp_fusion": False,
+        },
+    )
+
+
+def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
+    """Write O to `out` and the natural-log LSE to `lse`; raises `Unsupported` outside SUPPORT."""
+    SUPPORT.check(args, out)
+    if args.seqlen_q == 0:
+        return
+    if args.seqlen_kv == 0:  # the copy engine knows no empty tensor
+        out.zero_()
+        if lse is not None:
+            lse.fill_(-math.inf)
+        return
+    kernel_launch = launch(args, out, lse)
+    with torch.cuda.device_of(args.q):
+        kernel_launch.run()
+
+
+def builds(arch: str) -> list[Build]:
+    """Each config at each bucket, so that each dtype and kind of mask occurs; for Hopper alone,
+    whose instructions no other generation has."""
+    if arch_named(arch).capability != SUPPORT.capability:
+        return []
+    found = []
+    for number, dtype, head_dim, kind in _BUILDS:
+        config = VARIANT.configs[number]
+        name = f"{config.name}, {dtype}, d {head_dim}, {kind}"
+        compile_ = partial(_compile, config, dtype, head_dim, kind, arch)
+        budget = _SPILL_BUDGETS.get(name, 0)
+        found.append(Build(name, compile_, budget, ("HGMMA", "UTMALDG")))
+    return found
+
+
+_BUILDS = (
+    (0, "float16", 128, "full"),
+    (0, "bfloat16", 128, "causal"),
+    (0, "bfloat16", 64, "full"),
+    (0, "float16", 64, "interval"),
+    (0, "float16", 256, "causal"),
+    (1, "bfloat16", 128, "window"),
+    (1, "float16", 128, "interval"),
+    (1, "float16", 64, "causal"),
+    (1, "bfloat16", 256, "full"),
+    (1, "float16", 256, "window"),
+)
+
+# Bytes per thread, with Triton 3.6 and 3.7: S and O of 64 rows take 192 registers of 255.
+_SPILL_BUDGETS = {"m128n128w8s2, float16, d 256, causal": 320}
+
+
+def _compile(config: Config, dtype: str, head_dim: int, kind: str, arch: str) -> Binary:
+    args = arguments(config, dtype, head_dim, kind)
+    out = meta(tuple(args.q.shape), dtype)
+    lse = meta(tuple(args.q.shape[:3]), "float32")
+    return binary(launch(args, out, lse), arch)
+
+
+SUPPORT = Support(
+    dtypes=("float16", "bfloat16"),
+    head_dims=range(ROW_UNIT, 257, ROW_UNIT),
+    masks=("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix"),
+    intersections=True,
+    grouped_heads=True,
+    separate_head_dim_v=True,
+    min_seqlen=0,
+    layouts="aligned",
+    devices=("cuda",),
+    capability=(9, 0),
+    max_capability=(9, 0),
+)
+
+VARIANT = Variant(
+    name="gluon-hopper-forward",
+    family="gluon",
+    forward=forward,
+    configs=(
+        Config(block_m=128, block_n=128, num_warps=8, num_stages=2),
+        Config(block_m=64, block_n=64, num_warps=4, num_stages=3),
+    ),
+    support=SUPPORT,
+    numerics=Numerics(
+        products=Products(operands="input", instruction="wgmma", accumulator="float32"),
+        softmax=Softmax(scores="float32", exp="ex2.approx", row_sum=RowSum(apart=True)),
+        output=Output(probability="input"),
+    ),
+    contract=Contract(
+        lse="natural",
+        empty_row_out=0.0,
+        empty_row_lse=-math.inf,
+        deterministic=True,
+        # NaN at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that tile
+        # that do not.
+        masked_values="finite",
+        batch_invariant=True,
+    ),
+    compilable=compilable,
+    builds=builds,
+    head_dim_buckets=BUCKETS,
+)

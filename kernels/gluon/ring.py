@@ -1,0 +1,53 @@
+"""The ring of K and V tiles in shared memory, and its barriers: device code in Gluon.
+
+STAGES slots hold one tile each. Every slot has a barrier that the copy engine completes once per
+round: `init` sets it up for one arrival, `expect` makes that arrival and names the bytes that are
+to come, and the phase ends when both are there. The t-th tile lies in slot t % STAGES, and its
+arrival ends phase t // STAGES of that slot's barrier. A wait names a phase by its lowest bit,
+which is enough since at most one phase is open: a slot is filled again only after its tile was
+waited for and read.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+# All threads of a program wait for each other: `barrier` as of Triton 3.7.
+meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+
+@gluon.jit
+def open_ring(barriers, STAGES: gl.constexpr):
+    """Make the barriers of a ring ready for one arrival per round; nobody arrives before `meet`."""
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(barriers.index(slot), count=1)
+
+
+@gluon.jit
+def close_ring(barriers, STAGES: gl.constexpr):
+    """Give up the barriers of a ring; every phase that was begun has ended."""
+    for slot in gl.static_range(STAGES):
+        mbarrier.invalidate(barriers.index(slot))
+
+
+@gluon.jit
+def fetch(tensor, batch, head, row, barrier, tile, pred):
+    """Begin to copy rows [row, row + tile's) of a head into a tile, if pred; rows and columns out
+    of the tensor's bounds come as zeros.
+
+    A dimension along which the tensor is expanded has size 1 in the descriptor.
+    """
+    batch = gl.minimum(batch, tensor.shape[0] - 1)
+    head = gl.minimum(head, tensor.shape[1] - 1)
+    mbarrier.expect(barrier, tensor.block_type.nbytes, pred=pred)
+    tma.async_copy_global_to_shared(
+        tensor, [batch, head, row, 0], barrier, tile.reshape(tensor.block_shape), pred=pred
+    )
+
+
+@gluon.jit
+def await_tile(barriers, tile, STAGES: gl.constexpr):
+    """Wait until the tile of that number has come; returns its slot."""
+    slot = tile % STAGES
+    mbarrier.wait(barriers.index(slot), (tile // STAGES) & 1)
+    return slot

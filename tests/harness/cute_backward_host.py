@@ -1,0 +1,224 @@
+"""The CuTe backward's own sources on the CPU, as `cute_host` has the forward's: delta, then the
+walks over rows and keys, judged by the bounds of the gradients."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.cuda.family import Launch
+from kernels.cute import flash_backward as kernel
+from kernels.masks import mask_build, mask_tables
+from tests.harness.backward_inputs import Inputs, exact
+from tests.harness.cute_host import BUILD, ORDERS, PROGRAM, compiled_program, placed
+from verify.cuda.edits import Edit
+from verify.judging.comparison import compare
+from verify.problem import Problem
+from verify.problem.inputs import tensors
+from verify.tolerance.backward import gradient_truth, resolve
+from verify.variant import AttentionArgs, Config, Gradients, Saved, Variant
+
+SOURCE = Path(kernel.__file__).with_suffix(".cu")
+BESIDES = """
+inline float atomicAdd(float* to, float x) { float was = *to; *to += x; return was; }
+inline int planted = -1;  // the fault that is, as its place in FAULTS
+extern "C" void plant(int fault) { planted = fault; }
+"""
+# An expression of flash_backward.cu, and what it becomes while that fault is planted.
+FAULTS = {
+    "no delta": ("kKeys ? delta : row_delta(r)", "0.0f"),
+    "a key too many": ("key >= seen.high", "key > seen.high"),
+    "S of another P": ("kKeys ? shift : row_shift(r)", "0.0f"),
+    "first head of a group alone": ("kKeys ? a.group * blocks : blocks", "blocks"),
+    "no scale in dQ or dK": ("sums_x(i) *= a.scale", "sums_x(i) *= 1.0f"),
+    "stages mixed up": ("step_yt(_, _, stage)", "step_yt(_, _, 0)"),
+    "no scale in the atomic dQ": ("part(i) * a.scale", "part(i)"),
+}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is compiled of a variant: for one config, dtype and head dim."""
+
+    variant: Variant
+    config: Config
+    dtype: str
+    head_dim: int
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Those of every kernel."""
+        atomic = self.variant is kernel.ATOMIC
+        walks = (kernel.KEYS_ATOMIC,) if atomic else (kernel.KEYS, kernel.ROWS)
+        return [
+            kernel.sums_launch(self.dtype, self.head_dim),
+            *(kernel.walk_launch(w, self.config, self.dtype, self.head_dim) for w in walks),
+        ]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run left, and the bank conflicts of matrix loads and copies."""
+
+    gradients: dict[str, Tensor]
+    conflicts: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The kernels of one choice in the shared library."""
+
+    library: ctypes.CDLL
+    name: str
+    chosen: Chosen
+
+    def problem(self, text: str) -> Problem:
+        return Problem.parse(f"{text},d={self.chosen.head_dim},dtype={self.chosen.dtype}")
+
+    def run(
+        self, problem: Problem, saved: Saved, *, backwards: bool = False, late: bool = False
+    ) -> Ran:
+        """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but
+        the gradients is written."""
+        given = tensors(problem)  # expanded in their layouts
+        inputs = {name: placed(getattr(given, name), problem, name) for name in ("q", "k", "v")}
+        args = AttentionArgs(
+            **inputs,
+            mask=problem.mask,
+            softmax_scale=problem.scale,
+            score_mod=None,
+            config=self.chosen.config,
+        )
+        dout = placed(Inputs.of(problem).dout, problem, "dout")
+        results = {f"d{name}": empty_like(problem, name) for name in "qkv"}
+        workspace = {
+            name: torch.full(shape, math.nan)
+            for name, (shape, _) in kernel.workspace_of(
+                self.chosen.variant is kernel.ATOMIC, args
+            ).items()
+        }
+        if "dq_sums" in workspace:
+            workspace["dq_sums"].zero_()
+        mask = mask_build(args)
+        tables = mask_tables(args, mask)
+        steps = kernel.steps(args, saved, dout, Gradients(**results), workspace, mask, tables)
+        conflicts = [0, 0]
+        for step in steps:
+            made = step.launch
+            counted = (ctypes.c_long * 2)()
+            sizes = (step.blocks,), (made.threads,), made.shared_bytes
+            order = backwards, late
+            error = self.launch(made.source.entry, sizes, step.arguments, order, counted)
+            if error:
+                raise RuntimeError(error.decode())
+            conflicts = [a + b for a, b in zip(conflicts, counted, strict=True)]
+        if "dq_sums" in workspace:
+            results["dq"].copy_(workspace["dq_sums"])
+        for name, result in results.items():
+            whole = torch.tensor([], dtype=result.dtype).set_(result.untyped_storage())
+            beside = int(whole.isnan().logical_not().sum()) - result.numel()
+            if beside > 0:
+                raise RuntimeError(f"{beside} elements written beside {name}")
+        return Ran(results, (conflicts[0], conflicts[1]))
+
+    def launch(
+        self,
+        entry: str,
+        sizes: tuple[tuple[int], tuple[int], int],
+        arguments: ctypes.Structure,
+        order: tuple[bool, bool] = (False, False),
+        conflicts: ctypes.Array[ctypes.c_long] | None = None,
+    ) -> bytes:
+        """Run a kernel's grid; returns what went wrong, or nothing.
+
+        sizes: of the grid, of a block, and of its shared memory.  order: whether the last warp goes
+        first, and whether copies land late.
+        """
+        run = self.library[f"run_{self.name}_{entry}"]
+        run.restype = ctypes.c_char_p
+        (grid,), (threads,), shared_bytes = sizes
+        counted = (ctypes.c_long * 2)() if conflicts is None else conflicts
+        error: bytes = run(ctypes.byref(arguments), grid, threads, shared_bytes, *order, counted)
+        return error
+
+    def saved(self, problem: Problem) -> Saved:
+        """The exact O and LSE, rounded; O in its layout."""
+        made = exact(problem, Inputs.of(problem))
+        out = made.out.to(problem.format.torch)
+        return Saved(placed(out, problem, "out"), made.lse.float().contiguous())
+
+    def verdict(self, text: str, orders: tuple[dict[str, bool], ...] = ORDERS) -> Iterator[float]:
+        """The worst error over its bound of all gradients, for each order of warps and copies;
+        infinite where a run is refused."""
+        problem = self.problem(text)
+        given = Inputs.of(problem)
+        saved = self.saved(problem)
+        assert self.chosen.variant.gradients is not None
+        arithmetic = resolve(self.chosen.variant.gradients, self.chosen.config, problem, "sm_90")
+        inputs = (given.q, given.k, given.v, given.dout, saved.out, saved.lse)
+        truth = gradient_truth(problem, *(x.double() for x in inputs), arithmetic)
+        for order in orders:
+            try:
+                ran = self.run(problem, saved, **order)
+            except RuntimeError:
+                yield math.inf
+                continue
+            yield max(
+                compare(
+                    ran.gradients[name],
+                    getattr(truth, name),
+                    getattr(truth, f"{name}_bound"),
+                    problem.format,
+                ).worst
+                for name in ("dq", "dk", "dv")
+            )
+
+
+def empty_like(problem: Problem, name: str) -> Tensor:
+    """NaN in the shape of q, k or v, and in its layout with nothing expanded."""
+    layout = problem.layouts[name].gradient
+    whole = torch.full(problem.shapes[name], math.nan, dtype=problem.format.torch)
+    return placed(whole, replace(problem, **{f"layout_{name}": layout}), name)
+
+
+def compiled(folder: Path, choices: dict[str, Chosen]) -> Path:
+    """The library of all kernels of these choices; CuTe's headers, which take longest, are read
+    once."""
+    shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
+    program = PROGRAM.replace('#define KERNEL "flash_forward.cu"', BESIDES)
+    for name, chosen in choices.items():
+        for launch in chosen.launches:
+            program += build(folder, f"{name}_{launch.source.entry}", launch)
+    return compiled_program(folder, program)
+
+
+def build(folder: Path, name: str, launch: Launch) -> str:
+    """One kernel in a namespace of its own, of copies of its sources that can be read again and in
+    which faults can be planted."""
+    place = folder / name
+    place.mkdir(parents=True)
+    path = launch.source.path
+    texts = {path.name: path.read_text()}
+    for n, (right, wrong) in enumerate(FAULTS.values() if path == SOURCE else ()):
+        switch = f"(planted == {n} ? ({wrong}) : ({right}))"
+        texts = Edit(re.escape(right), switch).apply(texts)
+    (place / path.name).write_text(texts[path.name])
+    tiles = path.with_name("tiles.cuh").read_text().replace("#pragma once\n", "\n")
+    (place / "tiles.cuh").write_text(tiles)
+    defines = dict(launch.source.defines)
+    kept = {key: value for key, value in defines.items() if key != "WALK"}
+    entry = launch.source.entry if path != SOURCE else "WALK"
+    named = {"KERNEL": f'"{place / path.name}"', entry: f"entry_{name}"}
+    lines = [f"#define {key} {value}" for key, value in (kept | named).items()]
+    undefined = (*kept, *named, "ENTRY", "run")
+    made = BUILD.replace("#define flash_forward entry_NAME\n", "").replace("NAME", name)
+    made = made.replace("DEFINES", "\n".join(lines))
+    return made.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))
