@@ -333,7 +333,7 @@ VARIANTS = [
     _variant(
         "triton-fp8-transposed-forward",
         PROMOTION,
-        fp8_forward.VARIANT.configs,
+        fp8_forward.VARIANT.configs[::-1],
         SUPPORT.devices,
     ),
     # The interpreter knows no sums of 13 bits: there it would be the first variant once more.
