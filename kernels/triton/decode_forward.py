@@ -384,3 +384,27 @@ VARIANTS = [
         "triton-decode-forward-16bit", "input", replace(SUPPORT, dtypes=("float16", "bfloat16"))
     ),
 ]
+
+WITNESS = (
+    {
+        "case": (
+            "triton-decode-forward:m16n64w4s2-split_4:accuracy:b=2,hq=4,sq=63,skv=31,d=96,"
+            "dtype=bfloat16,mask=causal.tl,lq=sbhd.p1.xb,lk=sbhd.o4,lv=bhsd.p4.o1.xbh,lo=sbhd.p16,"
+            "ldo=bshd.o4,dist=one_hot_v,seed=8966715"
+        ),
+        "tensor": "out",
+        "r": 0.9,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "triton-decode-forward-16bit:m16n64w4s2-split_4:accuracy:hq=3,sq=15,skv=99,d=146,"
+            "dtype=bfloat16,dist=one_hot_v,seed=59"
+        ),
+        "tensor": "out",
+        "r": 0.771,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+)

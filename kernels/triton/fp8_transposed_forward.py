@@ -344,3 +344,18 @@ VARIANTS = [
         ("cuda",),
     ),
 ]
+
+WITNESS = (
+    {
+        "case": (
+            "triton-fp8-transposed-forward:m64n32w4s2:accuracy:sq=143,skv=143,d=35,dv=195,"
+            "dtype=float8_e4m3fn,mask=window.7.1.tl,scale=-1.0,lq=sbhd.o1,lk=bshd.p8,"
+            "lv=transposedv.p16,lo=bhsd.p1,ldo=sbhd.p16,descale=tensor,dist=small_integers,"
+            "seed=4294967295"
+        ),
+        "tensor": "out",
+        "r": 0.934,
+        "device": "Intel(R) Xeon(R) Processor",
+        "date": "2026-11-22",
+    },
+)
