@@ -31,9 +31,9 @@ def _pin_gpu(worker: str) -> None:
     if not worker.startswith("gw"):
         return
     devices = device.gpus() if mask is None else mask.split(",")
-    own = int(worker[2:]) % len(devices) if devices else 0
     if len(devices) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([devices.pop(own), *devices])
+        own = devices.pop(int(worker[2:]) % len(devices))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([own, *devices])
 
 
 _pin_gpu(_WORKER)

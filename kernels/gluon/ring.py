@@ -18,7 +18,7 @@ meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 @gluon.jit
 def open_ring(barriers, STAGES: gl.constexpr):
-    """Make the barriers of a ring ready for one arrival per round; nobody arrives before `meet`."""
+    """Make a ring's barriers ready for one arrival per round; no copy arrives before `meet`."""
     for slot in gl.static_range(STAGES):
         mbarrier.init(barriers.index(slot), count=1)
 

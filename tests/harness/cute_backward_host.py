@@ -46,7 +46,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is compiled of a variant: for one config, dtype and head dim."""
+    """A variant's source for one config, dtype and head dim."""
 
     variant: Variant
     config: Config

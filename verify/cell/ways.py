@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from verify.cell.arena import Slot, bits, slots_from
+from verify.cell.arena import Slot, bits, negated, slots_from
 
 READ_ONLY, GRAPH, OTHER_DEVICE = "read-only inputs", "graph", "other device"
 SHARED = "shared inputs"  # of launches at the same time
@@ -28,21 +28,21 @@ GONE = "gone"  # in a reply: whether the run went the way that was asked for
 def run(message: dict[str, Any], arena: Tensor, launch: Callable[[], None]) -> dict[str, Any]:
     """Run `launch`, which reads and writes the arena, the way that the message names."""
     slots = slots_from(message["slots"])
-    match message["way"]:
-        case "read-only inputs":
-            with read_only(slots, arena):
-                launch()
-            return {GONE: True}
-        case "graph":
-            return replayed(slots, arena, launch)
-        case "other device":
-            return elsewhere(launch)
-    raise ValueError(f"unknown way {message['way']!r}")
+    way = message["way"]
+    if way == READ_ONLY:
+        with read_only(slots, arena):
+            launch()
+        return {GONE: True}
+    if way == GRAPH:
+        return replayed(slots, arena, launch)
+    if way == OTHER_DEVICE:
+        return elsewhere(launch)
+    raise ValueError(f"unknown way {way!r}")
 
 
 @contextlib.contextmanager
 def read_only(slots: Sequence[Slot], arena: Tensor) -> Iterator[None]:
-    """The pages of every input cannot be written: who tries is ended by a signal.
+    """The pages of every input cannot be written: a kernel that writes one is ended by a signal.
 
     The arena lies in this machine's memory, on a page's start.  Redzones are longer than two pages,
     so no output shares a page with an input.
@@ -74,10 +74,10 @@ def replayed(slots: Sequence[Slot], arena: Tensor, launch: Callable[[], None]) -
     take a capture for under way."""
     own = arena.clone()
     _negate(slots, arena)
-    negated = arena.clone()
+    changed = arena.clone()
     launch()  # compiles the kernel, and allocates what it keeps
     torch.cuda.synchronize()
-    arena.copy_(negated)
+    arena.copy_(changed)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -98,10 +98,9 @@ def _negate(slots: Sequence[Slot], arena: Tensor) -> None:
     if slot is None or 0 in slot.shape:
         return
     view = slot.view(arena)
-    words = view.view(bits(torch.empty(0, dtype=view.dtype)).dtype)
     # Each place once, where dimensions are expanded.
-    once = words[tuple(slice(0, 1 if step == 0 else None) for step in words.stride())]
-    once.bitwise_xor_(torch.iinfo(words.dtype).min or 1 << 7)
+    once = view[tuple(slice(0, 1 if step == 0 else None) for step in view.stride())]
+    bits(once).copy_(bits(negated(once)))
 
 
 def elsewhere(launch: Callable[[], None]) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class RunRecords:
         return found
 
     def leave_out(self, refs: AbstractSet[str]) -> Iterator[LeftOut]:
-        """Drop all records of these variants; yields what was dropped of each that had more than
-        its entry."""
+        """Drop all records of these variants.  For each that had more than its entry, yields a
+        summary of them."""
         verdicts = [verdict for verdict in self.verdicts if verdict.variant in refs]
         for ref in sorted(refs):
             mine = [verdict for verdict in verdicts if verdict.variant == ref]

@@ -20,15 +20,17 @@ Premises: none. All launches compute the same function.
 
 from __future__ import annotations
 
-from verify.cell.arena import Plan, different, side_name
+from functools import partial
+
+from verify.cell.arena import different, side_name
 from verify.cell.concurrent import LAUNCHES
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.repeat import backward_applies, forward_applies
+from verify.oracles.repeat import backward_applies, forward_applies, on_cuda
 
-_ONE_IN = 8  # cases
+_EIGHTH = 0  # of the cases
 # bytes of one run's buffers; one copy per launch exists at the same time
 _LARGEST = 32 << 20
 
@@ -63,13 +65,6 @@ def judge(trial: Trial) -> Ruling:
     return Ruling(measures=measures)
 
 
-def _concerns(trial: Trial) -> bool:
-    if trial.cell.environment.device != "cuda" or trial.problem.seed % _ONE_IN:
-        return False
-    where = trial.plan(trial.entry)
-    return isinstance(where, Plan) and where.size <= _LARGEST
-
-
 ORACLES = tuple(
     Oracle(
         name="concurrent",
@@ -80,7 +75,7 @@ ORACLES = tuple(
         judge=judge,
         excludes=excludes,
         needs=frozenset(),
-        concerns=_concerns,
+        concerns=partial(on_cuda, eighth=_EIGHTH, largest=_LARGEST),
         rank=45,
     )
     for group, excludes in (("accuracy", forward_applies), ("gradients", backward_applies))

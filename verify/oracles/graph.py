@@ -13,16 +13,17 @@ Premises: none. Both launches compute the same function.
 
 from __future__ import annotations
 
-from verify.cell.arena import Plan
+from functools import partial
+
 from verify.cell.ways import GONE, GRAPH
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import check_same_bits
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.repeat import backward_applies, forward_applies
+from verify.oracles.repeat import backward_applies, forward_applies, on_cuda
 
-_ONE_IN, _PLACE = 8, 4  # cases; another one than `concurrent` judges
+_EIGHTH = 4  # of the cases; another one than `concurrent` judges
 _LARGEST = 256 << 20  # bytes of a run's buffers, of which a capture keeps two copies
 
 
@@ -38,13 +39,6 @@ def judge(trial: Trial) -> Ruling:
     return Ruling(ruling.finding, {"graph_captured": 1.0})
 
 
-def _concerns(trial: Trial) -> bool:
-    if trial.cell.environment.device != "cuda" or trial.problem.seed % _ONE_IN != _PLACE:
-        return False
-    where = trial.plan(trial.entry)
-    return isinstance(where, Plan) and where.size <= _LARGEST
-
-
 ORACLES = tuple(
     Oracle(
         name="graph",
@@ -53,7 +47,7 @@ ORACLES = tuple(
         judge=judge,
         excludes=excludes,
         needs=frozenset(),
-        concerns=_concerns,
+        concerns=partial(on_cuda, eighth=_EIGHTH, largest=_LARGEST),
         rank=47,
     )
     for group, excludes in (("accuracy", forward_applies), ("gradients", backward_applies))

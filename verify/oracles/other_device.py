@@ -10,15 +10,17 @@ Premises: none. Both launches compute the same function.
 
 from __future__ import annotations
 
+from functools import partial
+
 from verify.cell.ways import GONE, OTHER_DEVICE
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import check_same_bits
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.repeat import backward_applies, forward_applies
+from verify.oracles.repeat import backward_applies, forward_applies, on_cuda
 
-_ONE_IN, _PLACE = 8, 6  # cases; another one than `concurrent` judges
+_EIGHTH = 6  # of the cases; another one than `concurrent` judges
 
 
 def judge(trial: Trial) -> Ruling:
@@ -31,10 +33,6 @@ def judge(trial: Trial) -> Ruling:
     return Ruling(ruling.finding, {"other_device": float(run.reply.data.get(GONE) is True)})
 
 
-def _concerns(trial: Trial) -> bool:
-    return trial.cell.environment.device == "cuda" and trial.problem.seed % _ONE_IN == _PLACE
-
-
 ORACLES = tuple(
     Oracle(
         name="other_device",
@@ -43,7 +41,7 @@ ORACLES = tuple(
         judge=judge,
         excludes=excludes,
         needs=frozenset(),
-        concerns=_concerns,
+        concerns=partial(on_cuda, eighth=_EIGHTH),
         rank=48,
     )
     for group, excludes in (("accuracy", forward_applies), ("gradients", backward_applies))

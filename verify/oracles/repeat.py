@@ -9,7 +9,7 @@ Premises: none. Both runs compute the same function.
 
 from __future__ import annotations
 
-from verify.cell.arena import different
+from verify.cell.arena import Plan, different
 from verify.judging.findings import Ruling, convict, first, place
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
@@ -37,6 +37,7 @@ def judge(trial: Trial) -> Ruling:
     return Ruling()
 
 
+_ONE_IN = 8  # cases
 _CATCHES = "races, uninitialised reads, accumulation into outputs that are not cleared"
 
 
@@ -48,6 +49,15 @@ def forward_applies(declaration: Declaration) -> str | None:
 def backward_applies(declaration: Declaration) -> str | None:
     """Return the reason why another run of the backward may have other bits, or None."""
     return None if declaration.contract.deterministic_backward else "declared not deterministic"
+
+
+def on_cuda(trial: Trial, eighth: int, largest: int | None = None) -> bool:
+    """Whether further runs on CUDA judge this case: one in eight, whose buffers take at most
+    `largest` bytes.  eighth: which one."""
+    if trial.cell.environment.device != "cuda" or trial.problem.seed % _ONE_IN != eighth:
+        return False
+    where = None if largest is None else trial.plan(trial.entry)
+    return largest is None or (isinstance(where, Plan) and where.size <= largest)
 
 
 ORACLES = (

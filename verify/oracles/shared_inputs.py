@@ -11,16 +11,18 @@ Premises: none. All launches compute the same function.
 
 from __future__ import annotations
 
-from verify.cell.arena import Plan, side_name
+from functools import partial
+
+from verify.cell.arena import side_name
 from verify.cell.concurrent import LAUNCHES
 from verify.judging.findings import Ruling
 from verify.judging.metamorphic import check_same_bits
 from verify.judging.run_checks import fault
 from verify.judging.trial import Trial
 from verify.oracles import Oracle
-from verify.oracles.repeat import backward_applies, forward_applies
+from verify.oracles.repeat import backward_applies, forward_applies, on_cuda
 
-_ONE_IN, _PLACE = 8, 2  # cases; another one than `concurrent` judges
+_EIGHTH = 2  # of the cases; another one than `concurrent` judges
 _LARGEST = 32 << 20  # bytes of one run's buffers
 
 
@@ -40,13 +42,6 @@ def judge(trial: Trial) -> Ruling:
     return check_same_bits("shared_inputs", "in launches at once that share inputs", pairs)
 
 
-def _concerns(trial: Trial) -> bool:
-    if trial.cell.environment.device != "cuda" or trial.problem.seed % _ONE_IN != _PLACE:
-        return False
-    where = trial.plan(trial.entry)
-    return isinstance(where, Plan) and where.size <= _LARGEST
-
-
 ORACLES = tuple(
     Oracle(
         name="shared_inputs",
@@ -55,7 +50,7 @@ ORACLES = tuple(
         judge=judge,
         excludes=excludes,
         needs=frozenset(),
-        concerns=_concerns,
+        concerns=partial(on_cuda, eighth=_EIGHTH, largest=_LARGEST),
         rank=46,
     )
     for group, excludes in (("accuracy", forward_applies), ("gradients", backward_applies))

@@ -1,5 +1,6 @@
 """The known-bad copies of the CUDA variants (tests/planted/copies.py) without a GPU: each differs
-from what is shipped by one slip, and the slip is seen.  Delays at barriers change no bit."""
+from what is shipped by one slip, and the emulation shows the slip.  Delays at barriers change no
+bit."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_a_change_of_a_shared_input_is_seen_by_another_launch(restores: bool) ->
     parts = host.view(LAUNCHES, -1).unbind()
     same = [torch.allclose(WHERE["out"].view(part), want, atol=1e-3) for part in parts]
     assert same == [not restores] * LAUNCHES
-    for part in parts[1:]:  # nobody touches the other copies
+    for part in parts[1:]:  # no launch touches the other copies
         assert WHERE["q"].view(part).equal(want)
 
 
