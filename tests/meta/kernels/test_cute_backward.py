@@ -13,6 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from kernels.cuda import family
 from kernels.cute import flash_backward as kernel
 from tests.harness.cute_backward_host import FAULTS, ORDERS, SOURCE, Chosen, Program, compiled
 from tests.harness.cute_host import has_headers, has_host
@@ -217,9 +218,9 @@ class TestOnTheHost:
             asked.append(entry)
             assert not program.launch(entry, (grid, block, shared), given)
 
-        monkeypatch.setattr(kernel, "shared_room", lambda device: 99 * 1024)
+        monkeypatch.setattr(family, "shared_room", lambda device: 99 * 1024)
         monkeypatch.setattr(kernel, "device_arch", lambda device: "sm_90a")
-        monkeypatch.setattr(kernel, "_kernel", lambda source, arch: source.entry)
+        monkeypatch.setattr(kernel, "loaded", lambda source, arch: source.entry)
         monkeypatch.setattr(kernel, "launch_kernel", launch)
         assert variant.backward is not None
         assert variant.backward_workspace is not None
@@ -232,7 +233,7 @@ class TestOnTheHost:
         assert asked == [made.source.entry for made in program.chosen.launches]
         expected = program.run(problem, saved).gradients
         assert all(torch.equal(x, expected[name]) for name, x in gradients.by_name().items())
-        monkeypatch.setattr(kernel, "shared_room", lambda device: 48 * 1024)
+        monkeypatch.setattr(family, "shared_room", lambda device: 48 * 1024)
         with pytest.raises(Unsupported, match="bytes of shared memory") as error:
             variant.backward(args, saved, upstream(problem), gradients, workspace)
         assert error.value.argument == "config"
