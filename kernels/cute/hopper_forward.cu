@@ -11,6 +11,7 @@ using namespace tiles;
 struct Arguments : ArgumentsOf<Element> {
   TmaDescriptor map_q, map_k, map_v;
 };
+static_assert(sizeof(Arguments) == (sizeof(ArgumentsOf<Element>) + 63) / 64 * 64 + 3 * 128);
 
 struct alignas(1024) Shared {
   Element q[cosize_v<LayoutQ>];  // O at the end
@@ -92,7 +93,7 @@ CUTE_DEVICE void hide(Element* tile, Keys const& seen, int key, int consumer) {
   for (int i = consumer; i < kChunks * kPieces * BLOCK_N; i += kConsumers * kGroup) {
     int row = key + i / kChunks % BLOCK_N;
     if (row < seen.low || row >= seen.high) {
-      chunks[i] = uint128_t(0);
+      chunks[i] = uint128_t(uint64_t(0));
     }
   }
   cutlass::arch::fence_view_async_shared();  // wgmma and the copy engine come after these stores
@@ -282,15 +283,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   int head = int(blockIdx.x) / count % a.heads_q;
   int batch = int(blockIdx.x) / count / a.heads_q;
 
-  extern __shared__ __align__(1024) unsigned char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Shared& memory = *reinterpret_cast<Shared*>(shared);
   if (threadIdx.x == 0) {
-    initialize_barrier(shared.q_here, 1);
+    initialize_barrier(memory.q_here, 1);
     for (int slot = 0; slot < STAGES; ++slot) {
-      initialize_barrier(shared.k_here[slot], 1);
-      initialize_barrier(shared.v_here[slot], 1);
-      initialize_barrier(shared.k_read[slot], kConsumerWarps);
-      initialize_barrier(shared.v_read[slot], kConsumerWarps);
+      initialize_barrier(memory.k_here[slot], 1);
+      initialize_barrier(memory.v_here[slot], 1);
+      initialize_barrier(memory.k_read[slot], kConsumerWarps);
+      initialize_barrier(memory.v_read[slot], kConsumerWarps);
     }
     cutlass::arch::fence_view_async_shared();  // the copy engine completes them
   }
@@ -300,10 +301,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kGroup) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      produce(a, shared, walk, first_row, head, batch);
+      produce(a, memory, walk, first_row, head, batch);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume(a, shared, walk, first_row, head, batch);
+    consume(a, memory, walk, first_row, head, batch);
   }
 }
