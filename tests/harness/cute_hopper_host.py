@@ -7,7 +7,7 @@ import ctypes
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -209,23 +209,21 @@ class Program:
             raise RuntimeError(f"{written - out.numel()} elements written beside O")
         return Ran(out, lse, (conflicts[0], conflicts[1]))
 
-    def verdict(
-        self, text: str, spoil: Callable[[Inputs], None] = lambda inputs: None
-    ) -> Iterator[float]:
+    def verdict(self, text: str, *, spoiled: bool = False) -> Iterator[float]:
         """The worst error over its bound, of O and LSE, for each order of warps and copies;
         infinite where a run is refused or an empty row is not empty.
 
-        spoil: changes, in place, what must not matter.
+        spoiled: K and V are NaN where no row of the problem sees them.
         """
         problem = self.problem(text)
         arithmetic = resolve(kernel.VARIANT.numerics, self.config, problem, "sm_90")
         inputs = tensors(problem)
         truth = compute_truth(problem, dequantised(problem, inputs), [arithmetic])
         live = ~truth.empty
-        spoil(inputs)
+        given = without_unseen(problem, inputs) if spoiled else inputs
         for order in ORDERS:
             try:
-                ran = self.run(problem, inputs, **order)
+                ran = self.run(problem, given, **order)
             except RuntimeError:
                 yield math.inf
                 continue
@@ -236,3 +234,11 @@ class Program:
             lse = compare(ran.lse, truth.lse, truth.lse_bound, dtype_named("float32")).ratio[live]
             worst = max((float(part.max()) for part in (out, lse) if part.numel()), default=0.0)
             yield worst if empty else math.inf
+
+
+def without_unseen(problem: Problem, inputs: Inputs) -> Inputs:
+    """K and V with NaN at the keys that no row sees."""
+    sizes = problem.batch, 1, problem.seqlen_q, problem.seqlen_kv
+    unseen = ~problem.mask.dense(*sizes).any(2)[:, :, :, None]
+    k, v = (tensor.masked_fill(unseen, math.nan) for tensor in (inputs.k, inputs.v))
+    return replace(inputs, k=k, v=v)
