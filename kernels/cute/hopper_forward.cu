@@ -66,10 +66,12 @@ CUTE_DEVICE void produce(Arguments const& a, Shared& shared, Walk const& walk, i
     Turn turn(t);
     int key = (walk.first_block() + t) * BLOCK_N;
     int place = turn.slot * BLOCK_N * HEAD_DIM;
-    // The tile before it in this slot has been read in the phase before this turn's.
+    // The tile before it in this slot has been read in the phase before this turn's.  No lane may
+    // miss that phase: a later one has the same parity.
     if (t >= STAGES) {
       wait_barrier(shared.k_read[turn.slot], turn.parity ^ 1);
     }
+    __syncwarp();
     if (leader) {
       fetch(a.map_k, a.k, key, head_kv, batch, BLOCK_N, shared.k + place,
             shared.k_here[turn.slot]);
@@ -77,11 +79,11 @@ CUTE_DEVICE void produce(Arguments const& a, Shared& shared, Walk const& walk, i
     if (t >= STAGES) {
       wait_barrier(shared.v_read[turn.slot], turn.parity ^ 1);
     }
+    __syncwarp();
     if (leader) {
       fetch(a.map_v, a.v, key, head_kv, batch, BLOCK_N, shared.v + place,
             shared.v_here[turn.slot]);
     }
-    __syncwarp();
   }
 }
 

@@ -1,5 +1,5 @@
-"""The Hopper forward's own source on the CPU: CuTe's layouts, partitions and descriptors as they are;
-only the bodies that hold inline assembly are replaced, by the functions of cuda_host/hopper.h."""
+"""The Hopper forward's own source on the CPU, with CuTe's layouts, partitions and descriptors; only
+the bodies that hold inline assembly are replaced, by the functions of cuda_host/hopper.h."""
 
 from __future__ import annotations
 

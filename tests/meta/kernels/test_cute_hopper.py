@@ -1,10 +1,11 @@
-"""The Hopper forward without a GPU: its declarations, its tensor maps, one build, and its own source
-run on the CPU.
+"""The Hopper forward without a GPU: its declarations, its tensor maps, one build, and its own
+source run on the CPU.
 
 For the last, a host compiler reads kernels/cute/hopper_forward.cu with CuTe's own layouts,
 partitions and descriptors; mbarriers, tensor copies and wgmma are those of
 tests/harness/cuda_host/hopper.h.  Warps run as unfairly as barriers allow, copies and products
-happen at once or as late as waits allow, so that a wait or a barrier too few shows: each is dropped.
+happen at once or as late as waits allow, so that a wait or a barrier too few shows: each is
+dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +24,6 @@ from torch import Tensor
 from kernels.cute import hopper_forward as kernel
 from references.masks import parse_mask
 from references.score_mods import Softcap
-from tests.harness.cute_host import has_headers, has_host
 from tests.harness.cute_hopper_host import (
     BUILDS,
     LARGE,
@@ -34,6 +33,7 @@ from tests.harness.cute_hopper_host import (
     compiled,
     encode,
 )
+from tests.harness.cute_host import has_headers, has_host
 from verify.cuda.compile import LaunchError, compilable
 from verify.cuda.sass import NotReadError, listing
 from verify.problem import Problem
