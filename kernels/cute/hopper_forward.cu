@@ -13,6 +13,7 @@ struct Arguments : ArgumentsOf<Element> {
 };
 static_assert(sizeof(Arguments) == (sizeof(ArgumentsOf<Element>) + 63) / 64 * 64 + 3 * 128);
 
+// Aligned to the pattern of the swizzle, 8 rows of 128 bytes, as every piece in it is.
 struct alignas(1024) Shared {
   Element q[cosize_v<LayoutQ>];  // O at the end
   Element k[cosize_v<LayoutK>];
@@ -102,9 +103,14 @@ CUTE_DEVICE void hide(Element* tile, Keys const& seen, int key, int consumer) {
   cutlass::arch::NamedBarrier::sync(kConsumers * kGroup, kBarrierConsumers);
 }
 
-// C (+)= A B over all k-steps, finished.
+// C (+)= A B over all k-steps, finished.  The fences keep the compiler from moving what is written to
+// the registers of C and, where it is not a descriptor, of A past the products.
 template <class Mma, class A, class B, class C>
 CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A& a, B const& b, C& c) {
+  constexpr bool kRegisters = is_same_v<typename A::value_type, Element>;
+  if constexpr (kRegisters) {
+    warpgroup_fence_operand(a);
+  }
   warpgroup_fence_operand(c);
   warpgroup_arrive();
   mma.accumulate_ = first;
@@ -116,6 +122,9 @@ CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A& a, B const& b, C& c)
   warpgroup_commit_batch();
   warpgroup_wait<0>();
   warpgroup_fence_operand(c);
+  if constexpr (kRegisters) {
+    warpgroup_fence_operand(a);
+  }
 }
 
 // One block of scores x, log2-scaled and masked, becomes p; the statistics and o follow.
