@@ -14,7 +14,8 @@ import torch
 
 from kernels.cute import hopper_forward as kernel
 from kernels.masks import mask_build, mask_tables
-from tests.harness.cute_host import ORDERS, Ran, compiled_program, placed
+from tests.harness.cute_host import MARGIN, ORDERS, Ran, compiled_program, placed
+from tests.planted.copies import HOPPER_SLIPS
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
 from verify.judging.truth import compute_truth
@@ -25,7 +26,12 @@ from verify.variant import AttentionArgs, Config
 
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
 SMALL, LARGE = kernel.CONFIGS
-BUILDS = {"large": (LARGE, "float16", 64), "small": (SMALL, "bfloat16", 128)}
+BUILDS = {
+    "large": (LARGE, "float16", 64),
+    "small": (SMALL, "bfloat16", 128),
+    "deep": (SMALL, "float16", 256),
+}
+OVERRUN = "overrun"  # the known-bad copy of "large"
 
 PROGRAM = """
 #include "hopper.h"
@@ -42,13 +48,13 @@ extern "C" void weaken(int line, int named, bool waits) {
 #include <cutlass/arch/reg_reconfig.h>
 #include "arguments.cuh"
 #define wait_barrier(...) (hopper::dropped == __LINE__ ? void() : cute::wait_barrier(__VA_ARGS__))
-#define KERNEL "hopper_forward.cu"
 """
 # One for each build, in a namespace of its own: CuTe's headers, which take longest, are read once.
 BUILD = """
 #define hopper_forward entry_NAME
 #define ENTRY entry_NAME
 #define run run_NAME
+#define KERNEL "FILE"
 DEFINES
 namespace NAME {
 #include "run.cpp"
@@ -131,17 +137,18 @@ def patch(headers: Path, folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-def build(name: str, config: Config, dtype: str, head_dim: int) -> str:
+def build(file: str, name: str, config: Config, dtype: str, head_dim: int) -> str:
     defines = dict(kernel.source(config, dtype, head_dim).defines)
-    undefined = (*defines, "hopper_forward", "ENTRY", "run")
-    text = BUILD.replace("NAME", name)
+    undefined = (*defines, "hopper_forward", "ENTRY", "run", "KERNEL")
+    text = BUILD.replace("NAME", name).replace("FILE", file)
     text = text.replace("DEFINES", "\n".join(f"#define {k} {v}" for k, v in defines.items()))
     return text.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))
 
 
 def compiled(folder: Path) -> Path:
-    """The shared library of both builds."""
-    texts = [build(name, *chosen) for name, chosen in BUILDS.items()]
+    """The shared library of all builds, and of the known-bad copy."""
+    texts = [build(SOURCE.name, name, *chosen) for name, chosen in BUILDS.items()]
+    texts += [build(f"{OVERRUN}.cu", OVERRUN, *BUILDS["large"])]
     return compiled_program(folder, "".join([PROGRAM, *texts]), own_headers)
 
 
@@ -150,7 +157,10 @@ def own_headers(headers: Path, folder: Path) -> None:
     patch(headers, folder)
     tiles = SOURCE.with_name("hopper_tiles.cuh").read_text()
     (folder / "hopper_tiles.cuh").write_text(tiles.replace("#pragma once", ""))
-    (folder / SOURCE.name).write_text(SOURCE.read_text())
+    shipped = {SOURCE.name: SOURCE.read_text()}
+    (folder / SOURCE.name).write_text(shipped[SOURCE.name])
+    slipped = HOPPER_SLIPS[OVERRUN].apply(shipped)
+    (folder / f"{OVERRUN}.cu").write_text(slipped[SOURCE.name])
 
 
 class Map(ctypes.Structure):
@@ -187,11 +197,13 @@ class Program:
         self, problem: Problem, inputs: Inputs, *, backwards: bool = False, late: bool = False
     ) -> Ran:
         """Raises RuntimeError where the threads of a block part or wait forever, addresses are bad,
-        or anything but O is written."""
+        or anything but O and LSE is written."""
         q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
         args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, self.config)
         out = placed(torch.full(problem.shape_out, math.nan, dtype=q.dtype), problem, "out")
-        lse = torch.full(problem.shape_out[:3], math.nan)
+        count = math.prod(problem.shape_out[:3])
+        storage = torch.full((count + MARGIN,), math.nan)
+        lse = storage[:count].view(problem.shape_out[:3])
         made = kernel.launch(self.config, self.dtype, self.head_dim, "")
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
         mask = mask_build(args)
@@ -207,6 +219,8 @@ class Program:
         written = int(whole.isnan().logical_not().sum())
         if written > out.numel():
             raise RuntimeError(f"{written - out.numel()} elements written beside O")
+        if not storage[count:].isnan().all():
+            raise RuntimeError("elements written behind LSE")
         return Ran(out, lse, (conflicts[0], conflicts[1]))
 
     def verdict(self, text: str, *, spoiled: bool = False) -> Iterator[float]:

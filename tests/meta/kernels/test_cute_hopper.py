@@ -27,6 +27,7 @@ from references.score_mods import Softcap
 from tests.harness.cute_hopper_host import (
     BUILDS,
     LARGE,
+    OVERRUN,
     SMALL,
     SOURCE,
     Program,
@@ -231,7 +232,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(
     scope="module",
-    params=BUILDS,
+    params=("large", "small"),
     ids=lambda name: f"{BUILDS[name][0].name}-{BUILDS[name][1]}-d{BUILDS[name][2]}",
 )
 def program(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Program:
@@ -241,22 +242,22 @@ def program(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Program:
 def program_of(name: str, library: ctypes.CDLL) -> Program:
     entry = library[f"run_{name}"]
     entry.restype = ctypes.c_char_p
-    return Program(library, entry, *BUILDS[name])
+    return Program(library, entry, *BUILDS.get(name, BUILDS["large"]))
 
 
 SHAPES = (
     "sq=1,skv=1",
-    "b=2,sq=130,skv=300",
+    "sq=130,skv=300",
     "sq=130,skv=70,mask=causal",
-    "sq=200,skv=330,mask=causal",
+    "sq=140,skv=330,mask=causal",
     "sq=129,skv=33,mask=causal.tl",
     "hq=2,hkv=1,sq=67,skv=150",
     "sq=260,skv=3,mask=causal",
     "sq=65,skv=97,scale=-0.3",
-    "sq=140,skv=390,mask=window.70.3",
-    "sq=140,skv=390,mask=causal+window.20.inf.tl",
-    "b=2,sq=150,skv=290,mask=lengths.150_140.0_200",
-    "b=2,sq=150,skv=290,mask=causal+lengths.100_0.260_200",
+    "sq=140,skv=290,mask=window.70.3",
+    "sq=140,skv=290,mask=causal+window.20.inf.tl",
+    "b=2,sq=140,skv=210,mask=lengths.140_130.0_200",
+    "b=2,sq=140,skv=210,mask=causal+lengths.100_0.200_90",
     "sq=200,skv=200,mask=documents.5_135_60",
     "sq=70,skv=290,mask=prefix.133",
     "sq=140,skv=257,mask=causal,dist=increasing",
@@ -264,6 +265,7 @@ SHAPES = (
 )
 
 
+DEEP = ("sq=130,skv=100,mask=causal", "sq=66,skv=150,mask=window.60.9")
 # In the last block of keys, in the first, and in a block between.
 UNSEEN = (
     "sq=70,skv=250,mask=causal.tl",
@@ -287,6 +289,15 @@ class TestOnTheHost:
     def test_it_stays_inside_its_bounds(self, program: Program, shape: str) -> None:
         assert max(program.verdict(shape)) <= 1
 
+    @pytest.mark.parametrize("shape", DEEP)
+    def test_with_four_pieces_it_stays_inside_its_bounds(
+        self, library: ctypes.CDLL, shape: str
+    ) -> None:
+        assert max(program_of("deep", library).verdict(shape)) <= 1
+
+    def test_one_element_of_lse_too_many_is_seen(self, library: ctypes.CDLL) -> None:
+        assert min(program_of(OVERRUN, library).verdict("sq=65,skv=97")) == math.inf
+
     @pytest.mark.parametrize("shape", UNSEEN)
     def test_nan_that_no_row_sees_stays_out(self, program: Program, shape: str) -> None:
         assert max(program.verdict(shape, spoiled=True)) <= 1
@@ -301,9 +312,9 @@ class TestOnTheHost:
         assert len(lines) == 5
         for line in lines:
             library.weaken(line, -1, False)
-            assert max(program.verdict("sq=130,skv=400")) > 1, f"without line {line}"
+            assert max(program.verdict("sq=65,skv=330")) > 1, f"without line {line}"
         library.weaken(0, -1, True)
-        assert max(program.verdict("sq=130,skv=400")) > 1, "with products still in flight"
+        assert max(program.verdict("sq=65,skv=330")) > 1, "with products still in flight"
 
     def test_every_named_barrier_is_needed(self, library: ctypes.CDLL) -> None:
         program = program_of("small", library)
