@@ -1,5 +1,5 @@
-// FlashAttention forward with log-sum-exp for Hopper in CuTe; hopper_forward.py tells the algorithm,
-// the roles of the warpgroups and the layouts.
+// FlashAttention forward with log-sum-exp for Hopper in CuTe; hopper_forward.py tells the
+// algorithm, the roles of the warpgroups and the layouts.
 #include "hopper_tiles.cuh"
 
 #include <cutlass/arch/barrier.h>
@@ -35,7 +35,8 @@ constexpr uint32_t kBarrierConsumers = 0;
 constexpr uint32_t kBarrierGroup = 1;
 
 // Begin to copy the rows row, row + 1... of a head into a tile, piece by piece; the barrier counts
-// the bytes.  Where all heads or batches are the same memory, the map has one of them.
+// the bytes, zeros out of bounds among them.  Where all heads or batches are the same memory, the
+// map has one of them.
 CUTE_DEVICE void fetch(TmaDescriptor const& map, Strided<Element> const& tensor, int row, int head,
                        int batch, int rows, Element* tile, uint64_t& here) {
   set_barrier_transaction_bytes(here, rows * HEAD_DIM * sizeof(Element));
@@ -103,8 +104,8 @@ CUTE_DEVICE void hide(Element* tile, Keys const& seen, int key, int consumer) {
   cutlass::arch::NamedBarrier::sync(kConsumers * kGroup, kBarrierConsumers);
 }
 
-// C (+)= A B over all k-steps, finished.  The fences keep the compiler from moving what is written to
-// the registers of C and, where it is not a descriptor, of A past the products.
+// C (+)= A B over all k-steps, finished.  The fences keep the compiler from moving what is written
+// to the registers of C and, where it is not a descriptor, of A past the products.
 template <class Mma, class A, class B, class C>
 CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A& a, B const& b, C& c) {
   constexpr bool kRegisters = is_same_v<typename A::value_type, Element>;

@@ -66,7 +66,6 @@ from verify.variant import (
     Support,
     Unsupported,
     Variant,
-    Workspace,
     arch_named,
 )
 
@@ -93,23 +92,24 @@ class TensorMap:
     box: tuple[int, int, int, int]
 
 
-def tensor_map(name: str, tensor: Tensor, rows: int) -> TensorMap:
+def tensor_map(name: str, tensor: Tensor, rows: int, elsewhere: int = 0) -> TensorMap:
     """The map of q, k or v for tiles of that many rows.
 
     A dimension that repeats the same elements has size 1 in it, and the kernel asks for index 0.
-    Raises `Unsupported` if rows do.
+    No map is empty: that of a tensor without rows has one, at the address `elsewhere`, and nothing
+    asks for it.  Raises `Unsupported` if rows repeat.
     """
     _, _, seqlen, head_dim = tensor.shape
     if seqlen > 1 and tensor.stride(2) == 0:
         raise Unsupported(f"layout_{name}", "a tensor map cannot repeat a row: make it whole")
     sizes, strides = [], []
     for dim in (2, 1, 0):
-        repeats = tensor.shape[dim] == 1 or tensor.stride(dim) == 0
+        repeats = tensor.shape[dim] <= 1 or tensor.stride(dim) == 0
         sizes.append(1 if repeats else tensor.shape[dim])
         strides.append((head_dim if repeats else tensor.stride(dim)) * tensor.itemsize)
     return TensorMap(
         str(tensor.dtype).removeprefix("torch."),
-        tensor.data_ptr(),
+        tensor.data_ptr() if tensor.numel() else elsewhere,
         (head_dim, *sizes),
         tuple(strides),
         (PIECE, rows, 1, 1),
@@ -169,18 +169,6 @@ def aligned_arguments() -> Arguments:
 class Hopper(Family):
     """The builds, whose arguments hold tensor maps."""
 
-    def forward(
-        self, args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace
-    ) -> None:
-        """Write O to `out` and the natural-log LSE to `lse`; see `Family.forward`."""
-        self.support.check(args, out)
-        if args.seqlen_kv == 0:  # no tensor map is empty
-            out.zero_()
-            if lse is not None:
-                lse.fill_(-math.inf)
-            return
-        super().forward(args, out, lse, workspace)
-
     def arguments(
         self,
         args: AttentionArgs,
@@ -197,8 +185,8 @@ class Hopper(Family):
         made.common = super().arguments(args, out, lse, mask, tables)
         maps = {
             "q": tensor_map("q", args.q, config.block_m),
-            "k": tensor_map("k", args.k, config.block_n),
-            "v": tensor_map("v", args.v, config.block_n),
+            "k": tensor_map("k", args.k, config.block_n, out.data_ptr()),
+            "v": tensor_map("v", args.v, config.block_n, out.data_ptr()),
         }
         for name, one in maps.items():
             encode(one, ctypes.addressof(made) + getattr(Arguments, f"map_{name}").offset)

@@ -1,5 +1,5 @@
-// Tiles of the Hopper forward: their layouts in shared memory, the products of two warpgroups, what a
-// thread's registers hold, and which keys a tile of rows sees.
+// Tiles of the Hopper forward: their layouts in shared memory, the products of two warpgroups, what
+// a thread's registers hold, and which keys a tile of rows sees.
 //
 // A build defines ELEMENT (half_t or bfloat16_t), HEAD_DIM (64, 128 or 256), BLOCK_M, BLOCK_N and
 // STAGES.
@@ -32,9 +32,9 @@ constexpr int kThreads = (1 + kConsumers) * kGroup;
 static_assert(BLOCK_M == 64 * kConsumers);
 static_assert(HEAD_DIM % 64 == 0 && HEAD_DIM <= 256 && BLOCK_N <= 256);
 
-// A tile lies in pieces of 64 columns, one behind the other: a row of a piece is 128 bytes, and chunk
-// c (16 bytes) of row r lies at place c ^ (r % 8).  The copy engine writes a box of 64 columns so
-// (CU_TENSOR_MAP_SWIZZLE_128B), and wgmma reads it so (layout type B128).
+// A tile lies in pieces of 64 columns, one behind the other: a row of a piece is 128 bytes, and
+// chunk c (16 bytes) of row r lies at place c ^ (r % 8).  The copy engine writes a box of 64
+// columns so (CU_TENSOR_MAP_SWIZZLE_128B), and wgmma reads it so (layout type B128).
 constexpr int kPiece = 64;
 constexpr int kPieces = HEAD_DIM / kPiece;
 using Rows = GMMA::Layout_K_SW128_Atom<Element>;
@@ -47,10 +47,6 @@ using LayoutVt = decltype(
 static_assert(cosize_v<LayoutQ> == BLOCK_M * HEAD_DIM);
 static_assert(cosize_v<LayoutK> == STAGES * BLOCK_N * HEAD_DIM);
 static_assert(cosize_v<LayoutVt> == cosize_v<LayoutK>);
-
-// Bytes that a tile's copies bring; zeros out of bounds count, too.
-constexpr uint32_t kBytesQ = BLOCK_M * HEAD_DIM * sizeof(Element);
-constexpr uint32_t kBytesKV = BLOCK_N * HEAD_DIM * sizeof(Element);
 
 // S = Q K^T of both operands in shared memory; P V of P in registers.
 using Warpgroups = Layout<Shape<Int<kConsumers>, _1, _1>>;

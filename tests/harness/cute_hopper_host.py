@@ -37,6 +37,7 @@ PROGRAM = """
 #include "hopper.h"
 inline bool& hasty = hopper::hasty;
 extern "C" void begin() { hopper::start(); }
+extern "C" int copied() { return hopper::copies; }
 extern "C" void weaken(int line, int named, bool waits) {
   hopper::dropped = line;
   hopper::unmet = named;

@@ -72,6 +72,7 @@ struct TensorCopy {
     int at[4];
 };
 inline std::vector<TensorCopy> flying;
+inline int copies = 0;  // of a run
 
 // 128-byte swizzle: bits 4 to 6 of the address are those of the chunk xor those of the row.
 inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
@@ -101,6 +102,7 @@ inline void land(const TensorCopy& copy) {
 }
 
 inline void tensor_copy(const void* map, std::uint64_t* here, void* to, std::initializer_list<int> at) {
+    ++copies;
     TensorCopy copy{{}, here, ptx::shared_address(to), {}};
     std::memcpy(&copy.map, map, sizeof copy.map);
     std::copy(at.begin(), at.end(), copy.at);
@@ -308,6 +310,7 @@ inline void finish(void* const (&operands)[warp_size]) {
 }
 
 inline void start() {
+    copies = 0;
     flying.clear();
     for (auto& meeting : meetings) {
         meeting = {};

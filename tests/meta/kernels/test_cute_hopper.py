@@ -102,15 +102,6 @@ def refused(args: AttentionArgs, out: Tensor, argument: str) -> None:
     assert error.value.argument == argument
 
 
-def test_without_keys_nothing_is_launched() -> None:
-    args = arguments(replace(PLAIN, seqlen_kv=0))
-    out = torch.full_like(args.q, math.nan)
-    lse = torch.full(out.shape[:3], math.nan)
-    kernel.FAMILY.forward(args, out, lse, {})
-    assert (out == 0).all()
-    assert (lse == -math.inf).all()
-
-
 # Tensor maps.
 
 
@@ -136,6 +127,13 @@ def test_a_map_of_repeated_heads_has_one() -> None:
 def test_a_stride_that_no_index_uses_is_not_in_a_map() -> None:
     tensor = torch.empty(70, dtype=torch.float16)[:64].as_strided((1, 1, 1, 64), (3, 5, 7, 1))
     assert kernel.tensor_map("q", tensor, 128).strides == (128, 128, 128)
+
+
+def test_a_map_without_rows_lies_elsewhere() -> None:
+    made = kernel.tensor_map("k", torch.empty(2, 3, 0, 64, dtype=torch.float16), 64, 4096)
+    assert made.address == 4096
+    assert made.dims == (64, 1, 3, 2)
+    assert all(stride > 0 and stride % 16 == 0 for stride in made.strides)
 
 
 def test_repeated_rows_are_refused() -> None:
@@ -247,6 +245,7 @@ def program_of(name: str, library: ctypes.CDLL) -> Program:
 
 SHAPES = (
     "sq=1,skv=1",
+    "b=2,sq=70,skv=0",
     "sq=130,skv=300",
     "sq=130,skv=70,mask=causal",
     "sq=140,skv=330,mask=causal",
@@ -294,6 +293,27 @@ class TestOnTheHost:
         self, library: ctypes.CDLL, shape: str
     ) -> None:
         assert max(program_of("deep", library).verdict(shape)) <= 1
+
+    @pytest.mark.parametrize(
+        ("shape", "blocks"),
+        [
+            ("sq=70,skv=330", 6),
+            ("sq=70,skv=330,mask=causal.tl", 2),
+            ("sq=130,skv=330,mask=causal.tl", 2 + 3),  # of two tiles
+            ("sq=2,skv=330,mask=window.5.0", 1),  # keys 323 to 329
+            ("sq=2,skv=330,mask=window.9.0", 2),  # keys 319 to 329
+            ("sq=2,skv=330,mask=lengths.2.0", 0),
+        ],
+    )
+    def test_blocks_that_no_row_sees_are_not_loaded(
+        self, library: ctypes.CDLL, shape: str, blocks: int
+    ) -> None:
+        program = program_of("small", library)
+        problem = program.problem(shape)
+        program.run(problem, tensors(problem))
+        pieces = program.head_dim // kernel.PIECE
+        q = pieces * math.ceil(problem.seqlen_q / 128) * (blocks > 0)
+        assert library.copied() == q + 2 * pieces * blocks
 
     def test_one_element_of_lse_too_many_is_seen(self, library: ctypes.CDLL) -> None:
         assert min(program_of(OVERRUN, library).verdict("sq=65,skv=97")) == math.inf
