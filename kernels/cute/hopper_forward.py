@@ -141,7 +141,16 @@ def encode(made: TensorMap, to: int) -> None:
         *map(ctypes.c_int, (_NOT_INTERLEAVED, _SWIZZLE_128B, _PROMOTE_256B, _FILL_ZEROS)),
     )
     if status:
-        raise LaunchError(f"cuTensorMapEncodeTiled: error {status} for {made}")
+        raise LaunchError(f"cuTensorMapEncodeTiled: {_words(status)} for {made}")
+
+
+def _words(status: int) -> str:
+    """The driver's name and text of an error."""
+    from cuda.bindings import driver
+
+    error = driver.CUresult(status)
+    _, text = driver.cuGetErrorString(error)
+    return f"{error.name}: {(text or b'').decode()}"
 
 
 @cache
@@ -263,6 +272,7 @@ SUPPORT = Support(
     grouped_heads=True,
     min_seqlen=0,
     layouts="aligned",
+    storages=(STRIDED,),
     devices=("cuda",),
     capability=(9, 0),
     max_capability=(9, 0),

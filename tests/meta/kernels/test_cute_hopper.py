@@ -152,6 +152,7 @@ def test_the_driver_is_told_all_of_a_map(status: int, monkeypatch: pytest.Monkey
         return status
 
     monkeypatch.setattr(kernel, "_encoder", lambda: driver)
+    monkeypatch.setattr(kernel, "_words", lambda status: f"error {status}")
     made = kernel.TensorMap("bfloat16", 4096, (64, 5, 3, 2), (128, 640, 1920), (64, 32, 1, 1))
     if status:
         with pytest.raises(LaunchError, match="error 1"):
