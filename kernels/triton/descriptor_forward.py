@@ -294,8 +294,62 @@ def builds(host: bool, arch: str) -> list[Build]:
     return found
 
 
-# Bytes per thread, by whether the host makes the descriptors.
-SPILL_BUDGETS: dict[bool, dict[str, dict[str, int]]] = {True: {}, False: {}}
+# Bytes per thread, by whether the host makes the descriptors: the most of Triton 3.6 and 3.7.
+# Without TMA the addresses of a tile, in four dimensions of the host's, take registers.
+SPILL_BUDGETS: dict[bool, dict[str, dict[str, int]]] = {
+    True: {
+        "m128n64w8s2-registers_0, bfloat16, d 128, full": {
+            "sm_80": 1604,
+            "sm_86": 1536,
+            "sm_89": 1536,
+            "sm_120a": 8,
+        },
+        "m128n32w8s3-registers_128, float16, d 128, interval": {
+            "sm_80": 2168,
+            "sm_86": 2172,
+            "sm_89": 2172,
+            "sm_120a": 988,
+        },
+        "m64n64w4s2-registers_128, float16, d 64, full": {
+            "sm_80": 1624,
+            "sm_86": 748,
+            "sm_89": 748,
+            "sm_120a": 352,
+        },
+        "m128n64w8s2-registers_0, float16, d 256, causal": {
+            "sm_80": 3468,
+            "sm_86": 248,
+            "sm_89": 248,
+            "sm_120a": 8,
+        },
+        "m128n64w8s2-registers_0, float16, d 64, causal": {
+            "sm_86": 72,
+            "sm_89": 72,
+            "sm_100a": 24,
+            "sm_120a": 8,
+        },
+        "m64n32w4s3-registers_0, bfloat16, d 64, window": {"sm_120a": 8},
+    },
+    False: {
+        "m128n32w8s3-registers_128, float16, d 128, interval": {
+            "sm_80": 156,
+            "sm_86": 96,
+            "sm_89": 96,
+            "sm_120a": 668,
+        },
+        "m64n64w4s2-registers_128, float16, d 64, full": {
+            "sm_80": 92,
+            "sm_86": 64,
+            "sm_89": 64,
+            "sm_100a": 48,
+            "sm_120a": 308,
+        },
+        "m128n64w8s2-registers_0, float16, d 256, causal": {"sm_80": 16, "sm_120a": 8},
+        "m128n64w8s2-registers_0, float16, d 64, causal": {"sm_120a": 8},
+        "m128n64w8s2-registers_0, bfloat16, d 128, full": {"sm_120a": 8},
+        "m64n32w4s3-registers_0, bfloat16, d 64, window": {"sm_120a": 8},
+    },
+}
 
 _BUILDS = (
     (0, "float16", 64, "causal"),
