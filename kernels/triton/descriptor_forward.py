@@ -312,14 +312,14 @@ SPILL_BUDGETS: dict[bool, dict[str, dict[str, int]]] = {
         },
         "m64n64w4s2-registers_128, float16, d 64, full": {
             "sm_80": 1624,
-            "sm_86": 748,
-            "sm_89": 748,
+            "sm_86": 1624,
+            "sm_89": 1624,
             "sm_120a": 352,
         },
         "m128n64w8s2-registers_0, float16, d 256, causal": {
             "sm_80": 3468,
-            "sm_86": 248,
-            "sm_89": 248,
+            "sm_86": 2268,
+            "sm_89": 2268,
             "sm_120a": 8,
         },
         "m128n64w8s2-registers_0, float16, d 64, causal": {
@@ -333,8 +333,8 @@ SPILL_BUDGETS: dict[bool, dict[str, dict[str, int]]] = {
     False: {
         "m128n32w8s3-registers_128, float16, d 128, interval": {
             "sm_80": 156,
-            "sm_86": 96,
-            "sm_89": 96,
+            "sm_86": 156,
+            "sm_89": 156,
             "sm_120a": 668,
         },
         "m64n64w4s2-registers_128, float16, d 64, full": {
