@@ -44,6 +44,7 @@ from kernels.ptx import split_q
 from verify.cuda.compile import CompileError, Source, build_of, device_arch
 from verify.cuda.compile import launch as launch_kernel
 from verify.variant import (
+    STRIDED,
     AttentionArgs,
     Build,
     Config,
@@ -309,7 +310,7 @@ _BUILDS = {
     KEYS_ATOMIC: ((_SMALL, "float16", 128), (_SMALL, "bfloat16", 96)),
 }
 
-SUPPORT = replace(split_q.VARIANT.support, head_dims=HEAD_DIMS)
+SUPPORT = replace(split_q.VARIANT.support, head_dims=HEAD_DIMS, storages=(STRIDED,))
 
 NUMERICS = GradientNumerics(
     products=GradientProducts(operands="input", instruction="mma.sync"),

@@ -106,6 +106,15 @@ def test_what_it_does_not_support_it_refuses(text: str, config: Config, argument
         assert error.value.argument == argument
 
 
+def test_what_saves_the_log_sum_exp_takes_storages_that_the_backward_does_not() -> None:
+    problem = Problem.parse("sq=4,skv=4,dtype=float16,d=64,lk=transposed.p64")
+    assert kernel.split_q.VARIANT.support.refusal(problem) is None
+    for variant in kernel.VARIANTS:
+        refusal = variant.support.refusal(problem)
+        assert refusal is not None
+        assert refusal[0] == "layout_k"
+
+
 @has_headers
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 def test_the_sums_of_rows_do_not_spill() -> None:
