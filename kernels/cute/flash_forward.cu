@@ -1,4 +1,4 @@
-// FlashAttention-2 forward with log-sum-exp in CuTe; flash_forward.py tells the algorithm, the atoms
+// FlashAttention-2 forward with log-sum-exp in CuTe; flash_forward.py has the algorithm, the atoms
 // and the layouts.
 //
 // A build defines ELEMENT (half_t or bfloat16_t), HEAD_DIM (a multiple of 32), BLOCK_M (64 or 128:
