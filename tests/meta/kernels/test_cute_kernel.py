@@ -40,7 +40,7 @@ from tests.harness.cute_host import (
 from verify.cuda.compile import CompileError, compilable
 from verify.problem import Problem
 from verify.problem.inputs import tensors
-from verify.variant import STRIDED, AttentionArgs, Config, Unsupported, compiled_archs
+from verify.variant import AttentionArgs, Config, Unsupported, compiled_archs
 
 
 def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
@@ -168,7 +168,10 @@ def test_without_cccl_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stored_transpose_it_refuses() -> None:
-    assert kernel.SUPPORT.storages == (STRIDED,)
+    problem = Problem.parse("sq=4,skv=4,dtype=float16,d=64,lk=transposed.p64")
+    refusal = kernel.SUPPORT.refusal(problem)
+    assert refusal is not None
+    assert refusal[0] == "layout_k"
 
 
 @has_headers
