@@ -3,6 +3,7 @@
 from tests.faults import (
     arithmetic,
     backward,
+    described,
     fp8,
     fp8_transposed,
     gradients,
@@ -21,4 +22,5 @@ FAULTS: tuple[Fault, ...] = (
     *fp8.FAULTS,
     *fp8_transposed.FAULTS,
     *split.FAULTS,
+    *described.FAULTS,
 )

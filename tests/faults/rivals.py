@@ -361,8 +361,14 @@ class Gallery:
         return all(rival.accepts(asked, name, outputs[name]) for name in names)
 
     def _answer(self, rival: Rival, declaration: Declaration, asked: Asked) -> Tensors | None:
-        """What a kernel writes; None if the run fails, or writes where the rival looks."""
+        """What a kernel writes, with the LSE in the natural base; None if the run fails, or writes
+        where the rival looks."""
         poison = "nan" if rival.margins else "zero"
         trial = self.stand.run(declaration, asked.problem, given=asked.given, poison=poison)
         run = finished(trial)
-        return None if run is None or (rival.margins and run.damage is not None) else run.outputs
+        if run is None or (rival.margins and run.damage is not None):
+            return None
+        outputs = dict(run.outputs)
+        if "lse" in outputs and declaration.contract.lse == "base2":
+            outputs["lse"] = outputs["lse"] * math.log(2)
+        return outputs

@@ -14,7 +14,9 @@ import torch
 import triton
 
 from kernels.triton import (
+    block_pointer_forward,
     decode_forward,
+    descriptor_forward,
     flash_backward,
     flash_forward,
     fp8_forward,
@@ -126,8 +128,10 @@ def test_builds_are_representative(module):
         (decode_forward.VARIANTS, {None: decode_forward._SPILL_BUDGETS}),
         ([fp8_forward.VARIANT], {None: fp8_forward._SPILL_BUDGETS}),
         (fp8_transposed_forward.VARIANTS, fp8_transposed_forward.SPILL_BUDGETS),
+        ([block_pointer_forward.VARIANT], {None: block_pointer_forward.SPILL_BUDGETS}),
+        (descriptor_forward.VARIANTS, descriptor_forward.SPILL_BUDGETS),
     ],
-    ids=["forward", "backward", "decode", "fp8", "fp8 transposed"],
+    ids=["forward", "backward", "decode", "fp8", "fp8 transposed", "block pointers", "descriptors"],
 )
 def test_every_budget_is_of_a_build(variants, budgets):
     """A budget by a name that no build has any more would be a hole for the build of a new name."""
