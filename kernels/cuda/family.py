@@ -109,13 +109,37 @@ class Launch:
 
 
 @cache
-def _kernel(source: Source, arch: str) -> Kernel:
+def loaded(source: Source, arch: str) -> Kernel:
+    """The compiled source, in this process."""
     return load(compile_source(source, arch))
 
 
 def shared_room(device: torch.device) -> int:
     """Bytes of shared memory that a block can ask for."""
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def check_config(
+    args: AttentionArgs,
+    configs: Sequence[Config],
+    further: Callable[[], Mapping[str, Config]] = dict,
+) -> None:
+    """Raises `Unsupported` for a config that is neither one of `configs` nor a further one, by
+    name."""
+    if args.config not in configs and args.config.name not in further():
+        names = ", ".join(config.name for config in configs)
+        raise Unsupported("config", f"{args.config.name} is none of {names}")
+
+
+def check_room(args: AttentionArgs, *launches: Launch) -> None:
+    """Raises `Unsupported` where a block of the device cannot have a launch's shared memory."""
+    room, needed = shared_room(args.q.device), max(made.shared_bytes for made in launches)
+    if needed > room:
+        raise Unsupported(
+            "config",
+            f"{args.config.name} takes {needed} bytes of shared memory at head_dim {args.head_dim};"
+            f" a block of this device has {room}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +174,7 @@ class Family:
         shared memory for.
         """
         self.support.check(args, out)
-        if args.config not in self.configs and args.config.name not in self.further():
-            names = ", ".join(config.name for config in self.configs)
-            raise Unsupported("config", f"{args.config.name} is none of {names}")
+        check_config(args, self.configs, self.further)
         if args.seqlen_q == 0:
             return
         assert lse is not None
@@ -160,17 +182,11 @@ class Family:
         tables = mask_tables(args, mask)  # referenced until the launch has been queued
         kind, storage = self.kinds[mask.kind], args.storages["k"]
         made = self.make(args.config, args.dtype, args.head_dim, kind, storage)
-        room = shared_room(args.q.device)
-        if made.shared_bytes > room:
-            raise Unsupported(
-                "config",
-                f"{args.config.name} takes {made.shared_bytes} bytes of shared memory at head_dim"
-                f" {args.head_dim}; a block of this device has {room}",
-            )
+        check_room(args, made)
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
         arguments = self.arguments(args, out, lse, mask, tables)
         with torch.cuda.device_of(args.q):
-            kernel = _kernel(made.source, device_arch(args.q.device))
+            kernel = loaded(made.source, device_arch(args.q.device))
             launch(kernel, (grid,), (made.threads,), made.shared_bytes, arguments)
 
     def arguments(

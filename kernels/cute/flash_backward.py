@@ -31,27 +31,20 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kernels.cuda.family import LOG2_E, Launch, Strided, shared_room
+from kernels.cuda.family import LOG2_E, Launch, Strided, check_config, check_room, loaded
 from kernels.cute.flash_forward import ELEMENTS, STAGES, WARPS, available, compilable, headers
 from kernels.masks import MaskBuild, mask_build, mask_tables
 from kernels.ptx import split_q
-from verify.cuda.compile import (
-    CompileError,
-    Kernel,
-    Source,
-    build_of,
-    compile_source,
-    device_arch,
-    load,
-)
+from verify.cuda.compile import CompileError, Source, build_of, device_arch
 from verify.cuda.compile import launch as launch_kernel
 from verify.variant import (
+    STRIDED,
     AttentionArgs,
     Build,
     Config,
@@ -64,7 +57,6 @@ from verify.variant import (
     Saved,
     ScoreGradient,
     Support,
-    Unsupported,
     Variant,
     Workspace,
     arch_named,
@@ -161,11 +153,6 @@ def walk_launch(walk: str, config: Config, dtype: str, head_dim: int) -> Launch:
     return Launch(source, owned, 32 * WARPS, shared_bytes)
 
 
-@cache
-def _kernel(source: Source, arch: str) -> Kernel:
-    return load(compile_source(source, arch))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Walks:
     """A variant's kernels behind the sums of rows, in their order, and what it is launched with.
@@ -197,20 +184,12 @@ class Walks:
         that this device has not enough shared memory for.
         """
         self.support.check_backward(args, saved, dout, gradients)
-        if args.config not in self.configs:
-            names = ", ".join(config.name for config in self.configs)
-            raise Unsupported("config", f"{args.config.name} is none of {names}")
+        check_config(args, self.configs)
         mask = mask_build(args)
         tables = mask_tables(args, mask)  # referenced until the launches have been queued
         kernels = self.steps(args, saved, dout, gradients, workspace, mask, tables)
-        room = shared_room(args.q.device)
-        for kernel in kernels:
-            if kernel.launch.shared_bytes > room:
-                raise Unsupported(
-                    "config",
-                    f"{args.config.name} takes {kernel.launch.shared_bytes} bytes of shared memory"
-                    f" at head_dim {args.head_dim}; a block of this device has {room}",
-                )
+        if kernels:
+            check_room(args, *(kernel.launch for kernel in kernels))
         if self.atomic:
             workspace["dq_sums"].zero_()
         with torch.cuda.device_of(args.q):
@@ -218,7 +197,7 @@ class Walks:
             for kernel in kernels:
                 made = kernel.launch
                 launch_kernel(
-                    _kernel(made.source, arch),
+                    loaded(made.source, arch),
                     (kernel.blocks,),
                     (made.threads,),
                     made.shared_bytes,
@@ -331,7 +310,7 @@ _BUILDS = {
     KEYS_ATOMIC: ((_SMALL, "float16", 128), (_SMALL, "bfloat16", 96)),
 }
 
-SUPPORT = replace(split_q.VARIANT.support, head_dims=HEAD_DIMS)
+SUPPORT = replace(split_q.VARIANT.support, head_dims=HEAD_DIMS, storages=(STRIDED,))
 
 NUMERICS = GradientNumerics(
     products=GradientProducts(operands="input", instruction="mma.sync"),

@@ -17,11 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.gluon.compile import binary, compilable
 from kernels.gluon.ring import await_tile, close_ring, fetch, meet, open_ring
 from kernels.masks import mask_build, mask_tables
 from kernels.triton.common import LOG2_E, Blocks, Launch, counts
-from kernels.triton.compile import arguments, meta
+from kernels.triton.compile import arguments, binary, compilable, meta
 from kernels.triton.tiles import block_at, blocks_of, key_walk, own_tile, seen_keys
 from verify.variant import (
     AttentionArgs,

@@ -1,4 +1,4 @@
-"""Compiles a launch of a Triton kernel without a GPU, and reads what ptxas says that it needs.
+"""Compiles a launch of a Triton or Gluon kernel without a GPU, and reads what ptxas says it needs.
 
 Triton's own binder turns the launch's arguments, tensors on the "meta" device, into signature and
 specialisation: the binary is that which such a launch would use on the target.  It lies in Triton's
@@ -16,7 +16,8 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import create_function_from_signature
 
 from kernels.triton.common import Launch
 from references.masks import Causal, Full, Lengths, Mask, Window
@@ -26,6 +27,16 @@ _USED = re.compile(r"Used (\d+) registers")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
+def compilable() -> str | None:
+    """Why nothing is compiled here, or None."""
+    if triton.knobs.runtime.interpret:
+        return (
+            "Triton interprets here and compiles nothing: unset TRITON_INTERPRET before it is"
+            " imported"
+        )
+    return None
+
+
 def compiled(launch: Launch, arch: str) -> Any:
     """Triton's CompiledKernel of that launch for one of `compiled_archs()`: `.asm["ptx"]`,
     `.asm["cubin"]`, `.metadata`.
@@ -33,18 +44,17 @@ def compiled(launch: Launch, arch: str) -> Any:
     Raises RuntimeError where Triton interprets, ValueError for another arch, and what Triton or
     ptxas raise.
     """
+    reason = compilable()
+    if reason is not None:
+        raise RuntimeError(reason)
     kernel, backend = launch.kernel, make_backend(target(arch))
-    if not isinstance(kernel, JITFunction):
-        raise RuntimeError(
-            "Triton interprets here and compiles nothing: unset TRITON_INTERPRET before it is"
-            " imported"
-        )
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(*launch.arguments, **launch.keywords)
     options, signature, constants, attributes = kernel._pack_args(
         backend, launch.keywords, bound, specialization, options
     )
-    source = ASTSource(kernel, signature, constants, attributes)
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(kernel, signature, constants, attributes)
     return triton.compile(source, target=backend.target, options=options.__dict__)
 
 

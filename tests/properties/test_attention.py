@@ -87,6 +87,7 @@ def test_computes_as_declared(target: Target, judge: Judge) -> None:
     _hold_each(judge, target)
 
 
+@pytest.mark.long(30)  # on a GPU
 @pytest.mark.targets_of("long")
 def test_is_right_over_long_sequences(target: Target, judge: Judge) -> None:
     """Past 131072 rows and keys: chosen rows within their bounds, and what costs no square on all
@@ -120,6 +121,7 @@ def test_backward_keeps_its_contract(target: Target, judge: Judge) -> None:
     _hold_each(judge, target)
 
 
+@pytest.mark.long(30)  # on a GPU
 @pytest.mark.targets_of("long_gradients")
 def test_gradients_are_right_over_long_sequences(target: Target, judge: Judge) -> None:
     """Past 131072: chosen rows and keys, and all of them where one key wins."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from typing import Any
 from verify.bundle import PACKAGE, ROOT, use_collection
 from verify.cell import plain_functions as plain
 from verify.cell.plain_functions import Breach
+from verify.cuda.includes import included
 from verify.variant import DeclarationError, Variant
 
 __all__ = ["Breach", "Loaded", "line_of", "load", "sources_of"]
 
 _COMPILER = PACKAGE / "cuda"
 _HELPERS = ROOT / "kernels" / "cuda"
+_CUDA_SOURCE = re.compile(rb"""["']([\w./-]+\.cu)["']""")
 
 
 @dataclass(frozen=True)
@@ -119,16 +122,20 @@ def _is_interpreted(value: object) -> bool:
 def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
     """The files that a kernel's source hash covers.
 
-    They are the imported files of the kernel's folder and of kernels/, and its .cu file.  For a
-    kernel that imports the CUDA compiler (`verify.cuda`), add the compiler, the imported files of
-    kernels/cuda, and every header there and in the kernel's folder.
+    They are the imported files of the kernel's folder and of kernels/, and the CUDA sources of the
+    same name, or that those of its folder name in quotes, with what they include of the kernel's
+    folder and of kernels/cuda.  For a kernel that imports the CUDA compiler (`verify.cuda`), add
+    the compiler and the imported files of kernels/cuda.
     """
-    local = {file for file in imported if file.parent in (path.parent, _HELPERS.parent)}
-    texts = {path.with_suffix(".cu")}
+    beside = {file for file in imported | {path} if file.parent == path.parent}
+    found = {file for file in imported if file.parent in (path.parent, _HELPERS.parent)}
     if _COMPILER / "compile.py" in imported:
-        texts |= {file for file in imported if file.parent in (_COMPILER, _HELPERS)}
-        texts |= {header for folder in (_HELPERS, path.parent) for header in folder.glob("*.cuh")}
-    return tuple(sorted(str(file) for file in local | {text for text in texts if text.is_file()}))
+        found |= {file for file in imported if file.parent in (_COMPILER, _HELPERS)}
+    named = {name.decode() for file in beside for name in _CUDA_SOURCE.findall(file.read_bytes())}
+    for unit in (path.with_suffix(".cu"), *(path.parent / name for name in named)):
+        if unit.is_file():
+            found |= {text.path for text in included(unit, (path.parent, _HELPERS))}
+    return tuple(sorted(map(str, found)))
 
 
 def _import(path: Path, root: Path) -> Any:

@@ -29,6 +29,7 @@ from filelock import FileLock
 
 from verify.bundle import ROOT
 from verify.cuda import toolkit
+from verify.cuda.includes import included
 from verify.variant import Binary, Build, Resources, arch_of
 
 HEADERS = ROOT / "kernels" / "cuda"
@@ -200,8 +201,6 @@ def _nvrtc_version() -> str:
 
 # The cache.
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
-
 
 def _key(source: Source, arch: str) -> str:
     """A hash of everything that the binary depends on."""
@@ -213,33 +212,8 @@ def _key(source: Source, arch: str) -> str:
         _nvrtc_version(),
         _source_name(source.path),
     )
-    return sha256(b"".join([repr(options).encode(), *_hashes(source)])).hexdigest()[:40]
-
-
-def _hashes(source: Source) -> list[bytes]:
-    """Hashes of the source and of all headers that it includes, directly or not, even under a false
-    `#if`."""
-    path = _include_path(source)
-    pending, seen, hashes = [source.path.resolve()], set[Path](), []
-    while pending:
-        file = pending.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        status = file.stat()
-        digest, names = _scan(file, status.st_mtime_ns, status.st_size)
-        hashes.append(digest)
-        for name in names:
-            places = (directory / name for directory in (file.parent, *path))
-            pending += [place.resolve() for place in places if place.is_file()][:1]
-    return hashes
-
-
-@cache
-def _scan(file: Path, modified: int, size: int) -> tuple[bytes, tuple[str, ...]]:
-    """A file's hash and the headers that it includes; cached per modification time and size."""
-    text = file.read_bytes()
-    return sha256(text).digest(), tuple(name.decode() for name in _INCLUDE.findall(text))
+    texts = included(source.path, _include_path(source))
+    return sha256(repr(options).encode() + b"".join(text.digest for text in texts)).hexdigest()[:40]
 
 
 def _read(path: Path) -> Binary | None:

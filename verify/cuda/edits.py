@@ -13,8 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from verify.cuda.compile import HEADERS, Source, cache_directory, write_whole
-
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+from verify.cuda.includes import included
 
 
 class EditError(ValueError):
@@ -50,18 +49,8 @@ def texts_of(source: Source) -> dict[str, str]:
 
     Its own are those beside it and in kernels/cuda; a library's are not.
     """
-    folders = (source.path.resolve().parent, HEADERS)
-    texts: dict[str, str] = {}
-    pending = [(source.path.name, source.path)]
-    while pending:
-        name, path = pending.pop()
-        if name in texts:
-            continue
-        texts[name] = path.read_text(encoding="utf-8")
-        for header in _INCLUDE.findall(texts[name]):
-            places = (folder / header for folder in folders)
-            pending += [(header, place) for place in places if place.is_file()][:1]
-    return texts
+    files = included(source.path, (source.path.resolve().parent, HEADERS))
+    return {file.name: file.path.read_text(encoding="utf-8") for file in files}
 
 
 def edited(source: Source, edits: Iterable[Edit], before: str = "") -> Source:

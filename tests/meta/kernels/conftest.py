@@ -25,7 +25,7 @@ def host(
         current[:] = [Host(made.source, tmp_path_factory.mktemp("host"), edit)]
         return current[0]
 
-    monkeypatch.setattr(family, "_kernel", lambda source, arch: current[0])
+    monkeypatch.setattr(family, "loaded", lambda source, arch: current[0])
     monkeypatch.setattr(family, "device_arch", lambda device: "host")
     monkeypatch.setattr(family, "shared_room", lambda device: ROOM)
     monkeypatch.setattr(family, "launch", lambda kernel, *rest: kernel.launch(*rest))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from kernels.cuda import family
 from kernels.cute import flash_backward as kernel
 from tests.harness.cute_backward_host import FAULTS, ORDERS, SOURCE, Chosen, Program, compiled
 from tests.harness.cute_host import has_headers, has_host
@@ -103,6 +104,15 @@ def test_what_it_does_not_support_it_refuses(text: str, config: Config, argument
         with pytest.raises(Unsupported) as error:
             variant.backward(args, saved, dout, gradients, {})
         assert error.value.argument == argument
+
+
+def test_what_saves_the_log_sum_exp_takes_storages_that_the_backward_does_not() -> None:
+    problem = Problem.parse("sq=4,skv=4,dtype=float16,d=64,lk=transposed.p64")
+    assert kernel.split_q.VARIANT.support.refusal(problem) is None
+    for variant in kernel.VARIANTS:
+        refusal = variant.support.refusal(problem)
+        assert refusal is not None
+        assert refusal[0] == "layout_k"
 
 
 @has_headers
@@ -217,9 +227,9 @@ class TestOnTheHost:
             asked.append(entry)
             assert not program.launch(entry, (grid, block, shared), given)
 
-        monkeypatch.setattr(kernel, "shared_room", lambda device: 99 * 1024)
+        monkeypatch.setattr(family, "shared_room", lambda device: 99 * 1024)
         monkeypatch.setattr(kernel, "device_arch", lambda device: "sm_90a")
-        monkeypatch.setattr(kernel, "_kernel", lambda source, arch: source.entry)
+        monkeypatch.setattr(kernel, "loaded", lambda source, arch: source.entry)
         monkeypatch.setattr(kernel, "launch_kernel", launch)
         assert variant.backward is not None
         assert variant.backward_workspace is not None
@@ -232,7 +242,7 @@ class TestOnTheHost:
         assert asked == [made.source.entry for made in program.chosen.launches]
         expected = program.run(problem, saved).gradients
         assert all(torch.equal(x, expected[name]) for name, x in gradients.by_name().items())
-        monkeypatch.setattr(kernel, "shared_room", lambda device: 48 * 1024)
+        monkeypatch.setattr(family, "shared_room", lambda device: 48 * 1024)
         with pytest.raises(Unsupported, match="bytes of shared memory") as error:
             variant.backward(args, saved, upstream(problem), gradients, workspace)
         assert error.value.argument == "config"
