@@ -168,7 +168,7 @@ class Program:
                 barriers = {key: replace(b, seen=max(b.seen, 1)) for key, b in barriers.items()}
         self._touch(state, warp, event, tiles)
         places = (*state.places[:warp], place + 1, *state.places[warp + 1 :])
-        yield State(places, tuple(sorted(barriers.items())), tuple(sorted(tiles.items())))
+        yield State(places, tuple(barriers.items()), tuple(tiles.items()))
 
     def _touch(self, state: State, warp: int, event: Event, tiles: dict[Name, Tile]) -> None:
         """What an event does to its tiles. Raises ProtocolError."""
@@ -220,7 +220,7 @@ def _arrived(state: State, name: Name, tile: Tile) -> State:
     barrier = barriers[tile.barrier]
     missing = barrier.missing - tile.number // HALVES
     barriers[tile.barrier] = replace(barrier, missing=missing).after()
-    return State(state.places, tuple(sorted(barriers.items())), tuple(sorted(tiles.items())))
+    return State(state.places, tuple(barriers.items()), tuple(tiles.items()))
 
 
 def _fenced(tile: Tile, warp: int) -> Tile:
