@@ -33,15 +33,20 @@ def arches(profile: str, declarations: Sequence[Declaration]) -> dict[str, tuple
     """The architectures that a profile compiles for: by ref, of each variant that has builds.
 
     Profile ci deals the architectures other than the leading one to the variants of a family, whose
-    sources are alike: a variant gets every second one, the next variant those between.
+    sources are alike: a variant gets every third one, its next two variants the rest; every second
+    one in a family of one or two.
     """
     every = compiled_archs()
     others = [arch for arch in every if arch != _LEADING]
+    compiling = [declaration for declaration in declarations if declaration.compiles]
+    families = Counter(declaration.family for declaration in compiling)
     dealt: Counter[str] = Counter()
     chosen = {}
-    for declaration in (each for each in declarations if each.compiles):
-        dealt[declaration.family] += 1
-        share = {"dev": [], "ci": others[dealt[declaration.family] % 2 :: 2]}.get(profile, others)
+    for declaration in compiling:
+        family = declaration.family
+        dealt[family] += 1
+        step = 3 if families[family] >= 3 else 2
+        share = {"dev": [], "ci": others[dealt[family] % step :: step]}.get(profile, others)
         chosen[declaration.ref] = tuple(arch for arch in every if arch in (_LEADING, *share))
     return chosen
 

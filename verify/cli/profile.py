@@ -1,17 +1,17 @@
-"""`verify profile`: runs one config under ncu, and keeps what explains its speed."""
+"""`verify profile`: runs a config of each variant under ncu, and keeps what explains its speed."""
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from references.masks import parse_mask
+from verify import report as accuracy
 from verify.campaign.runner import CLEAN, INFRASTRUCTURE, USAGE, say
 from verify.campaign.targets import excludes_here
 from verify.cell.discovery import environment, roster
@@ -19,11 +19,11 @@ from verify.cell.process import Environment, InfrastructureError
 from verify.machine import device
 from verify.problem import Problem
 from verify.profiling.metrics import QUANTITIES, KernelProfile, Quantity
+from verify.profiling.record import SCHEMA_VERSION, Profile, Profiles, keep, kernels_of
 from verify.profiling.session import Launch, profile
 from verify.profiling.tool import ProfileError, Profiler, find
 from verify.variant import Config, Declaration
 
-_SCHEMA = 1
 _MOST_STALLS = 5
 
 
@@ -31,16 +31,17 @@ _MOST_STALLS = 5
 class Request:
     """A call of `verify profile`.
 
-    config, dtype: "" is the variant's first one.  shape: batch, heads, seqlen and head dim.
-    folder: for the report.
+    variants: names, or FILE@NAME.  config, dtype: "" is a variant's first one.  shape: batch,
+    heads, seqlen and head dim.  folder, published: for the report.
     """
 
-    variant: str
+    variants: tuple[str, ...]
     config: str = ""
     shape: tuple[int, int, int, int]
     dtype: str = ""
     mask: str = "full"
     folder: Path
+    published: Path | None = None
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, with its exit code
@@ -50,26 +51,64 @@ class _Refused(Exception):  # noqa: N818 - an answer, with its exit code
 
 
 def run(request: Request, console: Console) -> int:
-    """Profile, print and write the profile; returns an exit code."""
+    """Profile, print and write the profiles; returns an exit code.
+
+    A variant that cannot be profiled is said, and the others go on; the first reason gives the
+    code.
+    """
+    codes = []
     try:
         profiler, where = _tool()
-        declaration = _declaration(request.variant)
-        launch = Launch(_config(request, declaration), _problem(request, declaration))
-        name = re.sub(r"[^\w.-]+", "-", declaration.ref)
-        folder = request.folder / f"profile-{name}"
-        kernels = profile(profiler, where, declaration, [launch], folder)
+        declarations = _declarations(request.variants)
     except _Refused as refused:
         say(console, f"verify: {refused}")
         return refused.status
-    except (InfrastructureError, ProfileError) as error:
-        say(console, f"verify: {error}")
-        return INFRASTRUCTURE
+    for declaration in declarations:
+        try:
+            _measure(request, profiler, where, declaration, console)
+        except _Refused as refused:
+            say(console, f"verify: {refused}")
+            codes.append(refused.status)
+        except (InfrastructureError, ProfileError) as error:
+            say(console, f"verify: {error}")
+            codes.append(INFRASTRUCTURE)
+    return codes[0] if codes else CLEAN
+
+
+def _measure(
+    request: Request,
+    profiler: Profiler,
+    where: Environment,
+    declaration: Declaration,
+    console: Console,
+) -> None:
+    reason = excludes_here(declaration)
+    if reason is not None:
+        raise _Refused(INFRASTRUCTURE, f"{declaration.ref} cannot run here: {reason}")
+    launch = Launch(_config(request, declaration), _problem(request, declaration))
+    name = re.sub(r"[^\w.-]+", "-", declaration.ref)
+    window = request.folder / f"profile-{name}"
+    kernels = profile(profiler, where, declaration, [launch], window)
     console.print(_table(f"{declaration.ref} {launch.config.name} {launch.problem.name}", kernels))
-    path = request.folder / f"profile-{name}.json"
-    data = _told(profiler, declaration, launch, kernels)
-    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    console.print(f"written: {path}; for ncu's window: {folder}", highlight=False)
-    return CLEAN
+    told: Profile = {
+        "variant": declaration.ref,
+        "source_hash": declaration.source_hash,
+        "config": launch.config.name,
+        "problem": launch.problem.name,
+        "ncu": profiler.version,
+        "kernels": kernels_of(kernels),
+    }
+    record: Profiles = {
+        "schema": SCHEMA_VERSION,
+        "device": device.fingerprint(),
+        "profiles": [told],
+    }
+    for folder in filter(None, (request.folder, request.published)):
+        path = keep(folder, record)
+        console.print(f"written: {path}", highlight=False)
+        if (folder / "report.json").is_file():
+            accuracy.write(accuracy.read(folder), folder)
+    console.print(f"for ncu's window: {window}", highlight=False)
 
 
 def _tool() -> tuple[Profiler, Environment]:
@@ -85,18 +124,17 @@ def _tool() -> tuple[Profiler, Environment]:
     return profiler, where
 
 
-def _declaration(name: str) -> Declaration:
-    file, at, _ = name.rpartition("@")
-    listed = roster([Path(file)] if at else None)
-    if at and listed.unusable:
+def _declarations(names: Sequence[str]) -> list[Declaration]:
+    files = [Path(name.rpartition("@")[0]) for name in names if "@" in name]
+    listed = roster(files or None)
+    if files and listed.unusable:
         raise _Refused(USAGE, listed.unusable)
     variants = {declaration.ref: declaration for declaration in listed.declarations}
-    if name not in variants:
-        raise _Refused(USAGE, f"unknown variant {name!r} (known: {', '.join(sorted(variants))})")
-    reason = excludes_here(variants[name])
-    if reason is not None:
-        raise _Refused(INFRASTRUCTURE, f"{name} cannot run here: {reason}")
-    return variants[name]
+    for name in names:
+        if name not in variants:
+            known = ", ".join(sorted(variants))
+            raise _Refused(USAGE, f"unknown variant {name!r} (known: {known})")
+    return [variants[name] for name in names]
 
 
 def _config(request: Request, declaration: Declaration) -> Config:
@@ -125,21 +163,6 @@ def _problem(request: Request, declaration: Declaration) -> Problem:
     if refusal is not None:
         raise _Refused(USAGE, f"{declaration.ref} does not support this: {': '.join(refusal)}")
     return problem
-
-
-def _told(
-    profiler: Profiler, declaration: Declaration, launch: Launch, kernels: list[KernelProfile]
-) -> dict[str, Any]:
-    return {
-        "schema": _SCHEMA,
-        "variant": declaration.ref,
-        "source_hash": declaration.source_hash,
-        "config": launch.config.name,
-        "problem": launch.problem.name,
-        "device": device.fingerprint(),
-        "ncu": profiler.version,
-        "kernels": [asdict(kernel) for kernel in kernels],
-    }
 
 
 def _table(title: str, kernels: list[KernelProfile]) -> Table:

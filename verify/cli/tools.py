@@ -174,8 +174,8 @@ def _shape(
 
 
 @click.command()
-@click.argument("variant")
-@click.option("--config", default="", metavar="NAME", help="Default: the variant's first config.")
+@click.argument("variants", metavar="VARIANT...", nargs=-1, required=True)
+@click.option("--config", default="", metavar="NAME", help="Default: a variant's first config.")
 @click.option(
     "--shape",
     default="1,8,8192,64",
@@ -190,27 +190,36 @@ def _shape(
     "--out",
     "directory",
     type=click.Path(path_type=Path),
-    help="Parent of the report's folder; default: .verify/report.",
+    help="Parent of the report's folder; default: .verify/report, with --publish: reports.",
 )
+@click.option("--publish", is_flag=True, help="Also write them to reports/<device>/.")
 def profile(
-    variant: str,
+    variants: tuple[str, ...],
     config: str,
     shape: tuple[int, int, int, int],
     dtype: str,
     mask: str,
     directory: Path | None,
+    publish: bool,
 ) -> int:
-    """Run one config of VARIANT under ncu: what its hardware counters say of its speed.
+    """Run one config of each VARIANT under ncu: what its hardware counters say of its speed.
 
-    Prints a table and writes .verify/report/<device>/profile-VARIANT.json, with ncu's own report
-    beside it. VARIANT can be FILE@NAME. Exits 3 without a GPU or without ncu.
+    Prints a table and adds to .verify/report/<device>/profiles.json, a section of the report there,
+    with ncu's own reports beside it. VARIANT can be FILE@NAME. Exits 3 without a GPU or without
+    ncu.
     """
     from verify.cli.profile import Request, run
     from verify.machine import device
 
-    folder = report_parent(directory, publish=False) / device.slug()
+    slug = device.slug()
     request = Request(
-        variant=variant, config=config, shape=shape, dtype=dtype, mask=mask, folder=folder
+        variants=variants,
+        config=config,
+        shape=shape,
+        dtype=dtype,
+        mask=mask,
+        folder=report_parent(directory, publish) / slug,
+        published=published_parent(directory) / slug if publish else None,
     )
     return run(request, console)
 

@@ -1,5 +1,5 @@
-"""What lies beside a report in its folder: the device's probes, the sanitizers' account and the
-speed of its kernels, read, summed up and counted in.
+"""What lies beside a report in its folder: the device's probes, the sanitizers' account, the speed
+of its kernels and what explains it, read, summed up and counted in.
 
 None is part of the evidence of a run: each is measured by commands of their own, before it or
 after it.
@@ -16,6 +16,9 @@ from verify.document import Line, Paragraph, Section, Span
 from verify.evidence.strict_json import decode, loads
 from verify.probes.report import ProbeReport
 from verify.probes.report import read as read_probes
+from verify.profiling.record import NAME as PROFILES
+from verify.profiling.record import Profiles
+from verify.profiling.record import read as read_profiles
 from verify.report import words
 from verify.report.build import overall
 from verify.report.schema import BesideReport, Report, Status
@@ -25,7 +28,12 @@ from verify.sanitizers.exports import uncaught
 from verify.timing.record import NAME as BENCH
 from verify.timing.record import Benchmark, parse
 
-FILES = {"probes": "probes.json", "sanitizer": "sanitizer.json", "bench": BENCH}
+FILES = {
+    "probes": "probes.json",
+    "sanitizer": "sanitizer.json",
+    "bench": BENCH,
+    "profiles": PROFILES,
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Beside:
     probes: ProbeReport | None = None
     sanitizer: Account | None = None
     bench: Benchmark | None = None
+    profiles: Profiles | None = None
     unusable: dict[str, str] = field(default_factory=dict)
 
 
@@ -64,6 +73,7 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "probes": read_probes,
     "sanitizer": lambda path: decode(Account, loads(path.read_text(encoding="utf-8"))),
     "bench": lambda path: parse(path.read_text(encoding="utf-8")),
+    "profiles": read_profiles,
 }
 
 
@@ -77,6 +87,8 @@ def joined(report: Report, beside: Beside) -> Report:
         entries.append(_of_sanitizers(beside.sanitizer))
     if beside.bench is not None and beside.bench["rows"]:
         entries.append(_of_bench(beside.bench))
+    if beside.profiles is not None and beside.profiles["profiles"]:
+        entries.append(_of_profiles(beside.profiles))
     if not entries and not report.get("beside"):
         return report
     whole: Report = {**report, "beside": sorted(entries, key=lambda entry: entry["name"])}
@@ -177,3 +189,13 @@ def _of_bench(record: Benchmark) -> BesideReport:
     said += f" Not timed on some workload: {', '.join(failed)}." if failed else ""
     status: Status = "red" if differ else "green"
     return {"name": "bench", "status": status, "said": said}
+
+
+def _of_profiles(record: Profiles) -> BesideReport:
+    """One line; no number of a profile is a status."""
+    kernels = [kernel for one in record["profiles"] for kernel in one["kernels"]]
+    variants = counted(len({one["variant"] for one in record["profiles"]}), "variant")
+    conflicts = sum((kernel["values"].get("conflicts_ldsm") or 0) > 0 for kernel in kernels)
+    said = f"{counted(len(kernels), 'kernel')} of {variants} under ncu"
+    said += f"; {conflicts} with bank conflicts of ldmatrix." if conflicts else "."
+    return {"name": "profiles", "status": "green", "said": said}

@@ -15,6 +15,7 @@ _BESIDE = {
     "probes": ("Probes", "#probes"),
     "sanitizer": ("Sanitizers", "#sanitizers"),
     "bench": ("Speed", "#speed"),
+    "profiles": ("Profiles", "#profiles"),
 }
 
 

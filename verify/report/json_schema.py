@@ -11,6 +11,7 @@ from msgspec.json import schema_components
 from verify.evidence.known_failures import Xfail
 from verify.evidence.records import KINDS
 from verify.evidence.strict_json import Free, NumberOrText
+from verify.profiling.record import Profiles
 from verify.report.schema import Report
 from verify.sanitizers.account import Account
 from verify.timing.record import Benchmark
@@ -29,6 +30,7 @@ def schemas() -> dict[str, str]:
     (report,), of_report = _of(Report)
     (account,), of_account = _of(Account)
     (bench,), of_bench = _of(Benchmark)
+    (profiles,), of_profiles = _of(Profiles)
     (xfail,), of_xfail = _of(Xfail)
     xfails = {
         "type": "object",
@@ -38,6 +40,7 @@ def schemas() -> dict[str, str]:
     return {
         "bench.json": _text("bench.json", bench, of_bench),
         "evidence.json": _text("A line of evidence", {"oneOf": kinds}, records),
+        "profiles.json": _text("profiles.json", profiles, of_profiles),
         "report.json": _text("report.json", report, of_report),
         "sanitizer.json": _text("sanitizer.json", account, of_account),
         "xfails.json": _text("xfails.toml", xfails, of_xfail),

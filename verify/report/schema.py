@@ -358,8 +358,8 @@ class LeftOut(TypedDict):
 
 
 class BesideReport(TypedDict):
-    """What a file beside the report, "probes", "sanitizer" or "bench", says of the device or of
-    the kernels.
+    """What a file beside the report ("probes", "sanitizer", "bench", "profiles") says of the
+    device or of the kernels.
 
     said: one line.  A file in which nothing was measured has no entry.
     """

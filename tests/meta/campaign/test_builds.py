@@ -139,9 +139,10 @@ def test_later_binaries_are_not_disassembled_once_the_time_is_spent(
 
 
 def test_ci_deals_the_architectures_to_the_variants_of_a_family() -> None:
-    """Every variant is compiled for the leading architecture and for two others or more, every
-    architecture for half of each family's variants or more; what is left out is said."""
-    told = {"a": 3, "b": 1, "c": 2}  # a family, and how many variants it has
+    """Every variant is compiled for the leading architecture and for another or more, every
+    architecture for a third of each family's variants or more, two variants meeting all; what is
+    left out is said."""
+    told = {"a": 7, "b": 1, "c": 2, "d": 3}  # a family, and how many variants it has
     declarations = [
         replace(DECLARATION, family=family, ref=f"{family}{number}")
         for family, count in told.items()
@@ -152,14 +153,15 @@ def test_ci_deals_the_architectures_to_the_variants_of_a_family() -> None:
     assert list(chosen) == [each.ref for each in declarations]
     for ref, archs in chosen.items():
         assert "sm_90a" in archs
-        assert len(archs) >= 3
+        assert len(archs) >= 2
         missing = [arch for arch in compiled_archs() if arch not in archs]
         assert left_out("ci", archs) == (
             f"not compiled for {', '.join(missing)}: profile ci leaves these to larger ones"
         ), ref
     for arch in compiled_archs():
         met = Counter(ref[0] for ref, archs in chosen.items() if arch in archs)
-        assert all(met[family] >= count // 2 for family, count in told.items())
+        assert all(met[family] >= count // 3 for family, count in told.items())
+        assert met["c"] >= 1
     for profile, archs in (("dev", ("sm_90a",)), ("gpu", compiled_archs())):
         assert set(arches(profile, declarations).values()) == {archs}
 

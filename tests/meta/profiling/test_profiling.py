@@ -29,6 +29,7 @@ from verify.cli.profile import Request
 from verify.machine import device
 from verify.profiling import child, tool
 from verify.profiling.metrics import METRICS, QUANTITIES, parse
+from verify.profiling.record import NAME, read
 from verify.profiling.tool import ProfileError, Profiler
 
 RAW = Path(__file__).with_name("raw.csv")
@@ -196,7 +197,7 @@ def test_a_config_is_profiled_once_after_a_first_run(
     monkeypatch.setattr(ToolCell, "run", watched)
     folder = tmp_path / "report"
     name = "n16"
-    request = Request(variant=kernel, config=name, shape=SHAPE, folder=folder)
+    request = Request(variants=(kernel,), config=name, shape=SHAPE, folder=folder)
     assert command.run(request, output) == CLEAN, output.export_text()
     assert marked == [False, True]
     text = output.export_text()
@@ -207,19 +208,65 @@ def test_a_config_is_profiled_once_after_a_first_run(
         "math_pipe_throttle 1.31",
     ):
         assert said in text
-    (path,) = folder.glob("profile-*.json")
-    data = json.loads(path.read_text())
-    assert (data["config"], data["problem"]) == (name, "hq=2,hkv=2,sq=32,skv=32,d=64,dtype=float32")
-    assert [one["name"] for one in data["kernels"]] == ["split_q(Arguments)", "_row_sums"]
-    assert data["kernels"][0]["values"]["registers"] == 210
-    assert (folder / path.stem / tool.REPORT).is_file()
-    assert data["ncu"] == "2025.3.1.0"
+    record = read(folder / NAME)
+    (one,) = record["profiles"]
+    assert (one["variant"], one["config"]) == (kernel, name)
+    assert one["problem"] == "hq=2,hkv=2,sq=32,skv=32,d=64,dtype=float32"
+    assert [each["name"] for each in one["kernels"]] == ["split_q(Arguments)", "_row_sums"]
+    assert one["kernels"][0]["values"]["registers"] == 210
+    (window,) = (path for path in folder.iterdir() if path.is_dir())
+    assert (window / tool.REPORT).is_file()
+    assert one["ncu"] == "2025.3.1.0"
+
+
+def test_profiles_are_added_to_those_of_the_device_and_to_its_report(
+    tmp_path: Path, kernel: str, output: Console
+) -> None:
+    folder, published = tmp_path / "report", tmp_path / "published"
+    request = Request(
+        variants=(kernel,), config="n16", shape=SHAPE, folder=folder, published=published
+    )
+    assert command.run(request, output) == CLEAN
+    first = read(folder / NAME)
+    (old,) = first["profiles"]
+    others = [{**old, "config": "n8"}, {**old, "source_hash": "older"}]
+    written = {**first, "profiles": others}
+    (folder / NAME).write_text(json.dumps(written))
+    assert command.run(request, output) == CLEAN
+    assert read(folder / NAME)["profiles"] == [old, others[0]]
+    assert read(published / NAME) == first
+    foreign = {**written, "device": first["device"] | {"slug": "another"}}
+    for text in (json.dumps(foreign), "{"):
+        (folder / NAME).write_text(text)
+        assert command.run(request, output) == CLEAN
+        assert read(folder / NAME) == first
+
+
+def test_a_variant_that_fails_keeps_none_of_the_others_from_being_profiled(
+    tmp_path: Path, kernel: str, output: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter((ProfileError("ncu ended with 9"), None))
+    measured = command.profile
+
+    def some(*args: Any) -> Any:
+        error = next(asked)
+        if error is not None:
+            raise error
+        return measured(*args)
+
+    monkeypatch.setattr(command, "profile", some)
+    request = Request(variants=(kernel, kernel), config="n16", shape=SHAPE, folder=tmp_path)
+    assert command.run(request, output) == INFRASTRUCTURE
+    assert "ncu ended with 9" in output.export_text()
+    assert len(read(tmp_path / NAME)["profiles"]) == 1
 
 
 def test_a_kernel_that_fails_under_ncu_is_said(
     tmp_path: Path, kernel: str, output: Console
 ) -> None:
-    request = Request(variant=kernel, shape=SHAPE, folder=tmp_path / "report")  # the first config
+    request = Request(
+        variants=(kernel,), shape=SHAPE, folder=tmp_path / "report"
+    )  # the first config
     assert command.run(request, output) == INFRASTRUCTURE
     assert "raised: AssertionError" in output.export_text()
 
@@ -227,7 +274,7 @@ def test_a_kernel_that_fails_under_ncu_is_said(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"variant": "ones"}, "@ones' (known: "),
+        ({"variants": "ones"}, "@ones' (known: "),
         ({"config": "m1"}, "has no config 'm1'"),
         ({"dtype": "float12"}, "--shape, --dtype or --mask: "),
         ({"mask": "spiral"}, "--shape, --dtype or --mask: "),
@@ -238,9 +285,9 @@ def test_a_kernel_that_fails_under_ncu_is_said(
 def test_what_cannot_be_asked_for_is_a_usage_error(
     tmp_path: Path, kernel: str, output: Console, change: dict[str, Any], said: str
 ) -> None:
-    if "variant" in change:
-        change = {"variant": kernel.replace("@zeros", f"@{change['variant']}")}
-    known = {"variant": kernel, "shape": SHAPE, "folder": tmp_path / "report"}
+    if "variants" in change:
+        change = {"variants": (kernel.replace("@zeros", f"@{change['variants']}"),)}
+    known = {"variants": (kernel,), "shape": SHAPE, "folder": tmp_path / "report"}
     assert command.run(Request(**known | change), output) == USAGE
     assert said in output.export_text().replace("\n", "")
 
@@ -248,7 +295,7 @@ def test_what_cannot_be_asked_for_is_a_usage_error(
 def test_without_a_gpu_or_without_ncu_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request(variant="any", shape=SHAPE, folder=tmp_path)
+    request = Request(variants=("any",), shape=SHAPE, folder=tmp_path)
     for where, said in ((PLAIN_CPU, "no CUDA device"), (PLAIN_CUDA, "no ncu on PATH")):
         monkeypatch.setattr(command, "environment", lambda where=where: where)
         monkeypatch.setattr(command, "find", lambda: None)
@@ -263,12 +310,12 @@ def test_without_a_gpu_or_without_ncu_one_line_says_so(
 def test_the_command_is_told_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Request] = []
     monkeypatch.setattr(command, "run", lambda request, console: asked.append(request) or CLEAN)
-    words = ["profile", "v", "--config", "n16", "--shape", "1,2,32,64", "--dtype", "float16"]
+    words = ["profile", "v", "w", "--config", "n16", "--shape", "1,2,32,64", "--dtype", "float16"]
     words += ["--mask", "causal", "--out", str(tmp_path)]
     assert cli.app(words, standalone_mode=False) == CLEAN
     assert asked == [
         Request(
-            variant="v",
+            variants=("v", "w"),
             config="n16",
             shape=SHAPE,
             dtype="float16",
