@@ -244,3 +244,11 @@ def test_a_broken_protocol_is_found(slip: str) -> None:
 @pytest.mark.parametrize("slip", ["missing-wait", "early-refill"])
 def test_planted_races_are_found(slip: str) -> None:
     assert convicted(Host(gluon_forward.SLIPS[slip].edit)) is not None
+
+
+def test_the_model_knows_every_primitive_or_says_so() -> None:
+    """One that it does not know is an error, and is never left out in silence."""
+    with pytest.raises(AttributeError, match="no stand-in for 'arrive'"):
+        program(Host(Edit(r"mbarrier\.expect\(", "mbarrier.arrive(")), Walk((0, 0), (4, 4)), 1)
+    with pytest.raises(IndexError, match="has no place 2"):
+        program(Host(Edit(r"slot = tile % STAGES", "slot = tile")), Walk((0, 0), (16, 16)), 2)
