@@ -9,9 +9,11 @@
 #include <cuda/std/limits>
 
 #include "arguments.cuh"
+#include "intervals.cuh"
 
 using namespace cute;
 using namespace tiles;
+using namespace intervals;
 
 using HeadDim = Int<HEAD_DIM>;
 using Owned = Int<OWNED>;
@@ -38,11 +40,6 @@ struct Shared {
   alignas(128) float delta[kStages][WALKED];
 };
 
-// Keys that a row sees, or rows of a walk.
-struct Interval {
-  int low, high;
-};
-
 // The structure of flash_backward.py.
 struct Arguments {
   Strided<Element> q, k, v, dout, dq, dk, dv;
@@ -57,41 +54,7 @@ struct Arguments {
   int diagonal_high;
   float scale_log2;
   float scale;
-
-  // A row past the end sees what the last one does.
-  CUTE_DEVICE Interval seen_by(int batch, int row) const {
-    row = min(row, seqlen_q - 1);
-    if (row_low != nullptr) {
-      int64_t place = int64_t(batch) * seqlen_q + row;
-      return {row_low[place], row_high[place]};
-    }
-    int low = min(max(row + diagonal_low, 0), seqlen_kv);
-    return {low, max(int(min(int64_t(row) + diagonal_high + 1, int64_t(seqlen_kv))), low)};
-  }
 };
-
-// What a block walks over: steps some pair of which is visible, and of these the ones all pairs of
-// which are, which need no mask.
-struct Walk {
-  Interval some, whole;
-};
-
-CUTE_DEVICE int least(int x) {
-  CUTE_UNROLL
-  for (int bits = 1; bits < 32; bits *= 2) {
-    x = min(x, int(ptx::shfl_bfly(uint32_t(x), bits)));
-  }
-  return x;
-}
-
-CUTE_DEVICE Walk steps_of(Interval some, Interval whole) {
-  Walk walk{{some.low / WALKED, (some.high + WALKED - 1) / WALKED}, {0, 0}};
-  walk.whole = {(whole.low + WALKED - 1) / WALKED, whole.high / WALKED};
-  if (some.low >= some.high) {
-    walk.some = {0, 0};
-  }
-  return walk;
-}
 
 // Rows that see a key of the tile which begins at `first`.
 CUTE_DEVICE Walk rows_to_walk(Arguments const& a, int batch, int first) {
@@ -100,34 +63,18 @@ CUTE_DEVICE Walk rows_to_walk(Arguments const& a, int batch, int first) {
     int low = a.seqlen_q;
     int high = 0;
     for (int row = int(threadIdx.x) % 32; row < a.seqlen_q; row += 32) {  // each warp looks at all
-      Interval seen = a.seen_by(batch, row);
+      Interval seen = seen_by(a, batch, row);
       if (max(seen.low, first) < min(seen.high, end)) {
         low = min(low, row);
         high = row + 1;
       }
     }
-    return steps_of({least(low), -least(-high)}, {0, 0});
+    return steps_of<WALKED>({least(low), -least(-high)}, {0, 0});
   }
   Interval some{max(first - a.diagonal_high, 0), min(end - a.diagonal_low, a.seqlen_q)};
   Interval whole{max(end - 1 - a.diagonal_high, 0), min(first + 1 - a.diagonal_low, a.seqlen_q)};
   // Keys past the end are never visible.
-  return steps_of(some, end < first + OWNED ? Interval{0, 0} : whole);
-}
-
-// Keys that a row of the tile which begins at `first` sees; sets `end`, from which on no row does.
-CUTE_DEVICE Walk keys_to_walk(Arguments const& a, int batch, int first, int& end) {
-  Interval some{a.seqlen_kv, 0};
-  Interval whole{0, a.seqlen_kv};
-  CUTE_UNROLL
-  for (int i = 0; i < OWNED; i += 32) {  // each warp looks at all
-    Interval seen = a.seen_by(batch, first + i + int(threadIdx.x) % 32);
-    if (seen.low < seen.high) {
-      some = {min(some.low, seen.low), max(some.high, seen.high)};
-    }
-    whole = {max(whole.low, seen.low), min(whole.high, seen.high)};
-  }
-  end = -least(-some.high);
-  return steps_of({least(some.low), end}, {-least(-whole.low), least(whole.high)});
+  return steps_of<WALKED>(some, end < first + OWNED ? Interval{0, 0} : whole);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2) WALK(Arguments const a) {
@@ -146,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) WALK(Arguments const a
   auto row_of = [&](int of) { return (int64_t(batch) * a.heads_q + of) * a.seqlen_q; };
 
   int walked_end = a.seqlen_q;
-  Walk walk = kKeys ? rows_to_walk(a, batch, first) : keys_to_walk(a, batch, first, walked_end);
+  Walk walk = kKeys ? rows_to_walk(a, batch, first)
+                    : keys_to_walk<OWNED, WALKED>(a, batch, first, walked_end);
   int blocks = walk.some.high - walk.some.low;
   int steps = kKeys ? a.group * blocks : blocks;  // of every query head of the group
 
@@ -249,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) WALK(Arguments const a
       CUTE_UNROLL
       for (int c = 0; c < size<1>(pairs); ++c) {
         int row = start + get<1>(place(0, c));
-        Interval seen = row < a.seqlen_q ? a.seen_by(batch, row) : Interval{0, 0};
+        Interval seen = row < a.seqlen_q ? seen_by(a, batch, row) : Interval{0, 0};
         CUTE_UNROLL
         for (int r = 0; r < rows; ++r) {
           unless_seen(seen, r, c);
@@ -258,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) WALK(Arguments const a
     } else {
       CUTE_UNROLL
       for (int r = 0; r < rows; ++r) {
-        Interval seen = a.seen_by(batch, first + get<0>(place(r, 0)));
+        Interval seen = seen_by(a, batch, first + get<0>(place(r, 0)));
         CUTE_UNROLL
         for (int c = 0; c < size<1>(pairs); ++c) {
           unless_seen(seen, r, c);

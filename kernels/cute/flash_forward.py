@@ -4,41 +4,46 @@ layouts say.
 A block of four warps owns BLOCK_M query rows of one head and walks over the keys in blocks of
 BLOCK_N (Dao, arXiv 2307.08691, algorithm 1):
 
-    x     = (softmax_scale log2 e) (q . k)          one fp32 product per score, so that x - m is
-    exactly 0 at the maximum m'    = max(m, max x) p     = 2^(x - m'),  alpha = 2^(m - m')
-    ex2.approx l     = alpha l + sum p                         p in fp32, before it is rounded acc
-    = alpha acc + round(p) v                  p rounded to v's dtype, products accumulated in fp32 O
-    = acc (1 / l),  LSE = ln 2 (m + log2 l)   once, at the end
+    x     = (softmax_scale log2 e) (q . k)        one fp32 product per score, so that x - m is
+                                                  exactly 0 at the maximum
+    m'    = max(m, max x)
+    p     = 2^(x - m'),  alpha = 2^(m - m')       ex2.approx
+    l     = alpha l + sum p                       p in fp32, before it is rounded
+    acc   = alpha acc + round(p) v                p rounded to v's dtype, products accumulated in
+                                                  fp32
+    O     = acc (1 / l),  LSE = ln 2 (m + log2 l) once, at the end
 
-Every supported mask shows row r the keys below min(seqlen_kv, r + diagonal + 1), so a mask is a
-number, not a build.  Keys that no row of the tile sees are never read; blocks that every row sees
-whole come first and need no comparison.
+A mask is a band between two diagonals or a table of the keys [low, high) of every row
+(kernels/masks.py).  Both are plain arguments: one build takes every mask.  A block walks over the
+blocks of keys that lie between the first key and the last key that one of its rows sees.  Keys
+outside are never visited, and those from the last one on are not read.  Blocks that every row sees
+whole need no comparison.
 
 **Atoms and layouts** (CuTe's concepts: CUTLASS 4.2, media/docs/cpp/cute).
 
 - `SM80_16x8x16_F32{F16F16,BF16BF16}F32_TN`, four warps along the rows.  `Tile<_64, _16, _16>` puts
   two atoms side by side, so that one `SM75_U32x4_LDSM_N` (ldmatrix.x4) fills an operand.  A lane
   holds two rows of an atom; four lanes share them.
-- Q, K and V lie in shared memory in rows of 64 elements, 8 x 64 being the unit under `Swizzle<3, 3,
-  3>`: chunk c (16 bytes) of row r is kept at c ^ (r % 8), so that neither ldmatrix nor the copies
-  meet a bank conflict.
+- Q, K and V lie in shared memory in swizzled pieces of 64 columns, or of 32 where 64 does not
+  divide the head dim (tiles.cuh), so that neither ldmatrix nor the copies meet a bank conflict.
 - V is the right operand of P V: the same places under a transposed layout, read by
   `SM75_U16x8_LDSM_T` (ldmatrix.trans).
 - Two accumulators of S side by side, exponentiated and rounded, are register for register one left
   operand of P V.
-- `SM80_CP_ASYNC_CACHEGLOBAL_ZFILL`, 16 bytes a thread, 16 rows of 64 elements at once; what lies
-  past the end is zero-filled.
+- `SM80_CP_ASYNC_CACHEGLOBAL_ZFILL`, 16 bytes a thread, 16 rows of 64 elements at once, or 32 of
+  32; what lies past the end is zero-filled.
 - Which row and key a register holds is asked of an identity tensor, partitioned as the accumulator
-  is.
+  is.  The keys that a row sees lie in shared memory, too: registers have no room for them.
 
 **Copies.**  Two stages of K and of V.  K(i + 1) travels from S(i) to S(i + 1) and V(i + 1) from P
 V(i) to P V(i + 1).  Two barriers per block make the copies of all threads visible to all; the first
 also keeps the next copies from overwriting what a slower warp still reads.  O leaves through the
 memory of Q, as whole rows.
 
-A build is chosen by dtype, head dim and blocks; lengths, strides, diagonal, scale and heads are
-plain arguments.  NVRTC takes some 16 s for each, most of it for CuTe's templates.  The headers are
-those of CUTLASS_PATH, or of the package nvidia-cutlass.
+A build is chosen by dtype, head dim and blocks; lengths, strides, mask, scale and heads are plain
+arguments.  Head dims above 128 have blocks of 64 rows.  No build spills.  NVRTC takes some 16 s for
+each, most of it for CuTe's templates.  The headers are those of CUTLASS_PATH, or of the package
+nvidia-cutlass.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ import os
 from pathlib import Path
 
 from kernels.cuda.family import Family, Launch
+from kernels.ptx.tiling import MASKS
 from verify.cuda.compile import (
     CompileError,
     Source,
@@ -68,11 +74,12 @@ from verify.variant import (
     Softmax,
     Support,
     Variant,
+    arch_named,
 )
 
 WARPS = 4
 STAGES = 2
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = tuple(range(32, 257, 32))
 ELEMENTS = {"float16": "half_t", "bfloat16": "bfloat16_t"}
 
 
@@ -117,8 +124,9 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
     defines = {
         "ELEMENT": ELEMENTS[dtype],
         "HEAD_DIM": head_dim,
-        "BLOCK_M": config.block_m,
+        "BLOCK_M": block_m(config, head_dim),
         "BLOCK_N": config.block_n,
+        "SHARED_BYTES": shared_bytes(config, head_dim),
     }
     return Source(
         Path(__file__).with_name("flash_forward.cu"),
@@ -130,27 +138,42 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
     )
 
 
-def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
-    """How a build is compiled and launched: one tile of Q, and one of K and of V per stage."""
+def block_m(config: Config, head_dim: int) -> int:
+    """Query rows of a block: O takes block_m head_dim / 128 of a thread's registers, so that head
+    dims above 128 have 64 rows whatever the config says."""
     assert config.block_m is not None
+    return min(config.block_m, 64) if head_dim > 128 else config.block_m
+
+
+def shared_bytes(config: Config, head_dim: int) -> int:
+    """Shared memory of a block: a tile of Q, one of K and of V per stage, and what rows see."""
     assert config.block_n is not None
-    shared_bytes = 2 * head_dim * (config.block_m + 2 * STAGES * config.block_n)
-    return Launch(source(config, dtype, head_dim), config.block_m, 32 * WARPS, shared_bytes)
+    rows = block_m(config, head_dim)
+    return 2 * head_dim * (rows + 2 * STAGES * config.block_n) + 8 * rows
+
+
+def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
+    """How a build is compiled and launched; kind and storage are those of all builds."""
+    return Launch(
+        source(config, dtype, head_dim),
+        block_m(config, head_dim),
+        32 * WARPS,
+        shared_bytes(config, head_dim),
+    )
 
 
 def builds(arch: str) -> list[Build]:
-    """Every build for Hopper; elsewhere two, which between them meet both dtypes, head dims and
-    configs.
+    """One build of each head dim for Hopper, in which every config meets both dtypes; elsewhere the
+    first two, which fit every architecture.
 
     The code is the same for every architecture, only ptxas differs, and one build takes as long as
     hundreds of other kernels'.
     """
-    telling = [
-        (CONFIGS[1], "float16", 128, "", STRIDED),
-        (CONFIGS[0], "bfloat16", 64, "", STRIDED),
-    ]
-    rest = [choice for choice in FAMILY.choices() if choice not in telling]
-    return [FAMILY.build(choice, arch) for choice in telling + rest * (arch == "sm_90a")]
+    capability = arch_named(arch).capability
+    if capability is None or capability < SUPPORT.capability:
+        return []
+    chosen = _BUILDS[: None if arch == "sm_90a" else 2]
+    return [FAMILY.build((*choice, "", STRIDED), arch) for choice in chosen]
 
 
 CONFIGS = (
@@ -158,10 +181,24 @@ CONFIGS = (
     Config(block_m=128, block_n=32, num_warps=WARPS, num_stages=STAGES),
 )
 
+_SMALL, _TALL = CONFIGS
+# Those that need most registers first: of 128 rows, and, with Hopper's shared memory, of 64.
+_BUILDS = (
+    (_TALL, "float16", 128),
+    (_SMALL, "bfloat16", 64),
+    (_SMALL, "float16", 256),
+    (_TALL, "bfloat16", 224),
+    (_SMALL, "bfloat16", 192),
+    (_TALL, "float16", 160),
+    (_SMALL, "float16", 96),
+    (_TALL, "bfloat16", 32),
+)
+
 SUPPORT = Support(
     dtypes=tuple(ELEMENTS),
     head_dims=HEAD_DIMS,
-    masks=("full", "causal", "causal.tl"),
+    masks=MASKS,
+    intersections=True,
     grouped_heads=True,
     min_seqlen=0,
     layouts="aligned",
@@ -173,7 +210,7 @@ FAMILY = Family(
     configs=CONFIGS,
     support=SUPPORT,
     make=launch,
-    kinds={"full": "", "causal": ""},  # one build for both
+    kinds=dict.fromkeys(("full", "causal", "window", "interval"), ""),  # one build takes all
     in_bytes=False,
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +17,7 @@ from kernels.cuda.family import Launch
 from kernels.cute import flash_backward as kernel
 from kernels.masks import mask_build, mask_tables
 from tests.harness.backward_inputs import Inputs, exact
-from tests.harness.cute_host import BUILD, ORDERS, PROGRAM, compiled_program, placed
-from verify.cuda.edits import Edit
+from tests.harness.cute_host import ORDERS, PROGRAM, build, compiled_program, placed
 from verify.judging.comparison import compare
 from verify.problem import Problem
 from verify.problem.inputs import tensors
@@ -27,10 +25,8 @@ from verify.tolerance.backward import gradient_truth, resolve
 from verify.variant import AttentionArgs, Config, Gradients, Saved, Variant
 
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
-BESIDES = """
+ATOMIC_ADD = """
 inline float atomicAdd(float* to, float x) { float was = *to; *to += x; return was; }
-inline int planted = -1;  // the fault that is, as its place in FAULTS
-extern "C" void plant(int fault) { planted = fault; }
 """
 # An expression of flash_backward.cu, and what it becomes while that fault is planted.
 FAULTS = {
@@ -196,32 +192,10 @@ def compiled(folder: Path, choices: dict[str, Chosen]) -> Path:
     """The library of all kernels of these choices; CuTe's headers, which take longest, are read
     once."""
     shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
-    program = PROGRAM.replace('#define KERNEL "flash_forward.cu"', BESIDES)
+    program = PROGRAM + ATOMIC_ADD
     for name, chosen in choices.items():
         for launch in chosen.launches:
-            program += build(folder, f"{name}_{launch.source.entry}", launch)
+            source = launch.source
+            faults = FAULTS if source.path == SOURCE else {}
+            program += build(folder, f"{name}_{source.entry}", launch, faults)
     return compiled_program(folder, program)
-
-
-def build(folder: Path, name: str, launch: Launch) -> str:
-    """One kernel in a namespace of its own, of copies of its sources that can be read again and in
-    which faults can be planted."""
-    place = folder / name
-    place.mkdir(parents=True)
-    path = launch.source.path
-    texts = {path.name: path.read_text()}
-    for n, (right, wrong) in enumerate(FAULTS.values() if path == SOURCE else ()):
-        switch = f"(planted == {n} ? ({wrong}) : ({right}))"
-        texts = Edit(re.escape(right), switch).apply(texts)
-    (place / path.name).write_text(texts[path.name])
-    tiles = path.with_name("tiles.cuh").read_text().replace("#pragma once\n", "\n")
-    (place / "tiles.cuh").write_text(tiles)
-    defines = dict(launch.source.defines)
-    kept = {key: value for key, value in defines.items() if key != "WALK"}
-    entry = launch.source.entry if path != SOURCE else "WALK"
-    named = {"KERNEL": f'"{place / path.name}"', entry: f"entry_{name}"}
-    lines = [f"#define {key} {value}" for key, value in (kept | named).items()]
-    undefined = (*kept, *named, "ENTRY", "run")
-    made = BUILD.replace("#define flash_forward entry_NAME\n", "").replace("NAME", name)
-    made = made.replace("DEFINES", "\n".join(lines))
-    return made.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))

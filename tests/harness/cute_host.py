@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cuda.family import Launch
 from kernels.cute import flash_forward as kernel
-from kernels.masks import mask_build
+from kernels.masks import mask_build, mask_tables
 from verify.arithmetic.dtypes import dtype_named
 from verify.bundle import ROOT
+from verify.cuda.edits import Edit
 from verify.cuda.toolkit import includes as toolkit_includes
 from verify.judging.comparison import compare
 from verify.judging.truth import compute_truth
@@ -77,14 +79,14 @@ extern "C" void weaken(int line, bool waits) { dropped = line; hasty = waits; }
 #include <cute/tensor.hpp>
 #include "arguments.cuh"
 #define __syncthreads() barrier(__LINE__)
-#define KERNEL "flash_forward.cu"
+inline int planted = -1;  // the fault that is, as its place in the list of faults
+extern "C" void plant(int fault) { planted = fault; }
 """
 # One for each build, in a namespace of its own: CuTe's headers, which take longest, are read once.
 BUILD = """
 namespace NAME {
 DEFINES
 #define ENTRY entry_NAME
-#define flash_forward entry_NAME
 #define run run_NAME
 #include "run.cpp"
 UNDEFS
@@ -92,7 +94,39 @@ UNDEFS
 """
 
 
-# elements behind a tensor, so that a write past its end is counted and harms nothing
+HEADERS = ("tiles.cuh", "intervals.cuh")  # those that a build's macros change, or that faults do
+# An expression of flash_forward.cu or of its headers, and what it becomes while that fault is
+# planted.
+FAULTS = {
+    "a table ignored": ("a.row_low != nullptr", "false"),
+    "steps not clamped to the keys": (
+        "min(int64_t(row) + a.diagonal_high + 1, int64_t(a.seqlen_kv))",
+        "int64_t(row) + a.diagonal_high + 1",
+    ),
+    "a step taken for whole": ("whole.high / length", "(whole.high + length - 1) / length"),
+    "the first step passed over": ("some.low / length", "(some.low + length - 1) / length"),
+    "keys below a band": ("key < seen.low", "false"),
+    "a key too many": ("key >= seen.high", "key > seen.high"),
+}
+# Where element (row, column) of a tile of 32 rows lies.
+PLACES = """
+namespace NAME {
+#define ELEMENT half_t
+TILES
+#undef ELEMENT
+template <int columns>
+int place(int row, int column) { return tiles::TileLayout<32, columns>{}(row, column); }
+extern "C" int place_NAME(int columns, int row, int column) {
+  auto at = columns == 32 ? place<32> : columns == 96 ? place<96> : place<128>;
+  return at(row, column);
+}
+}
+"""
+SWIZZLE = "Swizzle<piece<columns> == 64 ? 3 : 2, 3, 3>"
+PLACED = {"right": SWIZZLE, "wrong": SWIZZLE.replace("2, 3, 3", "0, 3, 3")}
+
+
+# Elements behind a tensor, so that a write past its end is counted and harms nothing
 MARGIN = 2**14
 ORDERS = tuple(
     {"backwards": backwards, "late": late} for backwards in (False, True) for late in (False, True)
@@ -121,20 +155,37 @@ class Program:
     def problem(self, text: str) -> Problem:
         return Problem.parse(f"{text},d={self.head_dim},dtype={self.dtype}")
 
-    def run(self, problem: Problem, *, backwards: bool = False, late: bool = False) -> Ran:
+    def run(
+        self,
+        problem: Problem,
+        *,
+        backwards: bool = False,
+        late: bool = False,
+        hidden: float | None = None,
+    ) -> Ran:
         """Raises RuntimeError where the threads of a block part, addresses are bad, or anything but
-        O is written."""
+        O is written.
+
+        hidden: what K and V hold from the key on that no row sees.
+        """
         inputs = tensors(problem)
         q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
         args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, self.config)
         out = placed(torch.full(problem.shape_out, math.nan, dtype=q.dtype), problem, "out")
         lse = torch.full(problem.shape_out[:3], math.nan)
         conflicts = (ctypes.c_long * 2)()
-        grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / (self.config.block_m or 0))
-        shared = kernel.launch(self.config, "float16", args.head_dim, "").shared_bytes
-        given = kernel.FAMILY.arguments(args, out, lse, mask_build(args))
+        made = kernel.launch(self.config, self.dtype, args.head_dim, "")
+        grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
+        mask = mask_build(args)
+        tables = mask_tables(args, mask)
+        if hidden is not None:
+            bounds = problem.mask.row_bounds(args.batch, args.seqlen_q, args.seqlen_kv)
+            for batch, end in enumerate(bounds[1].amax(1).tolist()):
+                k[batch, :, end:] = hidden
+                v[batch, :, end:] = hidden
+        given = kernel.FAMILY.arguments(args, out, lse, mask, tables)
         error = self.entry(
-            ctypes.byref(given), grid, 32 * kernel.WARPS, shared, backwards, late, conflicts
+            ctypes.byref(given), grid, made.threads, made.shared_bytes, backwards, late, conflicts
         )
         if error:
             raise RuntimeError(error.decode())
@@ -149,14 +200,14 @@ class Program:
             raise RuntimeError(f"{written - out.numel()} elements written beside O")
         return Ran(out, lse, (conflicts[0], conflicts[1]))
 
-    def verdict(self, text: str) -> Iterator[float]:
+    def verdict(self, text: str, orders: tuple[dict[str, bool], ...] = ORDERS) -> Iterator[float]:
         """The worst error over its bound, of O and LSE, for each order of warps and copies;
         infinite where a run is refused or an empty row is not empty."""
         problem = self.problem(text)
         arithmetic = resolve(kernel.VARIANT.numerics, self.config, problem, "sm_90")
         truth = compute_truth(problem, dequantised(problem, tensors(problem)), [arithmetic])
         live = ~truth.empty
-        for order in ORDERS:
+        for order in orders:
             try:
                 ran = self.run(problem, **order)
             except RuntimeError:
@@ -186,12 +237,29 @@ def placed(tensor: Tensor, problem: Problem, name: str) -> Tensor:
 
 
 SMALL, TALL = kernel.CONFIGS
-BUILDS = {"small": (SMALL, "bfloat16", 64), "tall": (TALL, "float16", 128)}
+BUILDS = {
+    "d32": (SMALL, "bfloat16", 32),
+    "d96": (TALL, "float16", 96),
+    "d160": (SMALL, "float16", 160),
+    "d192": (TALL, "bfloat16", 192),
+    "d224": (TALL, "float16", 224),
+    "d256": (SMALL, "bfloat16", 256),
+}
+"""Head dims that are no multiple of 64 or above 128; 64 and 128 have the same pieces and blocks."""
 
 
 def compiled(folder: Path) -> Path:
-    builds = (build(name, *chosen) for name, chosen in BUILDS.items())
-    return compiled_program(folder, "".join([PROGRAM, *builds]))
+    """The library of all builds; CuTe's headers, which take longest, are read once."""
+    shutil.rmtree(folder, ignore_errors=True)  # what a compilation that failed has left
+    program = PROGRAM
+    tiles = without_guard(SOURCE.with_name("tiles.cuh"))
+    for name, swizzle in PLACED.items():
+        text = Edit(re.escape(SWIZZLE), swizzle).apply({"tiles": tiles})["tiles"]
+        program += PLACES.replace("NAME", name).replace("TILES", text)
+    for name, (config, dtype, head_dim) in BUILDS.items():
+        launch = kernel.launch(config, dtype, head_dim, "")
+        program += build(folder, name, launch, FAULTS)
+    return compiled_program(folder, program)
 
 
 def compiled_program(
@@ -226,12 +294,33 @@ def compiled_program(
     return library
 
 
-def build(name: str, config: Config, dtype: str, head_dim: int) -> str:
-    defines = dict(kernel.source(config, dtype, head_dim).defines)
-    undefined = (*defines, "ENTRY", "flash_forward", "run")
-    text = BUILD.replace("NAME", name)
-    text = text.replace("DEFINES", "\n".join(f"#define {k} {v}" for k, v in defines.items()))
-    return text.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))
+def build(folder: Path, name: str, launch: Launch, faults: Mapping[str, tuple[str, str]]) -> str:
+    """One kernel in a namespace of its own, of copies of its sources that can be read again and in
+    which faults can be planted: an expression of theirs, and what it becomes."""
+    place = folder / name
+    place.mkdir(parents=True)
+    path = launch.source.path
+    texts = {path.name: path.read_text()}
+    for header in HEADERS:
+        texts[header] = without_guard(path.with_name(header))
+    for n, (right, wrong) in enumerate(faults.values()):
+        switch = f"(planted == {n} ? ({wrong}) : ({right}))"
+        texts = Edit(re.escape(right), switch).apply(texts)
+    for file, text in texts.items():
+        (place / file).write_text(text)
+    defines = dict(launch.source.defines)
+    kept = {key: value for key, value in defines.items() if key != "WALK"}
+    entry = "WALK" if "WALK" in defines else launch.source.entry
+    named = {"KERNEL": f'"{place / path.name}"', entry: f"entry_{name}"}
+    lines = [f"#define {key} {value}" for key, value in (kept | named).items()]
+    undefined = (*kept, *named, "ENTRY", "run")
+    made = BUILD.replace("NAME", name).replace("DEFINES", "\n".join(lines))
+    return made.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))
+
+
+def without_guard(header: Path) -> str:
+    """The text of a header that can be read again."""
+    return header.read_text().replace("#pragma once\n", "\n")
 
 
 def patch_atoms(here: Path, there: Path) -> None:

@@ -211,7 +211,7 @@ def run(variant: Variant, problem: Problem, config: Config) -> tuple[Tensor, Ten
             given[name] = torch.empty(shape, dtype=placed.tensor.dtype, device="meta")
             held = {"": placed.tensor}
             stored[name] = Stored(storage.word, storage.name, held, storage.holds)
-    out = Placed(problem.shape_q, problem.layouts["out"], problem.format_out.torch)
+    out = Placed(problem.shape_out, problem.layouts["out"], problem.format_out.torch)
     lse = Placed((*problem.shape_q[:3], 1), Layout(), torch.float32)
     out.tensor.fill_(torch.nan)
     lse.tensor.fill_(torch.nan)

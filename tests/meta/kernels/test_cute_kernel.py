@@ -10,6 +10,7 @@ once or as late as waits allow, so that a barrier or a wait too few shows: each 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +27,8 @@ from references.masks import parse_mask
 from references.score_mods import Softcap
 from tests.harness.cute_host import (
     BUILDS,
+    FAULTS,
+    ORDERS,
     SMALL,
     SOURCE,
     TALL,
@@ -50,31 +53,28 @@ def arguments(problem: Problem, config: Config = SMALL) -> AttentionArgs:
 # Declarations.
 
 
-def test_every_choice_is_built_for_hopper_and_two_elsewhere() -> None:
+def test_every_head_dim_is_built_for_hopper_and_two_elsewhere() -> None:
     names = {arch: [build.name for build in kernel.builds(arch)] for arch in compiled_archs()}
-    every = {
-        f"{c.name}-{dtype}-d{d}"
-        for c in kernel.CONFIGS
-        for dtype in ("float16", "bfloat16")
-        for d in (64, 128)
-    }
-    assert len(names["sm_90a"]) == len(every) == 8
-    assert set(names["sm_90a"]) == every
+    hopper = names["sm_90a"]
+    assert {name.rpartition("-d")[2] for name in hopper} == {str(d) for d in kernel.HEAD_DIMS}
+    for config in kernel.CONFIGS:
+        for dtype in kernel.ELEMENTS:
+            assert any(name.startswith(f"{config.name}-{dtype}-") for name in hopper)
     for arch, chosen in names.items():
-        assert chosen[:2] == names["sm_90a"][:2]
-        assert len(chosen) == (8 if arch == "sm_90a" else 2)
-    for part in ("m64", "m128", "-float16", "-bfloat16", "d64", "d128"):
+        assert chosen[:2] == hopper[:2]
+        assert len(chosen) == (len(hopper) if arch == "sm_90a" else 2)
+    for part in ("m64", "m128", "-float16", "-bfloat16"):
         assert any(part in name for name in names["sm_80"])
+    assert kernel.builds("sm_75") == []
 
 
-@pytest.mark.parametrize(
-    ("config", "head_dim", "expected"),
-    [(SMALL, 64, 40960), (SMALL, 128, 81920), (TALL, 128, 65536)],
-)
-def test_shared_memory_fits_every_architecture(
-    config: Config, head_dim: int, expected: int
-) -> None:
-    assert kernel.launch(config, "float16", head_dim, "").shared_bytes == expected <= 99 * 1024
+@pytest.mark.parametrize("head_dim", kernel.HEAD_DIMS)
+@pytest.mark.parametrize("config", kernel.CONFIGS, ids=lambda config: config.name)
+def test_shared_memory_fits_its_architectures(config: Config, head_dim: int) -> None:
+    made = kernel.launch(config, "float16", head_dim, "")
+    everywhere = config is TALL or head_dim <= 128
+    assert made.shared_bytes <= (99 if everywhere else 163) * 1024
+    assert made.block_m == (64 if config is SMALL or head_dim > 128 else 128)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ PLAIN = Problem(seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="float16")
     ("problem", "argument"),
     [
         (replace(PLAIN, dtype="float32"), "dtype"),
-        (replace(PLAIN, head_dim=96), "head_dim"),
-        (replace(PLAIN, mask=parse_mask("window.1.0")), "mask"),
+        (replace(PLAIN, head_dim=80), "head_dim"),
+        (replace(PLAIN, head_dim=288), "head_dim"),
         (replace(PLAIN, score_mod=Softcap(1.0)), "softcap"),
     ],
     ids=lambda value: value.name if isinstance(value, Problem) else value,
@@ -167,6 +167,13 @@ def test_without_cccl_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "nvidia-cuda-cccl" in (kernel.available() or "")
 
 
+def test_a_stored_transpose_it_refuses() -> None:
+    problem = Problem.parse("sq=4,skv=4,dtype=float16,d=64,lk=transposed.p64")
+    refusal = kernel.SUPPORT.refusal(problem)
+    assert refusal is not None
+    assert refusal[0] == "layout_k"
+
+
 @has_headers
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 def test_the_largest_build_does_not_spill() -> None:
@@ -181,7 +188,7 @@ def test_the_largest_build_does_not_spill() -> None:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Both builds, compiled once for all workers of a run, whose directories lie beside each
+    """All builds, compiled once for all workers of a run, whose directories lie beside each
     other."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cute"
@@ -192,22 +199,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-@pytest.fixture(
-    scope="module",
-    params=BUILDS,
-    ids=lambda name: f"{BUILDS[name][0].name}-{BUILDS[name][1]}",
-)
-def program(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Program:
-    entry = library[f"run_{request.param}"]
-    entry.restype = ctypes.c_char_p
-    return Program(library, entry, *BUILDS[request.param])
-
-
+# By what they are about; every build has every mask, and two builds have every shape.
 SHAPES = (
     "sq=1,skv=1",
     "sq=64,skv=64",
     "sq=130,skv=70,mask=causal",
-    "sq=70,skv=131,mask=causal",
     "sq=129,skv=33,mask=causal.tl",
     "sq=33,skv=200,mask=causal.tl",
     "b=2,hq=4,hkv=2,sq=67,skv=150",
@@ -216,35 +212,86 @@ SHAPES = (
     "sq=65,skv=97,scale=-0.3",
     "sq=9,skv=40,scale=0.0",
     "sq=140,skv=257,mask=causal,dist=increasing",
+    "sq=140,skv=300,mask=window.20.9",
     "b=2,hq=2,hkv=1,sq=66,skv=65,lq=bshd.p8,lk=sbhd.o8,lv=bhsd.p16.xb,lo=bshd.p8.o8",
 )
+MASKS = (
+    "sq=70,skv=131,mask=causal",
+    "sq=70,skv=60,mask=window.20.inf.tl",
+    "b=2,sq=80,skv=130,mask=lengths.70_0.100_33",
+    "sq=70,skv=90,mask=causal+documents.30_60",
+    "hq=2,hkv=1,sq=66,skv=100,mask=prefix.75",
+)
+# A fault, and a problem that shows it.
+FAULTY = {
+    "a table ignored": "b=2,sq=40,skv=130,mask=lengths.40_20.100_33",
+    "steps not clamped to the keys": "sq=40,skv=50",
+    "a step taken for whole": "sq=70,skv=131,mask=causal",
+    "the first step passed over": "sq=30,skv=131,mask=window.20.9",
+    "keys below a band": "sq=30,skv=131,mask=window.20.9",
+    "a key too many": "sq=30,skv=31,mask=causal",
+}
+WHOLE = ("d32", "d96")
+CASES = [(name, shape) for name in BUILDS for shape in MASKS + SHAPES * (name in WHOLE)]
+
+
+def named(library: ctypes.CDLL, name: str) -> Program:
+    entry = library[f"run_{name}"]
+    entry.restype = ctypes.c_char_p
+    return Program(library, entry, *BUILDS[name])
 
 
 @has_headers
 @has_host
 class TestOnTheHost:
     @pytest.fixture(autouse=True)
-    def whole(self, program: Program) -> Iterator[None]:
-        program.library.weaken(0, False)
+    def sound(self, library: ctypes.CDLL) -> Iterator[None]:
+        library.weaken(0, False)
+        library.plant(-1)
         yield
-        program.library.weaken(0, False)
+        library.weaken(0, False)
+        library.plant(-1)
 
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_it_stays_inside_its_bounds(self, program: Program, shape: str) -> None:
-        assert max(program.verdict(shape)) <= 1
+    @pytest.mark.parametrize(("name", "shape"), CASES)
+    def test_it_stays_inside_its_bounds(self, library: ctypes.CDLL, name: str, shape: str) -> None:
+        # Two builds show what the order of warps and copies can do.
+        orders = ORDERS if name in WHOLE else ORDERS[-1:]
+        assert max(named(library, name).verdict(shape, orders)) <= 1
 
-    def test_shared_memory_has_no_bank_conflicts(self, program: Program) -> None:
-        assert program.run(program.problem("sq=130,skv=130")).conflicts == (0, 0)
+    @pytest.mark.parametrize("name", BUILDS)
+    def test_shared_memory_has_no_bank_conflicts(self, library: ctypes.CDLL, name: str) -> None:
+        program = named(library, name)
+        assert program.run(program.problem("sq=66,skv=66")).conflicts == (0, 0)
 
-    def test_every_barrier_and_every_wait_is_needed(self, program: Program) -> None:
+    @pytest.mark.parametrize("columns", [32, 96])
+    def test_pieces_of_32_columns_need_their_swizzle(
+        self, library: ctypes.CDLL, columns: int
+    ) -> None:
+        assert conflicts(library.place_right, columns) == 0
+        assert conflicts(library.place_wrong, columns) > 0
+        assert conflicts(library.place_right, 128) == conflicts(library.place_wrong, 128) == 0
+
+    @pytest.mark.parametrize(("fault", "shape"), FAULTY.items())
+    def test_planted_faults_are_caught(self, library: ctypes.CDLL, fault: str, shape: str) -> None:
+        program = named(library, "d32")
+        assert max(program.verdict(shape, ORDERS[:1])) <= 1
+        library.plant(list(FAULTS).index(fault))
+        assert max(program.verdict(shape, ORDERS[:1])) > 1
+
+    def test_keys_that_no_row_of_a_tile_sees_are_not_read(self, library: ctypes.CDLL) -> None:
+        program = named(library, "d32")
+        problem = program.problem("b=2,sq=64,skv=200,mask=lengths.64_64.70_0")
+        assert not program.run(problem, hidden=math.nan).out.isnan().any()
+
+    def test_every_barrier_and_every_wait_is_needed(self, library: ctypes.CDLL) -> None:
+        program = named(library, "d32")
         lines = [
             n
             for n, line in enumerate(SOURCE.read_text().splitlines(), 1)
             if "__syncthreads();" in line
         ]
-        weakened = [(line, False) for line in lines] + [(0, True)]
-        for line, hasty in weakened:
-            program.library.weaken(line, hasty)
+        for line, hasty in [*((line, False) for line in lines), (0, True)]:
+            library.weaken(line, hasty)
             noticed = any(
                 ratio > 1
                 for shape in ("sq=130,skv=200", "sq=130,skv=0")
@@ -253,3 +300,13 @@ class TestOnTheHost:
             assert noticed, (
                 f"without line {line}" if line else "with waits that leave one group more in flight"
             )
+
+
+def conflicts(place: Callable[[int, int, int], int], columns: int) -> int:
+    """How often two of eight rows' chunks of 16 bytes, in one column, lie in the same banks."""
+    found = 0
+    for first in range(0, 32, 8):
+        for column in range(0, columns, 8):
+            banks = [place(columns, first + row, column) // 8 % 8 for row in range(8)]
+            found += len(banks) - len(set(banks))
+    return found
