@@ -262,11 +262,17 @@ def compiled(folder: Path) -> Path:
     return compiled_program(folder, program)
 
 
-def compiled_program(folder: Path, text: str) -> Path:
-    """The shared library of a program that includes CuTe; the folder becomes its own."""
+def compiled_program(
+    folder: Path, text: str, patch: Callable[[Path, Path], None] = lambda headers, folder: None
+) -> Path:
+    """The shared library of a program that includes CuTe; the folder becomes its own.
+
+    patch: called with CuTe's headers and the folder, where it puts further headers of its own.
+    """
     headers = kernel.headers()
     assert headers is not None
     patch_atoms(headers / "cute" / "arch", folder / "cute" / "arch")
+    patch(headers, folder)
     (folder / "program.cpp").write_text(text)
     library = folder / "compiled.so"
     includes = (

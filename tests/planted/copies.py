@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from kernels.cuda.family import Family, Launch
-from kernels.cute import flash_backward, flash_forward
+from kernels.cute import flash_backward, flash_forward, hopper_forward
 from kernels.ptx import (
     share_kv,
     share_qkv,
@@ -43,6 +43,15 @@ CUTE_SLIPS = {
     ),
 }
 
+HOPPER_SLIPS = {
+    "overrun": CUTE_SLIPS["overrun"],
+    "missing-barrier": Edit(
+        r"  cutlass::arch::NamedBarrier::sync\(kGroup, kBarrierGroup \+ warpgroup\);\n", ""
+    ),
+    "early-copy-read": Edit(
+        r"    wait_barrier\(shared\.v_here\[turn\.slot\], turn\.parity\);\n", ""
+    ),
+}
 CUTE_BACKWARD_SLIPS = {
     "overrun": Edit(r"if \(row < end\)", "if (row <= end)"),
     "missing-barrier": Edit(r"  __syncthreads\(\);(?=  // the gradients have come)", ""),
@@ -69,14 +78,19 @@ def config_of(variant: Variant, tiling: Tiling | None) -> Config:
 def unavailable(shipped: Variant) -> str | None:
     """Why a copy of that variant cannot run here, or None."""
     reason = shipped.available() if shipped.available is not None else None
-    least = shipped.support.capability
-    if reason is None and least is not None and torch.cuda.get_device_capability() < least:
+    least, most = shipped.support.capability, shipped.support.max_capability
+    if reason is not None:
+        return reason
+    own = torch.cuda.get_device_capability()
+    if own < least:
         return f"needs compute capability {least[0]}.{least[1]}"
-    return reason
+    if most is not None and own > most:
+        return f"needs at most compute capability {most[0]}.{most[1]}"
+    return None
 
 
 def copies_of(shipped: Variant, tiling: Tiling | None) -> list[Variant]:
-    """The copies of a variant, one for each slip; without a tiling, of the CuTe kernel."""
+    """The copies of a variant, one for each slip; without a tiling, of a CuTe kernel."""
     config = config_of(shipped, tiling)
     support = Support(
         dtypes=shipped.support.dtypes[:1],
@@ -84,8 +98,10 @@ def copies_of(shipped: Variant, tiling: Tiling | None) -> list[Variant]:
         masks=("full",),
         layouts="contiguous",
         devices=("cuda",),
+        capability=shipped.support.capability,
+        max_capability=shipped.support.max_capability,
     )
-    slips = PTX_SLIPS if tiling else CUTE_SLIPS if shipped.forward else CUTE_BACKWARD_SLIPS
+    slips = slips_of(shipped, tiling)
     # The arguments that the two kinds of entry points take.
     entry = "forward" if shipped.forward else "backward"
     family: Family | flash_backward.Walks = getattr(shipped, entry).__self__
@@ -110,6 +126,15 @@ def copies_of(shipped: Variant, tiling: Tiling | None) -> list[Variant]:
     return found
 
 
+def slips_of(shipped: Variant, tiling: Tiling | None) -> dict[str, Edit]:
+    """The edits of a variant's source, by slip."""
+    if tiling is not None:
+        return PTX_SLIPS
+    if shipped is hopper_forward.VARIANT:
+        return HOPPER_SLIPS
+    return CUTE_SLIPS if shipped.forward else CUTE_BACKWARD_SLIPS
+
+
 def short(name: str) -> str:
     """A shipped variant's name in those of its copies."""
     return name.removeprefix("ptx-").replace("cute-flash-forward", "cute").replace("-flash", "")
@@ -123,6 +148,7 @@ SHIPPED: list[tuple[Variant, Tiling | None]] = [
         for variant in getattr(module, "VARIANTS", None) or [module.VARIANT]
     ),
     (flash_forward.VARIANT, None),
+    (hopper_forward.VARIANT, None),
     *((variant, None) for variant in flash_backward.VARIANTS),
 ]
 VARIANTS = [copy for shipped, tiling in SHIPPED for copy in copies_of(shipped, tiling)]

@@ -46,8 +46,13 @@ __device__ __forceinline__ void verify_delay(unsigned place) {
 }
 #line 1
 """
-# A call of the block's barrier, or of a wait for groups of copies (ptx.cuh's and CuTe's).
-SITE = r"(?:\b__syncthreads|\b(?:ptx::)?cp_async_wait(?:_group)?<[^;{}]*>|\bcp_async_wait_all)\(\);"
+# A call of a barrier of the block, of a warp or of some warps, or of a wait for groups of copies or
+# at an mbarrier (ptx.cuh's and CuTe's).
+SITE = (
+    r"(?:(?:\b__sync(?:threads|warp)|\b(?:ptx::)?cp_async_wait(?:_group)?<[^;{}]*>"
+    r"|\bcp_async_wait_all)\(\)"
+    r"|\b(?:wait_barrier|cutlass::arch::NamedBarrier::sync)\([^;{}]*\));"
+)
 DELAYED = Edit(
     SITE,
     r"do { verify_delay(2 * __LINE__); \g<0> verify_delay(2 * __LINE__ + 1); } while (0);",

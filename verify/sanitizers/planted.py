@@ -141,6 +141,7 @@ COPIED = {
     },
     "split-q-fp8": "ptx-split-q-fp8",
     "cute": "cute-flash-forward",
+    "cute-hopper-forward": "cute-hopper-forward",
     "cute-backward": "cute-flash-backward",
     "cute-backward-atomic": "cute-flash-backward-atomic",
 }

@@ -16,6 +16,7 @@ from verify.sanitizers.delays import BEFORE, DELAYED, SITE
 KERNELS = ROOT / "kernels"
 PTX = [path for path in sorted((KERNELS / "ptx").glob("*.cu")) if path.with_suffix(".py").exists()]
 CUTE = KERNELS / "cute" / "flash_forward.cu"
+HOPPER = KERNELS / "cute" / "hopper_forward.cu"
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,12 @@ def test_a_pattern_that_does_not_occur_as_often_as_it_must_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("path", "slips"), [*((path, copies.PTX_SLIPS) for path in PTX), (CUTE, copies.CUTE_SLIPS)]
+    ("path", "slips"),
+    [
+        *((path, copies.PTX_SLIPS) for path in PTX),
+        (CUTE, copies.CUTE_SLIPS),
+        (HOPPER, copies.HOPPER_SLIPS),
+    ],
 )
 def test_a_slip_changes_every_shipped_kernel_in_one_place(
     path: Path, slips: dict[str, Edit]
@@ -76,20 +82,20 @@ def test_a_slip_changes_every_shipped_kernel_in_one_place(
 
 
 # Barriers and waits that a shipped kernel's text has.
-SITES = {"ptx": 12 + 5, "cute": 4 + 3}
+SITES = dict.fromkeys(PTX, 12 + 5) | {CUTE: 4 + 3, HOPPER: 1 + 2 + 2 + 5}
 WORDS = re.compile(r"__syncthreads|__syncwarp|cp_async_wait|bar\.sync|barrier\.|mbarrier|wait_")
 
 
-@pytest.mark.parametrize("path", [*PTX, CUTE])
+@pytest.mark.parametrize("path", SITES)
 def test_every_barrier_and_wait_of_a_shipped_kernel_gets_its_delays(path: Path) -> None:
     texts = texts_of(Source(path, path.stem))
     kernel = {name: text for name, text in texts.items() if name != "ptx.cuh"}  # no call is there
-    code = {name: re.sub(r"//[^\n]*", "", text) for name, text in kernel.items()}
+    code = {name: re.sub(r"//[^\n]*|#include[^\n]*", "", text) for name, text in kernel.items()}
     rest = {word for text in code.values() for word in WORDS.findall(re.sub(SITE, "", text))}
     assert not rest, "barriers or waits that delays.SITE does not know"
     assert not re.search(SITE, texts["ptx.cuh"])
     delayed = DELAYED.apply(texts)
     count = sum(text.count("do { verify_delay(") for text in delayed.values())
-    assert count == SITES[path.parent.name]
+    assert count == SITES[path]
     made = edited(Source(path, path.stem), [DELAYED], BEFORE)
     assert made.path.read_text(encoding="utf-8").startswith(BEFORE)

@@ -1,0 +1,322 @@
+// FlashAttention forward with log-sum-exp for Hopper in CuTe; hopper_forward.py tells the
+// algorithm, the roles of the warpgroups and the layouts.
+#include "hopper_tiles.cuh"
+
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+using namespace tiles;
+
+// q, k and v also as the copy engine takes them: (head_dim, seqlen, heads, batch).
+struct Arguments : ArgumentsOf<Element> {
+  TmaDescriptor map_q, map_k, map_v;
+};
+static_assert(sizeof(Arguments) == (sizeof(ArgumentsOf<Element>) + 63) / 64 * 64 + 3 * 128);
+
+// Aligned to the pattern of the swizzle, 8 rows of 128 bytes, as every piece in it is.
+struct alignas(1024) Shared {
+  Element q[cosize_v<LayoutQ>];  // O at the end
+  Element k[cosize_v<LayoutK>];
+  Element v[cosize_v<LayoutVt>];
+  // One phase for each tile: its bytes are here, or all warps have read it.
+  uint64_t q_here;
+  uint64_t k_here[STAGES], k_read[STAGES];
+  uint64_t v_here[STAGES], v_read[STAGES];
+};
+
+constexpr int kConsumerWarps = kConsumers * kGroup / 32;
+// Registers of a thread after warpgroups have traded them: 168 each at the launch.
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (1 + kConsumers));
+
+// Named barriers: of all consumers, and of each consumer warpgroup from 1 on.
+constexpr uint32_t kBarrierConsumers = 0;
+constexpr uint32_t kBarrierGroup = 1;
+
+// Begin to copy the rows row, row + 1... of a head into a tile, piece by piece; the barrier counts
+// the bytes, zeros out of bounds among them.  Where all heads or batches are the same memory, the
+// map has one of them.
+CUTE_DEVICE void fetch(TmaDescriptor const& map, Strided<Element> const& tensor, int row, int head,
+                       int batch, int rows, Element* tile, uint64_t& here) {
+  set_barrier_transaction_bytes(here, rows * HEAD_DIM * sizeof(Element));
+  CUTE_UNROLL
+  for (int piece = 0; piece < kPieces; ++piece) {
+    SM90_TMA_LOAD_4D::copy(&map, &here, uint64_t(TMA::CacheHintSm90::EVICT_NORMAL),
+                           tile + piece * rows * kPiece, piece * kPiece, row,
+                           tensor.head ? head : 0, tensor.batch ? batch : 0);
+  }
+}
+
+// The slot of the t-th tile of a ring, and the parity of the phase that its arrival, or its last
+// read, completes there.
+struct Turn {
+  int slot, parity;
+  CUTE_DEVICE explicit Turn(int t) : slot(t % STAGES), parity(t / STAGES % 2) {}
+};
+
+// The first warp of the producer: every tile as soon as its slot is free.
+CUTE_DEVICE void produce(Arguments const& a, Shared& shared, Walk const& walk, int first_row,
+                         int head, int batch) {
+  bool leader = threadIdx.x == 0;
+  int blocks = walk.blocks();
+  int head_kv = head / a.group;
+  if (leader && blocks > 0) {
+    fetch(a.map_q, a.q, first_row, head, batch, BLOCK_M, shared.q, shared.q_here);
+  }
+  for (int t = 0; t < blocks; ++t) {
+    Turn turn(t);
+    int key = (walk.first_block() + t) * BLOCK_N;
+    int place = turn.slot * BLOCK_N * HEAD_DIM;
+    // The tile before it in this slot has been read in the phase before this turn's.  No lane may
+    // miss that phase: a later one has the same parity.
+    if (t >= STAGES) {
+      wait_barrier(shared.k_read[turn.slot], turn.parity ^ 1);
+    }
+    __syncwarp();
+    if (leader) {
+      fetch(a.map_k, a.k, key, head_kv, batch, BLOCK_N, shared.k + place,
+            shared.k_here[turn.slot]);
+    }
+    if (t >= STAGES) {
+      wait_barrier(shared.v_read[turn.slot], turn.parity ^ 1);
+    }
+    __syncwarp();
+    if (leader) {
+      fetch(a.map_v, a.v, key, head_kv, batch, BLOCK_N, shared.v + place,
+            shared.v_here[turn.slot]);
+    }
+  }
+}
+
+// Overwrite the values of a tile that no row sees with zeros: whatever lies there, NaN included,
+// cannot enter P V as 0 * NaN.  A row's chunks lie in the row, wherever the swizzle puts them.
+CUTE_DEVICE void hide(Element* tile, Keys const& seen, int key, int consumer) {
+  constexpr int kChunks = kPiece * sizeof(Element) / sizeof(uint128_t);
+  auto chunks = reinterpret_cast<uint128_t*>(tile);
+  for (int i = consumer; i < kChunks * kPieces * BLOCK_N; i += kConsumers * kGroup) {
+    int row = key + i / kChunks % BLOCK_N;
+    if (row < seen.low || row >= seen.high) {
+      chunks[i] = uint128_t(uint64_t(0));
+    }
+  }
+  cutlass::arch::fence_view_async_shared();  // wgmma and the copy engine come after these stores
+  cutlass::arch::NamedBarrier::sync(kConsumers * kGroup, kBarrierConsumers);
+}
+
+// C (+)= A B over all k-steps, finished.  The fences keep the compiler from moving what is written
+// to the registers of C and, where it is not a descriptor, of A past the products.
+template <class Mma, class A, class B, class C>
+CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A& a, B const& b, C& c) {
+  constexpr bool kRegisters = is_same_v<typename A::value_type, Element>;
+  if constexpr (kRegisters) {
+    warpgroup_fence_operand(a);
+  }
+  warpgroup_fence_operand(c);
+  warpgroup_arrive();
+  mma.accumulate_ = first;
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(a); ++k) {
+    gemm(mma, a(_, _, k), b(_, _, k), c);
+    mma.accumulate_ = GMMA::ScaleOut::One;
+  }
+  warpgroup_commit_batch();
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(c);
+  if constexpr (kRegisters) {
+    warpgroup_fence_operand(a);
+  }
+}
+
+// One block of scores x, log2-scaled and masked, becomes p; the statistics and o follow.
+template <class X, class O, class Statistic>
+CUTE_DEVICE void online_softmax(X& x, O& o, Statistic& row_max, Statistic& row_sum) {
+  CUTE_UNROLL
+  for (int r = 0; r < size<0>(x); ++r) {
+    float largest = row_max(r);
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(x); ++c) {
+      largest = fmaxf(largest, x(r, c));
+    }
+    // A row lies in four neighbouring lanes.
+    largest = fmaxf(largest, ptx::shfl_bfly(largest, 1));
+    largest = fmaxf(largest, ptx::shfl_bfly(largest, 2));
+    // While a row has seen no key, the maximum is -inf: subtract 0 instead, since -inf - -inf is
+    // NaN.
+    float shift = largest == -kInfinity ? 0.0f : largest;
+    float alpha = ptx::ex2(__fsub_rn(row_max(r), shift));
+    float sum = 0.0f;
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(x); ++c) {
+      x(r, c) = ptx::ex2(__fsub_rn(x(r, c), shift));
+      sum += x(r, c);
+    }
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(o); ++c) {
+      o(r, c) *= alpha;
+    }
+    row_sum(r) = row_sum(r) * alpha + sum;
+    row_max(r) = largest;
+  }
+}
+
+// A consumer warpgroup: 64 rows of the tile, from the first block of keys to O and LSE.
+CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, int first_row,
+                         int head, int batch) {
+  int consumer = int(threadIdx.x) - kGroup;
+  int warpgroup = __shfl_sync(0xffffffff, consumer / kGroup, 0);
+  bool signals = consumer % 32 == 0;  // for its warp
+  int blocks = walk.blocks();
+
+  Tensor tile_q = make_tensor(make_smem_ptr(shared.q), LayoutQ{});
+  Tensor tiles_k = make_tensor(make_smem_ptr(shared.k), LayoutK{});
+  Tensor tiles_vt = make_tensor(make_smem_ptr(shared.v), LayoutVt{});
+
+  // Descriptors, (1, M or N, K): of a warpgroup, not of a thread.
+  auto group_s = MmaS{}.get_slice(warpgroup * kGroup);
+  auto group_o = MmaO{}.get_slice(warpgroup * kGroup);
+  Tensor operand_q = group_s.make_fragment_A(group_s.partition_A(tile_q));
+  Tensor operand_k = group_s.make_fragment_B(group_s.partition_B(tiles_k));
+  Tensor operand_v = group_o.make_fragment_B(group_o.partition_B(tiles_vt));
+  Tensor operand_p = make_tensor<Element>(partition_shape_A(MmaO{}, Shape<BlockM, BlockN>{}));
+
+  Tensor scores = partition_fragment_C(MmaS{}, Shape<BlockM, BlockN>{});
+  Tensor acc = partition_fragment_C(MmaO{}, Shape<BlockM, HeadDim>{});
+  Tensor x = by_row(scores);
+  Tensor o = by_row(acc);
+  // (row, key) of each x.
+  Tensor identity = make_identity_tensor(Shape<BlockM, BlockN>{});
+  Tensor place = by_row(MmaS{}.get_slice(consumer).partition_C(identity));
+  constexpr int rows = decltype(size<0>(x))::value;
+  Tensor row_max = make_tensor<float>(Int<rows>{});
+  Tensor row_sum = make_tensor<float>(Int<rows>{});  // of this lane's columns only, until the end
+  Keys seen[rows];
+  CUTE_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    seen[r] = seen_by(a, batch, first_row + get<0>(place(r, 0)));
+  }
+  fill(row_max, -kInfinity);
+  clear(row_sum);
+  clear(acc);
+
+  if (blocks > 0) {
+    wait_barrier(shared.q_here, 0);
+  }
+  for (int t = 0; t < blocks; ++t) {
+    Turn turn(t);
+    int key = (walk.first_block() + t) * BLOCK_N;
+
+    wait_barrier(shared.k_here[turn.slot], turn.parity);
+    multiply(MmaS{}, GMMA::ScaleOut::Zero, operand_q, operand_k(_, _, _, turn.slot), scores);
+    if (signals) {
+      arrive_barrier(shared.k_read[turn.slot]);
+    }
+
+    // One rounded product per score, and no fused multiply-add after it: x - m must be exactly 0
+    // at the maximum.
+    CUTE_UNROLL
+    for (int i = 0; i < size(scores); ++i) {
+      scores(i) = __fmul_rn(a.scale_log2, scores(i));
+    }
+    if (walk.masked(key)) {
+      CUTE_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(x); ++c) {
+          int column = key + get<1>(place(r, c));
+          if (column < seen[r].low || column >= seen[r].high) {
+            x(r, c) = -kInfinity;
+          }
+        }
+      }
+    }
+    online_softmax(x, o, row_max, row_sum);
+    to_left_operand(scores, operand_p);
+
+    wait_barrier(shared.v_here[turn.slot], turn.parity);
+    if (walk.hides(key)) {
+      hide(shared.v + turn.slot * BLOCK_N * HEAD_DIM, walk.some, key, consumer);
+    }
+    multiply(MmaO{}, GMMA::ScaleOut::One, operand_p, operand_v(_, _, _, turn.slot), acc);
+    if (signals) {
+      arrive_barrier(shared.v_read[turn.slot]);
+    }
+  }
+
+  CUTE_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    float sum = row_sum(r) + ptx::shfl_bfly(row_sum(r), 1);
+    sum += ptx::shfl_bfly(sum, 2);
+    // An empty row has sum 0, o 0 and maximum -inf, so O = 0 and LSE = -inf.
+    float denominator = sum == 0.0f ? 1.0f : sum;
+    float inverse = 1.0f / denominator;
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(o); ++c) {
+      o(r, c) *= inverse;
+    }
+    int row = first_row + get<0>(place(r, 0));
+    if (get<1>(place(r, 0)) == 0 && row < a.seqlen_q) {
+      a.lse[(int64_t(batch) * a.heads_q + head) * a.seqlen_q + row] =
+          0.69314718f * (row_max(r) + log2f(denominator));
+    }
+  }
+
+  // O goes through this warpgroup's rows of Q, which it alone has read, to leave as whole rows.
+  Tensor place_o = by_row(
+      MmaO{}.get_slice(consumer).partition_C(make_identity_tensor(Shape<BlockM, HeadDim>{})));
+  CUTE_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(o); c += 2) {
+      auto to = &tile_q(get<0>(place_o(r, c)), get<1>(place_o(r, c)));
+      *reinterpret_cast<uint32_t*>(to) = ptx::pack<kFormat>(o(r, c), o(r, c + 1));
+    }
+  }
+  cutlass::arch::NamedBarrier::sync(kGroup, kBarrierGroup + warpgroup);
+  constexpr int kChunk = sizeof(uint128_t) / sizeof(Element);
+  Element* out = a.out.data + batch * a.out.batch + head * a.out.head;
+  for (int i = consumer % kGroup; i < 64 * HEAD_DIM / kChunk; i += kGroup) {
+    int in_tile = warpgroup * 64 + i / (HEAD_DIM / kChunk);
+    int column = i % (HEAD_DIM / kChunk) * kChunk;
+    int row = first_row + in_tile;
+    if (row < a.seqlen_q) {
+      *reinterpret_cast<uint128_t*>(out + row * a.out.row + column) =
+          *reinterpret_cast<uint128_t const*>(&tile_q(in_tile, column));
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    hopper_forward(__grid_constant__ Arguments const a) {
+  // One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows
+  // grow longer.
+  int count = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
+  int first_row = (count - 1 - int(blockIdx.x) % count) * BLOCK_M;
+  int head = int(blockIdx.x) / count % a.heads_q;
+  int batch = int(blockIdx.x) / count / a.heads_q;
+
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Shared& memory = *reinterpret_cast<Shared*>(shared);
+  if (threadIdx.x == 0) {
+    initialize_barrier(memory.q_here, 1);
+    for (int slot = 0; slot < STAGES; ++slot) {
+      initialize_barrier(memory.k_here[slot], 1);
+      initialize_barrier(memory.v_here[slot], 1);
+      initialize_barrier(memory.k_read[slot], kConsumerWarps);
+      initialize_barrier(memory.v_read[slot], kConsumerWarps);
+    }
+    cutlass::arch::fence_view_async_shared();  // the copy engine completes them
+  }
+  Walk walk = walk_of(a, batch, first_row);
+  __syncthreads();
+
+  if (threadIdx.x < kGroup) {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      produce(a, memory, walk, first_row, head, batch);
+    }
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    consume(a, memory, walk, first_row, head, batch);
+  }
+}

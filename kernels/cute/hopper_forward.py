@@ -1,0 +1,318 @@
+"""FlashAttention forward with log-sum-exp in CuTe for Hopper: copies by the tensor memory
+accelerator, mbarriers and wgmma of sm_90a, as layouts say.
+
+A block owns BLOCK_M = 128 query rows of one head and walks over the keys in blocks of BLOCK_N. One
+warpgroup loads, two multiply, 64 rows each (Shah et al., arXiv 2407.08608, section 3.1, without its
+overlap of softmax and products inside a warpgroup):
+
+    producer              K(t), V(t) into slot t % STAGES, as soon as both consumers have read it
+    consumer, per block   x     = (softmax_scale log2 e) (q . k)      one fp32 product per score
+                          m'    = max(m, max x)
+                          p     = 2^(x - m'),  alpha = 2^(m - m')     ex2.approx
+                          l     = alpha l + sum p                     p in fp32, before its rounding
+                          acc   = alpha acc + round(p) v              p rounded to v's dtype
+    at the end            O = acc (1 / l),  LSE = ln 2 (m + log2 l)
+
+**Masks** are arguments, never builds: a band between two diagonals, or a table of the keys
+[low, high) of every row.  A block of keys that no row of the tile sees is not loaded; one that
+every row sees whole needs no comparison.  Keys past the end come as zeros from the accelerator. Of
+the other keys that no row of the tile sees, the consumers overwrite V with zeros: P is 0 there, and
+0 * NaN would be NaN.
+
+**Atoms and layouts** (CuTe's concepts: CUTLASS 4.2, media/docs/cpp/cute).
+
+- Q, K and V lie in shared memory in pieces of 64 columns, `GMMA::Layout_K_SW128_Atom`: chunk c (16
+  bytes) of row r lies at place c ^ (r % 8). A tensor map with boxes of 64 columns and
+  SWIZZLE_128B writes what the descriptors of wgmma read.
+- S = Q K^T: both operands in shared memory, K-major. V is the right operand of P V at the same
+  places under `GMMA::Layout_MN_SW128_Atom`.
+- P stays in registers: an accumulator of S, rounded, is register for register the left operand.
+- Which row and key a register holds is asked of an identity tensor, partitioned as S is.
+
+**Tensor maps** have four dimensions, (head_dim, seqlen, heads, batch), so that a tile never reaches
+into the next head.  cuTensorMapEncodeTiled makes them at the launch, in the structure of arguments,
+a `__grid_constant__` parameter.  It is called through ctypes: it wants an address that 64 divides,
+and the objects of cuda.bindings lie at multiples of 16.
+
+docs/cute.md shows the pipeline.  A build is chosen by dtype, head dim and config.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor
+
+from kernels.cuda.family import Arguments as Common
+from kernels.cuda.family import Choice, Family, Launch
+from kernels.cute.flash_forward import ELEMENTS, available, compilable, headers
+from kernels.masks import MaskBuild
+from verify.cuda.compile import CompileError, LaunchError, Source, build_of
+from verify.variant import (
+    STRIDED,
+    AttentionArgs,
+    Build,
+    Config,
+    Contract,
+    Numerics,
+    Output,
+    Products,
+    RowSum,
+    Softmax,
+    Support,
+    Unsupported,
+    Variant,
+    arch_named,
+)
+
+HEAD_DIMS = (64, 128, 256)
+WARPGROUPS = 3  # one producer, two consumers
+PIECE = 64  # columns of a box: 128 bytes, the width of the swizzle
+MAP_BYTES = 128
+MAP_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """What cuTensorMapEncodeTiled is told about a (batch, heads, seqlen, head_dim) tensor.
+
+    dtype: "float16" or "bfloat16".  address: in bytes, a multiple of 16.
+    dims: head_dim, seqlen, heads, batch.  strides: of seqlen, heads and batch, in bytes.
+    box: columns, rows, 1, 1.
+    """
+
+    dtype: str
+    address: int
+    dims: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int, int, int]
+
+
+def tensor_map(name: str, tensor: Tensor, rows: int, elsewhere: int = 0) -> TensorMap:
+    """The map of q, k or v for tiles of that many rows.
+
+    A dimension that repeats the same elements has size 1 in it, and the kernel asks for index 0.
+    No map is empty: that of a tensor without rows has one, at the address `elsewhere`, and nothing
+    asks for it.  Raises `Unsupported` if rows repeat.
+    """
+    _, _, seqlen, head_dim = tensor.shape
+    if seqlen > 1 and tensor.stride(2) == 0:
+        raise Unsupported(f"layout_{name}", "a tensor map cannot repeat a row: make it whole")
+    sizes, strides = [], []
+    for dim in (2, 1, 0):
+        repeats = tensor.shape[dim] <= 1 or tensor.stride(dim) == 0
+        sizes.append(1 if repeats else tensor.shape[dim])
+        strides.append((head_dim if repeats else tensor.stride(dim)) * tensor.itemsize)
+    return TensorMap(
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.data_ptr() if tensor.numel() else elsewhere,
+        (head_dim, *sizes),
+        tuple(strides),
+        (PIECE, rows, 1, 1),
+    )
+
+
+# CUtensorMapDataType, -Interleave, -Swizzle, -L2promotion and -FloatOOBfill in cuda.h.
+_TYPES = {"float16": 6, "bfloat16": 9}
+_NOT_INTERLEAVED = 0
+_SWIZZLE_128B = 3
+_PROMOTE_256B = 3
+_FILL_ZEROS = 0
+
+
+def encode(made: TensorMap, to: int) -> None:
+    """Write the 128 bytes of a map to the host address `to`.  Raises LaunchError."""
+    if to % MAP_ALIGNMENT:
+        raise LaunchError(f"a tensor map at {to:#x}: {MAP_ALIGNMENT} must divide its address")
+    rank = len(made.dims)
+    status = _encoder()(
+        ctypes.c_void_p(to),
+        ctypes.c_int(_TYPES[made.dtype]),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(made.address),
+        (ctypes.c_uint64 * rank)(*made.dims),
+        (ctypes.c_uint64 * (rank - 1))(*made.strides),
+        (ctypes.c_uint32 * rank)(*made.box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        *map(ctypes.c_int, (_NOT_INTERLEAVED, _SWIZZLE_128B, _PROMOTE_256B, _FILL_ZEROS)),
+    )
+    if status:
+        raise LaunchError(f"cuTensorMapEncodeTiled: {_words(status)} for {made}")
+
+
+def _words(status: int) -> str:
+    """The driver's name and text of an error."""
+    from cuda.bindings import driver
+
+    error = driver.CUresult(status)
+    _, text = driver.cuGetErrorString(error)
+    return f"{error.name}: {(text or b'').decode()}"
+
+
+@cache
+def _encoder() -> ctypes._CFuncPtr:
+    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+
+
+class Arguments(ctypes.Structure):
+    """One problem, as hopper_forward.cu declares it: the common arguments, and three tensor maps
+    that begin where 64 divides the offset."""
+
+    _fields_ = [
+        ("common", Common),
+        ("padding", ctypes.c_uint8 * (-ctypes.sizeof(Common) % MAP_ALIGNMENT)),
+        *((f"map_{name}", ctypes.c_uint8 * MAP_BYTES) for name in "qkv"),
+    ]
+
+
+def aligned_arguments() -> Arguments:
+    """An empty structure at an address that 64 divides."""
+    memory = (ctypes.c_uint8 * (ctypes.sizeof(Arguments) + MAP_ALIGNMENT))()
+    return Arguments.from_buffer(memory, -ctypes.addressof(memory) % MAP_ALIGNMENT)
+
+
+class Hopper(Family):
+    """The builds, whose arguments hold tensor maps."""
+
+    def arguments(
+        self,
+        args: AttentionArgs,
+        out: Tensor,
+        lse: Tensor,
+        mask: MaskBuild,
+        tables: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Arguments:
+        """The structure that a launch passes; the tensors must outlive the launch."""
+        config = args.config
+        assert config.block_m is not None
+        assert config.block_n is not None
+        made = aligned_arguments()
+        made.common = super().arguments(args, out, lse, mask, tables)
+        maps = {
+            "q": tensor_map("q", args.q, config.block_m),
+            "k": tensor_map("k", args.k, config.block_n, out.data_ptr()),
+            "v": tensor_map("v", args.v, config.block_n, out.data_ptr()),
+        }
+        for name, one in maps.items():
+            encode(one, ctypes.addressof(made) + getattr(Arguments, f"map_{name}").offset)
+        return made
+
+    def build(self, choice: Choice, arch: str) -> Build:
+        """One build for that architecture."""
+        config, dtype, head_dim, _, _ = choice
+        made = self.make(*choice)
+        return build_of(
+            f"{config.name}-{dtype}-d{head_dim}",
+            made.source,
+            arch,
+            shared=made.shared_bytes,
+            expects=("HGMMA", "UTMALDG"),
+        )
+
+
+def source(config: Config, dtype: str, head_dim: int) -> Source:
+    """One build of hopper_forward.cu; raises CompileError where headers are missing."""
+    reason = compilable()
+    directory = headers()
+    if directory is None or reason is not None:
+        raise CompileError(reason or "")
+    defines = {
+        "ELEMENT": ELEMENTS[dtype],
+        "HEAD_DIM": head_dim,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.num_stages,
+    }
+    return Source(
+        Path(__file__).with_name("hopper_forward.cu"),
+        "hopper_forward",
+        defines=tuple((name, str(value)) for name, value in defines.items()),
+        includes=(directory,),
+        # CuTe leaves many a constexpr function without __device__.
+        options=(("device_as_default_execution_space", True),),
+    )
+
+
+def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
+    """How a build is compiled and launched: one tile of Q, one of K and of V per stage, and the
+    barriers, up to the alignment of the whole."""
+    assert config.block_m is not None
+    assert config.block_n is not None
+    assert config.num_stages is not None
+    tiles = 2 * head_dim * (config.block_m + 2 * config.num_stages * config.block_n)
+    barriers = 8 * (1 + 4 * config.num_stages)
+    shared_bytes = tiles + 1024 * math.ceil(barriers / 1024)
+    return Launch(source(config, dtype, head_dim), config.block_m, 128 * WARPGROUPS, shared_bytes)
+
+
+def builds(arch: str) -> list[Build]:
+    """Both configs, both dtypes and every head dim; for Hopper alone, whose instructions no other
+    generation has."""
+    if arch_named(arch).capability != SUPPORT.capability:
+        return []
+    small, large = CONFIGS
+    chosen = [(large, "float16", 128), (small, "bfloat16", 256), (large, "bfloat16", 64)]
+    return [FAMILY.build((*choice, "", STRIDED), arch) for choice in chosen]
+
+
+CONFIGS = (
+    Config(block_m=128, block_n=64, num_warps=4 * WARPGROUPS, num_stages=2),
+    Config(block_m=128, block_n=128, num_warps=4 * WARPGROUPS, num_stages=2),
+)
+
+SUPPORT = Support(
+    dtypes=tuple(ELEMENTS),
+    head_dims=HEAD_DIMS,
+    masks=("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix"),
+    intersections=True,
+    grouped_heads=True,
+    min_seqlen=0,
+    layouts="aligned",
+    storages=(STRIDED,),
+    devices=("cuda",),
+    capability=(9, 0),
+    max_capability=(9, 0),
+)
+
+FAMILY = Hopper(
+    configs=CONFIGS,
+    support=SUPPORT,
+    make=launch,
+    kinds=dict.fromkeys(("full", "causal", "window", "interval"), ""),  # one build for all
+    in_bytes=False,
+)
+
+VARIANT = Variant(
+    name="cute-hopper-forward",
+    family="cute",
+    forward=FAMILY.forward,
+    configs=CONFIGS,
+    support=SUPPORT,
+    numerics=Numerics(
+        products=Products(operands="input", instruction="wgmma", accumulator="float32"),
+        softmax=Softmax(
+            scores="float32",
+            exp="ex2.approx",
+            row_sum=RowSum(lanes=4, apart=True),  # a row's columns lie in four neighbouring lanes
+        ),
+        output=Output(probability="input"),
+    ),
+    contract=Contract(
+        lse="natural",
+        empty_row_out=0.0,
+        empty_row_lse=-math.inf,
+        deterministic=True,
+        # NaN in V at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that
+        # tile that do not.
+        masked_values="finite",
+        batch_invariant=True,
+    ),
+    available=available,
+    compilable=compilable,
+    builds=builds,
+    head_dim_buckets=HEAD_DIMS,
+)

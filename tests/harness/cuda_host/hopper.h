@@ -1,0 +1,355 @@
+// Hopper's units on the CPU, for kernels of CuTe: mbarriers, named barriers, tensor copies and wgmma, on block.h's threads.
+//
+// Written from the words of the PTX manual: "mbarrier", "Tensor Swizzling Modes", "Asynchronous Warpgroup Level Matrix
+// Instructions" (canonical layouts, register fragments).  Copies and products happen at once, or (`block.late`) when
+// they are waited for.  A wait is a sleep until the other warps have done what it needs.
+#pragma once
+
+#include <initializer_list>
+
+#include "ptx.cuh"
+
+namespace hopper {
+
+using host::block;
+
+constexpr int patience = 1000;  // turns of all other warps until a wait is a deadlock
+
+inline int dropped = 0;    // the line of a wait that is passed by
+inline int unmet = -1;     // the named barrier that is passed by
+inline bool hasty = false;  // waits for products leave one group more in flight
+
+// As an mbarrier's 8 bytes.
+struct Barrier {
+    std::int32_t bytes;  // that are still to come
+    std::uint8_t count, pending;
+    std::uint8_t phase;
+    std::uint8_t alive;
+    void settle() {
+        if (pending == 0 && bytes == 0) {
+            phase ^= 1;
+            pending = count;
+        }
+    }
+};
+static_assert(sizeof(Barrier) == 8);
+
+inline Barrier& barrier(std::uint64_t& word) {
+    auto& made = reinterpret_cast<Barrier&>(word);
+    host::shared_at(ptx::shared_address(&word), 8);
+    if (made.alive != 1) {
+        host::fail("a barrier that is not initialised", ptx::shared_address(&word));
+    }
+    return made;
+}
+
+inline void init(std::uint64_t& word, int count) {
+    const auto size = static_cast<std::uint8_t>(count);
+    reinterpret_cast<Barrier&>(word) = {0, size, size, 0, 1};
+}
+
+inline void arrive(std::uint64_t& word, std::uint32_t bytes = 0) {
+    Barrier& made = barrier(word);
+    if (made.pending == 0) {
+        host::fail("one arrival too many", ptx::shared_address(&word));
+        return;
+    }
+    made.bytes += static_cast<std::int32_t>(bytes);
+    --made.pending;
+    made.settle();
+}
+
+// A tensor map as the tests encode it.
+struct Map {
+    std::uint64_t address, dims[4], strides[3];
+    std::uint32_t box[4];
+};
+
+struct TensorCopy {
+    Map map;
+    std::uint64_t* here;
+    unsigned to;
+    int at[4];
+};
+inline std::vector<TensorCopy> flying;
+inline int copies = 0;  // of a run
+
+// 128-byte swizzle: bits 4 to 6 of the address are those of the chunk xor those of the row.
+inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline void land(const TensorCopy& copy) {
+    const Map& map = copy.map;
+    unsigned to = copy.to;
+    for (unsigned row = 0; row < map.box[1]; ++row) {
+        for (unsigned column = 0; column < map.box[0]; ++column, to += 2) {
+            const std::int64_t place[4] = {copy.at[0] + std::int64_t(column), copy.at[1] + std::int64_t(row), copy.at[2], copy.at[3]};
+            bool inside = true;
+            std::uint64_t from = map.address + 2 * place[0];
+            for (int i = 0; i < 4; ++i) {
+                inside = inside && place[i] >= 0 && std::uint64_t(place[i]) < map.dims[i];
+                from += i ? place[i] * map.strides[i - 1] : 0;
+            }
+            unsigned char* element = host::shared_at(swizzled(to), 2);
+            std::memset(element, 0, 2);
+            if (inside) {
+                std::memcpy(element, reinterpret_cast<const void*>(from), 2);
+            }
+        }
+    }
+    Barrier& made = barrier(*copy.here);
+    made.bytes -= static_cast<std::int32_t>(2 * map.box[0] * map.box[1]);
+    made.settle();
+}
+
+inline void tensor_copy(const void* map, std::uint64_t* here, void* to, std::initializer_list<int> at) {
+    ++copies;
+    TensorCopy copy{{}, here, ptx::shared_address(to), {}};
+    std::memcpy(&copy.map, map, sizeof copy.map);
+    std::copy(at.begin(), at.end(), copy.at);
+    if (copy.to % 128 || reinterpret_cast<std::uintptr_t>(map) % 64 || 2 * copy.map.box[0] != 128) {
+        host::fail("a tensor copy that is not aligned, or no swizzled row wide", copy.to);
+    }
+    if (block.late) {
+        flying.push_back(copy);
+    } else {
+        land(copy);
+    }
+}
+
+struct Wait {
+    std::uint64_t* word;
+    int parity, tries;
+    bool over;
+};
+
+// The lanes of a warp look together.  What flies lands last of all, the latest first.
+inline void look(void* const (&operands)[warp_size]) {
+    Wait& first = *static_cast<Wait*>(operands[0]);
+    Barrier& made = barrier(*first.word);
+    if (made.phase == first.parity && first.tries > 2) {
+        for (std::size_t i = flying.size(); i-- > 0;) {
+            if (flying[i].here == first.word) {
+                const TensorCopy copy = flying[i];
+                flying.erase(flying.begin() + static_cast<std::ptrdiff_t>(i));
+                land(copy);
+            }
+        }
+    }
+    for (void* each : operands) {
+        Wait& wait = *static_cast<Wait*>(each);
+        if (wait.word != first.word || wait.parity != first.parity) {
+            host::fail("lanes wait for different phases", wait.parity);
+        }
+        wait.over = made.phase != first.parity;
+    }
+}
+
+inline void wait(std::uint64_t& word, int parity) {
+    for (Wait wait{&word, parity, 0, false};;) {
+        host::together(look, &wait);
+        if (wait.over) {
+            return;
+        }
+        if (++wait.tries > patience) {
+            host::fail("a deadlock at the barrier", ptx::shared_address(&word));
+        }
+        host::sleep(1);
+    }
+}
+
+// bar.sync of some warps.
+struct Meeting {
+    unsigned arrived, over;
+};
+inline Meeting meetings[16];
+
+struct Arrival {
+    unsigned id, threads, before;
+};
+
+inline void join(void* const (&operands)[warp_size]) {
+    Arrival& first = *static_cast<Arrival*>(operands[0]);
+    Meeting& meeting = meetings[first.id];
+    const unsigned before = meeting.over;
+    meeting.arrived += warp_size;
+    if (meeting.arrived == first.threads) {
+        meeting = {0, before + 1};
+    }
+    for (void* each : operands) {
+        static_cast<Arrival*>(each)->before = before;
+    }
+}
+
+inline void meet(unsigned threads, unsigned id) {
+    if (static_cast<int>(id) == unmet) {
+        return;
+    }
+    Arrival arrival{id, threads, 0};
+    host::together(join, &arrival);
+    for (int tries = 0; meetings[id].over == arrival.before; ++tries) {
+        if (tries > patience) {
+            host::fail("a deadlock at the named barrier", id);
+        }
+        host::sleep(1);
+    }
+}
+
+// One lane's part of wgmma m64nNk16.  a: its registers of A, or null where A has a descriptor.
+struct Product {
+    const std::uint32_t* a[4];
+    std::uint64_t left, right;
+    std::vector<float*> d;
+    bool major_n, adds;
+    int group;
+    ptx::Format format;
+};
+inline std::vector<Product> pending[32][warp_size];  // of warps
+inline int groups[32];                               // committed
+
+// The address of (m or n, k) of an operand that lies K-major or N-major, with swizzled rows of 128 bytes.
+inline unsigned element_at(std::uint64_t descriptor, bool major_n, unsigned mn, unsigned k) {
+    const auto field = [descriptor](int shift) { return static_cast<unsigned>(descriptor >> shift & 0x3fff) << 4; };
+    const unsigned start = field(0), leading = field(16), stride = field(32);
+    if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0) {
+        host::fail("a descriptor without the swizzle of 128 bytes", static_cast<long>(descriptor >> 48));
+    }
+    return swizzled(
+        major_n ? start + mn / 64 * leading + k / 8 * stride + k % 8 * 128 + mn % 64 * 2
+                : start + mn / 8 * stride + mn % 8 * 128 + k * 2
+    );
+}
+
+inline float element(ptx::Format format, unsigned address) {
+    const unsigned char* bytes = host::shared_at(address, 2);
+    return ptx::detail::widen(format, bytes[0] | bytes[1] << 8);
+}
+
+// The 16 rows of a warp, exact products added in fp64 and rounded once, as ptx.cuh's.
+inline void multiply(unsigned warp, const std::vector<Product*>& lanes) {
+    const ptx::Format format = lanes[0]->format;
+    float a[16][16];
+    const unsigned columns = static_cast<unsigned>(lanes[0]->d.size()) * 2;
+    std::vector<float> b(columns * 16);
+    for (unsigned k = 0; k < 16; ++k) {
+        for (unsigned n = 0; n < columns; ++n) {
+            b[n * 16 + k] = element(format, element_at(lanes[0]->right, lanes[0]->major_n, n, k));
+        }
+        for (unsigned m = 0; lanes[0]->a[0] == nullptr && m < 16; ++m) {
+            a[m][k] = element(format, element_at(lanes[0]->left, false, warp % 4 * 16 + m, k));
+        }
+    }
+    for (unsigned lane = 0; lane < warp_size; ++lane) {
+        if (lanes[lane]->left != lanes[0]->left || lanes[lane]->right != lanes[0]->right) {
+            host::fail("lanes with different descriptors", lane);
+        }
+        for (unsigned i = 0; lanes[lane]->a[0] != nullptr && i < 8; ++i) {
+            const unsigned half = i % 2, reg = i / 2;
+            a[lane / 4 + reg % 2 * 8][lane % 4 * 2 + half + reg / 2 * 8] =
+                ptx::detail::widen(format, ptx::detail::half_of(*lanes[lane]->a[reg], static_cast<int>(half)));
+        }
+    }
+    for (unsigned lane = 0; lane < warp_size; ++lane) {
+        Product& own = *lanes[lane];
+        for (unsigned i = 0; i < own.d.size(); ++i) {
+            const unsigned row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            double sum = own.adds ? *own.d[i] : 0.0;
+            for (unsigned k = 0; k < 16; ++k) {
+                sum += static_cast<double>(a[row][k]) * b[column * 16 + k];
+            }
+            *own.d[i] = static_cast<float>(sum);
+        }
+    }
+}
+
+inline unsigned own_warp() { return threadIdx.x / warp_size; }
+
+inline void issue(void* const (&operands)[warp_size]) {
+    std::vector<Product*> lanes;
+    for (unsigned lane = 0; lane < warp_size; ++lane) {
+        auto* own = static_cast<Product*>(operands[lane]);
+        if (block.late) {
+            pending[own_warp()][lane].push_back(*own);
+        }
+        lanes.push_back(own);
+    }
+    if (!block.late) {
+        multiply(own_warp(), lanes);
+    }
+}
+
+inline void wgmma(
+    ptx::Format format, std::initializer_list<const std::uint32_t*> a, std::uint64_t left, std::uint64_t right,
+    std::initializer_list<float*> d, bool major_n, bool adds
+) {
+    Product own{{}, left, right, d, major_n, adds, 0, format};
+    std::copy(a.begin(), a.end(), own.a);
+    own.group = groups[own_warp()];
+    host::together(issue, &own);
+}
+
+inline void commit(void* const (&)[warp_size]) { ++groups[own_warp()]; }
+
+struct Finish {
+    int left;
+};
+
+// Carry out all but the warp's latest groups.
+inline void finish(void* const (&operands)[warp_size]) {
+    auto& warp = pending[own_warp()];
+    const int before = groups[own_warp()] - static_cast<Finish*>(operands[0])->left;
+    while (!warp[0].empty() && warp[0][0].group < before) {
+        std::vector<Product*> lanes;
+        for (auto& lane : warp) {
+            lanes.push_back(&lane[0]);
+        }
+        multiply(own_warp(), lanes);
+        for (auto& lane : warp) {
+            lane.erase(lane.begin());
+        }
+    }
+}
+
+inline void start() {
+    copies = 0;
+    flying.clear();
+    for (auto& meeting : meetings) {
+        meeting = {};
+    }
+    for (auto& warp : pending) {
+        for (auto& lane : warp) {
+            lane.clear();
+        }
+    }
+    std::fill(groups, groups + 32, 0);
+}
+
+template <typename Choose>
+int reduce(int x, Choose) {
+    host::together(
+        [](void* const (&operands)[warp_size]) {
+            int best = *static_cast<int*>(operands[0]);
+            for (void* each : operands) {
+                best = Choose{}(best, *static_cast<int*>(each));
+            }
+            for (void* each : operands) {
+                *static_cast<int*>(each) = best;
+            }
+        },
+        &x
+    );
+    return x;
+}
+struct Least {
+    int operator()(int a, int b) const { return a < b ? a : b; }
+};
+struct Most {
+    int operator()(int a, int b) const { return a < b ? b : a; }
+};
+
+}  // namespace hopper
+
+inline int __reduce_min_sync(unsigned, int x) { return hopper::reduce(x, hopper::Least{}); }
+inline int __reduce_max_sync(unsigned, int x) { return hopper::reduce(x, hopper::Most{}); }
+inline int __shfl_sync(unsigned, int x, int from) { return static_cast<int>(ptx::shfl_idx(static_cast<unsigned>(x), from)); }
+inline void __syncwarp() {}
+#define __grid_constant__

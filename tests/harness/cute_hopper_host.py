@@ -1,0 +1,259 @@
+"""The Hopper forward's own source on the CPU, with CuTe's layouts, partitions and descriptors; only
+the bodies that hold inline assembly are replaced, by the functions of cuda_host/hopper.h."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from kernels.cute import hopper_forward as kernel
+from kernels.masks import mask_build, mask_tables
+from tests.harness.cute_host import MARGIN, ORDERS, Ran, compiled_program, placed
+from tests.planted.copies import HOPPER_SLIPS
+from verify.arithmetic.dtypes import dtype_named
+from verify.judging.comparison import compare
+from verify.judging.truth import compute_truth
+from verify.problem import Problem
+from verify.problem.inputs import Inputs, dequantised, tensors
+from verify.tolerance.forward import resolve
+from verify.variant import AttentionArgs, Config
+
+SOURCE = Path(kernel.__file__).with_suffix(".cu")
+SMALL, LARGE = kernel.CONFIGS
+BUILDS = {
+    "large": (LARGE, "float16", 64),
+    "small": (SMALL, "bfloat16", 128),
+    "deep": (SMALL, "float16", 256),
+}
+OVERRUN = "overrun"  # the known-bad copy of "large"
+
+PROGRAM = """
+#include "hopper.h"
+inline bool& hasty = hopper::hasty;
+extern "C" void begin() { hopper::start(); }
+extern "C" int copied() { return hopper::copies; }
+extern "C" void weaken(int line, int named, bool waits) {
+  hopper::dropped = line;
+  hopper::unmet = named;
+  hopper::hasty = waits;
+}
+#include <cuda/std/limits>
+#include <cute/tensor.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+#include "arguments.cuh"
+#define wait_barrier(...) (hopper::dropped == __LINE__ ? void() : cute::wait_barrier(__VA_ARGS__))
+"""
+# One for each build, in a namespace of its own: CuTe's headers, which take longest, are read once.
+BUILD = """
+#define hopper_forward entry_NAME
+#define ENTRY entry_NAME
+#define run run_NAME
+#define KERNEL "FILE"
+DEFINES
+namespace NAME {
+#include "run.cpp"
+}
+UNDEFS
+"""
+
+
+def _call(function: str) -> str:
+    """A function's body, up to the end of its assembly, becomes that call."""
+    return rf"(\b{function}\s*\([^{{]*\{{).*?#endif"
+
+
+# Header -> pattern of a body, which becomes the call behind its first group.
+BODIES: dict[str, dict[str, str]] = {
+    "cute/arch/copy_sm90_desc.hpp": {
+        _call("initialize_barrier"): r"\1 hopper::init(smem_barrier, thread_count);",
+        _call("set_barrier_transaction_bytes"): r"\1 hopper::arrive(smem_barrier, bytes);",
+        _call("wait_barrier"): r"\1 hopper::wait(smem_barrier, phase_bit);",
+        _call("arrive_barrier"): r"\1 hopper::arrive(smem_barrier);",
+    },
+    "cute/arch/copy_sm90_tma.hpp": {
+        r"(struct SM90_TMA_LOAD_4D\b.*?)CUTE_INVALID_CONTROL_PATH\([^;]*;": (
+            r"\1 hopper::tensor_copy(desc_ptr, mbar_ptr, smem_ptr, {crd0, crd1, crd2, crd3});"
+        ),
+    },
+    "cute/arch/util.hpp": {
+        r"(\bcast_smem_ptr_to_uint\([^{]*\{).*?#endif": r"\1 return ptx::shared_address(ptr);",
+    },
+    "cutlass/arch/barrier.h": {
+        r"(static void arrive_and_wait_internal\([^{]*\{).*?#endif": (
+            r"\1 hopper::meet(num_threads, barrier_id);"
+        ),
+    },
+    "cute/arch/mma_sm90_gmma.hpp": {
+        r"(\bwarpgroup_arrive\(\)\s*\{).*?#endif": r"\1",
+        r"(\bwarpgroup_wait\(\)\s*\{).*?#endif": (
+            r"\1 hopper::Finish how{N + hopper::hasty};"
+            r" host::together(hopper::finish, &how);"
+        ),
+        r"(\bwarpgroup_commit_batch\(\)\s*\{).*?#endif": (
+            r"\1 host::together(hopper::commit, nullptr);"
+        ),
+    },
+}
+
+
+def _with_products(text: str) -> str:
+    """mma_sm90_gmma.hpp, with wgmma of fp32 accumulators as calls."""
+
+    def called(match: re.Match[str]) -> str:
+        head, dtype, where, parameters = match.group(1, 2, 3, 4)
+        d = ", ".join(f"&{name}" for name in re.findall(r"float\s*& (d\d+)", parameters))
+        a = ", ".join(f"&{name}" for name in re.findall(r"uint32_t const& (a\d+)", parameters))
+        left = "desc_a" if where == "SS" else "0"
+        name = "float16" if dtype == "F16" else "bfloat16"
+        call = (
+            f"hopper::wgmma(ptx::Format::{name}, {{{a}}}, {left}, desc_b, {{{d}}},"
+            " tnspB == GMMA::Major::MN, int(scale_D) != 0);"
+        )
+        return f"{head}{call}"
+
+    pattern = (
+        r"(struct MMA_64x\d+x16_F32(B?F16)B?F16_(SS|RS)\n\{.*?fma\((.*?)\)\n"
+        r".*?#else\n\s*)CUTE_INVALID_CONTROL_PATH\([^;]*;"
+    )
+    return re.sub(pattern, called, text, flags=re.DOTALL)
+
+
+def patch(headers: Path, folder: Path) -> None:
+    """Copies of headers in which bodies are calls."""
+    for name, bodies in BODIES.items():
+        text = (headers / name).read_text()
+        for pattern, body in bodies.items():
+            text, count = re.subn(pattern, body, text, count=1, flags=re.DOTALL)
+            assert count == 1, pattern
+        if name.endswith("mma_sm90_gmma.hpp"):
+            text = _with_products(text)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def build(file: str, name: str, config: Config, dtype: str, head_dim: int) -> str:
+    defines = dict(kernel.source(config, dtype, head_dim).defines)
+    undefined = (*defines, "hopper_forward", "ENTRY", "run", "KERNEL")
+    text = BUILD.replace("NAME", name).replace("FILE", file)
+    text = text.replace("DEFINES", "\n".join(f"#define {k} {v}" for k, v in defines.items()))
+    return text.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))
+
+
+def compiled(folder: Path) -> Path:
+    """The shared library of all builds, and of the known-bad copy."""
+    texts = [build(SOURCE.name, name, *chosen) for name, chosen in BUILDS.items()]
+    texts += [build(f"{OVERRUN}.cu", OVERRUN, *BUILDS["large"])]
+    return compiled_program(folder, "".join([PROGRAM, *texts]), own_headers)
+
+
+def own_headers(headers: Path, folder: Path) -> None:
+    """What the program includes in place of CuTe's headers, and the kernel, once for each build."""
+    patch(headers, folder)
+    tiles = SOURCE.with_name("hopper_tiles.cuh").read_text()
+    (folder / "hopper_tiles.cuh").write_text(tiles.replace("#pragma once", ""))
+    shipped = {SOURCE.name: SOURCE.read_text()}
+    (folder / SOURCE.name).write_text(shipped[SOURCE.name])
+    slipped = HOPPER_SLIPS[OVERRUN].apply(shipped)
+    (folder / f"{OVERRUN}.cu").write_text(slipped[SOURCE.name])
+
+
+class Map(ctypes.Structure):
+    """A tensor map, as hopper.h reads it."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("dims", ctypes.c_uint64 * 4),
+        ("strides", ctypes.c_uint64 * 3),
+        ("box", ctypes.c_uint32 * 4),
+    )
+
+
+def encode(made: kernel.TensorMap, to: int) -> None:
+    """In place of the driver's."""
+    fields = ((*made.dims,), (*made.strides,), (*made.box,))
+    Map.from_address(to).__init__(made.address, *fields)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One build in the shared library.  Tests replace `kernel.encode` by `encode`."""
+
+    library: ctypes.CDLL
+    entry: Callable[..., bytes]
+    config: Config
+    dtype: str
+    head_dim: int
+
+    def problem(self, text: str) -> Problem:
+        return Problem.parse(f"{text},d={self.head_dim},dtype={self.dtype}")
+
+    def run(
+        self, problem: Problem, inputs: Inputs, *, backwards: bool = False, late: bool = False
+    ) -> Ran:
+        """Raises RuntimeError where the threads of a block part or wait forever, addresses are bad,
+        or anything but O and LSE is written."""
+        q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
+        args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, self.config)
+        out = placed(torch.full(problem.shape_out, math.nan, dtype=q.dtype), problem, "out")
+        count = math.prod(problem.shape_out[:3])
+        storage = torch.full((count + MARGIN,), math.nan)
+        lse = storage[:count].view(problem.shape_out[:3])
+        made = kernel.launch(self.config, self.dtype, self.head_dim, "")
+        grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
+        mask = mask_build(args)
+        tables = mask_tables(args, mask)
+        given = kernel.FAMILY.arguments(args, out, lse, mask, tables)
+        conflicts = (ctypes.c_long * 2)()
+        sizes = grid, made.threads, made.shared_bytes
+        self.library.begin()
+        error = self.entry(ctypes.byref(given), *sizes, backwards, late, conflicts)
+        if error:
+            raise RuntimeError(error.decode())
+        whole = torch.tensor([], dtype=out.dtype).set_(out.untyped_storage())
+        written = int(whole.isnan().logical_not().sum())
+        if written > out.numel():
+            raise RuntimeError(f"{written - out.numel()} elements written beside O")
+        if not storage[count:].isnan().all():
+            raise RuntimeError("elements written behind LSE")
+        return Ran(out, lse, (conflicts[0], conflicts[1]))
+
+    def verdict(self, text: str, *, spoiled: bool = False) -> Iterator[float]:
+        """The worst error over its bound, of O and LSE, for each order of warps and copies;
+        infinite where a run is refused or an empty row is not empty.
+
+        spoiled: K and V are NaN where no row of the problem sees them.
+        """
+        problem = self.problem(text)
+        arithmetic = resolve(kernel.VARIANT.numerics, self.config, problem, "sm_90")
+        inputs = tensors(problem)
+        truth = compute_truth(problem, dequantised(problem, inputs), [arithmetic])
+        live = ~truth.empty
+        given = without_unseen(problem, inputs) if spoiled else inputs
+        for order in ORDERS:
+            try:
+                ran = self.run(problem, given, **order)
+            except RuntimeError:
+                yield math.inf
+                continue
+            empty = bool(
+                (ran.lse[truth.empty] == -math.inf).all() and (ran.out[truth.empty] == 0).all()
+            )
+            out = compare(ran.out, truth.out, truth.out_bound, problem.format_out).ratio[live]
+            lse = compare(ran.lse, truth.lse, truth.lse_bound, dtype_named("float32")).ratio[live]
+            worst = max((float(part.max()) for part in (out, lse) if part.numel()), default=0.0)
+            yield worst if empty else math.inf
+
+
+def without_unseen(problem: Problem, inputs: Inputs) -> Inputs:
+    """K and V with NaN at the keys that no row sees."""
+    sizes = problem.batch, 1, problem.seqlen_q, problem.seqlen_kv
+    unseen = ~problem.mask.dense(*sizes).any(2)[:, :, :, None]
+    k, v = (tensor.masked_fill(unseen, math.nan) for tensor in (inputs.k, inputs.v))
+    return replace(inputs, k=k, v=v)
