@@ -34,7 +34,8 @@ into the next head.  cuTensorMapEncodeTiled makes them at the launch, in the str
 a `__grid_constant__` parameter.  It is called through ctypes: it wants an address that 64 divides,
 and the objects of cuda.bindings lie at multiples of 16.
 
-docs/cute.md shows the pipeline.  A build is chosen by dtype, head dim and config.
+docs/cute.md shows the pipeline.  A build is chosen by dtype, head dim and config.  The ring has one
+slot where two do not fit: blocks of 128 keys at head dim 256.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ from verify.variant import (
 
 HEAD_DIMS = (64, 128, 256)
 WARPGROUPS = 3  # one producer, two consumers
+ROOM = 227 * 1024  # bytes of shared memory that a block on Hopper can ask for
 PIECE = 64  # columns of a box: 128 bytes, the width of the swizzle
 MAP_BYTES = 128
 MAP_ALIGNMENT = 64
@@ -214,6 +216,22 @@ class Hopper(Family):
         )
 
 
+def slots(config: Config, head_dim: int) -> int:
+    """Of the ring of K and V: as many as the config says, or as a block's shared memory holds."""
+    assert config.num_stages is not None
+    fitting = (n for n in range(config.num_stages, 1, -1) if _bytes(config, head_dim, n) <= ROOM)
+    return next(fitting, 1)
+
+
+def _bytes(config: Config, head_dim: int, slots: int) -> int:
+    """One tile of Q, one of K and of V per slot, and the barriers, up to the alignment of the
+    whole."""
+    assert config.block_m is not None
+    assert config.block_n is not None
+    tiles = 2 * head_dim * (config.block_m + 2 * slots * config.block_n)
+    return tiles + 1024 * math.ceil(8 * (1 + 4 * slots) / 1024)
+
+
 def source(config: Config, dtype: str, head_dim: int) -> Source:
     """One build of hopper_forward.cu; raises CompileError where headers are missing."""
     reason = compilable()
@@ -225,7 +243,7 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
         "HEAD_DIM": head_dim,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
+        "STAGES": slots(config, head_dim),
     }
     return Source(
         Path(__file__).with_name("hopper_forward.cu"),
@@ -238,14 +256,9 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
 
 
 def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
-    """How a build is compiled and launched: one tile of Q, one of K and of V per stage, and the
-    barriers, up to the alignment of the whole."""
+    """How a build is compiled and launched."""
     assert config.block_m is not None
-    assert config.block_n is not None
-    assert config.num_stages is not None
-    tiles = 2 * head_dim * (config.block_m + 2 * config.num_stages * config.block_n)
-    barriers = 8 * (1 + 4 * config.num_stages)
-    shared_bytes = tiles + 1024 * math.ceil(barriers / 1024)
+    shared_bytes = _bytes(config, head_dim, slots(config, head_dim))
     return Launch(source(config, dtype, head_dim), config.block_m, 128 * WARPGROUPS, shared_bytes)
 
 
@@ -256,6 +269,7 @@ def builds(arch: str) -> list[Build]:
         return []
     small, large = CONFIGS
     chosen = [(large, "float16", 128), (small, "bfloat16", 256), (large, "bfloat16", 64)]
+    chosen.append((large, "float16", 256))  # one slot
     return [FAMILY.build((*choice, "", STRIDED), arch) for choice in chosen]
 
 
