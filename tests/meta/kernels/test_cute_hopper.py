@@ -268,7 +268,7 @@ SHAPES = (
 )
 
 
-DEEP = ("sq=130,skv=100,mask=causal", "sq=66,skv=150,mask=window.60.9")
+DEEP = ("sq=130,skv=400,mask=causal", "sq=66,skv=290,mask=window.160.9")
 # In the last block of keys, in the first, and in a block between.
 UNSEEN = (
     "sq=70,skv=250,mask=causal.tl",
@@ -293,7 +293,7 @@ class TestOnTheHost:
         assert max(program.verdict(shape)) <= 1
 
     @pytest.mark.parametrize("shape", DEEP)
-    def test_with_four_pieces_it_stays_inside_its_bounds(
+    def test_with_four_pieces_and_one_slot_it_stays_inside_its_bounds(
         self, library: ctypes.CDLL, shape: str
     ) -> None:
         assert max(program_of("deep", library).verdict(shape)) <= 1
