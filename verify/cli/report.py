@@ -22,12 +22,14 @@ from verify.machine.places import published_parent, report_parent, state_directo
 class _Place:
     """The place for a report.
 
-    directory: the parent given with --out, or None.  publish, replace: the options of these names.
+    directory: the parent given with --out, or None.  publish, replace, keep: the options of these
+    names.
     """
 
     directory: Path | None
     publish: bool
     replace: bool
+    keep: bool
 
     @property
     def parent(self) -> Path:
@@ -39,14 +41,14 @@ class _Place:
 
         Returns the exit code: `status`, or USAGE if publishing is refused.
         """
-        from verify.report import read, write_index
+        from verify.report import ReportError, read, write_index
         from verify.report.publishing import LossError, publish
 
         if not self.publish:
             return status
         target = published_parent(self.directory) / folder.name
         try:
-            page, lost = publish(read(folder), target, replace=self.replace)
+            page, lost = publish(read(folder), target, replace=self.replace, keep=self.keep)
             write_index(target.parent)
         except OSError as error:
             raise UsageError(f"{target}: {error.strerror or error}") from None
@@ -58,6 +60,8 @@ class _Place:
             for line in error.losses:
                 say(console, f"  {line}")
             return USAGE
+        except ReportError as error:
+            raise UsageError(f"{target}: {error}") from None
         if lost:
             say(console, f"{target} covered more, and was replaced. This is lost:")
             for line in lost:
@@ -80,6 +84,11 @@ class _Place:
 )
 @click.option(
     "--replace", is_flag=True, help="Publish it even if it covers less than the report there."
+)
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Publish it together with what the report there says of variants that it did not judge.",
 )
 @options.examples
 @options.profile
@@ -112,6 +121,7 @@ def report(
     directory: Path | None,
     publish: bool,
     replace: bool,
+    keep: bool,
     from_runs: tuple[str, ...],
     render: Path | None,
     schema: Path | None,
@@ -124,8 +134,8 @@ def report(
     reports/<device>/ too, where it replaces another one only if it covers at least as much:
     variants, dtypes, groups of oracles, coverage bins, cases.
     """
-    if replace and not publish:
-        raise UsageError("--replace: needs --publish")
+    if (replace or keep) and not publish:
+        raise UsageError(f"{'--replace' if replace else '--keep'}: needs --publish")
     if render is not None and (publish or from_runs):
         raise UsageError(
             "--render: writes a folder's pages again; --run and --publish make another report"
@@ -134,7 +144,7 @@ def report(
         return _render(render)
     if schema is not None:
         return _write_schemas(schema)
-    place = _Place(directory, publish, replace)
+    place = _Place(directory, publish, replace, keep)
     if from_runs:
         return _report_of(from_runs, place, strict)
     from verify.machine import device

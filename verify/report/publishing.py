@@ -9,6 +9,7 @@ from pathlib import Path
 from verify.document import text
 from verify.report import write
 from verify.report.json_file import read
+from verify.report.kept import with_kept
 from verify.report.schema import DTypeReport, Report, ReportError, VariantReport
 
 # Of as many draws, a few are repeats or refused, more or fewer from seed to seed.
@@ -23,13 +24,18 @@ class LossError(ReportError):
         self.losses = losses
 
 
-def publish(report: Report, folder: Path, *, replace: bool = False) -> tuple[Path, list[str]]:
+def publish(
+    report: Report, folder: Path, *, replace: bool = False, keep: bool = False
+) -> tuple[Path, list[str]]:
     """Write a report into a folder that may hold one; returns the page, and what was lost by it,
     one line each.
 
-    Raises LossError, without `replace`, if it covers less than the one that lies there or if that
-    one does not read.
+    keep: what the one there says of variants that the new one did not judge stays
+    (`verify.report.kept`).  Raises LossError, without `replace`, if it covers less than the one
+    that lies there or if that one does not read; ReportError, with `keep`, if it does not read.
     """
+    if keep and (folder / "report.json").exists():
+        report = with_kept(report, read(folder))
     lost = _before(folder, report)
     if lost and not replace:
         raise LossError(folder, lost)
