@@ -30,21 +30,23 @@ VARIANTS = [VARIANT, VARIANT_F16]
 WITNESS = (
     {
         "case": (
-            "ptx-share-kv:m128n32s2-swizzle_none-grid_tiles:accuracy:hq=16,hkv=2,sq=16,skv=65,"
-            "d=256,dtype=float16,dist=large_logits,seed=536"
+            "ptx-share-kv:m128n32s2-swizzle_none-grid_tiles:accuracy:b=3,hq=5,hkv=5,sq=90,skv=95,"
+            "d=96,dtype=bfloat16,mask=documents.5_90,scale=3.32306998946229e+35,lq=sbhd,lk=sbhd,"
+            "lv=sbhd,lo=sbhd,ldo=sbhd,dist=below_sentinel,seed=65"
         ),
         "tensor": "out",
-        "r": 0.968,
+        "r": 0.974,
         "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },
     {
         "case": (
-            "ptx-share-kv-f16:m128n64s2-swizzle_qkv-grid_heads:accuracy:b=4,hq=10,hkv=5,sq=167,"
-            "skv=47,d=32,dtype=float16,mask=window.15.2,dist=v_mean,seed=14"
+            "ptx-share-kv-f16:m128n32s2-swizzle_none-grid_tiles:accuracy:b=2,hq=2,hkv=2,sq=126,"
+            "skv=64,d=96,dtype=float16,mask=causal,scale=0.75,lq=bshd,lk=transposed.p144,lv=bshd,"
+            "lo=bshd,ldo=bshd,dist=zero_v_columns,seed=105569465"
         ),
         "tensor": "out",
-        "r": 0.467,
+        "r": 0.342,
         "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },

@@ -29,3 +29,17 @@ CONFIGS = (
 )
 
 VARIANT = fp8_variant(TILING, CONFIGS)
+
+WITNESS = (
+    {
+        "case": (
+            "ptx-split-q-fp8:m128n32s2-swizzle_qkv-grid_heads:accuracy:hq=4,sq=47,skv=416,d=256,"
+            "dtype=float8_e4m3fn,mask=prefix.416+prefix.421,scale=0.125,descale=head,"
+            "dist=range_edges,seed=3058674"
+        ),
+        "tensor": "out",
+        "r": 0.93,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)
