@@ -127,7 +127,8 @@ def sources_of(imported: set[Path], path: Path) -> tuple[str, ...]:
     folder and of kernels/cuda.  For a kernel that imports the CUDA compiler (`verify.cuda`), add
     the compiler and the imported files of kernels/cuda.
     """
-    beside = {file for file in imported | {path} if file.parent == path.parent}
+    # A module can name anything as its file: a pipe would never end.
+    beside = {file for file in imported | {path} if file.parent == path.parent and file.is_file()}
     found = {file for file in imported if file.parent in (path.parent, _HELPERS.parent)}
     if _COMPILER / "compile.py" in imported:
         found |= {file for file in imported if file.parent in (_COMPILER, _HELPERS)}
