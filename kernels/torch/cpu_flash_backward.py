@@ -8,7 +8,8 @@ operator's results (torch 2.13, x86 with AVX-512, MKL):
 - The products get the scale as alpha.  For S sgemm multiplies K by it at most shapes: scores of 0
   come back as 3e-8, and at a scale of 2^126 keys of 4 overflow.  For dQ and dK it multiplies dS, or
   the other operand: at 2^-126 dS of 1/8 loses three bits.  fp16 has no product of its own, and is
-  widened to fp32 for sgemm.  oneDNN's bf16 product multiplies its results.
+  widened to fp32 for sgemm.  oneDNN's bf16 product multiplies its results on an Intel Xeon; on an
+  AMD EPYC (Zen 4) keys overflow as for sgemm, and the declaration is of both.
 - P = exp(S - LSE) by the exponential of 1 ulp, not by the forward's faster one.  fp16 and bf16
   round P and dS for the products; dS is made of the P before that.
 - Each block's share of dQ, dK and dV is scaled and added to the result as it lies in memory: in
@@ -66,7 +67,7 @@ def _variant(saver: Variant, dtype: str) -> Variant:
             products=(
                 GradientProducts(operands="float32", prescale="alpha")
                 if widened
-                else GradientProducts()
+                else GradientProducts(prescale="alpha")
             ),
             softmax=GradientSoftmax(exp="vexp"),
             sums=GradientSums(
