@@ -38,10 +38,10 @@ import torch
 from torch import Tensor
 
 from kernels.cuda.family import LOG2_E, Launch, Strided, check_config, check_room, loaded
-from kernels.cute.flash_forward import ELEMENTS, STAGES, WARPS, available, compilable, headers
+from kernels.cute.flash_forward import ELEMENTS, STAGES, WARPS, available, compilable, cute_source
 from kernels.masks import MaskBuild, mask_build, mask_tables
 from kernels.ptx import split_q
-from verify.cuda.compile import CompileError, Source, build_of, device_arch
+from verify.cuda.compile import Source, build_of, device_arch
 from verify.cuda.compile import launch as launch_kernel
 from verify.variant import (
     STRIDED,
@@ -126,9 +126,6 @@ def walk_launch(walk: str, config: Config, dtype: str, head_dim: int) -> Launch:
     owned, walked = config.block_n, config.block_m
     assert owned is not None
     assert walked is not None
-    directory, missing = headers(), compilable()
-    if directory is None:
-        raise CompileError(missing or "")
     pairs = owned * walked if walk == KEYS_ATOMIC else 64
     # Two owned tiles, two of each stage, pairs; LSE and delta of each stage.
     shared_bytes = 2 * (2 * head_dim * (owned + STAGES * walked) + pairs) + 8 * STAGES * walked
@@ -142,14 +139,7 @@ def walk_launch(walk: str, config: Config, dtype: str, head_dim: int) -> Launch:
         "WALK": walk,
         "SHARED_BYTES": shared_bytes,
     }
-    source = Source(
-        Path(__file__).with_suffix(".cu"),
-        walk,
-        defines=tuple((name, str(value)) for name, value in defines.items()),
-        includes=(directory,),
-        # CuTe leaves many a constexpr function without __device__.
-        options=(("device_as_default_execution_space", True),),
-    )
+    source = cute_source(Path(__file__).with_suffix(".cu"), walk, defines)
     return Launch(source, owned, 32 * WARPS, shared_bytes)
 
 

@@ -5,20 +5,19 @@
 // rows of a block) and BLOCK_N (32 or 64: keys of a step).
 #include "tiles.cuh"
 
-#include <cuda/std/limits>
-
 #include "arguments.cuh"
 #include "intervals.cuh"
+#include "softmax.cuh"
 
 using namespace cute;
 using namespace tiles;
 using namespace intervals;
+using namespace softmax;
 
 using HeadDim = Int<HEAD_DIM>;
 using BlockM = Int<BLOCK_M>;
 using BlockN = Int<BLOCK_N>;
 constexpr int kStages = 2;
-constexpr float kInfinity = cuda::std::numeric_limits<float>::infinity();
 
 using LayoutQ = TileLayout<BLOCK_M, HEAD_DIM>;
 using LayoutKV = TileLayout<BLOCK_N, HEAD_DIM, kStages>;
@@ -33,38 +32,6 @@ struct Shared {
   alignas(128) Interval seen[BLOCK_M];  // keys that each row sees
 };
 static_assert(sizeof(Shared) == SHARED_BYTES && BLOCK_M <= kThreads);
-
-// One block of scores x, log2-scaled and masked, becomes p; the statistics and o follow.
-template <class X, class O, class Statistic>
-CUTE_DEVICE void online_softmax(X& x, O& o, Statistic& row_max, Statistic& row_sum) {
-  CUTE_UNROLL
-  for (int r = 0; r < size<0>(x); ++r) {
-    float largest = row_max(r);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(x); ++c) {
-      largest = fmaxf(largest, x(r, c));
-    }
-    // A row lies in four neighbouring lanes.
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 1));
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 2));
-    // While a row has seen no key, the maximum is -inf: subtract 0 instead, since -inf - -inf is
-    // NaN.
-    float shift = largest == -kInfinity ? 0.0f : largest;
-    float alpha = ptx::ex2(__fsub_rn(row_max(r), shift));
-    float sum = 0.0f;
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(x); ++c) {
-      x(r, c) = ptx::ex2(__fsub_rn(x(r, c), shift));
-      sum += x(r, c);
-    }
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(o); ++c) {
-      o(r, c) *= alpha;
-    }
-    row_sum(r) = row_sum(r) * alpha + sum;
-    row_max(r) = largest;
-  }
-}
 
 // The second bound is on registers, by the blocks that a multiprocessor must be able to hold:
 // without it ptxas aims at three even for head_dim 128, and spills.
@@ -185,23 +152,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 64 ? 3 : 2)
     multiply(load_v, operand_p, operand_v, acc);
   }
 
-  CUTE_UNROLL
-  for (int r = 0; r < rows; ++r) {
-    float sum = row_sum(r) + ptx::shfl_bfly(row_sum(r), 1);
-    sum += ptx::shfl_bfly(sum, 2);
-    // An empty row has sum 0, o 0 and maximum -inf, so O = 0 and LSE = -inf.
-    float denominator = sum == 0.0f ? 1.0f : sum;
-    float inverse = 1.0f / denominator;
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(o); ++c) {
-      o(r, c) *= inverse;
-    }
-    int row = first_row + get<0>(place(r, 0));
-    if (get<1>(place(r, 0)) == 0 && row < a.seqlen_q) {
-      int64_t place_of_row = (int64_t(batch) * a.heads_q + head) * a.seqlen_q + row;
-      a.lse[place_of_row] = 0.69314718f * (row_max(r) + log2f(denominator));
-    }
-  }
+  finish_rows(a, batch, head, first_row, place, o, row_max, row_sum);
 
   // O goes through the memory of Q, to leave it as whole rows.
   cp_async_wait<0>();

@@ -51,6 +51,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from kernels.cuda.family import Family, Launch
@@ -116,11 +117,23 @@ def _headers_missing() -> str | None:
     return None
 
 
-def source(config: Config, dtype: str, head_dim: int) -> Source:
-    """One build of flash_forward.cu; raises CompileError where headers are missing."""
+def cute_source(path: Path, entry: str, defines: Mapping[str, object]) -> Source:
+    """A build of a source that includes CuTe; raises CompileError where headers are missing."""
     directory, missing = headers(), _headers_missing()
     if directory is None or missing is not None:
         raise CompileError(missing or "")
+    return Source(
+        path,
+        entry,
+        defines=tuple((name, str(value)) for name, value in defines.items()),
+        includes=(directory,),
+        # CuTe leaves many a constexpr function without __device__.
+        options=(("device_as_default_execution_space", True),),
+    )
+
+
+def source(config: Config, dtype: str, head_dim: int) -> Source:
+    """One build of flash_forward.cu; raises CompileError where headers are missing."""
     defines = {
         "ELEMENT": ELEMENTS[dtype],
         "HEAD_DIM": head_dim,
@@ -128,14 +141,7 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
         "BLOCK_N": config.block_n,
         "SHARED_BYTES": shared_bytes(config, head_dim),
     }
-    return Source(
-        Path(__file__).with_name("flash_forward.cu"),
-        "flash_forward",
-        defines=tuple((name, str(value)) for name, value in defines.items()),
-        includes=(directory,),
-        # CuTe leaves many a constexpr function without __device__.
-        options=(("device_as_default_execution_space", True),),
-    )
+    return cute_source(Path(__file__).with_suffix(".cu"), "flash_forward", defines)
 
 
 def block_m(config: Config, head_dim: int) -> int:

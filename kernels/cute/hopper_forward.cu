@@ -5,7 +5,10 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
+#include "softmax.cuh"
+
 using namespace tiles;
+using namespace softmax;
 
 // q, k and v also as the copy engine takes them: (head_dim, seqlen, heads, batch).
 struct Arguments : ArgumentsOf<Element> {
@@ -128,38 +131,6 @@ CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A& a, B const& b, C& c)
   }
 }
 
-// One block of scores x, log2-scaled and masked, becomes p; the statistics and o follow.
-template <class X, class O, class Statistic>
-CUTE_DEVICE void online_softmax(X& x, O& o, Statistic& row_max, Statistic& row_sum) {
-  CUTE_UNROLL
-  for (int r = 0; r < size<0>(x); ++r) {
-    float largest = row_max(r);
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(x); ++c) {
-      largest = fmaxf(largest, x(r, c));
-    }
-    // A row lies in four neighbouring lanes.
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 1));
-    largest = fmaxf(largest, ptx::shfl_bfly(largest, 2));
-    // While a row has seen no key, the maximum is -inf: subtract 0 instead, since -inf - -inf is
-    // NaN.
-    float shift = largest == -kInfinity ? 0.0f : largest;
-    float alpha = ptx::ex2(__fsub_rn(row_max(r), shift));
-    float sum = 0.0f;
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(x); ++c) {
-      x(r, c) = ptx::ex2(__fsub_rn(x(r, c), shift));
-      sum += x(r, c);
-    }
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(o); ++c) {
-      o(r, c) *= alpha;
-    }
-    row_sum(r) = row_sum(r) * alpha + sum;
-    row_max(r) = largest;
-  }
-}
-
 // A consumer warpgroup: 64 rows of the tile, from the first block of keys to O and LSE.
 CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, int first_row,
                          int head, int batch) {
@@ -243,23 +214,7 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, i
     }
   }
 
-  CUTE_UNROLL
-  for (int r = 0; r < rows; ++r) {
-    float sum = row_sum(r) + ptx::shfl_bfly(row_sum(r), 1);
-    sum += ptx::shfl_bfly(sum, 2);
-    // An empty row has sum 0, o 0 and maximum -inf, so O = 0 and LSE = -inf.
-    float denominator = sum == 0.0f ? 1.0f : sum;
-    float inverse = 1.0f / denominator;
-    CUTE_UNROLL
-    for (int c = 0; c < size<1>(o); ++c) {
-      o(r, c) *= inverse;
-    }
-    int row = first_row + get<0>(place(r, 0));
-    if (get<1>(place(r, 0)) == 0 && row < a.seqlen_q) {
-      a.lse[(int64_t(batch) * a.heads_q + head) * a.seqlen_q + row] =
-          0.69314718f * (row_max(r) + log2f(denominator));
-    }
-  }
+  finish_rows(a, batch, head, first_row, place, o, row_max, row_sum);
 
   // O goes through this warpgroup's rows of Q, which it alone has read, to leave as whole rows.
   Tensor place_o = by_row(

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -50,23 +50,16 @@ from torch import Tensor
 
 from kernels.cuda.family import Arguments as Common
 from kernels.cuda.family import Choice, Family, Launch
-from kernels.cute.flash_forward import ELEMENTS, available, compilable, headers
+from kernels.cute import flash_forward
+from kernels.cute.flash_forward import ELEMENTS, cute_source
 from kernels.masks import MaskBuild
-from verify.cuda.compile import CompileError, LaunchError, Source, build_of
+from verify.cuda.compile import LaunchError, Source, build_of
 from verify.variant import (
     STRIDED,
     AttentionArgs,
     Build,
     Config,
-    Contract,
-    Numerics,
-    Output,
-    Products,
-    RowSum,
-    Softmax,
-    Support,
     Unsupported,
-    Variant,
     arch_named,
 )
 
@@ -234,10 +227,6 @@ def _bytes(config: Config, head_dim: int, slots: int) -> int:
 
 def source(config: Config, dtype: str, head_dim: int) -> Source:
     """One build of hopper_forward.cu; raises CompileError where headers are missing."""
-    reason = compilable()
-    directory = headers()
-    if directory is None or reason is not None:
-        raise CompileError(reason or "")
     defines = {
         "ELEMENT": ELEMENTS[dtype],
         "HEAD_DIM": head_dim,
@@ -245,14 +234,7 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
         "BLOCK_N": config.block_n,
         "STAGES": slots(config, head_dim),
     }
-    return Source(
-        Path(__file__).with_name("hopper_forward.cu"),
-        "hopper_forward",
-        defines=tuple((name, str(value)) for name, value in defines.items()),
-        includes=(directory,),
-        # CuTe leaves many a constexpr function without __device__.
-        options=(("device_as_default_execution_space", True),),
-    )
+    return cute_source(Path(__file__).with_suffix(".cu"), "hopper_forward", defines)
 
 
 def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
@@ -278,16 +260,9 @@ CONFIGS = (
     Config(block_m=128, block_n=128, num_warps=4 * WARPGROUPS, num_stages=2),
 )
 
-SUPPORT = Support(
-    dtypes=tuple(ELEMENTS),
+SUPPORT = replace(
+    flash_forward.SUPPORT,
     head_dims=HEAD_DIMS,
-    masks=("full", "causal", "causal.tl", "window", "lengths", "documents", "prefix"),
-    intersections=True,
-    grouped_heads=True,
-    min_seqlen=0,
-    layouts="aligned",
-    storages=(STRIDED,),
-    devices=("cuda",),
     capability=(9, 0),
     max_capability=(9, 0),
 )
@@ -300,33 +275,17 @@ FAMILY = Hopper(
     in_bytes=False,
 )
 
-VARIANT = Variant(
+# Its arithmetic and its promises are those of the forward for every architecture, but for the unit.
+VARIANT = replace(
+    flash_forward.VARIANT,
     name="cute-hopper-forward",
-    family="cute",
     forward=FAMILY.forward,
     configs=CONFIGS,
     support=SUPPORT,
-    numerics=Numerics(
-        products=Products(operands="input", instruction="wgmma", accumulator="float32"),
-        softmax=Softmax(
-            scores="float32",
-            exp="ex2.approx",
-            row_sum=RowSum(lanes=4, apart=True),  # a row's columns lie in four neighbouring lanes
-        ),
-        output=Output(probability="input"),
+    numerics=replace(
+        flash_forward.VARIANT.numerics,
+        products=replace(flash_forward.VARIANT.numerics.products, instruction="wgmma"),
     ),
-    contract=Contract(
-        lse="natural",
-        empty_row_out=0.0,
-        empty_row_lse=-math.inf,
-        deterministic=True,
-        # NaN in V at a key that a row of the tile sees reaches, as 0 * NaN in P V, the rows of that
-        # tile that do not.
-        masked_values="finite",
-        batch_invariant=True,
-    ),
-    available=available,
-    compilable=compilable,
     builds=builds,
     head_dim_buckets=HEAD_DIMS,
 )

@@ -24,7 +24,6 @@ using BlockN = Int<BLOCK_N>;
 using Stages = Int<STAGES>;
 constexpr bool kHalf = is_same_v<Element, half_t>;
 constexpr ptx::Format kFormat = kHalf ? ptx::Format::float16 : ptx::Format::bfloat16;
-constexpr float kInfinity = cuda::std::numeric_limits<float>::infinity();
 
 constexpr int kGroup = 128;    // threads of a warpgroup
 constexpr int kConsumers = 2;  // warpgroups, 64 rows each

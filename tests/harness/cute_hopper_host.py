@@ -14,7 +14,7 @@ import torch
 
 from kernels.cute import hopper_forward as kernel
 from kernels.masks import mask_build, mask_tables
-from tests.harness.cute_host import MARGIN, ORDERS, Ran, compiled_program, placed
+from tests.harness.cute_host import MARGIN, ORDERS, Ran, compiled_program, placed, without_guard
 from tests.planted.copies import HOPPER_SLIPS
 from verify.arithmetic.dtypes import dtype_named
 from verify.judging.comparison import compare
@@ -32,6 +32,7 @@ BUILDS = {
     "deep": (LARGE, "float16", 256),  # a ring of one slot
 }
 OVERRUN = "overrun"  # the known-bad copy of "large"
+SOFTMAX = "softmax.cuh"  # where it slips
 
 PROGRAM = """
 #include "hopper.h"
@@ -156,12 +157,15 @@ def compiled(folder: Path) -> Path:
 def own_headers(headers: Path, folder: Path) -> None:
     """What the program includes in place of CuTe's headers, and the kernel, once for each build."""
     patch(headers, folder)
-    tiles = SOURCE.with_name("hopper_tiles.cuh").read_text()
-    (folder / "hopper_tiles.cuh").write_text(tiles.replace("#pragma once", ""))
-    shipped = {SOURCE.name: SOURCE.read_text()}
-    (folder / SOURCE.name).write_text(shipped[SOURCE.name])
+    names = (SOURCE.name, "hopper_tiles.cuh", SOFTMAX)
+    shipped = {name: without_guard(SOURCE.with_name(name)) for name in names}
     slipped = HOPPER_SLIPS[OVERRUN].apply(shipped)
-    (folder / f"{OVERRUN}.cu").write_text(slipped[SOURCE.name])
+    slip = {
+        f"{OVERRUN}.cu": slipped[SOURCE.name].replace(SOFTMAX, f"{OVERRUN}.cuh"),
+        f"{OVERRUN}.cuh": slipped[SOFTMAX],
+    }
+    for name, text in (shipped | slip).items():
+        (folder / name).write_text(text)
 
 
 class Map(ctypes.Structure):

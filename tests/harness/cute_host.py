@@ -94,7 +94,8 @@ UNDEFS
 """
 
 
-HEADERS = ("tiles.cuh", "intervals.cuh")  # those that a build's macros change, or that faults do
+# Those that a build's macros change, that faults do, or that use a build's own types.
+HEADERS = ("tiles.cuh", "intervals.cuh", "softmax.cuh")
 # An expression of flash_forward.cu or of its headers, and what it becomes while that fault is
 # planted.
 FAULTS = {

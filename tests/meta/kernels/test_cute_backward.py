@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from kernels.cuda import family
 from kernels.cute import flash_backward as kernel
+from kernels.cute import flash_forward
 from tests.harness.cute_backward_host import FAULTS, ORDERS, SOURCE, Chosen, Program, compiled
 from tests.harness.cute_host import has_headers, has_host
 from tests.planted import copies
@@ -71,8 +72,7 @@ def test_shared_memory_fits_every_architecture(walk: str, config: Config) -> Non
 
 
 def test_without_headers_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "headers", lambda: None)
-    monkeypatch.setattr(kernel, "compilable", lambda: "no CuTe headers: set CUTLASS_PATH")
+    monkeypatch.setattr(flash_forward, "headers", lambda: None)
     with pytest.raises(CompileError, match="CUTLASS_PATH"):
         kernel.walk_launch(kernel.KEYS, SMALL, "float16", 64)
 

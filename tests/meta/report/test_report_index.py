@@ -105,7 +105,7 @@ class TestCommands:
 
         made = reports.parent / "made" / "c-gpu"
         write(build(on("GPU C"), BINS), made)
-        assert _Place(reports, publish=True, replace=False).published(made, 0) == 0
+        assert _Place(reports, publish=True, replace=False, keep=False).published(made, 0) == 0
         assert [row[0] for row in rows(reports)] == ["CPU A", "GPU &#124; B", "GPU C"]
 
     def test_recheck_holds_it(self, reports):
