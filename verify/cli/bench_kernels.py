@@ -175,8 +175,7 @@ def _publish(record: Benchmark, folder: Path) -> None:
     if picture is not None:
         shown = picture.replace('style="', 'style="background: white; ', 1)
         (folder / "bench.svg").write_text(shown, encoding="utf-8")
-    if (folder / "report.json").is_file():
-        accuracy.write(accuracy.read(folder), folder)
+    accuracy.render_again(folder)
 
 
 def _show(record: Benchmark, console: Console) -> None:

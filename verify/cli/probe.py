@@ -67,7 +67,7 @@ def probe(request: Request, as_json: bool) -> int:
     # a log file needs no narrow table
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
     report = measure(request, console)
-    _accompany(request.folder)
+    accuracy.render_again(request.folder)
     if as_json:
         click.echo(dumps(as_data(report), indent=1))
     else:
@@ -77,17 +77,11 @@ def probe(request: Request, as_json: bool) -> int:
         say(console, f"not published, since probes failed: {', '.join(report.failed)}")
     elif request.published is not None:
         write(report, request.published, page.markdown(report))
-        _accompany(request.published)
+        accuracy.render_again(request.published)
         console.print(f"published: {request.published / PAGE}", highlight=False)
     if not report.agrees:
         return FAILED
     return INFRASTRUCTURE if report.failed else CLEAN
-
-
-def _accompany(folder: Path) -> None:
-    """If the folder holds an accuracy report, write it again, so that it includes the probes."""
-    if (folder / "report.json").is_file():
-        accuracy.write(accuracy.read(folder), folder)
 
 
 def measure(request: Request, console: Console) -> ProbeReport:

@@ -72,6 +72,8 @@ def run(request: Request, console: Console) -> int:
         except (InfrastructureError, ProfileError) as error:
             say(console, f"verify: {error}")
             codes.append(INFRASTRUCTURE)
+    for folder in filter(None, (request.folder, request.published)):
+        accuracy.render_again(folder)
     return codes[0] if codes else CLEAN
 
 
@@ -106,8 +108,6 @@ def _measure(
     for folder in filter(None, (request.folder, request.published)):
         path = keep(folder, record)
         console.print(f"written: {path}", highlight=False)
-        if (folder / "report.json").is_file():
-            accuracy.write(accuracy.read(folder), folder)
     console.print(f"for ncu's window: {window}", highlight=False)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "dumps",
     "parse",
     "read",
+    "render_again",
     "render_comparison",
     "reports_in",
     "worst_cases",
@@ -55,6 +56,12 @@ def write(report: Report, folder: Path | str) -> tuple[Path, Path, Path]:
     if "r.svg" not in files:
         (place / "r.svg").unlink(missing_ok=True)
     return place / "report.json", place / "report.md", place / "report.html"
+
+
+def render_again(folder: Path | str) -> None:
+    """If a folder holds a report, write it again, so that it shows what lies beside it now."""
+    if (Path(folder) / "report.json").is_file():
+        write(read(folder), folder)
 
 
 def write_index(parent: Path | str) -> Path | None:

@@ -77,10 +77,13 @@ def _runs(report: Report) -> list[Started]:
 
 
 def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """All that two campaigns say of their device, or of the versions, the older first."""
+    """All that two campaigns say of their device, or of the versions, the older first.
+
+    The older one's word can be several already.
+    """
     return {
         name: new[name]
         if old.get(name, new[name]) == new[name]
-        else several((old[name], new[name]))
+        else several((*str(old[name]).split(", "), new[name]))
         for name in new
     } | {name: old[name] for name in old.keys() - new.keys()}

@@ -94,7 +94,9 @@ def test_devices_do_not_mix(old: Report, new: Report) -> None:
         with_kept(new, other)
     other = {**old, "device": old["device"] | {"driver": "1.0"}}
     driver = old["device"]["driver"]
-    assert with_kept(new, other)["device"]["driver"] == f"1.0, {driver}"
+    whole = with_kept(new, other)
+    assert whole["device"]["driver"] == f"1.0, {driver}"
+    assert with_kept(new, whole)["device"] == whole["device"]  # published again: no word twice
 
 
 def test_it_is_published_and_reads_as_its_pages_say(
