@@ -1,7 +1,8 @@
 // The running softmax of a lane's rows, and their end: what the forwards share, whichever unit
 // multiplies.
 //
-// x and o are accumulators by row (of the kernel's `by_row`); a row lies in four neighbouring lanes.
+// x and o are accumulators by row, as the kernel's `by_row` gives them; a row lies in four
+// neighbouring lanes.
 #pragma once
 
 #include "tuple_types.cuh"

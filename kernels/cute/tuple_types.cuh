@@ -1,6 +1,6 @@
-// Faster compilation of CuTe by NVRTC, which lacks a builtin for the n-th type of a pack: CCCL finds
-// it through several templates for each tuple and each n, a third of the time of a build.  CuTe's
-// own tuples get a direct answer up to n = 3.
+// Faster compilation of CuTe by NVRTC, which lacks a builtin for the n-th type of a pack: CCCL
+// finds it through several templates for each tuple and each n, a third of the time of a build.
+// CuTe's own tuples get a direct answer up to n = 3.
 //
 // Include it before all other headers of CuTe: a type that is already looked up can no longer be
 // specialised.

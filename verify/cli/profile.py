@@ -56,25 +56,40 @@ def run(request: Request, console: Console) -> int:
     A variant that cannot be profiled is said, and the others go on; the first reason gives the
     code.
     """
-    codes = []
     try:
         profiler, where = _tool()
         declarations = _declarations(request.variants)
     except _Refused as refused:
         say(console, f"verify: {refused}")
         return refused.status
-    for declaration in declarations:
-        try:
-            _measure(request, profiler, where, declaration, console)
-        except _Refused as refused:
-            say(console, f"verify: {refused}")
-            codes.append(refused.status)
-        except (InfrastructureError, ProfileError) as error:
-            say(console, f"verify: {error}")
-            codes.append(INFRASTRUCTURE)
-    for folder in filter(None, (request.folder, request.published)):
-        accuracy.render_again(folder)
-    return codes[0] if codes else CLEAN
+    codes = []
+    try:
+        for declaration in declarations:
+            codes.append(_attempt(request, profiler, where, declaration, console))
+    finally:  # what was measured before an interruption is shown too
+        if CLEAN in codes:
+            for folder in filter(None, (request.folder, request.published)):
+                accuracy.render_again(folder)
+    return next((code for code in codes if code != CLEAN), CLEAN)
+
+
+def _attempt(
+    request: Request,
+    profiler: Profiler,
+    where: Environment,
+    declaration: Declaration,
+    console: Console,
+) -> int:
+    """Profile a variant, or say why not; returns an exit code."""
+    try:
+        _measure(request, profiler, where, declaration, console)
+    except _Refused as refused:
+        say(console, f"verify: {refused}")
+        return refused.status
+    except (InfrastructureError, ProfileError) as error:
+        say(console, f"verify: {error}")
+        return INFRASTRUCTURE
+    return CLEAN
 
 
 def _measure(

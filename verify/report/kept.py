@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verify.report.build import overall
-from verify.report.merged_runs import several
+from verify.report.merged_runs import agreed, several
 from verify.report.schema import Report, ReportError, Started
 
 
@@ -77,13 +77,6 @@ def _runs(report: Report) -> list[Started]:
 
 
 def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """All that two campaigns say of their device, or of the versions, the older first.
-
-    The older one's word can be several already.
-    """
-    return {
-        name: new[name]
-        if old.get(name, new[name]) == new[name]
-        else several((*str(old[name]).split(", "), new[name]))
-        for name in new
-    } | {name: old[name] for name in old.keys() - new.keys()}
+    """All that two campaigns say of their device, or of the versions, the older first."""
+    told = {name: agreed((old.get(name, word), word)) for name, word in new.items()}
+    return told | {name: old[name] for name in old.keys() - new.keys()}

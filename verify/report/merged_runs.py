@@ -29,18 +29,18 @@ def refuse_mixed(evidence: Evidence) -> None:
 
 
 def several(words: Iterable[Any]) -> str:
-    """Different words once each, the first one first."""
-    return ", ".join(dict.fromkeys(str(word) for word in words))
+    """Different words once each, the first one first; one that is given can be several already."""
+    return ", ".join(dict.fromkeys(one for word in words for one in str(word).split(", ")))
+
+
+def agreed(words: Sequence[Any]) -> Any:
+    """The word that all say, or all of what they say differently."""
+    return words[0] if all(word == words[0] for word in words) else several(words)
 
 
 def device(runs: Sequence[RunInfo]) -> dict[str, Any]:
     """The first run's, with all of what the others say differently of a device of that name."""
-    first = runs[0].device
-    told = {key: [run.device.get(key) for run in runs] for key in first}
-    return {
-        key: first[key] if all(item == first[key] for item in items) else several(items)
-        for key, items in told.items()
-    }
+    return {key: agreed([run.device.get(key) for run in runs]) for key in runs[0].device}
 
 
 def versions(runs: Sequence[RunInfo]) -> dict[str, str]:

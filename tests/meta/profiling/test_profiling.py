@@ -261,6 +261,35 @@ def test_a_variant_that_fails_keeps_none_of_the_others_from_being_profiled(
     assert len(read(tmp_path / NAME)["profiles"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("ends", "rendered"),
+    [((None, None, KeyboardInterrupt()), 1), ((ProfileError("ncu ended with 9"),), 0)],
+)
+def test_the_report_is_rendered_once_and_only_with_something_new(
+    ends: tuple[BaseException | None, ...],
+    rendered: int,
+    tmp_path: Path,
+    kernel: str,
+    output: Console,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, folders = iter(ends), []
+    measured = command.profile
+
+    def some(*args: Any) -> Any:
+        error = next(asked)
+        if error is not None:
+            raise error
+        return measured(*args)
+
+    monkeypatch.setattr(command, "profile", some)
+    monkeypatch.setattr(command.accuracy, "render_again", folders.append)
+    request = Request(variants=(kernel,) * len(ends), config="n16", shape=SHAPE, folder=tmp_path)
+    with contextlib.suppress(KeyboardInterrupt):
+        command.run(request, output)
+    assert folders == [tmp_path] * rendered
+
+
 def test_a_kernel_that_fails_under_ncu_is_said(
     tmp_path: Path, kernel: str, output: Console
 ) -> None:
