@@ -339,3 +339,26 @@ ATOMIC = _variant(
     replace(NUMERICS, sums=replace(NUMERICS.sums, block_n=None, atomics=("dq",))),
 )
 VARIANTS = [VARIANT, ATOMIC]
+
+WITNESS = (
+    {
+        "case": (
+            "cute-flash-backward:m32n64w4s2:gradients:sq=24,skv=40,d=32,dtype=bfloat16,"
+            "dist=negative_lse"
+        ),
+        "tensor": "dq",
+        "r": 0.988,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "cute-flash-backward-atomic:m32n64w4s2:gradients:sq=24,skv=40,d=32,dtype=bfloat16,"
+            "dist=negative_lse"
+        ),
+        "tensor": "dq",
+        "r": 0.988,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

@@ -289,3 +289,17 @@ VARIANT = replace(
     builds=builds,
     head_dim_buckets=HEAD_DIMS,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "cute-hopper-forward:m128n64w12s2:accuracy:b=2,hq=16,hkv=2,sq=31,skv=31,d=128,"
+            "dtype=float16,mask=window.200.65,scale=0.75,lq=sbhd,lk=sbhd,lv=sbhd,lo=sbhd,ldo=sbhd,"
+            "dist=low_rank,seed=455624651"
+        ),
+        "tensor": "out",
+        "r": 0.997,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

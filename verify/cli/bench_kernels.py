@@ -32,6 +32,7 @@ from verify.timing.record import (
     RecordError,
     Row,
     best,
+    condensed,
     fastest,
     name_of,
     place_of,
@@ -170,6 +171,7 @@ def _time(
 def _publish(record: Benchmark, folder: Path) -> None:
     """Write the record, its page and its plot; if the folder holds an accuracy report, write it
     again, so that it includes them."""
+    record = condensed(record)
     write(record, folder, page.markdown(record))
     picture = speed_plot(record)
     if picture is not None:

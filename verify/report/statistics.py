@@ -26,7 +26,7 @@ EDGES = {
 
 STEPS = ("generate", "run", "reference", "bound", "record")
 PLOTTED = tuple(name for name in TENSORS if name != "lse")
-MAX_SAMPLES = 200  # of one tensor
+MAX_SAMPLES = 32  # of one tensor; a plot draws 24, those with a finite error
 T = TypeVar("T")
 
 
@@ -143,12 +143,26 @@ def _samples(verdicts: Sequence[Verdict], tensor: str) -> list[Sample]:
     return [
         {
             "seqlen_kv": v.measures["seqlen_kv"],
-            "r": v.measures.get(r),
-            "max_error": v.measures.get(error),
-            "error_bound": v.measures.get(f"error_bound_{tensor}"),
+            "r": _short(v.measures.get(r)),
+            "max_error": _short(v.measures.get(error)),
+            "error_bound": _short(v.measures.get(f"error_bound_{tensor}")),
         }
         for v in spaced(having, MAX_SAMPLES, worst)
     ]
+
+
+def fewer(points: Sequence[Sample], most: int = MAX_SAMPLES) -> list[Sample]:
+    """At most so many of the points, the worst by r and by error among them."""
+    worst = [
+        [-1.0 if value is None else value for value in values]
+        for values in ([s["r"] for s in points], [s["max_error"] for s in points])
+    ]
+    return spaced(points, most, worst)
+
+
+def _short(value: float | None) -> float | None:
+    """To five digits: more than a plot shows, and half of the bytes of a report."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def spaced(points: Sequence[T], most: int, worst: Sequence[Sequence[float]]) -> list[T]:

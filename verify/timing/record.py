@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NotRequired, TypedDict
@@ -97,7 +98,8 @@ class Clocks(TypedDict):
 
 
 class Left(TypedDict):
-    """A variant, or one config or dtype of it, that was not timed on any workload."""
+    """A variant, or one config or dtype of it, of which no row was timed, or not those that
+    `reason` counts."""
 
     variant: str
     config: str
@@ -218,6 +220,37 @@ def read(path: Path) -> Benchmark:
 def parse(text: str) -> Benchmark:
     """The record in a text.  Raises ValueError (a ShapeError names the place)."""
     return decode(Benchmark, loads(text), "bench")
+
+
+def condensed(record: Benchmark) -> Benchmark:
+    """The record as it is kept: values of O to six digits, and no rows that were not tried.  `left`
+    counts these by variant and dtype: a suite has thousands, and short runs reach hundreds."""
+    tried, configs = [], defaultdict[tuple[str, str, str], list[str]](list)
+    for row in record["rows"]:
+        if row["outcome"] == "left":
+            configs[row["variant"], row["dtype"], row["reason"]].append(row["config"])
+        else:
+            tried.append(_short(row))
+    left: list[Left] = [
+        {
+            "variant": variant,
+            "config": "",
+            "dtype": dtype,
+            "reason": f"{len(found)} rows of {len(set(found))} configs: {reason}",
+        }
+        for (variant, dtype, reason), found in configs.items()
+    ]
+    return {**record, "rows": tried, "left": record["left"] + left}
+
+
+def _short(row: Row) -> Row:
+    if row["outcome"] != "timed":
+        return row
+    digits = {
+        name: [float(f"{value:.6g}") for value in row[name]]  # type: ignore[literal-required]
+        for name in ("first", "last", "rms")
+    }
+    return {**row, **digits}
 
 
 def write(record: Benchmark, folder: Path, page: str) -> list[Path]:

@@ -107,7 +107,7 @@ class TestPictures:
 
     def test_a_case_more_costs_few_bytes(self):
         sizes = []
-        for cases in (30, 90):
+        for cases in (8, 24):
             found = build(evidence(cases), BINS)
             drawn = sum(
                 len(samples)
