@@ -246,11 +246,11 @@ def condensed(record: Benchmark) -> Benchmark:
 def _short(row: Row) -> Row:
     if row["outcome"] != "timed":
         return row
-    digits = {
-        name: [float(f"{value:.6g}") for value in row[name]]  # type: ignore[literal-required]
-        for name in ("first", "last", "rms")
-    }
-    return {**row, **digits}
+    first, last, rms = (
+        [float(f"{value:.6g}") for value in values]
+        for values in (row["first"], row["last"], row["rms"])
+    )
+    return {**row, "first": first, "last": last, "rms": rms}
 
 
 def write(record: Benchmark, folder: Path, page: str) -> list[Path]:
