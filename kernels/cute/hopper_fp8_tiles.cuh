@@ -1,0 +1,123 @@
+// Tiles of the Hopper forward of 8-bit elements: their layouts in shared memory, the products of
+// two warpgroups, V's transposition, and the left operand that P becomes.
+//
+// A build defines ELEMENT (float_e4m3_t), HEAD_DIM (64, 128 or 256), BLOCK_M, BLOCK_N (64 or 128),
+// STAGES and PROMOTED (whether P V is added in fp32 after every block of keys).
+#pragma once
+
+#include "hopper_parts.cuh"
+
+#include "arguments.cuh"
+
+namespace tiles {
+
+using namespace cute;
+using parts::Interval;
+
+using Element = ELEMENT;
+using HeadDim = Int<HEAD_DIM>;
+using BlockM = Int<BLOCK_M>;
+using BlockN = Int<BLOCK_N>;
+using Stages = Int<STAGES>;
+constexpr ptx::Format kFormat = ptx::Format::float8_e4m3fn;
+static_assert(is_same_v<Element, float_e4m3_t>);
+
+constexpr int kGroup = 128;    // threads of a warpgroup
+constexpr int kConsumers = 2;  // warpgroups, 64 rows each
+constexpr int kThreads = (1 + kConsumers) * kGroup;
+static_assert(BLOCK_M == 64 * kConsumers);
+static_assert(HEAD_DIM == 64 || HEAD_DIM % 128 == 0 && HEAD_DIM <= 256);
+static_assert(BLOCK_N == 64 || BLOCK_N == 128);
+
+// A tile lies in pieces of 128 columns, or of 64 at head dim 64, one behind the other.  In rows of
+// 128 bytes chunk c (16 bytes) of row r lies at place c ^ (r % 8), in rows of 64 bytes at
+// c ^ (r / 2 % 4), so that eight rows of a chunk lie in different banks.  The copy engine writes a
+// box so (CU_TENSOR_MAP_SWIZZLE_128B, _64B), and wgmma reads it so (layout types B128, B64).
+constexpr int kPiece = HEAD_DIM < 128 ? HEAD_DIM : 128;
+constexpr int kPieces = HEAD_DIM / kPiece;
+template <int bytes>
+using Rows = conditional_t<bytes % 128 == 0, GMMA::Layout_K_SW128_Atom<Element>,
+                           GMMA::Layout_K_SW64_Atom<Element>>;
+using LayoutQ = decltype(tile_to_shape(Rows<HEAD_DIM>{}, Shape<BlockM, HeadDim>{}));
+// K, and V as it comes.
+using LayoutK = decltype(tile_to_shape(Rows<HEAD_DIM>{}, Shape<BlockN, HeadDim, Stages>{}));
+// V transposed, (column, key, stage): wgmma reads 8-bit operands along the sum alone.
+using LayoutVt = decltype(tile_to_shape(Rows<BLOCK_N>{}, Shape<HeadDim, BlockN, Stages>{}));
+static_assert(cosize_v<LayoutQ> == BLOCK_M * HEAD_DIM);
+static_assert(cosize_v<LayoutK> == STAGES * BLOCK_N * HEAD_DIM);
+static_assert(cosize_v<LayoutVt> == cosize_v<LayoutK>);
+
+// S = Q K^T of both operands in shared memory; P V of P in registers, of `Part` columns at once:
+// the sums of a block lie beside O, and at head dim 256 there are registers for half of them.
+using Part = Int<(PROMOTED && HEAD_DIM > 128) ? 128 : HEAD_DIM>;
+using Warpgroups = Layout<Shape<Int<kConsumers>, _1, _1>>;
+using MmaS = decltype(make_tiled_mma(
+    GMMA::ss_op_selector<Element, Element, float, Shape<BlockM, BlockN, HeadDim>>(),
+    Warpgroups{}));
+using MmaO = decltype(make_tiled_mma(
+    GMMA::rs_op_selector<Element, Element, float, Shape<BlockM, Part, BlockN>>(), Warpgroups{}));
+static_assert(size(MmaS{}) == kConsumers * kGroup && size(MmaO{}) == kConsumers * kGroup);
+
+// P is multiplied by this before it is rounded: e4m3 then keeps it from 1 down to 2^-17.
+constexpr float kScaleP = 256.0f;
+
+// An accumulator of S as the left operand of P V.  A lane has sums of the keys 8 j + 2 t and
+// 8 j + 2 t + 1, and an operand's register has four neighbours of the sum: so of 16 keys the
+// operand's place 4 t + 2 i + e holds key 8 i + 2 t + e, and V's keys lie in the same order.
+template <class Accumulator, class Operand>
+CUTE_DEVICE void to_left_operand(Accumulator const& p, Operand& operand) {
+  static_assert(decltype(size(operand))::value == decltype(size(p))::value);
+  Tensor registers = recast<uint32_t>(operand);
+  CUTE_UNROLL
+  for (int i = 0; i < size(registers); ++i) {
+    int row = i % 2;
+    int first = 8 * (i / 2) + 2 * row;  // of four accumulators for 8 keys, two are of this row
+    registers(i) = ptx::pack<kFormat>(kScaleP * p(first), kScaleP * p(first + 1),
+                                      kScaleP * p(first + 4), kScaleP * p(first + 5));
+  }
+}
+
+// The column of V at row `row` of the transposed tile: the even columns of each 16, then the odd.
+CUTE_HOST_DEVICE constexpr int column_at(int row) {
+  return row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
+}
+
+// Transpose one tile with `warps` warps; lanes of warp `warp` call.  Keys outside of `seen` become
+// zero: what lies there, NaN included, cannot enter P V as 0 * NaN.
+//
+// A lane loads 32 keys x 16 columns as four transposed matrices of pairs of columns: register i has
+// keys 8 i + 2 t and 8 i + 2 t + 1, columns 2 g and 2 g + 1.  Of registers 0 and 1, and of 2 and 3,
+// it takes the even bytes and the odd ones.  A word is then four places of the sum, in the order of
+// P, of one column; matrices of eight even and of eight odd columns are stored as rows.
+template <int warps, class TileV, class TileVt>
+CUTE_DEVICE void transpose(TileV const& tile, TileVt const& transposed, int warp, bool hides,
+                           Interval seen) {
+  constexpr int kChunks = HEAD_DIM / 16;
+  int lane = int(threadIdx.x) % 32;
+  int row = lane % 8 + lane / 8 % 2 * 8;
+  int place = lane / 16 * 16;
+  for (int i = warp; i < kChunks * (BLOCK_N / 32); i += warps) {
+    int column = i % kChunks * 16;
+    int key = i / kChunks * 32;
+    uint32_t pairs[4];
+    ptx::ldmatrix_x4_trans(pairs, ptx::shared_address(&tile(key + lane, column)));
+    if (hides) {
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        int own = key + 8 * j + lane % 4 * 2;
+        uint32_t kept = own >= seen.low && own < seen.high ? 0xffff : 0;
+        kept |= own + 1 >= seen.low && own + 1 < seen.high ? 0xffff0000 : 0;
+        pairs[j] &= kept;
+      }
+    }
+    uint32_t const words[4] = {
+        ptx::prmt(pairs[0], pairs[1], 0x6420),
+        ptx::prmt(pairs[0], pairs[1], 0x7531),
+        ptx::prmt(pairs[2], pairs[3], 0x6420),
+        ptx::prmt(pairs[2], pairs[3], 0x7531),
+    };
+    ptx::stmatrix_x4(ptx::shared_address(&transposed(column + row, key + place)), words);
+  }
+}
+
+}  // namespace tiles
