@@ -1,5 +1,5 @@
-"""The Hopper forward of 8-bit inputs on the CPU: its own source as `cute_hopper_host` runs that of 16
-bits, with faults that a test can plant."""
+"""The Hopper forward of 8-bit inputs on the CPU: its own source, as `cute_hopper_host` runs that of
+16 bits, with faults that a test can plant."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from kernels.cute import hopper_fp8_forward as kernel
-from tests.harness.cute_host import compiled_program, without_guard
 from tests.harness.cute_hopper_host import PROGRAM, Program, build, patch
+from tests.harness.cute_host import compiled_program, without_guard
 from verify.cuda.edits import Edit
 from verify.variant import Config, Variant
 
@@ -24,6 +24,7 @@ BUILDS: dict[str, tuple[Variant, Config, int]] = {
 PLANT = """
 inline int planted = -1;  // the fault that is, as its place in the list of faults
 extern "C" void plant(int fault) { planted = fault; }
+extern "C" void slow(unsigned warps) { hopper::slow = warps; }
 extern "C" float sum_of_small(int format, const unsigned char* a, const unsigned char* b, float c) {
   hopper::Small left[32], right[32];
   for (int k = 0; k < 32; ++k) {
@@ -33,6 +34,8 @@ extern "C" float sum_of_small(int format, const unsigned char* a, const unsigned
   return hopper::sum_of_small(ptx::Format(format), left, right, c);
 }
 """
+# Bits of warps, to make them slow: what copies, what transposes V, what multiplies.
+ROLES = {"loader": 0x1, "transposers": 0xE, "first consumer": 0xF0, "second consumer": 0xF00}
 # Those that a build's macros change, or that faults do.
 HEADERS = ("hopper_fp8_tiles.cuh", "hopper_parts.cuh", "intervals.cuh", "softmax.cuh")
 # An expression of the kernel or of its headers, and what it becomes while that fault is planted.

@@ -18,6 +18,8 @@ constexpr int patience = 1000;  // turns of all other warps until a wait is a de
 inline int dropped = 0;    // the line of a wait that is passed by
 inline int unmet = -1;     // the named barrier that is passed by
 inline bool hasty = false;  // waits for products leave one group more in flight
+inline unsigned slow = 0;   // bits of warps that fall behind after every wait at an mbarrier
+constexpr unsigned nap = 7;  // by so many turns
 
 // As an mbarrier's 8 bytes.
 struct Barrier {
@@ -151,6 +153,9 @@ inline void wait(std::uint64_t& word, int parity) {
     for (Wait wait{&word, parity, 0, false};;) {
         host::together(look, &wait);
         if (wait.over) {
+            if (slow >> threadIdx.x / warp_size & 1) {
+                host::sleep(nap);
+            }
             return;
         }
         if (++wait.tries > patience) {
