@@ -27,6 +27,7 @@ struct alignas(1024) Shared {
   Element k[cosize_v<LayoutK>];
   Element v[cosize_v<LayoutK>];
   Element vt[cosize_v<LayoutVt>];
+  Walk walk;  // at head dim 256 consumers have no registers for it
   // One phase for each tile: it is here, or all warps have read it.
   uint64_t q_here;
   uint64_t k_here[STAGES], k_read[STAGES];
@@ -141,11 +142,12 @@ CUTE_DEVICE void store(Arguments const& a, int batch, int head, int first_row, P
 }
 
 // A consumer warpgroup: 64 rows of the tile, from the first block of keys to O and LSE.
-CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, int first_row,
-                         int head, int batch) {
+CUTE_DEVICE void consume(Arguments const& a, Shared& shared, int first_row, int head, int batch) {
   int consumer = int(threadIdx.x) - kGroup;
   int warpgroup = __shfl_sync(0xffffffff, consumer / kGroup, 0);
   bool signals = consumer % 32 == 0;  // for its warp
+  Walk const& walk = shared.walk;
+  int first_key = walk.first_block() * BLOCK_N;
   int blocks = walk.blocks();
   int head_kv = head / a.group;
   float factor = __fmul_rn(a.scale_log2, factor_of(a.descale_q, batch, head_kv));
@@ -187,7 +189,7 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, i
   }
   for (int t = 0; t < blocks; ++t) {
     Turn turn(t);
-    int key = (walk.first_block() + t) * BLOCK_N;
+    int key = first_key + t * BLOCK_N;
 
     wait_barrier(shared.k_here[turn.slot], turn.parity);
     multiply(MmaS{}, GMMA::ScaleOut::Zero, operand_q(_, 0, _), operand_k(_, 0, _, turn.slot),
@@ -276,6 +278,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::fence_view_async_shared();  // the copy engine completes them
   }
   Walk walk = parts::walk_of<BLOCK_M, BLOCK_N>(a, batch, first_row);
+  if (threadIdx.x == 0) {
+    memory.walk = walk;
+  }
   __syncthreads();
 
   if (threadIdx.x < kGroup) {
@@ -287,6 +292,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume(a, memory, walk, first_row, head, batch);
+    consume(a, memory, first_row, head, batch);
   }
 }

@@ -182,12 +182,12 @@ def slots(config: Config, head_dim: int) -> int:
 
 
 def _bytes(config: Config, head_dim: int, slots: int) -> int:
-    """One tile of Q, per slot one of K and two of V, and the barriers, up to the alignment of the
-    whole."""
+    """One tile of Q, per slot one of K and two of V, the walk and the barriers, up to the alignment
+    of the whole."""
     assert config.block_m is not None
     assert config.block_n is not None
     tiles = head_dim * (config.block_m + 3 * slots * config.block_n)
-    return tiles + 1024 * math.ceil(8 * (1 + 6 * slots) / 1024)
+    return tiles + 1024 * math.ceil((16 + 8 * (1 + 6 * slots)) / 1024)
 
 
 def source(config: Config, head_dim: int, *, promoted: bool) -> Source:
