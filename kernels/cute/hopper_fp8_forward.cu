@@ -5,10 +5,8 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
-#include "softmax.cuh"
-
 using namespace tiles;
-using namespace softmax;
+using softmax::kInfinity;
 using parts::by_row;
 using parts::multiply;
 using Turn = parts::Turn<STAGES>;
@@ -152,6 +150,9 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, int first_row, int 
   int head_kv = head / a.group;
   float factor = __fmul_rn(a.scale_log2, factor_of(a.descale_q, batch, head_kv));
   factor = __fmul_rn(factor, factor_of(a.descale_k, batch, head_kv));
+  // The largest score has the largest sum if that has the factor's sign; by 0 all scores are equal.
+  float sign = factor > 0.0f ? 1.0f : factor < 0.0f ? -1.0f : 0.0f;
+  factor = factor == 0.0f ? 1.0f : fabsf(factor);
 
   Tensor tile_q = make_tensor(make_smem_ptr(shared.q), LayoutQ{});
   Tensor tiles_k = make_tensor(make_smem_ptr(shared.k), LayoutK{});
@@ -198,11 +199,11 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, int first_row, int 
       arrive_barrier(shared.k_read[turn.slot]);
     }
 
-    // One rounded product per score, and no fused multiply-add after it: x - m must be exactly 0
-    // at the maximum.
-    CUTE_UNROLL
-    for (int i = 0; i < size(scores); ++i) {
-      scores(i) = __fmul_rn(factor, scores(i));
+    if (sign != 1.0f) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(scores); ++i) {
+        scores(i) *= sign;
+      }
     }
     if (walk.masked(key)) {
       CUTE_UNROLL
@@ -216,7 +217,7 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, int first_row, int 
         }
       }
     }
-    online_softmax(x, o, row_max, row_sum);
+    weigh(x, o, factor, row_max, row_sum);
     to_left_operand(scores, operand_p);
 
     wait_barrier(shared.vt_here[turn.slot], turn.parity);
@@ -240,9 +241,14 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, int first_row, int 
     }
   }
 
-  finish_rows(a, batch, head, first_row, place, o, row_max, row_sum);
+  CUTE_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    row_max(r) *= factor;
+    row_sum(r) *= 1.0f / kScaleP;
+  }
+  softmax::finish_rows(a, batch, head, first_row, place, o, row_max, row_sum);
 
-  float factor_v = factor_of(a.descale_v, batch, head_kv) * (1.0f / kScaleP);
+  float factor_v = factor_of(a.descale_v, batch, head_kv) / kScaleP;
   CUTE_UNROLL
   for (int i = 0; i < size(acc); ++i) {
     acc(i) *= factor_v;

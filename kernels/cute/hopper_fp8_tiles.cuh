@@ -8,6 +8,7 @@
 #include "hopper_parts.cuh"
 
 #include "arguments.cuh"
+#include "softmax.cuh"
 
 namespace tiles {
 
@@ -58,8 +59,45 @@ using MmaO = decltype(make_tiled_mma(
     GMMA::rs_op_selector<Element, Element, float, Shape<BlockM, Part, BlockN>>(), Warpgroups{}));
 static_assert(size(MmaS{}) == kConsumers * kGroup && size(MmaO{}) == kConsumers * kGroup);
 
-// P is multiplied by this before it is rounded: e4m3 then keeps it from 1 down to 2^-17.
+// P is so many times as large, and so is its sum: e4m3 then keeps it from 1 down to 2^-17.
 constexpr float kScaleP = 256.0f;
+constexpr float kLog2ScaleP = 8.0f;
+
+// One block of masked scores x, of which a scaled one is `factor` times as large, becomes p; the
+// maxima of x, the sums and o follow.  A row lies in four neighbouring lanes.
+//
+// 256 p = 2^(factor x - (factor m - 8)) has one rounding before the exponential, and costs no
+// multiplication beside it.
+template <class X, class O, class Statistic>
+CUTE_DEVICE void weigh(X& x, O& o, float factor, Statistic& row_max, Statistic& row_sum) {
+  CUTE_UNROLL
+  for (int r = 0; r < size<0>(x); ++r) {
+    float largest = row_max(r);
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(x); ++c) {
+      largest = fmaxf(largest, x(r, c));
+    }
+    largest = fmaxf(largest, ptx::shfl_bfly(largest, 1));
+    largest = fmaxf(largest, ptx::shfl_bfly(largest, 2));
+    // While a row has seen no key, the maximum is -inf: subtract 0 instead, since -inf - -inf is
+    // NaN.
+    float most = largest == -softmax::kInfinity ? 0.0f : largest;
+    float shift = __fsub_rn(__fmul_rn(factor, most), kLog2ScaleP);
+    float alpha = ptx::ex2(__fmul_rn(factor, __fsub_rn(row_max(r), most)));
+    float sum = 0.0f;
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(x); ++c) {
+      x(r, c) = ptx::ex2(__fmaf_rn(factor, x(r, c), -shift));
+      sum += x(r, c);
+    }
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(o); ++c) {
+      o(r, c) *= alpha;
+    }
+    row_sum(r) = row_sum(r) * alpha + sum;
+    row_max(r) = largest;
+  }
+}
 
 // An accumulator of S as the left operand of P V.  A lane has sums of the keys 8 j + 2 t and
 // 8 j + 2 t + 1, and an operand's register has four neighbours of the sum: so of 16 keys the
@@ -72,8 +110,7 @@ CUTE_DEVICE void to_left_operand(Accumulator const& p, Operand& operand) {
   for (int i = 0; i < size(registers); ++i) {
     int row = i % 2;
     int first = 8 * (i / 2) + 2 * row;  // of four accumulators for 8 keys, two are of this row
-    registers(i) = ptx::pack<kFormat>(kScaleP * p(first), kScaleP * p(first + 1),
-                                      kScaleP * p(first + 4), kScaleP * p(first + 5));
+    registers(i) = ptx::pack<kFormat>(p(first), p(first + 1), p(first + 4), p(first + 5));
   }
 }
 

@@ -50,7 +50,12 @@ FAULTS = {
         "factor_of(a.descale_v, batch, head_kv)",
         "factor_of(a.descale_v, 0, head_kv)",
     ),
-    "P's factor stays in O": ("1.0f / kScaleP", "1.0f"),
+    "P's factor stays in the sum": ("1.0f / kScaleP", "1.0f"),
+    "P is not scaled": (
+        "__fsub_rn(__fmul_rn(factor, most), kLog2ScaleP)",
+        "__fmul_rn(factor, most)",
+    ),
+    "scores of the other sign": ("factor < 0.0f ? -1.0f : 0.0f", "factor < 0.0f ? 1.0f : 0.0f"),
     "one pair of keys permuted": (
         "ptx::prmt(pairs[0], pairs[1], 0x6420)",
         "ptx::prmt(pairs[0], pairs[1], 0x4620)",
@@ -59,7 +64,7 @@ FAULTS = {
         "ptx::prmt(pairs[2], pairs[3], 0x7531)",
         "ptx::prmt(pairs[2], pairs[3], 0x6420)",
     ),
-    "keys in the order of the scores": ("kScaleP * p(first + 4)", "kScaleP * p(first + 1)"),
+    "a key of P twice": ("p(first + 4)", "p(first + 1)"),
     "O's columns in the order of the products": (
         "ptx::pack<format>(o(r, c), o(r, c + 2))",
         "ptx::pack<format>(o(r, c), o(r, c + 1))",
