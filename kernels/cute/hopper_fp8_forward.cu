@@ -92,8 +92,6 @@ CUTE_DEVICE void load(Arguments const& a, Shared& shared, Walk const& walk, int 
 CUTE_DEVICE void turn_values(Shared& shared, Walk const& walk) {
   int warp = int(threadIdx.x) / 32 - 1;
   bool signals = threadIdx.x % 32 == 0;  // for its warp
-  Tensor tiles_v = make_tensor(make_smem_ptr(shared.v), LayoutK{});
-  Tensor tiles_vt = make_tensor(make_smem_ptr(shared.vt), LayoutVt{});
   for (int t = 0; t < walk.blocks(); ++t) {
     Turn turn(t);
     int key = (walk.first_block() + t) * BLOCK_N;
@@ -101,8 +99,14 @@ CUTE_DEVICE void turn_values(Shared& shared, Walk const& walk) {
       wait_barrier(shared.vt_read[turn.slot], turn.parity ^ 1);
     }
     wait_barrier(shared.v_here[turn.slot], turn.parity);
-    transpose<kTransposers>(tiles_v(_, _, turn.slot), tiles_vt(_, _, turn.slot), warp,
-                            walk.hides(key), {walk.some.low - key, walk.some.high - key});
+    uint32_t place = turn.slot * BLOCK_N * HEAD_DIM;
+    uint32_t from = ptx::shared_address(shared.v) + place;
+    uint32_t to = ptx::shared_address(shared.vt) + place;
+    if (walk.hides(key)) {
+      transpose<kTransposers>(from, to, warp, {walk.some.low - key, walk.some.high - key});
+    } else {
+      transpose<kTransposers>(from, to, warp);
+    }
     cutlass::arch::fence_view_async_shared();  // wgmma comes after these stores
     __syncwarp();
     if (signals) {

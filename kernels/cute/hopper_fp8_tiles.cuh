@@ -119,41 +119,77 @@ CUTE_HOST_DEVICE constexpr int column_at(int row) {
   return row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
 }
 
-// Transpose one tile with `warps` warps; lanes of warp `warp` call.  Keys outside of `seen` become
-// zero: what lies there, NaN included, cannot enter P V as 0 * NaN.
-//
-// A lane loads 32 keys x 16 columns as four transposed matrices of pairs of columns: register i has
-// keys 8 i + 2 t and 8 i + 2 t + 1, columns 2 g and 2 g + 1.  Of registers 0 and 1, and of 2 and 3,
-// it takes the even bytes and the odd ones.  A word is then four places of the sum, in the order of
-// P, of one column; matrices of eight even and of eight odd columns are stored as rows.
-template <int warps, class TileV, class TileVt>
-CUTE_DEVICE void transpose(TileV const& tile, TileVt const& transposed, int warp, bool hides,
-                           Interval seen) {
-  constexpr int kChunks = HEAD_DIM / 16;
-  int lane = int(threadIdx.x) % 32;
-  int row = lane % 8 + lane / 8 % 2 * 8;
-  int place = lane / 16 * 16;
-  for (int i = warp; i < kChunks * (BLOCK_N / 32); i += warps) {
-    int column = i % kChunks * 16;
-    int key = i / kChunks * 32;
-    uint32_t pairs[4];
-    ptx::ldmatrix_x4_trans(pairs, ptx::shared_address(&tile(key + lane, column)));
-    if (hides) {
-      CUTE_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        int own = key + 8 * j + lane % 4 * 2;
-        uint32_t kept = own >= seen.low && own < seen.high ? 0xffff : 0;
-        kept |= own + 1 >= seen.low && own + 1 < seen.high ? 0xffff0000 : 0;
-        pairs[j] &= kept;
-      }
+// V is transposed 32 keys x 16 columns at a time.  A lane loads four transposed matrices of pairs of
+// columns: register i has keys 8 i + 2 t and 8 i + 2 t + 1, columns 2 g and 2 g + 1.  Of registers 0
+// and 1, and of 2 and 3, it takes the even bytes and the odd ones.  A word is then four places of
+// the sum, in the order of P, of one column; matrices of eight even and of eight odd columns are
+// stored as rows.
+CUTE_DEVICE void store_transposed(uint32_t const (&pairs)[4], uint32_t to) {
+  uint32_t const words[4] = {
+      ptx::prmt(pairs[0], pairs[1], 0x6420),
+      ptx::prmt(pairs[0], pairs[1], 0x7531),
+      ptx::prmt(pairs[2], pairs[3], 0x6420),
+      ptx::prmt(pairs[2], pairs[3], 0x7531),
+  };
+  ptx::stmatrix_x4(to, words);
+}
+
+// Where chunk `chunk` of row `row` lies in rows of so many bytes, as above: what the layouts say, in
+// 32 bits.
+template <uint32_t bytes>
+CUTE_DEVICE uint32_t place_of(uint32_t row, uint32_t chunk) {
+  return row * bytes + (chunk ^ (bytes == 128 ? row % 8 : row / 2 % 4)) * 16;
+}
+
+// The address that a lane names of 32 `key`s x 16 columns, those of chunk `chunk`: of a row of V,
+// and of a row of V transposed.
+CUTE_DEVICE uint32_t source_of(uint32_t tile, uint32_t key, uint32_t chunk) {
+  constexpr uint32_t kChunks = kPiece / 16;
+  return tile + chunk / kChunks * BLOCK_N * kPiece +
+         place_of<kPiece>(32 * key + threadIdx.x % 32, chunk % kChunks);
+}
+CUTE_DEVICE uint32_t target_of(uint32_t tile, uint32_t key, uint32_t chunk) {
+  uint32_t lane = threadIdx.x % 32;
+  return tile + place_of<BLOCK_N>(16 * chunk + lane % 16, 2 * key + lane / 16);
+}
+
+// Transpose one tile with `warps` warps; lanes of warp `warp` call.  from, to: addresses of tiles.
+template <int warps>
+CUTE_DEVICE void transpose(uint32_t from, uint32_t to, int warp) {
+  constexpr int kSteps = BLOCK_N / 32;
+  CUTE_NO_UNROLL
+  for (int chunk = warp; chunk < HEAD_DIM / 16; chunk += warps) {
+    uint32_t pairs[kSteps][4];
+    CUTE_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      ptx::ldmatrix_x4_trans(pairs[i], source_of(from, i, chunk));
     }
-    uint32_t const words[4] = {
-        ptx::prmt(pairs[0], pairs[1], 0x6420),
-        ptx::prmt(pairs[0], pairs[1], 0x7531),
-        ptx::prmt(pairs[2], pairs[3], 0x6420),
-        ptx::prmt(pairs[2], pairs[3], 0x7531),
-    };
-    ptx::stmatrix_x4(ptx::shared_address(&transposed(column + row, key + place)), words);
+    CUTE_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      store_transposed(pairs[i], target_of(to, i, chunk));
+    }
+  }
+}
+
+// The same, and keys outside of `seen` become zero: what lies there, NaN included, cannot enter P V
+// as 0 * NaN.  Only the ends of a walk need it.
+template <int warps>
+CUTE_DEVICE void transpose(uint32_t from, uint32_t to, int warp, Interval seen) {
+  int thread = int(threadIdx.x) % 4;
+  CUTE_NO_UNROLL
+  for (int i = warp; i < HEAD_DIM / 16 * (BLOCK_N / 32); i += warps) {
+    int chunk = i % (HEAD_DIM / 16);
+    int step = i / (HEAD_DIM / 16);
+    uint32_t pairs[4];
+    ptx::ldmatrix_x4_trans(pairs, source_of(from, step, chunk));
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      int own = 32 * step + 8 * j + 2 * thread;
+      uint32_t kept = own >= seen.low && own < seen.high ? 0xffff : 0;
+      kept |= own + 1 >= seen.low && own + 1 < seen.high ? 0xffff0000 : 0;
+      pairs[j] &= kept;
+    }
+    store_transposed(pairs, target_of(to, step, chunk));
   }
 }
 
