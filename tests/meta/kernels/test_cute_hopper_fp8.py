@@ -323,6 +323,20 @@ class TestOnTheHost:
         # The element bound, which allows every rounding of P, does not see it.
         assert max(program.verdict(FAULTY)) <= 1
 
+    def test_promotion_keeps_what_long_sums_of_one_sign_lose(self, library: ctypes.CDLL) -> None:
+        """With equal scores P is exact, and only sums round; docs/cute.md has the table."""
+        errors = {}
+        for name in ("small", "chained"):
+            program = program_of(name, library)
+            problem = program.problem("sq=1,skv=4096,out=float16")
+            v = torch.randn(problem.shape_v, generator=torch.manual_seed(0)).abs().to(E4M3)
+            zero = torch.zeros(problem.shape_k).to(E4M3)
+            out = program.run(problem, Inputs(zero[:, :, :1], zero, v)).out[0, 0, 0].double()
+            mean = v.double().mean(2)[0, 0]
+            errors[name] = float(((out - mean) / mean).abs().mean())
+        assert errors["small"] < 2**-12  # half a place of fp16
+        assert errors["chained"] > 0.03
+
     @pytest.mark.parametrize("fault", [*FAULTS][2:])
     def test_a_planted_fault_leaves_the_bounds(self, library: ctypes.CDLL, fault: str) -> None:
         plant(library, fault)
