@@ -5,14 +5,17 @@ It is hopper_forward.py with both products in 8 bits, as in FlashAttention-3 (Sh
 2407.08608, section 3.3).  q, k and v may come with factors dq, dk and dv, per tensor or per batch
 and key head, and the attention is that of q dq, k dk and v dv:
 
+    c     = |softmax_scale log2 e dq dk|, and the sums s = q . k take its sign
+
     producer, warp 0      K(t), V(t) into slot t % STAGES, as soon as they have been read there
     producer, warps 1-3   V(t) transposed into another slot, as soon as consumers have read it
-    consumer, per block   x     = (softmax_scale log2 e dq dk) (q . k)    one product per score
-                          m'    = max(m, max x)
-                          p     = 2^(x - m'),  alpha = 2^(m - m')     ex2.approx
-                          l     = alpha l + sum p                     p in fp32, before its rounding
-                          acc   = alpha acc + round(256 p) v          to e4m3, from 1 to 2^-17
-    at the end            O     = acc (1 / l) (dv / 256),  LSE = ln 2 (m + log2 l)
+    consumer, per block   m'    = max(m, max s)
+                          p     = 2^(c s - (c m' - 8))       256 times as large; one fused
+                                                             operation, ex2.approx
+                          alpha = 2^(c (m - m'))
+                          l     = alpha l + sum p            p in fp32, before its rounding
+                          acc   = alpha acc + round(p) v     to e4m3, from 256 to 2^-9
+    at the end            O     = acc (256 / l) (dv / 256),  LSE = ln 2 (c m + log2(l / 256))
 
 **Two variants** differ in how P V is added up, because wgmma keeps 13 fraction bits of a sum of
 8-bit products, those of its accumulator too:
