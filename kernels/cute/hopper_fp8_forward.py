@@ -22,9 +22,9 @@ and key head, and the attention is that of q dq, k dk and v dv:
 
 - `cute-hopper-fp8-forward` begins the sum of every block of keys at zero, and fp32 adds it to acc:
   P V is promoted after BLOCK_N products.  Q K^T, one chain of head_dim products, is not.
-- `cute-hopper-fp8-unpromoted-forward` adds all blocks in the accumulator of wgmma, as
-  FlashAttention-3 does.  It loses the more, the more keys a row sees.  It is declared so, and is
-  there for comparison: docs/cute.md says what promotion costs, the reports what it buys.
+- `cute-hopper-fp8-unpromoted-forward` adds all blocks in the accumulator of wgmma.  It loses the
+  more, the more keys a row sees, and declares so: its promotion is 0.  It is there for comparison:
+  docs/cute.md says what promotion costs, the reports what it buys.
 
 **V** lies in rows of head_dim, and 8-bit operands of wgmma must run along the sum.  The warps that
 transpose it load pairs of columns (ldmatrix.trans), take the pairs apart (prmt) and store rows of
