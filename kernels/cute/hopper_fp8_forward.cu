@@ -122,8 +122,8 @@ CUTE_DEVICE float factor_of(Factors const& factors, int batch, int head_kv) {
                                  : factors.data[batch * factors.batch + head_kv * factors.head];
 }
 
-// Store a lane's part of O as rows.  Of each 16 columns, which lie as `column_at` says, a lane has
-// four neighbours: the even two, then the odd two.
+// Store a lane's part of O as rows.  Of each 16 columns, which lie as rows of V transposed do, a
+// lane has four neighbours: the even two, then the odd two.
 template <ptx::Format format, class Place, class O>
 CUTE_DEVICE void store(Arguments const& a, int batch, int head, int first_row, Place const& place,
                        O const& o) {
