@@ -1,0 +1,282 @@
+"""FlashAttention forward of e4m3 inputs with log-sum-exp in CuTe for Hopper: wgmma of 8 bits,
+tensor copies, mbarriers; output in bfloat16 or float16.
+
+It is hopper_forward.py with both products in 8 bits, as in FlashAttention-3 (Shah et al., arXiv
+2407.08608, section 3.3).  q, k and v may come with factors dq, dk and dv, per tensor or per batch
+and key head, and the attention is that of q dq, k dk and v dv:
+
+    c     = |softmax_scale log2 e dq dk|, and the sums s = q . k take its sign
+
+    producer, warp 0      K(t), V(t) into slot t % STAGES, as soon as they have been read there
+    producer, warps 1-3   V(t) transposed into another slot, as soon as consumers have read it
+    consumer, per block   m'    = max(m, max s)
+                          p     = 2^(c s - (c m' - 8))       256 times as large; one fused
+                                                             operation, ex2.approx
+                          alpha = 2^(c (m - m'))
+                          l     = alpha l + sum p            p in fp32, before its rounding
+                          acc   = alpha acc + round(p) v     to e4m3, from 256 to 2^-9
+    at the end            O     = acc (256 / l) (dv / 256),  LSE = ln 2 (c m + log2(l / 256))
+
+**Two variants** differ in how P V is added up, because wgmma keeps 13 fraction bits of a sum of
+8-bit products, those of its accumulator too:
+
+- `cute-hopper-fp8-forward` begins the sum of every block of keys at zero, and fp32 adds it to acc:
+  P V is promoted after BLOCK_N products.  Q K^T, one chain of head_dim products, is not.
+- `cute-hopper-fp8-unpromoted-forward` adds all blocks in the accumulator of wgmma.  It loses the
+  more, the more keys a row sees, and declares so: its promotion is 0.  It is there for comparison:
+  docs/cute.md says what promotion costs, the reports what it buys.
+
+**V** lies in rows of head_dim, and 8-bit operands of wgmma must run along the sum.  The warps that
+transpose it load pairs of columns (ldmatrix.trans), take the pairs apart (prmt) and store rows of
+keys (stmatrix).  Nothing else moves to make P fit: four neighbours of the sum, which a register of
+the left operand has, are the four keys 2t, 2t + 1, 2t + 8, 2t + 9 whose scores lane t has.  V's
+keys lie in the same order (hopper_fp8_tiles.cuh).  Rows of V transposed are the even columns of 16,
+then the odd ones, so that stmatrix meets no bank conflict; a lane then has four neighbours of O.
+
+**Masks** are those of hopper_forward.py.  V becomes zero where no row of the tile sees a key while
+it is transposed.
+
+**Tensor maps** have bytes as elements, and boxes of 128 columns with SWIZZLE_128B, or of 64 with
+SWIZZLE_64B at head dim 64.
+
+docs/cute.md shows layouts and pipeline.  A build is chosen by variant, head dim and config.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.cuda.family import Arguments as Common
+from kernels.cuda.family import Choice, Family, Launch
+from kernels.cute import hopper_forward
+from kernels.cute.flash_forward import cute_source
+from kernels.cute.hopper_forward import (
+    CONFIGS,
+    MAP_ALIGNMENT,
+    MAP_BYTES,
+    ROOM,
+    WARPGROUPS,
+    TensorMap,
+)
+from kernels.masks import MaskBuild
+from verify.cuda.compile import LaunchError, Source, build_of
+from verify.variant import (
+    STRIDED,
+    AttentionArgs,
+    Build,
+    Config,
+    Output,
+    Variant,
+    arch_named,
+)
+
+DTYPE = "float8_e4m3fn"
+# CUtensorMapDataType and -Swizzle in cuda.h; the swizzle by bytes of a box's row.
+_BYTES = 0
+_SWIZZLES = {64: 2, 128: 3}
+
+
+def piece(head_dim: int) -> int:
+    """Columns of a box, the width of the swizzle in bytes."""
+    return min(head_dim, 128)
+
+
+def tensor_map(name: str, tensor: Tensor, rows: int, elsewhere: int = 0) -> TensorMap:
+    """`hopper_forward.tensor_map` with a box of bytes."""
+    made = hopper_forward.tensor_map(name, tensor, rows, elsewhere)
+    return replace(made, box=(piece(tensor.shape[3]), rows, 1, 1))
+
+
+def encode(made: TensorMap, to: int) -> None:
+    """Write the 128 bytes of a map of bytes to the host address `to`, with the swizzle that its box
+    is wide.  Raises LaunchError."""
+    if to % MAP_ALIGNMENT:
+        raise LaunchError(f"a tensor map at {to:#x}: {MAP_ALIGNMENT} must divide its address")
+    rank = len(made.dims)
+    status = hopper_forward._encoder()(
+        ctypes.c_void_p(to),
+        ctypes.c_int(_BYTES),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(made.address),
+        (ctypes.c_uint64 * rank)(*made.dims),
+        (ctypes.c_uint64 * (rank - 1))(*made.strides),
+        (ctypes.c_uint32 * rank)(*made.box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        ctypes.c_int(hopper_forward._NOT_INTERLEAVED),
+        ctypes.c_int(_SWIZZLES[made.box[0]]),
+        ctypes.c_int(hopper_forward._PROMOTE_256B),
+        ctypes.c_int(hopper_forward._FILL_ZEROS),
+    )
+    if status:
+        raise LaunchError(f"cuTensorMapEncodeTiled: {hopper_forward._words(status)} for {made}")
+
+
+class Arguments(ctypes.Structure):
+    """One problem, as hopper_fp8_forward.cu declares it: the common arguments, whether O is in
+    float16, and three tensor maps that begin where 64 divides the offset."""
+
+    _fields_ = [
+        ("common", Common),
+        ("out_is_half", ctypes.c_int32),
+        ("padding", ctypes.c_uint8 * (-(ctypes.sizeof(Common) + 4) % MAP_ALIGNMENT)),
+        *((f"map_{name}", ctypes.c_uint8 * MAP_BYTES) for name in "qkv"),
+    ]
+
+
+def aligned_arguments() -> Arguments:
+    """An empty structure at an address that 64 divides."""
+    memory = (ctypes.c_uint8 * (ctypes.sizeof(Arguments) + MAP_ALIGNMENT))()
+    return Arguments.from_buffer(memory, -ctypes.addressof(memory) % MAP_ALIGNMENT)
+
+
+class Hopper8(Family):
+    """The builds, whose arguments hold tensor maps."""
+
+    def arguments(
+        self,
+        args: AttentionArgs,
+        out: Tensor,
+        lse: Tensor,
+        mask: MaskBuild,
+        tables: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Arguments:
+        """The structure that a launch passes; the tensors must outlive the launch."""
+        config = args.config
+        assert config.block_m is not None
+        assert config.block_n is not None
+        made = aligned_arguments()
+        made.common = super().arguments(args, out, lse, mask, tables)
+        made.out_is_half = out.dtype == torch.float16
+        maps = {
+            "q": tensor_map("q", args.q, config.block_m),
+            "k": tensor_map("k", args.k, config.block_n, out.data_ptr()),
+            "v": tensor_map("v", args.v, config.block_n, out.data_ptr()),
+        }
+        for name, one in maps.items():
+            encode(one, ctypes.addressof(made) + getattr(Arguments, f"map_{name}").offset)
+        return made
+
+    def build(self, choice: Choice, arch: str) -> Build:
+        """One build for that architecture."""
+        config, _, head_dim, _, _ = choice
+        made = self.make(*choice)
+        return build_of(
+            f"{config.name}-d{head_dim}",
+            made.source,
+            arch,
+            shared=made.shared_bytes,
+            expects=("QGMMA", "UTMALDG", "LDSM", "STSM"),
+        )
+
+
+def slots(config: Config, head_dim: int) -> int:
+    """Of the rings of K, V and V transposed: as many as the config says, or as a block's shared
+    memory holds."""
+    assert config.num_stages is not None
+    fitting = (n for n in range(config.num_stages, 1, -1) if _bytes(config, head_dim, n) <= ROOM)
+    return next(fitting, 1)
+
+
+def _bytes(config: Config, head_dim: int, slots: int) -> int:
+    """One tile of Q, per slot one of K and two of V, the walk and the barriers, up to the alignment
+    of the whole."""
+    assert config.block_m is not None
+    assert config.block_n is not None
+    tiles = head_dim * (config.block_m + 3 * slots * config.block_n)
+    return tiles + 1024 * math.ceil((16 + 8 * (1 + 6 * slots)) / 1024)
+
+
+def source(config: Config, head_dim: int, *, promoted: bool) -> Source:
+    """One build of hopper_fp8_forward.cu; raises CompileError where headers are missing."""
+    defines = {
+        "ELEMENT": "float_e4m3_t",
+        "HEAD_DIM": head_dim,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "STAGES": slots(config, head_dim),
+        "PROMOTED": int(promoted),
+    }
+    return cute_source(Path(__file__).with_suffix(".cu"), "hopper_fp8_forward", defines)
+
+
+def launch(
+    config: Config,
+    dtype: str,
+    head_dim: int,
+    kind: str,
+    storage: str = STRIDED,
+    *,
+    promoted: bool = True,
+) -> Launch:
+    """How a build is compiled and launched; dtype, kind and storage are those of all builds."""
+    assert config.block_m is not None
+    shared_bytes = _bytes(config, head_dim, slots(config, head_dim))
+    made = source(config, head_dim, promoted=promoted)
+    return Launch(made, config.block_m, 128 * WARPGROUPS, shared_bytes)
+
+
+def builds(family: Family, chosen: list[tuple[Config, int]], arch: str) -> list[Build]:
+    """Builds of these configs and head dims; for Hopper alone, whose instructions no other
+    generation has."""
+    if arch_named(arch).capability != SUPPORT.capability:
+        return []
+    return [
+        family.build((config, DTYPE, head_dim, "", STRIDED), arch) for config, head_dim in chosen
+    ]
+
+
+SUPPORT = replace(
+    hopper_forward.SUPPORT,
+    dtypes=(DTYPE,),
+    dtypes_out=("float16",),
+    descalings=("none", "tensor", "head"),
+)
+
+
+def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> Variant:
+    """The variant whose P V is promoted, or not; chosen: its builds."""
+    family = Hopper8(
+        configs=CONFIGS,
+        support=SUPPORT,
+        make=partial(launch, promoted=promoted),
+        kinds=hopper_forward.FAMILY.kinds,
+        in_bytes=False,
+    )
+    # The arithmetic of the forward for 16 bits, but for what P is rounded to and what adds it up.
+    numerics = hopper_forward.VARIANT.numerics
+    return replace(
+        hopper_forward.VARIANT,
+        name=name,
+        forward=family.forward,
+        support=SUPPORT,
+        numerics=replace(
+            numerics,
+            products=replace(numerics.products, promotion="block" if promoted else 0),
+            # scale * log2(e) on the host, then the factors of q and k
+            softmax=replace(numerics.softmax, scale_roundings=3),
+            output=Output(probability="input", probability_scale=256.0, roundings=1),
+        ),
+        builds=partial(builds, family, chosen),
+    )
+
+
+_SMALL, _LARGE = CONFIGS
+
+PROMOTED = _variant(
+    "cute-hopper-fp8-forward",
+    [(_LARGE, 128), (_LARGE, 256), (_SMALL, 256), (_LARGE, 64), (_SMALL, 64)],
+    promoted=True,
+)
+UNPROMOTED = _variant(
+    "cute-hopper-fp8-unpromoted-forward",
+    [(_LARGE, 128), (_LARGE, 256), (_SMALL, 64)],
+    promoted=False,
+)
+VARIANTS = [PROMOTED, UNPROMOTED]
