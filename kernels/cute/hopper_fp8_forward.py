@@ -280,3 +280,28 @@ UNPROMOTED = _variant(
     promoted=False,
 )
 VARIANTS = [PROMOTED, UNPROMOTED]
+
+WITNESS = (
+    {
+        "case": (
+            "cute-hopper-fp8-forward:m128n64w12s2:accuracy:b=3,hq=12,hkv=4,sq=80,skv=129,d=64,"
+            "dtype=float8_e4m3fn,mask=lengths.79_63_79.32_1_1,lk=bhsd.xb,lv=bhsd.p16.xb,lo=sbhd,"
+            "out=float16,descale=head,dist=small_integers,seed=1553"
+        ),
+        "tensor": "out",
+        "r": 0.708,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "cute-hopper-fp8-unpromoted-forward:m128n64w12s2:accuracy:b=3,hq=12,hkv=4,sq=80,"
+            "skv=129,d=64,dtype=float8_e4m3fn,mask=lengths.79_63_79.32_1_1,lk=bhsd.xb,"
+            "lv=bhsd.p16.xb,lo=sbhd,out=float16,descale=head,dist=small_integers,seed=1553"
+        ),
+        "tensor": "out",
+        "r": 0.708,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

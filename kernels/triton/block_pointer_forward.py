@@ -272,4 +272,14 @@ WITNESS = (
         "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },
+    {
+        "case": (
+            "triton-block-pointer-forward:m64n64w4s2:accuracy:hq=3,sq=15,skv=99,d=146,"
+            "dtype=bfloat16,dist=one_hot_v,seed=59"
+        ),
+        "tensor": "out",
+        "r": 0.858,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
+    },
 )

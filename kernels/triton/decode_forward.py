@@ -405,8 +405,8 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.9,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -425,7 +425,7 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.771,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
 )

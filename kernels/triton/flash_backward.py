@@ -353,8 +353,8 @@ WITNESS = (
         ),
         "tensor": "dk",
         "r": 0.995,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -385,8 +385,8 @@ WITNESS = (
         ),
         "tensor": "dq",
         "r": 0.992,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -395,8 +395,8 @@ WITNESS = (
         ),
         "tensor": "dk",
         "r": 0.993,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (

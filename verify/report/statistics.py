@@ -26,7 +26,7 @@ EDGES = {
 
 STEPS = ("generate", "run", "reference", "bound", "record")
 PLOTTED = tuple(name for name in TENSORS if name != "lse")
-MAX_SAMPLES = 32  # of one tensor; a plot draws 24, those with a finite error
+MAX_SAMPLES = 24  # of one tensor, as many as a plot draws
 T = TypeVar("T")
 
 
