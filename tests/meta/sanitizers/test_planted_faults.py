@@ -117,7 +117,7 @@ def test_the_planted_problem_lies_inside_every_planted_support() -> None:
         assert problem.seqlen_q % 64  # an overrun by one row needs a ragged tile
 
 
-def test_no_session_waits_for_a_build_that_another_makes(
+def test_every_planted_kernel_begins_once_before_any_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[str, str]] = []
