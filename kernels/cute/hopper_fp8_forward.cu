@@ -5,12 +5,11 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
+#include "hopper_producer.cuh"
+
+using namespace parts;
 using namespace tiles;
 using softmax::kInfinity;
-using parts::by_row;
-using parts::multiply;
-using Turn = parts::Turn<STAGES>;
-using Walk = parts::Walk<BLOCK_N>;
 
 // q, k and v also as the copy engine takes them: (head_dim, seqlen, heads, batch).
 struct Arguments : ArgumentsOf<Element> {
@@ -33,60 +32,7 @@ struct alignas(1024) Shared {
   uint64_t vt_here[STAGES], vt_read[STAGES];
 };
 
-constexpr int kConsumerWarps = kConsumers * kGroup / 32;
 constexpr int kTransposers = kGroup / 32 - 1;  // warps of the producer, but for the first
-// Registers of a thread after warpgroups have traded them: 168 each at the launch.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (1 + kConsumers));
-
-// Begin to copy the rows row, row + 1... of a head into a tile, piece by piece; the barrier counts
-// the bytes, zeros out of bounds among them.  Where all heads or batches are the same memory, the
-// map has one of them.
-CUTE_DEVICE void fetch(TmaDescriptor const& map, Strided<Element> const& tensor, int row, int head,
-                       int batch, int rows, Element* tile, uint64_t& here) {
-  set_barrier_transaction_bytes(here, rows * HEAD_DIM * sizeof(Element));
-  CUTE_UNROLL
-  for (int piece = 0; piece < kPieces; ++piece) {
-    SM90_TMA_LOAD_4D::copy(&map, &here, uint64_t(TMA::CacheHintSm90::EVICT_NORMAL),
-                           tile + piece * rows * kPiece, piece * kPiece, row,
-                           tensor.head ? head : 0, tensor.batch ? batch : 0);
-  }
-}
-
-// The first warp of the producer: every tile as soon as its slot is free.
-CUTE_DEVICE void load(Arguments const& a, Shared& shared, Walk const& walk, int first_row,
-                      int head, int batch) {
-  bool leader = threadIdx.x == 0;
-  int blocks = walk.blocks();
-  int head_kv = head / a.group;
-  if (leader && blocks > 0) {
-    fetch(a.map_q, a.q, first_row, head, batch, BLOCK_M, shared.q, shared.q_here);
-  }
-  for (int t = 0; t < blocks; ++t) {
-    Turn turn(t);
-    int key = (walk.first_block() + t) * BLOCK_N;
-    int place = turn.slot * BLOCK_N * HEAD_DIM;
-    // The tile before it in this slot has been read in the phase before this turn's.  No lane may
-    // miss that phase: a later one has the same parity.
-    if (t >= STAGES) {
-      wait_barrier(shared.k_read[turn.slot], turn.parity ^ 1);
-    }
-    __syncwarp();
-    if (leader) {
-      fetch(a.map_k, a.k, key, head_kv, batch, BLOCK_N, shared.k + place,
-            shared.k_here[turn.slot]);
-    }
-    if (t >= STAGES) {
-      wait_barrier(shared.v_read[turn.slot], turn.parity ^ 1);
-    }
-    __syncwarp();
-    if (leader) {
-      fetch(a.map_v, a.v, key, head_kv, batch, BLOCK_N, shared.v + place,
-            shared.v_here[turn.slot]);
-    }
-  }
-}
 
 // The other warps of the producer: V of every tile transposed, as soon as both slots are free.
 CUTE_DEVICE void turn_values(Shared& shared, Walk const& walk) {
@@ -144,7 +90,8 @@ CUTE_DEVICE void store(Arguments const& a, int batch, int head, int first_row, P
 }
 
 // A consumer warpgroup: 64 rows of the tile, from the first block of keys to O and LSE.
-CUTE_DEVICE void consume(Arguments const& a, Shared& shared, int first_row, int head, int batch) {
+CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
+  auto [first_row, head, batch] = tile;
   int consumer = int(threadIdx.x) - kGroup;
   int warpgroup = __shfl_sync(0xffffffff, consumer / kGroup, 0);
   bool signals = consumer % 32 == 0;  // for its warp
@@ -210,16 +157,7 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, int first_row, int 
       }
     }
     if (walk.masked(key)) {
-      CUTE_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        CUTE_UNROLL
-        for (int c = 0; c < size<1>(x); ++c) {
-          int column = key + get<1>(place(r, c));
-          if (column < seen[r].low || column >= seen[r].high) {
-            x(r, c) = -kInfinity;
-          }
-        }
-      }
+      hide_scores(x, place, seen, key);
     }
     weigh(x, o, factor, row_max, row_sum);
     to_left_operand(scores, operand_p);
@@ -266,13 +204,6 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, int first_row, int 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     hopper_fp8_forward(__grid_constant__ Arguments const a) {
-  // One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows
-  // grow longer.
-  int count = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-  int first_row = (count - 1 - int(blockIdx.x) % count) * BLOCK_M;
-  int head = int(blockIdx.x) / count % a.heads_q;
-  int batch = int(blockIdx.x) / count / a.heads_q;
-
   extern __shared__ __align__(1024) unsigned char shared[];
   Shared& memory = *reinterpret_cast<Shared*>(shared);
   if (threadIdx.x == 0) {
@@ -287,7 +218,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_view_async_shared();  // the copy engine completes them
   }
-  Walk walk = parts::walk_of<BLOCK_M, BLOCK_N>(a, batch, first_row);
+  BlockRows tile = rows_of(a);
+  Walk walk = walk_of(a, tile.batch, tile.first_row);
   if (threadIdx.x == 0) {
     memory.walk = walk;
   }
@@ -296,12 +228,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kGroup) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      load(a, memory, walk, first_row, head, batch);
+      load(a, memory, walk, tile);
     } else {
       turn_values(memory, walk);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume(a, memory, first_row, head, batch);
+    consume(a, memory, tile);
   }
 }

@@ -49,24 +49,17 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.cuda.family import Arguments as Common
-from kernels.cuda.family import Choice, Family, Launch
+from kernels.cuda.family import Family, Launch
 from kernels.cute import hopper_forward
 from kernels.cute.flash_forward import cute_source
-from kernels.cute.hopper_forward import (
-    CONFIGS,
-    MAP_ALIGNMENT,
-    MAP_BYTES,
-    ROOM,
-    WARPGROUPS,
-    TensorMap,
-)
+from kernels.cute.hopper_forward import CONFIGS, WARPGROUPS, Hopper, slots
 from kernels.masks import MaskBuild
-from verify.cuda.compile import LaunchError, Source, build_of
+from verify.cuda.compile import Source
 from verify.variant import (
     STRIDED,
     AttentionArgs,
@@ -78,66 +71,16 @@ from verify.variant import (
 )
 
 DTYPE = "float8_e4m3fn"
-# CUtensorMapDataType and -Swizzle in cuda.h; the swizzle by bytes of a box's row.
-_BYTES = 0
-_SWIZZLES = {64: 2, 128: 3}
-
-
-def piece(head_dim: int) -> int:
-    """Columns of a box, the width of the swizzle in bytes."""
-    return min(head_dim, 128)
-
-
-def tensor_map(name: str, tensor: Tensor, rows: int, elsewhere: int = 0) -> TensorMap:
-    """`hopper_forward.tensor_map` with a box of bytes."""
-    made = hopper_forward.tensor_map(name, tensor, rows, elsewhere)
-    return replace(made, box=(piece(tensor.shape[3]), rows, 1, 1))
-
-
-def encode(made: TensorMap, to: int) -> None:
-    """Write the 128 bytes of a map of bytes to the host address `to`, with the swizzle that its box
-    is wide.  Raises LaunchError."""
-    if to % MAP_ALIGNMENT:
-        raise LaunchError(f"a tensor map at {to:#x}: {MAP_ALIGNMENT} must divide its address")
-    rank = len(made.dims)
-    status = hopper_forward._encoder()(
-        ctypes.c_void_p(to),
-        ctypes.c_int(_BYTES),
-        ctypes.c_uint32(rank),
-        ctypes.c_void_p(made.address),
-        (ctypes.c_uint64 * rank)(*made.dims),
-        (ctypes.c_uint64 * (rank - 1))(*made.strides),
-        (ctypes.c_uint32 * rank)(*made.box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
-        ctypes.c_int(hopper_forward._NOT_INTERLEAVED),
-        ctypes.c_int(_SWIZZLES[made.box[0]]),
-        ctypes.c_int(hopper_forward._PROMOTE_256B),
-        ctypes.c_int(hopper_forward._FILL_ZEROS),
-    )
-    if status:
-        raise LaunchError(f"cuTensorMapEncodeTiled: {hopper_forward._words(status)} for {made}")
 
 
 class Arguments(ctypes.Structure):
-    """One problem, as hopper_fp8_forward.cu declares it: the common arguments, whether O is in
-    float16, and three tensor maps that begin where 64 divides the offset."""
+    """One problem, as hopper_fp8_forward.cu declares it."""
 
-    _fields_ = [
-        ("common", Common),
-        ("out_is_half", ctypes.c_int32),
-        ("padding", ctypes.c_uint8 * (-(ctypes.sizeof(Common) + 4) % MAP_ALIGNMENT)),
-        *((f"map_{name}", ctypes.c_uint8 * MAP_BYTES) for name in "qkv"),
-    ]
+    _fields_ = hopper_forward.fields(("out_is_half", ctypes.c_int32))
 
 
-def aligned_arguments() -> Arguments:
-    """An empty structure at an address that 64 divides."""
-    memory = (ctypes.c_uint8 * (ctypes.sizeof(Arguments) + MAP_ALIGNMENT))()
-    return Arguments.from_buffer(memory, -ctypes.addressof(memory) % MAP_ALIGNMENT)
-
-
-class Hopper8(Family):
-    """The builds, whose arguments hold tensor maps."""
+class Hopper8(Hopper):
+    """The builds, whose output has one of two dtypes."""
 
     def arguments(
         self,
@@ -146,42 +89,11 @@ class Hopper8(Family):
         lse: Tensor,
         mask: MaskBuild,
         tables: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Arguments:
+    ) -> Any:
         """The structure that a launch passes; the tensors must outlive the launch."""
-        config = args.config
-        assert config.block_m is not None
-        assert config.block_n is not None
-        made = aligned_arguments()
-        made.common = super().arguments(args, out, lse, mask, tables)
+        made = super().arguments(args, out, lse, mask, tables)
         made.out_is_half = out.dtype == torch.float16
-        maps = {
-            "q": tensor_map("q", args.q, config.block_m),
-            "k": tensor_map("k", args.k, config.block_n, out.data_ptr()),
-            "v": tensor_map("v", args.v, config.block_n, out.data_ptr()),
-        }
-        for name, one in maps.items():
-            encode(one, ctypes.addressof(made) + getattr(Arguments, f"map_{name}").offset)
         return made
-
-    def build(self, choice: Choice, arch: str) -> Build:
-        """One build for that architecture."""
-        config, _, head_dim, _, _ = choice
-        made = self.make(*choice)
-        return build_of(
-            f"{config.name}-d{head_dim}",
-            made.source,
-            arch,
-            shared=made.shared_bytes,
-            expects=("QGMMA", "UTMALDG", "LDSM", "STSM"),
-        )
-
-
-def slots(config: Config, head_dim: int) -> int:
-    """Of the rings of K, V and V transposed: as many as the config says, or as a block's shared
-    memory holds."""
-    assert config.num_stages is not None
-    fitting = (n for n in range(config.num_stages, 1, -1) if _bytes(config, head_dim, n) <= ROOM)
-    return next(fitting, 1)
 
 
 def _bytes(config: Config, head_dim: int, slots: int) -> int:
@@ -200,7 +112,7 @@ def source(config: Config, head_dim: int, *, promoted: bool) -> Source:
         "HEAD_DIM": head_dim,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
-        "STAGES": slots(config, head_dim),
+        "STAGES": slots(config, partial(_bytes, config, head_dim)),
         "PROMOTED": int(promoted),
     }
     return cute_source(Path(__file__).with_suffix(".cu"), "hopper_fp8_forward", defines)
@@ -217,9 +129,9 @@ def launch(
 ) -> Launch:
     """How a build is compiled and launched; dtype, kind and storage are those of all builds."""
     assert config.block_m is not None
-    shared_bytes = _bytes(config, head_dim, slots(config, head_dim))
+    bytes_of = partial(_bytes, config, head_dim)
     made = source(config, head_dim, promoted=promoted)
-    return Launch(made, config.block_m, 128 * WARPGROUPS, shared_bytes)
+    return Launch(made, config.block_m, 128 * WARPGROUPS, bytes_of(slots(config, bytes_of)))
 
 
 def builds(family: Family, chosen: list[tuple[Config, int]], arch: str) -> list[Build]:
@@ -248,6 +160,8 @@ def _variant(name: str, chosen: list[tuple[Config, int]], *, promoted: bool) -> 
         make=partial(launch, promoted=promoted),
         kinds=hopper_forward.FAMILY.kinds,
         in_bytes=False,
+        structure=Arguments,
+        expects=("QGMMA", "UTMALDG", "LDSM", "STSM"),
     )
     # The arithmetic of the forward for 16 bits, but for what P is rounded to and what adds it up.
     numerics = hopper_forward.VARIANT.numerics

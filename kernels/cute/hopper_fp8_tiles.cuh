@@ -1,32 +1,21 @@
 // Tiles of the Hopper forward of 8-bit elements: their layouts in shared memory, the products of
 // two warpgroups, V's transposition, and the left operand that P becomes.
 //
-// A build defines ELEMENT (float_e4m3_t), HEAD_DIM (64, 128 or 256), BLOCK_M, BLOCK_N (64 or 128),
-// STAGES and PROMOTED (whether P V is added in fp32 after every block of keys).
+// A build's ELEMENT is float_e4m3_t, its HEAD_DIM 64, 128 or 256, and its BLOCK_N 64 or 128.  It
+// also defines PROMOTED: whether P V is added in fp32 after every block of keys.
 #pragma once
 
 #include "hopper_parts.cuh"
-
-#include "arguments.cuh"
 #include "softmax.cuh"
 
 namespace tiles {
 
 using namespace cute;
-using parts::Interval;
+using namespace parts;
 
-using Element = ELEMENT;
-using HeadDim = Int<HEAD_DIM>;
-using BlockM = Int<BLOCK_M>;
-using BlockN = Int<BLOCK_N>;
-using Stages = Int<STAGES>;
 constexpr ptx::Format kFormat = ptx::Format::float8_e4m3fn;
 static_assert(is_same_v<Element, float_e4m3_t>);
 
-constexpr int kGroup = 128;    // threads of a warpgroup
-constexpr int kConsumers = 2;  // warpgroups, 64 rows each
-constexpr int kThreads = (1 + kConsumers) * kGroup;
-static_assert(BLOCK_M == 64 * kConsumers);
 static_assert(HEAD_DIM == 64 || HEAD_DIM % 128 == 0 && HEAD_DIM <= 256);
 static_assert(BLOCK_N == 64 || BLOCK_N == 128);
 
@@ -51,7 +40,6 @@ static_assert(cosize_v<LayoutVt> == cosize_v<LayoutK>);
 // S = Q K^T of both operands in shared memory; P V of P in registers, of `Part` columns at once:
 // the sums of a block lie beside O, and at head dim 256 there are registers for half of them.
 using Part = Int<(PROMOTED && HEAD_DIM > 128) ? 128 : HEAD_DIM>;
-using Warpgroups = Layout<Shape<Int<kConsumers>, _1, _1>>;
 using MmaS = decltype(make_tiled_mma(
     GMMA::ss_op_selector<Element, Element, float, Shape<BlockM, BlockN, HeadDim>>(),
     Warpgroups{}));
@@ -114,11 +102,11 @@ CUTE_DEVICE void to_left_operand(Accumulator const& p, Operand& operand) {
   }
 }
 
-// V is transposed 32 keys x 16 columns at a time.  A lane loads four transposed matrices of pairs of
-// columns: register i has keys 8 i + 2 t and 8 i + 2 t + 1, columns 2 g and 2 g + 1.  Of registers 0
-// and 1, and of 2 and 3, it takes the even bytes and the odd ones.  A word is then four places of
-// the sum, in the order of P, of one column; matrices of eight even and of eight odd columns are
-// stored as rows.  So rows of V transposed are the even columns of each 16, then the odd ones.
+// V is transposed 32 keys x 16 columns at a time.  A lane loads four transposed matrices of pairs
+// of columns: register i has keys 8 i + 2 t and 8 i + 2 t + 1, columns 2 g and 2 g + 1.  Of
+// registers 0 and 1, and of 2 and 3, it takes the even bytes and the odd ones.  A word is then four
+// places of the sum, in the order of P, of one column; matrices of eight even and of eight odd
+// columns are stored as rows.  So rows of V transposed are the even columns of each 16, then the odd ones.
 CUTE_DEVICE void store_transposed(uint32_t const (&pairs)[4], uint32_t to) {
   uint32_t const words[4] = {
       ptx::prmt(pairs[0], pairs[1], 0x6420),
@@ -129,8 +117,8 @@ CUTE_DEVICE void store_transposed(uint32_t const (&pairs)[4], uint32_t to) {
   ptx::stmatrix_x4(to, words);
 }
 
-// Where chunk `chunk` of row `row` lies in rows of so many bytes, as above: what the layouts say, in
-// 32 bits.
+// Where chunk `chunk` of row `row` lies in rows of so many bytes, as above: what the layouts say,
+// in 32 bits.
 template <uint32_t bytes>
 CUTE_DEVICE uint32_t place_of(uint32_t row, uint32_t chunk) {
   return row * bytes + (chunk ^ (bytes == 128 ? row % 8 : row / 2 % 4)) * 16;

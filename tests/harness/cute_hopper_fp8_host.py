@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from kernels.cute import hopper_fp8_forward as kernel
-from tests.harness.cute_hopper_host import PROGRAM, Program, build, patch
+from tests.harness.cute_hopper_host import PROGRAM, SHARED, Program, build, patch
 from tests.harness.cute_host import compiled_program, without_guard
 from verify.cuda.edits import Edit
 from verify.variant import Config, Variant
@@ -37,7 +37,7 @@ extern "C" float sum_of_small(int format, const unsigned char* a, const unsigned
 # Bits of warps, to make them slow: what copies, what transposes V, what multiplies.
 ROLES = {"loader": 0x1, "transposers": 0xE, "first consumer": 0xF0, "second consumer": 0xF00}
 # Those that a build's macros change, or that faults do.
-HEADERS = ("hopper_fp8_tiles.cuh", "hopper_parts.cuh", "intervals.cuh", "softmax.cuh")
+HEADERS = ("hopper_fp8_tiles.cuh", *SHARED)
 # An expression of the kernel or of its headers, and what it becomes while that fault is planted.
 FAULTS = {
     "every other block added by wgmma": ("PROMOTES_HERE", "t % 2 == 0"),
@@ -71,7 +71,7 @@ FAULTS = {
     ),
     "a value beyond the last key": ("own < seen.high", "own <= seen.high"),
     "a key too many": ("column >= seen[r].high", "column > seen[r].high"),
-    "a block taken for whole": ("key + length > every.high", "key > every.high"),
+    "a block taken for whole": ("key + BLOCK_N > every.high", "key > every.high"),
 }
 _HERE = "PROMOTES_HERE"
 # Whether a block is promoted becomes a question, which a fault can answer otherwise.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from kernels.cuda.family import Family
@@ -20,12 +21,13 @@ from tests.harness.ptx_host import descales_of
 from tests.planted.copies import HOPPER_SLIPS
 from verify.arithmetic.dtypes import dtype_named
 from verify.cuda.compile import Source
+from verify.cuda.sass import NotReadError, listing
 from verify.judging.comparison import compare
 from verify.judging.truth import compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, tensors
 from verify.tolerance.forward import resolve
-from verify.variant import STRIDED, AttentionArgs, Config, Variant
+from verify.variant import STRIDED, AttentionArgs, Build, Config, Variant
 
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
 SMALL, LARGE = kernel.CONFIGS
@@ -36,6 +38,10 @@ BUILDS = {
 }
 OVERRUN = "overrun"  # the known-bad copy of "large"
 SOFTMAX = "softmax.cuh"  # where it slips
+# Those that a build's macros change, of both forwards for Hopper; that of the producer, behind the
+# tiles.
+SHARED = ("hopper_parts.cuh", "hopper_producer.cuh", "intervals.cuh", SOFTMAX)
+PRODUCER = SOURCE.with_name("hopper_producer.cuh")
 
 PROGRAM = """
 #include "hopper.h"
@@ -52,7 +58,8 @@ extern "C" void weaken(int line, int named, bool waits) {
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 #include "arguments.cuh"
-#define wait_barrier(...) (hopper::dropped == __LINE__ ? void() : cute::wait_barrier(__VA_ARGS__))
+#define wait_barrier(...) \\
+  (hopper::passed_by(__FILE__, __LINE__) ? void() : cute::wait_barrier(__VA_ARGS__))
 """
 # One for each build, in a namespace of its own: CuTe's headers, which take longest, are read once.
 BUILD = """
@@ -169,7 +176,7 @@ def compiled(folder: Path) -> Path:
 def own_headers(headers: Path, folder: Path) -> None:
     """What the program includes in place of CuTe's headers, and the kernel, once for each build."""
     patch(headers, folder)
-    names = (SOURCE.name, "hopper_tiles.cuh", SOFTMAX)
+    names = (SOURCE.name, "hopper_tiles.cuh", *SHARED)
     shipped = {name: without_guard(SOURCE.with_name(name)) for name in names}
     slipped = HOPPER_SLIPS[OVERRUN].apply(shipped)
     slip = {
@@ -178,6 +185,30 @@ def own_headers(headers: Path, folder: Path) -> None:
     }
     for name, text in (shipped | slip).items():
         (folder / name).write_text(text)
+
+
+def instructions(build: Build) -> str:
+    """The listing of a build for Hopper, which must not spill; skips a test where there is none."""
+    binary = build.compile()
+    resources = binary.resources
+    assert resources.stack == resources.spill_stores == resources.spill_loads == 0
+    # What warpgroups trade: a launch with fewer would wait forever for the consumers' registers.
+    assert resources.registers == 168
+    try:
+        return listing(binary.cubin)
+    except NotReadError as error:
+        pytest.skip(str(error))
+
+
+def waits(source: Path) -> list[int]:
+    """Where a kernel waits at mbarriers, as `weaken` takes it: lines of the producer's header, and
+    lines of the source, negated."""
+    return [
+        sign * number
+        for sign, path in ((1, PRODUCER), (-1, source))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if " wait_barrier(" in line
+    ]
 
 
 class Map(ctypes.Structure):

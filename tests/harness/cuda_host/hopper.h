@@ -15,11 +15,15 @@ using host::block;
 
 constexpr int patience = 1000;  // turns of all other warps until a wait is a deadlock
 
-inline int dropped = 0;    // the line of a wait that is passed by
+inline int dropped = 0;    // where a wait is passed by: a line of the producer's header, or of a source, negated
 inline int unmet = -1;     // the named barrier that is passed by
 inline bool hasty = false;  // waits for products leave one group more in flight
 inline unsigned slow = 0;   // bits of warps that fall behind after every wait at an mbarrier
 constexpr unsigned nap = 7;  // by so many turns
+
+inline bool passed_by(const char* file, int line) {
+    return dropped == (std::strstr(file, "hopper_producer") ? line : -line);
+}
 
 // As an mbarrier's 8 bytes.
 struct Barrier {
