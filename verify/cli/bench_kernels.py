@@ -36,6 +36,7 @@ from verify.timing.record import (
     fastest,
     name_of,
     place_of,
+    trouble,
     write,
 )
 from verify.timing.session import INTERRUPTED, Candidate, Rules, Session, flagged
@@ -68,8 +69,9 @@ def bench_kernels(request: Request, console: Console) -> int:
         return INFRASTRUCTURE
     record["clocks"] = [before, clocks.reading()]
     record["seconds"] = round(time.monotonic() - begun, 1)
+    kept = condensed(record)
     for folder in filter(None, (request.folder, request.published)):
-        _publish(record, folder)
+        _publish(kept, folder)
     _show(record, console)
     console.print(f"report: {request.folder / 'bench.md'}", highlight=False)
     return _status(record)
@@ -171,7 +173,6 @@ def _time(
 def _publish(record: Benchmark, folder: Path) -> None:
     """Write the record, its page and its plot; if the folder holds an accuracy report, write it
     again, so that it includes them."""
-    record = condensed(record)
     write(record, folder, page.markdown(record))
     picture = speed_plot(record)
     if picture is not None:
@@ -195,8 +196,7 @@ def _show(record: Benchmark, console: Console) -> None:
         line = f"{names}: not timed: {one['reason']}"
         console.print(line, style="dim", markup=False, highlight=False)
     for row in record["rows"]:
-        bad = row["reason"] if row["outcome"] == "failed" else row.get("differs", "")
-        if bad:
+        if bad := trouble(row):
             where = f"{row['variant']} {row['config']} {row['dtype']}, {name_of(row)}"
             console.print(f"{where}: {bad}", style="bold red", markup=False, highlight=False)
 

@@ -37,7 +37,6 @@ MARKS = {
     "float64": "P",
 }
 _OTHER = ("#888888", "X")
-DRAWN = 24  # cases of one tensor: more make a page large, and no clearer
 
 _PANELS = (("Output O", ("out",)), ("Gradients dQ, dK, dV", ("dq", "dk", "dv")))
 _ROW, _GAP = 0.24, 0.7  # inches: of one row, and between panels
@@ -94,7 +93,7 @@ def ratio_plot(report: Report) -> str | None:
 
 def _rows(report: Report, tensors: Sequence[str]) -> list[_Row]:
     return [
-        (v["ref"], d["dtype"], name, d["tensors"][name], fewer(d["samples"].get(name, []), DRAWN))
+        (v["ref"], d["dtype"], name, d["tensors"][name], fewer(d["samples"].get(name, [])))
         for v in report["variants"]
         for d in v["dtypes"]
         for name in tensors
@@ -244,7 +243,7 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
 
 def _with_error(samples: Sequence[Sample]) -> list[Sample]:
     finite = [s for s in samples if s["max_error"] is not None and math.isfinite(s["max_error"])]
-    return fewer(finite, DRAWN)
+    return fewer(finite)
 
 
 def _sizes(sample: Sample) -> list[float]:

@@ -141,9 +141,10 @@ def kind(declared: Mapping[str, Any], dtype: str) -> str:
     words = [declared.get(field) or "float32" for field in _COARSE]
     if declared.get("products.prescale", "none") != "none":
         operand = declared.get("products.operands", "input")
-        if "bfloat16" in (operand, dtype if operand == "input" else ""):
+        rounded = dtype if operand == "input" else operand
+        if rounded == "bfloat16":
             return "scaled bf16"
-        words.append(operand)
+        words.append(rounded)
     narrow = any(word in _SIXTEEN or (word == "input" and dtype in _SIXTEEN) for word in words)
     return "16 bits" if narrow else "fine"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NotRequired, TypedDict
 
+from verify.brief import counted, short
 from verify.evidence.strict_json import Free, Integer, Number, decode, dumps, loads
 from verify.timing.workloads import Workload
 
@@ -172,6 +173,11 @@ def name_of(row: Row) -> str:
     return workload_of(row["workload"]).name
 
 
+def trouble(row: Row) -> str:
+    """Why a row failed, or how its values differ; "" if neither."""
+    return row["reason"] if row["outcome"] == "failed" else row.get("differs", "")
+
+
 def fastest(rows: Iterable[Row]) -> list[Row]:
     """Of the timed rows the fastest per workload, variant and dtype, in the order in which they
     were met.  Rows whose values differ do not count."""
@@ -231,15 +237,12 @@ def condensed(record: Benchmark) -> Benchmark:
             configs[row["variant"], row["dtype"], row["reason"]].append(row["config"])
         else:
             tried.append(_short(row))
-    left: list[Left] = [
-        {
-            "variant": variant,
-            "config": "",
-            "dtype": dtype,
-            "reason": f"{len(found)} rows of {len(set(found))} configs: {reason}",
-        }
-        for (variant, dtype, reason), found in configs.items()
-    ]
+    left: list[Left] = []
+    for (variant, dtype, reason), found in configs.items():
+        many = f"{counted(len(found), 'row')} of {counted(len(set(found)), 'config')}"
+        left.append(
+            {"variant": variant, "config": "", "dtype": dtype, "reason": f"{many}: {reason}"}
+        )
     return {**record, "rows": tried, "left": record["left"] + left}
 
 
@@ -247,8 +250,7 @@ def _short(row: Row) -> Row:
     if row["outcome"] != "timed":
         return row
     first, last, rms = (
-        [float(f"{value:.6g}") for value in values]
-        for values in (row["first"], row["last"], row["rms"])
+        [short(value, 6) for value in values] for values in (row["first"], row["last"], row["rms"])
     )
     return {**row, "first": first, "last": last, "rms": rms}
 

@@ -115,12 +115,12 @@ class TestComparison:
         new = condensed(record(row("a"), failed("d"), *late))
         assert [one["variant"] for one in new["rows"]] == ["a", "d"]
         assert [(one["variant"], one["reason"]) for one in new["left"][-2:]] == [
-            ("b", "2 rows of 1 configs: interrupted"),
-            ("c", "1 rows of 1 configs: interrupted"),
+            ("b", "2 rows of 1 config: interrupted"),
+            ("c", "1 row of 1 config: interrupted"),
         ]
         found = compare(record(row("a"), row("b"), row("e")), new)
         assert [(place[0], reason) for place, reason in found.gone] == [
-            ("b", "left: 2 rows of 1 configs: interrupted")
+            ("b", "left: 2 rows of 1 config: interrupted")
         ]
         assert (found.unasked, found.regressed) == (1, False)
 

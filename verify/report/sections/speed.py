@@ -9,7 +9,7 @@ from verify.report.beside import Beside, introduced
 from verify.report.schema import Report
 from verify.report.speed_plot import speed_plot
 from verify.timing import page
-from verify.timing.record import Benchmark, fastest
+from verify.timing.record import Benchmark, fastest, trouble
 
 ORDER = 95
 
@@ -25,7 +25,7 @@ def section(report: Report, beside: Beside) -> Section | None:
 
 def _blocks(report: Report, record: Benchmark) -> list[Block]:
     sources = {variant["ref"]: variant["source_hash"] for variant in report["variants"]}
-    bad = [row for row in record["rows"] if row["outcome"] == "failed" or row.get("differs")]
+    bad = [row for row in record["rows"] if trouble(row)]
     return [
         Paragraph(page.run(record), note=True),
         page.rows(fastest(record["rows"]) + bad, sources),
