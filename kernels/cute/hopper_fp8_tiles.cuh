@@ -106,7 +106,8 @@ CUTE_DEVICE void to_left_operand(Accumulator const& p, Operand& operand) {
 // of columns: register i has keys 8 i + 2 t and 8 i + 2 t + 1, columns 2 g and 2 g + 1.  Of
 // registers 0 and 1, and of 2 and 3, it takes the even bytes and the odd ones.  A word is then four
 // places of the sum, in the order of P, of one column; matrices of eight even and of eight odd
-// columns are stored as rows.  So rows of V transposed are the even columns of each 16, then the odd ones.
+// columns are stored as rows.  So rows of V transposed are the even columns of each 16, then the odd
+// ones.
 CUTE_DEVICE void store_transposed(uint32_t const (&pairs)[4], uint32_t to) {
   uint32_t const words[4] = {
       ptx::prmt(pairs[0], pairs[1], 0x6420),
