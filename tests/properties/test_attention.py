@@ -29,7 +29,7 @@ def test_is_within_its_bounds_and_contract(
     hold(judge, target, data)
 
 
-@tier.first_tier(tier.variant)
+@tier.first_tier(tier.source_file)
 @pytest.mark.long(10)
 @pytest.mark.covers
 def test_fills_its_coverage_bins(target: Target, judge: Judge) -> None:
@@ -62,7 +62,7 @@ def test_ignores_what_is_masked(target: Target, judge: Judge, data: st.DataObjec
     hold(judge, target, data)
 
 
-@tier.first_tier(tier.variant)
+@tier.first_tier(tier.source_file)
 @pytest.mark.family_targets("exact")
 @given(data=st.data())
 def test_answers_exactly(targets: tuple[Target, ...], judge: Judge, data: st.DataObject) -> None:
@@ -70,7 +70,7 @@ def test_answers_exactly(targets: tuple[Target, ...], judge: Judge, data: st.Dat
     hold(judge, data.draw(st.sampled_from(targets), label="question"), data)
 
 
-@tier.first_tier(tier.variant)
+@tier.first_tier(tier.source_file)
 @pytest.mark.family_targets("relations")
 @given(data=st.data())
 def test_holds_its_relations(

@@ -10,7 +10,7 @@ from verify.campaign.builds import Builder
 from verify.variant import Declaration
 
 
-@tier.first_tier(tier.source_file)
+@tier.first_tier(tier.toolchain)
 @pytest.mark.long(25)  # CuTe's headers
 @pytest.mark.compiles
 def test_compiles(declaration: Declaration, arch: str, builder: Builder) -> None:

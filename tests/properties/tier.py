@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import TypeVar
 from zlib import crc32
 
@@ -23,6 +24,7 @@ REDUCED = ("dev",)  # the profiles that leave tests out
 _T = TypeVar("_T")
 _Kinds = Callable[[Mapping[str, object]], Iterable[Hashable]]
 
+COLLECTED: pytest.StashKey[list[pytest.Item]] = pytest.StashKey()  # the first tier and the rest
 _LEFT_OUT: pytest.StashKey[int] = pytest.StashKey()
 
 
@@ -54,8 +56,13 @@ def variant_and_dtype(parameters: Mapping[str, object]) -> list[Hashable]:
 
 
 def source_file(parameters: Mapping[str, object]) -> list[Hashable]:
-    """The kernel's file: its variants compile the same source in other ways."""
+    """The kernel's file: its variants are the same source in other ways."""
     return [_declaration(parameters).path]
+
+
+def toolchain(parameters: Mapping[str, object]) -> list[Hashable]:
+    """What compiles the kernel, which the folder of its file says."""
+    return [PurePath(_declaration(parameters).path).parent]
 
 
 def features(name: str, of: str = "") -> _Kinds:
@@ -165,6 +172,7 @@ def pytest_configure_node(node: object) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the thorough tier, before the rest is dealt to the workers."""
+    config.stash[COLLECTED] = list(items)
     if not config.stash[_REDUCED]:
         return
     out = set(left_out(items))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.commands import verify
+from tests.properties import tier
 from verify.cell.process import ROOT
 from verify.cli import main
 from verify.evidence import Evidence, load
@@ -132,9 +133,10 @@ def _is(ref: str, name: str) -> bool:
 
 
 @pytest.mark.long(15)
-def test_a_correct_kernel_passes_completely(tmp_path: Path) -> None:
-    """In one dtype, without a bin left empty; the collection's are judged in all of theirs."""
-    dtypes, one = 'dtypes=("float16", "bfloat16", "float32")', 'dtypes=("float16",)'
+@pytest.mark.parametrize("dtype", tier.thorough(["float16", "bfloat16", "float32"]))
+def test_a_correct_kernel_passes_completely(dtype: str, tmp_path: Path) -> None:
+    """Without a bin left empty."""
+    dtypes, one = 'dtypes=("float16", "bfloat16", "float32")', f'dtypes=("{dtype}",)'
     source = (SAMPLES / f"{CORRECT}.py").read_text(encoding="utf-8")
     assert source.count(dtypes) == 1
     kernel = tmp_path / f"{CORRECT}.py"
@@ -142,7 +144,18 @@ def test_a_correct_kernel_passes_completely(tmp_path: Path) -> None:
     select = "not long_sequences or n32"  # which one config is enough for
     status, evidence, output = trial_of(tmp_path, kernel, select=select, examples=5, deadline=60)
     assert status == 0, output
-    assert {(v.variant, v.dtype) for v in evidence.verdicts} == {(f"{kernel}@correct", "float16")}
+    assert {(v.variant, v.dtype) for v in evidence.verdicts} == {(f"{kernel}@correct", dtype)}
+
+
+@pytest.mark.thorough
+@pytest.mark.long(15)
+def test_the_plain_function_passes_in_the_finer_dtypes(tmp_path: Path) -> None:
+    """In the coarsest it is judged beside the wrong ones."""
+    kernel = SAMPLES / f"{PLAIN}.py"
+    select = "not long_sequences and not -bfloat16"
+    status, evidence, output = trial_of(tmp_path, kernel, select=select, examples=5, deadline=60)
+    assert status == 0, output
+    assert {v.dtype for v in evidence.verdicts} == {"float16", "float32"}
 
 
 @pytest.mark.long(25)
