@@ -18,6 +18,7 @@ from verify.bundle import ROOT
 from verify.machine import device, leash  # imports no torch
 from verify.machine.settings import SettingError, check
 
+pytest_plugins = ("tests.properties.tier",)
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _T = TypeVar("_T")
 if _WORKER:  # this process must not outlive the one that started it

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import tier
 from tests.properties.property_runner import Convicted, check_all_are_asked, hold
 from verify.campaign.edge_cases import edge_cases
 from verify.campaign.judge import Judge
@@ -17,6 +18,7 @@ from verify.cell.discovery import Unloadable
 pytestmark = pytest.mark.filterwarnings("error")
 
 
+@tier.first_tier(tier.variant_and_dtype)
 @pytest.mark.targets_of("accuracy")
 @given(data=st.data())
 def test_is_within_its_bounds_and_contract(
@@ -27,6 +29,7 @@ def test_is_within_its_bounds_and_contract(
     hold(judge, target, data)
 
 
+@tier.first_tier(tier.source_file)
 @pytest.mark.long(10)
 @pytest.mark.covers
 def test_fills_its_coverage_bins(target: Target, judge: Judge) -> None:
@@ -35,6 +38,7 @@ def test_fills_its_coverage_bins(target: Target, judge: Judge) -> None:
         hold(judge, target, problem)
 
 
+@tier.first_tier(tier.variant)
 @pytest.mark.targets_of("counting")
 @given(data=st.data())
 def test_counts_the_visible_keys(target: Target, judge: Judge, data: st.DataObject) -> None:
@@ -42,6 +46,7 @@ def test_counts_the_visible_keys(target: Target, judge: Judge, data: st.DataObje
     hold(judge, target, data)
 
 
+@tier.first_tier(tier.variant)
 @pytest.mark.targets_of("gather")
 @given(data=st.data())
 def test_gathers_the_right_row(target: Target, judge: Judge, data: st.DataObject) -> None:
@@ -49,6 +54,7 @@ def test_gathers_the_right_row(target: Target, judge: Judge, data: st.DataObject
     hold(judge, target, data)
 
 
+@tier.first_tier(tier.variant)
 @pytest.mark.targets_of("poison")
 @given(data=st.data())
 def test_ignores_what_is_masked(target: Target, judge: Judge, data: st.DataObject) -> None:
@@ -56,6 +62,7 @@ def test_ignores_what_is_masked(target: Target, judge: Judge, data: st.DataObjec
     hold(judge, target, data)
 
 
+@tier.first_tier(tier.source_file)
 @pytest.mark.family_targets("exact")
 @given(data=st.data())
 def test_answers_exactly(targets: tuple[Target, ...], judge: Judge, data: st.DataObject) -> None:
@@ -63,6 +70,7 @@ def test_answers_exactly(targets: tuple[Target, ...], judge: Judge, data: st.Dat
     hold(judge, data.draw(st.sampled_from(targets), label="question"), data)
 
 
+@tier.first_tier(tier.source_file)
 @pytest.mark.family_targets("relations")
 @given(data=st.data())
 def test_holds_its_relations(
@@ -73,6 +81,7 @@ def test_holds_its_relations(
     hold(judge, data.draw(st.sampled_from(targets), label="relation"), data)
 
 
+@tier.first_tier(tier.variant)
 @pytest.mark.targets_of("contract")
 def test_keeps_its_contract(target: Target, judge: Judge) -> None:
     """What raw outputs show of LSE, empty rows, alignment, softcap, NaN, heads, repetition and
@@ -87,6 +96,7 @@ def test_computes_as_declared(target: Target, judge: Judge) -> None:
     _hold_each(judge, target)
 
 
+@tier.first_tier(tier.source_file)
 @pytest.mark.long(30)  # on a GPU
 @pytest.mark.targets_of("long")
 def test_is_right_over_long_sequences(target: Target, judge: Judge) -> None:
@@ -105,6 +115,7 @@ def test_refuses_what_it_does_not_support(
     hold(judge, target, data)
 
 
+@tier.first_tier(tier.variant_and_dtype)
 @pytest.mark.targets_of("gradients")
 @given(data=st.data())
 def test_gradients_are_within_their_bounds(
@@ -115,12 +126,14 @@ def test_gradients_are_within_their_bounds(
     hold(judge, target, data)
 
 
+@tier.first_tier(tier.variant)
 @pytest.mark.targets_of("contract_backward")
 def test_backward_keeps_its_contract(target: Target, judge: Judge) -> None:
     """Gradients repeat bit for bit where that is declared, and are zero where nothing is seen."""
     _hold_each(judge, target)
 
 
+@tier.first_tier(tier.source_file)
 @pytest.mark.long(30)  # on a GPU
 @pytest.mark.targets_of("long_gradients")
 def test_gradients_are_right_over_long_sequences(target: Target, judge: Judge) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.properties import tier
 from verify.campaign.builds import Builder
 from verify.variant import Declaration
 
 
+@tier.first_tier(tier.toolchain)
 @pytest.mark.long(25)  # CuTe's headers
 @pytest.mark.compiles
 def test_compiles(declaration: Declaration, arch: str, builder: Builder) -> None:

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.harness.commands import verify
+from tests.properties import tier
 from verify.cell.process import ROOT
 from verify.cli import main
 from verify.evidence import Evidence, load
 
 SAMPLES = ROOT / "tests" / "sample_kernels"
 
-CORRECT = ("correct_plain", "correct_declared")  # and UPCAST, which is tried beside bad ones
-UPCAST = "correct_upcast"
+CORRECT = "correct_declared"
+UPCAST, PLAIN = "correct_upcast", "correct_plain"  # tried beside bad ones
 
 # file -> oracles, one of which must convict
 WRONG = {
@@ -101,17 +102,17 @@ def asked(file: str) -> str:
 
 def trial_of(
     tmp_path: Path,
-    *names: str,
+    *kernels: Path,
     select: str = DRAWN,
     examples: int = 12,
     shrink: float = 0.2,
     deadline: float = 4,
 ) -> tuple[int, Evidence, str]:
-    """Run `verify run` on sample kernels in a fresh directory; return exit code, evidence, output.
+    """Run `verify run` on kernel files in a fresh directory; return exit code, evidence, output.
 
     shrink: seconds spent on a smaller case for each failing target; deadline: of one launch.
     """
-    files = sorted({str(SAMPLES / f"{name.partition('.py')[0]}.py") for name in names})
+    files = sorted({str(kernel) for kernel in kernels})
     words = ["-n", "0", "--profile", "ci", "--examples", examples, "-k", select]
     variables = {
         "VERIFY_DEADLINE": str(deadline),
@@ -131,30 +132,50 @@ def _is(ref: str, name: str) -> bool:
     )
 
 
-@pytest.mark.long(30)
-def test_correct_kernels_pass(tmp_path: Path) -> None:
-    select = "not long_sequences or (correct_declared and n32)"  # which one of them is enough for
-    status, evidence, output = trial_of(tmp_path, *CORRECT, select=select, examples=5, deadline=60)
+@pytest.mark.long(15)
+@pytest.mark.parametrize("dtype", tier.thorough(["float16", "bfloat16", "float32"]))
+def test_a_correct_kernel_passes_completely(dtype: str, tmp_path: Path) -> None:
+    """Without a bin left empty."""
+    dtypes, one = 'dtypes=("float16", "bfloat16", "float32")', f'dtypes=("{dtype}",)'
+    source = (SAMPLES / f"{CORRECT}.py").read_text(encoding="utf-8")
+    assert source.count(dtypes) == 1
+    kernel = tmp_path / f"{CORRECT}.py"
+    kernel.write_text(source.replace(dtypes, one), encoding="utf-8")
+    select = "not long_sequences or n32"  # which one config is enough for
+    status, evidence, output = trial_of(tmp_path, kernel, select=select, examples=5, deadline=60)
     assert status == 0, output
-    judged = {v.variant.rpartition("@")[0] for v in evidence.verdicts}
-    assert judged == {str(SAMPLES / f"{name}.py") for name in CORRECT}
+    assert {(v.variant, v.dtype) for v in evidence.verdicts} == {(f"{kernel}@correct", dtype)}
 
 
-@pytest.mark.long(45)
+@pytest.mark.thorough
+@pytest.mark.long(15)
+def test_the_plain_function_passes_completely(tmp_path: Path) -> None:
+    """In every dtype; in the coarsest it is judged beside the wrong ones, too."""
+    kernel = SAMPLES / f"{PLAIN}.py"
+    select = "not long_sequences"
+    status, evidence, output = trial_of(tmp_path, kernel, select=select, examples=5, deadline=60)
+    assert status == 0, output
+    assert {v.dtype for v in evidence.verdicts} == {"float16", "bfloat16", "float32"}
+
+
+@pytest.mark.long(25)
 def test_wrong_kernels_are_convicted_and_harm_no_other(tmp_path: Path) -> None:
     """All kernels in one run: each must be convicted by the right oracle, whatever the others do to
-    their cells.  A correct one among them is judged completely, and passes."""
-    whole = f"(/{UPCAST}.py and not long_sequences)"
+    their cells.  Correct ones among them pass: UPCAST in every dtype, and PLAIN, which rounds its
+    scores and P, in the coarsest."""
+    whole = f"(not long_sequences and (/{UPCAST}.py or (/{PLAIN}.py and -bfloat16)))"
     select = " or ".join([*map(asked, _FILES), whole])
-    status, evidence, output = trial_of(tmp_path, *WRONG, UPCAST, select=select, deadline=1.5)
+    files = (SAMPLES / f"{name.partition('.py')[0]}.py" for name in (*WRONG, UPCAST, PLAIN))
+    status, evidence, output = trial_of(tmp_path, *files, select=select, deadline=1.5)
     assert status == 1, output
     for name, oracles in WRONG.items():
         convicted = convicting(evidence, name)
         assert convicted & oracles, f"{name}: convicted by {convicted or 'no oracle'}\n{output}"
-    for name in (*RIGHT, UPCAST):
+    for name in (*RIGHT, UPCAST, PLAIN):
         convicted = convicting(evidence, name)
         assert not convicted, f"{name}, right beside the wrong ones: by {convicted}\n{output}"
-    assert len([v for v in evidence.verdicts if _is(v.variant, UPCAST)]) > 100, output
+    for name, least in ((UPCAST, 100), (PLAIN, 50)):
+        assert len([v for v in evidence.verdicts if _is(v.variant, name)]) > least, output
 
 
 def convicting(evidence: Evidence, name: str) -> set[str]:
@@ -167,7 +188,7 @@ def test_a_failure_is_shrunk_explained_and_replays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     select = f"{asked('wrong_tail')} and float32"  # one target of each group
-    _, evidence, output = trial_of(tmp_path, "wrong_tail", select=select, shrink=2)
+    _, evidence, output = trial_of(tmp_path, SAMPLES / "wrong_tail.py", select=select, shrink=2)
     shrunk = [v for v in evidence.verdicts if v.outcome == "fail" and v.phase == "shrink"]
     smallest = min(shrunk, key=lambda v: len(v.case))
     assert "b=" not in smallest.problem.split(",")[0], (

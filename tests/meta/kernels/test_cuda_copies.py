@@ -16,6 +16,7 @@ import torch
 from tests.harness.host_library import runs
 from tests.harness.ptx_host import MODULES, SCHEDULES, Choice, Schedule, convict, run
 from tests.planted import copies
+from tests.properties import tier
 from verify.problem import Problem
 from verify.sanitizers.delays import BEFORE, DELAYED
 
@@ -51,6 +52,7 @@ def choice_of(name: str) -> Choice:
 
 
 @runs
+@tier.first_tier("name", "slip")
 @pytest.mark.parametrize("slip", copies.PTX_SLIPS)
 @pytest.mark.parametrize("name", MODULES)
 def test_each_tilings_copy_is_caught(name: str, slip: str, host: Any) -> None:

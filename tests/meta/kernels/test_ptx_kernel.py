@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.harness.ptx_host import (
     run,
     stored,
 )
+from tests.properties import tier
 from verify.cuda.compile import compilable, compile_source
 from verify.cuda.sass import listing
 from verify.cuda.toolkit import executables
@@ -139,7 +140,15 @@ def problems(choice: Choice) -> Iterator[Problem]:
         )
 
 
+def tiling_and_arithmetic(parameters: Mapping[str, object]) -> Iterator[object]:
+    """Of a choice: its tiling, with its dtype, its kind of mask and its storage."""
+    choice = parameters["choice"]
+    assert isinstance(choice, Choice)
+    yield from ((choice.name, choice.dtype), choice.kind, choice.storage)
+
+
 @runs
+@tier.first_tier(tiling_and_arithmetic)
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_the_source_computes_attention(choice: Choice, host: Any) -> None:
     variant, config = choice.variant, choice.build[0]

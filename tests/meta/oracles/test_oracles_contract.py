@@ -13,6 +13,7 @@ from torch import Tensor
 from references.masks import Causal, Mask, Window
 from tests.harness.fake_trials import OK, PLAIN, acquitted, convicted, right_run, trial_of
 from tests.harness.in_process import Kernel, declared, trial
+from tests.properties import tier
 from verify.cell.process import Reply
 from verify.judging.findings import Ruling
 from verify.judging.launch import Launch
@@ -198,6 +199,7 @@ WRONG = {
 }
 
 
+@tier.first_tier("name", "dtype")
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_contradiction_is_convicted_and_named(name: str, dtype: str) -> None:

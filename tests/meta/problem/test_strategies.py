@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
+from tests.properties import tier
 from verify.problem import Layout, Problem
 from verify.problem.coverage import bins_reachable, bins_required, coverage_bins
 from verify.problem.distributions import ordinary
@@ -145,6 +146,7 @@ def elements(problem: Problem) -> int:
     return sum(math.prod(getattr(problem, f"shape_{name}")) for name in ("q", "k", "v", "out"))
 
 
+@tier.first_tier("name", "limits")
 @by_limits
 @by_support
 def test_problems_lie_inside_the_support_and_the_limits(name: str, limits: Limits) -> None:
@@ -269,6 +271,7 @@ def test_drawing_rejects_nothing(name: str) -> None:
     assert runs["begun"] - runs["finished"] <= 0.1 * runs["begun"]
 
 
+@tier.first_tier("name", "limits")
 @by_support
 @by_limits
 def test_problems_shrink_to_the_simplest(name: str, limits: Limits) -> None:
@@ -313,6 +316,7 @@ def test_a_failure_shrinks_to_what_it_needs(condition: str) -> None:
     assert found.name == expected
 
 
+@tier.first_tier()
 @by_limits
 def test_edges_and_bins_are_reached(limits: Limits) -> None:
     """A campaign of 1500 problems fills every bin, on the slowest machine too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.fake_bench import record
+from tests.properties import tier
 from verify.arithmetic.archs import arch_named, archs
 from verify.cuda import compile
 from verify.timing import peaks
@@ -14,6 +15,7 @@ compiles = pytest.mark.skipif(compile.compilable() is not None, reason=f"{compil
 
 
 @compiles
+@tier.first_tier("name", "arch")
 @pytest.mark.parametrize("arch", [arch.target for arch in archs() if arch.compiled])
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_compile_without_spills(name: str, arch: str) -> None:
