@@ -1,0 +1,131 @@
+"""`verify.check`: a campaign of one function, as an assertion."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from verify.campaign.runner import CLEAN, FAILED, RunnerError, RunRequest, evidence_of, execute
+from verify.door.stand_in import stand_in
+from verify.evidence.errors import read as errors_of
+from verify.evidence.explanation import explain, smallest
+from verify.evidence.known_failures import xfails_in
+
+_FAILURES = 4  # kinds of failures that the message tells in full
+_PYTEST = "PYTEST_"  # variables of the pytest that calls: its options are not the campaign's
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check that held has judged.
+
+    run: the id of its evidence, below .verify/runs.  kernel: the file that was judged.  cases:
+    number of judged problems.  dtypes: those with a judged case.  gradients: in words, whether they
+    were judged.
+    """
+
+    run: str
+    kernel: Path
+    cases: int
+    dtypes: tuple[str, ...]
+    gradients: str
+
+    def __str__(self) -> str:
+        judged = f"{self.cases} cases in {', '.join(self.dtypes)}"
+        return f"{self.kernel.name} holds: {judged}; gradients: {self.gradients} (run {self.run})"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The arguments of `verify.check`, beside the function."""
+
+    layout: str | None = None
+    dtypes: tuple[str, ...] | None = None
+    head_dims: tuple[int, ...] | None = None
+    examples: int = 10
+    time: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise ValueError(f"examples: {self.examples} is not a number of problems above 0")
+        if self.time is not None and not 0 < self.time < float("inf"):
+            raise ValueError(f"time: {self.time:g} is not a number of seconds above 0")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that a kernel file has by the same names in capitals."""
+        given = {"LAYOUT": self.layout, "DTYPES": self.dtypes, "HEAD_DIMS": self.head_dims}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def check(kernel: Callable[..., Any] | str | Path, choices: Choices) -> Report:
+    """Judge a function or a kernel file; see `verify.check`."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("verify.check: call it in the main thread, which gets the signals")
+    if isinstance(kernel, str | Path):
+        if choices.settings:
+            said = ", ".join(choices.settings)
+            raise ValueError(f"verify.check: write {said} into the file {kernel}")
+        file = Path(kernel)
+    else:
+        file = stand_in(kernel, choices.settings)
+    within_xdist = "PYTEST_XDIST_WORKER" in os.environ  # the cores have their workers already
+    request = RunRequest(
+        kernels=(file,),
+        examples=choices.examples,
+        seed=choices.seed,
+        workers="0" if within_xdist else "auto",
+    )
+    deadline = None if choices.time is None else time.monotonic() + choices.time
+    printed = io.StringIO()
+    with _without_pytest():
+        try:
+            status = execute(request, Console(file=printed, width=100), deadline)
+        except RunnerError as error:
+            raise RuntimeError(f"verify.check: {error}") from None
+    return _concluded(request, status, file, printed.getvalue())
+
+
+@contextlib.contextmanager
+def _without_pytest() -> Iterator[None]:
+    """Hide the variables of a surrounding pytest from the campaign's own."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_PYTEST)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _concluded(request: RunRequest, status: int, file: Path, printed: str) -> Report:
+    """The report of a campaign that has ended.  Raises AssertionError, RuntimeError."""
+    evidence = evidence_of(request)
+    verdicts = () if evidence is None else evidence.verdicts
+    if evidence is not None and status == FAILED:
+        failures = smallest(xfails_in(evidence).unexpected(verdicts))
+        more = len(failures) - _FAILURES
+        told = [explain(verdict) for verdict in failures[:_FAILURES]]
+        told += [f"... and {more} more kinds of failures"] if more > 0 else []
+        raise AssertionError("\n\n".join(told))
+    counted = [verdict for verdict in verdicts if verdict.counted]
+    if status != CLEAN or not counted:
+        reasons = [error.message for error in errors_of(request.directory)] or [printed.strip()]
+        raise RuntimeError(f"verify.check: nothing is known of {file}: {'; '.join(reasons)}")
+    ratios = {name for verdict in counted for name in verdict.measures}
+    judged = "judged" if ratios & {"r_dq", "r_dk", "r_dv"} else "not judged (no declared backward)"
+    return Report(
+        run=request.run_id,
+        kernel=file,
+        cases=len({verdict.case for verdict in counted}),
+        dtypes=tuple(sorted({verdict.dtype for verdict in counted})),
+        gradients=judged,
+    )
