@@ -23,7 +23,7 @@ FLOORS = (
     ("verify.evidence",),
     ("verify.arithmetic",),
     ("verify.variant",),
-    ("verify.cuda",),
+    ("verify.cuda", "verify.adapters"),
     ("kernels",),
     ("verify.problem",),
     ("verify.tolerance",),

@@ -39,6 +39,7 @@ if _module is None or os.path.realpath(_module.__file__ or "") != FILE:
 _function = _module
 for _part in NAME.split("."):
     _function = getattr(_function, _part)
+_function = getattr(_function, "attention", _function)  # of a test by verify.checked
 
 
 def attention(*args, **kwargs):
@@ -52,7 +53,7 @@ attention.__wrapped__ = _function  # its signature and source are the function's
 for _name, _value in list(vars(_module).items()):
     if not _name.startswith("__"):
         globals()["_of_module_" + _name] = _value
-for _name in ("LAYOUT", "DTYPES", "HEAD_DIMS"):
+for _name in ("LAYOUT", "DTYPES", "HEAD_DIMS", "MASKS", "GRADIENTS"):
     if hasattr(_module, _name):
         globals()[_name] = getattr(_module, _name)
 globals().update({settings!r})
@@ -62,8 +63,8 @@ globals().update({settings!r})
 def stand_in(function: Callable[..., Any], settings: dict[str, Any]) -> Path:
     """Write the kernel file of a function, and return its path (in FOLDER).
 
-    settings: LAYOUT, DTYPES, HEAD_DIMS, as a kernel file has them.  Raises TypeError for a function
-    that another process cannot import by file and name.
+    settings: LAYOUT, DTYPES, HEAD_DIMS, MASKS, GRADIENTS, LIKE, as a kernel file has them.  Raises
+    TypeError for a function that another process cannot import by file and name.
     """
     file, module, name = _origin(function)
     key = hashlib.sha256(repr((str(file), name, settings)).encode()).hexdigest()[:8]

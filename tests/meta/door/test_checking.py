@@ -37,14 +37,43 @@ def wrong(q, k, v, causal=False, softmax_scale=None):
     return right(q, k, v, causal, softmax_scale * 1.1)
 
 
+class WithoutDelta(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, scale):
+        ctx.save_for_backward(q, k, v)
+        ctx.scale = scale
+        return right(q, k, v, False, scale)
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v = (x.transpose(1, 2) for x in ctx.saved_tensors)
+        dout = dout.transpose(1, 2)
+        p = torch.softmax(q @ k.mT * ctx.scale, dim=-1)
+        ds = p * (dout @ v.mT) * ctx.scale
+        return *(x.transpose(1, 2) for x in (ds @ k, ds.mT @ q, p.mT @ dout)), None
+
+
+def wrong_backward(q, k, v, softmax_scale=None):
+    return WithoutDelta.apply(q, k, v, softmax_scale)
+
+
 def test_right():
-    report = verify.check(right, **FEW)
+    report = verify.check(right, masks=["full", "causal.square"], **FEW)
     assert report.cases and report.dtypes == ("float32",)
-    assert "gradients: not judged" in str(report)
+    assert "gradients: judged in float32" in str(report)
 
 
 def test_wrong():
-    verify.check(wrong, **FEW)
+    verify.check(wrong, grad=False, **FEW)
+
+
+def test_wrong_backward():
+    verify.check(wrong_backward, **FEW)
+
+
+@verify.checked(masks=["full"], grad=False, **FEW)
+def test_decorated(q, k, v, softmax_scale=None):
+    return right(q, k, v, False, softmax_scale * 1.1)
 """
 
 
@@ -58,7 +87,9 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_right_function_passes_and_a_wrong_one_fails_with_its_replay(tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(THEIRS, encoding="utf-8")
     done = run("pytest", "-q", "-p", "no:cacheprovider", "test_theirs.py", cwd=tmp_path)
-    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "3 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"gradient_bound: d[qk] is off by", done.stdout)
+    assert "FAILED test_theirs.py::test_decorated - AssertionError" in done.stdout
     assert "FAILED test_theirs.py::test_wrong - AssertionError" in done.stdout
     assert re.search(r"bound +\d", done.stdout)
     replay = re.search(r"replay +python -m (verify replay \S+)", done.stdout)
@@ -113,6 +144,20 @@ def test_illegal_arguments_are_refused_before_a_campaign(tmp_path: Path) -> None
         verify.check(_wrapped, examples=0)
     with pytest.raises(ValueError, match="time: -1 is not a number of seconds above 0"):
         Choices(time=-1)
+    for field, value, words in (
+        ("layout", "sbhd", "layout: 'sbhd' is none of None, bhsd, bshd"),
+        ("dtypes", "float16", "dtypes: 'float16' is no tuple of names out of float16, "),
+        ("dtypes", ["float64"], "dtypes: 'float64' is none of float16, bfloat16, "),
+        ("head_dims", 64, "head_dims: 64 is no tuple of whole numbers"),
+        ("masks", ["diagonal"], "masks: 'diagonal' is none of full, causal, "),
+        ("grad", 1, "grad: 1 is neither True nor False"),
+        ("like", "flash", "like: 'flash' is none of None, flash_attn_func, "),
+        ("examples", 2.5, "examples: 2.5 is no whole number"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            verify.check(_wrapped, **{field: value})
+    with pytest.raises(ValueError, match="layout: like='flash_attn_func' says it"):
+        verify.check(_wrapped, layout="bhsd", like="flash_attn_func")
     with pytest.raises(ValueError, match="write LAYOUT into the file"):
         verify.check(tmp_path / "k.py", layout="bshd")
-    assert verify.__all__ == ["__version__", "check"]
+    assert verify.__all__ == ["__version__", "check", "checked"]
