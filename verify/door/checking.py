@@ -123,13 +123,22 @@ def check(kernel: Callable[..., Any] | str | Path, choices: Choices) -> Report:
         workers="0" if within_xdist else "auto",
     )
     deadline = None if choices.time is None else time.monotonic() + choices.time
+    try:
+        status, printed = campaign(request, deadline)
+    except RunnerError as error:
+        raise RuntimeError(f"verify.check: {error}") from None
+    return _concluded(request, status, file, printed)
+
+
+def campaign(request: RunRequest, deadline: float | None) -> tuple[int, str]:
+    """Run a campaign from inside somebody's pytest: its exit code, and what it printed.
+
+    deadline: as in `execute`, which says what is raised.
+    """
     printed = io.StringIO()
     with _without_pytest():
-        try:
-            status = execute(request, Console(file=printed, width=100), deadline)
-        except RunnerError as error:
-            raise RuntimeError(f"verify.check: {error}") from None
-    return _concluded(request, status, file, printed.getvalue())
+        status = execute(request, Console(file=printed, width=100), deadline)
+    return status, printed.getvalue().strip()
 
 
 @contextlib.contextmanager
@@ -154,7 +163,7 @@ def _concluded(request: RunRequest, status: int, file: Path, printed: str) -> Re
         raise AssertionError("\n\n".join(told))
     counted = [verdict for verdict in verdicts if verdict.counted]
     if status != CLEAN or not counted:
-        reasons = [error.message for error in errors_of(request.directory)] or [printed.strip()]
+        reasons = [error.message for error in errors_of(request.directory)] or [printed]
         raise RuntimeError(f"verify.check: nothing is known of {file}: {'; '.join(reasons)}")
     return Report(
         run=request.run_id,

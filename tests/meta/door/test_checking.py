@@ -77,9 +77,11 @@ def test_decorated(q, k, v, softmax_scale=None):
 """
 
 
-def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*words: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A program of Python in somebody else's folder.  path: searched for packages, too."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    own |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    found = os.pathsep.join(map(str, filter(None, (ROOT, path))))
+    own |= {"PYTHONPATH": found, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, check=False)
 
