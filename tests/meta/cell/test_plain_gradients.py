@@ -69,7 +69,46 @@ SDPA = """
 def attention(q, k, v, is_causal=False):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 """
+MODULE = """
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v, scale):
+        return torch.softmax(q @ k.mT * scale, -1) @ v
+
+
+MODULE = Attention()
+
+
+def attention(q, k, v, softmax_scale=None):
+    return MODULE(q, k, v, softmax_scale)
+"""
+OPERATOR = """
+@torch.library.custom_op("plain_gradients::attend", mutates_args=())
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+def save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def backward(ctx, dout):
+    q, k, v = ctx.saved_tensors
+    scale = q.shape[-1] ** -0.5
+    p = torch.softmax(q @ k.mT * scale, -1)
+    dp = dout @ v.mT
+    ds = p * (dp - (p * dp).sum(-1, True)) * scale
+    return ds @ k, ds.mT @ q, p.mT @ dout
+
+
+attend.register_autograd(backward, setup_context=save)
+
+
+def attention(q, k, v):
+    return attend(q, k, v)
+"""
 HONEST = {
+    "a module": MODULE,
+    "an operator": OPERATOR,
     "eager": EAGER,
     "prescaled": PRESCALED,
     "delta of O": FLASH.replace("DELTA", OF_OUTPUT),
@@ -129,7 +168,7 @@ def test_an_honest_backward_passes(name: str, tmp_path: Path) -> None:
     verdicts = judged(tmp_path, HONEST[name])
     assert [verdict.finding for verdict in verdicts if verdict.outcome == "fail"] == []
     of_bound = [v for v in verdicts if v.oracle == "gradient_bound" and v.dtype == "bfloat16"]
-    assert len(of_bound) >= 4
+    assert len(of_bound) >= 3
     assert max(v.measures["r_dq"] for v in of_bound) > 0.005, "the bound says nothing"
 
 
