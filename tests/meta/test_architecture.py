@@ -23,7 +23,7 @@ FLOORS = (
     ("verify.evidence",),
     ("verify.arithmetic",),
     ("verify.variant",),
-    ("verify.cuda",),
+    ("verify.cuda", "verify.adapters"),
     ("kernels",),
     ("verify.problem",),
     ("verify.tolerance",),
@@ -34,7 +34,7 @@ FLOORS = (
     ("verify.profiling",),
     ("verify.report",),
     ("verify.campaign",),
-    ("verify.cli",),
+    ("verify.cli", "verify.door"),
     ("verify.__main__",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

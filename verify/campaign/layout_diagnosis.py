@@ -33,7 +33,8 @@ class Layouts:
 
     def explained(self, trial: Trial, ruling: Ruling) -> Ruling:
         """The ruling; if the function is right in another layout, its finding names that layout."""
-        if ruling.finding is None or not trial.declaration.undeclared or trial.refuses:
+        told = trial.refuses or trial.entry == "backward"  # the forward's verdict says it
+        if ruling.finding is None or not trial.declaration.undeclared or told:
             return ruling
         layout = self._right(trial)
         if not layout:

@@ -21,7 +21,8 @@ import verify.variant  # noqa: F401
 
 _PACKAGES = ("verify", "references")
 _CELL = "verify.cell"
-_PREFIXES = ("verify.variant.", "verify.cuda")  # open, even if this process has not imported them
+# Open, even if this process has not imported them.
+_PREFIXES = ("verify.variant.", "verify.cuda", "verify.adapters")
 
 
 def _is_the_judges(name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from verify.bundle import PACKAGE, ROOT, use_collection
 from verify.cell import plain_functions as plain
-from verify.cell.plain_functions import Breach
+from verify.cell.breach import Breach
 from verify.cuda.includes import included
 from verify.variant import DeclarationError, Variant
 
@@ -31,7 +31,7 @@ _CUDA_SOURCE = re.compile(rb"""["']([\w./-]+\.cu)["']""")
 class Loaded:
     """The contents of a kernel file.
 
-    undeclared: the one variant was made from a plain function.  sources: see `sources_of`.
+    undeclared: the variants were made from a plain function.  sources: see `sources_of`.
     twins: the same plain function in the other tensor layouts (`layout_twins.twin`), which a
     finding can try.
     """
@@ -73,10 +73,10 @@ def load(path: Path, package_root: str) -> Loaded:
             )
         return Loaded(variants, False, sources, interpreted)
     try:
-        variant, *twins = plain.variants(module, path, interpreted)
+        variants, twins = plain.variants(module, path, interpreted)
     except DeclarationError as error:
         raise Breach(f"{path.name}: {error}") from None
-    return Loaded((variant,), True, sources, interpreted, tuple(twins))
+    return Loaded(variants, True, sources, interpreted, twins)
 
 
 def line_of(error: BaseException, path: str) -> str:

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from references.masks import Causal, Full, Window
+from references.masks import Causal, Full, Window, mask_words
+from verify.adapters import NAMES, adapter_named
+from verify.cell import plain_gradients
+from verify.cell.breach import Breach
 from verify.cell.layout_twins import LAYOUTS, twin
 from verify.variant import (
     AttentionArgs,
@@ -28,14 +31,8 @@ from verify.variant import (
     Variant,
     Workspace,
 )
-from verify.variant.checks import one_of, some_of, wholes
+from verify.variant.checks import flag, one_of, some_of, wholes
 from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM
-
-
-class Breach(Exception):  # noqa: N818 - a verdict, not an error of ours
-    """The kernel broke the interface: wrong shape, dtype, device or type, or an output that is an
-    input."""
-
 
 # The weakest honest arithmetic: everything rounded to the input's dtype, tf32 for fp32.
 WEAKEST = Numerics(
@@ -63,6 +60,9 @@ _SOFTCAP = ("softcap",)
 _GROUPED = ("enable_gqa",)
 _KNOWN = (*_CAUSAL, *_SCALE, *_MASK, *_WINDOW, *_SOFTCAP, *_GROUPED)
 
+Call = Callable[[AttentionArgs, Sequence[Tensor]], Any]
+"""(args, [q, k, v] in the function's layout) -> what the function returns."""
+
 _SHAPES = {
     "bhsd": "(batch, heads, seqlen_q, head_dim_v)",
     "bshd": "(batch, seqlen_q, heads, head_dim_v)",
@@ -71,11 +71,17 @@ _RULES = {
     "DTYPES": some_of(*INPUT_DTYPES, least=1),
     "HEAD_DIMS": wholes(1, MOST_HEAD_DIM),
     "LAYOUT": one_of(*LAYOUTS),
+    "MASKS": some_of(*mask_words(), least=1),
+    "GRADIENTS": flag,
+    "LIKE": one_of(*NAMES),
 }
 
 
-def variants(module: Any, path: Path, interpreted: bool = False) -> tuple[Variant, ...]:
-    """The variant of a file's plain function, and its twins, one for each of LAYOUTS (`twin`).
+def variants(
+    module: Any, path: Path, interpreted: bool = False
+) -> tuple[tuple[Variant, ...], tuple[Variant, ...]]:
+    """The variant of a file's plain function, with that of its gradients if the file says
+    GRADIENTS = True; and the first one's twins, one for each of LAYOUTS (`twin`).
 
     interpreted: Triton's interpreter runs it.  Raises Breach if the file has no such function,
     DeclarationError for one that cannot be called.
@@ -83,10 +89,15 @@ def variants(module: Any, path: Path, interpreted: bool = False) -> tuple[Varian
     function = find(module, path)
     settings = _settings(sys.modules[function.__module__])
     layout = settings.get("LAYOUT", "bhsd")
+    gradients = settings.get("GRADIENTS", False)
     # Only a GPU, and Triton's interpreter, multiply fp32 by tf32.
     by_tf32 = interpreted or torch.cuda.is_available()
     ieee = replace(WEAKEST, products=replace(WEAKEST.products, float32_products="ieee"))
     numerics = WEAKEST if by_tf32 else ieee
+    if "LIKE" in settings:
+        own, call, layout = _like(function, path.stem, settings)
+        own = replace(own, numerics=numerics)
+        return (own, *((plain_gradients.variant(own, call, layout),) if gradients else ())), ()
     variants_by_layout = {
         each: replace(_variant(function, path.stem, settings, each), numerics=numerics)
         for each in LAYOUTS
@@ -94,12 +105,15 @@ def variants(module: Any, path: Path, interpreted: bool = False) -> tuple[Varian
     twins = (
         replace(variant, name=twin(path.stem, each)) for each, variant in variants_by_layout.items()
     )
-    return variants_by_layout[layout], *twins
+    own = variants_by_layout[layout]
+    call = _by_signature(function, Signature.of(function))
+    backward = (plain_gradients.variant(own, call, layout),) if gradients else ()
+    return (own, *backward), tuple(twins)
 
 
 def find(module: Any, path: Path) -> Callable[..., Any]:
-    """A function named after _NAMES, or the only public function that takes (q, k, v).  Raises
-    Breach."""
+    """A function named after LIKE or _NAMES, or the only public function that takes (q, k, v).
+    Raises Breach."""
     functions = {
         name: value
         for name, value in vars(module).items()
@@ -107,7 +121,7 @@ def find(module: Any, path: Path) -> Callable[..., Any]:
         and inspect.isfunction(value)
         and value.__module__ == module.__name__
     }
-    for name in _NAMES:
+    for name in (getattr(module, "LIKE", ""), *_NAMES):
         if name in functions:
             return functions[name]
     candidates = [
@@ -126,7 +140,7 @@ def _leading(function: Callable[..., Any]) -> list[str]:
 
 
 def _settings(module: Any) -> dict[str, Any]:
-    """The module's settings: DTYPES, HEAD_DIMS, LAYOUT.  Raises DeclarationError."""
+    """The module's settings, by the names in _RULES.  Raises DeclarationError."""
     settings = {}
     for name, rule in _RULES.items():
         if hasattr(module, name):
@@ -187,6 +201,22 @@ class Signature:
             *(("window.square",) if self.window else ()),
         )
 
+    def masks_of(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
+        """The wanted mask kinds, by default `masks`.  Raises DeclarationError for one that the
+        function has no parameter for."""
+        if wanted is None:
+            return self.masks
+        flags = ("causal", "causal.tl") if self.causal or self.mask else ()
+        legal = tuple(dict.fromkeys((*self.masks, *flags, *(mask_words() if self.mask else ()))))
+        for word in wanted:
+            if word not in legal:
+                raise DeclarationError(
+                    f"MASKS: {word!r} cannot be passed to this function, only {', '.join(legal)}"
+                )
+        if self.mask is None and {"causal", "causal.tl"} <= set(wanted):
+            raise DeclarationError("MASKS: one flag is no two alignments: causal or causal.tl")
+        return tuple(wanted)
+
     def keywords(self, args: AttentionArgs) -> dict[str, Any]:
         """The keyword arguments of a call.  A window is (left, right) as in flash-attn, -1 for an
         open side."""
@@ -216,21 +246,66 @@ def _side(tokens: int | None) -> int:
     return -1 if tokens is None else tokens
 
 
+def _by_signature(function: Callable[..., Any], signature: Signature) -> Call:
+    return lambda args, inputs: function(*inputs, **signature.keywords(args))
+
+
 def _variant(
     function: Callable[..., Any], name: str, settings: Mapping[str, Any], layout: str
 ) -> Variant:
-    """The function as a variant with all features of its signature.
+    """The function as a variant with all features of its signature."""
+    signature = Signature.of(function)
+    support = Support(
+        dtypes=settings.get("DTYPES", ("float16", "bfloat16", "float32")),
+        head_dims=tuple(settings.get("HEAD_DIMS", (32, 64, 128))),
+        masks=signature.masks_of(settings.get("MASKS")),
+        grouped_heads=signature.grouped is not None,
+        scales="any" if signature.scale is not None else "default",
+        score_mods=("softcap",) if signature.softcap is not None else (),
+        layouts="contiguous",
+    )
+    lse = "natural" if _returns_lse(function) else None
+    return _made(name, _by_signature(function, signature), layout, support, lse)
+
+
+def _like(
+    function: Callable[..., Any], name: str, settings: Mapping[str, Any]
+) -> tuple[Variant, Call, str]:
+    """The function as a variant with the signature that LIKE names, its call, and its layout.
+    Raises DeclarationError for a setting that the signature does not have."""
+    adapter = adapter_named(settings["LIKE"])
+    if settings.get("LAYOUT", adapter.layout) != adapter.layout:
+        raise DeclarationError(f"LAYOUT: that of {settings['LIKE']} is {adapter.layout}")
+    legal = adapter.support.masks
+    for word in settings.get("MASKS", ()):
+        if word not in legal:
+            raise DeclarationError(
+                f"MASKS: {word!r} is none of {', '.join(legal)}, which {settings['LIKE']} takes"
+            )
+    support = replace(
+        adapter.support,
+        dtypes=settings.get("DTYPES", adapter.support.dtypes),
+        head_dims=tuple(settings.get("HEAD_DIMS", adapter.support.head_dims)),
+        masks=settings.get("MASKS", legal),
+    )
+
+    def call(args: AttentionArgs, inputs: Sequence[Tensor]) -> Any:
+        q, k, v = inputs
+        return adapter.call(function, args, q, k, v)
+
+    return _made(name, call, adapter.layout, support, None), call, adapter.layout
+
+
+def _made(name: str, call: Call, layout: str, support: Support, lse: str | None) -> Variant:
+    """A variant of a call.
 
     Its numerics are the weakest honest arithmetic: scores and probabilities are rounded to the
     input's dtype.
     """
-    signature = Signature.of(function)
 
     def forward(args: AttentionArgs, out: Tensor, lse: Tensor | None, workspace: Workspace) -> None:
-        inputs = [args.q, args.k, args.v]
-        if layout == "bshd":
-            inputs = [tensor.transpose(1, 2).contiguous() for tensor in inputs]
-        result = function(*inputs, **signature.keywords(args))
+        inputs = inputs_of(args, layout)
+        result = call(args, inputs)
         if layout == "bshd":
             _check_unchanged(args, inputs)
         _accept(
@@ -241,17 +316,9 @@ def _variant(
         name=name,
         family="function",
         forward=forward,
-        support=Support(
-            dtypes=settings.get("DTYPES", ("float16", "bfloat16", "float32")),
-            head_dims=tuple(settings.get("HEAD_DIMS", (32, 64, 128))),
-            masks=signature.masks,
-            grouped_heads=signature.grouped is not None,
-            scales="any" if signature.scale is not None else "default",
-            score_mods=("softcap",) if signature.softcap is not None else (),
-            layouts="contiguous",
-        ),
+        support=support,
         numerics=WEAKEST,
-        contract=Contract(lse="natural" if _returns_lse(function) else None),
+        contract=Contract(lse=lse),
         allocates_outputs=True,
     )
 
@@ -266,6 +333,14 @@ def _returns_lse(function: Callable[..., Any]) -> bool:
     return bool(returned) and all(
         isinstance(value, ast.Tuple) and len(value.elts) == 2 for value in returned
     )
+
+
+def inputs_of(args: AttentionArgs, layout: str) -> list[Tensor]:
+    """q, k and v in that layout; copies, unless it is "bhsd"."""
+    inputs = [args.q, args.k, args.v]
+    if layout == "bshd":
+        inputs = [tensor.transpose(1, 2).contiguous() for tensor in inputs]
+    return inputs
 
 
 def _check_unchanged(args: AttentionArgs, inputs: Sequence[Tensor]) -> None:

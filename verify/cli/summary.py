@@ -29,7 +29,7 @@ from verify.cli.options import console
 from verify.evidence import Evidence, Verdict
 from verify.evidence.errors import JudgeError
 from verify.evidence.errors import read as errors_of
-from verify.evidence.explanation import explain
+from verify.evidence.explanation import explain, smallest
 from verify.evidence.known_failures import FILE, Xfails, changed_since, xfails_in
 
 if TYPE_CHECKING:
@@ -322,15 +322,11 @@ def _print_failures(outcome: Outcome) -> None:
         entry.told for entry in map(outcome.xfails.expecting, verdicts) if entry
     ):
         console.print(f"known defect: {defect}", markup=False, highlight=False)
-    smallest: dict[tuple[str, str, str], Verdict] = {}
-    for verdict in outcome.xfails.unexpected(verdicts):
-        key = (verdict.variant, verdict.config, verdict.oracle)
-        if key not in smallest or len(verdict.case) < len(smallest[key].case):
-            smallest[key] = verdict
-    for verdict in list(smallest.values())[:_LINES]:
+    failures = smallest(outcome.xfails.unexpected(verdicts))
+    for verdict in failures[:_LINES]:
         say(console, f"\n{explain(verdict)}")
-    if len(smallest) > _LINES:
-        more = len(smallest) - _LINES
+    if len(failures) > _LINES:
+        more = len(failures) - _LINES
         console.print(
             f"\n... and {more} more kinds of failures; the report has them all", style="red"
         )

@@ -3,6 +3,8 @@ once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from verify.evidence import Verdict
 
 
@@ -23,3 +25,13 @@ def explain(verdict: Verdict) -> str:
         f"  where    {found.where or 'the whole run'}{counts}\n"
         f"  problem  {verdict.problem}\n{before}  replay   {found.replay}"
     )
+
+
+def smallest(failures: Iterable[Verdict]) -> list[Verdict]:
+    """The failing verdict with the shortest case id of each (variant, config, oracle), in order."""
+    found: dict[tuple[str, str, str], Verdict] = {}
+    for verdict in failures:
+        key = (verdict.variant, verdict.config, verdict.oracle)
+        if key not in found or len(verdict.case) < len(found[key].case):
+            found[key] = verdict
+    return list(found.values())

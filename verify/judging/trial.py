@@ -333,10 +333,18 @@ class Trial:
         if self.with_best:
             arithmetics.append(backward.resolve(backward.BEST, self.config, p, self.arch))
 
+        unknown = self.declaration.undeclared
+        if unknown:
+            arithmetics[0] = backward.anyhow(arithmetics[0])
+
         def compute(device: torch.device) -> GradientTruth:
             q, k, v = (tensor.to(device) for tensor in self.expanded)
             dout, out, lse = (tensor.to(device) for tensor in (self.dout, *self.start))
-            return backward.gradient_truth(p, q, k, v, dout, out, lse, *arithmetics).to("cpu")
+            bounds = (self.truth.out_bound, self.truth.lse_bound) if unknown else ()
+            made = backward.OwnForward(*(x.to(device) for x in bounds)) if unknown else None
+            return backward.gradient_truth(
+                p, q, k, v, dout, out, lse, *arithmetics, unknown=made
+            ).to("cpu")
 
         with self.clock.timed("bound"):
             return on_device(3 * p.pairs * (p.head_dim + p.head_dim_v), compute)

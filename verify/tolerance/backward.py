@@ -26,9 +26,18 @@ from verify.tolerance.gradients_arithmetic import BEST, GradientArithmetic, reso
 from verify.tolerance.gradients_pairs import Pairs, errors_of, pairs_by_key, rows_of, within_base_2
 from verify.tolerance.gradients_softmax import calm_scores, guarded, row_sums
 from verify.tolerance.gradients_sums import Sums, Weights, results, rules_of
+from verify.tolerance.gradients_unknown import OwnForward, any_delta, anyhow
 from verify.tolerance.scratch import room_on
 
-__all__ = ["BEST", "GradientArithmetic", "GradientTruth", "gradient_truth", "resolve"]
+__all__ = [
+    "BEST",
+    "GradientArithmetic",
+    "GradientTruth",
+    "OwnForward",
+    "anyhow",
+    "gradient_truth",
+    "resolve",
+]
 
 # Elements of one (rows, keys) tensor: of whole rows, rows enough in any case to pay for a pass over
 # dK and dV; and of a part of their keys, of which some twenty tensors live at once, on a CPU what
@@ -79,14 +88,16 @@ def gradient_truth(
     saved_out: Tensor,
     saved_lse: Tensor,
     *arithmetics: GradientArithmetic,
+    unknown: OwnForward | None = None,
 ) -> GradientTruth:
     """Exact gradients and the bounds of the first arithmetic; a second one gives `best_bounds`.
 
     q, k, v, dout at their full logical shapes; saved_out (batch, heads_q, seqlen_q, head_dim_v) and
     saved_lse (batch, heads_q, seqlen_q) as the forward saved them, LSE a natural logarithm in fp64;
     the exact ones for an arithmetic with a softmax of its own, and the exact O for one whose D is
-    the sum of P dP.  Whole rows at once: memory for a block of scores, the gradients of the block's
-    heads, and the results, on the inputs' device.
+    the sum of P dP.  unknown: of a backward that nobody has declared, which has a softmax of its
+    own, and to which the first arithmetic then applies.  Whole rows at once: memory for a block of
+    scores, the gradients of the block's heads, and the results, on the inputs' device.
     """
     given = [x.flatten(0, 1) for x in (q, k, v, dout, saved_out, saved_lse.unsqueeze(-1))]
     shapes = [x.shape for x in (q, k, v)] * (1 + len(arithmetics))
@@ -97,6 +108,7 @@ def gradient_truth(
     # Masked pairs are of no use, unless a kernel's 0 * inf can spread from one.
     right = any(a.own for a in arithmetics)
     of_weights = any(a.of_weights for a in arithmetics)
+    made = None if unknown is None else unknown.flat()
     small = calm_scores(problem, q, k)
     calm = _calm(*given[2:5]) and _finite(problem, saved_lse) and small
     blocks = row_blocks(q, k, v, problem.attention, budget=budget, passing=calm)
@@ -118,6 +130,11 @@ def gradient_truth(
                 pairs_by_key, problem, block, own_rows, values, room, _TILE[q.device.type]
             )
             softmaxes = [row_sums(problem, tiles, own_rows, a) for a in arithmetics]
+            if made is not None and softmaxes[0] is not None:
+                of_block = made.at(block.index)
+                softmaxes[0] = any_delta(
+                    problem, tiles, own_rows, arithmetics[0], softmaxes[0], of_block
+                )
             for own_keys, pairs in tiles():
                 if pairs is None:
                     continue

@@ -64,6 +64,9 @@ class GradientArithmetic:
     factor: float = 1.0  # what dS is multiplied by before it is rounded, its size
     memory: DType | None = None  # 16 bits in which partial sums of `atomics` are added up
     atomics: tuple[str, ...] = ()
+    # 16 bits that everything between the products may be rounded to, in a kernel whose arithmetic
+    # is unknown (`gradients_unknown`)
+    narrow: DType | None = None
 
     @property
     def exp(self) -> float:
@@ -74,6 +77,10 @@ class GradientArithmetic:
     def sums_delta(self) -> bool:
         """Whether D is the sum of P dP, over all keys of a row."""
         return self.own or self.of_weights
+
+    def narrowing(self, times: int) -> float:
+        """Relative error of so many roundings to `narrow`; 0 without it."""
+        return relative(times, self.narrow.unit_roundoff) if self.narrow else 0.0
 
     def overscales(self, q: Tensor, k: Tensor) -> bool:
         """Whether some operand times the scale may overflow, so that nothing is asked."""

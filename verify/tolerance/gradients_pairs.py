@@ -12,10 +12,16 @@ from torch import Tensor
 
 from references.positions import Sizes
 from references.row_blocks import RowBlock
-from verify.arithmetic.dtypes import DType
 from verify.problem import Problem
 from verify.tolerance.arithmetic import FP32_MAX, TINY, U, farthest, relative, slope_of, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.gradients_casts import (
+    below,
+    of_score,
+    of_score_gradient,
+    of_slope,
+    rounding_loss,
+)
 from verify.tolerance.score_mods import factor_error, mod_errors, size_of
 from verify.tolerance.scratch import Room
 from verify.tolerance.subnormals import scores_loss, whole
@@ -222,19 +228,12 @@ def errors_of(
     if pairs.slope is not None:
         mod = mod_errors(problem, a)
         assert mod is not None
-        moved = mod.f.slope_error(pairs.slope, argument, mod.result, U)
+        moved = mod.f.slope_error(pairs.slope, argument, *of_slope(mod, a))
         error.mul_(pairs.slope + (moved * (1 + U) + U * pairs.slope))
     error.mul_(1 + relative(products, U)).sub_(pairs.size).clamp_(min=0.0)
     error.add_(_where_positive(reach, products * TINY))
     upper = torch.add(pairs.size, error, out=pairs.room.take())
-    if a.factor != 1:
-        error.add_(upper, alpha=U)
-        lost = rounding_loss(
-            upper.add_(upper, alpha=U).mul_(a.factor), a.score_gradient, pairs.room
-        ).div_(a.factor)
-    else:
-        lost = rounding_loss(upper, a.score_gradient, pairs.room)
-    error.add_(lost)
+    of_score_gradient(problem, a, upper, error, pairs.room)
     if a.alpha:
         upper = torch.add(pairs.size, error, out=upper)
         error.masked_fill_(upper >= FP32_MAX / 2 / a.alpha, torch.inf)
@@ -263,24 +262,6 @@ def _where_positive(x: Tensor, value: Tensor | float) -> Tensor | float:
     return value if x.numel() == 0 or bool(x.amin() > 0) else (x > 0) * value
 
 
-def rounding_loss(size: Tensor, dtype: DType, room: Room) -> Tensor:
-    """What a number of fp32 arithmetic, at most that large, may lose by its cast: no more than
-    itself.  fp32 is no cast."""
-    u = 0.0 if dtype.precision >= 24 else dtype.unit_roundoff
-    lost = torch.mul(size, u, out=room.take()).add_(max(dtype.smallest_subnormal / 2, TINY) + TINY)
-    torch.minimum(lost, size, out=lost)
-    return (
-        lost
-        if _below(size, dtype.overflow)
-        else lost.masked_fill_(size >= dtype.overflow, torch.inf)
-    )
-
-
-def _below(x: Tensor, limit: float) -> bool:
-    """Whether all are; no NaN is."""
-    return x.numel() == 0 or bool(x.amax() < limit)
-
-
 def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple[Tensor, Tensor]:
     """Errors of the scaled scores, before a score mod and behind it."""
     mod, block = mod_errors(problem, a), pairs.block
@@ -306,9 +287,11 @@ def score_errors(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> tuple
         beyond = block.magnitude >= limit
         beyond &= block.visible & (problem.scale != 0)
         before.masked_fill_(beyond, torch.inf)
+    if a.narrow is not None:
+        before = of_score(problem, a, before, size)
     if not mod:
         return before, before
-    behind, _ = mod.errors(block, size, before.clone())
+    behind, _ = mod.errors(block, size, before.clone(), a.narrow)
     return before, behind if beyond is None else behind.masked_fill_(beyond, torch.inf)
 
 
@@ -337,7 +320,7 @@ def exponent_error(pairs: Pairs, a: GradientArithmetic, score: Tensor) -> Tensor
 def grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
     """P (e^delta - 1), nominal P; +inf where a score or P itself may overflow."""
     weights = pairs.weights
-    far = not _below(delta, _DIRECT)
+    far = not below(delta, _DIRECT)
     if far:
         direct = torch.exp(pairs.exponent + delta)
         grown = torch.where(
@@ -345,10 +328,10 @@ def grown(problem: Problem, pairs: Pairs, delta: Tensor) -> Tensor:
         )
     else:
         grown = delta.expm1_().mul_(weights)
-    if not (_below(grown, FP32_MAX / 2) and _below(weights, FP32_MAX / 2)):
+    if not (below(grown, FP32_MAX / 2) and below(weights, FP32_MAX / 2)):
         grown.masked_fill_(grown + weights >= FP32_MAX, torch.inf)
     limit = FP32_MAX * min(abs(problem.scale), math.log(2))  # in base 2, too
-    if problem.scale and not _below(pairs.block.magnitude, limit):
+    if problem.scale and not below(pairs.block.magnitude, limit):
         grown.masked_fill_(pairs.block.magnitude >= limit, torch.inf)
     return grown
 
@@ -372,15 +355,16 @@ def _factor_error(
     size = torch.add(pairs.product, rows.delta.abs() + delta, out=pairs.room.take())
     limit = FP32_MAX if a.scores.accumulator == "float32" else a.scores.domain(terms)
     # An O^ that is not finite is no less than that.
-    overflows = None if _below(size, limit) else ~(size < limit)
+    overflows = None if below(size, limit) else ~(size < limit)
     # Of P dP and P D the difference is rounded besides.
-    rounding = a.scores.kappa(terms) + (2 * U if a.sums_delta else 0.0)
+    rounding = a.scores.kappa(terms) + (2 * U if a.sums_delta else 0.0) + a.narrowing(3)
     return size.mul_(rounding).add_(_lost_in_product(problem, pairs, a)).add_(delta), overflows
 
 
 def product_error(problem: Problem, pairs: Pairs, a: GradientArithmetic) -> Tensor:
     """Error of dP alone."""
-    size = torch.mul(pairs.product, a.scores.kappa(problem.head_dim_v + 1), out=pairs.room.take())
+    error = a.scores.kappa(problem.head_dim_v + 1) + a.narrowing(2)
+    size = torch.mul(pairs.product, error, out=pairs.room.take())
     return size.add_(_lost_in_product(problem, pairs, a))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from verify.problem import Problem
 from verify.tolerance.arithmetic import ANY_DIVISION, FP32_MAX, TINY, U, relative, vanishing
 from verify.tolerance.gradients_arithmetic import GradientArithmetic
+from verify.tolerance.gradients_casts import rounding_loss
 from verify.tolerance.gradients_pairs import (
     Own,
     Pairs,
@@ -22,7 +23,6 @@ from verify.tolerance.gradients_pairs import (
     exponent_error,
     grown,
     product_error,
-    rounding_loss,
     score_errors,
 )
 
@@ -108,7 +108,7 @@ def own_softmax(problem: Problem, tiles: Tiles, rows: Rows, a: GradientArithmeti
     growth = exponent.exp()
     # A weighted mean of dP by weights that err is off by what they err of dP - D: what all have in
     # common is divided out.
-    rounded = torch.expm1(common) + torch.expm1((keys + 2) * U * (1 + U))
+    rounded = torch.expm1(common) + torch.expm1((keys + 2) * U * (1 + U)) + a.narrowing(2)
     delta = spread * total + (missed + rounded * reach) * growth
     delta = delta + TINY * 2 * keys + (TINY + vanishing(a.exponential)) * total * sizes
     delta.masked_fill_(spoiled | ~(reach * growth < FP32_MAX / 2), torch.inf).nan_to_num_(
@@ -152,7 +152,7 @@ def delta_of_weights(
         sizes += (size * seen).sum(-1, keepdim=True)
         keys += (torch.ones_like(size) * seen).sum(-1, keepdim=True)
         spoiled |= ~(pairs.product < FP32_MAX / 2).all(-1, keepdim=True)  # 0 times infinity
-    error = missed + torch.expm1((keys + 1) * U * (1 + U)) * reach
+    error = missed + (torch.expm1((keys + 1) * U * (1 + U)) + a.narrowing(2)) * reach
     error = error + 2 * TINY * keys + (2 * TINY + vanishing(a.exponential)) * sizes
     error.masked_fill_(spoiled | ~(reach < FP32_MAX / 2), torch.inf)
     error.nan_to_num_(nan=torch.inf, posinf=torch.inf)

@@ -143,6 +143,7 @@ RUNS = {
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
     "pytest --kernel": Place("verify/campaign/runner.py", '"--kernel", str(kernel)'),
+    "pytest -k": Place("tests/meta/door/test_plugin.py", '"-k", "accuracy or counting'),
     "pytest --oracle": Place("verify/campaign/runner.py", '"--oracle", str(oracle)'),
     "tox": ci("tox -e py"),
     "tox -e py": ci("tox -e py"),

@@ -52,10 +52,10 @@ def called(
     ).variants[0]
     args, out = arguments(problem)
     variant.forward(args, out, torch.zeros(out.shape[:3]) if lse else None, {})
-    seen = variant.forward.__closure__
+    call = dict(zip(variant.forward.__code__.co_freevars, variant.forward.__closure__, strict=True))
     function = next(
         cell.cell_contents
-        for cell in seen or ()
+        for cell in call["call"].cell_contents.__closure__
         if getattr(cell.cell_contents, "__name__", "") == "attention"
     )
     return dict(function.__globals__["SEEN"])

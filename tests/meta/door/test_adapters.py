@@ -1,0 +1,164 @@
+"""Every adapter, against pure-torch doubles of its signature: a right one and a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from references.masks import Causal, Window
+from references.score_mods import Softcap
+from verify.adapters import NAMES
+from verify.campaign.judge import Judge
+from verify.campaign.targets import Target
+from verify.cell.discovery import roster
+from verify.evidence import Recorder
+from verify.problem import Problem
+from verify.variant import Declaration
+
+BASE = """
+import math
+import torch
+
+HEAD_DIMS = (64,)
+GRADIENTS = True
+
+
+def attend(q, k, v, scale, seen=None, cap=0.0):
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.float().repeat_interleave(group, 1) for x in (k, v))
+    scores = q.float() @ k.mT * (SCALE * scale)
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+        empty = ~seen.any(-1, keepdim=True)
+        return (torch.softmax(scores.masked_fill(empty, 0.0), -1) @ v).masked_fill(empty, 0.0).to(q)
+    return (torch.softmax(scores, -1) @ v).to(q.dtype)
+
+
+def band(q, k, left, right):
+    diagonal = k.shape[2] - q.shape[2] if ALIGNED else 0
+    rows = torch.arange(q.shape[2])[:, None] + diagonal
+    keys = torch.arange(k.shape[2])
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    if left >= 0:
+        seen &= keys >= rows - left
+    if right >= 0:
+        seen &= keys <= rows + right
+    return seen
+"""
+DOUBLES = {
+    "flash_attn_func": """
+ALIGNED = True
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False,
+                    window_size=(-1, -1), softcap=0.0, alibi_slopes=None):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    seen = band(q, k, window_size[0], 0 if causal else window_size[1])
+    return attend(q, k, v, softmax_scale, seen, softcap).transpose(1, 2)
+""",
+    "scaled_dot_product_attention": """
+ALIGNED = False
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0,
+                                 is_causal=False, scale=None, enable_gqa=False):
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    seen = band(query, key, -1, 0) if is_causal else attn_mask
+    return attend(query, key, value, scale, seen)
+""",
+    "flex_attention": """
+ALIGNED = False
+from torch.nn.attention import flex_attention as flex
+def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=None,
+                   enable_gqa=False, return_lse=False, kernel_options=None):
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    return flex.flex_attention(query, key, value, score_mod, block_mask, SCALE * scale, enable_gqa)
+""",
+    "memory_efficient_attention": """
+ALIGNED = False
+def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None):
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    seen = None if attn_bias is None else attn_bias == 0
+    return attend(q, k, v, scale, seen).transpose(1, 2)
+""",
+    "single_prefill_with_kv_cache": """
+ALIGNED = True
+def single_prefill_with_kv_cache(q, k, v, scale_q=None, causal=False, kv_layout="NHD",
+                                 window_left=-1, logits_soft_cap=None, sm_scale=None):
+    assert kv_layout == "NHD" and q.dim() == 3
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    seen = band(q, k, window_left, 0 if causal else -1)
+    return attend(q, k, v, sm_scale, seen, logits_soft_cap)[0].transpose(0, 1)
+""",
+}
+PLAIN = Problem(
+    batch=2, heads_q=2, heads_kv=2, seqlen_q=9, seqlen_kv=9, head_dim=64, dtype="bfloat16"
+)
+ASKED = (
+    PLAIN,
+    PLAIN.but(heads_q=4, seqlen_q=5),
+    PLAIN.but(mask=Causal()),
+    PLAIN.but(mask=Causal(), seqlen_kv=12),
+    PLAIN.but(mask=Causal("tl"), seqlen_kv=12),
+    PLAIN.but(mask=Window(3, 1)),
+    PLAIN.but(score_mod=Softcap(1.0)),
+)
+
+
+@contextmanager
+def judged(name: str, scale: float, folder: Path) -> Iterator[tuple[Judge, list[Declaration]]]:
+    file = folder / "double.py"
+    said = f"LIKE = {name!r}\nSCALE = {scale}\n"
+    file.write_text(said + BASE + DOUBLES[name], encoding="utf-8")
+    found = roster([file])
+    assert not found.failures, found.failures
+    judge = Judge(Recorder(folder / "run", "main"))
+    try:
+        yield judge, list(found.declarations)
+    finally:
+        judge.close()
+
+
+def verdicts(judge: Judge, declaration: Declaration, problems: tuple[Problem, ...]) -> list:
+    group = "gradients" if "backward" in declaration.entries else "accuracy"
+    target = Target(declaration, declaration.configs[0], "bfloat16", group)
+    asked = [problem for problem in problems if declaration.support.refusal(problem) is None]
+    assert asked
+    return [verdict for problem in asked for verdict in judge.judge(target, problem)]
+
+
+def test_every_adapter_has_a_double() -> None:
+    assert set(DOUBLES) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_right_function_passes(name: str, tmp_path: Path) -> None:
+    with judged(name, 1.0, tmp_path) as (judge, declarations):
+        for declaration in declarations:
+            if declaration.unavailable is None:
+                found = verdicts(judge, declaration, ASKED)
+                assert [v.finding for v in found if v.outcome == "fail"] == []
+        (forward, _) = declarations
+        assert len(verdicts(judge, forward, ASKED)) >= 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_scale_is_convicted(name: str, tmp_path: Path) -> None:
+    with judged(name, 1.3, tmp_path) as (judge, (forward, *_)):
+        found = [v.finding for v in verdicts(judge, forward, ASKED[:1]) if v.outcome == "fail"]
+        assert found
+        assert "out is off by" in found[0].message
+
+
+def test_what_a_signature_does_not_have_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    for text, words in (
+        ("LIKE = 'flash'", "LIKE: 'flash' is none of flash_attn_func, "),
+        ("LIKE = 'flash_attn_func'\nLAYOUT = 'bhsd'", "LAYOUT: that of flash_attn_func is bshd"),
+        ("LIKE = 'flash_attn_func'\nMASKS = ('dense',)", "MASKS: 'dense' is none of full, causal"),
+    ):
+        file.write_text(f"{text}\ndef attention(q, k, v): return q", encoding="utf-8")
+        (failure,) = roster([file]).failures
+        assert words in failure.message
+        assert "\n" not in failure.message

@@ -1,0 +1,129 @@
+"""The gradients of a plain function, by autograd: a variant of their own, with a backward alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from references.masks import Full
+from verify.cell.breach import Breach
+from verify.variant import (
+    AttentionArgs,
+    Config,
+    Contract,
+    GradientNumerics,
+    GradientProducts,
+    Gradients,
+    GradientSoftmax,
+    GradientSums,
+    Saved,
+    ScoreGradient,
+    Variant,
+    Workspace,
+)
+
+SUFFIX = "-gradients"
+"""Behind the name of a function, in that of the variant of its gradients."""
+
+# The range of float16 is so short that a bound of an unknown arithmetic would need to know where it
+# scales: none is derived.
+DTYPES = ("bfloat16", "float32")
+
+# The weakest honest arithmetic that can be declared; the judge allows an unknown one more
+# (docs/tolerance-backward.md, An unknown backward).
+WEAKEST = GradientNumerics(
+    products=GradientProducts(prescale="sqrt"),
+    softmax=GradientSoftmax(
+        source="own", exp="exp_u20", softcap_tanh="tanh.approx", scale_roundings=3
+    ),
+    score_gradient=ScoreGradient(of="rounded", delta="input"),
+    sums=GradientSums(
+        block_m=16,
+        block_n=16,
+        group="cast",
+        atomics=("dq", "dk", "dv"),
+        atomics_dtype="input",
+        roundings=6,
+    ),
+)
+
+
+def variant(
+    forward: Variant, function: Callable[[AttentionArgs, Sequence[Tensor]], Any], layout: str
+) -> Variant:
+    """The gradients of a function whose forward is that variant, as a variant.
+
+    function: (args, [q, k, v] in its layout) -> O, or O and more.
+
+    It is unavailable, with the reason, if no result of the function requires a gradient, or none of
+    its dtypes is one of DTYPES.
+    """
+    dtypes = tuple(dtype for dtype in DTYPES if dtype in forward.support.dtypes)
+    by = forward.numerics.products.float32_products
+    products = replace(WEAKEST.products, float32_products=by)
+
+    def call(args: AttentionArgs) -> tuple[list[Tensor], Tensor]:
+        inputs = [x.detach().clone() for x in (args.q, args.k, args.v)]
+        if layout == "bshd":
+            inputs = [x.transpose(1, 2).contiguous() for x in inputs]
+        inputs = [x.requires_grad_() for x in inputs]
+        with torch.enable_grad():
+            result = function(args, inputs)
+        return inputs, result[0] if isinstance(result, tuple | list) and result else result
+
+    def backward(
+        args: AttentionArgs, saved: Saved, dout: Tensor, gradients: Gradients, workspace: Workspace
+    ) -> None:
+        inputs, out = call(args)
+        upstream = dout.transpose(1, 2).contiguous() if layout == "bshd" else dout
+        if not isinstance(out, Tensor) or out.shape != upstream.shape:
+            raise Breach("returned no tensor of the output's shape")
+        if not out.requires_grad:
+            raise Breach("its result does not require a gradient, though it did for another input")
+        found = torch.autograd.grad(out, inputs, upstream, allow_unused=True)
+        for name, gradient in zip("qkv", found, strict=True):
+            if gradient is None:
+                raise Breach(f"its result does not depend on {name}: no gradient")
+        if layout == "bshd":
+            found = tuple(x.transpose(1, 2) for x in found)
+        gradients.copy_(*found)
+
+    def available() -> str | None:
+        if not dtypes:
+            return f"gradients of a plain function are judged in {' and '.join(DTYPES)} only"
+        return _undifferentiable(call, dtypes[-1], forward.support.head_dims)
+
+    return Variant(
+        name=f"{forward.name}{SUFFIX}",
+        family=forward.family,
+        backward=backward,
+        support=replace(forward.support, dtypes=dtypes or forward.support.dtypes),
+        numerics=forward.numerics,
+        gradients=replace(WEAKEST, products=products),
+        contract=Contract(lse=None, deterministic=False, deterministic_backward=False),
+        allocates_outputs=True,
+        available=available,
+    )
+
+
+def _undifferentiable(
+    call: Callable[[AttentionArgs], tuple[list[Tensor], Tensor]],
+    dtype: str,
+    head_dims: Sequence[int],
+) -> str | None:
+    """Why autograd cannot differentiate the function, or None: tried on 16 tokens."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape = (1, 1, 16, head_dims[0])
+    q, k, v = (torch.ones(shape, dtype=getattr(torch, dtype), device=device) for _ in range(3))
+    args = AttentionArgs(q, k, v, Full(), shape[-1] ** -0.5, None, Config())
+    try:
+        _, out = call(args)
+    except Exception as error:
+        return f"gradients cannot be tried: {type(error).__name__}: {str(error)[:200]}"
+    if not isinstance(out, Tensor) or not out.requires_grad:
+        return "its result requires no gradient: autograd does not know the function"
+    return None

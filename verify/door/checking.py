@@ -1,0 +1,187 @@
+"""`verify.check`: a campaign of one function, as an assertion."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from references.masks import mask_words
+from verify.adapters import NAMES
+from verify.campaign.runner import CLEAN, FAILED, RunnerError, RunRequest, evidence_of, execute
+from verify.cell.layout_twins import LAYOUTS
+from verify.door.stand_in import stand_in
+from verify.evidence import Evidence, Verdict
+from verify.evidence.errors import read as errors_of
+from verify.evidence.explanation import explain, smallest
+from verify.evidence.known_failures import xfails_in
+from verify.variant.checks import Check, flag, one_of, some_of, wholes
+from verify.variant.validation import INPUT_DTYPES, MOST_HEAD_DIM
+
+_FAILURES = 4  # kinds of failures that the message tells in full
+_PYTEST = "PYTEST_"  # variables of the pytest that calls: its options are not the campaign's
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check that held has judged.
+
+    run: the id of its evidence, below .verify/runs.  kernel: the file that was judged.  cases:
+    number of judged problems.  dtypes: those with a judged case.  gradients: in words, whether they
+    were judged.
+    """
+
+    run: str
+    kernel: Path
+    cases: int
+    dtypes: tuple[str, ...]
+    gradients: str
+
+    def __str__(self) -> str:
+        judged = f"{self.cases} cases in {', '.join(self.dtypes)}"
+        return f"{self.kernel.name} holds: {judged}; gradients: {self.gradients} (run {self.run})"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The arguments of `verify.check`, beside the function."""
+
+    layout: str | None = None
+    dtypes: tuple[str, ...] | None = None
+    head_dims: tuple[int, ...] | None = None
+    masks: tuple[str, ...] | None = None
+    grad: bool = True
+    like: str | None = None
+    examples: int = 10
+    time: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        legal: dict[str, Check] = {
+            "layout": one_of(None, *LAYOUTS),
+            "dtypes": _optional(some_of(*INPUT_DTYPES, least=1)),
+            "head_dims": _optional(wholes(1, MOST_HEAD_DIM)),
+            "masks": _optional(some_of(*mask_words(), least=1)),
+            "grad": flag,
+            "like": one_of(None, *NAMES),
+        }
+        for name, rule in legal.items():
+            try:
+                rule(getattr(self, name))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        if self.like is not None and self.layout is not None:
+            raise ValueError(f"layout: like={self.like!r} says it")
+        if isinstance(self.examples, bool) or not isinstance(self.examples, int):
+            raise ValueError(f"examples: {self.examples!r} is no whole number")
+        if self.examples < 1:
+            raise ValueError(f"examples: {self.examples} is not a number of problems above 0")
+        if self.time is not None and not 0 < self.time < float("inf"):
+            raise ValueError(f"time: {self.time:g} is not a number of seconds above 0")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that a kernel file has by the same names in capitals."""
+        given = {
+            "LAYOUT": self.layout,
+            "DTYPES": self.dtypes,
+            "HEAD_DIMS": self.head_dims,
+            "MASKS": self.masks,
+            "LIKE": self.like,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _optional(rule: Check) -> Check:
+    return lambda value: None if value is None else rule(value)
+
+
+def check(kernel: Callable[..., Any] | str | Path, choices: Choices) -> Report:
+    """Judge a function or a kernel file; see `verify.check`."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("verify.check: call it in the main thread, which gets the signals")
+    if isinstance(kernel, str | Path):
+        if choices.settings:
+            said = ", ".join(choices.settings)
+            raise ValueError(f"verify.check: write {said} into the file {kernel}")
+        file = Path(kernel)
+    else:
+        file = stand_in(kernel, {**choices.settings, "GRADIENTS": choices.grad})
+    within_xdist = "PYTEST_XDIST_WORKER" in os.environ  # the cores have their workers already
+    request = RunRequest(
+        kernels=(file,),
+        examples=choices.examples,
+        seed=choices.seed,
+        workers="0" if within_xdist else "auto",
+    )
+    deadline = None if choices.time is None else time.monotonic() + choices.time
+    try:
+        status, printed = campaign(request, deadline)
+    except RunnerError as error:
+        raise RuntimeError(f"verify.check: {error}") from None
+    return _concluded(request, status, file, printed)
+
+
+def campaign(request: RunRequest, deadline: float | None) -> tuple[int, str]:
+    """Run a campaign from inside somebody's pytest: its exit code, and what it printed.
+
+    deadline: as in `execute`, which says what is raised.
+    """
+    printed = io.StringIO()
+    with _without_pytest():
+        status = execute(request, Console(file=printed, width=100), deadline)
+    return status, printed.getvalue().strip()
+
+
+@contextlib.contextmanager
+def _without_pytest() -> Iterator[None]:
+    """Hide the variables of a surrounding pytest from the campaign's own."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_PYTEST)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _concluded(request: RunRequest, status: int, file: Path, printed: str) -> Report:
+    """The report of a campaign that has ended.  Raises AssertionError, RuntimeError."""
+    evidence = evidence_of(request)
+    verdicts = () if evidence is None else evidence.verdicts
+    if evidence is not None and status == FAILED:
+        failures = smallest(xfails_in(evidence).unexpected(verdicts))
+        more = len(failures) - _FAILURES
+        told = [explain(verdict) for verdict in failures[:_FAILURES]]
+        told += [f"... and {more} more kinds of failures"] if more > 0 else []
+        raise AssertionError("\n\n".join(told))
+    counted = [verdict for verdict in verdicts if verdict.counted]
+    if status != CLEAN or not counted:
+        reasons = [error.message for error in errors_of(request.directory)] or [printed]
+        raise RuntimeError(f"verify.check: nothing is known of {file}: {'; '.join(reasons)}")
+    return Report(
+        run=request.run_id,
+        kernel=file,
+        cases=len({verdict.case for verdict in counted}),
+        dtypes=tuple(sorted({verdict.dtype for verdict in counted})),
+        gradients=_gradients(evidence, counted),
+    )
+
+
+def _gradients(evidence: Evidence | None, counted: Sequence[Verdict]) -> str:
+    """In words, in which dtypes gradients were judged, or why in none."""
+    by_gradient = [v for v in counted if {"r_dq", "r_dk", "r_dv"} & set(v.measures)]
+    judged = sorted({verdict.dtype for verdict in by_gradient})
+    others = sorted({verdict.dtype for verdict in counted} - set(judged))
+    if judged:
+        return f"judged in {', '.join(judged)}" + (
+            f", not in {', '.join(others)}" if others else ""
+        )
+    reasons = [] if evidence is None else [each.reason for each in evidence.not_run]
+    return f"not judged ({'; '.join(dict.fromkeys(reasons)) or 'no declared backward'})"
