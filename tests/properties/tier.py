@@ -1,9 +1,9 @@
 """The first tier of the suite, and the rest: the marker `thorough`.
 
 `verify test` without a path runs the first tier: of tests that ask the same question of another
-dtype, config, shape or architecture, one of each kind.  `--thorough` runs all; so do the profiles
-of CI, nightly runs and GPUs, and whoever names tests (a path, -k, -m, --kernel).  What is left out
-is counted in the closing summary.
+dtype, config, shape or architecture, one of each kind.  So does CI.  `--thorough` runs all; so do
+the profiles of nightly runs and GPUs, and whoever names tests (a path, -k, -m, --kernel).  What is
+left out is counted in the closing summary.
 
 A test belongs to the thorough tier by its mark (`thorough(values, keep=2)` marks parameters), or
 because its function has the marker `first_tier` and others of its parameters represent its kind.
@@ -20,7 +20,7 @@ from zlib import crc32
 import pytest
 
 COMMAND = "verify test --thorough"
-REDUCED = ("dev",)  # the profiles that leave tests out
+REDUCED = ("dev", "ci")  # the profiles that leave tests out
 _T = TypeVar("_T")
 _Kinds = Callable[[Mapping[str, object]], Iterable[Hashable]]
 

@@ -33,7 +33,7 @@ _SEED = 20260101
 _WARM_SEQLEN = 256  # of the calls that compile
 _WARM_HEADS = 2  # not 1, for which a compiler can specialise
 # A value may be this many units roundoff of the input format, times the rms of its row, from the
-# others.
+# others; where the row is so small that subnormals round by more, this many half steps of these.
 # It is no bound: an honest error is some two units, and a wrong index or a missing key is a
 # thousand of them.
 _APART = 16
@@ -237,16 +237,24 @@ def flagged(rows: Sequence[Row]) -> list[Row]:
 
 
 def _differs(row: Row, group: Sequence[Row]) -> str:
-    # That of the row, or of what most others have where it is coarser.
+    # Those of the row, or of what most others have where it is coarser.
     roundoffs = [2.0 ** -dtype_named(one["dtype"]).precision for one in (row, *group)]
-    allowed = _APART * max(roundoffs[0], median_high(roundoffs[1:]))
+    roundoff = max(roundoffs[0], median_high(roundoffs[1:]))
+    steps = [_step(one) for one in (row, *group)]
+    step = max(steps[0], median_high(steps[1:]))
     for at, (which, mine) in enumerate((("first", row["first"]), ("last", row["last"]))):
         rms = _middle([one["rms"][at] for one in group])
         for column, value in enumerate(mine):
             common = _middle([(one["first"], one["last"])[at][column] for one in group])
-            if not abs(value - common) <= allowed * rms:
+            if not abs(value - common) <= _APART * max(roundoff * rms, step / 2):
                 return f"{which} row, column {column}: {value:.6g}, others {common:.6g}"
     return ""
+
+
+def _step(row: Row) -> float:
+    """The smallest number above zero of the result's format."""
+    problem = workload_of(row["workload"]).problem(row["dtype"])
+    return dtype_named(problem.dtype_out).smallest_subnormal
 
 
 def _middle(values: Sequence[float]) -> float:

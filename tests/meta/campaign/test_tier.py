@@ -92,7 +92,8 @@ def test_every_planted_fault_stays(collected: list[pytest.Item]) -> None:
     ("profile", "source", "given", "expected"),
     [
         ("dev", TESTPATHS, {}, True),
-        ("ci", TESTPATHS, {}, False),
+        ("ci", TESTPATHS, {}, True),
+        ("ci", TESTPATHS, {"thorough": True}, False),
         ("gpu", TESTPATHS, {}, False),
         ("nightly", TESTPATHS, {}, False),
         ("dev", ARGS, {}, False),

@@ -133,8 +133,12 @@ RUNS = {
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
     ),
     "verify profile": of("test_profiling", "test_the_command_is_told_its_options", '"profile"'),
-    "verify test": ci("python3 -m verify test --thorough --profile ci"),
-    "verify test --thorough": ci("python3 -m verify test --thorough --profile ci"),
+    "verify test": ci("python3 -m verify test --profile ci"),
+    "verify test --thorough": of(
+        "test_tier",
+        "test_what_is_left_out_is_counted_by_a_worker_and_said_by_the_first_process",
+        "tier.COMMAND",
+    ),
     "references.masks": of(HERE, "test_masks_are_drawn", '"references.masks"'),
     "tests.bound_terms": of(*TERMS, "bound_terms.main(words)"),
     "tests.bound_terms --index": of(*TERMS, "bound_terms.main(words)"),

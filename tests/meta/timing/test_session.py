@@ -134,6 +134,21 @@ def test_formats_compare_by_the_coarser_one() -> None:
     assert [bool(one["differs"]) for one in flagged(group)] == [False, False, False, True]
 
 
+def test_subnormals_are_as_coarse_as_they_are() -> None:
+    """A row of 1e-5, which fp16 rounds to multiples of 6e-8: a step is no fault, and twenty are."""
+    small = {"rms": [6e-6, 6e-6], "last": [0.0] * 4}
+    group = [row(name, first=[1.53184e-5, 0.0, 0.0, 0.0], **small) for name in "abc"]
+    step = 2.0**-24
+    near, far = ([1.53184e-5 + n * step, 0.0, 0.0, 0.0] for n in (1, 20))
+    assert [bool(one["differs"]) for one in flagged([*group, row("d", first=near, **small)])] == [
+        False
+    ] * 4
+    assert flagged([*group, row("d", first=far, **small)])[3]["differs"]
+    # In bf16, whose subnormals are far finer, the same step is a fault of this row.
+    bf16 = [{**one, "dtype": "bfloat16"} for one in [*group, row("d", first=far, **small)]]
+    assert flagged(bf16)[3]["differs"]  # type: ignore[arg-type]
+
+
 def test_rows_of_another_workload_do_not_compare() -> None:
     other = {**row()["workload"], "heads": 48}
     apart = row("b", workload=other, first=[9.0, 9.0, 9.0, 9.0])
