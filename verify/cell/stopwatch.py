@@ -21,7 +21,7 @@ from verify.cell.launching import arguments_of, bound, buffers_of
 from verify.cell.loading import Breach
 from verify.variant import Variant, Workspace
 
-VALUES = 8  # shown of the first and of the last row of a result
+VALUES = 4  # shown of the first and of the last row of a result
 _FLUSH = 4  # times the L2 cache
 _NO_L2 = 64 << 20  # bytes, where torch does not know the cache's size
 _MOST_FLUSHES = 64  # before one call

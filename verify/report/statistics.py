@@ -26,7 +26,7 @@ EDGES = {
 
 STEPS = ("generate", "run", "reference", "bound", "record")
 PLOTTED = tuple(name for name in TENSORS if name != "lse")
-MAX_SAMPLES = 24  # of one tensor: more make a page large, and a plot no clearer
+MAX_SAMPLES = 16  # of one tensor: more make a page large, and a plot no clearer
 
 
 def badness(value: float) -> tuple[bool, float]:

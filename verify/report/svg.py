@@ -27,6 +27,11 @@ _PLACES = re.compile(r'\b(d|x|y|width|height|transform)="([^"]*)"')
 _STYLED = re.compile(r' style="([^"]*)"')
 _MARK = re.compile(r'<use xlink:href="#([^"]*)" x="([^"]*)" y="([^"]*)" style="([^"]*)"/>\n?')
 _MARKS = re.compile(rf"(?:{_MARK.pattern}){{{_RUN},}}")
+_LINE = re.compile(r'<path d="M(\S+) (\S+?)L(\S+) ([^\s"]+)" class="([^"]+)"/>\n')
+_LINES = re.compile(
+    r'<path d="M\S+ \S+?L\S+ [^\s"]+" class="(?P<style>[^"]+)"/>\n'
+    r'(?:<path d="M\S+ \S+?L\S+ [^\s"]+" class="(?P=style)"/>\n)*'
+)
 _PICTURE = re.compile(
     r'<svg [^>]*?data-drawn="(\w+)" data-picture="(\w+)"[^>]*>(.*?)</svg>', re.DOTALL
 )
@@ -90,7 +95,23 @@ def compact(body: str, key: str) -> str:
     body = _MARKS.sub(vertices, body)
     body = _TAG.sub(lambda tag: _short_tag(tag[0]), body)
     body = re.sub(r"<defs>\s*</defs>\n?", "", body)
-    return _classes(_ungrouped(body), key)
+    return _joined(_classes(_ungrouped(body), key))
+
+
+def _joined(body: str) -> str:
+    """The same with neighbouring straight lines of one class as one path."""
+
+    def one(found: re.Match[str]) -> str:
+        lines = (_straight(*map(str, line)) for line in _LINE.findall(found[0]))
+        return f'<path d="{"".join(lines)}" class="{found["style"]}"/>\n'
+
+    return _LINES.sub(one, body)
+
+
+def _straight(x: str, y: str, to_x: str, to_y: str, _style: str) -> str:
+    if x == to_x:
+        return f"M{x} {y}V{to_y}"
+    return f"M{x} {y}H{to_x}" if y == to_y else f"M{x} {y}L{to_x} {to_y}"
 
 
 def _ungrouped(body: str) -> str:

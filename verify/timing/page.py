@@ -11,10 +11,10 @@ from verify.timing.record import Benchmark, Row, fastest, workload_of
 from verify.timing.workloads import BACKWARD, CAUSAL, SOFTMAX, Workload
 
 ROWS = (
-    *("workload", "variant", "config", "dtype", "median", "minimum", "p10 to p90", "calls"),
-    *("TFLOP/s", "of peak", "op/B", "first of O (dV)", "build"),
+    *("workload", "variant", "config", "dtype", "median", "p10 to p90", "TFLOP/s", "of peak"),
+    "first of O (dV)",
 )
-_BRIEF = ("workload", "variant", "config", "dtype", "median", "TFLOP/s", "of peak", ROWS[11])
+_BRIEF = ("workload", "variant", "config", "dtype", "median", "TFLOP/s", "of peak", ROWS[-1])
 _KIND = ("direction", "mask", "batch", "heads", "head_dim")
 _OTHER = "another source than this report's"
 CONVENTIONS = (
@@ -118,13 +118,16 @@ def _lengths(
     for variant, dtype in sorted(found, key=order):
         rows = found[variant, dtype]
         old = any(_other_source(row, sources) for row in rows.values())
-        name = doc.Span(f"{variant}: {_OTHER}" if old else variant, "bad" if old else "strong")
         cells = (rows[at]["tflops"] if at in rows else None for at in lengths)
         numbers = (doc.Number(one, text.NONE if one is None else text.number(one)) for one in cells)
-        shown.append((name, dtype, *numbers))
+        shown.append((_name(variant, old), dtype, *numbers))
     direction, mask, batch, heads, head_dim = group
     yield doc.Heading(f"{direction}, {mask}: batch {batch}, {heads} heads, head dim {head_dim}")
     yield doc.Table(("variant", "dtype", *(f"N = {length}" for length in lengths)), tuple(shown))
+
+
+def _name(variant: str, old: bool) -> doc.Span:
+    return doc.Span(f"{variant}: {_OTHER}" if old else variant, "bad" if old else "strong")
 
 
 def _other_source(row: Row, sources: Mapping[str, str]) -> bool:
@@ -158,7 +161,7 @@ def _order(row: Row) -> tuple[Workload, bool, float]:
 def _row(row: Row, sources: Mapping[str, str]) -> doc.Row:
     names: doc.Row = (
         workload_of(row["workload"]).name,
-        doc.Span(row["variant"], "strong"),
+        _name(row["variant"], _other_source(row, sources)),
         doc.Span(row["config"], "code"),
         row["dtype"],
     )
@@ -167,20 +170,13 @@ def _row(row: Row, sources: Mapping[str, str]) -> doc.Row:
     seconds, share = row["seconds"], row["share"]
     band = f"{text.seconds(seconds['p10'])} to {text.seconds(seconds['p90'])}"
     first = ", ".join(f"{value:.4g}" for value in row["first"][:3])
-    build: doc.Line = doc.Span(row["build"], "code") if row["build"] else text.NONE
-    if _other_source(row, sources):
-        build = doc.Span(_OTHER, "bad")
     return (
         *names,
         doc.seconds(seconds["median"]),
-        doc.seconds(seconds["minimum"]),
         band,
-        doc.count(row["calls"]),
         doc.Number(row["tflops"], text.number(row["tflops"])),
         doc.Number(share, text.NONE if share is None else f"{100 * share:.0f} %"),
-        doc.Number(row["intensity"]),
         doc.Span(f"{first}: {row['differs']}", "bad") if row["differs"] else first,
-        build,
     )
 
 

@@ -244,7 +244,8 @@ def _differs(row: Row, group: Sequence[Row]) -> str:
     step = max(steps[0], median_high(steps[1:]))
     for at, (which, mine) in enumerate((("first", row["first"]), ("last", row["last"]))):
         rms = _middle([one["rms"][at] for one in group])
-        for column, value in enumerate(mine):
+        shared = min(len(one[("first", "last")[at]]) for one in group)
+        for column, value in enumerate(mine[:shared]):
             common = _middle([(one["first"], one["last"])[at][column] for one in group])
             if not abs(value - common) <= _APART * max(roundoff * rms, step / 2):
                 return f"{which} row, column {column}: {value:.6g}, others {common:.6g}"
