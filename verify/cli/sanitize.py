@@ -47,6 +47,7 @@ class Request:
 
     require: whether it is an error that there is no tool or no device.  environment: where kernels
     run; None (the command's value) means this machine's device, which must be a CUDA device.
+    planted_only: try no kernel, and of the planted faults not the spare copies.
     faults, waivers: only the suite's tests change them.
     """
 
@@ -55,6 +56,7 @@ class Request:
     variants: tuple[str, ...] = ()
     case: Case | None = None
     quick: bool = False
+    planted_only: bool = False
     require: bool = False
     workers: str = "auto"
     report_dir: Path | None = None
@@ -65,15 +67,14 @@ class Request:
     @property
     def planted(self) -> tuple[PlantedFault, ...]:
         """The planted faults of this run; spare copies of shipped kernels only with all of them."""
-        named = self.kernels or self.variants or self.case
+        named = self.planted_only or self.kernels or self.variants or self.case
         return tuple(fault for fault in self.faults if not (named and fault.spare))
 
     @property
     def complete(self) -> bool:
         """Whether the complete collection is tried with all tools."""
-        return not (self.kernels or self.variants or self.case or self.quick) and set(
-            self.tools
-        ) == set(EVERY)
+        part = self.kernels or self.variants or self.case or self.quick or self.planted_only
+        return not part and set(self.tools) == set(EVERY)
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, with its exit code
@@ -131,7 +132,7 @@ def _sanitize(request: Request, console: Console) -> int:
             waivers=request.waivers,
         )
         lane.tools = account.alive_tools  # the others' results prove nothing
-        if account.planted and lane.tools:
+        if account.planted and lane.tools and not request.planted_only:
             progress.reset(task, total=len(choices) * len(lane.tools), description="processes")
             complete = request.complete and account.alive
             tried = tuple(
@@ -279,6 +280,8 @@ def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Conso
     console.print(
         f"run {account.run}, {account.seconds:.0f} s; report: {paths[-1]}", highlight=False
     )
+    if request.planted_only:
+        return CLEAN if account.alive else INFRASTRUCTURE
     return _status(account, loaded=not run.roster.failures)
 
 

@@ -114,7 +114,16 @@ def probe(kernels: tuple[Path, ...], directory: Path | None, publish: bool, as_j
 )
 @click.option("--case", metavar="ID", help="Only this case; failing verdicts print its id.")
 @click.option(
-    "--quick", is_flag=True, help="One config and dtype of each variant, at most four problems."
+    "--quick",
+    "extent",
+    flag_value="quick",
+    help="One config and dtype of each variant, at most four problems.",
+)
+@click.option(
+    "--planted-only",
+    "extent",
+    flag_value="planted",
+    help="Only planted faults: whether each tool catches its own. No kernel is tried.",
 )
 @click.option(
     "--require", is_flag=True, help="Exit 3 without a CUDA device or without compute-sanitizer."
@@ -130,7 +139,7 @@ def sanitize(
     tools: tuple[str, ...],
     variants: tuple[str, ...],
     case: str | None,
-    quick: bool,
+    extent: str | None,
     require: bool,
     report_dir: Path | None,
     workers: str,
@@ -156,7 +165,8 @@ def sanitize(
         tools=tools,
         variants=variants,
         case=parsed,
-        quick=quick,
+        quick=extent == "quick",
+        planted_only=extent == "planted",
         require=require,
         workers=workers,
         report_dir=report_dir,

@@ -128,6 +128,7 @@ RUNS = {
     "verify sanitize --quick": of(*SANITIZE, '"--quick"'),
     "verify sanitize --require": of(*SANITIZE, '"--require"'),
     "verify sanitize --case": of(*SANITIZE, '"--case"'),
+    "verify sanitize --planted-only": of(*SANITIZE, '"--planted-only"'),
     "verify sanitize --tool": of(*SANITIZE, '"--tool"'),
     "verify probe": of(
         "test_probes_report", "test_without_a_gpu_every_probe_is_listed_as_not_run", '"probe"'
@@ -290,10 +291,12 @@ def test_sanitize_reaches_the_lane_with_its_options(monkeypatch: pytest.MonkeyPa
     case = "ptx-split-q:m64n64s1-swizzle_qkv-grid_tiles:sanitizer:sq=64,skv=64,d=64,dtype=float16"
     verify(monkeypatch, "sanitize", "--quick", "--require")
     verify(monkeypatch, "sanitize", "--case", case)
+    verify(monkeypatch, "sanitize", "--planted-only")
     verify(monkeypatch, "sanitize", "--tool", "skew")
-    given = [(request.quick, request.require) for request in asked]
-    assert given == [(True, True), (False, False), (False, False)]
-    assert [request.case for request in asked] == [None, Case.parse(case), None]
+    given = [(request.quick, request.planted_only, request.require) for request in asked]
+    nothing = (False, False, False)
+    assert given == [(True, False, True), nothing, (False, True, False), nothing]
+    assert [request.case for request in asked] == [None, Case.parse(case), None, None]
     assert asked[-1].tools == ("skew",)
 
 

@@ -347,6 +347,17 @@ def test_without_a_device_or_a_tool_there_is_one_line_and_no_pass(
             assert result.words.count("\n") == 1
 
 
+def test_planted_faults_alone_prove_the_tools_and_try_no_kernel(lane: Lane) -> None:
+    wanted = {"planted_only": True, "tools": ("memcheck", "racecheck")}
+    file = lane.file("kernel.py", RIGHT)
+    result = lane.run(kernels=(file,), **wanted)
+    assert result.status == CLEAN
+    assert result.evidence is not None
+    assert not result.evidence.verdicts
+    lane.faults = (*lane.faults[:2], replace(lane.faults[2], shows=("nothing says this",)))
+    assert lane.run(kernels=(file,), **wanted).status == INFRASTRUCTURE
+
+
 def test_who_is_unknown_is_not_tried(lane: Lane) -> None:
     assert lane.run(kernels=(lane.planted,), variants=("unknown",)).status == USAGE
 
