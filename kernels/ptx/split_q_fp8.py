@@ -33,12 +33,12 @@ VARIANT = fp8_variant(TILING, CONFIGS)
 WITNESS = (
     {
         "case": (
-            "ptx-split-q-fp8:m64n64s1-swizzle_none-grid_tiles:accuracy:b=2,hq=2,hkv=2,sq=186,"
-            "skv=465,d=128,dtype=float8_e4m3fn,mask=causal.tl,lq=bshd,lk=bshd,lv=bshd,lo=bshd,"
-            "ldo=bshd,descale=head,dist=outliers,seed=85"
+            "ptx-split-q-fp8:m64n64s1-swizzle_none-grid_tiles:accuracy:hq=24,hkv=3,sq=96,skv=80,"
+            "d=96,dtype=float8_e4m3fn,mask=causal.tl,scale=0.125,lq=bshd,lk=bshd,lv=bshd,lo=bshd,"
+            "ldo=bshd,descale=head,dist=low_rank,seed=1"
         ),
         "tensor": "out",
-        "r": 0.932,
+        "r": 0.934,
         "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },

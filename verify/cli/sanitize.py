@@ -39,6 +39,7 @@ from verify.variant import Config, Declaration
 
 _LIBRARIES = ("torch",)  # families of other projects' kernels: tried only if they are named
 _MOST_SHOWN = 8
+_LONG = 60.0  # seconds of a process that is told at once: where the time of a cut run went
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,9 @@ def _sanitize(request: Request, console: Console) -> int:
 
         def done(session: Session) -> None:
             progress.update(task, advance=1)
+            if session.seconds > _LONG:
+                subject = session.subject.declaration.ref
+                say(console, f"{session.tool} on {subject}: {session.seconds:.0f} s")
 
         lane = Lane(booth, recorder, request.tools, worker_count(request.workers), done)
         account = LaneRun(

@@ -376,7 +376,7 @@ def test_no_kernel_is_tried_under_a_tool_that_misses_its_fault(lane: Lane) -> No
 def raced(environment: Environment, subject: Subject) -> Session:
     """A kernel without a barrier, tried with delays."""
     facts = Facts(tool="skew", exit_code=0, summary=None, records=(), results=(), expected_cases=1)
-    return Session("skew", subject, Judgement("clean", (NOT_DELAYED,)), 1.0, facts)
+    return Session("skew", subject, Judgement("clean", (NOT_DELAYED,)), 61.0, facts)
 
 
 def test_delays_need_no_other_tool(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,6 +387,9 @@ def test_delays_need_no_other_tool(lane: Lane, monkeypatch: pytest.MonkeyPatch) 
     result = lane.run(kernels=(lane.file("kernel.py", RIGHT),), quick=True, tools=("skew",))
     assert result.status == CLEAN, result.words
     assert result.report["sanitizer"] == "not used"
+    assert result.words.count(": 61 s") == 2, (
+        "a long process of the twin, and of the kernel, is told"
+    )
     assert result.evidence is not None
     assert {(v.oracle, v.outcome) for v in result.evidence.verdicts} == {("skew", "pass")}
     page = next(lane.folder.glob(".verify/runs/*/sanitizer.md")).read_text()
