@@ -144,7 +144,7 @@ RUNS = {
     "tests.bound_terms": of(*TERMS, "bound_terms.main(words)"),
     "tests.bound_terms --index": of(*TERMS, "bound_terms.main(words)"),
     "tests.bound_terms --arch": of(*TERMS, "bound_terms.main(words)"),
-    "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests.faults"'),
+    "tests.faults": of(HERE, "test_faults_are_searched_for", '"tests/faults/__main__.py"'),
     "pytest": Place("tox.ini", "-m pytest -n auto"),
     "pytest -n": Place("tox.ini", "-m pytest -n auto"),
     "pytest --kernel": Place("verify/campaign/runner.py", '"--kernel", str(kernel)'),
@@ -341,4 +341,4 @@ def test_faults_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs for no fault, because the search for all takes an hour; test_faults.py replays it."""
     monkeypatch.setattr("tests.faults.catalogue.FAULTS", ())
     monkeypatch.setattr(sys, "argv", ["faults"])
-    runpy.run_module("tests.faults", run_name="__main__")
+    runpy.run_path(str(ROOT / "tests/faults/__main__.py"), run_name="__main__")
