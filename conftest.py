@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from importlib import import_module
@@ -18,6 +19,8 @@ from verify.bundle import ROOT
 from verify.machine import device, leash  # imports no torch
 from verify.machine.settings import SettingError, check
 
+if str(ROOT) not in sys.path:  # the plugin is imported before a test brings its folder
+    sys.path.append(str(ROOT))
 pytest_plugins = ("tests.properties.tier",)
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _T = TypeVar("_T")
