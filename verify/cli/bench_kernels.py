@@ -153,6 +153,9 @@ def _time(
     kept = set(map(place_of, rows))
     try:
         begun = time.monotonic()
+        # Variants with all rows kept have no process: nothing of them is tried.
+        refs = {one.declaration.ref for one in candidates if _place(one) not in kept}
+        candidates = [one for one in candidates if one.declaration.ref in refs]
         session.prepare(
             [one for one in candidates if _place(one) not in kept],
             max(1, min(_MOST_PROCESSES, cores())),

@@ -69,7 +69,8 @@ def _sections(record: Benchmark) -> Iterator[doc.Section]:
     best = fastest(record["rows"])
     yield doc.Section("TFLOP/s by length", "lengths", (*by_length(record), note))
     yield doc.Section("Fastest configs", "fastest", (rows(best),))
-    others = [row for row in record["rows"] if not any(row is one for one in best)]
+    shown = set(map(id, best))
+    others = [row for row in record["rows"] if id(row) not in shown]
     if others:
         yield doc.Section("Other configs", "others", (rows(others),))
     if record["left"]:

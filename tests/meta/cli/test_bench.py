@@ -185,6 +185,22 @@ def test_a_cut_run_goes_on(bench: Callable[..., int], capsys: pytest.CaptureFixt
     assert "bench.json: No such file" in capsys.readouterr().out
 
 
+def test_a_variant_whose_rows_are_all_kept_is_not_tried(bench: Callable[..., int]) -> None:
+    """Records of an earlier version have no trials."""
+    one, other = kernel("one"), kernel("other")
+    judge(one, other)
+    asked = *FEW, "--direction", "forward", "--mask", "full"
+    assert bench(one, *asked) == 0
+    path = folder() / "bench.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    del record["trials"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert bench(one, other, *asked, "--continue") == 0
+    again = read(folder())
+    assert len(again["rows"]) == 4
+    assert {trial["variant"] for trial in again["trials"]} == {f"{other}@other"}
+
+
 def test_rows_are_timed_in_the_order_in_which_they_matter() -> None:
     paths = [kernel(name) for name in ("aaa", "torch-math", "torch-flash")]
     judge(*paths)
