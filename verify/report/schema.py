@@ -339,6 +339,26 @@ class AccuracyReport(TypedDict):
     best99: Number
 
 
+class PowerReport(TypedDict):
+    """The smallest fault of one class that the counted cases of one (variant, dtype) would have
+    convicted (docs/power.md).
+
+    fault: a class of `verify.report.power.FAULTS`.  strength: the least of `cases` passing cases;
+    case, replay: the one that says it.  tutorial, close: what the rules of Triton's tutorial and of
+    torch.testing.assert_close need on the same cases; None where there is no closed form.
+    """
+
+    variant: str
+    dtype: str
+    fault: str
+    cases: Integer
+    strength: Number
+    case: str
+    replay: str
+    tutorial: Number | None
+    close: Number | None
+
+
 class Started(TypedDict):
     """One of several runs that are reported together, and when it first began."""
 
@@ -374,8 +394,8 @@ class Report(TypedDict):
     are listed with commas.
 
     started: the first of them.  What the runs know differently of device and versions is listed
-    alike.  pools, accuracy, beside: missing in reports of an earlier day.  runs: in order of time;
-    missing where there is one.  left_out: sorted by variant; missing where nothing was.
+    alike.  pools, accuracy, power, beside: missing in reports of an earlier day.  runs: in order of
+    time; missing where there is one.  left_out: sorted by variant; missing where nothing was.
     """
 
     schema: Literal[2]
@@ -395,6 +415,7 @@ class Report(TypedDict):
     not_run: list[NotRun]
     pools: NotRequired[list[PoolReport]]
     accuracy: NotRequired[list[AccuracyReport]]
+    power: NotRequired[list[PowerReport]]
     beside: NotRequired[list[BesideReport]]
     runs: NotRequired[list[Started]]
     left_out: NotRequired[list[LeftOut]]
