@@ -339,3 +339,26 @@ ATOMIC = _variant(
     replace(NUMERICS, sums=replace(NUMERICS.sums, block_n=None, atomics=("dq",))),
 )
 VARIANTS = [VARIANT, ATOMIC]
+
+WITNESS = (
+    {
+        "case": (
+            "cute-flash-backward:m32n64w4s2:gradients:hq=2,sq=427,skv=427,d=64,dtype=bfloat16,"
+            "mask=window.5000.inf,scale=4.0,dist=subnormals,seed=89"
+        ),
+        "tensor": "dq",
+        "r": 0.993,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "cute-flash-backward-atomic:m32n64w4s2:gradients:hq=2,sq=427,skv=427,d=64,"
+            "dtype=bfloat16,mask=window.5000.inf,scale=4.0,dist=subnormals,seed=89"
+        ),
+        "tensor": "dq",
+        "r": 0.993,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

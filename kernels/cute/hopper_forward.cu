@@ -5,10 +5,12 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
+#include "hopper_producer.cuh"
 #include "softmax.cuh"
 
-using namespace tiles;
+using namespace parts;
 using namespace softmax;
+using namespace tiles;
 
 // q, k and v also as the copy engine takes them: (head_dim, seqlen, heads, batch).
 struct Arguments : ArgumentsOf<Element> {
@@ -27,74 +29,13 @@ struct alignas(1024) Shared {
   uint64_t v_here[STAGES], v_read[STAGES];
 };
 
-constexpr int kConsumerWarps = kConsumers * kGroup / 32;
-// Registers of a thread after warpgroups have traded them: 168 each at the launch.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (1 + kConsumers));
-
 // Named barriers: of all consumers, and of each consumer warpgroup from 1 on.
 constexpr uint32_t kBarrierConsumers = 0;
 constexpr uint32_t kBarrierGroup = 1;
 
-// Begin to copy the rows row, row + 1... of a head into a tile, piece by piece; the barrier counts
-// the bytes, zeros out of bounds among them.  Where all heads or batches are the same memory, the
-// map has one of them.
-CUTE_DEVICE void fetch(TmaDescriptor const& map, Strided<Element> const& tensor, int row, int head,
-                       int batch, int rows, Element* tile, uint64_t& here) {
-  set_barrier_transaction_bytes(here, rows * HEAD_DIM * sizeof(Element));
-  CUTE_UNROLL
-  for (int piece = 0; piece < kPieces; ++piece) {
-    SM90_TMA_LOAD_4D::copy(&map, &here, uint64_t(TMA::CacheHintSm90::EVICT_NORMAL),
-                           tile + piece * rows * kPiece, piece * kPiece, row,
-                           tensor.head ? head : 0, tensor.batch ? batch : 0);
-  }
-}
-
-// The slot of the t-th tile of a ring, and the parity of the phase that its arrival, or its last
-// read, completes there.
-struct Turn {
-  int slot, parity;
-  CUTE_DEVICE explicit Turn(int t) : slot(t % STAGES), parity(t / STAGES % 2) {}
-};
-
-// The first warp of the producer: every tile as soon as its slot is free.
-CUTE_DEVICE void produce(Arguments const& a, Shared& shared, Walk const& walk, int first_row,
-                         int head, int batch) {
-  bool leader = threadIdx.x == 0;
-  int blocks = walk.blocks();
-  int head_kv = head / a.group;
-  if (leader && blocks > 0) {
-    fetch(a.map_q, a.q, first_row, head, batch, BLOCK_M, shared.q, shared.q_here);
-  }
-  for (int t = 0; t < blocks; ++t) {
-    Turn turn(t);
-    int key = (walk.first_block() + t) * BLOCK_N;
-    int place = turn.slot * BLOCK_N * HEAD_DIM;
-    // The tile before it in this slot has been read in the phase before this turn's.  No lane may
-    // miss that phase: a later one has the same parity.
-    if (t >= STAGES) {
-      wait_barrier(shared.k_read[turn.slot], turn.parity ^ 1);
-    }
-    __syncwarp();
-    if (leader) {
-      fetch(a.map_k, a.k, key, head_kv, batch, BLOCK_N, shared.k + place,
-            shared.k_here[turn.slot]);
-    }
-    if (t >= STAGES) {
-      wait_barrier(shared.v_read[turn.slot], turn.parity ^ 1);
-    }
-    __syncwarp();
-    if (leader) {
-      fetch(a.map_v, a.v, key, head_kv, batch, BLOCK_N, shared.v + place,
-            shared.v_here[turn.slot]);
-    }
-  }
-}
-
 // Overwrite the values of a tile that no row sees with zeros: whatever lies there, NaN included,
 // cannot enter P V as 0 * NaN.  A row's chunks lie in the row, wherever the swizzle puts them.
-CUTE_DEVICE void hide(Element* tile, Keys const& seen, int key, int consumer) {
+CUTE_DEVICE void hide(Element* tile, Interval const& seen, int key, int consumer) {
   constexpr int kChunks = kPiece * sizeof(Element) / sizeof(uint128_t);
   auto chunks = reinterpret_cast<uint128_t*>(tile);
   for (int i = consumer; i < kChunks * kPieces * BLOCK_N; i += kConsumers * kGroup) {
@@ -107,33 +48,9 @@ CUTE_DEVICE void hide(Element* tile, Keys const& seen, int key, int consumer) {
   cutlass::arch::NamedBarrier::sync(kConsumers * kGroup, kBarrierConsumers);
 }
 
-// C (+)= A B over all k-steps, finished.  The fences keep the compiler from moving what is written
-// to the registers of C and, where it is not a descriptor, of A past the products.
-template <class Mma, class A, class B, class C>
-CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A& a, B const& b, C& c) {
-  constexpr bool kRegisters = is_same_v<typename A::value_type, Element>;
-  if constexpr (kRegisters) {
-    warpgroup_fence_operand(a);
-  }
-  warpgroup_fence_operand(c);
-  warpgroup_arrive();
-  mma.accumulate_ = first;
-  CUTE_UNROLL
-  for (int k = 0; k < size<2>(a); ++k) {
-    gemm(mma, a(_, _, k), b(_, _, k), c);
-    mma.accumulate_ = GMMA::ScaleOut::One;
-  }
-  warpgroup_commit_batch();
-  warpgroup_wait<0>();
-  warpgroup_fence_operand(c);
-  if constexpr (kRegisters) {
-    warpgroup_fence_operand(a);
-  }
-}
-
 // A consumer warpgroup: 64 rows of the tile, from the first block of keys to O and LSE.
-CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, int first_row,
-                         int head, int batch) {
+CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, BlockRows tile) {
+  auto [first_row, head, batch] = tile;
   int consumer = int(threadIdx.x) - kGroup;
   int warpgroup = __shfl_sync(0xffffffff, consumer / kGroup, 0);
   bool signals = consumer % 32 == 0;  // for its warp
@@ -161,10 +78,10 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, i
   constexpr int rows = decltype(size<0>(x))::value;
   Tensor row_max = make_tensor<float>(Int<rows>{});
   Tensor row_sum = make_tensor<float>(Int<rows>{});  // of this lane's columns only, until the end
-  Keys seen[rows];
+  Interval seen[rows];
   CUTE_UNROLL
   for (int r = 0; r < rows; ++r) {
-    seen[r] = seen_by(a, batch, first_row + get<0>(place(r, 0)));
+    seen[r] = intervals::seen_by(a, batch, first_row + get<0>(place(r, 0)));
   }
   fill(row_max, -kInfinity);
   clear(row_sum);
@@ -178,7 +95,8 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, i
     int key = (walk.first_block() + t) * BLOCK_N;
 
     wait_barrier(shared.k_here[turn.slot], turn.parity);
-    multiply(MmaS{}, GMMA::ScaleOut::Zero, operand_q, operand_k(_, _, _, turn.slot), scores);
+    multiply(MmaS{}, GMMA::ScaleOut::Zero, operand_q(_, 0, _), operand_k(_, 0, _, turn.slot),
+             scores(_, 0, 0));
     if (signals) {
       arrive_barrier(shared.k_read[turn.slot]);
     }
@@ -190,16 +108,7 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, i
       scores(i) = __fmul_rn(a.scale_log2, scores(i));
     }
     if (walk.masked(key)) {
-      CUTE_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        CUTE_UNROLL
-        for (int c = 0; c < size<1>(x); ++c) {
-          int column = key + get<1>(place(r, c));
-          if (column < seen[r].low || column >= seen[r].high) {
-            x(r, c) = -kInfinity;
-          }
-        }
-      }
+      hide_scores(x, place, seen, key);
     }
     online_softmax(x, o, row_max, row_sum);
     to_left_operand(scores, operand_p);
@@ -208,7 +117,8 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, i
     if (walk.hides(key)) {
       hide(shared.v + turn.slot * BLOCK_N * HEAD_DIM, walk.some, key, consumer);
     }
-    multiply(MmaO{}, GMMA::ScaleOut::One, operand_p, operand_v(_, _, _, turn.slot), acc);
+    multiply(MmaO{}, GMMA::ScaleOut::One, operand_p(_, 0, _), operand_v(_, 0, _, turn.slot),
+             acc(_, 0, 0));
     if (signals) {
       arrive_barrier(shared.v_read[turn.slot]);
     }
@@ -243,13 +153,6 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, Walk const& walk, i
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     hopper_forward(__grid_constant__ Arguments const a) {
-  // One grid axis, so that batch x heads may exceed 65535; the last tile first, since causal rows
-  // grow longer.
-  int count = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-  int first_row = (count - 1 - int(blockIdx.x) % count) * BLOCK_M;
-  int head = int(blockIdx.x) / count % a.heads_q;
-  int batch = int(blockIdx.x) / count / a.heads_q;
-
   extern __shared__ __align__(1024) unsigned char shared[];
   Shared& memory = *reinterpret_cast<Shared*>(shared);
   if (threadIdx.x == 0) {
@@ -262,16 +165,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_view_async_shared();  // the copy engine completes them
   }
-  Walk walk = walk_of(a, batch, first_row);
+  BlockRows tile = rows_of(a);
+  Walk walk = walk_of(a, tile.batch, tile.first_row);
   __syncthreads();
 
   if (threadIdx.x < kGroup) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      produce(a, memory, walk, first_row, head, batch);
+      load(a, memory, walk, tile);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume(a, memory, walk, first_row, head, batch);
+    consume(a, memory, walk, tile);
   }
 }

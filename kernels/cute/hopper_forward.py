@@ -42,10 +42,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from kernels.cuda.family import Arguments as Common
@@ -66,16 +69,18 @@ from verify.variant import (
 HEAD_DIMS = (64, 128, 256)
 WARPGROUPS = 3  # one producer, two consumers
 ROOM = 227 * 1024  # bytes of shared memory that a block on Hopper can ask for
-PIECE = 64  # columns of a box: 128 bytes, the width of the swizzle
+WIDEST = 128  # bytes of a box's row, which the swizzle is wide
 MAP_BYTES = 128
 MAP_ALIGNMENT = 64
+
+Structure = TypeVar("Structure", bound=ctypes.Structure)
 
 
 @dataclass(frozen=True)
 class TensorMap:
     """What cuTensorMapEncodeTiled is told about a (batch, heads, seqlen, head_dim) tensor.
 
-    dtype: "float16" or "bfloat16".  address: in bytes, a multiple of 16.
+    dtype: one of `_TYPES`.  address: in bytes, a multiple of 16.
     dims: head_dim, seqlen, heads, batch.  strides: of seqlen, heads and batch, in bytes.
     box: columns, rows, 1, 1.
     """
@@ -85,6 +90,11 @@ class TensorMap:
     dims: tuple[int, int, int, int]
     strides: tuple[int, int, int]
     box: tuple[int, int, int, int]
+
+
+def piece(head_dim: int, itemsize: int) -> int:
+    """Columns of a box: as many as the widest swizzle has, or all."""
+    return min(head_dim, WIDEST // itemsize)
 
 
 def tensor_map(name: str, tensor: Tensor, rows: int, elsewhere: int = 0) -> TensorMap:
@@ -107,23 +117,26 @@ def tensor_map(name: str, tensor: Tensor, rows: int, elsewhere: int = 0) -> Tens
         tensor.data_ptr() if tensor.numel() else elsewhere,
         (head_dim, *sizes),
         tuple(strides),
-        (PIECE, rows, 1, 1),
+        (piece(head_dim, tensor.itemsize), rows, 1, 1),
     )
 
 
-# CUtensorMapDataType, -Interleave, -Swizzle, -L2promotion and -FloatOOBfill in cuda.h.
-_TYPES = {"float16": 6, "bfloat16": 9}
+# CUtensorMapDataType, -Interleave, -Swizzle, -L2promotion and -FloatOOBfill in cuda.h; 8 bits go as
+# bytes, and the swizzle is named by the bytes of a box's row.
+_TYPES = {"float16": 6, "bfloat16": 9, "float8_e4m3fn": 0}
 _NOT_INTERLEAVED = 0
-_SWIZZLE_128B = 3
+_SWIZZLES = {64: 2, 128: 3}
 _PROMOTE_256B = 3
 _FILL_ZEROS = 0
 
 
 def encode(made: TensorMap, to: int) -> None:
-    """Write the 128 bytes of a map to the host address `to`.  Raises LaunchError."""
+    """Write the 128 bytes of a map to the host address `to`, with the swizzle that its box is wide.
+    Raises LaunchError."""
     if to % MAP_ALIGNMENT:
         raise LaunchError(f"a tensor map at {to:#x}: {MAP_ALIGNMENT} must divide its address")
     rank = len(made.dims)
+    swizzle = _SWIZZLES[made.box[0] * getattr(torch, made.dtype).itemsize]
     status = _encoder()(
         ctypes.c_void_p(to),
         ctypes.c_int(_TYPES[made.dtype]),
@@ -133,7 +146,7 @@ def encode(made: TensorMap, to: int) -> None:
         (ctypes.c_uint64 * (rank - 1))(*made.strides),
         (ctypes.c_uint32 * rank)(*made.box),
         (ctypes.c_uint32 * rank)(*[1] * rank),
-        *map(ctypes.c_int, (_NOT_INTERLEAVED, _SWIZZLE_128B, _PROMOTE_256B, _FILL_ZEROS)),
+        *map(ctypes.c_int, (_NOT_INTERLEAVED, swizzle, _PROMOTE_256B, _FILL_ZEROS)),
     )
     if status:
         raise LaunchError(f"cuTensorMapEncodeTiled: {_words(status)} for {made}")
@@ -153,25 +166,39 @@ def _encoder() -> ctypes._CFuncPtr:
     return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
 
 
-class Arguments(ctypes.Structure):
-    """One problem, as hopper_forward.cu declares it: the common arguments, and three tensor maps
+def fields(*further: tuple[str, type[ctypes.c_int32]]) -> list[tuple[str, Any]]:
+    """Of a structure of arguments: the common ones, further ones of 4 bytes, and three tensor maps
     that begin where 64 divides the offset."""
-
-    _fields_ = [
+    size = ctypes.sizeof(Common) + 4 * len(further)
+    return [
         ("common", Common),
-        ("padding", ctypes.c_uint8 * (-ctypes.sizeof(Common) % MAP_ALIGNMENT)),
+        *further,
+        ("padding", ctypes.c_uint8 * (-size % MAP_ALIGNMENT)),
         *((f"map_{name}", ctypes.c_uint8 * MAP_BYTES) for name in "qkv"),
     ]
 
 
-def aligned_arguments() -> Arguments:
+class Arguments(ctypes.Structure):
+    """One problem, as hopper_forward.cu declares it."""
+
+    _fields_ = fields()
+
+
+def aligned(structure: type[Structure]) -> Structure:
     """An empty structure at an address that 64 divides."""
-    memory = (ctypes.c_uint8 * (ctypes.sizeof(Arguments) + MAP_ALIGNMENT))()
-    return Arguments.from_buffer(memory, -ctypes.addressof(memory) % MAP_ALIGNMENT)
+    memory = (ctypes.c_uint8 * (ctypes.sizeof(structure) + MAP_ALIGNMENT))()
+    return structure.from_buffer(memory, -ctypes.addressof(memory) % MAP_ALIGNMENT)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Hopper(Family):
-    """The builds, whose arguments hold tensor maps."""
+    """The builds, whose arguments hold tensor maps.
+
+    structure: the arguments, made of `fields`.  expects: words that a build's instructions hold.
+    """
+
+    structure: type[ctypes.Structure]
+    expects: tuple[str, ...]
 
     def arguments(
         self,
@@ -180,12 +207,12 @@ class Hopper(Family):
         lse: Tensor,
         mask: MaskBuild,
         tables: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Arguments:
+    ) -> Any:
         """The structure that a launch passes; the tensors must outlive the launch."""
         config = args.config
         assert config.block_m is not None
         assert config.block_n is not None
-        made = aligned_arguments()
+        made = aligned(self.structure)
         made.common = super().arguments(args, out, lse, mask, tables)
         maps = {
             "q": tensor_map("q", args.q, config.block_m),
@@ -193,7 +220,7 @@ class Hopper(Family):
             "v": tensor_map("v", args.v, config.block_n, out.data_ptr()),
         }
         for name, one in maps.items():
-            encode(one, ctypes.addressof(made) + getattr(Arguments, f"map_{name}").offset)
+            encode(one, ctypes.addressof(made) + getattr(self.structure, f"map_{name}").offset)
         return made
 
     def build(self, choice: Choice, arch: str) -> Build:
@@ -205,14 +232,17 @@ class Hopper(Family):
             made.source,
             arch,
             shared=made.shared_bytes,
-            expects=("HGMMA", "UTMALDG"),
+            expects=self.expects,
         )
 
 
-def slots(config: Config, head_dim: int) -> int:
-    """Of the ring of K and V: as many as the config says, or as a block's shared memory holds."""
+def slots(config: Config, bytes_of: Callable[[int], int]) -> int:
+    """Of the rings: as many as the config says, or as a block's shared memory holds.
+
+    bytes_of: the shared memory of a block with so many slots.
+    """
     assert config.num_stages is not None
-    fitting = (n for n in range(config.num_stages, 1, -1) if _bytes(config, head_dim, n) <= ROOM)
+    fitting = (n for n in range(config.num_stages, 1, -1) if bytes_of(n) <= ROOM)
     return next(fitting, 1)
 
 
@@ -232,7 +262,7 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
         "HEAD_DIM": head_dim,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
-        "STAGES": slots(config, head_dim),
+        "STAGES": slots(config, partial(_bytes, config, head_dim)),
     }
     return cute_source(Path(__file__).with_suffix(".cu"), "hopper_forward", defines)
 
@@ -240,8 +270,9 @@ def source(config: Config, dtype: str, head_dim: int) -> Source:
 def launch(config: Config, dtype: str, head_dim: int, kind: str, storage: str = STRIDED) -> Launch:
     """How a build is compiled and launched."""
     assert config.block_m is not None
-    shared_bytes = _bytes(config, head_dim, slots(config, head_dim))
-    return Launch(source(config, dtype, head_dim), config.block_m, 128 * WARPGROUPS, shared_bytes)
+    bytes_of = partial(_bytes, config, head_dim)
+    made = source(config, dtype, head_dim)
+    return Launch(made, config.block_m, 128 * WARPGROUPS, bytes_of(slots(config, bytes_of)))
 
 
 def builds(arch: str) -> list[Build]:
@@ -273,6 +304,8 @@ FAMILY = Hopper(
     make=launch,
     kinds=dict.fromkeys(("full", "causal", "window", "interval"), ""),  # one build for all
     in_bytes=False,
+    structure=Arguments,
+    expects=("HGMMA", "UTMALDG"),
 )
 
 # Its arithmetic and its promises are those of the forward for every architecture, but for the unit.
@@ -288,4 +321,18 @@ VARIANT = replace(
     ),
     builds=builds,
     head_dim_buckets=HEAD_DIMS,
+)
+
+WITNESS = (
+    {
+        "case": (
+            "cute-hopper-forward:m128n64w12s2:accuracy:b=2,hq=16,hkv=2,sq=31,skv=31,d=128,"
+            "dtype=float16,mask=window.200.65,scale=0.75,lq=sbhd,lk=sbhd,lv=sbhd,lo=sbhd,ldo=sbhd,"
+            "dist=low_rank,seed=455624651"
+        ),
+        "tensor": "out",
+        "r": 0.997,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
 )

@@ -365,3 +365,16 @@ VARIANT = Variant(
     builds=builds,
     head_dim_buckets=BUCKETS,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "gluon-hopper-forward:m64n64w4s3:accuracy:hq=6,hkv=2,sq=15,skv=265,d=144,"
+            "dtype=bfloat16,dist=one_hot_v,seed=59"
+        ),
+        "tensor": "out",
+        "r": 0.881,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

@@ -97,8 +97,8 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.232,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -108,18 +108,19 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.896,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
-            "torch-cpu-flash-float32-causal:default:accuracy:b=4,hq=8,hkv=4,sq=2,skv=180,d=24,"
-            "dtype=float32,mask=causal.tl,dist=same_sign_v,seed=2076176"
+            "torch-cpu-flash-float32-causal:default:accuracy:b=2,hq=2,hkv=2,sq=65,skv=65,d=256,"
+            "dtype=float32,mask=causal,lq=bshd,lk=bshd,lv=bshd,lo=bshd,ldo=bshd,dist=low_rank,"
+            "seed=702"
         ),
         "tensor": "out",
-        "r": 0.168,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "r": 0.151,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -128,7 +129,7 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.903,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
 )

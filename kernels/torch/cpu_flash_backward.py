@@ -95,8 +95,8 @@ WITNESS = (
         ),
         "tensor": "dv",
         "r": 0.163,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -106,8 +106,8 @@ WITNESS = (
         ),
         "tensor": "dq",
         "r": 0.988,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -116,9 +116,9 @@ WITNESS = (
             "ldo=bshd,dist=one_hot_v,seed=802"
         ),
         "tensor": "dk",
-        "r": 0.994,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "r": 0.979,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -127,9 +127,9 @@ WITNESS = (
             "lo=bshd.p4,ldo=bshd.p4,dist=small_integers,seed=475"
         ),
         "tensor": "dk",
-        "r": 0.37,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "r": 0.333,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -138,8 +138,8 @@ WITNESS = (
         ),
         "tensor": "dk",
         "r": 0.991,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -148,8 +148,8 @@ WITNESS = (
             "lv=sbhd.p1.o1.xb,lo=bhsd.o8,ldo=bhsd.p4.o8,dist=v_mean,seed=29825"
         ),
         "tensor": "dq",
-        "r": 0.986,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "r": 0.976,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
 )

@@ -140,7 +140,7 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.948,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
 )

@@ -87,8 +87,8 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.996,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (

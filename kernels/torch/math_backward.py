@@ -78,8 +78,8 @@ WITNESS = (
         ),
         "tensor": "dv",
         "r": 0.999,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (

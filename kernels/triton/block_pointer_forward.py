@@ -260,3 +260,26 @@ VARIANT = Variant(
     builds=builds,
     head_dim_buckets=BUCKETS,
 )
+
+WITNESS = (
+    {
+        "case": (
+            "triton-block-pointer-forward:m64n64w4s2:accuracy:hq=6,hkv=2,sq=15,skv=265,d=146,"
+            "dtype=bfloat16,dist=one_hot_v,seed=59"
+        ),
+        "tensor": "out",
+        "r": 0.898,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "triton-block-pointer-forward:m64n64w4s2:accuracy:hq=6,hkv=2,sq=15,skv=265,d=146,"
+            "dtype=bfloat16,dist=one_hot_v,seed=59"
+        ),
+        "tensor": "out",
+        "r": 0.892,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
+    },
+)

@@ -388,13 +388,34 @@ VARIANTS = [
 WITNESS = (
     {
         "case": (
-            "triton-decode-forward:m16n64w4s2-split_4:accuracy:b=2,hq=4,sq=63,skv=31,d=96,"
-            "dtype=bfloat16,mask=causal.tl,lq=sbhd.p1.xb,lk=sbhd.o4,lv=bhsd.p4.o1.xbh,lo=sbhd.p16,"
-            "ldo=bshd.o4,dist=one_hot_v,seed=8966715"
+            "triton-decode-forward:m16n64w4s2-split_4:accuracy:b=2,hq=7,sq=33,skv=49,d=82,dv=141,"
+            "dtype=bfloat16,lq=bhsd.p1.o4.xb,lk=bhsd.p1.xh,lv=bhsd.o1,lo=sbhd.p4,ldo=bshd.p4.o8,"
+            "dist=one_hot_v,seed=149"
         ),
         "tensor": "out",
-        "r": 0.9,
-        "device": "Intel(R) Xeon(R) Processor",
+        "r": 0.929,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "triton-decode-forward:m16n64w4s2-split_4:accuracy:b=2,hq=7,sq=33,skv=49,d=82,dv=141,"
+            "dtype=bfloat16,lq=bhsd.p1.o4.xb,lk=bhsd.p1.xh,lv=bhsd.o1,lo=sbhd.p4,ldo=bshd.p4.o8,"
+            "dist=one_hot_v,seed=149"
+        ),
+        "tensor": "out",
+        "r": 0.927,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
+    },
+    {
+        "case": (
+            "triton-decode-forward-16bit:m16n64w4s2-split_4:accuracy:hq=3,sq=15,skv=99,d=146,"
+            "dtype=bfloat16,dist=one_hot_v,seed=59"
+        ),
+        "tensor": "out",
+        "r": 0.774,
+        "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },
     {
@@ -404,7 +425,7 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.771,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
 )

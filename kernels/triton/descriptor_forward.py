@@ -392,3 +392,46 @@ VARIANTS = [
     _variant("triton-host-descriptor-forward", True, CONFIGS[0]),
     _variant("triton-device-descriptor-forward", False, CONFIGS[1]),
 ]
+
+WITNESS = (
+    {
+        "case": (
+            "triton-host-descriptor-forward:m128n64w8s2-registers_0:accuracy:sq=310,skv=310,d=248,"
+            "dtype=float16,mask=causal.tl+window.32.33,scale=0.0,dist=subnormals,seed=310"
+        ),
+        "tensor": "out",
+        "r": 0.935,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
+    },
+    {
+        "case": (
+            "triton-host-descriptor-forward:m128n64w8s2-registers_0:accuracy:sq=310,skv=310,d=248,"
+            "dtype=float16,mask=causal.tl+window.32.33,scale=0.0,dist=subnormals,seed=310"
+        ),
+        "tensor": "out",
+        "r": 0.935,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "triton-device-descriptor-forward:m64n32w4s3-registers_0:accuracy:sq=310,skv=310,"
+            "d=248,dtype=float16,mask=causal.tl+window.32.33,scale=0.0,dist=subnormals,seed=310"
+        ),
+        "tensor": "out",
+        "r": 0.935,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
+    },
+    {
+        "case": (
+            "triton-device-descriptor-forward:m64n32w4s3-registers_0:accuracy:sq=310,skv=310,"
+            "d=248,dtype=float16,mask=causal.tl+window.32.33,scale=0.0,dist=subnormals,seed=310"
+        ),
+        "tensor": "out",
+        "r": 0.935,
+        "device": "NVIDIA H100 80GB HBM3",
+        "date": "2026-11-22",
+    },
+)

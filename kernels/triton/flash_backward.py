@@ -353,8 +353,8 @@ WITNESS = (
         ),
         "tensor": "dk",
         "r": 0.995,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -373,9 +373,20 @@ WITNESS = (
             "seed=2221096549"
         ),
         "tensor": "dq",
-        "r": 0.992,
-        "device": "Intel(R) Xeon(R) Processor",
+        "r": 0.993,
+        "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
+    },
+    {
+        "case": (
+            "triton-flash-backward-atomic:m16n64w4s2:gradients:sq=159,skv=159,d=16,dtype=bfloat16,"
+            "mask=causal.tl,lq=bshd,lk=bshd,lv=bshd,lo=bshd,ldo=bshd,dist=negative_lse,"
+            "seed=2221096549"
+        ),
+        "tensor": "dq",
+        "r": 0.992,
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (
@@ -384,7 +395,17 @@ WITNESS = (
         ),
         "tensor": "dk",
         "r": 0.993,
-        "device": "Intel(R) Xeon(R) Processor",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
+    },
+    {
+        "case": (
+            "triton-flash-backward-prescaled:m32n128w8s2:gradients:sq=3,skv=127,d=29,"
+            "dtype=float16,mask=lengths.1.127,scale=-0.18569533817705186,dist=subnormals,seed=108"
+        ),
+        "tensor": "dk",
+        "r": 0.993,
+        "device": "NVIDIA H100 80GB HBM3",
         "date": "2026-11-22",
     },
 )

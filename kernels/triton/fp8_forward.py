@@ -349,8 +349,8 @@ WITNESS = (
         ),
         "tensor": "out",
         "r": 0.936,
-        "device": "Intel(R) Xeon(R) Processor",
-        "date": "2026-11-22",
+        "device": "AMD EPYC",
+        "date": "2026-11-23",
     },
     {
         "case": (

@@ -10,19 +10,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
 
+from kernels.cuda.family import Family
 from kernels.cute import hopper_forward as kernel
 from kernels.masks import mask_build, mask_tables
 from tests.harness.cute_host import MARGIN, ORDERS, Ran, compiled_program, placed, without_guard
+from tests.harness.ptx_host import descales_of
 from tests.planted.copies import HOPPER_SLIPS
 from verify.arithmetic.dtypes import dtype_named
+from verify.cuda.compile import Source
+from verify.cuda.sass import NotReadError, listing
 from verify.judging.comparison import compare
 from verify.judging.truth import compute_truth
 from verify.problem import Problem
 from verify.problem.inputs import Inputs, dequantised, tensors
 from verify.tolerance.forward import resolve
-from verify.variant import AttentionArgs, Config
+from verify.variant import STRIDED, AttentionArgs, Build, Config, Variant
 
 SOURCE = Path(kernel.__file__).with_suffix(".cu")
 SMALL, LARGE = kernel.CONFIGS
@@ -33,6 +38,10 @@ BUILDS = {
 }
 OVERRUN = "overrun"  # the known-bad copy of "large"
 SOFTMAX = "softmax.cuh"  # where it slips
+# Those that a build's macros change, of both forwards for Hopper; that of the producer, behind the
+# tiles.
+SHARED = ("hopper_parts.cuh", "hopper_producer.cuh", "intervals.cuh", SOFTMAX)
+PRODUCER = SOURCE.with_name("hopper_producer.cuh")
 
 PROGRAM = """
 #include "hopper.h"
@@ -49,11 +58,12 @@ extern "C" void weaken(int line, int named, bool waits) {
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 #include "arguments.cuh"
-#define wait_barrier(...) (hopper::dropped == __LINE__ ? void() : cute::wait_barrier(__VA_ARGS__))
+#define wait_barrier(...) \\
+  (hopper::passed_by(__FILE__, __LINE__) ? void() : cute::wait_barrier(__VA_ARGS__))
 """
 # One for each build, in a namespace of its own: CuTe's headers, which take longest, are read once.
 BUILD = """
-#define hopper_forward entry_NAME
+#define ENTRY_OF_SOURCE entry_NAME
 #define ENTRY entry_NAME
 #define run run_NAME
 #define KERNEL "FILE"
@@ -69,6 +79,13 @@ def _call(function: str) -> str:
     """A function's body, up to the end of its assembly, becomes that call."""
     return rf"(\b{function}\s*\([^{{]*\{{).*?#endif"
 
+
+FORMATS = {
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "E4M3": "float8_e4m3fn",
+    "E5M2": "float8_e5m2",
+}  # of wgmma's operands
 
 # Header -> pattern of a body, which becomes the call behind its first group.
 BODIES: dict[str, dict[str, str]] = {
@@ -109,18 +126,18 @@ def _with_products(text: str) -> str:
 
     def called(match: re.Match[str]) -> str:
         head, dtype, where, parameters = match.group(1, 2, 3, 4)
+        major_n = "tnspB == GMMA::Major::MN" if dtype in ("F16", "BF16") else "false"
         d = ", ".join(f"&{name}" for name in re.findall(r"float\s*& (d\d+)", parameters))
         a = ", ".join(f"&{name}" for name in re.findall(r"uint32_t const& (a\d+)", parameters))
         left = "desc_a" if where == "SS" else "0"
-        name = "float16" if dtype == "F16" else "bfloat16"
         call = (
-            f"hopper::wgmma(ptx::Format::{name}, {{{a}}}, {left}, desc_b, {{{d}}},"
-            " tnspB == GMMA::Major::MN, int(scale_D) != 0);"
+            f"hopper::wgmma(ptx::Format::{FORMATS[dtype]}, {{{a}}}, {left}, desc_b, {{{d}}},"
+            f" {major_n}, int(scale_D) != 0);"
         )
         return f"{head}{call}"
 
     pattern = (
-        r"(struct MMA_64x\d+x16_F32(B?F16)B?F16_(SS|RS)\n\{.*?fma\((.*?)\)\n"
+        r"(struct MMA_64x\d+x\d+_F32(B?F16|E4M3|E5M2)\2_(SS|RS)(?:_TN)?\n\{.*?fma\((.*?)\)\n"
         r".*?#else\n\s*)CUTE_INVALID_CONTROL_PATH\([^;]*;"
     )
     return re.sub(pattern, called, text, flags=re.DOTALL)
@@ -139,25 +156,27 @@ def patch(headers: Path, folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-def build(file: str, name: str, config: Config, dtype: str, head_dim: int) -> str:
-    defines = dict(kernel.source(config, dtype, head_dim).defines)
-    undefined = (*defines, "hopper_forward", "ENTRY", "run", "KERNEL")
+def build(file: str, name: str, source: Source) -> str:
+    """The build of a file with a source's macros, whose entry becomes `run_NAME`."""
+    defines = dict(source.defines)
+    undefined = (*defines, source.entry, "ENTRY", "run", "KERNEL")
     text = BUILD.replace("NAME", name).replace("FILE", file)
+    text = text.replace("ENTRY_OF_SOURCE", source.entry)
     text = text.replace("DEFINES", "\n".join(f"#define {k} {v}" for k, v in defines.items()))
     return text.replace("UNDEFS", "\n".join(f"#undef {word}" for word in undefined))
 
 
 def compiled(folder: Path) -> Path:
     """The shared library of all builds, and of the known-bad copy."""
-    texts = [build(SOURCE.name, name, *chosen) for name, chosen in BUILDS.items()]
-    texts += [build(f"{OVERRUN}.cu", OVERRUN, *BUILDS["large"])]
+    texts = [build(SOURCE.name, name, kernel.source(*chosen)) for name, chosen in BUILDS.items()]
+    texts += [build(f"{OVERRUN}.cu", OVERRUN, kernel.source(*BUILDS["large"]))]
     return compiled_program(folder, "".join([PROGRAM, *texts]), own_headers)
 
 
 def own_headers(headers: Path, folder: Path) -> None:
     """What the program includes in place of CuTe's headers, and the kernel, once for each build."""
     patch(headers, folder)
-    names = (SOURCE.name, "hopper_tiles.cuh", SOFTMAX)
+    names = (SOURCE.name, "hopper_tiles.cuh", *SHARED)
     shipped = {name: without_guard(SOURCE.with_name(name)) for name in names}
     slipped = HOPPER_SLIPS[OVERRUN].apply(shipped)
     slip = {
@@ -168,6 +187,30 @@ def own_headers(headers: Path, folder: Path) -> None:
         (folder / name).write_text(text)
 
 
+def instructions(build: Build) -> str:
+    """The listing of a build for Hopper, which must not spill; skips a test where there is none."""
+    binary = build.compile()
+    resources = binary.resources
+    assert resources.stack == resources.spill_stores == resources.spill_loads == 0
+    # What warpgroups trade: a launch with fewer would wait forever for the consumers' registers.
+    assert resources.registers == 168
+    try:
+        return listing(binary.cubin)
+    except NotReadError as error:
+        pytest.skip(str(error))
+
+
+def waits(source: Path) -> list[int]:
+    """Where a kernel waits at mbarriers, as `weaken` takes it: lines of the producer's header, and
+    lines of the source, negated."""
+    return [
+        sign * number
+        for sign, path in ((1, PRODUCER), (-1, source))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if " wait_barrier(" in line
+    ]
+
+
 class Map(ctypes.Structure):
     """A tensor map, as hopper.h reads it."""
 
@@ -176,24 +219,33 @@ class Map(ctypes.Structure):
         ("dims", ctypes.c_uint64 * 4),
         ("strides", ctypes.c_uint64 * 3),
         ("box", ctypes.c_uint32 * 4),
+        ("element", ctypes.c_uint32),
+        ("row", ctypes.c_uint32),
     )
 
 
 def encode(made: kernel.TensorMap, to: int) -> None:
     """In place of the driver's."""
-    fields = ((*made.dims,), (*made.strides,), (*made.box,))
+    size = dtype_named(made.dtype).itemsize
+    fields = ((*made.dims,), (*made.strides,), (*made.box,), size, size * made.box[0])
     Map.from_address(to).__init__(made.address, *fields)
 
 
 @dataclass(frozen=True)
 class Program:
-    """One build in the shared library.  Tests replace `kernel.encode` by `encode`."""
+    """One build in the shared library.  Tests replace the kernel's `encode` by the one here."""
 
     library: ctypes.CDLL
     entry: Callable[..., bytes]
     config: Config
     dtype: str
     head_dim: int
+    variant: Variant = kernel.VARIANT
+
+    @property
+    def family(self) -> Family:
+        """Whose launches and arguments it takes."""
+        return getattr(self.variant.forward, "__self__")  # noqa: B009 - a Callable's type has none
 
     def problem(self, text: str) -> Problem:
         return Problem.parse(f"{text},d={self.head_dim},dtype={self.dtype}")
@@ -204,16 +256,20 @@ class Program:
         """Raises RuntimeError where the threads of a block part or wait forever, addresses are bad,
         or anything but O and LSE is written."""
         q, k, v = (placed(getattr(inputs, name), problem, name) for name in ("q", "k", "v"))
-        args = AttentionArgs(q, k, v, problem.mask, problem.scale, problem.score_mod, self.config)
-        out = placed(torch.full(problem.shape_out, math.nan, dtype=q.dtype), problem, "out")
+        args = AttentionArgs(
+            *(q, k, v, problem.mask, problem.scale, problem.score_mod, self.config),
+            descales=descales_of(problem),
+        )
+        made_out = torch.full(problem.shape_out, math.nan, dtype=problem.format_out.torch)
+        out = placed(made_out, problem, "out")
         count = math.prod(problem.shape_out[:3])
         storage = torch.full((count + MARGIN,), math.nan)
         lse = storage[:count].view(problem.shape_out[:3])
-        made = kernel.launch(self.config, self.dtype, self.head_dim, "")
+        made = self.family.make(self.config, self.dtype, self.head_dim, "", STRIDED)
         grid = args.batch * args.heads_q * math.ceil(args.seqlen_q / made.block_m)
         mask = mask_build(args)
         tables = mask_tables(args, mask)
-        given = kernel.FAMILY.arguments(args, out, lse, mask, tables)
+        given = self.family.arguments(args, out, lse, mask, tables)
         conflicts = (ctypes.c_long * 2)()
         sizes = grid, made.threads, made.shared_bytes
         self.library.begin()
@@ -235,7 +291,7 @@ class Program:
         spoiled: K and V are NaN where no row of the problem sees them.
         """
         problem = self.problem(text)
-        arithmetic = resolve(kernel.VARIANT.numerics, self.config, problem, "sm_90")
+        arithmetic = resolve(self.variant.numerics, self.config, problem, "sm_90")
         inputs = tensors(problem)
         truth = compute_truth(problem, dequantised(problem, inputs), [arithmetic])
         live = ~truth.empty
@@ -259,5 +315,6 @@ def without_unseen(problem: Problem, inputs: Inputs) -> Inputs:
     """K and V with NaN at the keys that no row sees."""
     sizes = problem.batch, 1, problem.seqlen_q, problem.seqlen_kv
     unseen = ~problem.mask.dense(*sizes).any(2)[:, :, :, None]
-    k, v = (tensor.masked_fill(unseen, math.nan) for tensor in (inputs.k, inputs.v))
+    nan = torch.tensor(math.nan).to(inputs.k.dtype)
+    k, v = (torch.where(unseen, nan, tensor) for tensor in (inputs.k, inputs.v))
     return replace(inputs, k=k, v=v)

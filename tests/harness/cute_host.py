@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from kernels.cuda.family import Launch
@@ -293,6 +295,20 @@ def compiled_program(
         check=True,
     )
     return library
+
+
+def library_of_all(
+    factory: pytest.TempPathFactory, name: str, compile: Callable[[Path], Path]
+) -> ctypes.CDLL:
+    """What `compile` makes in a folder, once for all workers of a run, whose directories lie beside
+    each other."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    path = folder / "program.so"
+    with FileLock(f"{folder}.lock"):
+        if not path.exists():
+            compile(folder).rename(path)
+    return ctypes.CDLL(str(path))
 
 
 def build(folder: Path, name: str, launch: Launch, faults: Mapping[str, tuple[str, str]]) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from kernels.cuda.family import Family, Launch
-from kernels.cute import flash_backward, flash_forward, hopper_forward
+from kernels.cute import flash_backward, flash_forward, hopper_forward, hopper_fp8_forward
 from kernels.ptx import (
     share_kv,
     share_qkv,
@@ -51,6 +51,13 @@ HOPPER_SLIPS = {
     "early-copy-read": Edit(
         r"    wait_barrier\(shared\.v_here\[turn\.slot\], turn\.parity\);\n", ""
     ),
+}
+HOPPER_FP8_SLIPS = {
+    "overrun": CUTE_SLIPS["overrun"],
+    "missing-barrier": Edit(
+        r"    wait_barrier\(shared\.vt_here\[turn\.slot\], turn\.parity\);\n", ""
+    ),
+    "early-copy-read": HOPPER_SLIPS["early-copy-read"],
 }
 CUTE_BACKWARD_SLIPS = {
     "overrun": Edit(r"if \(row < end\)", "if (row <= end)"),
@@ -132,6 +139,8 @@ def slips_of(shipped: Variant, tiling: Tiling | None) -> dict[str, Edit]:
         return PTX_SLIPS
     if shipped is hopper_forward.VARIANT:
         return HOPPER_SLIPS
+    if shipped in hopper_fp8_forward.VARIANTS:
+        return HOPPER_FP8_SLIPS
     return CUTE_SLIPS if shipped.forward else CUTE_BACKWARD_SLIPS
 
 
@@ -149,6 +158,7 @@ SHIPPED: list[tuple[Variant, Tiling | None]] = [
     ),
     (flash_forward.VARIANT, None),
     (hopper_forward.VARIANT, None),
+    *((variant, None) for variant in hopper_fp8_forward.VARIANTS),
     *((variant, None) for variant in flash_backward.VARIANTS),
 ]
 VARIANTS = [copy for shipped, tiling in SHIPPED for copy in copies_of(shipped, tiling)]

@@ -32,9 +32,11 @@ from verify.timing.record import (
     RecordError,
     Row,
     best,
+    condensed,
     fastest,
     name_of,
     place_of,
+    trouble,
     write,
 )
 from verify.timing.session import INTERRUPTED, Candidate, Rules, Session, flagged
@@ -67,8 +69,9 @@ def bench_kernels(request: Request, console: Console) -> int:
         return INFRASTRUCTURE
     record["clocks"] = [before, clocks.reading()]
     record["seconds"] = round(time.monotonic() - begun, 1)
+    kept = condensed(record)
     for folder in filter(None, (request.folder, request.published)):
-        _publish(record, folder)
+        _publish(kept, folder)
     _show(record, console)
     console.print(f"report: {request.folder / 'bench.md'}", highlight=False)
     return _status(record)
@@ -193,8 +196,7 @@ def _show(record: Benchmark, console: Console) -> None:
         line = f"{names}: not timed: {one['reason']}"
         console.print(line, style="dim", markup=False, highlight=False)
     for row in record["rows"]:
-        bad = row["reason"] if row["outcome"] == "failed" else row.get("differs", "")
-        if bad:
+        if bad := trouble(row):
             where = f"{row['variant']} {row['config']} {row['dtype']}, {name_of(row)}"
             console.print(f"{where}: {bad}", style="bold red", markup=False, highlight=False)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from verify.brief import counted
 from verify.document import Line, Paragraph, Section, Span
 from verify.evidence.strict_json import decode, loads
 from verify.probes.report import ProbeReport
@@ -22,7 +23,6 @@ from verify.profiling.record import read as read_profiles
 from verify.report import words
 from verify.report.build import overall
 from verify.report.schema import BesideReport, Report, Status
-from verify.report.words import counted
 from verify.sanitizers.account import Account
 from verify.sanitizers.exports import uncaught
 from verify.timing.record import NAME as BENCH

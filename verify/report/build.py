@@ -10,6 +10,7 @@ from pathlib import PurePath
 from statistics import median
 from typing import Any
 
+from verify.brief import counted
 from verify.evidence import INAPPLICABLE, Begin, Evidence, VariantEntry, Verdict
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
@@ -28,7 +29,6 @@ from verify.report.schema import (
     VariantReport,
 )
 from verify.report.states import score_mods
-from verify.report.words import counted
 
 BinsRequired = Callable[[VariantEntry, str], Sequence[str]]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from verify.report.build import overall
 from verify.report.merged_runs import agreed, several
-from verify.report.schema import Report, ReportError, Started
+from verify.report.schema import DTypeReport, Report, ReportError, Started, VariantReport
+from verify.report.statistics import fewer
 
 
 def with_kept(new: Report, old: Report) -> Report:
@@ -21,7 +22,7 @@ def with_kept(new: Report, old: Report) -> Report:
     if slugs[0] != slugs[1]:
         raise ReportError(f"a report of {slugs[1]} cannot keep what one of {slugs[0]} says")
     judged = {v["ref"] for v in new["variants"] if v["cases"] or any(map(_compiled, v["builds"]))}
-    kept = {v["ref"]: v for v in old["variants"] if v["ref"] not in judged}
+    kept = {v["ref"]: _light(v) for v in old["variants"] if v["ref"] not in judged}
     if not kept:
         return new
     variants = {v["ref"]: v for v in new["variants"]} | kept
@@ -58,6 +59,15 @@ def with_kept(new: Report, old: Report) -> Report:
         whole["left_out"] = sorted(left, key=lambda one: (one["variant"], one["run"]))
     whole["status"] = overall(whole)
     return whole
+
+
+def _light(variant: VariantReport) -> VariantReport:
+    """With as many points for the plots as a new report has."""
+    dtypes: list[DTypeReport] = [
+        {**dtype, "samples": {name: fewer(found) for name, found in dtype["samples"].items()}}
+        for dtype in variant["dtypes"]
+    ]
+    return {**variant, "dtypes": dtypes}
 
 
 def _compiled(builds: Mapping[str, Any]) -> bool:

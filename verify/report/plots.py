@@ -17,7 +17,7 @@ from typing import Any
 from verify.document import text
 from verify.report import svg, words
 from verify.report.schema import Report, Sample, TensorReport, VariantReport
-from verify.report.statistics import PLOTTED, spaced
+from verify.report.statistics import PLOTTED, fewer
 
 # Okabe & Ito's palette, told apart with any colour vision and on white as on near-black.
 COLOURS = {
@@ -37,7 +37,6 @@ MARKS = {
     "float64": "P",
 }
 _OTHER = ("#888888", "X")
-DRAWN = 40  # cases of one tensor: more make a page large, and no clearer
 
 _PANELS = (("Output O", ("out",)), ("Gradients dQ, dK, dV", ("dq", "dk", "dv")))
 _ROW, _GAP = 0.24, 0.7  # inches: of one row, and between panels
@@ -94,7 +93,7 @@ def ratio_plot(report: Report) -> str | None:
 
 def _rows(report: Report, tensors: Sequence[str]) -> list[_Row]:
     return [
-        (v["ref"], d["dtype"], name, d["tensors"][name], _thinned(d["samples"].get(name, [])))
+        (v["ref"], d["dtype"], name, d["tensors"][name], fewer(d["samples"].get(name, [])))
         for v in report["variants"]
         for d in v["dtypes"]
         for name in tensors
@@ -243,18 +242,8 @@ def error_plot(variant: VariantReport, key: str) -> str | None:
 
 
 def _with_error(samples: Sequence[Sample]) -> list[Sample]:
-    return _thinned(
-        [s for s in samples if s["max_error"] is not None and math.isfinite(s["max_error"])]
-    )
-
-
-def _thinned(samples: Sequence[Sample]) -> list[Sample]:
-    """DRAWN of the samples, the worst by r and by error among them."""
-    worst = [
-        [-1.0 if value is None else value for value in values]
-        for values in ([s["r"] for s in samples], [s["max_error"] for s in samples])
-    ]
-    return spaced(samples, DRAWN, worst)
+    finite = [s for s in samples if s["max_error"] is not None and math.isfinite(s["max_error"])]
+    return fewer(finite)
 
 
 def _sizes(sample: Sample) -> list[float]:

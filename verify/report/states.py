@@ -26,7 +26,7 @@ CASES = 8
 # Median of bound / best bound above which a declaration is lenient, by how coarse its words are:
 # four times, or more, the largest that honest arithmetic of that kind shows (docs/report-schema.md
 # has the measurements).
-FLOORS = {"fine": 16.0, "8 bits": 128.0, "16 bits": 256.0, "tf32": 8192.0}
+FLOORS = {"fine": 16.0, "8 bits": 128.0, "16 bits": 256.0, "scaled bf16": 8192.0, "tf32": 8192.0}
 # No honest kernel rounds a factor or a finished sum more often (7 in the longest chain), or
 # rescales later (8 in FlashAttention-4).
 COUNTED = {
@@ -140,7 +140,11 @@ def kind(declared: Mapping[str, Any], dtype: str) -> str:
         return "tf32"
     words = [declared.get(field) or "float32" for field in _COARSE]
     if declared.get("products.prescale", "none") != "none":
-        words.append(declared.get("products.operands", "input"))
+        operand = declared.get("products.operands", "input")
+        rounded = dtype if operand == "input" else operand
+        if rounded == "bfloat16":
+            return "scaled bf16"
+        words.append(rounded)
     narrow = any(word in _SIXTEEN or (word == "input" and dtype in _SIXTEEN) for word in words)
     return "16 bits" if narrow else "fine"
 

@@ -7,8 +7,8 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
+from verify.brief import short
 from verify.evidence import Verdict
 from verify.problem.case import replay_command
 from verify.report.schema import TENSORS, Distribution, Sample, TensorReport, Timing, WorstCase
@@ -26,8 +26,7 @@ EDGES = {
 
 STEPS = ("generate", "run", "reference", "bound", "record")
 PLOTTED = tuple(name for name in TENSORS if name != "lse")
-MAX_SAMPLES = 200  # of one tensor
-T = TypeVar("T")
+MAX_SAMPLES = 24  # of one tensor: more make a page large, and a plot no clearer
 
 
 def badness(value: float) -> tuple[bool, float]:
@@ -139,24 +138,41 @@ def _samples(verdicts: Sequence[Verdict], tensor: str) -> list[Sample]:
     r, error = f"r_{tensor}", f"max_error_{tensor}"
     having = [v for v in verdicts if "seqlen_kv" in v.measures and {r, error} & v.measures.keys()]
     having.sort(key=lambda v: (v.measures["seqlen_kv"], v.case, v.oracle))
-    worst = [[v.measures.get(measure, -1.0) for v in having] for measure in (r, error)]
-    return [
+    whole: list[Sample] = [
         {
             "seqlen_kv": v.measures["seqlen_kv"],
             "r": v.measures.get(r),
             "max_error": v.measures.get(error),
             "error_bound": v.measures.get(f"error_bound_{tensor}"),
         }
-        for v in spaced(having, MAX_SAMPLES, worst)
+        for v in having
+    ]
+    return [
+        {
+            "seqlen_kv": sample["seqlen_kv"],
+            "r": _short(sample["r"]),
+            "max_error": _short(sample["max_error"]),
+            "error_bound": _short(sample["error_bound"]),
+        }
+        for sample in fewer(whole)
     ]
 
 
-def spaced(points: Sequence[T], most: int, worst: Sequence[Sequence[float]]) -> list[T]:
-    """At most so many of the points, in their order: the worst by each of these measures, and an
-    even choice of the others."""
-    if len(points) <= most:
+def _short(value: float | None) -> float | None:
+    """To five digits: more than a plot shows, and half of the bytes of a report."""
+    return None if value is None else short(value, 5)
+
+
+def fewer(points: Sequence[Sample]) -> list[Sample]:
+    """At most MAX_SAMPLES of the points, in their order: the worst by r and by error, and an even
+    choice of the others."""
+    if len(points) <= MAX_SAMPLES:
         return list(points)
-    even = most - len(worst)
+    worst = [
+        [-1.0 if value is None else value for value in values]
+        for values in ([s["r"] for s in points], [s["max_error"] for s in points])
+    ]
+    even = MAX_SAMPLES - len(worst)
     keep = {round(i * (len(points) - 1) / (even - 1)) for i in range(even)}
     for values in worst:
         keep.add(max(range(len(points)), key=lambda i: (badness(values[i]), -i)))

@@ -44,8 +44,3 @@ def of_failing(failure: Failure) -> str:
 def mark(status: Status, cases: int) -> Mark:
     """The status with its label."""
     return Mark(status, label(status, cases))
-
-
-def counted(number: int, noun: str) -> str:
-    """How many of what: 1 case, 2,000 cases."""
-    return f"{number:,} {noun}" + "s" * (number != 1)

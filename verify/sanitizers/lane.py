@@ -105,9 +105,8 @@ class Lane:
                 pool.submit(
                     self._session, tool, subjects[fault.variant], f"planted-{fault.variant}"
                 ): fault
-                for fault in faults
+                for fault, tool in _in_turn(faults, self.tools)
                 if fault.variant in subjects
-                for tool in fault.tried_under(self.tools)
             }
             planted = [PlantedSession(fault, session) for fault, session in _results(futures)]
             caught = {each.fault.variant for each in planted if each.shown}
@@ -254,6 +253,23 @@ def unused(waivers: Sequence[Waiver], tried: Sequence[TriedSubject]) -> list[Wai
     """Waivers that covered no record of the run."""
     used = {waiver for t in tried for session in t.sessions for waiver in session.judgement.waived}
     return [waiver for waiver in waivers if waiver not in used]
+
+
+def _in_turn(
+    faults: Sequence[PlantedFault], tools: Sequence[str]
+) -> list[tuple[PlantedFault, str]]:
+    """Every fault with each tool that it is tried under, in the order in which sessions begin.
+
+    First comes every fault under one tool, the last of them first (the copies of CuTe kernels,
+    whose builds take longest); then under the others.  A session that needs a build of another
+    would only wait for it, in a worker's place.
+    """
+    turns = [
+        (turn, fault, tool)
+        for fault in reversed(faults)
+        for turn, tool in enumerate(fault.tried_under(tools))
+    ]
+    return [(fault, tool) for _, fault, tool in sorted(turns, key=lambda each: each[0])]
 
 
 def _planted_subjects(faults: tuple[PlantedFault, ...]) -> dict[str, Subject]:

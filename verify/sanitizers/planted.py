@@ -141,7 +141,14 @@ COPIED = {
     },
     "split-q-fp8": "ptx-split-q-fp8",
     "cute": "cute-flash-forward",
-    "cute-hopper-forward": "cute-hopper-forward",
+    **{
+        name: name
+        for name in (
+            "cute-hopper-forward",
+            "cute-hopper-fp8-forward",
+            "cute-hopper-fp8-unpromoted-forward",
+        )
+    },
     "cute-backward": "cute-flash-backward",
     "cute-backward-atomic": "cute-flash-backward-atomic",
 }

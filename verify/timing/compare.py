@@ -70,6 +70,11 @@ def compare(old: Benchmark, new: Benchmark) -> Comparison:
         for record in (old, new)
     )
     reasons = {place_of(row): f"{row['outcome']}: {row['reason']}" for row in new["rows"]}
+    left = {(one["variant"], one["dtype"]): one["reason"] for one in new["left"]}
+    for at in before.keys() - reasons.keys():
+        variant, _, dtype, _ = at
+        if (variant, dtype) in left:
+            reasons[at] = f"left: {left[variant, dtype]}"
     return Comparison(
         same_device=old["device"].get("slug") == new["device"].get("slug"),
         changes=tuple(_change(at, before[at], after[at]) for at in before if at in after),

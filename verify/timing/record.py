@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NotRequired, TypedDict
 
+from verify.brief import counted, short
 from verify.evidence.strict_json import Free, Integer, Number, decode, dumps, loads
 from verify.timing.workloads import Workload
 
@@ -97,7 +99,8 @@ class Clocks(TypedDict):
 
 
 class Left(TypedDict):
-    """A variant, or one config or dtype of it, that was not timed on any workload."""
+    """A variant, or one config or dtype of it, of which no row was timed, or not those that
+    `reason` counts."""
 
     variant: str
     config: str
@@ -170,6 +173,11 @@ def name_of(row: Row) -> str:
     return workload_of(row["workload"]).name
 
 
+def trouble(row: Row) -> str:
+    """Why a row failed, or how its values differ; "" if neither."""
+    return row["reason"] if row["outcome"] == "failed" else row.get("differs", "")
+
+
 def fastest(rows: Iterable[Row]) -> list[Row]:
     """Of the timed rows the fastest per workload, variant and dtype, in the order in which they
     were met.  Rows whose values differ do not count."""
@@ -218,6 +226,33 @@ def read(path: Path) -> Benchmark:
 def parse(text: str) -> Benchmark:
     """The record in a text.  Raises ValueError (a ShapeError names the place)."""
     return decode(Benchmark, loads(text), "bench")
+
+
+def condensed(record: Benchmark) -> Benchmark:
+    """The record as it is kept: values of O to six digits, and no rows that were not tried.  `left`
+    counts these by variant and dtype: a suite has thousands, and short runs reach hundreds."""
+    tried, configs = [], defaultdict[tuple[str, str, str], list[str]](list)
+    for row in record["rows"]:
+        if row["outcome"] == "left":
+            configs[row["variant"], row["dtype"], row["reason"]].append(row["config"])
+        else:
+            tried.append(_short(row))
+    left: list[Left] = []
+    for (variant, dtype, reason), found in configs.items():
+        many = f"{counted(len(found), 'row')} of {counted(len(set(found)), 'config')}"
+        left.append(
+            {"variant": variant, "config": "", "dtype": dtype, "reason": f"{many}: {reason}"}
+        )
+    return {**record, "rows": tried, "left": record["left"] + left}
+
+
+def _short(row: Row) -> Row:
+    if row["outcome"] != "timed":
+        return row
+    first, last, rms = (
+        [short(value, 6) for value in values] for values in (row["first"], row["last"], row["rms"])
+    )
+    return {**row, "first": first, "last": last, "rms": rms}
 
 
 def write(record: Benchmark, folder: Path, page: str) -> list[Path]:

@@ -17,6 +17,7 @@ KERNELS = ROOT / "kernels"
 PTX = [path for path in sorted((KERNELS / "ptx").glob("*.cu")) if path.with_suffix(".py").exists()]
 CUTE = KERNELS / "cute" / "flash_forward.cu"
 HOPPER = KERNELS / "cute" / "hopper_forward.cu"
+HOPPER_FP8 = KERNELS / "cute" / "hopper_fp8_forward.cu"
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,7 @@ def test_a_pattern_that_does_not_occur_as_often_as_it_must_is_an_error(
         *((path, copies.PTX_SLIPS) for path in PTX),
         (CUTE, copies.CUTE_SLIPS),
         (HOPPER, copies.HOPPER_SLIPS),
+        (HOPPER_FP8, copies.HOPPER_FP8_SLIPS),
     ],
 )
 def test_a_slip_changes_every_shipped_kernel_in_one_place(
@@ -82,7 +84,7 @@ def test_a_slip_changes_every_shipped_kernel_in_one_place(
 
 
 # Barriers and waits that a shipped kernel's text has.
-SITES = dict.fromkeys(PTX, 12 + 5) | {CUTE: 4 + 3, HOPPER: 1 + 2 + 2 + 5}
+SITES = dict.fromkeys(PTX, 12 + 5) | {CUTE: 4 + 3, HOPPER: 1 + 2 + 2 + 5, HOPPER_FP8: 1 + 3 + 7}
 WORDS = re.compile(r"__syncthreads|__syncwarp|cp_async_wait|bar\.sync|barrier\.|mbarrier|wait_")
 
 

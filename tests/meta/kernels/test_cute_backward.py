@@ -5,19 +5,17 @@ planted."""
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 
 from kernels.cuda import family
 from kernels.cute import flash_backward as kernel
 from kernels.cute import flash_forward
 from tests.harness.cute_backward_host import FAULTS, ORDERS, SOURCE, Chosen, Program, compiled
-from tests.harness.cute_host import has_headers, has_host
+from tests.harness.cute_host import has_headers, has_host, library_of_all
 from tests.planted import copies
 from verify.cuda.compile import CompileError, compilable
 from verify.cuda.edits import edited, texts_of
@@ -141,15 +139,9 @@ def test_each_slip_of_a_known_bad_copy_fits_every_walk(
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """All choices, compiled once for all workers of a run, whose directories lie beside each
-    other."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cute-backward"
-    path = folder / "program.so"
-    with FileLock(f"{folder}.lock"):
-        if not path.exists():
-            compiled(folder, CHOICES).rename(path)
-    return ctypes.CDLL(str(path))
+    return library_of_all(
+        tmp_path_factory, "cute-backward", lambda folder: compiled(folder, CHOICES)
+    )
 
 
 @pytest.fixture(params=CHOICES)

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from kernels.cute import hopper_forward as kernel
@@ -33,10 +31,11 @@ from tests.harness.cute_hopper_host import (
     Program,
     compiled,
     encode,
+    instructions,
+    waits,
 )
-from tests.harness.cute_host import has_headers, has_host
+from tests.harness.cute_host import has_headers, has_host, library_of_all
 from verify.cuda.compile import LaunchError, compilable
-from verify.cuda.sass import NotReadError, listing
 from verify.problem import Problem
 from verify.problem.inputs import tensors
 from verify.variant import AttentionArgs, Config, Unsupported, compiled_archs
@@ -172,7 +171,7 @@ def test_the_drivers_numbers_are_those_of_its_bindings() -> None:
     assert int(types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16) == kernel._TYPES["float16"]
     assert int(types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) == kernel._TYPES["bfloat16"]
     assert int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE) == 0
-    assert int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B) == kernel._SWIZZLE_128B
+    assert int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B) == kernel._SWIZZLES[128]
     promotions = driver.CUtensorMapL2promotion
     assert int(promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_256B) == kernel._PROMOTE_256B
     fills = driver.CUtensorMapFloatOOBfill
@@ -181,7 +180,7 @@ def test_the_drivers_numbers_are_those_of_its_bindings() -> None:
 
 def test_maps_lie_where_the_driver_and_the_kernel_want_them() -> None:
     for _ in range(8):
-        made = kernel.aligned_arguments()
+        made = kernel.aligned(kernel.Arguments)
         for name in "qkv":
             field = getattr(kernel.Arguments, f"map_{name}")
             assert (ctypes.addressof(made) + field.offset) % 64 == field.offset % 64 == 0
@@ -197,15 +196,7 @@ def test_maps_lie_where_the_driver_and_the_kernel_want_them() -> None:
 @pytest.mark.skipif(compilable() is not None, reason=f"{compilable()}")
 def test_a_build_has_hoppers_instructions_and_no_spill() -> None:
     (build,) = [build for build in kernel.builds("sm_90a") if build.name.endswith("float16-d128")]
-    binary = build.compile()
-    resources = binary.resources
-    assert resources.stack == resources.spill_stores == resources.spill_loads == 0
-    # What warpgroups trade: a launch with fewer would wait forever for the consumers' registers.
-    assert resources.registers == 168
-    try:
-        text = listing(binary.cubin)
-    except NotReadError as error:
-        pytest.skip(str(error))
+    text = instructions(build)
     for instruction in (
         "HGMMA.64x128x16.F32",
         "UTMALDG.4D",
@@ -221,15 +212,7 @@ def test_a_build_has_hoppers_instructions_and_no_spill() -> None:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """All builds, compiled once for all workers of a run, whose directories lie beside each
-    other."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cute-hopper"
-    path = folder / "program.so"
-    with FileLock(f"{folder}.lock"):
-        if not path.exists():
-            compiled(folder).rename(path)
-    return ctypes.CDLL(str(path))
+    return library_of_all(tmp_path_factory, "cute-hopper", compiled)
 
 
 @pytest.fixture(
@@ -315,7 +298,7 @@ class TestOnTheHost:
         program = program_of("small", library)
         problem = program.problem(shape)
         program.run(problem, tensors(problem))
-        pieces = program.head_dim // kernel.PIECE
+        pieces = program.head_dim // kernel.piece(program.head_dim, 2)
         q = pieces * math.ceil(problem.seqlen_q / 128) * (blocks > 0)
         assert library.copied() == q + 2 * pieces * blocks
 
@@ -328,11 +311,7 @@ class TestOnTheHost:
 
     def test_every_wait_is_needed(self, library: ctypes.CDLL) -> None:
         program = program_of("small", library)
-        lines = [
-            number
-            for number, line in enumerate(SOURCE.read_text().splitlines(), 1)
-            if " wait_barrier(" in line
-        ]
+        lines = waits(SOURCE)
         assert len(lines) == 5
         for line in lines:
             library.weaken(line, -1, False)

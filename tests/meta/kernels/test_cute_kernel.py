@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from kernels.cute import flash_forward as kernel
@@ -36,6 +34,7 @@ from tests.harness.cute_host import (
     compiled,
     has_headers,
     has_host,
+    library_of_all,
 )
 from verify.cuda.compile import CompileError, compilable
 from verify.problem import Problem
@@ -188,15 +187,7 @@ def test_the_largest_build_does_not_spill() -> None:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """All builds, compiled once for all workers of a run, whose directories lie beside each
-    other."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cute"
-    path = folder / "program.so"
-    with FileLock(f"{folder}.lock"):
-        if not path.exists():
-            compiled(folder).rename(path)
-    return ctypes.CDLL(str(path))
+    return library_of_all(tmp_path_factory, "cute", compiled)
 
 
 # By what they are about; every build has every mask, and two builds have every shape.

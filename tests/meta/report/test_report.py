@@ -194,7 +194,8 @@ class TestStatistics:
         found = statistics.samples(verdicts)
         assert list(found) == ["out"]
         assert len(found["out"]) <= statistics.MAX_SAMPLES
-        assert max(s["r"] for s in found["out"]) == max(v.measures["r_out"] for v in verdicts)
+        worst = max(v.measures["r_out"] for v in verdicts)
+        assert max(s["r"] for s in found["out"]) == pytest.approx(worst, rel=5e-5)
 
     def test_intervals(self):
         assert intervals([*range(16, 257)]) == "16-256"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.fake_campaign import BINS, evidence
 from verify.evidence.strict_json import encode, loads
-from verify.report import build, dumps, parse, plots, svg
+from verify.report import build, dumps, parse, plots, statistics, svg
 
 PLACES = [(10.04, 20.06), (10.04, 20.06), (310.123456, 4.5), (0.0, 499.999999), (7.25, 8.75)]
 STYLE = "fill: #0072b2; fill-opacity: 0.6"
@@ -81,7 +81,7 @@ class TestPictures:
     def test_every_case_is_drawn(self, report):
         picture = plots.ratio_plot(report)
         assert all(
-            len(samples) <= plots.DRAWN
+            len(samples) <= statistics.MAX_SAMPLES
             for v in report["variants"]
             for d in v["dtypes"]
             for samples in d["samples"].values()
@@ -107,7 +107,7 @@ class TestPictures:
 
     def test_a_case_more_costs_few_bytes(self):
         sizes = []
-        for cases in (30, 90):
+        for cases in (8, 24):
             found = build(evidence(cases), BINS)
             drawn = sum(
                 len(samples)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,11 +18,15 @@ from verify.cuda.compile import compilable, compile_source
 from verify.cuda.edits import edited
 from verify.cuda.sass import listing
 from verify.cuda.toolkit import executables
+from verify.evidence import Recorder
+from verify.sanitizers import lane
 from verify.sanitizers.facts import Judgement
 from verify.sanitizers.planted import COPIES, FAULTS, SLIPS, planted_problem
-from verify.sanitizers.tool import EVERY, TOOLS
+from verify.sanitizers.tool import EVERY, SKEW, TOOLS
 
 torch.set_num_threads(1)
+
+BY_NAME = {fault.variant: fault for fault in FAULTS}
 
 
 def test_every_tool_has_a_fault_to_catch_and_a_twin_to_leave_alone() -> None:
@@ -109,3 +115,31 @@ def test_the_planted_problem_lies_inside_every_planted_support() -> None:
         problem = planted_problem(declared(variant.support, tuple(variant.configs)))
         assert variant.support.refusal(problem) is None
         assert problem.seqlen_q % 64  # an overrun by one row needs a ragged tile
+
+
+def test_every_planted_kernel_begins_once_before_any_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[str, str]] = []
+
+    class Booth:
+        """Notes the sessions in the order in which they begin; finds every kernel clean."""
+
+        environment = None
+
+        def sanitize(self, tool: str, subject: object, lane: int, name: str) -> object:
+            begun.append((name.removeprefix("planted-"), tool))
+            return SimpleNamespace(tool=tool, judgement=Judgement("clean"))
+
+    race = SimpleNamespace(tool=SKEW, judgement=Judgement("clean"))
+    monkeypatch.setattr(lane, "race", lambda environment, subject: race)
+    monkeypatch.setattr(lane, "_planted_subjects", lambda faults: dict.fromkeys(BY_NAME))
+    with Recorder(tmp_path) as recorder:
+        lane.Lane(cast(Any, Booth()), recorder, TOOLS, 1).plant(FAULTS)
+    wanted = {(name, tool) for name, fault in BY_NAME.items() for tool in fault.tried_under(TOOLS)}
+    assert (set(begun), len(begun)) == (wanted, len(wanted))
+    names = [name for name, _ in begun]
+    tried = sum(bool(fault.tried_under(TOOLS)) for fault in FAULTS)
+    assert len(set(names[:tried])) == tried  # each once, before any of them again
+    cute = [number for number, name in enumerate(names[:tried]) if "cute" in name]
+    assert max(cute) < names.index("planted-split-q-overrun")

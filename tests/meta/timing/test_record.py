@@ -17,6 +17,7 @@ from verify.timing.record import (
     RecordError,
     best,
     best_config,
+    condensed,
     parse,
     read,
     workload_of,
@@ -108,6 +109,20 @@ class TestComparison:
         ]
         assert (found.unasked, [place[0] for place in found.added]) == (2, ["d"])
         assert found.regressed
+
+    def test_rows_that_were_not_reached_are_counted_and_known_to_a_comparison(self) -> None:
+        late = [failed(name, "interrupted") | {"outcome": "left"} for name in "bbc"]
+        new = condensed(record(row("a"), failed("d"), *late))
+        assert [one["variant"] for one in new["rows"]] == ["a", "d"]
+        assert [(one["variant"], one["reason"]) for one in new["left"][-2:]] == [
+            ("b", "2 rows of 1 config: interrupted"),
+            ("c", "1 row of 1 config: interrupted"),
+        ]
+        found = compare(record(row("a"), row("b"), row("e")), new)
+        assert [(place[0], reason) for place, reason in found.gone] == [
+            ("b", "left: 2 rows of 1 config: interrupted")
+        ]
+        assert (found.unasked, found.regressed) == (1, False)
 
     def test_another_device_is_no_regression(self) -> None:
         other = record(row("a", 2e-3), device=DEVICE | {"slug": "elsewhere"})

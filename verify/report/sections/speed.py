@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from verify.document import Block, Figure, Folded, Heading, Paragraph, Section
+from verify.document import Block, Figure, Heading, Paragraph, Section
 from verify.report.beside import Beside, introduced
 from verify.report.schema import Report
 from verify.report.speed_plot import speed_plot
 from verify.timing import page
-from verify.timing.record import Benchmark, fastest
+from verify.timing.record import Benchmark, fastest, trouble
 
 ORDER = 95
 
 
 def section(report: Report, beside: Beside) -> Section | None:
-    """How it was measured, the fastest config of each variant, the device, and all rows; None if
+    """How it was measured, the fastest config of each variant, what failed, and the device; None if
     there is no bench.json."""
     if beside.bench is None and "bench" not in beside.unusable:
         return None
@@ -25,15 +25,15 @@ def section(report: Report, beside: Beside) -> Section | None:
 
 def _blocks(report: Report, record: Benchmark) -> list[Block]:
     sources = {variant["ref"]: variant["source_hash"] for variant in report["variants"]}
-    rows = page.rows(record["rows"], sources)
+    bad = [row for row in record["rows"] if trouble(row)]
     return [
         Paragraph(page.run(record), note=True),
-        page.rows(fastest(record["rows"]), sources),
+        page.rows(fastest(record["rows"]) + bad, sources),
         Paragraph(page.CONVENTIONS, note=True),
         Figure(
             "speed", "TFLOP/s by workload; kernels of torch in grey", partial(speed_plot, record)
         ),
-        Folded(f"All {len(rows.rows)} rows", (rows,)),
+        Paragraph(f"All {len(record['rows'])} rows: bench.md.", note=True),
         Heading("Device"),
         page.peaks(record),
         *page.left(record),

@@ -1,0 +1,145 @@
+// What the forwards for Hopper share, whatever their elements are: threads, registers, an
+// accumulator by row, one chain of products, turns of a ring, which keys a tile of rows sees, and
+// what their producers load.
+//
+// A build defines ELEMENT, HEAD_DIM, BLOCK_M, BLOCK_N and STAGES.
+#pragma once
+
+#include "tuple_types.cuh"
+
+#include <cuda/std/limits>
+#include <cute/tensor.hpp>
+
+#include "arguments.cuh"
+#include "intervals.cuh"
+
+namespace parts {
+
+using namespace cute;
+using intervals::Interval;
+
+using Element = ELEMENT;
+using HeadDim = Int<HEAD_DIM>;
+using BlockM = Int<BLOCK_M>;
+using BlockN = Int<BLOCK_N>;
+using Stages = Int<STAGES>;
+
+constexpr int kGroup = 128;    // threads of a warpgroup
+constexpr int kConsumers = 2;  // warpgroups, 64 rows each
+constexpr int kThreads = (1 + kConsumers) * kGroup;
+constexpr int kConsumerWarps = kConsumers * kGroup / 32;
+static_assert(BLOCK_M == 64 * kConsumers);
+using Warpgroups = Layout<Shape<Int<kConsumers>, _1, _1>>;
+
+// Registers of a thread after warpgroups have traded them: 168 each at the launch.
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 168 * (1 + kConsumers));
+
+// An accumulator, ((pair, row, columns), M, N), as (all of a lane's rows, all of its columns).
+template <class Accumulator>
+CUTE_HOST_DEVICE auto by_row(Accumulator&& accumulator) {
+  auto layout = accumulator.layout();
+  auto rows = make_layout(get<0, 1>(layout), get<1>(layout));
+  auto columns = make_layout(get<0, 0>(layout), get<0, 2>(layout), get<2>(layout));
+  return make_tensor(accumulator.data(), make_layout(rows, columns));
+}
+
+// c (+)= a b over all k-steps, finished; a and b are (registers or descriptor, k), c is one atom's
+// accumulator.  The fences keep the compiler from moving writes to registers past the products.
+template <class Mma, class A, class B, class C>
+CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A&& a, B&& b, C&& c) {
+  constexpr bool kRegisters = !is_same_v<typename remove_cvref_t<A>::value_type, GmmaDescriptor>;
+  if constexpr (kRegisters) {
+    warpgroup_fence_operand(a);
+  }
+  warpgroup_fence_operand(c);
+  warpgroup_arrive();
+  mma.accumulate_ = first;
+  CUTE_UNROLL
+  for (int k = 0; k < size<1>(a); ++k) {
+    gemm(mma, a(_, k), b(_, k), c);
+    mma.accumulate_ = GMMA::ScaleOut::One;
+  }
+  warpgroup_commit_batch();
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(c);
+  if constexpr (kRegisters) {
+    warpgroup_fence_operand(a);
+  }
+}
+
+// The slot of the t-th tile of a ring, and the parity of the phase that its arrival, or its last
+// read, completes there.
+struct Turn {
+  int slot, parity;
+  CUTE_DEVICE explicit Turn(int t) : slot(t % STAGES), parity(t / STAGES % 2) {}
+};
+
+// The tile of rows of a block.  One grid axis, so that batch x heads may exceed 65535; the last
+// tile first, since causal rows grow longer.
+struct BlockRows {
+  int first_row, head, batch;
+};
+template <class Arguments>
+CUTE_DEVICE BlockRows rows_of(Arguments const& a) {
+  int count = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
+  return {(count - 1 - int(blockIdx.x) % count) * BLOCK_M, int(blockIdx.x) / count % a.heads_q,
+          int(blockIdx.x) / count / a.heads_q};
+}
+
+// What the rows of a tile see: `some` row sees a key outside of which none does, and every row sees
+// all keys of `every`.
+struct Walk {
+  Interval some, every;
+
+  CUTE_HOST_DEVICE int first_block() const { return some.low / BLOCK_N; }
+  CUTE_HOST_DEVICE int blocks() const {
+    return some.low < some.high ? (some.high + BLOCK_N - 1) / BLOCK_N - first_block() : 0;
+  }
+  // Whether a block, which begins at `key`, needs a comparison.
+  CUTE_HOST_DEVICE bool masked(int key) const {
+    return key < every.low || key + BLOCK_N > every.high;
+  }
+  // Whether no row sees some key of it: its value may be NaN, which 0 in P would not hide.
+  CUTE_HOST_DEVICE bool hides(int key) const {
+    return key < some.low || key + BLOCK_N > some.high;
+  }
+};
+
+// The walk of the rows from `first` on, the same in every thread.  Each warp finds it on its own:
+// its lanes take the rows in turn.
+template <class Arguments>
+CUTE_DEVICE Walk walk_of(Arguments const& a, int batch, int first) {
+  constexpr int kMost = cuda::std::numeric_limits<int>::max();
+  Walk walk{{kMost, 0}, {0, kMost}};
+  for (int i = int(threadIdx.x) % 32; i < BLOCK_M; i += 32) {
+    Interval seen = intervals::seen_by(a, batch, first + i);
+    bool empty = seen.low >= seen.high;
+    if (!empty) {
+      walk.some = {min(walk.some.low, seen.low), max(walk.some.high, seen.high)};
+    }
+    walk.every = {max(walk.every.low, seen.low), empty ? 0 : min(walk.every.high, seen.high)};
+  }
+  constexpr unsigned kWarp = 0xffffffff;
+  return {{__reduce_min_sync(kWarp, walk.some.low), __reduce_max_sync(kWarp, walk.some.high)},
+          {__reduce_max_sync(kWarp, walk.every.low), __reduce_min_sync(kWarp, walk.every.high)}};
+}
+
+// The scores of a block that begins at `key`, by row: -inf where a row does not see the key.
+// place: (row, key) of each x.
+template <class X, class Place>
+CUTE_DEVICE void hide_scores(X& x, Place const& place, Interval const* seen, int key) {
+  CUTE_UNROLL
+  for (int r = 0; r < size<0>(x); ++r) {
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(x); ++c) {
+      int column = key + get<1>(place(r, c));
+      if (column < seen[r].low || column >= seen[r].high) {
+        x(r, c) = -cuda::std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+}
+
+}  // namespace parts
