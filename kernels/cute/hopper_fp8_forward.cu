@@ -34,6 +34,9 @@ struct alignas(1024) Shared {
 
 constexpr int kTransposers = kGroup / 32 - 1;  // warps of the producer, but for the first
 
+// Whether scores of the next block begin while P V of this one goes on: where registers hold both.
+constexpr bool kAhead = HEAD_DIM <= 128;
+
 // The other warps of the producer: V of every tile transposed, as soon as both slots are free.
 CUTE_DEVICE void turn_values(Shared& shared, Walk const& walk) {
   int warp = int(threadIdx.x) / 32 - 1;
@@ -136,20 +139,21 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
   clear(row_sum);
   clear(acc);
 
-  if (blocks > 0) {
-    wait_barrier(shared.q_here, 0);
-  }
-  for (int t = 0; t < blocks; ++t) {
+  auto begin_scores = [&](int t) {
     Turn turn(t);
-    int key = first_key + t * BLOCK_N;
-
     wait_barrier(shared.k_here[turn.slot], turn.parity);
-    multiply(MmaS{}, GMMA::ScaleOut::Zero, operand_q(_, 0, _), operand_k(_, 0, _, turn.slot),
-             scores(_, 0, 0));
+    begin_product(MmaS{}, GMMA::ScaleOut::Zero, operand_q(_, 0, _), operand_k(_, 0, _, turn.slot),
+                  scores(_, 0, 0));
+  };
+  auto finish_scores = [&](int t) {
+    finish_product<0>(scores);
     if (signals) {
-      arrive_barrier(shared.k_read[turn.slot]);
+      arrive_barrier(shared.k_read[Turn(t).slot]);
     }
-
+  };
+  // Scores become P.
+  auto weigh_keys = [&](int t) {
+    int key = first_key + t * BLOCK_N;
     if (sign != 1.0f) {
       CUTE_UNROLL
       for (int i = 0; i < size(scores); ++i) {
@@ -161,7 +165,11 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
     }
     weigh(x, o, factor, row_max, row_sum);
     to_left_operand(scores, operand_p);
-
+  };
+  // O of a block; ahead: the next block's scores begin before.
+  auto add_values = [&](int t, auto ahead) {
+    constexpr bool kNext = decltype(ahead)::value;
+    Turn turn(t);
     wait_barrier(shared.vt_here[turn.slot], turn.parity);
     CUTE_UNROLL
     for (int n = 0; n < size<2>(acc); ++n) {
@@ -169,17 +177,49 @@ CUTE_DEVICE void consume(Arguments const& a, Shared& shared, BlockRows tile) {
       if constexpr (PROMOTED) {
         // The tensor cores keep 13 bits of a sum, so a block's begins at zero.
         Tensor sums = partition_fragment_C(MmaO{}, Shape<BlockM, Part>{});
-        multiply(MmaO{}, GMMA::ScaleOut::Zero, operand_p(_, 0, _), values, sums(_, 0, 0));
+        begin_product(MmaO{}, GMMA::ScaleOut::Zero, operand_p(_, 0, _), values, sums(_, 0, 0));
+        if constexpr (kNext) {
+          begin_scores(t + 1);
+        }
+        finish_product<kNext>(sums, operand_p);
         CUTE_UNROLL
         for (int i = 0; i < size(sums); ++i) {
           acc(i + n * size(sums)) += sums(i);
         }
       } else {
-        multiply(MmaO{}, GMMA::ScaleOut::One, operand_p(_, 0, _), values, acc(_, 0, n));
+        begin_product(MmaO{}, GMMA::ScaleOut::One, operand_p(_, 0, _), values, acc(_, 0, n));
+        if constexpr (kNext) {
+          begin_scores(t + 1);
+        }
+        finish_product<kNext>(acc, operand_p);
       }
     }
     if (signals) {
       arrive_barrier(shared.vt_read[turn.slot]);
+    }
+  };
+
+  if (blocks > 0) {
+    wait_barrier(shared.q_here, 0);
+  }
+  if constexpr (kAhead) {
+    if (blocks > 0) {
+      begin_scores(0);
+      finish_scores(0);
+      for (int t = 0; t + 1 < blocks; ++t) {
+        weigh_keys(t);
+        add_values(t, true_type{});
+        finish_scores(t + 1);
+      }
+      weigh_keys(blocks - 1);
+      add_values(blocks - 1, false_type{});
+    }
+  } else {
+    for (int t = 0; t < blocks; ++t) {
+      begin_scores(t);
+      finish_scores(t);
+      weigh_keys(t);
+      add_values(t, false_type{});
     }
   }
 

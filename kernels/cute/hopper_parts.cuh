@@ -45,10 +45,11 @@ CUTE_HOST_DEVICE auto by_row(Accumulator&& accumulator) {
   return make_tensor(accumulator.data(), make_layout(rows, columns));
 }
 
-// c (+)= a b over all k-steps, finished; a and b are (registers or descriptor, k), c is one atom's
-// accumulator.  The fences keep the compiler from moving writes to registers past the products.
+// Begin c (+)= a b over all k-steps; a and b are (registers or descriptor, k), c is one atom's
+// accumulator.  The fences keep the compiler from moving what is written to registers past the
+// products.
 template <class Mma, class A, class B, class C>
-CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A&& a, B&& b, C&& c) {
+CUTE_DEVICE void begin_product(Mma mma, GMMA::ScaleOut first, A&& a, B&& b, C&& c) {
   constexpr bool kRegisters = !is_same_v<typename remove_cvref_t<A>::value_type, GmmaDescriptor>;
   if constexpr (kRegisters) {
     warpgroup_fence_operand(a);
@@ -62,10 +63,24 @@ CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A&& a, B&& b, C&& c) {
     mma.accumulate_ = GMMA::ScaleOut::One;
   }
   warpgroup_commit_batch();
-  warpgroup_wait<0>();
-  warpgroup_fence_operand(c);
-  if constexpr (kRegisters) {
-    warpgroup_fence_operand(a);
+}
+
+// Wait until all products but the latest `later` ones are finished; operands: of those that are,
+// registers that are read or written next.
+template <int later, class... Operands>
+CUTE_DEVICE void finish_product(Operands&&... operands) {
+  warpgroup_wait<later>();
+  (warpgroup_fence_operand(operands), ...);
+}
+
+// A product from its beginning to its end.
+template <class Mma, class A, class B, class C>
+CUTE_DEVICE void multiply(Mma mma, GMMA::ScaleOut first, A&& a, B&& b, C&& c) {
+  begin_product(mma, first, a, b, c);
+  if constexpr (is_same_v<typename remove_cvref_t<A>::value_type, GmmaDescriptor>) {
+    finish_product<0>(c);
+  } else {
+    finish_product<0>(c, a);
   }
 }
 

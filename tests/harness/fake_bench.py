@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.harness.fake_campaign import DEVICE
-from verify.timing.record import Benchmark, Row, Shape, best
+from verify.timing.record import Benchmark, Row, Shape
 
 SHAPE: Shape = {
     "direction": "forward",
@@ -82,7 +82,6 @@ def record(*rows: Row, **changes: Any) -> Benchmark:
         "locked_mhz": None,
         "seconds": 61.5,
         "rows": list(rows),
-        "best": best(rows),
         "left": [
             {
                 "variant": "ptx-split-q",

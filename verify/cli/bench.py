@@ -92,7 +92,7 @@ def suite(seconds: float, workers: str, select: str) -> int:
     "--best",
     "only_best",
     is_flag=True,
-    help="Only the configs that the last bench.json names fastest.",
+    help="Of each variant and workload only the fastest config, as short trials find it.",
 )
 @click.option(
     "--continue",

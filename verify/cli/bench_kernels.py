@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from verify.timing.record import (
     Place,
     RecordError,
     Row,
-    best,
     condensed,
     fastest,
     name_of,
@@ -40,6 +40,7 @@ from verify.timing.record import (
     write,
 )
 from verify.timing.session import INTERRUPTED, Candidate, Rules, Session, flagged
+from verify.timing.trials import ordered, tried
 from verify.variant import Declaration
 
 _PATIENCE = 60.0  # seconds for one peak
@@ -61,9 +62,9 @@ def bench_kernels(request: Request, console: Console) -> int:
         say(console, f"verify: --lock-clocks: {error}")
         return USAGE
     except RecordError as error:
-        say(console, f"verify: --best, --continue: {error}")
+        say(console, f"verify: --continue: {error}")
         return USAGE
-    if not record["best"]:
+    if not fastest(record["rows"]):
         _show(record, console)
         say(console, "nothing was timed, and nothing written: verify run judges kernels")
         return INFRASTRUCTURE
@@ -80,9 +81,8 @@ def bench_kernels(request: Request, console: Console) -> int:
 def _measured(request: Request, declarations: Sequence[Declaration], console: Console) -> Benchmark:
     found = device.fingerprint()
     last = last_record(request)
-    candidates, left = select(request, declarations, judged(declarations, found), last)
+    candidates, left = select(request, declarations, judged(declarations, found))
     kept = _kept(request, last, candidates, found) if request.resume and last is not None else {}
-    candidates = [one for one in candidates if _place(one) not in kept]
     record: Benchmark = {
         "schema": 1,
         "run": new_run_id(),
@@ -96,14 +96,14 @@ def _measured(request: Request, declarations: Sequence[Declaration], console: Co
         "locked_mhz": request.lock_mhz,
         "seconds": 0.0,
         "rows": list(kept.values()),
-        "best": best(kept.values()),
         "left": left,
+        "trials": [],
     }
     if last is not None and kept:  # what is timed now is beside these
         record |= {name: last[name] for name in ("protocol", "units", "peaks")}  # type: ignore[typeddict-item]
-    if candidates:
+    if any(_place(one) not in kept for one in candidates):
         record["peaks"], record["units"] = _peaks(console)
-        _time(request, candidates, record, console)
+        _time(request, candidates, last, record, console)
     return record
 
 
@@ -137,31 +137,51 @@ def _peaks(console: Console) -> tuple[list[Peak], dict[str, int]]:
 
 
 def _time(
-    request: Request, candidates: Sequence[Candidate], record: Benchmark, console: Console
+    request: Request,
+    candidates: Sequence[Candidate],
+    last: Benchmark | None,
+    record: Benchmark,
+    console: Console,
 ) -> None:
-    """Time the candidates, and put the rows and how they were timed into the record."""
+    """Time the candidates that the record has no row of, and put the rows and how they were timed
+    into it."""
     total = request.suite.total if request.total is None else request.total
     rules = Rules(calls=request.calls, row_seconds=request.suite.row_seconds, total=total)
     fork_server = ForkServer(environment())
     session = Session(fork_server, rules, peaks.matrix_peaks(record["peaks"]))
     rows = list(record["rows"])
-    whole = len(rows) + len(candidates)
+    kept = set(map(place_of, rows))
     try:
         begun = time.monotonic()
-        session.prepare(candidates, max(1, min(_MOST_PROCESSES, cores())))
+        session.prepare(
+            [one for one in candidates if _place(one) not in kept],
+            max(1, min(_MOST_PROCESSES, cores())),
+        )
+        loaded = time.monotonic()
+        limit = None if total is None else total / 3
+        record["trials"] = tried(session, candidates, last, limit)
+        wanted = ordered(
+            candidates,
+            {**(last or record), "trials": record["trials"]},
+            only_best=request.only_best,
+        )
+        wanted = [one for one in wanted if _place(one) not in kept]
         console.print(
-            f"{len(candidates)} rows; loaded and compiled in {time.monotonic() - begun:.0f} s",
+            f"{len(wanted)} rows; loaded and compiled in {loaded - begun:.0f} s, configs tried in"
+            f" {time.monotonic() - loaded:.0f} s",
             highlight=False,
         )
+        if total is not None:
+            session.rules = replace(rules, total=total - (time.monotonic() - loaded))
+        whole = len(rows) + len(wanted)
         with console.status("timing") as status:
-            for row in session.rows(candidates):
+            for row in session.rows(wanted):
                 rows.append(row)
                 status.update(f"timing: {len(rows)} of {whole}, {row['variant']}")
     finally:
         session.close()
         fork_server.close()
     record["rows"] = flagged(rows)
-    record["best"] = best(record["rows"])
     record["protocol"] = {
         "calls": rules.calls,
         "warmups": rules.warmups,

@@ -10,7 +10,7 @@ from pathlib import Path
 from verify.campaign.judged import Judged
 from verify.campaign.targets import excludes_here
 from verify.problem import Problem
-from verify.timing.record import Benchmark, Left, RecordError, best_config, read
+from verify.timing.record import Benchmark, Left, RecordError, read
 from verify.timing.session import CALLS, Candidate
 from verify.timing.workloads import Suite, Workload
 from verify.variant import Config, Declaration
@@ -29,8 +29,7 @@ class Request:
     expression: as pytest -k, over "variant-config-dtype".
     dtype: of the inputs; None: float16, or what the variant has.
     total: seconds for all rows; None: the suite's.
-    only_best: of each variant and workload only the config that the folder's bench.json names
-    fastest.
+    only_best: of each variant and workload only the fastest config.
     resume: keep the rows that the folder's bench.json timed of the same sources.
     """
 
@@ -49,12 +48,11 @@ class Request:
 
 
 def last_record(request: Request) -> Benchmark | None:
-    """The record in the request's folder, or None.  Raises RecordError where only_best or resume
-    needs one."""
+    """The record in the request's folder, or None.  Raises RecordError where resume needs one."""
     try:
         return read(request.folder)
     except RecordError:
-        if request.only_best or request.resume:
+        if request.resume:
             raise
         return None
 
@@ -63,12 +61,11 @@ def select(
     request: Request,
     declarations: Sequence[Declaration],
     known: Judged,
-    last: Benchmark | None = None,
 ) -> tuple[list[Candidate], list[Left]]:
     """What is timed, in the order in which it matters, and what is not and why.
 
-    Workload by workload come torch's references, and of every other variant the config that the
-    last record names fastest, or else its first one; then, workload by workload, all other configs.
+    Workload by workload come torch's references, and of every other variant its first config; then,
+    workload by workload, all other configs.
     """
     ranked: list[tuple[tuple[bool, int, int, int], Candidate]] = []
     left: list[Left] = []
@@ -90,9 +87,7 @@ def select(
                 left.append(_left(declaration, refused, config.name, dtype))
         place = request.suite.workloads.index
         for workload, problem in workloads:
-            name = best_config(last, declaration.ref, dtype, workload)
-            wanted = sorted(configs, key=lambda config: config.name != name)
-            for rank, config in enumerate(wanted[:1] if request.only_best else wanted):
+            for rank, config in enumerate(configs):
                 key = rank > 0, place(workload), _reference(declaration.ref), rank
                 ranked.append((key, Candidate(declaration, config, dtype, workload, problem)))
     return [candidate for _, candidate in sorted(ranked, key=lambda pair: pair[0])], left

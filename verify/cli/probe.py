@@ -69,7 +69,7 @@ def probe(request: Request, as_json: bool) -> int:
     report = measure(request, console)
     accuracy.render_again(request.folder)
     if as_json:
-        click.echo(dumps(as_data(report), indent=1))
+        click.echo(dumps(as_data(report), depth=4))
     else:
         _show(report, console)
     console.print(f"report: {request.folder / PAGE}", highlight=False)

@@ -63,6 +63,9 @@ else:
         NumberOrText.register(_kind)
 
 
+_SHORT = 120  # characters that stay in one line
+
+
 class ShapeError(ValueError):
     """Data that has not the declared shape; the message begins with the path to the place."""
 
@@ -86,12 +89,27 @@ def encode(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value: {value!r}")
 
 
-def dumps(value: Any, *, indent: int | None = None) -> str:
-    """`encode`d value as text; one line unless indented, and the same text for equal values."""
-    separators = (",", ":") if indent is None else (",", ": ")
-    return json.dumps(
-        encode(value), allow_nan=False, ensure_ascii=False, indent=indent, separators=separators
+def dumps(value: Any, *, depth: int = 0) -> str:
+    """`encode`d value as text, the same for equal values.
+
+    depth: objects and arrays down to it have a line per item, indented, unless they are short: a
+    change is a small diff in git, without a line per number, nor a blank beside each.
+    """
+    return _lines(encode(value), 0, depth)
+
+
+def _lines(data: Any, at: int, depth: int) -> str:
+    flat = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    if len(flat) <= _SHORT or at >= depth or not isinstance(data, dict | list):
+        return flat
+    inner, outer = "\n" + " " * (at + 1), "\n" + " " * at
+    if isinstance(data, list):
+        return "[" + ",".join(inner + _lines(item, at + 1, depth) for item in data) + outer + "]"
+    items = (
+        f"{json.dumps(key, ensure_ascii=False)}: {_lines(item, at + 1, depth)}"
+        for key, item in data.items()
     )
+    return "{" + ",".join(inner + item for item in items) + outer + "}"
 
 
 def loads(text: str | bytes) -> Any:

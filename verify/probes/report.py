@@ -229,7 +229,7 @@ def write(report: ProbeReport, folder: Path, page: str) -> list[Path]:
     """Write probes.json and probes.md, which is `page`, into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "probes.json", folder / PAGE]
-    paths[0].write_text(dumps(as_data(report), indent=1) + "\n", encoding="utf-8")
+    paths[0].write_text(dumps(as_data(report), depth=4) + "\n", encoding="utf-8")
     paths[1].write_text(page, encoding="utf-8")
     return paths
 

@@ -81,7 +81,7 @@ def keep(folder: Path, new: Profiles) -> Path:
     whole = {_key(one): one for one in (*(old["profiles"] if same else ()), *new["profiles"])}
     folder.mkdir(parents=True, exist_ok=True)
     record: Profiles = {**new, "profiles": [whole[key] for key in sorted(whole)]}
-    path.write_text(dumps(record, indent=1) + "\n", encoding="utf-8")
+    path.write_text(dumps(record, depth=4) + "\n", encoding="utf-8")
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,12 @@ from verify.evidence import strict_json
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.report.schema import SCHEMA_VERSION, Report, ReportError
 
-_DEEPEST = 6
-_SHORT = 120
+_DTYPES = 6  # the depth at which the dtypes of a variant are
 
 
 def dumps(report: Report) -> str:
     """The text of report.json: strict JSON, equal for equal reports."""
-    # Indented to the depth of a variant's dtypes and compact below: small diffs in git, without a
-    # line per number, nor a blank beside each.
-    return _indent(strict_json.encode(report), 0) + "\n"
+    return strict_json.dumps(report, depth=_DTYPES) + "\n"
 
 
 def read(path: Path | str) -> Report:
@@ -73,17 +69,3 @@ def parse(data: Any) -> Report:
         variant["numerics"] = in_parts(variant["numerics"], FORWARD)
         variant["gradients"] = variant["gradients"] and in_parts(variant["gradients"], BACKWARD)
     return report
-
-
-def _indent(data: Any, depth: int) -> str:
-    flat = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    if len(flat) <= _SHORT or depth >= _DEEPEST or not isinstance(data, dict | list):
-        return flat
-    inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
-    if isinstance(data, list):
-        return "[" + ",".join(inner + _indent(item, depth + 1) for item in data) + outer + "]"
-    items = (
-        f"{json.dumps(key, ensure_ascii=False)}: {_indent(item, depth + 1)}"
-        for key, item in data.items()
-    )
-    return "{" + ",".join(inner + item for item in items) + outer + "}"

@@ -15,6 +15,8 @@ ROWS = (
     *("TFLOP/s", "of peak", "op/B", "first of O (dV)", "build"),
 )
 _BRIEF = ("workload", "variant", "config", "dtype", "median", "TFLOP/s", "of peak", ROWS[11])
+_KIND = ("direction", "mask", "batch", "heads", "head_dim")
+_OTHER = "another source than this report's"
 CONVENTIONS = (
     f"TFLOP/s: 4 B H Sq Skv D operations forward, times {CAUSAL:g} if causal, times {BACKWARD:g}"
     " backward. Of peak: of the device's fastest matrix product of that input dtype, measured in"
@@ -64,8 +66,12 @@ def _clocks(record: Benchmark) -> str:
 def _sections(record: Benchmark) -> Iterator[doc.Section]:
     note = doc.Paragraph(CONVENTIONS, note=True)
     yield doc.Section("Device", "device", (peaks(record),))
-    yield doc.Section("Fastest configs", "fastest", (rows(fastest(record["rows"])), note))
-    yield doc.Section("All rows", "rows", (rows(record["rows"]),))
+    best = fastest(record["rows"])
+    yield doc.Section("TFLOP/s by length", "lengths", (*by_length(record), note))
+    yield doc.Section("Fastest configs", "fastest", (rows(best),))
+    others = [row for row in record["rows"] if not any(row is one for one in best)]
+    if others:
+        yield doc.Section("Other configs", "others", (rows(others),))
     if record["left"]:
         yield doc.Section("Not timed", "left", left(record))
 
@@ -81,6 +87,48 @@ def peaks(record: Benchmark) -> doc.Table:
         for name, value in record["units"].items()
     ]
     return doc.Table(("unit", "rate or size", "how"), (*measured, *told))
+
+
+def by_length(record: Benchmark, sources: Mapping[str, str] | None = None) -> tuple[doc.Block, ...]:
+    """TFLOP/s of each variant's fastest config: a table for each direction, mask, batch, heads
+    and head dim; the fastest at the longest length first.  Arguments as those of `rows`."""
+    groups: dict[tuple[object, ...], dict[tuple[str, str], dict[int, Row]]] = {}
+    for row in sorted(fastest(record["rows"]), key=lambda row: workload_of(row["workload"])):
+        of = row["workload"]
+        group = (*(of[name] for name in _KIND),)  # type: ignore[literal-required]
+        names = row["variant"], row["dtype"]
+        groups.setdefault(group, {}).setdefault(names, {})[int(of["seqlen"])] = row
+    return tuple(
+        block for group, found in groups.items() for block in _lengths(group, found, sources or {})
+    )
+
+
+def _lengths(
+    group: tuple[object, ...],
+    found: Mapping[tuple[str, str], Mapping[int, Row]],
+    sources: Mapping[str, str],
+) -> Iterator[doc.Block]:
+    lengths = sorted({length for rows in found.values() for length in rows})
+
+    def order(names: tuple[str, str]) -> list[float]:
+        rows = found[names]
+        return [-rows[at]["tflops"] if at in rows else 0.0 for at in reversed(lengths)]
+
+    shown: list[doc.Row] = []
+    for variant, dtype in sorted(found, key=order):
+        rows = found[variant, dtype]
+        old = any(_other_source(row, sources) for row in rows.values())
+        name = doc.Span(f"{variant}: {_OTHER}" if old else variant, "bad" if old else "strong")
+        cells = (rows[at]["tflops"] if at in rows else None for at in lengths)
+        numbers = (doc.Number(one, text.NONE if one is None else text.number(one)) for one in cells)
+        shown.append((name, dtype, *numbers))
+    direction, mask, batch, heads, head_dim = group
+    yield doc.Heading(f"{direction}, {mask}: batch {batch}, {heads} heads, head dim {head_dim}")
+    yield doc.Table(("variant", "dtype", *(f"N = {length}" for length in lengths)), tuple(shown))
+
+
+def _other_source(row: Row, sources: Mapping[str, str]) -> bool:
+    return sources.get(row["variant"]) not in (None, row["source_hash"])
 
 
 def rows(
@@ -120,8 +168,8 @@ def _row(row: Row, sources: Mapping[str, str]) -> doc.Row:
     band = f"{text.seconds(seconds['p10'])} to {text.seconds(seconds['p90'])}"
     first = ", ".join(f"{value:.4g}" for value in row["first"][:3])
     build: doc.Line = doc.Span(row["build"], "code") if row["build"] else text.NONE
-    if sources.get(row["variant"]) not in (None, row["source_hash"]):
-        build = doc.Span("another source than this report's", "bad")
+    if _other_source(row, sources):
+        build = doc.Span(_OTHER, "bad")
     return (
         *names,
         doc.seconds(seconds["median"]),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal, NotRequired, TypedDict
+from typing import Final, Literal, NotRequired, TypedDict, cast
 
 from verify.brief import counted, short
 from verify.evidence.strict_json import Free, Integer, Number, decode, dumps, loads
@@ -108,13 +108,19 @@ class Left(TypedDict):
     reason: str
 
 
-class Best(TypedDict):
-    """The fastest config of a variant on one workload, among those with passing verdicts."""
+class Trial(TypedDict):
+    """A short trial of a variant's configs, by which the first one is chosen for all workloads of
+    the same direction, head dim and mask.
+
+    workload: on which they were tried.  seconds: median of a few calls by config; those that did
+    not work are not there.
+    """
 
     variant: str
+    source_hash: str
     dtype: str
-    config: str
     workload: Shape
+    seconds: dict[str, Number]
 
 
 class Protocol(TypedDict):
@@ -128,7 +134,10 @@ class Protocol(TypedDict):
 
 
 class Benchmark(TypedDict):
-    """One run.  clocks: before and after it; locked_mhz: null where clocks were not locked."""
+    """One run.  clocks: before and after it; locked_mhz: null where clocks were not locked.
+
+    trials: of variants with several configs.  best: only in records of an earlier version.
+    """
 
     schema: Literal[1]
     run: str
@@ -142,8 +151,9 @@ class Benchmark(TypedDict):
     locked_mhz: Integer | None
     seconds: Number
     rows: list[Row]
-    best: list[Best]
     left: list[Left]
+    trials: NotRequired[list[Trial]]
+    best: NotRequired[list[Free]]
 
 
 def shape_of(workload: Workload) -> Shape:
@@ -191,24 +201,32 @@ def fastest(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def best(rows: Iterable[Row]) -> list[Best]:
-    """The fastest config of each variant and dtype on each workload."""
-    return [
-        {name: row[name] for name in ("variant", "dtype", "config", "workload")}  # type: ignore[misc]
-        for row in fastest(rows)
-    ]
-
-
 def best_config(
     record: Benchmark | None, variant: str, dtype: str, workload: Workload
 ) -> str | None:
-    """The config that a record names fastest, or None."""
-    found: Sequence[Best] = [] if record is None else record["best"]
-    for one in found:
-        if (one["variant"], one["dtype"]) == (variant, dtype) and (
-            workload_of(one["workload"]) == workload
-        ):
-            return one["config"]
+    """The config that a record found fastest on this workload, by their rows if it timed several,
+    or else by a trial of this direction, head dim and mask; or the one that it timed, or None."""
+    if record is None:
+        return None
+    rows = [
+        row
+        for row in record["rows"]
+        if (row["variant"], row["dtype"]) == (variant, dtype)
+        and workload_of(row["workload"]) == workload
+    ]
+    timed = [row["config"] for row in fastest(rows)]
+    tried = chosen(record.get("trials", ()), variant, dtype, workload)
+    if len({row["config"] for row in rows}) > 1 and timed:
+        return timed[0]
+    return tried or next(iter(timed), None)
+
+
+def chosen(trials: Iterable[Trial], variant: str, dtype: str, workload: Workload) -> str | None:
+    """The fastest config of the trial that stands for this workload, or None if there is none."""
+    for one in trials:
+        tried = workload_of(one["workload"])
+        if (one["variant"], one["dtype"]) == (variant, dtype) and tried.kind == workload.kind:
+            return min(one["seconds"], key=lambda config: float(one["seconds"][config]))
     return None
 
 
@@ -229,7 +247,7 @@ def parse(text: str) -> Benchmark:
 
 
 def condensed(record: Benchmark) -> Benchmark:
-    """The record as it is kept: values of O to six digits, and no rows that were not tried.  `left`
+    """The record as it is kept: numbers to six digits, and no rows that were not tried.  `left`
     counts these by variant and dtype: a suite has thousands, and short runs reach hundreds."""
     tried, configs = [], defaultdict[tuple[str, str, str], list[str]](list)
     for row in record["rows"]:
@@ -249,16 +267,21 @@ def condensed(record: Benchmark) -> Benchmark:
 def _short(row: Row) -> Row:
     if row["outcome"] != "timed":
         return row
-    first, last, rms = (
-        [short(value, 6) for value in values] for values in (row["first"], row["last"], row["rms"])
-    )
-    return {**row, "first": first, "last": last, "rms": rms}
+    return cast(Row, _rounded(row))
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return short(value, 6)
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def write(record: Benchmark, folder: Path, page: str) -> list[Path]:
     """Write bench.json and bench.md, which is `page`, into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / NAME, folder / "bench.md"]
-    paths[0].write_text(dumps(record, indent=1) + "\n", encoding="utf-8")
+    paths[0].write_text(dumps(record, depth=2) + "\n", encoding="utf-8")
     paths[1].write_text(page, encoding="utf-8", errors="backslashreplace")
     return paths

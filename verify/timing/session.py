@@ -56,12 +56,15 @@ class Rules:
     there are fewer where one is long (at least LEAST); total: seconds for all rows, or None."""
 
     calls: int = CALLS
-    row_seconds: float = 2.0
+    row_seconds: float = 0.5
     total: float | None = None
 
     @property
     def warmups(self) -> int:
         return max(1, self.calls * WARMUPS // CALLS)
+
+
+TRIAL = Rules(calls=8, row_seconds=0.05)
 
 
 @dataclass
@@ -121,17 +124,22 @@ class Session:
                 stopped = f"the {total:g} s for all rows were over"
             if not stopped:
                 try:
-                    yield self._timed(candidate)
+                    yield self._timed(candidate, self.rules)
                     continue
                 except KeyboardInterrupt:
                     stopped = INTERRUPTED
             yield self._row(candidate, "left", stopped)
 
-    def _timed(self, candidate: Candidate) -> Row:
+    def trial(self, candidate: Candidate) -> float | None:
+        """Seconds of a call, the median of a few; None where it does not work."""
+        row = self._timed(candidate, TRIAL)
+        return row["seconds"]["median"] if row["outcome"] == "timed" else None
+
+    def _timed(self, candidate: Candidate, rules: Rules) -> Row:
         declaration = candidate.declaration
         cell = self._cells[declaration.ref]
         try:
-            reply = cell.time(declaration.path, _request(candidate, self.rules))
+            reply = cell.time(declaration.path, _request(candidate, rules))
         except InfrastructureError as error:
             reply = Reply("crash", str(error))
         if reply.status == "unsupported":

@@ -49,6 +49,11 @@ class Workload:
         return f"{self.direction} {self.shape} {self.mask}"
 
     @property
+    def kind(self) -> tuple[Direction, int, Mask]:
+        """What decides which config is fast, beside the lengths."""
+        return self.direction, self.head_dim, self.mask
+
+    @property
     def scores(self) -> float:
         """Scores that count: all of a full mask, half of them of a causal one."""
         share = CAUSAL if self.mask == "causal" else 1.0
@@ -106,7 +111,7 @@ class Suite:
     """
 
     workloads: tuple[Workload, ...]
-    row_seconds: float = 2.0
+    row_seconds: float = 0.5
     total: float | None = None
     torch_variants: frozenset[str] | None = None
 

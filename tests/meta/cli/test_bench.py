@@ -25,6 +25,7 @@ from verify.machine import device
 from verify.probes.worker import Answer, Job
 from verify.report import build, write
 from verify.timing.record import read, shape_of
+from verify.timing.trials import ordered
 from verify.timing.workloads import SUITES, Suite, of_shapes
 from verify.variant import Declaration
 
@@ -121,17 +122,41 @@ def test_configs_with_passing_verdicts_are_timed(
     assert {row["differs"] for row in record["rows"]} == {""}
     refused = [(left["config"], left["reason"]) for left in record["left"]]
     assert refused == [("m64", "not judged: no passing verdict of this source")] * 2
-    best = {(one["variant"], one["config"]) for one in record["best"]}
-    assert (f"{one}@one", "m16") in best
+    assert {(one["variant"], one["workload"]["mask"]) for one in record["trials"]} == {
+        (f"{path}@{path.stem}", mask) for path in (one, other) for mask in ("full", "causal")
+    }
+    assert {tuple(one["seconds"]) for one in record["trials"]} == {("m16", "m32")}
     assert [peak["name"] for peak in record["peaks"]] == ["copy", "matmul float32"]
     out = capsys.readouterr().out
     for said in ("TFLOP/s", "(1, 2, 32, 8)", "not judged", "bench.md"):
         assert said in out
     assert "matmul float32" in (folder() / "bench.md").read_text(encoding="utf-8")
     assert (folder() / "bench.svg").read_text(encoding="utf-8").startswith("<svg")
-    # the tuner's choice alone, the first time with a record and then without
-    assert bench(one, *FEW, "--direction", "forward", "--best", "--mask", "full") == 0
-    assert [row["config"] for row in read(folder())["rows"]] == ["m16"]
+
+
+def test_a_trial_finds_the_config_that_is_timed_first_or_alone(
+    bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """m16 is slow here: the first config that is listed is not the first one that is timed."""
+    path = Path("one.py").absolute()
+    slow = KERNEL.replace('"m32":\n', '"m16":\n')
+    path.write_text(slow.format(name="one", slow="import time; time.sleep(0.02)", after="pass"))
+    judge(path)
+    asked = path, *FEW, "--direction", "forward"
+    assert bench(*asked) == 0
+    record = read(folder())
+    # m64, as fast as m32, has no verdict: no candidate, and never chosen.
+    assert [row["config"] for row in record["rows"]] == ["m32", "m32", "m16", "m16"]
+    for one in record["trials"]:
+        assert one["seconds"]["m16"] > 0.02 > one["seconds"]["m32"]
+    assert bench(*asked, "--best", "--mask", "full") == 0
+    assert [row["config"] for row in read(folder())["rows"]] == ["m32"]
+    # What was tried of this source is not tried again; of another source it is.
+    monkeypatch.setattr("verify.timing.session.Session.trial", lambda self, candidate: 1 / 0)
+    assert bench(*asked, "--best", "--mask", "full") == 0
+    (folder() / "bench.json").unlink()
+    with pytest.raises(ZeroDivisionError):
+        bench(*asked, "--best")
 
 
 def test_a_cut_run_goes_on(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,8 +172,10 @@ def test_a_cut_run_goes_on(bench: Callable[..., int], capsys: pytest.CaptureFixt
     assert rows[0] == first, "what was timed is not timed again"
     assert len(rows) == 4
     assert {row["outcome"] for row in rows} == {"timed"}
-    # The fastest on record comes first on its workload, and the others last.
-    assert [row["config"] for row in rows[1:]] == ["m16", "m16", "m32"]
+    # The config that a trial found fastest comes first on each workload, and the other last.
+    best = min(read(folder())["trials"][0]["seconds"].items(), key=lambda item: item[1])[0]
+    assert best in ("m16", "m32")
+    assert sorted(row["config"] for row in rows) == ["m16", "m16", "m32", "m32"]
     # Nothing is kept of another source, or of another count of calls.
     path_of_first.write_text(kept.replace(first["source_hash"], "0" * 16), encoding="utf-8")
     assert bench(*asked, "-k", "m32", "--mask", "full", "--continue") == 0
@@ -167,9 +194,13 @@ def test_rows_are_timed_in_the_order_in_which_they_matter() -> None:
         frozenset((d.ref, c.name, "float16") for d in declarations for c in d.configs), {}
     )
     asked = Request(kernels=(), suite=Suite(shapes), named="own", folder=Path("nowhere"))
-    last = record(row("aaa", config="m64", workload=shape_of(shapes[1])))
-    found, left = select(asked, declarations, known, last)
+    last = record(
+        row("aaa", 2e-3, config="m16", workload=shape_of(shapes[1])),
+        row("aaa", 1e-3, config="m64", workload=shape_of(shapes[1])),
+    )
+    found, left = select(asked, declarations, known)
     assert left == []
+    found = ordered(found, last)
     told = [(one.workload.seqlen, one.declaration.ref, one.config.name) for one in found]
     assert told[:6] == [
         *((32, ref, "m16") for ref in ("torch-flash", "torch-math", "aaa")),
@@ -178,6 +209,10 @@ def test_rows_are_timed_in_the_order_in_which_they_matter() -> None:
     ]
     assert [length for length, _, _ in told[6:]] == [32] * 6 + [64] * 6
     assert len(set(told)) == 18
+    alone = ordered(found, last, only_best=True)
+    assert [(one.workload.seqlen, one.declaration.ref, one.config.name) for one in alone] == told[
+        :6
+    ]
 
 
 def replaced_ref(declaration: Declaration) -> Declaration:
@@ -251,7 +286,7 @@ def test_what_was_timed_before_an_interruption_is_kept(
     timed, time = [], Cell.time
 
     def interrupted(cell: Cell, path: str, request: dict[str, Any]) -> Reply:
-        if request["timing"]["calls"] > 1:  # not the calls that compile
+        if request["timing"]["calls"] == 4:  # not those that compile, nor the trials
             timed.append(request)
         if len(timed) == 2:
             raise KeyboardInterrupt
@@ -262,13 +297,6 @@ def test_what_was_timed_before_an_interruption_is_kept(
     record = read(folder())
     assert [row["outcome"] for row in record["rows"]] == ["timed"]
     assert record["left"][-1]["reason"] == "3 rows of 2 configs: interrupted"
-
-
-def test_best_needs_a_record(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    path = kernel("one")
-    judge(path)
-    assert bench(path, *FEW, "--best") == 2
-    assert "--best, --continue: " in capsys.readouterr().out
 
 
 def test_clocks_that_cannot_be_locked_are_a_usage_error(

@@ -121,6 +121,9 @@ RUNS = {
     "verify bench --suite": of("test_bench", "test_select_dtype_and_time", '"--suite"'),
     "verify bench --seconds": of("test_bench", "test_select_dtype_and_time", '"--seconds"'),
     "verify bench --continue": of("test_bench", "test_a_cut_run_goes_on", '"--continue"'),
+    "verify bench --best": of(
+        "test_bench", "test_a_trial_finds_the_config_that_is_timed_first_or_alone", '"--best"'
+    ),
     "verify sanitize": ci("tox -e sanitizer"),
     "verify sanitize --quick": of(*SANITIZE, '"--quick"'),
     "verify sanitize --require": of(*SANITIZE, '"--require"'),

@@ -53,7 +53,7 @@ def test_the_section_shows_the_numbers(green: Report, tmp_path: Path) -> None:
     part = speed(written(green, tmp_path, bench))
     assert read(tmp_path)["status"] == "green"
     for said in (
-        *("forward (1, 8, 8192, 64) full", "275", "137", "500 µs", "0.25, -0.5, 0.125"),
+        *("forward, full: batch 1, 8 heads", "275", "137", "N = 8192", "head dim 64"),
         *("2 rows of 2 variants timed.", "Not timed on some workload: cute.", "crash: killed by"),
         *("32 warm-ups and 128 timed calls", "L2 flushed", "SM clock 1980 MHz", "no NVRTC"),
         *("700 TFLOP/s", "not judged: no passing verdict", "<svg", "4 B H Sq Skv D"),

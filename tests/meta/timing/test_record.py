@@ -10,14 +10,16 @@ import pytest
 from tests.harness.fake_bench import SHAPE, failed, record, row
 from tests.harness.fake_campaign import DEVICE
 from verify import cli
+from verify.document import Table
 from verify.timing import page
 from verify.timing.compare import compare
 from verify.timing.record import (
     Benchmark,
     RecordError,
-    best,
+    Trial,
     best_config,
     condensed,
+    fastest,
     parse,
     read,
     workload_of,
@@ -64,7 +66,7 @@ def test_the_fastest_config_of_each_variant() -> None:
         failed("a"),
         row("a", 4e-3, config="bf16", dtype="bfloat16"),
     ]
-    assert [(one["dtype"], one["config"]) for one in best(rows)] == [
+    assert [(one["dtype"], one["config"]) for one in fastest(rows)] == [
         ("float16", "fast"),
         ("bfloat16", "bf16"),
     ]
@@ -72,6 +74,44 @@ def test_the_fastest_config_of_each_variant() -> None:
     assert best_config(made, "a", "float16", WORKLOAD) == "fast"
     assert best_config(made, "b", "float16", WORKLOAD) is None
     assert best_config(None, "a", "float16", WORKLOAD) is None
+    assert best_config(made, "a", "bfloat16", WORKLOAD) == "bf16"
+
+
+def test_a_trial_stands_for_all_lengths_of_its_kind() -> None:
+    """Rows of several configs say more than it; a row of one alone says less."""
+    trial: Trial = {
+        "variant": "a",
+        "source_hash": "0123456789abcdef",
+        "dtype": "float16",
+        "workload": {**SHAPE, "seqlen": 4096},
+        "seconds": {"slow": 2e-3, "fast": 1e-3},
+    }
+    other: Trial = {**trial, "workload": {**SHAPE, "mask": "causal"}, "seconds": {"slow": 1e-3}}
+    made = record(row("a", 1e-3, config="slow"), trials=[other, trial])
+    assert best_config(made, "a", "float16", WORKLOAD) == "fast"
+    compared = {**made, "rows": [*made["rows"], row("a", 2e-3, config="fast")]}
+    assert best_config(compared, "a", "float16", WORKLOAD) == "slow"  # type: ignore[arg-type]
+    assert best_config({**made, "trials": []}, "a", "float16", WORKLOAD) == "slow"
+    assert best_config(made, "a", "bfloat16", WORKLOAD) is None
+
+
+def test_tables_by_length() -> None:
+    """One for each batch, heads, head dim, mask and direction; the fastest at the longest first."""
+    made = record(
+        row("a", 1e-3),
+        row("a", 5e-4, workload={**SHAPE, "seqlen": 4096}),
+        row("b", 5e-4, source_hash="of old"),
+        row("b", 7e-4, config="slower"),
+        row("c", workload={**SHAPE, "mask": "causal"}),
+    )
+    full, causal = [one for one in page.by_length(made, {"b": "new"}) if isinstance(one, Table)]
+    assert full.columns == ("variant", "dtype", "N = 4096", "N = 8192")
+    shown = [[getattr(cell, "text", getattr(cell, "value", cell)) for cell in r] for r in full.rows]
+    assert shown == [
+        ["b: another source than this report's", "float16", "–", "275"],
+        ["a", "float16", "275", "137"],
+    ]
+    assert len(causal.rows) == 1
 
 
 class TestComparison:
