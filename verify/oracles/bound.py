@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
 from verify.judging.comparison import Comparison, compare, excess, summary, ulps
@@ -62,9 +63,11 @@ def judge(trial: Trial) -> Ruling:
             size = truth.lse[live].abs().clamp(min=1.0)
             ulp = torch.exp2(torch.floor(torch.log2(size)) - 23)
             measures["lse_ulp"] = float((lse.error[live] / ulp).nan_to_num(nan=torch.inf).max())
+    read: list[RowBlock] = []
+    measures |= forward_measures(trial, read)
     # a case that fails certifies nothing
-    power = forward_power(trial) if finding is None else {}
-    return Ruling(finding, measures | forward_measures(trial) | power)
+    power = forward_power(trial, out.error, read) if finding is None else {}
+    return Ruling(finding, measures | power)
 
 
 def judge_backward(trial: Trial) -> Ruling:

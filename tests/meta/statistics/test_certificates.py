@@ -134,6 +134,25 @@ def test_a_case_that_fails_certifies_nothing() -> None:
     assert not [name for name in found.measures if name.startswith("power_")]
 
 
+@pytest.mark.parametrize(("shift", "sign"), [(6.0, 1), (-6.0, -1)])
+def test_the_lse_moves_with_the_scale_at_least_as_far_as_said(shift: float, sign: int) -> None:
+    """Of rows of scores around `shift`; the response says the direction too."""
+    scores = (
+        torch.randn(500, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        * torch.linspace(0, 2, 500, dtype=torch.float64)[:, None]
+    )
+    scores += shift
+    lse = scores.logsumexp(-1)
+    least = power._least_response(lse, torch.tensor(12.0, dtype=torch.float64))
+    assert bool((least * sign >= 0).all())
+    assert float((least != 0).double().mean()) > 0.9
+    said = least != 0  # of other rows not even the direction is said
+    for e in (1e-4, 0.1, 1.0, -1e-4, -0.1, -1.0):
+        moved = ((scores * (1 + e)).logsumexp(-1) - lse)[said] * math.copysign(1, e) * sign
+        assert bool((moved >= abs(e) * least[said].abs() - 1e-12).all())
+    assert float(power._least_response(torch.tensor(1.0), torch.tensor(9.0))) == 0
+
+
 GRADIENTS = "b=1,hq=2,hkv=2,sq=24,skv=40,d=32,dtype=float16,seed=3"
 
 
