@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from verify.evidence import Verdict
 from verify.problem.case import replay_command
-from verify.report.schema import PowerReport, Report
+from verify.report.campaign_schema import PowerReport
+from verify.report.schema import Report
 
 _PREFIX = "power_"
 FAULTS: Mapping[str, str] = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from verify.document import Number, Paragraph, Row, Section, Span, Table, count
 from verify.report.beside import Beside
+from verify.report.campaign_schema import PowerReport
 from verify.report.power import FAULTS, summary
-from verify.report.schema import PowerReport, Report
+from verify.report.schema import Report
 
 ORDER = 65
 _COLUMNS = (
