@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from references.row_blocks import RowBlock
 from verify.arithmetic.dtypes import dtype_named
 from verify.evidence import Finding
 from verify.judging.comparison import Comparison, compare, excess, summary, ulps
@@ -27,6 +28,7 @@ from verify.judging.trial import Trial
 from verify.oracles import Oracle
 from verify.statistics.forward import forward_measures
 from verify.statistics.gradients import gradient_measures
+from verify.statistics.power import forward_power, gradient_power
 
 
 def judge(trial: Trial) -> Ruling:
@@ -61,7 +63,11 @@ def judge(trial: Trial) -> Ruling:
             size = truth.lse[live].abs().clamp(min=1.0)
             ulp = torch.exp2(torch.floor(torch.log2(size)) - 23)
             measures["lse_ulp"] = float((lse.error[live] / ulp).nan_to_num(nan=torch.inf).max())
-    return Ruling(finding, measures | forward_measures(trial))
+    read: list[RowBlock] = []
+    measures |= forward_measures(trial, read)
+    # a case that fails certifies nothing
+    power = forward_power(trial, out.error, read) if finding is None else {}
+    return Ruling(finding, measures | power)
 
 
 def judge_backward(trial: Trial) -> Ruling:
@@ -78,7 +84,8 @@ def judge_backward(trial: Trial) -> Ruling:
         finding = finding or excess("gradient_bound", name, got, want, bound, compared)
         if truth.best_bounds is not None and number == 0:
             measures |= _leniency(bound, truth.best_bounds[number])
-    return Ruling(finding, measures | gradient_measures(trial))
+    power = gradient_power(trial) if finding is None else {}
+    return Ruling(finding, measures | gradient_measures(trial) | power)
 
 
 def _saved(trial: Trial) -> Finding | None:

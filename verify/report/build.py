@@ -14,7 +14,7 @@ from verify.brief import counted
 from verify.evidence import INAPPLICABLE, Begin, Evidence, VariantEntry, Verdict
 from verify.evidence.flat_numerics import BACKWARD, FORWARD, in_parts
 from verify.evidence.known_failures import Xfails
-from verify.report import contract, merged_runs, pooled, ranking, resources, statistics
+from verify.report import contract, merged_runs, pooled, power, ranking, resources, statistics
 from verify.report.failures import _failing
 from verify.report.merged_runs import several
 from verify.report.schema import (
@@ -81,6 +81,7 @@ def build(
         "not_run": _not_run(evidence),
         "pools": pooled.reports(evidence.verdicts),
         "accuracy": ranking.reports(evidence.verdicts),
+        "power": power.reports(evidence.verdicts),
     }
     if len(starts := merged_runs.starts(runs)) > 1:
         report["runs"] = starts

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from verify.document import Document, Number, Paragraph, Row, Section, Table, markdown, terminal
 from verify.report import statistics, words
+from verify.report.power import FAULTS
 from verify.report.schema import TENSORS, Oracle, Report, ReportError, VariantReport
 
 # Largest values of random draws wander: between two runs of one kernel with different seeds, by
@@ -17,10 +18,16 @@ from verify.report.schema import TENSORS, Oracle, Report, ReportError, VariantRe
 THRESHOLD = 1.25
 # Below these a change is of no interest: a hundredth of the bound; half an ulp of fp32, a correctly
 # rounded LSE; no spill.
-FLOORS = {**{f"r_{name}": 0.01 for name in TENSORS}, "lse_ulp": 0.5, "spill": 0.0}
+FLOORS = {
+    **{f"r_{name}": 0.01 for name in TENSORS},
+    "lse_ulp": 0.5,
+    "spill": 0.0,
+    **{f"power_{fault}": 0.0 for fault in FAULTS},
+}
 
 Place = tuple[str, str, str]  # variant, dtype or arch, oracle
 _COMPILER = "compiler"
+_POWER = "power"
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,9 @@ class ReportComparison:
     (variant, dtype, bin).
 
     An oracle that is not called like its group is named with it: "memory (poison)".  Builds are the
-    places (variant, arch, "compiler"); their measure is what the worst of them spills.
+    places (variant, arch, "compiler"); their measure is what the worst of them spills.  What a
+    campaign certifies to notice is of the places (variant, dtype, "power"): larger is worse, and a
+    class without a certificate any more is infinitely worse.
 
     worse, better: the worst value rose or fell by more than `threshold`.  stale: variants whose
     source hash differs, so that the old report says nothing of the new source.  gone: judged in the
@@ -97,7 +106,10 @@ def compare(old: Report, new: Report, threshold: float = THRESHOLD) -> ReportCom
         raise ReportError(f"threshold: {threshold} is not above 1, the ratio of equal results")
     before, after = ({v["ref"]: v for v in report["variants"]} for report in (old, new))
     both = sorted(before.keys() & after.keys())
-    places = (_places(before[ref] for ref in both), _places(after[ref] for ref in both))
+    places = tuple(
+        _places(found[ref] for ref in both) | _powers(report, both)
+        for found, report in ((before, old), (after, new))
+    )
     bins = (_bins(before[ref] for ref in both), _bins(after[ref] for ref in both))
     shared = sorted(places[0].keys() & places[1].keys())
     changes = [
@@ -154,6 +166,18 @@ def _places(variants: Iterable[VariantReport]) -> dict[Place, _Judged]:
     return found
 
 
+def _powers(report: Report, refs: Iterable[str]) -> dict[Place, _Judged]:
+    """The certified strengths of each (variant, dtype) that has any."""
+    found: dict[Place, _Judged] = {}
+    for one in report.get("power", []):
+        place = (one["variant"], one["dtype"], _POWER)
+        if one["variant"] in refs and one["fault"] in FAULTS:
+            earlier = found.get(place, _Judged(0, 0, {}))
+            worst = earlier.worst | {f"power_{one['fault']}": one["strength"]}
+            found[place] = _Judged(max(earlier.cases, one["cases"]), 0, worst)
+    return found
+
+
 def _by_oracle(oracle: Oracle) -> _Judged:
     worst = {
         f"r_{name}": oracle["tensors"][name]["r"]["maximum"]
@@ -196,9 +220,9 @@ def _passed(judged: _Judged) -> bool:
 
 def _changes(place: Place, old: _Judged, new: _Judged) -> Iterator[Change]:
     for measure, was in old.worst.items():
-        if measure not in new.worst:
+        if measure not in new.worst and place[-1] != _POWER:
             continue
-        now = new.worst[measure]
+        now = new.worst.get(measure, math.inf)
         if statistics.badness(max(was, now, key=statistics.badness)) > (False, FLOORS[measure]):
             yield Change(*place, measure, was, now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from verify.report import words
+from verify.report import power, words
 from verify.report.schema import Report
 from verify.report.states import GRAVE, states
 from verify.report.tables import build_counts
@@ -54,7 +54,7 @@ def variants(report: Report) -> str:
 
 def headline(report: Report) -> str:
     """Known and new failures; how many variants pass, fail, are incomplete or were not run, over
-    how many cases; and how many builds compile."""
+    how many cases; how many builds compile; and the smallest fault that would have failed."""
     said = (
         f"{failures(report)}. {variants(report)}. {report['cases']:,} judged cases,"
         f" {report['failures']:,} failing."
@@ -64,4 +64,5 @@ def headline(report: Report) -> str:
     for name in GRAVE:
         marked = sum(any(state.name == name for state in states(v)) for v in report["variants"])
         said += f" {marked} {name}." if marked else ""
-    return said
+    noticed = power.summary(report)
+    return f"{said} {noticed}" if noticed else said

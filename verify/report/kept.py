@@ -51,6 +51,7 @@ def with_kept(new: Report, old: Report) -> Report:
         ],
         "pools": [*new.get("pools", []), *_of(kept, old.get("pools", []))],
         "accuracy": [*new.get("accuracy", []), *_of(kept, old.get("accuracy", []))],
+        "power": [*new.get("power", []), *_of(kept, old.get("power", []))],
         "runs": runs,
     }
     whole["not_run"].sort(key=lambda row: (row["variant"], row["dtype"], row["reason"]))

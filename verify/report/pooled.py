@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from verify.evidence import Verdict
-from verify.report.schema import TENSORS, PoolReport
+from verify.report.campaign_schema import PoolReport
+from verify.report.schema import TENSORS
 from verify.statistics.pool import pools
 
 

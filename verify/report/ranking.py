@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from verify.evidence import Verdict
-from verify.report.schema import AccuracyReport
+from verify.report.campaign_schema import AccuracyReport
 from verify.report.statistics import badness, quantile
 
 _MEASURES = ("ulp50_out", "ulp99_out", "best50_out", "best99_out")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final, Literal, NotRequired, TypedDict
 
 from verify.evidence.strict_json import Free, Integer, Number, NumberOrText
+from verify.report.campaign_schema import AccuracyReport, PoolReport, PowerReport
 
 SCHEMA_VERSION: Final = 2
 
@@ -295,50 +296,6 @@ class NotRun(TypedDict):
     reason: str
 
 
-class PoolReport(TypedDict):
-    """The errors of one tensor of one (variant, dtype) over a campaign, in units of what its
-    declared roundings make them.
-
-    `verify.statistics.pool.Pool` says what the numbers are.  failing: the tests that it does not
-    pass, out of "rms", "mean" and "toward".  too_good: errors are smaller than the declared
-    roundings can leave them.
-    """
-
-    variant: str
-    dtype: str
-    tensor: str
-    cases: Integer
-    rows: Integer
-    rms: Number
-    mean: Number
-    toward: Number
-    slack: Number
-    least: Number
-    share: Number
-    rms_limit: Number
-    mean_limit: Number
-    failing: list[str]
-    too_good: bool
-
-
-class AccuracyReport(TypedDict):
-    """Errors of O of one (variant, dtype), in ulp of its output (`verify.judging.comparison.ulps`).
-
-    ulp50: median over the cases of each case's median; ulp99: of each case's 99th percentile, and
-    ulp99_worst the largest of them.  best50, best99: the same of O rounded correctly, on the same
-    cases.
-    """
-
-    variant: str
-    dtype: str
-    cases: Integer
-    ulp50: Number
-    ulp99: Number
-    ulp99_worst: Number
-    best50: Number
-    best99: Number
-
-
 class Started(TypedDict):
     """One of several runs that are reported together, and when it first began."""
 
@@ -374,8 +331,8 @@ class Report(TypedDict):
     are listed with commas.
 
     started: the first of them.  What the runs know differently of device and versions is listed
-    alike.  pools, accuracy, beside: missing in reports of an earlier day.  runs: in order of time;
-    missing where there is one.  left_out: sorted by variant; missing where nothing was.
+    alike.  pools, accuracy, power, beside: missing in reports of an earlier day.  runs: in order of
+    time; missing where there is one.  left_out: sorted by variant; missing where nothing was.
     """
 
     schema: Literal[2]
@@ -395,6 +352,7 @@ class Report(TypedDict):
     not_run: list[NotRun]
     pools: NotRequired[list[PoolReport]]
     accuracy: NotRequired[list[AccuracyReport]]
+    power: NotRequired[list[PowerReport]]
     beside: NotRequired[list[BesideReport]]
     runs: NotRequired[list[Started]]
     left_out: NotRequired[list[LeftOut]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verify.document import Mark
+from verify.report.power import FAULTS
 from verify.report.schema import DTypeReport, Failure, Oracle, Status
 
 TENSORS = {"out": "O", "lse": "LSE", "dq": "dQ", "dk": "dK", "dv": "dV"}
@@ -10,6 +11,7 @@ MEASURES = {
     **{f"r_{name}": f"r of {title}" for name, title in TENSORS.items()},
     "lse_ulp": "LSE error, ulp of fp32",
     "bound_ratio": "bound / best bound",
+    **{f"power_{fault}": f"smallest fault noticed, {said}" for fault, said in FAULTS.items()},
     "spill": "spilled bytes per thread",
 }
 

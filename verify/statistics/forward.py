@@ -51,9 +51,9 @@ class _Weights:
     least: Tensor  # a lower bound of it
 
 
-def forward_measures(trial: Trial) -> dict[str, float]:
+def forward_measures(trial: Trial, read: list[RowBlock] | None = None) -> dict[str, float]:
     """Sufficient statistics of some rows of O and LSE of a trial's first run; none where no row is
-    suited."""
+    suited.  read: the blocks of these rows are appended to it."""
     p, run, truth = trial.problem, trial.first, trial.truth
     heads = p.batch * p.heads_q
     rows = chosen(
@@ -70,7 +70,7 @@ def forward_measures(trial: Trial) -> dict[str, float]:
         if bool((least < conversion.normal).any()):
             return {}  # V loses what is not predicted
     with trial.clock.timed("statistics"):
-        parts = predictions(p, trial.expanded, arithmetic, rows)
+        parts = predictions(p, trial.expanded, arithmetic, rows, read)
         found = summary(
             "out", run.out.flatten(0, 1)[:, rows], truth.out.flatten(0, 1)[:, rows], parts[0]
         )
@@ -100,15 +100,19 @@ def predictions(
     inputs: tuple[Tensor, Tensor, Tensor],
     arithmetic: ForwardArithmetic,
     rows: Tensor,
+    read: list[RowBlock] | None = None,
 ) -> tuple[Prediction, Prediction]:
     """Of O, (batch * heads_q, rows, head_dim_v), and of the natural LSE, (batch * heads_q, rows,
     1).
 
-    inputs: q, k and v at their full logical shapes, descales applied; rows: positions in seqlen_q.
+    inputs: q, k and v at their full logical shapes, descales applied; rows: positions in seqlen_q;
+    read: the blocks are appended to it.
     """
     q, k, v = inputs
     found = []
     for block in row_blocks(q, k, v, problem.attention, rows=rows):
+        if read is not None:
+            read.append(block)
         heads, part = block.index
         own = slice(heads.start // problem.group, heads.stop // problem.group)
         queries = q.flatten(0, 1)[heads][:, rows[part]].double()

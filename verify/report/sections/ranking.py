@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from verify.document import Number, Paragraph, Row, Section, Span, Table, ratio
 from verify.report.beside import Beside
-from verify.report.schema import AccuracyReport, Report
+from verify.report.campaign_schema import AccuracyReport
+from verify.report.schema import Report
 from verify.report.statistics import badness
 
 ORDER = 20

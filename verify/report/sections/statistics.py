@@ -5,7 +5,8 @@ from __future__ import annotations
 from verify.document import Number, Paragraph, Row, Section, Span, Table, count
 from verify.report import words
 from verify.report.beside import Beside
-from verify.report.schema import PoolReport, Report
+from verify.report.campaign_schema import PoolReport
+from verify.report.schema import Report
 from verify.statistics.limits import FALSE_ALARM
 
 ORDER = 70

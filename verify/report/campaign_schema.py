@@ -1,0 +1,72 @@
+"""Entries of `report.json` that are of a (variant, dtype) over a whole campaign; a part of
+`verify.report.schema`."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from verify.evidence.strict_json import Integer, Number
+
+
+class PoolReport(TypedDict):
+    """The errors of one tensor of one (variant, dtype) over a campaign, in units of what its
+    declared roundings make them.
+
+    `verify.statistics.pool.Pool` says what the numbers are.  failing: the tests that it does not
+    pass, out of "rms", "mean" and "toward".  too_good: errors are smaller than the declared
+    roundings can leave them.
+    """
+
+    variant: str
+    dtype: str
+    tensor: str
+    cases: Integer
+    rows: Integer
+    rms: Number
+    mean: Number
+    toward: Number
+    slack: Number
+    least: Number
+    share: Number
+    rms_limit: Number
+    mean_limit: Number
+    failing: list[str]
+    too_good: bool
+
+
+class AccuracyReport(TypedDict):
+    """Errors of O of one (variant, dtype), in ulp of its output (`verify.judging.comparison.ulps`).
+
+    ulp50: median over the cases of each case's median; ulp99: of each case's 99th percentile, and
+    ulp99_worst the largest of them.  best50, best99: the same of O rounded correctly, on the same
+    cases.
+    """
+
+    variant: str
+    dtype: str
+    cases: Integer
+    ulp50: Number
+    ulp99: Number
+    ulp99_worst: Number
+    best50: Number
+    best99: Number
+
+
+class PowerReport(TypedDict):
+    """The smallest fault of one class that the counted cases of one (variant, dtype) would have
+    convicted (docs/power.md).
+
+    fault: a class of `verify.report.power.FAULTS`.  strength: the least of `cases` passing cases;
+    case, replay: the one that says it.  tutorial, close: what the rules of Triton's tutorial and of
+    torch.testing.assert_close need on the same cases; None where there is no closed form.
+    """
+
+    variant: str
+    dtype: str
+    fault: str
+    cases: Integer
+    strength: Number
+    case: str
+    replay: str
+    tutorial: Number | None
+    close: Number | None

@@ -1,0 +1,242 @@
+"""The smallest fault of each class that a passing case would have convicted; docs/power.md derives
+the closed forms.
+
+A strength is computed from what the judge already holds when it judges a case: reference, bound,
+the kernel's own error, and the rows whose weights `verify.statistics.forward` has read.  Of each
+row of a tensor only the element with the largest exact value is asked: any element that is asked is
+a proof, and the largest ones are near the best.  Nothing here changes a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from references.row_blocks import RowBlock, row_blocks
+from verify.arithmetic.dtypes import DType, dtype_named
+from verify.judging.trial import Trial
+from verify.problem import Problem
+from verify.statistics.rows import chosen, unsuited
+
+# (absolute, relative) tolerances of other projects' rules: of Triton's attention tutorial, and the
+# defaults of torch.testing.assert_close by dtype.
+TUTORIAL = (1e-2, 0.0)
+CLOSE = {"float16": (1e-5, 1e-3), "bfloat16": (1e-5, 1.6e-2), "float32": (1e-5, 1.3e-6)}
+
+_ROWS = 16  # of a block that statistics have read, at least one of each head
+
+
+class _Largest(NamedTuple):
+    """The element of each row whose exact value is the largest: that value, its bound, what the
+    kernel wrote; (rows), fp64."""
+
+    want: Tensor
+    bound: Tensor
+    got: Tensor
+
+    @staticmethod
+    def of(want: Tensor, bound: Tensor, got: Tensor) -> _Largest:
+        at = want.abs().argmax(-1, keepdim=True)
+        return _Largest(*(x.gather(-1, at).flatten().double() for x in (want, bound, got)))
+
+
+def forward_power(trial: Trial, error: Tensor, read: Sequence[RowBlock]) -> dict[str, float]:
+    """The strengths that the trial's first run certifies, `power_CLASS`, and what other rules need,
+    `tutorial_CLASS` and `close_CLASS`; a class without a finite strength has none.
+
+    The run must have passed.  error: |O - reference|, 0 in rows without a key; read: the rows that
+    statistics have read, or none.
+    """
+    p, run, truth = trial.problem, trial.first, trial.truth
+    if run.out is None or not bool((~truth.empty).any()):
+        return {}
+    with trial.clock.timed("power"):
+        live = (~truth.empty).flatten()
+        largest = _Largest.of(truth.out, truth.out_bound, run.out)
+        margin = _margin(largest.want, largest.bound, p.format_out).masked_fill_(~live, torch.inf)
+        found = {"power_out": _smallest(largest.got - largest.want, margin, largest.got)}
+        found |= _of_a_factor(p.dtype_out, "out", largest.want)
+        # What every element of a row stays within, whichever of them is off
+        most = torch.add(truth.out_bound, error).amax(-1).flatten()
+        margin = _margin(largest.want, most, p.format_out)
+        size = torch.linalg.vector_norm(run.out, dim=-1, dtype=torch.float64).flatten()
+        needed = margin.mul_(math.sqrt(p.head_dim_v)).div_(size)[live]
+        found["power_element"] = float(needed.nan_to_num(nan=torch.inf).max())
+        lse = None if run.lse is None else trial.natural_lse(run.lse)
+        of_scores = [_of_scores(p, block, trial, lse) for block in read or _rows(trial)]
+        if lse is not None:
+            of_scores.append(_of_lse(p, trial, lse))
+        for strengths in of_scores:
+            for name, e in strengths.items():
+                found[name] = min(found.get(name, math.inf), e)
+    return _finite(found)
+
+
+def gradient_power(trial: Trial) -> dict[str, float]:
+    """The same of a backward: `power_dq`, `power_dk` and `power_dv` of a factor 1 + e, and
+    `power_read_lse` of an LSE that is read off by e, natural units."""
+    truth, found = trial.gradients, {}
+    read = [math.inf]
+    with trial.clock.timed("power"):
+        for name, raw in trial.first.outputs.items():
+            if not raw.numel():
+                continue
+            want, bound, got = _Largest.of(
+                getattr(truth, name), getattr(truth, f"{name}_bound"), raw
+            )
+            margin = _margin(want, bound, trial.problem.format)
+            found[f"power_{name}"] = _smallest(got - want, margin, got)
+            found |= _of_a_factor(trial.problem.dtype, name, want)
+            # Every weight changes, and so may every rounding: what it leaves is within the bound.
+            response = (want.abs() - bound).clamp_(min=0.0)
+            read.append(_smallest(bound, margin, response, response / 2))
+        found["power_read_lse"] = min(read)
+    return _finite(found)
+
+
+def _rows(trial: Trial) -> list[RowBlock]:
+    """The rows that statistics would have read if they predicted this arithmetic."""
+    p = trial.problem
+    if unsuited(p) is not None:
+        return []
+    heads = p.batch * p.heads_q
+    work = float(heads * p.seqlen_kv * 3 * (p.head_dim + p.head_dim_v))
+    rows = chosen(p.seqlen_q, heads, work, p.seed)
+    return list(row_blocks(*trial.expanded, p.attention, rows=rows)) if len(rows) else []
+
+
+def _of_lse(p: Problem, trial: Trial, got: Tensor) -> dict[str, float]:
+    """The classes whose response is a function of the LSE, from all rows; got: natural."""
+    truth = trial.truth
+    error, margin = _lse_error(got, truth.lse, truth.lse_bound)
+    found = {"power_lse": _smallest(error, margin, torch.ones_like(margin))}
+    if p.score_mod is None:
+        keys = torch.tensor(p.kv_lengths(), dtype=torch.float64)[:, None, None]
+        e = _smallest(error, margin, _least_response(truth.lse, keys))
+        found["power_scale"] = e if e <= 1 else math.inf
+    return found
+
+
+def _least_response(lse: Tensor, keys: Tensor) -> Tensor:
+    """What LSE changes by at least, per unit of e, if all scores are multiplied by 1 + e, |e| <= 1;
+    with the sign of the change under e > 0.  keys: at least as many as the row sees."""
+    above = (lse - keys.clamp(min=1.0).log()).clamp_(min=0.0)
+    return torch.where(lse < 0, lse, above)
+
+
+def _lse_error(got: Tensor, want: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Error and margin of LSE; 0 and inf in rows without a key."""
+    live = want != -torch.inf
+    error = torch.where(live, got - want, 0.0)
+    margin = _margin(want, bound, dtype_named("float32"), places=2)
+    return error, torch.where(live, margin, torch.inf)
+
+
+def _of_scores(p: Problem, block: RowBlock, trial: Trial, lse: Tensor | None) -> dict[str, float]:
+    """The classes whose response needs scores and weights, from some rows of a block."""
+    truth, heads = trial.truth, block.index[0]
+    own = slice(None, None, max(block.row_max.numel() // _ROWS, 1))
+    rows = block.rows[own]
+
+    def at(x: Tensor) -> Tensor:
+        return x.flatten(0, 1)[heads][:, rows]
+
+    hidden = ~block.visible[:, own]
+    scores = block.scores[:, own].masked_fill(hidden, 0.0)
+    weighted = block.probabilities[:, own] * scores
+    mean, top = weighted.sum(-1), block.row_max[:, own]
+    live = top != -torch.inf
+    low = scores.masked_fill(hidden, torch.inf).amin(-1)
+    curve = torch.where(live, (top - low).square_().div_(8), torch.inf)
+    found = {}
+    if lse is not None:
+        error, margin = _lse_error(at(lse), at(truth.lse), at(truth.lse_bound))
+        below = torch.where(live, mean - top, 0.0)
+        found["power_exponent"] = _smallest(error, margin, below, curve)
+        found["power_key"] = _lightest(block.probabilities[:, own], margin + error.abs())
+        if p.score_mod is None:
+            found["power_scale"] = _smallest(error, margin, mean, curve)
+    if p.score_mod is None:
+        out = at(truth.out)
+        response = torch.bmm(weighted, block.values).sub_(out * mean[..., None]).abs_()
+        found |= _rules(p.dtype_out, "scale", out, response)
+        if lse is None:
+            spread = block.values.amax(1, keepdim=True) - block.values.amin(1, keepdim=True)
+            bound = torch.where(live[..., None], at(truth.out_bound), torch.inf)
+            margin = _margin(out, bound, p.format_out)
+            found["power_scale"] = _smallest(bound, margin, response, curve[..., None] * spread)
+    return found
+
+
+def _lightest(probabilities: Tensor, limit: Tensor) -> float:
+    """The smallest weight of a key without which the LSE of its row, lower by -ln(1 - P), is more
+    than `limit` off; probabilities: 0 at hidden keys."""
+    least = -torch.expm1(-limit)[..., None]
+    # a row of one key has no LSE without it
+    heard = (probabilities > least) & (probabilities <= 0.5)
+    lost = torch.where(heard, probabilities, torch.inf)
+    return float(lost.min()) if lost.numel() else math.inf
+
+
+def _margin(want: Tensor, bound: Tensor, output: DType, places: int = 1) -> Tensor:
+    """What an error must exceed: the bound, and `places` units in the last place, for the cast may
+    round the faulty value the other way.  inf where an infinity may be accepted."""
+    reach = want.abs().add_(bound, alpha=2.0)
+    beyond = ~(reach < output.overflow)
+    # a unit in the last place at x is 2 u |x| at most, or the smallest subnormal
+    place = reach.mul_(2 * places * output.unit_roundoff).add_(places * output.smallest_subnormal)
+    return place.add_(bound).masked_fill_(beyond, torch.inf)
+
+
+def _smallest(
+    error: Tensor, margin: Tensor, response: Tensor, curve: Tensor | None = None
+) -> float:
+    """The smallest e such that a fault of strength e, of either sign, leaves some element beyond
+    its margin.
+
+    error: the element's own; response: what it changes by per unit of e, to first order; curve: at
+    most this times e^2 is the rest.  The best element counts for each sign, and the worse sign.
+    """
+    if not error.numel():
+        return math.inf
+    signed = torch.copysign(error, error * response)
+    strengths, size = [], response.abs()
+    for sign in (1, -1):
+        need = torch.sub(margin, signed, alpha=sign)
+        if curve is None:
+            e = need / size
+        else:
+            root = size.square() - 4 * curve * need
+            e = torch.where(root >= 0, 2 * need / (size + root.clamp(min=0.0).sqrt()), torch.inf)
+        strengths.append(float(e.nan_to_num(nan=torch.inf).min()))
+    return max(strengths)
+
+
+def _of_a_factor(dtype: str, name: str, want: Tensor) -> dict[str, float]:
+    """`_rules` of a tensor that is multiplied by 1 + e: its largest element needs the least."""
+    most = want.abs().amax()
+    return _rules(dtype, name, most, most)
+
+
+def _rules(dtype: str, name: str, want: Tensor, response: Tensor) -> dict[str, float]:
+    """The strength at which a comparison with absolute and relative tolerances hears such a fault
+    in an otherwise exact kernel."""
+    found = {}
+    size = response.abs()
+    for rule, pair in (("tutorial", TUTORIAL), ("close", CLOSE.get(dtype))):
+        if pair is None or not response.numel():
+            continue
+        if not pair[1]:
+            e = pair[0] / size.max()
+        else:
+            e = (pair[1] * want.abs()).add_(pair[0]).div_(size).min()
+        found[f"{rule}_{name}"] = float(e)
+    return found
+
+
+def _finite(found: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if math.isfinite(value)}
