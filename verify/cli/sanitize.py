@@ -30,7 +30,7 @@ from verify.sanitizers.planted import FAULTS, PlantedFault
 from verify.sanitizers.report import LaneRun
 from verify.sanitizers.results import long_first, unused
 from verify.sanitizers.selection import select
-from verify.sanitizers.session import DEADLINE, Booth, Session, Subject
+from verify.sanitizers.session import DEADLINE, NOT_RUN, Booth, Session, Subject
 from verify.sanitizers.tool import EVERY, SKEW, Sanitizer, find
 from verify.variant import Config, Declaration
 
@@ -313,20 +313,20 @@ def _finish(request: Request, run: CampaignRun, account: LaneRun, console: Conso
     if len(failing) > _MOST_SHOWN:
         console.print(f"\n... and {len(failing) - _MOST_SHOWN} more failing verdicts", style="red")
     for planted in account.planted:
-        if not planted.holds:
+        if not planted.holds and planted.session.judgement.outcome != NOT_RUN:
             got = "; ".join(planted.session.judgement.reasons) or planted.session.judgement.outcome
             wanted = planted.fault.wanted(planted.session.tool)
             say(
                 console,
                 f"{planted.session.tool} on {planted.fault.variant}: wanted {wanted}, got {got}",
             )
-    for tool in request.tools:
+    for tool in () if account.cut else request.tools:
         if tool not in account.alive_tools:
             said = (
                 f"{tool} missed a planted fault or convicted a twin: no kernel was tried under it"
             )
             say(console, said)
-    for copy in account.uncaught:
+    for copy in () if account.cut else account.uncaught:
         say(console, f"{copy}: nothing caught this known-bad copy of a shipped kernel")
     for waiver in account.dead:
         say(

@@ -63,7 +63,8 @@ class Lane:
     def plant(self, faults: tuple[PlantedFault, ...]) -> list[PlantedSession]:
         """Run every planted fault under its tools, and a spare copy that they miss with delays.
         Raises InfrastructureError if one cannot run."""
-        subjects = _planted_subjects(faults)
+        with self.course.process("builds", "loading the planted kernels"):
+            subjects = _planted_subjects(faults)
         with ThreadPoolExecutor(self.workers) as pool:
             futures = {
                 pool.submit(self._plant, tool, subjects[fault.variant], fault): fault
